@@ -19,7 +19,7 @@ from descriptors import open_files
 from hypothesis import settings
 
 from zb_hdf5 import ShardEntry, ShardIndex, StoreMeta, open_writer
-from zb_hdf5.formats.registry import BACKENDS
+from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import BATCHES, CRC32, CRC32_SUFFIX, SHARD_PREFIX
 
 pytest.register_assert_rewrite("contract")  # before the import: a failed check shows its values
@@ -191,7 +191,7 @@ def write_store(write_file):
         entries = []
         for number, (start, stop) in enumerate(pairwise(limits)):
             backend = backends[number % len(backends)]
-            path = folder / f"{SHARD_PREFIX}{number:05}{BACKENDS[backend].suffix}"
+            path = folder / f"{SHARD_PREFIX}{number:05}{FORMATS[backend].suffix}"
             info = write_file(path, tokens[start:stop], **options)
             if backend == "batch":
                 path.with_name(path.name + CRC32_SUFFIX).write_bytes(info.crc32.tobytes())

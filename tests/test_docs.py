@@ -13,7 +13,7 @@ from zb_hdf5 import open_writer, spec
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.formats.native import BATCH_HEADER_FIELDS
-from zb_hdf5.formats.registry import BACKENDS
+from zb_hdf5.formats.registry import backends
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -111,7 +111,7 @@ def test_tables_of_documents_are_the_spec():
 
 def test_backends_table_is_the_registry():
     documented = {row[0]: row[1] for row in rows_of("formats.md", "| backend | files | access | for |")}
-    assert documented == {name: backend.suffix for name, backend in BACKENDS.items()}
+    assert documented == {name: backend.suffix for name, backend in backends().items()}
 
 
 # --- commands --------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from zb_hdf5 import MmapTokenStore, convert, open_reader, open_writer, verify_store
-from zb_hdf5.formats.registry import BACKENDS, open_chunks
+from zb_hdf5.formats.registry import FORMATS, open_chunks
 from zb_hdf5.store.repair import repair_file
 
 SHIM = Path(__file__).parents[1] / "failing_disk.c"
@@ -248,7 +248,7 @@ def test_fields_are_committed_with_their_batches(arguments, hit_each_write):
     shape, before, count = arguments["shape"], arguments["before"], arguments["count"]
     for folder in hit_each_write("batches", with_fields=True, **arguments):
         path = unfinished(folder)
-        with BACKENDS["hdf5"].open_broken(path, None).reader as reader:
+        with FORMATS["hdf5"].open_broken(path, None).reader as reader:
             assert before <= reader.num_batches <= before + count, folder.name
             kept = reader.num_batches
             np.testing.assert_array_equal(all_batches(reader), tokens_of(0, kept, shape))
@@ -296,7 +296,7 @@ def test_a_disk_that_fails_leaves_tokens_and_fields_equal(name, hit_each_write):
             assert not [path for path in folder.iterdir() if path.name.startswith("x.")]
             continue
         assert then == "written again" or (then.startswith("ConvertError") and f"{folder}/x." in then), then
-        with BACKENDS["hdf5"].open_broken(unfinished(folder), None).reader as reader:
+        with FORMATS["hdf5"].open_broken(unfinished(folder), None).reader as reader:
             assert reader.num_batches >= before
             np.testing.assert_array_equal(all_batches(reader)[:before], tokens_of(0, before, shape))
             require_values(reader, tokens_of(0, before, shape), before)

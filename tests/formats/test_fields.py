@@ -35,7 +35,7 @@ from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.field import Field, parse_fields
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.formats.hdf5.h5_writer import HDF5BatchWriter
-from zb_hdf5.formats.registry import BACKENDS, open_chunks
+from zb_hdf5.formats.registry import FORMATS, open_chunks
 from zb_hdf5.spec import NO_BOUNDARY, StoreMeta
 
 SHAPE = (4, 50)
@@ -416,7 +416,7 @@ def test_a_full_disk_in_the_middle_of_fields_leaves_nothing_half_written(mount_d
     assert str(caught.value.filename).startswith(str(path))
     kept = writer.num_batches
     assert 0 < kept < 20
-    with BACKENDS["hdf5"].open_broken(partial_path(path), None).reader as reader:
+    with FORMATS["hdf5"].open_broken(partial_path(path), None).reader as reader:
         assert reader.num_batches == kept
         for number in range(kept):
             assert (reader.read_batch(number) == number).all()

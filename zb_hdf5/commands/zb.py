@@ -346,12 +346,12 @@ def rebuild(folder: Path, force: bool) -> Output:
     \b
     Example: zb index rebuild data/train
     """
-    from zb_hdf5.formats.registry import BACKENDS
+    from zb_hdf5.formats.registry import FORMATS
     from zb_hdf5.store.repair import ONLY_IN_SOME_FILES, UNKNOWN_SHUFFLE, rebuild_index
 
     made = rebuild_index(folder, force=force)
     lost = ["shuffle", "source", "splits"] if made.shuffle == UNKNOWN_SHUFFLE else []
-    if lost and BACKENDS[made.shards[0].backend].has_sidecar:
+    if lost and FORMATS[made.shards[0].backend].has_sidecar:
         lost += ONLY_IN_SOME_FILES
     report = {"folder": str(folder), "shards": len(made.shards), "sha256": made.sha256, "not_recovered": lost}
     lines = [("index", _size(made)), ("sha256", made.sha256)]

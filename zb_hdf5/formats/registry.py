@@ -7,7 +7,7 @@ methods import what they need, since the command line makes its commands of this
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -205,26 +205,9 @@ class NpyFormat(FileFormat):
 FORMATS: Final[dict[str, FileFormat]] = {row.name: row for row in (BatchFormat(), HDF5Format(), NpyFormat())}
 
 
-class _Backends(Mapping[str, FileFormat]):
-    """The formats whose files are opened as batches."""
-
-    def __getitem__(self, name: str) -> FileFormat:
-        row = FORMATS[name]
-        if not row.holds_batches:
-            raise KeyError(name)
-        return row
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name, row in FORMATS.items() if row.holds_batches)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def __contains__(self, name: object) -> bool:  # asked for each of many shards
-        return name in FORMATS and FORMATS[name].holds_batches
-
-
-BACKENDS: Final[Mapping[str, FileFormat]] = _Backends()
+def backends() -> dict[str, FileFormat]:
+    """Return the formats whose files are opened as batches."""
+    return {name: row for name, row in FORMATS.items() if row.holds_batches}
 
 
 def detect_backend(path: str | os.PathLike[str]) -> str:
@@ -234,7 +217,7 @@ def detect_backend(path: str | os.PathLike[str]) -> str:
         return name
     with open_file(path) as file:
         head = file.read(8)
-    known = ", ".join(f"{row.noun} (magic {row.magic()!r})" for row in BACKENDS.values())
+    known = ", ".join(f"{row.noun} (magic {row.magic()!r})" for row in backends().values())
     raise FormatError(f"{path}: no known file: expected {known}, or the shards.json of a store, found {head!r}")
 
 
@@ -242,7 +225,7 @@ def backend_in(path: Path) -> str:
     """Return the name of the first backend whose magic bytes a file carries; "": none."""
     with open_file(path) as file:
         head = file.read(HEAD_BYTES)
-    return next((name for name, backend in BACKENDS.items() if backend.has_magic(head)), "")
+    return next((name for name, backend in backends().items() if backend.has_magic(head)), "")
 
 
 def open_chunks(path: Path) -> BatchReader:
@@ -259,8 +242,8 @@ def format_of(path: Path) -> FileFormat:
 def backend_of_suffix(path: str | os.PathLike[str]) -> str:
     """Return the backend that writes files with the suffix of `path`."""
     path = Path(path)
-    for name, backend in BACKENDS.items():
+    for name, backend in backends().items():
         if path.suffix == backend.suffix:
             return name
-    suffixes = " or ".join(backend.suffix for backend in BACKENDS.values())
+    suffixes = " or ".join(backend.suffix for backend in backends().values())
     raise ConvertError(f"{path}: expected a name that ends in {suffixes}, or backend=")

@@ -19,7 +19,7 @@ from zb_hdf5.field import Field
 from zb_hdf5.files.paths import RemotePath, any_path, local_path, open_file, regular
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, write_atomically
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.formats.registry import BACKENDS, FORMATS
+from zb_hdf5.formats.registry import FORMATS, backends
 from zb_hdf5.spec import (
     CRC32,
     INDEX_DOCUMENTS_KEYS,
@@ -237,7 +237,7 @@ class ShardIndex:
             )
         for name in dict.fromkeys(self.table.values["backend"]):
             if name not in FORMATS or not FORMATS[name].holds_batches:
-                raise FormatError(f"{where}: expected backend {' or '.join(BACKENDS)}, found {name!r}")
+                raise FormatError(f"{where}: expected backend {' or '.join(backends())}, found {name!r}")
         column = self.table.columns.get(self.meta.column)
         if column is not None and column.overlaps(self.meta.batch_bytes):
             raise FormatError(f"{where}: columns: batches lie over each other", remedy=Remedy.REBUILD)

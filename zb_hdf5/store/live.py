@@ -30,7 +30,7 @@ from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import BatchWriter, FieldArrays, FieldDigest, ShardInfo, as_batches, require_batches
 from zb_hdf5.formats.hdf5.h5_reader import HDF5BatchReader, open_field
 from zb_hdf5.formats.hdf5.h5_writer import HDF5BatchWriter
-from zb_hdf5.formats.registry import BACKENDS
+from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import CRC32_CHUNK_ROWS, INDEX_NAME, NO_CODEC, NO_SHA256, SHARD_PREFIX, StoreMeta, combine_sha256
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.shards import Sharded, ShardedReader, ShardOpener, sharded
@@ -181,7 +181,7 @@ class LiveStoreWriter(BatchWriter):
 
     def _grow(self, finished: tuple[ShardEntry, ...]) -> None:
         """Begin a shard, and only then name it."""
-        name = f"{SHARD_PREFIX}{len(finished):05}{BACKENDS[self.backend].suffix}"
+        name = f"{SHARD_PREFIX}{len(finished):05}{FORMATS[self.backend].suffix}"
         expected = min(self.shard_batches, CRC32_CHUNK_ROWS)
         origin = {"source": self.index.source, "shuffle": self.index.shuffle}
         shard = _GrowingShard(

@@ -14,7 +14,7 @@ from zb_hdf5.files.paths import RemotePath, any_path, local_path, require_remote
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, partial_path
 from zb_hdf5.formats.batch_reader import BatchReader, require_choice, require_options
 from zb_hdf5.formats.batch_writer import BatchWriter
-from zb_hdf5.formats.registry import BACKENDS, FORMATS, backend_in, backend_of_suffix, detect_backend
+from zb_hdf5.formats.registry import FORMATS, backend_in, backend_of_suffix, backends, detect_backend
 from zb_hdf5.spec import (
     DEFAULT_SPLIT,
     INDEX_NAME,
@@ -172,7 +172,7 @@ def _open(wanted: _Wanted) -> BatchReader:
         return _open_store(wanted, index or ShardIndex.load(wanted.path))
     shaped = wanted.batch_size is not None and wanted.seq_len is not None
     # without a shape a lone HDF5 file is taken for batches, which saves a look into it; its reader refuses a stream
-    unsure = shaped or wanted.path.suffix not in {row.suffix for row in BACKENDS.values()}
+    unsure = shaped or wanted.path.suffix not in {row.suffix for row in backends().values()}
     if wanted.dataset is None and unsure and is_stream(wanted.path, wanted.backend):
         return _open_windows(wanted, None)
     if wanted.dataset is None:
@@ -185,7 +185,7 @@ def _of_backend(wanted: _Wanted) -> _Wanted:
     path = wanted.path
     if isinstance(path, RemotePath) or find_index(path):
         return wanted
-    found = {name: ShardIndex.load(path / name) for name in BACKENDS if (path / name / INDEX_NAME).exists()}
+    found = {name: ShardIndex.load(path / name) for name in backends() if (path / name / INDEX_NAME).exists()}
     if not found:
         return wanted
     preferred = "hdf5" if "hdf5" in found else next(iter(found))
@@ -204,7 +204,7 @@ def _of_backend(wanted: _Wanted) -> _Wanted:
 
 def _require_batches(wanted: _Wanted) -> None:
     shaped = wanted.batch_size is not None and wanted.seq_len is not None
-    unknown = wanted.backend != "auto" and wanted.backend not in BACKENDS
+    unknown = wanted.backend != "auto" and wanted.backend not in backends()
     if unknown or ((shaped or wanted.overlap) and not wanted.for_loader):
         raise ArgumentError(f"{wanted.path}: is no token stream: its batches have the shape that they were stored with")
 
@@ -221,9 +221,9 @@ def _open_file(wanted: _Wanted) -> BatchReader:
     if wanted.backend not in ("auto", found):
         raise BackendError(f"{path}: asked for backend {wanted.backend!r}, found a {found!r} file")
     if wanted.dataset is None:
-        reader = BACKENDS[found].open(path, access=wanted.access, verify=wanted.verify)
+        reader = FORMATS[found].open(path, access=wanted.access, verify=wanted.verify)
         return attach_documents(reader, wanted.verify)
-    if BACKENDS[found].tokens_only:
+    if FORMATS[found].tokens_only:
         raise BackendError(f"{path}: dataset={wanted.dataset!r} needs an HDF5 file, found a {found!r} file")
     if is_stream(path, dataset=wanted.dataset):
         return _open_windows(wanted, None)
@@ -340,9 +340,9 @@ def open_writer(
         raise ArgumentError(f"{path}: shard_batches={shard_batches} is for live=True")
     if backend == "auto":
         backend = backend_of_suffix(path)
-    require_choice("backend", backend, tuple(BACKENDS))
+    require_choice("backend", backend, tuple(backends()))
     _require_space(path, meta, expected_batches)
-    return BACKENDS[backend].begin(path, meta, expected_batches=expected_batches, overwrite=overwrite, durable=durable)
+    return FORMATS[backend].begin(path, meta, expected_batches=expected_batches, overwrite=overwrite, durable=durable)
 
 
 def _require_space(path: Path, meta: StoreMeta, expected_batches: int) -> None:
@@ -371,7 +371,7 @@ def stream_format(path: str | os.PathLike[str], backend: str = "auto", dataset: 
         return "hdf5" if look_at_foreign(path, dataset)[1] == 1 else ""
     index = find_index(path)
     if index is not None and (index.name != path.name or index.exists()):
-        streams = [name for name, row in BACKENDS.items() if not row.tokens_only]
+        streams = [name for name, row in backends().items() if not row.tokens_only]
         return streams[0] if layout_of(index) == STREAM_LAYOUT else ""
     arrays = {row.suffix: name for name, row in FORMATS.items() if not row.holds_batches}
     if path.is_dir():

@@ -26,7 +26,7 @@ from zb_hdf5.files.publishing import (
 )
 from zb_hdf5.files.sizes import counted
 from zb_hdf5.formats.native import crc32_path, ensure_crc32_file
-from zb_hdf5.formats.registry import BACKENDS, FORMATS, backend_of_suffix, detect_backend, open_chunks
+from zb_hdf5.formats.registry import FORMATS, backend_of_suffix, backends, detect_backend, open_chunks
 from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, NOT_KNOWN, SHARD_PREFIX, STREAM_LAYOUT, StoreMeta
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.salvage import Salvage
@@ -148,7 +148,7 @@ def repair_file(
     with ExitStack() as stack:
         if is_partial:
             stack.enter_context(leftover_of_dead_writer(path))
-        broken = BACKENDS[backend_of_suffix(final)].open_broken(path, shape)
+        broken = FORMATS[backend_of_suffix(final)].open_broken(path, shape)
         reader = stack.enter_context(broken.reader)
         if not reader.complete and not is_partial:
             stack.enter_context(leftover_of_dead_writer(path))
@@ -364,7 +364,7 @@ def add_crc32_file(path: Path) -> Path | None:
     """Write the `<path>.crc32` of a file of a format that holds no crc32 rows; None if it has one."""
     name = detect_backend(path) if path.is_file() else ""
     if not name or not FORMATS[name].has_sidecar:
-        nouns = " or ".join(row.noun for row in BACKENDS.values() if row.has_sidecar)
+        nouns = " or ".join(row.noun for row in backends().values() if row.has_sidecar)
         raise BackendError(f"{path}: expected {nouns}" + (f", found a {name!r} file" if name else ""))
     with FORMATS[name].open(path) as reader:
         return ensure_crc32_file(reader)
@@ -377,7 +377,7 @@ def _number(name: str) -> str:
 
 def _shard_paths(folder: Path, force: bool) -> list[Path]:
     """Return the shards in order of their numbers."""
-    suffixes = {backend.suffix for backend in BACKENDS.values()}
+    suffixes = {backend.suffix for backend in backends().values()}
     found: dict[int, Path] = {}
     counts = set()
     for path in sorted(folder.iterdir(), key=lambda path: path.name.count(REPAIRED)):

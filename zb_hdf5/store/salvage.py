@@ -25,7 +25,7 @@ from zb_hdf5.files.digests import crc32_of
 from zb_hdf5.files.sizes import counted
 from zb_hdf5.formats.batch_reader import GROUP_BYTES, BatchReader, BrokenFile
 from zb_hdf5.formats.hdf5.h5_reader import HDF5StreamReader
-from zb_hdf5.formats.registry import BACKENDS, backend_of_suffix, open_chunks
+from zb_hdf5.formats.registry import FORMATS, backend_of_suffix, open_chunks
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, TokenArray
 
 
@@ -112,7 +112,7 @@ class Salvage:
             self._copy_documents(path, overwrite)
 
     def _copy_batches(self, path: Path, overwrite: bool) -> None:
-        row, meta = BACKENDS[backend_of_suffix(path)], self.reader.meta
+        row, meta = FORMATS[backend_of_suffix(path)], self.reader.meta
         options = {"expected_batches": self.kept, "overwrite": overwrite, "origin": self.reader.origin}
         with row.begin(path, meta, **options) as writer:
             for _, tokens, values in self._parts():
@@ -143,7 +143,7 @@ class Salvage:
             writer.close()
 
     def _copy_documents(self, path: Path, overwrite: bool) -> None:
-        writer_class = BACKENDS[backend_of_suffix(path)].stream_writer_class()
+        writer_class = FORMATS[backend_of_suffix(path)].stream_writer_class()
         if writer_class is None:
             raise ArgumentError(f"{path}: expected the name of a file that can hold a token stream: one in .h5")
         meta, documents = self.reader.meta, documents_path(self.reader.path)

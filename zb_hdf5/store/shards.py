@@ -24,7 +24,7 @@ from zb_hdf5.files.ranges import map_side_by_side, open_ranges
 from zb_hdf5.files.tokens import TokenRun, Tokens, Wait, gather_from
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.native import sidecar_rows
-from zb_hdf5.formats.registry import BACKENDS
+from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import (
     BATCHES_LAYOUT,
     CRC32,
@@ -335,7 +335,7 @@ class ShardOpener:
     def _reader(self, path: Path, entry: ShardEntry, identity: Identity | None) -> BatchReader:
         meta = self.index.meta
         if meta.field is None and meta.layout == BATCHES_LAYOUT:
-            return BACKENDS[entry.backend].open(path, access=self.access, verify="none")
+            return FORMATS[entry.backend].open(path, access=self.access, verify="none")
         from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader  # h5py, which whoever has an index does not need
         from zb_hdf5.formats.hdf5.inspection import look_at_field, look_at_stream
 
@@ -406,7 +406,7 @@ def _access_of(opener: ShardOpener) -> str | None:
     index, column, access = opener.index, opener.index.meta.column, opener.access
     first = next((shard for shard in index.shards if shard.token_count), index.shards[0])
     if access == "h5py":
-        return access if not BACKENDS[first.backend].tokens_only else None
+        return None if FORMATS[first.backend].tokens_only else access
     if column in first.columns:
         return REMOTE if isinstance(opener.folder, RemotePath) else access
     return "pread" if first.is_placed(column) and access != "mmap" else None

@@ -75,9 +75,6 @@ def thinned(request):
     return lambda cases, share=QUICK_SHARE: list(cases)[:: 1 if slow else share]
 
 
-# --- leaks -----------------------------------------------------------------------------------------------------
-
-
 def our_threads():
     return {thread for thread in threading.enumerate() if thread.name.startswith("zb-")}
 
@@ -151,9 +148,6 @@ def mount_disk(tmp_path):
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-# --- tokens, files, stores -------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="session")
 def tokens():
     """Seven batches of 3 x 10 uint32 tokens, the same in every run; read-only."""
@@ -204,14 +198,14 @@ def write_store(write_file):
 
 @pytest.fixture(scope="session")
 def gzip_copy():
-    """Return `gzip_copy(source, target)`: an HDF5 store whose batches h5py compressed."""
+    """Return `gzip_copy(source, target)`: the same objects in a new file, as h5repack does, the batches compressed."""
     h5py = pytest.importorskip("h5py")
 
-    def copy(source, target):
+    def copy(source, target, compression="gzip"):
         with h5py.File(source, "r") as old, h5py.File(target, "w") as new:
             new.attrs.update(old.attrs)
             stored = old[BATCHES]
-            compressed = new.create_dataset(BATCHES, data=stored[:], chunks=stored.chunks, compression="gzip")
+            compressed = new.create_dataset(BATCHES, data=stored[:], chunks=stored.chunks, compression=compression)
             for name, value in stored.attrs.items():
                 compressed.attrs.create(name, value, dtype=np.asarray(value).dtype)
             old.copy(CRC32, new)

@@ -236,7 +236,9 @@ def check_closing(reader, expected):
     with reader as entered:
         assert entered is reader
         kept = [reader.read_batch(index) for index in range(len(expected))]
+        data = pickle.dumps(reader)
     same(np.stack(kept), expected)
+    same(read_everything(pickle.loads(data)), expected)
     out = np.zeros(expected.shape[1:], expected.dtype)
     is_refused(
         ClosedError,

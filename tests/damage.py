@@ -10,7 +10,7 @@ import torch
 from packed import FIELDS, write_packed
 from source_tokens import ALL, spans_of
 
-from zb_hdf5 import HDF5ShardWriter, Loader, convert
+from zb_hdf5 import HDF5ShardWriter, Loader, convert, open_reader
 from zb_hdf5.errors import ZbError
 from zb_hdf5.store.streams import index_streams
 
@@ -89,3 +89,17 @@ def flip_bits(ranges, read, numbers):
             found["refused"] += 1
         path.write_bytes(whole)
     return found
+
+
+def flip(path, offset, mask=1):
+    """Flip bits of one byte of a file."""
+    data = bytearray(path.read_bytes())
+    data[offset] ^= mask
+    path.write_bytes(data)
+
+
+def flip_token(path, number):
+    """Damage one token of batch `number` of one file."""
+    with open_reader(path) as reader:
+        offset = reader.extents.offset(number)
+    flip(path, offset + 1)

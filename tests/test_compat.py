@@ -19,9 +19,6 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-# --- ZeroBatch v2 ----------------------------------------------------------------------------------------------
-
-
 def test_zerobatch_writes_and_reads(folder):
     from zb_hdf5.compat import write_batch_file
 
@@ -71,24 +68,6 @@ def test_zerobatch_writes_a_stream_of_records():
     assert num_batches == write_batch_file("again.batch", RECORDS, 4, 16, 42)
     with open("dataset.batch", "rb") as one, open("again.batch", "rb") as two:
         assert one.read() == two.read()
-
-
-def test_zerobatch_converts_npy():
-    np.save("tokenized_data.npy", RECORDS.astype(np.int64))
-
-    from zb_hdf5.compat import write_batch_file
-
-    # tokens: numpy array of shape (num_records, seq_len), dtype uint32
-    # e.g., from tokenizing a text corpus
-    tokens = np.load("tokenized_data.npy").astype(np.uint32)
-
-    write_batch_file(
-        output_path="dataset.batch",
-        tokens_array=tokens,
-        batch_size=4,
-        seq_len=16,
-        seed=42,
-    )
 
 
 @pytest.mark.slow
@@ -142,9 +121,6 @@ def test_zerobatch_loader_takes_its_arguments_by_name():
     loader.close()
 
 
-# --- DatasetLoader ---------------------------------------------------------------------------------------------
-
-
 def test_dataset_loader_gives_the_published_batch(folder, capsys):
     (folder / "data").mkdir()
     np.save("data/0.npy", np.array([1202, 850, 149, 4211, 769, 1839, 3521, 4879, 2035], np.uint16))
@@ -190,9 +166,6 @@ def test_dataset_loader_says_where_it_stands(folder):
         torch.testing.assert_close(x.flatten()[1:], y.flatten()[:-1])
     assert next(loader)[0].shape == (2, 4)
     loader.close()
-
-
-# --- the tokenized corpus --------------------------------------------------------------------------------------
 
 
 def corpus():
@@ -270,9 +243,6 @@ def test_a_store_that_grows_is_refreshed():
         store.close()
 
 
-# --- the streaming pipeline ------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def base_dir(folder, monkeypatch):
     """Make the folders that its users have: text, and a tokenizer."""
@@ -345,9 +315,6 @@ def test_the_texts_of_a_rank_are_listed(base_dir):
     assert sum(map(len, parquets_iter_batched("val"))) == 40
     with pytest.raises(ValueError, match="split"):
         list(parquets_iter_batched("test"))
-
-
-# --- the seeds' other words --------------------------------------------------------------------------------------
 
 
 def test_the_lesson_s_tokenizer_gives_a_list(folder):

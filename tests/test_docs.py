@@ -36,9 +36,6 @@ def outside_of_blocks(text):
     return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
-# --- tables ----------------------------------------------------------------------------------------------------
-
-
 def test_batch_header_table_is_the_spec():
     rows = rows_of("formats.md", "| offset | type | field | value |")
     assert tuple((int(offset), kind, name) for offset, kind, name, _ in rows) == BATCH_HEADER_FIELDS
@@ -114,9 +111,6 @@ def test_backends_table_is_the_registry():
     assert documented == {name: backend.suffix for name, backend in backends().items()}
 
 
-# --- commands --------------------------------------------------------------------------------------------------
-
-
 def commands_of(group, path):
     """Return the names of all commands of a group and of the groups in it."""
     for name, command in group.commands.items():
@@ -166,9 +160,6 @@ def test_documented_make_targets_exist(name):
     assert re.search(rf"^{name}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 
 
-# --- files and links -------------------------------------------------------------------------------------------
-
-
 def anchors_of(text):
     """Return the anchors that a page's headings have."""
     headings = re.findall(r"^#+ (.*)", outside_of_blocks(text), re.MULTILINE)
@@ -200,9 +191,6 @@ def test_a_page_begins_with_what_it_is_for(page):
 
 def test_the_readme_is_short():
     assert len(TEXT["README.md"].splitlines()) <= 160
-
-
-# --- examples --------------------------------------------------------------------------------------------------
 
 
 #: Pages whose commands run between their Python examples.

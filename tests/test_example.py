@@ -123,9 +123,6 @@ def test_a_batch_script_without_srun_is_one_process(data, tmp_path):
     assert "1 processes, from step 0 to 2, 100 steps an epoch" in text
 
 
-# --- documents ---------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def documents(tmp_path):
     """A stream of 60 documents of random tokens below 100."""

@@ -15,9 +15,6 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-# --- one version -----------------------------------------------------------------------------------------------
-
-
 def test_the_version_is_written_once():
     assert PROJECT["project"]["dynamic"] == ["version"]
     assert "version" not in PROJECT["project"]
@@ -40,8 +37,6 @@ def test_the_changelog_has_what_is_not_released_yet_on_top():
     headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert headings[0] == "Unreleased"
 
-
-# --- guides that name what is there ----------------------------------------------------------------------------
 
 GUIDES = ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", ".github/pull_request_template.md")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -71,8 +66,6 @@ def test_every_path_that_a_guide_names_exists(guide):
     assert not missing
 
 
-# --- the size of the house --------------------------------------------------------------------------------------
-
 #: Lines and files of the package; they only go down.
 MAX_LINES = 31_351
 MAX_FILES = 151
@@ -94,9 +87,6 @@ def test_the_house_grows_no_further():
     assert len(files) <= MAX_FILES
     assert sum(lines.values()) <= MAX_LINES
     assert not {folder: count for folder, count in lines.items() if count > 100 * MAX_HUNDREDS[folder]}
-
-
-# --- what others run -------------------------------------------------------------------------------------------
 
 
 def test_the_workflow_runs_what_ci_runs_on_the_pythons_that_are_promised():

@@ -37,9 +37,6 @@ def patched(offset, data):
     return bytes(header)
 
 
-# --- golden bytes ----------------------------------------------------------------------------------------------
-
-
 def test_batch_file_is_these_bytes(tmp_path):
     path = tmp_path / "golden.batch"
     with open_writer(path, batch_size=2, seq_len=3, seed=42, total_records=5) as writer:
@@ -49,10 +46,9 @@ def test_batch_file_is_these_bytes(tmp_path):
     expected = HEADER_40 + bytes(4056) + first + bytes(4072) + second + bytes(4072)
     assert len(expected) == 3 * 4096
     assert path.read_bytes() == expected
-
-
-def test_uint16_header_differs_in_the_dtype_code_alone():
     assert pack_header(replace(META, dtype=U16), 2)[:40] == HEADER_40[:28] + b"\1\0\0\0" + HEADER_40[32:]
+    # 104,829 records of 512 tokens at batch size 32, from the description of the format
+    assert batch_file_bytes(StoreMeta(32, 512, U32), 104_829 // 32) == 214_634_496
 
 
 def test_header_fields_fill_40_bytes_without_gaps():
@@ -63,12 +59,6 @@ def test_header_fields_fill_40_bytes_without_gaps():
     assert end == 40
 
 
-def test_file_size_of_the_published_example():
-    """104,829 records of 512 tokens at batch size 32, from the description of the format."""
-    assert 104_829 // 32 == 3_275
-    assert batch_file_bytes(StoreMeta(32, 512, U32), 3_275) == 214_634_496
-
-
 @pytest.mark.parametrize(
     ("shape", "dtype", "padded"),
     [((1, 1), U16, 4096), ((2, 512), U32, 4096), ((2, 512), U16, 4096), ((3, 512), U32, 8192), ((32, 512), U32, 65536)],
@@ -77,16 +67,10 @@ def test_slots_are_whole_pages(shape, dtype, padded):
     assert StoreMeta(*shape, dtype).padded_batch_bytes == padded
 
 
-def test_attributes_of_batches_stay_few_enough_for_one_write():
-    assert len(BATCHES_ATTRIBUTES) <= 8
-
-
 @pytest.mark.parametrize(("batches", "size"), [(0, 1 << 20), (1000, 1 << 20), (1 << 20, (16 << 20) + (64 << 10))])
 def test_metadata_block_grows_with_the_chunk_index(batches, size):
+    assert len(BATCHES_ATTRIBUTES) <= 8, "few enough for one write"
     assert meta_block_bytes(batches) == size
-
-
-# --- pack and unpack -------------------------------------------------------------------------------------------
 
 
 @st.composite
@@ -109,20 +93,8 @@ def test_header_round_trip(meta, num_batches):
 def test_what_does_not_fit_32_bits_is_an_error_and_never_wrapped(name, value):
     with pytest.raises(FormatError, match=f"{name} {value:,} does not fit"):
         pack_header(replace(META, **{name: value}), 2)
-
-
-def test_the_largest_32_bit_values_fit():
     meta = replace(META, seed=2**32 - 1, total_records=2**32 - 1)
     assert unpack_header(pack_header(meta, 2), "x.batch") == (meta, 2)
-
-
-def test_a_seed_that_does_not_fit_leaves_no_file(tmp_path):
-    with pytest.raises(FormatError, match="seed"):
-        open_writer(tmp_path / "x.batch", batch_size=2, seq_len=3, seed=2**32)
-    assert list(tmp_path.iterdir()) == []
-
-
-# --- malformed headers -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -159,29 +131,33 @@ def test_a_truncated_header_is_incomplete(length):
         unpack_header(pack_header(META, 2)[:length], "x.batch")
 
 
-@given(st.dictionaries(st.integers(0, 39), st.integers(1, 255), min_size=1, max_size=4))
-def test_a_damaged_header_parses_or_is_a_format_error(flips):
+def flipped_header(flips):
     header = bytearray(pack_header(META, 2))
     for offset, mask in flips.items():
         header[offset] ^= mask
+    return bytes(header)
+
+
+FLIPPED = st.dictionaries(st.integers(0, 39), st.integers(1, 255), min_size=1, max_size=4).map(flipped_header)
+
+
+@given(FLIPPED | st.binary(min_size=32, max_size=32).map(lambda rest: (b"LLMBATCH" + rest).ljust(HEADER_BYTES, b"\0")))
+def test_a_damaged_header_parses_or_is_a_format_error(header):
     try:
-        meta, num_batches = unpack_header(bytes(header), "x.batch")
+        meta, num_batches = unpack_header(header, "x.batch")
     except FormatError:
         return
-    assert pack_header(meta, num_batches) == bytes(header)  # nothing was dropped or wrapped
+    assert pack_header(meta, num_batches) == header  # nothing was dropped or wrapped
 
 
-@given(st.dictionaries(st.integers(0, 39), st.integers(1, 255), min_size=1, max_size=4))
-@example({20: 3})  # 1 batch
-@example({20: 2})  # no batch
-@example({27: 0x80})  # 2**63 + 2 batches
-@example({19: 0x20})  # a batch of 4 GiB
-def test_a_damaged_header_opens_only_if_it_fits_the_file(tmp_path_factory, flips):
-    header = bytearray(pack_header(META, 2))
-    for offset, mask in flips.items():
-        header[offset] ^= mask
+@given(FLIPPED)
+@example(flipped_header({20: 3}))  # 1 batch
+@example(flipped_header({20: 2}))  # no batch
+@example(flipped_header({27: 0x80}))  # 2**63 + 2 batches
+@example(flipped_header({19: 0x20}))  # a batch of 4 GiB
+def test_a_damaged_header_opens_only_if_it_fits_the_file(tmp_path_factory, header):
     path = tmp_path_factory.mktemp("example") / "x.batch"
-    path.write_bytes(bytes(header) + bytes(2 * META.padded_batch_bytes))
+    path.write_bytes(header + bytes(2 * META.padded_batch_bytes))
     try:
         reader = BatchFileReader(path)
     except FormatError:
@@ -190,18 +166,6 @@ def test_a_damaged_header_opens_only_if_it_fits_the_file(tmp_path_factory, flips
         assert batch_file_bytes(reader.meta, reader.num_batches) == path.stat().st_size
         for batch in reader:
             assert not batch.any()
-
-
-@given(st.binary(min_size=32, max_size=32))
-def test_random_fields_parse_or_are_a_format_error(fields):
-    header = (b"LLMBATCH" + fields).ljust(HEADER_BYTES, b"\0")
-    try:
-        unpack_header(header, "x.batch")
-    except FormatError:
-        return
-
-
-# --- tokens that may be stored ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -249,9 +213,6 @@ def test_limits_themselves_are_stored():
         assert as_stored(np.array([[0, limit]]), StoreMeta(1, 2, dtype), "x").tolist() == [[0, limit]]
     assert as_stored(np.array([[0, 9]]), StoreMeta(1, 2, U16, vocab_size=10), "x").tolist() == [[0, 9]]
     assert as_stored(np.zeros((0, 2), "i8"), META, "x").shape == (0, 2)
-
-
-# --- StoreMeta -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -115,9 +115,6 @@ def configure(folder: Path, nodes: int) -> None:
         (folder / name).mkdir()
 
 
-# --- machines --------------------------------------------------------------------------------------------------
-
-
 def machine(name: str, folder: Path, *commands: list[str]) -> int:
     """Run commands as the descendants of a new process, which ends them all when it ends; return its id."""
     parent = os.getpid()
@@ -181,9 +178,6 @@ def end_descendants() -> None:
         except ChildProcessError:
             pass
         time.sleep(0.01)
-
-
-# --- the cluster -----------------------------------------------------------------------------------------------
 
 
 def start(folder: Path, nodes: int, environment: dict[str, str]) -> None:

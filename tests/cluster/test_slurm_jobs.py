@@ -76,9 +76,6 @@ def test_tasks_that_mpi_does_not_join_are_an_error(slurm):
     assert not (slurm.work / "train-h5").exists()
 
 
-# --- jobs that are lost in the middle ----------------------------------------------------------------------------
-
-
 def submitted_and_frozen(slurm):
     """Submit a conversion of 64 shards; stop its processes when it has some of them."""
     job = slurm.submit(LOCAL)

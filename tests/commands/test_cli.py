@@ -18,6 +18,8 @@ import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from commandline import run
+from damage import flip, flip_token
 from packed import write_packed
 
 import zb_hdf5.converters.run
@@ -40,11 +42,6 @@ from zb_hdf5.spec import INDEX_NAME
 SEQ_LEN = 8
 SHAPE = ("--batch-size", "4", "--seq-len", str(SEQ_LEN))
 FILE_OF_STORE = {"h5-store": "shard-00001-of-00003.h5", "batch-store": "shard-00001-of-00003.batch"}
-
-
-def run(group, *arguments):
-    """Run a command; an exception that is not an exit is the test's failure."""
-    return CliRunner().invoke(group, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
 def one_error(result):
@@ -82,17 +79,6 @@ def places(made_places, tmp_path):
     """Return copies of `made_places`, which a test may change."""
     shutil.copytree(made_places["npy"].parent, tmp_path, dirs_exist_ok=True)
     return {name: tmp_path / path.name for name, path in made_places.items()}
-
-
-def flip_bit(path, number):
-    """Damage one token of batch `number` of one file."""
-    with open_reader(path) as reader:
-        offset = reader.extents.offset(number) + 5
-    with open(path, "r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 1]))
 
 
 def all_commands(group, path=()):
@@ -193,11 +179,12 @@ def test_help_fits_a_terminal_of_80_columns(name):
     assert "..." not in result.stdout.partition("Commands:")[2]  # a summary that is cut off
 
 
-def test_no_help_points_at_another_line():
+def test_every_option_says_what_it_does_without_pointing_at_another_line():
     for name, command in COMMANDS.items():
         for parameter in command.params:
-            found = getattr(parameter, "help", None) or "a whole sentence"
-            assert not found.startswith(("The same.", "Of the ", "For ")), f"{name} {parameter.opts}: {found}"
+            found = getattr(parameter, "help", None)
+            assert found or not isinstance(parameter, click.Option), f"{name} {parameter.opts}"
+            assert not (found or "").startswith(("The same.", "Of the ", "For ")), f"{name} {parameter.opts}: {found}"
 
 
 @pytest.mark.parametrize("group", [zb, convert])
@@ -209,13 +196,6 @@ def test_a_groups_help_lists_its_commands_with_a_sentence_each(group):
     assert all(len(line.split()) > 2 for line in listed)
 
 
-def test_every_option_says_what_it_does():
-    for name, command in COMMANDS.items():
-        for parameter in command.params:
-            if isinstance(parameter, click.Option):
-                assert parameter.help, f"{name} {parameter.opts}"
-
-
 def test_zb_convert_is_the_same_group(places, tmp_path):
     assert zb.get_command(click.Context(zb), "convert") is convert
     assert run(zb, "convert", "npy-to-hdf5", places["npy"], tmp_path / "a.h5", *SHAPE).exit_code == 0
@@ -225,33 +205,21 @@ def test_zb_convert_is_the_same_group(places, tmp_path):
 
 # --- streams ---------------------------------------------------------------------------------------------------
 
-REPORTING = list(LEAVES)
 
-
-@pytest.mark.parametrize("name", REPORTING)
+@pytest.mark.parametrize("name", LEAVES)
 @pytest.mark.thin
-def test_json_is_parseable_and_alone_on_stdout(name, places, tmp_path):
-    result = run(zb, *name.split(), *arguments_of(name, places, tmp_path / "out"), "--json")
-    assert result.exit_code == 0, result.output
-    assert isinstance(json.loads(result.stdout), dict)
-    assert result.stderr == ""
-
-
-@pytest.mark.parametrize("name", REPORTING)
-@pytest.mark.thin
-def test_quiet_prints_nothing(name, places, tmp_path):
-    result = run(zb, *name.split(), *arguments_of(name, places, tmp_path / "out"), "--quiet")
-    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
-
-
-@pytest.mark.parametrize("name", REPORTING)
-@pytest.mark.thin
-def test_reports_go_to_stdout_in_aligned_lines(name, places, tmp_path):
-    result = run(zb, *name.split(), *arguments_of(name, places, tmp_path / "out"))
-    assert result.exit_code == 0
-    assert result.stderr == ""
-    assert result.stdout.count("  ") > 0
-    assert "\x1b" not in result.stdout
+def test_a_report_is_json_nothing_or_aligned_lines_and_alone_on_stdout(name, places, tmp_path):
+    for option in ("--json", "--quiet", "--people"):
+        (tmp_path / option).mkdir()
+        more = () if option == "--people" else (option,)
+        result = run(zb, *name.split(), *arguments_of(name, places, tmp_path / option / "out"), *more)
+        assert (result.exit_code, result.stderr) == (0, ""), result.output
+        if option == "--json":
+            assert isinstance(json.loads(result.stdout), dict)
+        else:
+            assert (result.stdout.count("  ") > 0) is (option == "--people")
+            assert bool(result.stdout) is (option == "--people")
+            assert "\x1b" not in result.stdout
 
 
 def test_quiet_does_not_silence_errors(places, tmp_path):
@@ -280,20 +248,12 @@ def test_the_json_of_a_conversion(places, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [
-    (),
-    ("no-such-command",),
-    ("npy-to-hdf5",),
-    ("npy-to-hdf5", "only-one"),
-    ("npy-to-hdf5", "a", "b", "--batch-size", "0"),
-    ("npy-to-hdf5", "a", "b", "--batch-size", "many"),
-    ("npy-to-hdf5", "a", "b", "--dtype", "int8"),
-    ("npy-to-hdf5", "a", "b", "--remainder", "keep"),
-    ("npy-to-hdf5", "a", "b", "--vocab-size", "0"),
-    ("npy-to-hdf5", "a", "b", "--seed", "-1"),
-    ("npy-to-hdf5", "a", "b", "--shards", "0"),
-    ("npy-to-hdf5", "a", "b", "--shard-size", "big"),
-    ("npy-to-hdf5", "a", "b", "--no-such-option"),
-    ("hdf5-to-batch", "a", "b", "c"),
+    (), ("no-such-command",), ("npy-to-hdf5",), ("npy-to-hdf5", "only-one"),
+    ("npy-to-hdf5", "a", "b", "--batch-size", "0"), ("npy-to-hdf5", "a", "b", "--batch-size", "many"),
+    ("npy-to-hdf5", "a", "b", "--dtype", "int8"), ("npy-to-hdf5", "a", "b", "--remainder", "keep"),
+    ("npy-to-hdf5", "a", "b", "--vocab-size", "0"), ("npy-to-hdf5", "a", "b", "--seed", "-1"),
+    ("npy-to-hdf5", "a", "b", "--shards", "0"), ("npy-to-hdf5", "a", "b", "--shard-size", "big"),
+    ("npy-to-hdf5", "a", "b", "--no-such-option"), ("hdf5-to-batch", "a", "b", "c"),
     ("batch-to-hdf5", "a", "b", "--dataset", "d"),
 ])  # fmt: skip
 def test_usage_errors_exit_2(arguments):
@@ -352,33 +312,20 @@ def test_the_library_writes_to_no_url():
         open_writer("s3://bucket/x.h5", batch_size=4, seq_len=8)
 
 
-@pytest.mark.parametrize("command", ["info", "verify"])
-@pytest.mark.parametrize("content", [b"", b"hello", b"LLMBATCX" + bytes(5000)])
-def test_an_unknown_file_is_an_error(command, content, tmp_path):
-    path = tmp_path / "what"
-    path.write_bytes(content)
-    result = run(zb, command, path)
-    assert result.exit_code == {"info": 1, "verify": 3}[command]  # its first bytes are not what a file of ours has
-    assert f"{path}: no known file" in result.output
-
-
 @pytest.mark.parametrize(("command", "code"), [("info", 1), ("verify", 3)])
-def test_a_folder_that_is_no_store_is_an_error(command, code, tmp_path):
-    result = run(zb, command, tmp_path)
-    assert result.exit_code == code
-    assert f"{tmp_path}: no {INDEX_NAME}" in result.output
+@pytest.mark.parametrize("content", [b"", b"hello", b"LLMBATCX" + bytes(5000), None])
+def test_an_unknown_file_or_folder_is_an_error(command, code, content, tmp_path):
+    path = tmp_path / "what"
+    path.mkdir() if content is None else path.write_bytes(content)
+    result = run(zb, command, path)
+    assert result.exit_code == code  # its first bytes are not what a file of ours has
+    assert f"{path}: no {INDEX_NAME if content is None else 'known file'}" in result.output
 
 
+@pytest.mark.parametrize(("kind", "size"), [("h5", -4096), ("batch", -4096), ("batch", 100)])
 @pytest.mark.parametrize("command", ["info", "verify"])
-def test_a_header_alone_is_incomplete(command, places):
-    os.truncate(places["batch"], 100)
-    assert run(zb, command, places["batch"]).exit_code == 4
-
-
-@pytest.mark.parametrize("kind", ["h5", "batch"])
-@pytest.mark.parametrize("command", ["info", "verify"])
-def test_a_truncated_file_exits_4(kind, command, places):
-    os.truncate(places[kind], places[kind].stat().st_size - 4096)
+def test_a_truncated_file_exits_4(kind, size, command, places):
+    os.truncate(places[kind], size if size > 0 else places[kind].stat().st_size + size)
     result = run(zb, command, places[kind])
     assert result.exit_code == 4
     assert str(places[kind]) in result.output
@@ -451,6 +398,9 @@ def test_info_of_a_file(kind, places):
     assert found["layout"]["extents"] == expected
     assert found["layout"]["runs"] == 1
     assert found["layout"]["page_aligned"] is all(base % 4096 == stride % 4096 == 0 for base, stride, _ in expected)
+    text = run(zb, "info", places[kind]).stdout
+    for part in (f"{found['backend']} file, complete", "12 of 4 x 8 uint32", "384", "1 run", "48"):
+        assert part in text
 
 
 @pytest.mark.parametrize("kind", ["h5-store", "batch-store"])
@@ -461,6 +411,7 @@ def test_info_of_a_store(kind, by_index, places):
     assert found["shards"] == {"count": 3, "min_batches": 4, "max_batches": 4}
     assert (found["num_batches"], found["tokens"], found["access"]) == (12, 384, "auto")
     assert len(found["sha256"]) == 64
+    assert re.search(r"^shards +3 of 4 batches each$", run(zb, "info", places[kind]).stdout, re.MULTILINE)
 
 
 def test_info_of_a_live_file(tmp_path):
@@ -476,20 +427,8 @@ def test_info_of_a_live_file(tmp_path):
     assert "growing" in text
 
 
-def repack(source, target, compression):
-    """Write the same objects into a new file, as h5repack does."""
-    with h5py.File(source) as old, h5py.File(target, "w") as new:
-        new.attrs.update(old.attrs)
-        stored = old["batches"]
-        made = new.create_dataset("batches", data=stored[:], chunks=stored.chunks, compression=compression)
-        for name, value in stored.attrs.items():
-            made.attrs.create(name, value, dtype=np.asarray(value).dtype)
-        old.copy("crc32", new)
-    return target
-
-
-def test_info_and_verify_of_a_compressed_file(places, tmp_path):
-    path = repack(places["h5"], tmp_path / "small.h5", "gzip")
+def test_info_and_verify_of_a_compressed_file(places, tmp_path, gzip_copy):
+    path = gzip_copy(places["h5"], tmp_path / "small.h5")
     found = info(path)
     assert found["access"] == "pread"
     assert found["layout"] is None
@@ -505,12 +444,6 @@ def test_info_of_a_foreign_file(tmp_path):
         h5["tokens"] = batches(3)
     assert "--dataset" in one_error(run(zb, "info", path))
     assert info(path, "--dataset", "tokens")["num_batches"] == 3
-
-
-def test_info_for_people_says_the_same(places):
-    text = run(zb, "info", places["h5"]).stdout
-    for part in ("hdf5 file, complete", "12 of 4 x 8 uint32", "384", "1 run", "48"):
-        assert part in text
 
 
 @pytest.fixture
@@ -572,11 +505,6 @@ def test_info_of_a_source_in_other_words(source, places):
     replace(index, source=source).save(places["h5-store"])
     assert info(places["h5-store"])["source"] == source
     assert run(zb, "info", places["h5-store"]).exit_code == 0
-
-
-def test_info_of_equal_shards_names_one_number(places):
-    text = run(zb, "info", places["h5-store"]).stdout
-    assert re.search(r"^shards +3 of 4 batches each$", text, re.MULTILINE)
 
 
 def test_info_of_a_stream(tmp_path):
@@ -720,7 +648,7 @@ def test_a_crc32_file_makes_a_lone_batch_verifiable(places):
     assert "wrote one.batch.crc32" in run(zb, "index", "crc32", places["batch"]).stdout
     assert run(zb, "verify", places["batch"]).exit_code == 0
     assert "already" in run(zb, "index", "crc32", places["batch"]).stdout
-    flip_bit(places["batch"], 3)
+    flip_token(places["batch"], 3)
     assert run(zb, "verify", places["batch"]).exit_code == 3
     assert "expected a .batch file, found a 'hdf5' file" in one_error(run(zb, "index", "crc32", places["h5"]))
 
@@ -748,9 +676,9 @@ def test_damaged_metadata_exits_3(kind, places):
 
 
 @pytest.mark.parametrize("how", ["compressed", "moved"])
-def test_a_repacked_shard_names_its_cause_and_cure(how, places):
+def test_a_repacked_shard_names_its_cause_and_cure(how, places, gzip_copy):
     store, shard = places["h5-store"], places["h5-store"] / FILE_OF_STORE["h5-store"]
-    repack(shard, store / "new", compression="gzip" if how == "compressed" else None)
+    gzip_copy(shard, store / "new", compression="gzip" if how == "compressed" else None)
     os.replace(store / "new", shard)
     cure = f"run 'zb index rebuild --force {store}'"
     result = run(zb, "verify", store)
@@ -789,8 +717,8 @@ def test_a_swapped_batch_shard_is_not_read(places):
 @pytest.mark.parametrize("workers", [(), ("--workers", 1)])
 def test_verify_names_the_first_bad_batch(kind, workers, places):
     bad = places[kind] / FILE_OF_STORE[kind] if "store" in kind else places[kind]
-    flip_bit(bad, 3)
-    flip_bit(bad, 1)
+    flip_token(bad, 3)
+    flip_token(bad, 1)
     result = run(zb, "verify", places[kind], *workers)
     assert result.exit_code == 3
     assert f"{bad}: batch 1 is the first bad one" in result.stdout
@@ -801,50 +729,42 @@ def test_verify_names_the_first_bad_batch(kind, workers, places):
     assert run(zb, "verify", places[kind], "--quiet").exit_code == 3
 
 
-def test_verify_finds_every_bad_shard(places):
-    store = places["h5-store"]
+def flip_two(store):
     for number in (0, 2):
-        flip_bit(store / f"shard-0000{number}-of-00003.h5", number)
-    result = run(zb, "verify", store)
-    assert result.exit_code == 3
-    assert result.stdout.count("BAD: ") == 3  # two shards, and the verdict
-    assert "1 of 3 files" in result.stdout
+        flip_token(store / f"shard-0000{number}-of-00003.h5", number)
 
 
-def test_verify_finds_a_damaged_digest(places):
-    path = places["batch-store"] / (FILE_OF_STORE["batch-store"] + ".crc32")
-    path.write_bytes(path.read_bytes()[:-1] + b"\0")
-    assert run(zb, "verify", places["batch-store"]).exit_code == 3
-
-
-def test_verify_of_a_store_with_swapped_shards(places):
-    first, second = (places["h5-store"] / f"shard-0000{number}-of-00003.h5" for number in (0, 1))
+def swap_two(store):
+    first, second = (store / f"shard-0000{number}-of-00003.h5" for number in (0, 1))
     first.rename(first.with_suffix(".x"))
     second.rename(first)
     first.with_suffix(".x").rename(second)
-    result = run(zb, "verify", places["h5-store"])
+
+
+def spoil_digest(store):
+    flip(store / f"{FILE_OF_STORE['batch-store']}.crc32", -1, 0xFF)
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage", "good"), [("h5-store", flip_two, 1), ("h5-store", swap_two, 1), ("batch-store", spoil_digest, 2)]
+)
+def test_verify_finds_every_bad_shard(kind, damage, good, places):
+    damage(places[kind])
+    result = run(zb, "verify", places[kind])
     assert result.exit_code == 3
-    assert result.stdout.count("BAD: ") == 3
+    assert result.stdout.count("BAD: ") == 4 - good  # the shards, and the verdict
+    assert f"{good} of 3 files" in result.stdout
 
 
 @pytest.mark.parametrize("kind", ["h5-store", "batch-store"])
-def test_verify_of_a_truncated_shard_exits_4(kind, places):
+@pytest.mark.parametrize("damage", [lambda path: os.truncate(path, path.stat().st_size - 4096), Path.unlink])
+def test_verify_of_a_truncated_or_missing_shard_exits_4(kind, damage, places):
     path = places[kind] / FILE_OF_STORE[kind]
-    os.truncate(path, path.stat().st_size - 4096)
+    damage(path)
     result = run(zb, "verify", places[kind])
-    assert result.exit_code == 4
+    assert (result.exit_code, "Traceback" in result.output) == (4, False)
     assert path.name in result.stdout
     assert "2 of 3 files" in result.stdout
-
-
-@pytest.mark.parametrize("kind", ["h5-store", "batch-store"])
-def test_verify_of_a_missing_shard(kind, places):
-    path = places[kind] / FILE_OF_STORE[kind]
-    path.unlink()
-    result = run(zb, "verify", places[kind])
-    assert result.exit_code == 4
-    assert path.name in result.stdout
-    assert "Traceback" not in result.output
 
 
 def test_verify_of_an_unfinished_file_exits_4(tmp_path):

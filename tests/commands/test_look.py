@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commandline import run
 from hypothesis import given
 from hypothesis import strategies as st
 from packed import write_packed
@@ -31,10 +31,6 @@ from zb_hdf5.text.tokenizers import load_tokenizer
 BYTE = load_tokenizer("byte")
 TEXT = "Once upon a time, 水 and\ttabs\nand \x1b[31mred\x1b[0m \u202eevil\u202c <script>alert('x')</script> &amp;\r\n"
 NASTY = "</td></pre><script>alert(1)</script>\"'\x1b]0;title\x07"
-
-
-def run(group, *arguments):
-    return CliRunner().invoke(group, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
 def ids_of(text):
@@ -72,9 +68,6 @@ def kinds(tmp_path, write_file, write_store):
 
 
 KINDS = ["h5", "batch", "store", "npy", "npys", "stream"]
-
-
-# --- show ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -200,15 +193,12 @@ def test_what_cannot_be_shown(kinds):
         assert message in result.stderr
 
 
-def test_a_run_of_one_token_is_written_once():
-    ids = np.concatenate([ids_of("a"), np.full(500, 256, np.uint16), ids_of(" " * 50 + "b")])
-    found = list(readable_runs(BYTE, ids))
-    assert found == [("a<|endoftext|>", False), ("⟨× 500⟩", True), (" " * 50 + "b", False)]
-
-
 def test_ids_that_the_tokenizer_does_not_have_are_numbers():
     assert readable(BYTE, np.array([300, 97, 98, 70000, 70001, 99])) == "<300>ab<70000><70001>c"
     assert readable(BYTE, np.array([], np.uint16)) == ""
+    ids = np.concatenate([ids_of("a"), np.full(500, 256, np.uint16), ids_of(" " * 50 + "b")])
+    found = list(readable_runs(BYTE, ids))  # a run of one token is written once
+    assert found == [("a<|endoftext|>", False), ("⟨× 500⟩", True), (" " * 50 + "b", False)]
 
 
 def fields_and_spans():
@@ -283,9 +273,6 @@ def test_a_report_of_batches_with_documents(tmp_path):
         assert part in text
 
 
-# --- tokenizer -------------------------------------------------------------------------------------------------
-
-
 def test_the_tokenizer_that_a_store_names_is_found(tmp_path, monkeypatch):
     (tmp_path / "in.txt").write_text(TEXT * 30)
     store = tmp_path / "store"
@@ -316,9 +303,6 @@ def test_the_tokenizer_that_a_store_names_is_found(tmp_path, monkeypatch):
 def test_any_text_may_stand_for_a_tokenizer(stored, tmp_path):
     assert tokenizer_of(stored, None, [tmp_path], "x") is None
     assert tokenizer_of(stored, "byte", [tmp_path], "x").spec == "byte"
-
-
-# --- report ----------------------------------------------------------------------------------------------------
 
 
 class Page(HTMLParser):
@@ -386,6 +370,8 @@ def test_nothing_in_metadata_harms_a_page(tmp_path, write_store):
     assert run(zb, "report", folder, "-o", tmp_path / "r.html").exit_code == 0
     text = harmless((tmp_path / "r.html").read_text(encoding="utf-8"))
     assert text.count(printable(NASTY)) >= 20 + 3
+    inner = tag("b", "<i>")
+    assert tag("p", "a<b", inner, title='"<') == '<p title="&quot;&lt;">a&lt;b<b>&lt;i&gt;</b></p>'
     assert "and 10 files more" in text
     assert "a<b>&" in text
 
@@ -415,19 +401,10 @@ def test_the_page_says_that_it_is_of_a_sample(tmp_path, write_file):
     assert "An even sample: 64 of 640 tokens (10.00%) were looked at" in text
 
 
-def test_an_element_escapes_all_that_is_not_an_element():
-    inner = tag("b", "<i>")
-    assert tag("p", "a<b", inner, title='"<') == '<p title="&quot;&lt;">a&lt;b<b>&lt;i&gt;</b></p>'
-
-
-def test_a_growing_store_without_tokens_is_refused(tmp_path):
+def test_a_report_of_nothing_and_one_into_no_folder_are_refused(tmp_path, monkeypatch):
     with open_writer(tmp_path / "live", batch_size=2, seq_len=4, live=True, shard_batches=4):
-        result = run(zb, "report", tmp_path / "live", "-o", tmp_path / "r.html")
-    assert result.exit_code != 0
+        assert run(zb, "report", tmp_path / "live", "-o", tmp_path / "r.html").exit_code != 0
     assert not (tmp_path / "r.html").exists()
-
-
-def test_a_report_into_no_folder_is_refused_before_anything_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr("zb_hdf5.commands.statistics.measure", None)
     made = write_packed(tmp_path / "p.h5", [30, 40], lost=0.3, seed=4)
     result = run(zb, "report", made.path, "-o", tmp_path / "none" / "r.html")

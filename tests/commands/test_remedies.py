@@ -7,17 +7,12 @@ from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commandline import run_zb as run
 
 from zb_hdf5 import ExistsError, FormatError, IncompleteError, ZbError, open_writer
-from zb_hdf5.commands.zb import zb
 from zb_hdf5.console import TYPED, message_of
 from zb_hdf5.errors import Remedy
 from zb_hdf5.spec import INDEX_NAME
-
-
-def run(*arguments):
-    return CliRunner().invoke(zb, [str(argument) for argument in arguments])
 
 
 def fail_in_worker(path):
@@ -52,15 +47,12 @@ def test_no_command_is_named_for_a_url_that_it_refuses(remedy):
     assert "'zb verify s3://b/t'" in message_of(FormatError("x", remedy=Remedy.VERIFY, at="s3://b/t"))
 
 
-def test_an_error_without_a_remedy_is_its_facts():
-    error = ZbError("a: b")
-    assert (str(error), error.facts, message_of(error), error.remedy) == ("a: b", "a: b", "a: b", None)
-
-
 def test_an_error_that_quotes_another_gives_no_command():
     """Nobody knows the path any more."""
     error = FormatError(f"x: {FormatError('y: bad', remedy=Remedy.VERIFY, at='y')}")
     assert message_of(error) == str(error)
+    error = ZbError("a: b")
+    assert (str(error), error.facts, message_of(error), error.remedy) == ("a: b", "a: b", "a: b", None)
 
 
 def test_a_remedy_survives_the_way_out_of_a_process(tmp_path):
@@ -74,9 +66,6 @@ def test_a_remedy_survives_the_way_out_of_a_process(tmp_path):
     assert "a note" in error.__notes__
     assert message_of(error) == f"{tmp_path}: cut; if no writer is at work on it, run 'zb repair {tmp_path}'"
     assert message_of(found.value) == f"{tmp_path}: exists already; pass --force to replace it"
-
-
-# --- at the command line ---------------------------------------------------------------------------------------
 
 
 def write(path, *, backend="hdf5"):
@@ -141,12 +130,8 @@ def unfinished_conversion(tmp_path):
 
 
 def existing_index(tmp_path):
-    return (
-        ("index", "rebuild"),
-        store_of(tmp_path / "store"),
-        1,
-        "exists already, and is valid; pass --force to replace it",
-    )
+    folder = store_of(tmp_path / "store")
+    return ("index", "rebuild"), folder, 1, "exists already, and is valid; pass --force to replace it"
 
 
 def lone_batch_file(tmp_path):

@@ -112,29 +112,18 @@ def test_the_ranks_read_what_was_copied_and_nothing_else_was(options, store, fol
         assert len(batches_in(folder, store)) < len(TOKENS)
 
 
-def test_a_state_says_what_is_left_of_its_epoch(store, folder, tmp_path):
+@pytest.mark.parametrize("done", [3, 8])
+def test_a_state_says_what_is_left_of_its_epoch_or_that_the_next_one_is(done, store, folder, tmp_path):
     options = {"shuffle": "global", "seed": 9, "batch_size": 4}
     with Loader(store, rank=0, world_size=WORLD, epoch=2, **options) as loader:
-        for _ in range(3):
-            loader.get_batch()
+        assert len([loader.get_batch() for _ in range(done)]) <= len(loader) == 8
         state = loader.state_dict()
     (tmp_path / "state.json").write_text(json.dumps(state))
     arguments = (store, folder, "--state", tmp_path / "state.json", "--ranks", "0-3", "--world-size", WORLD)
-    assert staged(*arguments)["copied"] == 5 * 4  # steps that are left, by ranks
+    assert staged(*arguments)["copied"] == (8 - done or 8) * 4  # steps that are left, by ranks
+    if done == 8:
+        options, state = {**options, "epoch": 3}, None
     same(read_from_cache_alone(folder, store, state, rank=3, **options), plain_steps(store, state, rank=3, **options))
-
-
-def test_at_the_end_of_an_epoch_the_next_one_is_copied(store, folder, tmp_path):
-    options = {"seed": 9, "batch_size": 4}
-    with Loader(store, rank=0, world_size=WORLD, epoch=2, **options) as loader:
-        steps = [loader.get_batch() for _ in range(len(loader))]
-        state = loader.state_dict()
-    assert len(steps) * 4 * WORLD == state["position"]
-    (tmp_path / "state.json").write_text(json.dumps(state))
-    words = ["--state", tmp_path / "state.json", "--ranks", 3, "--world-size", WORLD]
-    assert staged(store, folder, *words)["copied"] == len(steps)
-    options["epoch"] = 3
-    same(read_from_cache_alone(folder, store, rank=3, **options), plain_steps(store, rank=3, **options))
 
 
 def test_fields_are_copied_too(store, folder):
@@ -150,16 +139,20 @@ def test_windows_of_a_stream(targets, tmp_path, folder):
         writer.write_documents(random_tokens(1, 1, 9000, "uint16").reshape(-1), [9000])
     options = {"batch_size": 2, "seq_len": 64, "targets": targets}
     words = ["--batch-size", 2, "--seq-len", 64, *["--targets"] * targets]
-    assert (
-        staged(tmp_path / "s.h5", folder, *words, "--ranks", 1, "--world-size", WORLD)["copied"] == 6
-    )  # chunks of 512 tokens
-    same(
-        read_from_cache_alone(folder, tmp_path / "s.h5", rank=1, **options),
-        plain_steps(tmp_path / "s.h5", rank=1, **options),
-    )
+    path = tmp_path / "s.h5"
+    found = staged(path, folder, *words, "--ranks", 1, "--world-size", WORLD)
+    assert found["copied"] == 6  # chunks of 512 tokens
+    same(read_from_cache_alone(folder, path, rank=1, **options), plain_steps(path, rank=1, **options))
 
 
-def test_what_is_there_is_not_copied_again(store, folder):
+def test_what_is_there_is_not_copied_again(store, folder, monkeypatch):
+    with monkeypatch.context() as patch:
+        times = iter(range(0, 10**6, 60))
+        patch.setattr(console, "time", SimpleNamespace(monotonic=lambda: next(times)))
+        shown = stage(store, folder.with_name("other")).stderr
+    assert shown.startswith("stage: ")  # a pipe gets lines and no bar
+    assert "B/s" in shown
+    assert "\r" not in shown
     assert "staged  32 of 32 units" in stage(store, folder, "--ranks", "0-3", "--world-size", WORLD).stdout
     done = stage(store, folder, "--ranks", "0-7", "--world-size", WORLD)
     assert done.stdout == "staged  64 of 64 units, 256.0 KiB; 32 were there already\n"
@@ -172,15 +165,6 @@ def test_a_full_cache_is_said_and_no_error(store, folder):
     assert staged_line.startswith("staged    2")
     assert left_line.startswith("left out  4")
     assert left_line.endswith("units: the cache or its disk is full; see 'zb cache'")
-
-
-def test_a_pipe_gets_lines_and_no_bar(store, folder, monkeypatch):
-    times = iter(range(0, 10**6, 60))
-    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: next(times)))
-    done = stage(store, folder)
-    assert done.stderr.startswith("stage: ")
-    assert "B/s" in done.stderr
-    assert "\r" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -197,17 +181,11 @@ def test_a_pipe_gets_lines_and_no_bar(store, folder, monkeypatch):
         (["--batch-size", "1000"], "too few"),
     ],
 )
-def test_wrong_usage_is_one_message(arguments, message, store, folder):
+def test_wrong_usage_is_one_message(arguments, message, store, folder, tmp_path):
     assert message in stage(store, folder, *arguments, code=2).stderr
-
-
-def test_a_folder_that_cannot_be_written_is_one_message(store, tmp_path):
     (tmp_path / "file").touch()
     done = stage(store, tmp_path / "file", code=2)
     assert done.stderr.startswith(f"Error: {tmp_path}/file: expected a cache folder that can be written")
-
-
-def test_a_state_of_another_store_is_refused(store, folder, tmp_path):
     with Loader(store, rank=0, world_size=1) as loader:
         state = {**loader.state_dict(), "fingerprint": "sha256:other"}
     (tmp_path / "state.json").write_text(json.dumps(state))

@@ -7,25 +7,15 @@ import pytest
 from click.testing import CliRunner
 from packed import write_packed
 
-from zb_hdf5 import HDF5ShardWriter, Loader, MixedLoader, ShardEntry, ShardIndex, StoreMeta, open_reader, open_writer
+from zb_hdf5 import HDF5ShardWriter, Loader, MixedLoader, open_reader, open_writer
 from zb_hdf5.commands.zb import zb
 
 TOKENS = np.random.default_rng(8).integers(0, 60_000, (30, 4, 16), dtype=np.uint16)
 
 
 @pytest.fixture
-def store(tmp_path):
-    folder = tmp_path / "store"
-    folder.mkdir()
-    entries = []
-    for number, part in enumerate(np.array_split(TOKENS, 3)):
-        path = folder / f"shard-{number}.h5"
-        with open_writer(path, batch_size=4, seq_len=16, dtype="uint16") as writer:
-            writer.write(part)
-            info = writer.finish()
-        entries.append(ShardEntry.of(info))
-    ShardIndex(StoreMeta(4, 16, np.dtype("<u2")), tuple(entries)).save(folder)
-    return folder
+def store(tmp_path, write_store):
+    return write_store(tmp_path / "store", TOKENS, (10, 20))
 
 
 def rows_named(batch):
@@ -60,7 +50,7 @@ def test_named_rows_are_the_tokens_of_the_step(store, tmp_path, shuffle, batch_s
 
 
 def test_mixtures_are_answered_before_and_after_a_change_of_weights(store, tmp_path):
-    sources = {"a": store, "b": store / "shard-1.h5"}
+    sources = {"a": store, "b": store / "shard-00001.h5"}
     mixed = MixedLoader(sources, {"a": 1, "b": 1}, rank=0, world_size=1)
     iterator = iter(mixed)
     seen = [next(iterator) for _ in range(9)]
@@ -89,9 +79,12 @@ def test_wrong_states_are_told(store, tmp_path):
     assert "kind" in run(store, "--state", state, "--step", 0, code=1)
     state.write_text(json.dumps(good))
     assert "end" in run(store, "--state", state, "--step", 10**6, code=2)
-
-
-# --- documents -------------------------------------------------------------------------------------------------
+    assert "expected a step below" in run(store, "--state", state, "--step", 10**30, code=2)
+    with MixedLoader({"a": store}, {"a": 1}, rank=0, world_size=1) as mixed:
+        state.write_text(json.dumps(mixed.state_dict()))
+    assert "expected a step below" in run(f"a={store}", "--state", state, "--step", 10**30, code=2)
+    state.write_text("[" * 100_000)
+    assert "not JSON" in run(store, "--state", state, "--step", 0, code=1)
 
 
 def require_documents(found, rows, documents):
@@ -148,6 +141,13 @@ def test_documents_behind_windows_are_those_of_their_tokens(tmp_path):
     for step, (x, y) in enumerate(steps):
         [found] = run(tmp_path / "s.h5", "--state", tmp_path / "state.json", "--step", step, "--batch-size", 3)
         require_documents(found, np.concatenate([x.numpy(), y.numpy()[:, -1:]], axis=1), documents)
+    every = [token for document in documents for token in document]
+    [found] = run(tmp_path / "s.h5", "--batch", 3, "--batch-size", 4, "--seq-len", 16)
+    assert [(row["start"], row["stop"]) for row in found["rows"]] == [(at, at + 16) for at in range(192, 256, 16)]
+    require_documents(found, np.array(every[192:256]).reshape(4, 16), documents)
+    [found] = run(tmp_path / "s.h5", "--batch", 0)  # a row of all tokens: the stream has fewer than 512
+    assert [row["start"] for row in found["rows"]] == [0]
+    assert "no batch 99" in run(tmp_path / "s.h5", "--batch", 99, code=1)
 
 
 @pytest.mark.parametrize("value", [None, "7", 1.5, True, [7], {"a": 7}, -1, 2**70])
@@ -163,17 +163,6 @@ def test_a_value_of_a_state_that_cannot_be_is_told(value, store, tmp_path):
         found = CliRunner().invoke(zb, ["which", str(name), "--state", str(state), "--step", "0"])
         assert found.exception is None or isinstance(found.exception, SystemExit), (content, found.exception)
     mixed.close()
-
-
-def test_a_step_of_any_size_and_nested_json_are_told(store, tmp_path):
-    state = tmp_path / "state.json"
-    state.write_text(json.dumps(Loader(store, rank=0, world_size=1).state_dict()))
-    assert "expected a step below" in run(store, "--state", state, "--step", 10**30, code=2)
-    with MixedLoader({"a": store}, {"a": 1}, rank=0, world_size=1) as mixed:
-        state.write_text(json.dumps(mixed.state_dict()))
-    assert "expected a step below" in run(f"a={store}", "--state", state, "--step", 10**30, code=2)
-    state.write_text("[" * 100_000)
-    assert "not JSON" in run(store, "--state", state, "--step", 0, code=1)
 
 
 def test_a_stored_batch_needs_no_state(packed):
@@ -253,17 +242,3 @@ def test_what_cannot_be_named(store, packed, tmp_path):
         (store, "--state", tmp_path / "state.json"),
     ):
         assert "pass one STORE and --batch, or --state and --step" in run(*arguments, code=2)
-
-
-def test_a_batch_of_a_stream_takes_the_shape_that_is_asked_for(tmp_path):
-    documents = [np.random.default_rng(n).integers(0, 100, length).tolist() for n, length in enumerate(LENGTHS)]
-    with HDF5ShardWriter(tmp_path / "s.h5", chunk_tokens=64) as writer:
-        for number, document in enumerate(documents):
-            writer.write_document(document, id=f"id-{number}")
-    every = [token for document in documents for token in document]
-    [found] = run(tmp_path / "s.h5", "--batch", 3, "--batch-size", 4, "--seq-len", 16)
-    assert [(row["start"], row["stop"]) for row in found["rows"]] == [(at, at + 16) for at in range(192, 256, 16)]
-    require_documents(found, np.array(every[192:256]).reshape(4, 16), documents)
-    [found] = run(tmp_path / "s.h5", "--batch", 0)  # a row of all tokens: the stream has fewer than 512
-    assert [row["start"] for row in found["rows"]] == [0]
-    assert "no batch 99" in run(tmp_path / "s.h5", "--batch", 99, code=1)

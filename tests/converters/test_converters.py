@@ -14,7 +14,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commandline import run
+from contents import files_in
+from damage import flip_token
 from descriptors import open_files
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,14 +44,9 @@ INTEGERS = ["<i1", "<i2", "<i4", "<i8", "<u1", "<u2", "<u4", "<u8", ">i2", ">i4"
 # --- helpers ---------------------------------------------------------------------------------------------------
 
 
-def invoke(*arguments):
-    """Run `convert`; an exception that is not an exit is the test's failure."""
-    return CliRunner().invoke(convert, [str(argument) for argument in arguments], catch_exceptions=False)
-
-
 def succeed(*arguments):
     """Return the report."""
-    result = invoke(*arguments, "--json")
+    result = run(convert, *arguments, "--json")
     assert result.exit_code == 0, result.stderr
     report = json.loads(result.stdout)
     dropped = sum(report["tokens_dropped"].values())
@@ -59,18 +56,12 @@ def succeed(*arguments):
 
 def fail(code, *arguments):
     """Return the one error message."""
-    result = invoke(*arguments)
+    result = run(convert, *arguments)
     assert result.exit_code == code, result.output
     assert result.stdout == ""
     assert result.stderr.startswith("Error: ")
     assert result.stderr.count("Error: ") == 1
     return result.stderr.removeprefix("Error: ").strip()
-
-
-def snapshot(folder):
-    """Return everything below `folder`, byte for byte."""
-    files = (path for path in folder.rglob("*") if not path.is_dir())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def save(path, array):
@@ -106,17 +97,6 @@ def write_store(path, tokens, **options):
     return path
 
 
-def flip_bit(path, number):
-    """Damage one token of batch `number` of one file."""
-    with open_reader(path) as reader:
-        offset = reader.extents.offset(number)
-    with open(path, "r+b") as file:
-        file.seek(offset + 5)
-        byte = file.read(1)[0]
-        file.seek(offset + 5)
-        file.write(bytes([byte ^ 1]))
-
-
 @pytest.fixture
 def source(tmp_path):
     """50 records in one file: 12 batches of 4 and a rest of 2."""
@@ -149,7 +129,7 @@ def test_the_report_says_where_every_token_went(command, remainder, stored, padd
     assert len(records_of(tmp_path / "out")) == stored
     if not padded:
         balance = "400 in = 384 stored + 16 remainder dropped"
-        assert balance in invoke(command, source, tmp_path / "out", *SHAPE, "--force").stdout
+        assert balance in run(convert, command, source, tmp_path / "out", *SHAPE, "--force").stdout
 
 
 @pytest.mark.parametrize("command", FROM_NPY)
@@ -173,7 +153,7 @@ def test_the_same_seed_gives_the_same_bytes(suffix, source, tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         (tmp_path / name).mkdir()
         succeed("npy-to-hdf5", source, tmp_path / name / f"out{suffix}", *SHAPE, "--seed", seed, "--force")
-        found.append(snapshot(tmp_path / name))
+        found.append(files_in(tmp_path / name))
     assert found[0] == found[1] != found[2]
 
 
@@ -223,7 +203,7 @@ PAD = ("--remainder", "pad")
     ("npy-to-batch", "o.batch", ("--seed", 2**32), 1, ["32 bits"]),
 ])  # fmt: skip
 def test_what_cannot_be_made_is_refused_and_nothing_is_left(command, target, options, code, messages, source, tmp_path):
-    result = invoke(command, source, tmp_path / target, *SHAPE, *options)
+    result = run(convert, command, source, tmp_path / target, *SHAPE, *options)
     assert (result.exit_code, result.stdout, result.stderr.count("Error: ")) == (code, "", 1)
     assert all(message in result.stderr for message in messages), result.stderr
     assert list(tmp_path.iterdir()) == [source.parent]
@@ -551,7 +531,7 @@ def test_a_malformed_npy_header_is_one_clear_error(header, version, tmp_path):
     path = tmp_path / "in.npy"
     length = len(header).to_bytes(2 if version == (1, 0) else 4, "little")
     path.write_bytes(b"\x93NUMPY" + bytes(version) + length + header.encode() + bytes(4096))
-    result = invoke("npy-to-hdf5", path, tmp_path / "o.h5", *SHAPE)
+    result = run(convert, "npy-to-hdf5", path, tmp_path / "o.h5", *SHAPE)
     assert result.exit_code in (1, 4), result.output
     assert result.stderr.startswith(f"Error: {path}: ")
     assert list(tmp_path.iterdir()) == [path]
@@ -564,7 +544,7 @@ def test_an_empty_folder_is_an_error(tmp_path):
 
 @pytest.mark.parametrize("command", [*FROM_NPY, "hdf5-to-npy", "hdf5-to-batch", "batch-to-hdf5", "batch-to-npy"])
 def test_a_missing_source_is_named(command, tmp_path):
-    result = invoke(command, tmp_path / "nowhere", tmp_path / "out")
+    result = run(convert, command, tmp_path / "nowhere", tmp_path / "out")
     assert result.exit_code == 2  # as of every command that is given such a path
     assert "nowhere: no such file or folder" in result.stderr
     assert list(tmp_path.iterdir()) == []
@@ -596,7 +576,7 @@ def test_a_store_keeps_its_cut_and_its_story(source, tmp_path):
     succeed("npy-to-hdf5", source, tmp_path / "h5", *SHAPE, "--shards", 5, "--seed", 6, "--vocab-size", 400)
     succeed("hdf5-to-batch", tmp_path / "h5", tmp_path / "batch")
     succeed("batch-to-hdf5", tmp_path / "batch", tmp_path / "again")
-    assert snapshot(tmp_path / "again") == snapshot(tmp_path / "h5")
+    assert files_in(tmp_path / "again") == files_in(tmp_path / "h5")
     first, second = ShardIndex.load(tmp_path / "h5"), ShardIndex.load(tmp_path / "batch")
     assert [s.sha256 for s in first.shards] == [s.sha256 for s in second.shards]
     assert (first.meta, first.shuffle, first.source) == (second.meta, second.shuffle, second.source)
@@ -614,7 +594,7 @@ def test_npy_output_is_what_the_reader_reads(command, target, source, tmp_path):
 
 
 def test_the_same_tokens_have_the_same_sha256_in_every_format(native, tmp_path):
-    printed = invoke("batch-to-hdf5", native, tmp_path / "middle", "--shards", 3).stdout
+    printed = run(convert, "batch-to-hdf5", native, tmp_path / "middle", "--shards", 3).stdout
     reports = [
         succeed("batch-to-hdf5", native, tmp_path / "a.h5"),
         succeed("batch-to-npy", native, tmp_path / "a.npy"),
@@ -623,7 +603,7 @@ def test_the_same_tokens_have_the_same_sha256_in_every_format(native, tmp_path):
         succeed("npy-to-hdf5", tmp_path / "b.npy", tmp_path / "b.h5", *SHAPE, "--no-shuffle"),
     ]
     assert len({report["sha256"] for report in reports}) == 1
-    back = invoke("hdf5-to-batch", tmp_path / "middle", tmp_path / "back").stdout
+    back = run(convert, "hdf5-to-batch", tmp_path / "middle", tmp_path / "back").stdout
     digest, again = (re.search(r"^sha256 +(\w{64})$", text, re.MULTILINE)[1] for text in (printed, back))
     assert digest == again
 
@@ -667,7 +647,7 @@ def test_any_way_through_the_formats_keeps_every_token(num_batches, shape, dtype
 @pytest.mark.parametrize("target", ["out.batch", "out"])
 def test_a_damaged_hdf5_file_is_refused(target, tmp_path):
     path = write_store(tmp_path / "in.h5", numbered(48).reshape(12, 4, SEQ_LEN))
-    flip_bit(path, 7)
+    flip_token(path, 7)
     with pytest.raises(ChecksumError):
         run_pipe(StoreSource(path, "hdf5"), "batch", tmp_path / target)
     assert "expected crc32" in fail(3, "hdf5-to-batch", path, tmp_path / target)
@@ -685,12 +665,12 @@ def test_a_damaged_hdf5_file_is_refused(target, tmp_path):
 @pytest.mark.thin
 def test_a_damaged_store_is_refused(backend, target, options, source, tmp_path):
     succeed(f"npy-to-{backend}", source, tmp_path / "store", *SHAPE, "--shards", 3)
-    flip_bit(tmp_path / "store" / f"shard-00001-of-00003{SUFFIXES[backend]}", 2)
-    before = snapshot(tmp_path)
+    flip_token(tmp_path / "store" / f"shard-00001-of-00003{SUFFIXES[backend]}", 2)
+    before = files_in(tmp_path)
     to = "npy" if target == "npy" else "batch" if backend == "hdf5" else "hdf5"
     name = f"joined{SUFFIXES[to]}" if target == "joined" else target
     assert "expected" in fail(3, f"{backend}-to-{to}", tmp_path / "store", tmp_path / name, *options)
-    after = snapshot(tmp_path)  # shards that were finished before the damage was met may be there for --resume
+    after = files_in(tmp_path)  # shards that were finished before the damage was met may be there for --resume
     assert {path: data for path, data in after.items() if not path.startswith(f"{name}.partial/")} == before
     assert not (tmp_path / name).exists()
 
@@ -698,10 +678,10 @@ def test_a_damaged_store_is_refused(backend, target, options, source, tmp_path):
 def test_damage_is_no_reason_to_lose_what_was_there(tmp_path):
     path = write_store(tmp_path / "in.h5", numbered(48).reshape(12, 4, SEQ_LEN))
     old = write_store(tmp_path / "out.batch", numbered(4, 99).reshape(1, 4, SEQ_LEN))
-    flip_bit(path, 0)
-    before = snapshot(tmp_path)
+    flip_token(path, 0)
+    before = files_in(tmp_path)
     fail(3, "hdf5-to-batch", path, old, "--force")
-    assert snapshot(tmp_path) == before
+    assert files_in(tmp_path) == before
 
 
 @pytest.mark.parametrize("missing", ["shard-00001-of-00003.h5", INDEX_NAME])
@@ -801,9 +781,9 @@ def old(request, tmp_path):
 
 
 def test_what_exists_is_not_replaced_unasked(old, source, tmp_path):
-    before = snapshot(tmp_path)
+    before = files_in(tmp_path)
     assert "--force" in fail(1, "npy-to-hdf5", source, old, *SHAPE)
-    assert snapshot(tmp_path) == before
+    assert files_in(tmp_path) == before
 
 
 def test_force_replaces_and_leaves_nothing_else(old, source, tmp_path):
@@ -831,9 +811,9 @@ def test_a_failing_conversion_with_force_keeps_the_old_data(old, tmp_path):
     tokens = numbered(48, dtype="<i8")
     tokens[47, 7] = -1
     save(tmp_path / "bad.npy", tokens)
-    before = snapshot(tmp_path)
+    before = files_in(tmp_path)
     fail(1, "npy-to-hdf5", tmp_path / "bad.npy", old, *SHAPE, "--no-shuffle", "--force")
-    assert snapshot(tmp_path) == before
+    assert files_in(tmp_path) == before
 
 
 @pytest.mark.parametrize("name", ["notes.txt", ".hidden", "model"])
@@ -844,19 +824,19 @@ def test_force_never_deletes_a_folder_with_foreign_files(name, source, tmp_path)
         foreign_path.mkdir()
         foreign_path = foreign_path / "weights.bin"
     foreign_path.write_text("precious")
-    before = snapshot(tmp_path)
+    before = files_in(tmp_path)
     assert name in fail(1, "npy-to-hdf5", source, tmp_path / "out", *SHAPE, "--force")
-    assert snapshot(tmp_path) == before
+    assert files_in(tmp_path) == before
 
 
 def test_force_does_not_turn_a_file_into_a_folder_or_back(source, tmp_path):
     (tmp_path / "file").write_text("precious")
     succeed("npy-to-hdf5", source, tmp_path / "folder", *SHAPE)
     (tmp_path / "folder").rename(tmp_path / "folder.h5")
-    before = snapshot(tmp_path)
+    before = files_in(tmp_path)
     fail(1, "npy-to-hdf5", source, tmp_path / "file", *SHAPE, "--force")
     fail(1, "npy-to-hdf5", source, tmp_path / "folder.h5", *SHAPE, "--force")
-    assert snapshot(tmp_path) == before
+    assert files_in(tmp_path) == before
 
 
 @pytest.mark.parametrize("name", ["out.h5", "out"])
@@ -877,11 +857,11 @@ def test_foreign_files_that_appear_during_the_conversion_are_kept(source, tmp_pa
         (tmp_path / "out" / "notes.txt").write_text("precious")
 
     succeed("npy-to-hdf5", source, tmp_path / "out", *SHAPE)
-    before = snapshot(tmp_path)
+    before = files_in(tmp_path)
     opened = NpySource([source], batch_size=4, seq_len=SEQ_LEN, seed=0)
     with pytest.raises(ConvertError, match="notes"):
         run_pipe(opened, "hdf5", tmp_path / "out", overwrite=True, progress=appear)
-    after = {path: data for path, data in snapshot(tmp_path).items() if not path.startswith("out.partial/")}
+    after = {path: data for path, data in files_in(tmp_path).items() if not path.startswith("out.partial/")}
     assert after == {**before, "out/notes.txt": b"precious"}
 
 
@@ -923,41 +903,49 @@ def test_the_leftover_of_a_killed_conversion_is_replaced(source, tmp_path):
 
 def test_a_conversion_onto_its_own_source_is_refused_unasked(native, source, tmp_path):
     succeed("npy-to-hdf5", source, tmp_path / "store", *SHAPE)
-    before = snapshot(tmp_path)
+    before = files_in(tmp_path)
     fail(1, "hdf5-to-batch", tmp_path / "store", tmp_path / "store")
     fail(1, "batch-to-hdf5", native, native)
     fail(1, "npy-to-hdf5", source.parent, source.parent, *SHAPE)
-    assert snapshot(tmp_path) == before
+    assert files_in(tmp_path) == before
 
 
 def test_force_onto_its_own_source_loses_no_token(native, source, tmp_path):
     succeed("npy-to-hdf5", source, tmp_path / "store", *SHAPE, "--no-shuffle")
-    invoke("hdf5-to-batch", tmp_path / "store", tmp_path / "store", "--force")
+    run(convert, "hdf5-to-batch", tmp_path / "store", tmp_path / "store", "--force")
     np.testing.assert_array_equal(records_of(tmp_path / "store"), numbered(48))
-    before = snapshot(native.parent)
+    before = files_in(native.parent)
     fail(1, "batch-to-hdf5", native, native, "--force")
-    assert snapshot(native.parent) == before
+    assert files_in(native.parent) == before
 
 
 def test_npy_records_are_not_replaced_by_what_is_made_of_them(source, tmp_path):
     """Shuffling, dropping and padding cannot be undone: the source of an npy conversion must outlive it."""
     succeed("npy-to-hdf5", source, tmp_path / "store", *SHAPE)
     succeed("hdf5-to-npy", tmp_path / "store", tmp_path / "records")
-    before = snapshot(tmp_path / "records")
-    invoke(
-        "npy-to-hdf5", tmp_path / "records", tmp_path / "records", "--batch-size", 5, "--seq-len", SEQ_LEN, "--force"
+    before = files_in(tmp_path / "records")
+    run(
+        convert,
+        "npy-to-hdf5",
+        tmp_path / "records",
+        tmp_path / "records",
+        "--batch-size",
+        5,
+        "--seq-len",
+        SEQ_LEN,
+        "--force",
     )
-    assert snapshot(tmp_path / "records") == before
+    assert files_in(tmp_path / "records") == before
 
 
 def test_a_conversion_reads_its_source_only(native, source, tmp_path):
-    before = {**snapshot(source.parent), **snapshot(native.parent)}
+    before = {**files_in(source.parent), **files_in(native.parent)}
     succeed("npy-to-hdf5", source, tmp_path / "a.h5", *SHAPE)
     succeed("batch-to-hdf5", native, tmp_path / "b.h5")
-    h5 = snapshot(tmp_path)
+    h5 = files_in(tmp_path)
     succeed("hdf5-to-npy", tmp_path / "b.h5", tmp_path / "b.npy")
-    assert {name: data for name, data in snapshot(tmp_path).items() if name != "b.npy"} == h5
-    assert {**snapshot(source.parent), **snapshot(native.parent)} == before
+    assert {name: data for name, data in files_in(tmp_path).items() if name != "b.npy"} == h5
+    assert {**files_in(source.parent), **files_in(native.parent)} == before
 
 
 def test_a_closed_conversion_leaves_its_hdf5_source_free(tmp_path):

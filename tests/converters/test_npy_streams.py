@@ -7,11 +7,12 @@ import os
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from interrupted import Failing, Recorded, Stops
 
-from zb_hdf5 import ArgumentError, ConvertError, Loader, MmapTokenStore, convert
+from examples import examples
+from zb_hdf5 import ArgumentError, ConvertError, Loader, MmapTokenStore, ShardIndex, convert
 from zb_hdf5.converters import npy_source
 from zb_hdf5.converters.cli import convert as command
 from zb_hdf5.converters.conversion import Conversion
@@ -42,7 +43,7 @@ def save(folder, *streams, dtype="u2"):
     return folder
 
 
-@settings(max_examples=12, deadline=None)
+@examples(20)
 @given(
     st.lists(st.lists(st.integers(0, END), max_size=40), min_size=1, max_size=3).filter(any),
     st.sampled_from(["behind", "front"]),
@@ -92,8 +93,12 @@ def test_an_interrupted_run_goes_on(tmp_path):
         convert([source], "stream", tmp_path / "stream", boundary_token_id=1, resume=True)
     report = convert([source], "stream", tmp_path / "stream", boundary_token_id=END, resume=True)
     assert report.shards_kept == 2
-    whole = convert([source], "stream", tmp_path / "whole", boundary_token_id=END)
-    assert report.index.sha256 == whole.index.sha256
+    arguments = ["npy-to-stream", str(source), str(tmp_path / "whole"), "--boundary-token-id", str(END)]
+    done = CliRunner().invoke(command, arguments, catch_exceptions=False)
+    assert (done.exit_code, "documents  4" in done.output) == (0, True), done.output
+    assert ShardIndex.load(tmp_path / "whole").sha256 == report.index.sha256
+    again = CliRunner().invoke(command, arguments)
+    assert (again.exit_code, "exists" in again.output) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -132,14 +137,3 @@ def test_a_source_that_changes_under_the_run_is_told(tmp_path):
     with pytest.raises(ConvertError, match=r"part-0\.npy: changed while it was converted"):
         run(Conversion([source], "stream", tmp_path / "stream", boundary_token_id=END), shown)
     assert not (tmp_path / "stream").exists()
-
-
-def test_the_command(tmp_path):
-    source = save(tmp_path / "tokens", [1, END, 2, END])
-    arguments = ["npy-to-stream", str(source), str(tmp_path / "stream"), "--boundary-token-id", str(END)]
-    done = CliRunner().invoke(command, arguments, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    assert "documents  2" in done.output
-    again = CliRunner().invoke(command, arguments)
-    assert again.exit_code == 1
-    assert "exists" in again.output

@@ -63,9 +63,6 @@ def test_a_format_is_one_small_file(module, most):
     assert len(Path(module.__file__).read_text(encoding="utf-8").splitlines()) <= most
 
 
-# --- flat tokens ---------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def tok(tmp_path):
     path = tmp_path / "in" / "tokens.tok"
@@ -156,8 +153,6 @@ def test_the_help_and_the_refusals_name_the_format(tok, tmp_path, run):
     with pytest.raises(ArgumentError, match=r"tokenizer belongs to parquet, jsonl, text, found \.tok files of tokens"):
         convert(tok, "hdf5", tmp_path / "out", tokenizer="byte")
 
-
-# --- documents -----------------------------------------------------------------------------------------------------
 
 #: Documents of one or more sequences each; the last one is empty.
 DOCUMENTS = [[[1, 2, 3], [4]], [[5, 6]], [[7], [8, 9, 10, 11]], [[12, 13]], [[]]]

@@ -91,13 +91,6 @@ def test_a_store_is_compressed_or_not_and_keeps_everything(options, packed, tmp_
         assert [new.documents.document(k).id for k in range(9)] == [old.documents.document(k).id for k in range(9)]
 
 
-def test_compressed_batches_go_to_other_formats_byte_for_byte(tmp_path, tokens, write_file):
-    plain = write_file(tmp_path / "plain.batch", tokens).path
-    run("batch-to-hdf5", plain, tmp_path / "small.h5", "--codec", "zstd:9")
-    run("hdf5-to-batch", tmp_path / "small.h5", tmp_path / "back.batch")
-    assert (tmp_path / "back.batch").read_bytes() == plain.read_bytes()
-
-
 @pytest.mark.parametrize(("batch_size", "seq_len"), [(3, 16), (1, 32), (10, 8), (4, 1)])
 @pytest.mark.thin
 def test_another_layout_keeps_records_and_documents_of_each_split(batch_size, seq_len, packed, tmp_path):
@@ -117,7 +110,11 @@ def test_another_layout_keeps_records_and_documents_of_each_split(batch_size, se
     assert len(ShardIndex.load(tmp_path / "new").shards) == len(ShardIndex.load(packed).shards)
 
 
-def test_another_layout_keeps_fields_and_counts_of_a_file(tmp_path):
+def test_compressed_batches_go_to_other_formats_and_layouts_with_fields_and_counts(tmp_path, tokens, write_file):
+    plain = write_file(tmp_path / "plain.batch", tokens).path
+    run("batch-to-hdf5", plain, tmp_path / "small.h5", "--codec", "zstd:9")
+    run("hdf5-to-batch", tmp_path / "small.h5", tmp_path / "back.batch")
+    assert (tmp_path / "back.batch").read_bytes() == plain.read_bytes()
     tokens = np.random.default_rng(2).integers(0, 300, (5, 4, 12)).astype("<u2")
     fields = {"mask": "u1", "pair": ("<f4", (2,))}
     with open_writer(tmp_path / "x.h5", batch_size=4, seq_len=12, dtype="uint16", total_records=20, fields=fields) as w:

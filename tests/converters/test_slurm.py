@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from contents import batches_of
 
 from zb_hdf5 import Loader, UnavailableError, open_reader, open_writer
 from zb_hdf5.commands.zb import zb
@@ -73,11 +74,6 @@ def succeed(process):
     return out
 
 
-def batches(path):
-    with open_reader(path) as reader:
-        return np.stack([np.array(batch) for batch in reader])
-
-
 @pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.sh")), ids=lambda path: path.name)
 def test_every_script_is_bash(script):
     subprocess.run(["bash", "-n", script], check=True)
@@ -109,7 +105,7 @@ def test_a_part_of_an_array_is_written_again(job, tmp_path):
         part(number)
     assert CliRunner().invoke(zb, merge).exit_code == 0
     succeed(job("local.sh", "whole", *OPTIONS, "--shard-size", "4KiB"))
-    np.testing.assert_array_equal(batches(tmp_path / "out"), batches(tmp_path / "whole"))
+    np.testing.assert_array_equal(batches_of(tmp_path / "out"), batches_of(tmp_path / "whole"))
 
 
 @pytest.mark.slow

@@ -11,6 +11,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from contents import files_in
+from damage import flip
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from interrupted import Failing, Stops
@@ -97,9 +99,6 @@ def require_tokens(path, lengths, expected, *, seq_len, spans=spans_of, ranks=1,
     assert set((tokens[tokens > 0] - 1000).tolist()) == expected
 
 
-# --- the property ----------------------------------------------------------------------------------------------
-
-
 @st.composite
 def random_documents(draw):
     """Draw lengths and the spans of each document: ascending, with gaps and without."""
@@ -178,18 +177,11 @@ def test_it_stays_that_after_other_conversions(tmp_path_factory, documents, shap
     assert not any(report.problem or report.missing for report in verify_store(folder / "back"))
 
 
-# --- by example ------------------------------------------------------------------------------------------------
-
-
 def pack(stream, destination, *, target="hdf5", dtype="keep", work=None, **options):
     how = {"batch_size": 2, "seq_len": 8, "packing": "best-fit", **options, **(work or {})}
     if "num_shards" not in how:
         how.setdefault("shard_bytes", 96)
     return pipe.convert(stream, target, destination, dtype=dtype, **how)
-
-
-def files_in(folder):
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 @pytest.fixture
@@ -264,23 +256,15 @@ def test_padding_has_no_values(tmp_path, stream):
         number = np.concatenate(list(reader.field("number"))).reshape(tokens.shape)
     assert (tokens == 9).sum() > 10
     np.testing.assert_array_equal(number, np.where(tokens == 9, 0, tokens.astype(int) - 1000))
-
-
-def test_a_step_of_padding_alone_has_no_spans(tmp_path, stream):
-    pack(stream, tmp_path / "out", packing="pad", batch_size=3, pad_id=0)
-    with Loader(tmp_path / "out", shuffle="sequential", batch_size=1, **HOW, **CARRIED) as loader:
+    pack(stream, tmp_path / "three", packing="pad", batch_size=3, pad_id=0)
+    with Loader(tmp_path / "three", shuffle="sequential", batch_size=1, **HOW, **CARRIED) as loader:
         empty = [step for step in loader if not step["tokens"].any()]
     assert [step["spans"] for step in empty] == [[]] * 2  # ten documents have tokens: two rows fill the last batch
     assert all((step["span_index"] == -1).all() for step in empty)
 
 
-# --- bad input -------------------------------------------------------------------------------------------------
-
-
 def test_a_damaged_stream_is_not_packed(tmp_path, stream):
-    data = stream.read_bytes()
-    place = data.index(np.arange(1020, 1030).astype("<u2").tobytes())
-    stream.write_bytes(data[:place] + b"\x01" + data[place + 1 :])
+    flip(stream, stream.read_bytes().index(np.arange(1020, 1030).astype("<u2").tobytes()))
     with pytest.raises(ChecksumError, match="crc32"):
         pack(stream, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -82,7 +82,13 @@ def test_the_destination_never_replaces_the_text(tmp_path):
     with pytest.raises(ConvertError, match=r"corpus: is or holds the source .*shard-00000\.jsonl; choose another"):
         write(tmp_path / "corpus", overwrite=True)
     assert [path.name for path in (tmp_path / "corpus").iterdir()] == ["shard-00000.jsonl"]
-    assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ConvertError, match="out: exists already"):
+        write(tmp_path / "out")
+    (tmp_path / "empty.jsonl").write_text("bad\n")
+    with pytest.raises(ConvertError, match=r"no documents in 1 file \(1 bad JSON\)"):
+        writing(open_documents([tmp_path / "empty.jsonl"]), BYTES)(tmp_path / "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "empty.jsonl", "out"]
 
 
 @pytest.mark.parametrize("layout", ["batches", "stream"])
@@ -138,18 +144,6 @@ def test_finished_shards_are_kept(num_tasks, damage, tmp_path, files, monkeypatc
         path.name for path in (tmp_path / "whole").iterdir()
     }
     assert stored_documents(tmp_path / "out") == stored_documents(tmp_path / "whole")
-
-
-def test_errors(tmp_path, files):
-    write = writing(files, BYTES)
-    (tmp_path / "out").mkdir()
-    with pytest.raises(ConvertError, match="out: exists already"):
-        write(tmp_path / "out")
-    (tmp_path / "empty.jsonl").write_text("bad\n")
-    write = writing(open_documents([tmp_path / "empty.jsonl"]), BYTES)
-    with pytest.raises(ConvertError, match=r"no documents in 1 file \(1 bad JSON\)"):
-        write(tmp_path / "new")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "empty.jsonl", "out"]
 
 
 def test_the_command(tmp_path, files, texts):

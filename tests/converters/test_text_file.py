@@ -54,6 +54,12 @@ def test_all_shards_together_are_all_documents_in_order(files, texts, num_shards
     found = [encode(files, plan, num_threads=num_threads) for plan in plans]
     assert [document for documents, _ in found for document in documents] == tokens_of(texts)
     assert all(documents for documents, _ in found)
+    if num_shards is None:
+        parts = [tokens_of(texts[:120]), tokens_of(texts[120:190]), tokens_of(texts[190:])]
+        assert [documents for documents, _ in found] == parts
+        plans = route(TextSource(files, "jsonl", WITH_BOUNDARY), val_last_shard=True)
+        assert [plan.split for plan in plans] == [TRAIN, TRAIN, VAL]
+        assert encode(files, plans[-1])[0] == parts[-1]
     total = DocumentCounts()
     for _, counts in found:
         total.add(counts)
@@ -61,11 +67,6 @@ def test_all_shards_together_are_all_documents_in_order(files, texts, num_shards
     assert total.dropped.counts == {"bad JSON": 3, "empty": 3}
     assert total.dropped.first[0] == f"line 4 of {files[0].path}: bad JSON"
     assert total.tokens.tokens_in == sum(map(len, tokens_of(texts)))
-
-
-def test_a_shard_per_file(files, texts):
-    found = [encode(files, plan)[0] for plan in route(TextSource(files, "jsonl", WITH_BOUNDARY))]
-    assert found == [tokens_of(texts[:120]), tokens_of(texts[120:190]), tokens_of(texts[190:])]
 
 
 @pytest.mark.parametrize("num_shards", [1, 4])
@@ -80,12 +81,6 @@ def test_held_out_documents_do_not_depend_on_the_shards(files, texts, num_shards
     assert 20 <= len(held_out) <= 60
     assert not counts.dropped.counts, "counted in the shards of the training documents"
     assert encode(files, route(TextSource(files, "jsonl", WITH_BOUNDARY), val_fraction=0.2, seed=8)[-1])[0] != held_out
-
-
-def test_the_last_shard_held_out(files, texts):
-    plans = route(TextSource(files, "jsonl", WITH_BOUNDARY), val_last_shard=True)
-    assert [plan.split for plan in plans] == [TRAIN, TRAIN, VAL]
-    assert encode(files, plans[-1])[0] == tokens_of(texts[190:])
 
 
 @pytest.mark.parametrize("boundary", [None, 256])

@@ -16,9 +16,6 @@ MAGIC = b"TOKENS16"
 HEADER = struct.Struct("<8sQ")
 
 
-# --- a source ------------------------------------------------------------------------------------------------------
-
-
 def read_tok_header(path):
     with open(path, "rb", opener=regular) as file:
         head = file.read(HEADER.size)
@@ -42,8 +39,6 @@ SOURCE = SourceKind(
     ".tok files of tokens", "tokens/ {target} --batch-size 32", f"{__name__}:open_tok", (), SOURCES["npy"].options,
     several=True, choices=SOURCES["npy"].choices, suffixes=(".tok",),
 )  # fmt: skip
-
-# --- a target ------------------------------------------------------------------------------------------------------
 
 
 class TokWriter(NpyWriter):

@@ -25,8 +25,6 @@ from zb_hdf5.formats.hdf5.document_offsets import DocumentOffsets
 from zb_hdf5.spec import NO_DOCUMENT
 from zb_hdf5.store.stream_documents import FEW_DOCUMENTS, DocumentEdges
 
-# --- the reference: per token, (number of its segment, offset of its first token, place in it) -------------------
-
 
 def tokens_of(pieces):
     """Return (segment, offset or None for padding, place in the segment) of each token, row by row."""
@@ -61,9 +59,6 @@ def same(found, expected):
     for name in ("ends", "columns", "offsets"):
         assert getattr(found, name).tolist() == getattr(expected, name).tolist(), name
     assert found.seq_len == expected.seq_len
-
-
-# --- views -------------------------------------------------------------------------------------------------------
 
 
 @given(some_pieces())
@@ -130,9 +125,6 @@ def test_boundaries_are_filled_up_to_a_capacity(pieces, more):
         cu_seqlens(pieces, capacity=len(needed) - 1)
 
 
-# --- pieces of other records --------------------------------------------------------------------------------------
-
-
 @given(st.data())
 def test_records_are_taken_joined_and_narrowed(data):
     pieces = data.draw(some_pieces())
@@ -165,9 +157,6 @@ def test_pieces_of_several_lengths_are_refused():
         pieces.cut(4)
     with pytest.raises(ArgumentError, match=r"of one length, found lengths \[3, 6\]"):
         concatenate([pieces, pieces.cut(3)])
-
-
-# --- windows of a stream ------------------------------------------------------------------------------------------
 
 
 @given(

@@ -77,9 +77,6 @@ def all_of(reader, read):
     return found.view(reader.dtype) if found.dtype == signed else found
 
 
-# --- auto ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("verify", ["none", "auto", "batch"])
 @pytest.mark.parametrize("name", CONVERSIONS)
 @pytest.mark.thin
@@ -108,52 +105,39 @@ def test_auto_maps_nothing_for_the_fingerprint_of_a_lone_file(expected, tmp_path
         assert not is_mapped(path)
 
 
-@pytest.mark.parametrize("name", MAPPINGS)
+@pytest.mark.parametrize("read", [*MAPPINGS.values(), narrow])
 @pytest.mark.thin
-def test_auto_maps_at_the_first_call_that_needs_it(name, expected, tmp_path, write_file):
+def test_auto_maps_at_the_first_call_that_needs_it(read, expected, tmp_path, write_file):
     path = write_file(tmp_path / "x.batch", expected).path
     with open_reader(path, verify="none") as reader:
         reader.read_batch_torch(0)
         assert not is_mapped(path)
-        np.testing.assert_array_equal(all_of(reader, MAPPINGS[name]), expected)
-        assert is_mapped(path)
+        np.testing.assert_array_equal(all_of(reader, read), expected)
+        assert is_mapped(path) is (read is not narrow or expected.itemsize == 4)  # uint16 is widened
         np.testing.assert_array_equal(reader.read_batch_torch(5).numpy(), expected[5])
     assert not is_mapped(path)
 
 
-def test_auto_maps_for_int32_where_no_copy_is_needed(expected, tmp_path, write_file):
-    path = write_file(tmp_path / "x.batch", expected).path
-    with open_reader(path, verify="none") as reader:
-        np.testing.assert_array_equal(all_of(reader, narrow), expected)
-        assert is_mapped(path) is (expected.itemsize == 4)
-
-
+@pytest.mark.parametrize("access", ["auto", "pread"])
 @pytest.mark.parametrize("read", [*CONVERSIONS.values(), *MAPPINGS.values(), narrow])
 @pytest.mark.thin
-def test_auto_maps_nothing_on_a_network_file_system(read, store, expected, on_network):
-    with open_reader(store) as reader:
-        found = all_of(reader, read)
-        np.testing.assert_array_equal(found, expected)
+def test_auto_on_a_network_file_system_and_pread_map_nothing(access, read, store, expected, monkeypatch, tmp_path):
+    if access == "auto":
+        monkeypatch.setattr("zb_hdf5.files.ranges.network_file_system", lambda file: "nfs")
+    with open_reader(store, access=access) as reader:
+        np.testing.assert_array_equal(all_of(reader, read), expected)
         assert not is_mapped(store)
-
-
-def test_auto_maps_no_stream_on_a_network_file_system(tmp_path, on_network):
     np.save(tmp_path / "stream.npy", np.arange(100, dtype=np.uint16))
-    with MmapTokenStore(tmp_path / "stream.npy") as tokens:
+    with MmapTokenStore(tmp_path / "stream.npy", access=access) as tokens:
         np.testing.assert_array_equal(tokens.get_slice(10, 20), np.arange(10, 20))
         assert not is_mapped(tmp_path)
 
 
-# --- mmap and pread --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("read", [*CONVERSIONS.values(), *MAPPINGS.values(), narrow])
-@pytest.mark.thin
-def test_pread_never_maps(read, store, expected):
-    with open_reader(store, access="pread") as reader:
-        found = all_of(reader, read)
-        np.testing.assert_array_equal(found, expected)
-        assert not is_mapped(store)
+def test_a_file_system_that_does_not_answer_is_no_local_one(tmp_path):
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    os.close(descriptor)
+    assert network_file_system(descriptor) == "unreachable"
+    assert network_file_system(tmp_path / "missing") is None
 
 
 @pytest.mark.parametrize(("access", "factor"), [("mmap", 0), ("auto", 1), ("pread", 1)])
@@ -176,9 +160,6 @@ def test_a_reader_says_what_was_asked_for(access, store, on_network):
         assert reader.access == access
         with pickle.loads(pickle.dumps(reader)) as copy:
             assert copy.access == access
-
-
-# --- the file under a mapping that is made late ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("read", [*CONVERSIONS.values(), *MAPPINGS.values(), narrow])
@@ -260,10 +241,3 @@ def test_a_fork_goes_on_reading_and_mapping(first, store, expected):
 def test_an_array_of_another_dtype_is_refused(store):
     with open_reader(store) as reader, pytest.raises(ArgumentError, match="expected an array of uint"):
         reader.tokens.read([(0, np.empty(64, np.uint64))])
-
-
-def test_a_file_system_that_does_not_answer_is_no_local_one(tmp_path):
-    descriptor = os.open(tmp_path, os.O_RDONLY)
-    os.close(descriptor)
-    assert network_file_system(descriptor) == "unreachable"
-    assert network_file_system(tmp_path / "missing") is None

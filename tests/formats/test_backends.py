@@ -126,18 +126,6 @@ def test_every_access_reads_what_was_written(tmp_path_factory, make_stored, stor
                 np.testing.assert_array_equal(np.stack(list(reader)), expected)
 
 
-# --- processes and threads -------------------------------------------------------------------------------------
-
-
-@each_case
-@pytest.mark.thin
-def test_unpickled_reader_reads_after_the_original_is_closed(stored, access, tokens, tmp_path, make_stored):
-    with open_stored(stored, make_stored(stored, tmp_path, tokens), access) as reader:
-        reader.read_batch(1)
-        data = pickle.dumps(reader)
-    np.testing.assert_array_equal(read_everything(pickle.loads(data)), tokens)
-
-
 @pytest.mark.parametrize("stored", ["batch", "hdf5"])
 def test_unpickling_refuses_a_file_that_has_changed(stored, tokens, tmp_path, make_stored, write_file):
     path = make_stored(stored, tmp_path, tokens)
@@ -228,9 +216,6 @@ def test_eight_threads_share_more_shards_than_may_be_open(backends, access, tmp_
         check_threads(reader, expected)
 
 
-# --- identity --------------------------------------------------------------------------------------------------
-
-
 def fingerprint(path, **options):
     with open_reader(path, **options) as reader:
         return reader.fingerprint
@@ -285,9 +270,6 @@ def test_without_a_digest_the_fingerprint_is_sampled_and_says_so(stored, tokens,
     path.unlink()
     with open_stored(stored, make_stored(stored, tmp_path, changed), "auto") as other:
         assert other.fingerprint != sampled
-
-
-# --- which access, which backend -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stored", ["batch", "hdf5", "mixed store"])

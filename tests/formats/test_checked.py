@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from contract import check_reader, random_tokens
+from damage import flip
 
 import zb_hdf5.files.checked
 from zb_hdf5 import (
@@ -75,18 +76,11 @@ def make_stored(tmp_path, write_file, write_store, gzip_copy, expected):
     return make
 
 
-def flip(folder, tokens):
+def flip_tokens(folder, tokens):
     """Flip a bit in the middle of some tokens, wherever they lie in the files of a folder."""
-    data, found = tokens.tobytes(), 0
-    for path in (path for path in folder.rglob("*") if path.is_file()):
-        if (place := path.read_bytes().find(data)) >= 0:
-            with open(path, "r+b") as file:
-                file.seek(place + len(data) // 2)
-                byte = file.read(1)[0]
-                file.seek(-1, 1)
-                file.write(bytes([byte ^ 4]))
-            found += 1
-    assert found == 1
+    data = tokens.tobytes()
+    [path] = [path for path in folder.rglob("*") if path.is_file() and data in path.read_bytes()]
+    flip(path, path.read_bytes().index(data) + len(data) // 2, 4)
 
 
 @pytest.mark.parametrize("verify", ["auto", "none", "batch"])
@@ -109,7 +103,7 @@ def test_a_flipped_bit_is_found_where_a_batch_is_read_whole(stored, access, how,
     path = make_stored(stored)
     with open_reader(path, access=access) as reader, open_reader(path, access=access, verify="batch") as strict:
         strict[4], reader[4]  # proves the shard while it is whole
-        flip(tmp_path, expected[5])
+        flip_tokens(tmp_path, expected[5])
         read, whole = READS[how]
         if whole or (whole is None and access in ("pread", "h5py")):
             with pytest.raises(ChecksumError, match=r"batch [15]: expected crc32 [0-9a-f]{8}, found [0-9a-f]{8}") as e:
@@ -127,7 +121,7 @@ def test_a_flipped_bit_is_found_where_a_batch_is_read_whole(stored, access, how,
 @pytest.mark.parametrize("stored", ["batch store", "hdf5 store"])
 def test_a_loader_finds_a_flipped_bit(stored, make_stored, expected, tmp_path):
     path = make_stored(stored)
-    flip(tmp_path, expected[6])
+    flip_tokens(tmp_path, expected[6])
     for options in ({}, {"access": "pread"}, {"prefetch": 2}, {"access": "pread", "dtype": torch.int32}):
         with pytest.raises(ChecksumError, match="batch 2: expected"), Loader(path, **options) as loader:
             list(loader)
@@ -142,9 +136,6 @@ def test_fingerprints_and_states_do_not_depend_on_it(make_stored):
             states.append(loader.state_dict())
             assert (loader.reader.verified == "store") == (verify == "store")
     assert all(state == states[0] for state in states)
-
-
-# --- what cannot be compared -----------------------------------------------------------------------------------------
 
 
 def test_where_no_crc32_is_stored_nothing_is_checked_and_the_reader_says_so(tmp_path, expected, write_file):
@@ -185,9 +176,6 @@ def test_a_crc32_file_of_another_length_is_an_error(tmp_path, expected, write_fi
     (tmp_path / "x.batch.crc32").write_bytes(bytes(12))
     with open_reader(path, access="pread") as reader, pytest.raises(FormatError, match="expected 32 bytes, found 12"):
         reader.read_batch_torch(0)
-
-
-# --- how much is read for it -----------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -275,9 +263,6 @@ def test_rows_in_several_runs(tmp_path):
     ranges.close()
 
 
-# --- streams, fields -------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def streams(tmp_path):
     """A store of two streams with a field, in chunks of 100 tokens; the last chunk of each holds fewer."""
@@ -306,7 +291,7 @@ def test_windows_are_checked_by_whole_chunks_if_asked_for(streams, tmp_path):
         with MmapTokenStore(path, verify="batch") as store, pickle.loads(pickle.dumps(store)) as copy:
             np.testing.assert_array_equal(store.get_slice(0, len(own)), own)
             np.testing.assert_array_equal(copy.get_slice(len(own) - 3, len(own)), own[-3:])
-    flip(folder, tokens[900:950].astype("<u2"))
+    flip_tokens(folder, tokens[900:950].astype("<u2"))
     for path, record, chunk in ((folder, 30, 3), (lone, 12, 3)):
         with open_reader(path, batch_size=2, seq_len=30, verify="batch") as reader:
             reader.read_record(record - 5)

@@ -31,7 +31,7 @@ from zb_hdf5 import (
     rebuild_index,
     verify_store,
 )
-from zb_hdf5.files.codecs import CodedChunks, Decoded, decoder
+from zb_hdf5.files.codecs import CodedChunks, Decoded, Encoder, decoder
 from zb_hdf5.files.ranges import open_ranges
 from zb_hdf5.spec import EXTENTS, INDEX_NAME, NO_CODEC, codec_named
 
@@ -142,9 +142,6 @@ def test_windows_documents_and_fields_of_a_stream(codec, tokens, tmp_path):
     assert [report.problem for report in verify_store(tmp_path / "s.h5")] == [None]
 
 
-# --- stores ----------------------------------------------------------------------------------------------------
-
-
 def test_a_store_is_opened_by_its_index_alone(tokens, tmp_path, write_store, monkeypatch):
     folder = write_store(tmp_path / "z", tokens, (9, 30), codec="zstd")
     index = json.loads((folder / INDEX_NAME).read_text())
@@ -170,6 +167,11 @@ def test_shards_of_several_codecs_are_one_store(tokens, tmp_path, write_file, wr
     with open_reader(folder) as reader:
         np.testing.assert_array_equal(np.stack(list(reader)), tokens)
     assert [report.problem for report in verify_store(folder)] == [None] * 3
+    text = (folder / INDEX_NAME).read_text()
+    text = text.replace('"gzip:9"', '"lzma:6"')[: text.rindex(',\n "check"')] + "}"
+    (folder / INDEX_NAME).write_text(text)
+    with pytest.raises(FormatError, match="codecs: expected one of gzip, zstd, found 'lzma:6'"):
+        ShardIndex.load(folder)
 
 
 def test_another_file_of_the_same_size_is_not_taken_for_the_shard(tokens, tmp_path, write_store):
@@ -182,9 +184,6 @@ def test_another_file_of_the_same_size_is_not_taken_for_the_shard(tokens, tmp_pa
     path.write_bytes(data)
     with pytest.raises(ChecksumError, match=r"shard-00000.h5: batch 0 is damaged"), open_reader(folder) as reader:
         reader.read_batch(0)
-
-
-# --- damage ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("verify", ["none", "batch"])
@@ -208,8 +207,6 @@ def test_damage_names_the_batch(packed, verify, tmp_path):
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("change", ["more", "less", "cut", "empty", "noise"])
 def test_what_unpacks_to_something_else_is_refused(codec, change):
-    from zb_hdf5.files.codecs import Encoder
-
     data = np.arange(2000, dtype="<u2").reshape(1, -1) // 5
     encode = Encoder(codec)
     [(stored, skipped)] = encode(data)
@@ -226,42 +223,27 @@ def test_what_unpacks_to_something_else_is_refused(codec, change):
         decoder(codec)(np.frombuffer(stored, np.uint8), out)
 
 
-@pytest.mark.parametrize("row", [(-1, 10), (10, 0), (0, 2**62), (2**62, 1)])
-def test_chunks_outside_of_the_file_are_refused(row, packed):
+OUTSIDE = "batch 3 lies outside of the file"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        *(((first, size), OUTSIDE) for first, size in ((-1, 10), (10, 0), (0, 2**62), (2**62, 1))),
+        ((1 << 20, 2**40), "batch 3: expected at most "),  # a buffer of that size would be a MemoryError
+    ],
+)
+def test_chunks_outside_of_the_file_or_larger_than_plain_ones_are_refused(row, message, packed, tmp_path):
     with open_reader(packed[0]) as reader:
         meta = reader.meta
     with h5py.File(packed[0]) as h5:
         table = h5[EXTENTS][:].astype(np.int64)
     table[3] = row
-    ranges = open_ranges(packed[0])
-    with pytest.raises(FormatError, match="batch 3 lies outside of the file"):
+    path = Path(shutil.copy(packed[0], tmp_path))
+    if message != OUTSIDE:
+        os.truncate(path, sum(row))  # a sparse file is long enough for any claim, and costs nothing
+    with closing(open_ranges(path)) as ranges, pytest.raises(FormatError, match=message):
         Decoded(ranges, CodedChunks(packed[1], table), meta.dtype, meta.batch_tokens, 40 * meta.batch_tokens, "batch")
-    ranges.close()
-
-
-def test_a_compressed_chunk_that_claims_more_bytes_than_a_plain_one_is_refused(packed, tmp_path):
-    """A sparse file is long enough for any claim, and costs nothing: a buffer of that size would be a MemoryError."""
-    with open_reader(packed[0]) as reader:
-        meta = reader.meta
-    with h5py.File(packed[0]) as h5:
-        table = h5[EXTENTS][:].astype(np.int64)
-    sparse = Path(shutil.copy(packed[0], tmp_path / "sparse.h5"))
-    table[3] = sparse.stat().st_size, 2**40
-    os.truncate(sparse, sum(table[3].tolist()))
-    with closing(open_ranges(sparse)) as ranges, pytest.raises(FormatError, match="batch 3: expected at most "):
-        Decoded(ranges, CodedChunks(packed[1], table), meta.dtype, meta.batch_tokens, 40 * meta.batch_tokens, "batch")
-
-
-def test_an_index_with_an_unknown_codec_is_refused(tokens, tmp_path, write_store):
-    folder = write_store(tmp_path / "z", tokens, codec="gzip")
-    text = (folder / INDEX_NAME).read_text()
-    text = text.replace('"gzip:6"', '"lzma:6"')[: text.rindex(',\n "check"')] + "}"
-    (folder / INDEX_NAME).write_text(text)
-    with pytest.raises(FormatError, match="codecs: expected one of gzip, zstd, found 'lzma:6'"):
-        ShardIndex.load(folder)
-
-
-# --- what cannot be --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["lzma", "zstd:0", "zstd:23", "gzip:10", "gzip:x", "zstd:", "", ":3"])

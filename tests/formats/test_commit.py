@@ -368,24 +368,27 @@ def test_the_partial_of_a_conversion_is_read_between_two_commits(tmp_path, monke
     rows = np.random.default_rng(3).integers(0, 2**16, (40_000, 512)).astype("u2")  # 39 MiB: two commits and a rest
     np.save(tmp_path / "a.npy", rows)
     code = (
-        "import h5py, numpy as np, sys\nh5 = h5py.File(sys.argv[1], 'r', swmr=True)\nstored = h5['batches']\n"
-        "n = int(stored.attrs['num_batches'])\nsource = np.load(sys.argv[2], mmap_mode='r').reshape(-1, 32, 512)\n"
-        "assert all(np.array_equal(stored[k], source[k]) for k in range(n))\nprint(n, len(stored))"
+        "import h5py, numpy as np, sys\nsource = np.load(sys.argv[2], mmap_mode='r').reshape(-1, 32, 512)\n"
+        "for _ in sys.stdin:\n    h5 = h5py.File(sys.argv[1], 'r', swmr=True)\n    stored = h5['batches']\n"
+        "    n = int(stored.attrs['num_batches'])\n"
+        "    assert all(np.array_equal(stored[k], source[k]) for k in range(n))\n"
+        "    print(n, len(stored), flush=True)\n    h5.close()"
     )
     seen = []
 
     def look(tokens):
         if len(seen) < 6:
-            command = [sys.executable, "-c", code, tmp_path / "x.h5.partial", tmp_path / "a.npy"]
-            done = subprocess.run(command, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr
-            seen.append(tuple(map(int, done.stdout.split())))
+            print(file=reader.stdin, flush=True)
+            seen.append(tuple(map(int, reader.stdout.readline().split())))
 
-    convert(tmp_path / "a.npy", "hdf5", tmp_path / "x.h5", shuffle=False, progress=look)
+    command = [sys.executable, "-c", code, tmp_path / "x.h5.partial", tmp_path / "a.npy"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+        convert(tmp_path / "a.npy", "hdf5", tmp_path / "x.h5", shuffle=False, progress=look)
+    assert reader.returncode == 0
     assert {count for count, _ in seen} == {0, 512}
     assert {rows for _, rows in seen} == {1250}
-    with open_reader(tmp_path / "x.h5", verify="store") as reader:
-        np.testing.assert_array_equal(np.concatenate(list(reader)), rows)
+    with open_reader(tmp_path / "x.h5", verify="store") as stored:
+        np.testing.assert_array_equal(np.concatenate(list(stored)), rows)
 
 
 def test_a_failed_writer_says_what_became_of_its_batches(hit_each_write):

@@ -7,11 +7,13 @@ import json
 import os
 import pickle
 from contextlib import suppress
+from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commandline import run_zb
+from damage import flip
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,6 +99,9 @@ def path(tmp_path):
 @pytest.mark.thin
 def test_values_come_back_by_every_access(path, access):
     check(path, access=access)
+    with h5py.File(path) as h5:
+        for name, values in VALUES.items():
+            np.testing.assert_array_equal(h5["fields"][name][:], values)
     records = np.array([0, 91, 5, 5, 40])
     with open_reader(path, access=access) as reader:
         for name, values in VALUES.items():
@@ -105,12 +110,6 @@ def test_values_come_back_by_every_access(path, access):
             field.read_records_into(records, out)
             expected = values.reshape(-1, SHAPE[1], *values.shape[3:])[records]
             np.testing.assert_array_equal(out.reshape(expected.shape), expected)
-
-
-def test_they_lie_beside_the_tokens_where_h5py_finds_them(path):
-    with h5py.File(path) as h5:
-        for name, values in VALUES.items():
-            np.testing.assert_array_equal(h5["fields"][name][:], values)
 
 
 def test_a_batch_file_holds_tokens_only(tmp_path):
@@ -157,6 +156,8 @@ def test_a_field_reader_is_pickled_and_closed_with_its_tokens(path):
         copy = pickle.loads(pickle.dumps(reader))
         field = reader.field("concept")
         assert reader.field("concept") is field
+        with pytest.raises(ArgumentError, match=r"concept, loss_mask.*found 'nothing'"):
+            reader.field("nothing")
     np.testing.assert_array_equal(stored(copy, "concept"), VALUES["concept"])
     with pytest.raises(ValueError, match="closed"):
         field.read_batch(0)
@@ -166,21 +167,17 @@ def test_a_field_reader_is_pickled_and_closed_with_its_tokens(path):
 @pytest.mark.parametrize(
     ("fields", "match"),
     [
-        ({"tokens": "u1"}, "none of"),
-        ({"a b": "u1"}, "letters, digits"),
-        ({"x": "O"}, "fixed size"),
-        ({"x": "U3"}, "fixed size"),
-        ({"x": ">u2"}, "fixed size"),
-        ({"x": "nonsense"}, "expected a dtype"),
-        (np.dtype("u1"), "structured dtype"),
-        (["loss_mask"], "'loss_mask' without a dtype"),
-        ({"x": [("a", "i4"), ("a", "i4")]}, "expected a dtype"),
+        ({"tokens": "u1"}, "none of"), ({"a b": "u1"}, "letters, digits"), ({"x": "O"}, "fixed size"),
+        ({"x": "U3"}, "fixed size"), ({"x": ">u2"}, "fixed size"), ({"x": "nonsense"}, "expected a dtype"),
+        (np.dtype("u1"), "structured dtype"), (["loss_mask"], "'loss_mask' without a dtype"),
+        ([Field("a", np.dtype("u1"))] * 2, "each name once"), ({"x": [("a", "i4"), ("a", "i4")]}, "expected a dtype"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_stored_is_refused(fields, match, tmp_path):
     with pytest.raises(ArgumentError, match=match):
         open_writer(tmp_path / "x.h5", batch_size=1, seq_len=4, fields=fields)
     assert not list(tmp_path.iterdir())
+    assert [field.name for field in parse_fields({"b": "u1", "a": "u2"})] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -204,19 +201,12 @@ def test_values_of_another_kind_are_refused_and_nothing_is_written(fields, error
         assert (reader.field("mask").read_batch(0) == 1).all()
 
 
-def test_an_unknown_field_is_refused_with_those_that_are_there(path):
-    with open_reader(path) as reader, pytest.raises(ArgumentError, match=r"concept, loss_mask.*found 'nothing'"):
-        reader.field("nothing")
-
-
 def test_a_flipped_bit_in_a_value_is_found(path):
     with open_reader(path) as reader:
         field = reader.field("concept")
         assert field.extents is not None
         place, offset = field.path, field.extents.offset(11)
-    with open(place, "r+b") as file:
-        byte = os.pread(file.fileno(), 1, offset)[0]
-        os.pwrite(file.fileno(), bytes([byte ^ 4]), offset)
+    flip(Path(place), offset, 4)
     [report] = verify_store(path)
     assert isinstance(report.problem, ChecksumError)
     assert "batch 11 is the first bad one" in str(report.problem)
@@ -247,7 +237,12 @@ def test_a_store_of_shards_has_the_fields_of_its_shards(store):
     assert {f"field {name}" for name in FIELDS} <= {*verify_store(store)[0].checks}
 
 
-def test_fields_survive_the_way_to_compressed_files_and_back(store, tmp_path):
+def test_fields_survive_the_way_to_compressed_live_or_recut_files_and_back(store, tmp_path):
+    pipe.convert(StoreSource(store, "hdf5"), "hdf5", tmp_path / "cut", num_shards=4)
+    report = pipe.convert(StoreSource(tmp_path / "cut", "hdf5"), "hdf5", tmp_path / "live", num_shards=2, live=True)
+    assert report.left_behind == ""
+    check(tmp_path / "cut")
+    check(tmp_path / "live")
     there, back = tmp_path / "there", tmp_path / "back"
     pipe.convert(StoreSource(store, "hdf5"), "hdf5", there, codec="gzip:6")
     check(there, verify="batch")
@@ -259,19 +254,12 @@ def test_fields_survive_the_way_to_compressed_files_and_back(store, tmp_path):
     assert ShardIndex.load(back).shards == ShardIndex.load(store).shards
 
 
-def test_fields_survive_another_cut(store, tmp_path):
-    pipe.convert(StoreSource(store, "hdf5"), "hdf5", tmp_path / "cut", num_shards=4)
-    check(tmp_path / "cut")
-
-
 def test_damage_of_a_field_is_never_copied(store, tmp_path):
     with open_reader(store) as reader:
         field = ShardIndex.load(store).of_field("vector")
         assert field.meta.field == reader.field("vector").meta.field
     shard = store / field.shards[1].path
-    with open(shard, "r+b") as file:
-        offset = field.shards[1].columns["fields/vector"][0].base
-        os.pwrite(file.fileno(), b"\xff", offset + 5)
+    flip(shard, field.shards[1].columns["fields/vector"][0].base + 5)
     with pytest.raises(ChecksumError):
         pipe.convert(StoreSource(store, "hdf5"), "hdf5", tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -335,9 +323,7 @@ def test_a_stream_keeps_fields_of_each_token_and_repair_keeps_them(tmp_path):
             np.testing.assert_array_equal(flat.reshape(expected.shape), expected)
         place = reader.field("concept").extents.offset(4)
     assert verify_store(path)[0].problem is None
-    with open(path, "r+b") as file:
-        byte = os.pread(file.fileno(), 1, place)[0]
-        os.pwrite(file.fileno(), bytes([byte ^ 1]), place)
+    flip(path, place)
     assert isinstance(verify_store(path)[0].problem, ChecksumError)
     [outcome] = repair(path)
     ends = np.cumsum(lengths)
@@ -357,25 +343,12 @@ def test_the_boundary_token_of_a_document_has_zeros(tmp_path):
         assert np.array(reader.field("mask").read_batch(0)).reshape(-1)[:6].tolist() == [1, 0, 1, 0, 1, 0]
 
 
-def test_the_command_line_carries_them(store, tmp_path):
-    from zb_hdf5.commands.zb import zb
-
-    def run(*arguments):
-        done = CliRunner().invoke(zb, [str(argument) for argument in arguments])
-        assert done.exit_code == 0, done.output
-        return done.stdout
-
-    run("convert", "hdf5-to-hdf5", store, tmp_path / "again", "--workers", 1)
+def test_the_command_line_carries_them_and_npy_says_which_it_leaves_behind(store, tmp_path):
+    assert run_zb("convert", "hdf5-to-hdf5", store, tmp_path / "again", "--workers", 1).exit_code == 0
     check(tmp_path / "again")
-    assert json.loads(run("verify", tmp_path / "again", "--json"))["ok"]
-
-
-def test_npy_says_which_fields_it_leaves_behind(store, tmp_path):
-    from zb_hdf5.commands.zb import zb
-
+    assert json.loads(run_zb("verify", tmp_path / "again", "--json").stdout)["ok"]
     for out, command in (("one.npy", ("--json",)), ("folder", ("--json",)), ("lines.npy", ())):
-        arguments = ["convert", "hdf5-to-npy", store, tmp_path / out, "--workers", 1, *command]
-        done = CliRunner().invoke(zb, [str(argument) for argument in arguments])
+        done = run_zb("convert", "hdf5-to-npy", store, tmp_path / out, "--workers", 1, *command)
         assert done.exit_code == 0, done.output
         lost = "leaves behind the fields concept, loss_mask, pair, seen, vector"
         assert lost == json.loads(done.stdout)["left_behind"] if command else lost in done.output
@@ -383,22 +356,6 @@ def test_npy_says_which_fields_it_leaves_behind(store, tmp_path):
         found = np.concatenate([np.load(part) for part in parts])
         np.testing.assert_array_equal(found.reshape(TOKENS.shape), TOKENS)
     assert not list(tmp_path.glob("**/*.npy.fields.h5"))
-
-
-def test_a_live_conversion_keeps_fields(store, tmp_path):
-    report = pipe.convert(StoreSource(store, "hdf5"), "hdf5", tmp_path / "live", num_shards=2, live=True)
-    assert report.left_behind == ""
-    check(tmp_path / "live")
-
-
-def test_fields_are_named_in_one_order():
-    names = [field.name for field in parse_fields({"b": "u1", "a": "u2"})]
-    assert names == ["a", "b"]
-    with pytest.raises(ArgumentError, match="each name once"):
-        parse_fields([Field("a", np.dtype("u1"))] * 2)
-
-
-# --- failures --------------------------------------------------------------------------------------------------
 
 
 def test_a_full_disk_in_the_middle_of_fields_leaves_nothing_half_written(mount_disk):
@@ -449,13 +406,10 @@ def test_no_value_of_a_field_is_changed(dtype, value, error, match, tmp_path):
         with pytest.raises(error, match=match):
             writer.write(TOKENS[:1], {"x": np.full((1, *SHAPE), value)})
         assert writer.num_batches == 0
-
-
-def test_infinite_values_are_kept(tmp_path):
     values = np.array([np.inf, -np.inf, np.nan, 1.0])[np.arange(SHAPE[0] * SHAPE[1]) % 4].reshape(1, *SHAPE)
-    with open_writer(tmp_path / "x.h5", batch_size=SHAPE[0], seq_len=SHAPE[1], fields={"x": "f4"}) as writer:
+    with open_writer(tmp_path / "y.h5", batch_size=SHAPE[0], seq_len=SHAPE[1], fields={"x": "f4"}) as writer:
         writer.write(TOKENS[:1], {"x": values})
-    with open_reader(tmp_path / "x.h5") as reader:
+    with open_reader(tmp_path / "y.h5") as reader:
         np.testing.assert_array_equal(reader.field("x").read_batch(0), values[0])
 
 

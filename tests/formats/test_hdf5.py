@@ -16,6 +16,7 @@ import zlib
 import h5py
 import numpy as np
 import pytest
+from contents import batches_of
 from contract import random_tokens
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,11 +46,6 @@ needs_h5repack = pytest.mark.skipif(shutil.which("h5repack") is None, reason="h5
 @pytest.fixture
 def path(tmp_path, tokens, write_file):
     return write_file(tmp_path / "x.h5", tokens, seed=42, total_records=23, expected_batches=7).path
-
-
-def all_of(path, **options):
-    with open_reader(path, **options) as reader:
-        return np.stack(list(reader))
 
 
 def offsets_of(path):
@@ -89,15 +85,13 @@ def test_h5dump_reads_what_was_written(path, tokens, tmp_path):
         assert f'ATTRIBUTE "{name}"' in shown
 
 
-def test_one_batch_is_one_chunk_without_filters(path):
+def test_the_layout_attributes_and_their_types(path, tokens):
     with h5py.File(path, "r") as h5:
         stored = h5["batches"]
         assert (stored.shape, stored.maxshape, stored.chunks) == ((7, 3, 10), (None, 3, 10), (1, 3, 10))
         assert stored.id.get_create_plist().get_nfilters() == 0
-
-
-def test_attributes_and_their_types(path, tokens):
-    with h5py.File(path, "r") as h5:
+        assert h5["crc32"].dtype.str == "<u4"
+        assert h5["crc32"][:].tolist() == [zlib.crc32(batch.tobytes()) for batch in tokens]
         root, batches = h5.attrs, h5["batches"].attrs
         assert sorted(root) == sorted((*ROOT_ATTRIBUTES, "seed", "total_records"))  # what is unknown is absent
         assert (text(root["format"]), text(root["description"])) == ("zb-batches", DESCRIPTIONS["batches"])
@@ -111,12 +105,15 @@ def test_attributes_and_their_types(path, tokens):
         assert [axis.label for axis in h5["batches"].dims] == ["batch", "record", "token"]
         assert (batches["num_batches"], batches["token_count"], batches["complete"]) == (7, 210, 1)
         assert batches["max_token"] == tokens.max()
-
-
-def test_crc32_has_one_row_for_each_batch(path, tokens):
-    with h5py.File(path, "r") as h5:
-        assert h5["crc32"].dtype.str == "<u4"
-        assert h5["crc32"][:].tolist() == [zlib.crc32(batch.tobytes()) for batch in tokens]
+    data = path.read_bytes()
+    assert data[:8] == b"\x89HDF\r\n\x1a\n"
+    assert data[8] == 3  # superblock version: HDF5 1.10 reads it
+    assert data[11] == 0  # no writer
+    assert int.from_bytes(data[28:36], "little") == len(data)  # trimmed
+    with open_reader(path, access="pread") as reader:
+        reader.read_batch(0)
+        with h5py.File(path, "r+"):  # HDF5 would refuse, had it the file open for reading
+            pass
 
 
 @pytest.mark.parametrize("expected_batches", [0, 10, CRC32_CHUNK_ROWS, 3 * CRC32_CHUNK_ROWS])
@@ -129,7 +126,7 @@ def test_crc32_has_exactly_as_many_rows_whatever_was_expected(expected_batches, 
             writer.write(tokens[start:stop])
     with h5py.File(tmp_path / "x.h5", "r") as h5:
         assert h5["crc32"][:].tolist() == [zlib.crc32(batch.tobytes()) for batch in tokens]
-    np.testing.assert_array_equal(all_of(tmp_path / "x.h5"), tokens)
+    np.testing.assert_array_equal(batches_of(tmp_path / "x.h5"), tokens)
 
 
 def test_sha256_is_that_of_the_tokens_in_every_format(path, tokens, tmp_path, write_file):
@@ -148,14 +145,6 @@ def test_tokenizer_is_kept(tmp_path):
         writer.write([[1, 2]])
     with open_reader(tmp_path / "x.h5") as reader:
         assert reader.meta == meta
-
-
-def test_published_file_is_closed_and_trimmed(path):
-    data = path.read_bytes()
-    assert data[:8] == b"\x89HDF\r\n\x1a\n"
-    assert data[8] == 3  # superblock version: HDF5 1.10 reads it
-    assert data[11] == 0  # no writer
-    assert int.from_bytes(data[28:36], "little") == len(data)
 
 
 # --- layout ----------------------------------------------------------------------------------------------------
@@ -219,7 +208,7 @@ def edited(path, edit):
 def test_num_batches_is_trusted_and_the_shape_is_not(path, tokens):
     edited(path, lambda h5: h5["batches"].resize(12, axis=0))
     for access in ("mmap", "pread", "h5py"):
-        np.testing.assert_array_equal(all_of(path, access=access), tokens)
+        np.testing.assert_array_equal(batches_of(path, access=access), tokens)
 
 
 @pytest.mark.parametrize("access", ["mmap", "pread", "h5py"])
@@ -268,16 +257,12 @@ def test_a_committed_batch_that_was_never_written_is_found(path):
 # --- malformed stores ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in ROOT_ATTRIBUTES if name not in ("creator", "description")])
-def test_a_missing_root_attribute_is_a_format_error(name, path):
-    edited(path, lambda h5: h5.attrs.pop(name))
-    with pytest.raises(FormatError, match=name):
-        open_reader(path)
-
-
-@pytest.mark.parametrize("name", BATCHES_ATTRIBUTES)
-def test_a_missing_attribute_of_batches_is_a_format_error(name, path):
-    edited(path, lambda h5: h5["batches"].attrs.pop(name))
+@pytest.mark.parametrize(("owner", "name"), [
+    *(("/", name) for name in ROOT_ATTRIBUTES if name not in ("creator", "description")),
+    *(("batches", name) for name in BATCHES_ATTRIBUTES),
+])  # fmt: skip
+def test_a_missing_attribute_is_a_format_error(owner, name, path):
+    edited(path, lambda h5: h5[owner].attrs.pop(name))
     with pytest.raises(FormatError, match=name):
         open_reader(path)
 
@@ -290,51 +275,25 @@ def test_another_version_is_a_format_error(version, path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("owner", "name", "value"),
     [
-        ("format", 1),
-        ("format", np.array([1, 2])),
-        ("format_version", "one"),
-        ("format_version", np.array([1, 1])),
-        ("batch_size", "three"),
-        ("batch_size", np.array([3, 3])),
-        ("batch_size", 0),
-        ("batch_size", 4),
-        ("batch_size", -3),
-        ("seq_len", 2**33),
-        ("seq_len", float("nan")),
-        ("seed", -1),
-        ("seed", "none"),
-        ("total_records", float("inf")),
-        ("vocab_size", np.array([])),
+        *(("/", *case) for case in [
+            ("format", 1), ("format", np.array([1, 2])), ("format_version", "one"),
+            ("format_version", np.array([1, 1])), ("batch_size", "three"), ("batch_size", np.array([3, 3])),
+            ("batch_size", 0), ("batch_size", 4), ("batch_size", -3), ("seq_len", 2**33), ("seq_len", float("nan")),
+            ("seed", -1), ("seed", "none"), ("total_records", float("inf")), ("vocab_size", np.array([])),
+        ]),
+        *(("batches", *case) for case in [
+            ("num_batches", "seven"), ("num_batches", 7.0), ("num_batches", -7),
+            ("num_batches", np.array([7, 7], dtype="<u8")), ("complete", "yes"),
+            ("complete", np.array([1, 1], dtype="u1")), ("sha256", 5), ("sha256", np.bytes_(b"\xff" * 64)),
+            ("sha256", np.bytes_(b"abc")), ("sha256", np.bytes_(b"x" * 64)), ("token_count", 1.5),
+        ]),
     ],
     ids=lambda value: repr(value)[:20],
-)
-def test_a_root_attribute_of_another_type_or_value_is_a_format_error(name, value, path):
-    edited(path, lambda h5: h5.attrs.__setitem__(name, value))
-    with pytest.raises(FormatError, match=str(path)):
-        open_reader(path)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("num_batches", "seven"),
-        ("num_batches", 7.0),
-        ("num_batches", -7),
-        ("num_batches", np.array([7, 7], dtype="<u8")),
-        ("complete", "yes"),
-        ("complete", np.array([1, 1], dtype="u1")),
-        ("sha256", 5),
-        ("sha256", np.bytes_(b"\xff" * 64)),
-        ("sha256", np.bytes_(b"abc")),
-        ("sha256", np.bytes_(b"x" * 64)),
-        ("token_count", 1.5),
-    ],
-    ids=lambda value: repr(value)[:20],
-)
-def test_an_attribute_of_batches_of_another_type_or_value_is_a_format_error(name, value, path):
-    edited(path, lambda h5: h5["batches"].attrs.__setitem__(name, value))
+)  # fmt: skip
+def test_an_attribute_of_another_type_or_value_is_a_format_error(owner, name, value, path):
+    edited(path, lambda h5: h5[owner].attrs.__setitem__(name, value))
     with pytest.raises(FormatError, match=str(path)):
         open_reader(path)
 
@@ -401,13 +360,10 @@ def foreign(tmp_path):
 def test_a_file_of_another_origin_hints_at_its_datasets(foreign):
     with pytest.raises(FormatError, match=r": bad, flat, negative, tokens/train; to read one .*dataset= "):
         open_reader(foreign)
-
-
-def test_a_file_without_a_dataset_of_tokens_says_so(tmp_path):
-    with h5py.File(tmp_path / "x.h5", "w") as h5:
+    with h5py.File(foreign, "w") as h5:
         h5["flat"] = np.arange(6.0)
     with pytest.raises(FormatError, match="it has no integer dataset of one to three axes"):
-        open_reader(tmp_path / "x.h5")
+        open_reader(foreign)
 
 
 def test_a_named_dataset_is_read(foreign):
@@ -555,7 +511,7 @@ def verdict(path, expected):
     except Exception as error:
         return f"verify_store raised {error!r}"
     try:
-        intact = np.array_equal(all_of(path), expected)
+        intact = np.array_equal(batches_of(path), expected)
     except (ZbError, OSError) as error:
         return "reported" if problems else f"verified, but not to be opened: {error!r}"
     except Exception as error:
@@ -611,15 +567,12 @@ def test_a_flipped_token_is_found_by_every_kind_of_verify(path, tokens):
     assert "batch 5 is the first bad one" in str(report.problem)
 
 
-# --- writing ---------------------------------------------------------------------------------------------------
-
-
 # --- while it is written ---------------------------------------------------------------------------------------
 
 
 def test_a_reader_follows_a_writer(tmp_path, tokens):
-    writer = open_writer(tmp_path / "x.h5", batch_size=3, seq_len=10)
-    with writer, open_reader(tmp_path / "x.h5.partial") as reader:
+    writer, partial = open_writer(tmp_path / "x.h5", batch_size=3, seq_len=10), tmp_path / "x.h5.partial"
+    with writer, open_reader(partial) as reader, open_reader(partial) as late:
         assert (reader.num_batches, reader.complete, reader.sha256, reader.access) == (0, False, None, "h5py")
         for count in range(1, 6):
             writer.write(tokens[count - 1])
@@ -629,20 +582,15 @@ def test_a_reader_follows_a_writer(tmp_path, tokens):
             with pytest.raises(IndexError):
                 reader.read_batch(count)
         writer.write(tokens[5:])
+        with pytest.raises(FileNotFoundError, match=r"x\.h5\.partial in its folder is being written"):
+            open_reader(tmp_path / "x.h5")
         info = writer.finish()
+        assert (late.refresh(), late.complete) == (7, True)  # it has not read yet
+        np.testing.assert_array_equal(np.stack(list(late)), tokens)
         assert reader.refresh() == 7
         assert (reader.complete, reader.sha256) == (True, info.sha256)
         np.testing.assert_array_equal(np.stack(list(reader)), tokens)  # though the file has another name now
-    np.testing.assert_array_equal(all_of(tmp_path / "x.h5", verify="store"), tokens)
-
-
-def test_a_reader_that_has_not_read_yet_outlives_the_name_of_the_partial(tmp_path, tokens):
-    writer = open_writer(tmp_path / "x.h5", batch_size=3, seq_len=10)
-    with writer, open_reader(tmp_path / "x.h5.partial") as reader:
-        writer.write(tokens)
-        writer.finish()
-        assert (reader.refresh(), reader.complete) == (7, True)
-        np.testing.assert_array_equal(np.stack(list(reader)), tokens)
+    np.testing.assert_array_equal(batches_of(tmp_path / "x.h5", verify="store"), tokens)
 
 
 def test_a_live_file_has_no_extents_and_no_digest(tmp_path, tokens):
@@ -661,13 +609,6 @@ def test_a_live_file_has_no_extents_and_no_digest(tmp_path, tokens):
             assert reader.fingerprint.startswith("sampled:")
 
 
-def test_the_final_name_is_not_there_while_it_is_written(tmp_path, tokens):
-    with open_writer(tmp_path / "x.h5", batch_size=3, seq_len=10) as writer:
-        writer.write(tokens)
-        with pytest.raises(FileNotFoundError, match=r"x\.h5\.partial in its folder is being written"):
-            open_reader(tmp_path / "x.h5")
-
-
 def test_what_a_dead_writer_had_committed_is_read(tmp_path, tokens):
     left = tmp_path / "left.h5"
     with open_writer(tmp_path / "x.h5", batch_size=3, seq_len=10) as writer:
@@ -677,13 +618,6 @@ def test_what_a_dead_writer_had_committed_is_read(tmp_path, tokens):
         assert (reader.complete, reader.refresh()) == (False, 4)
         np.testing.assert_array_equal(np.stack(list(reader)), tokens[:4])
     assert verify_store(left)[0].problem.exit_code == 4
-
-
-def test_a_published_file_is_not_held_open_by_hdf5(path):
-    with open_reader(path, access="pread") as reader:
-        reader.read_batch(0)
-        with h5py.File(path, "r+"):  # HDF5 would refuse, had it the file open for reading
-            pass
 
 
 # --- file locks ------------------------------------------------------------------------------------------------
@@ -728,19 +662,17 @@ def test_without_file_locks_a_file_is_written_with_a_warning(tmp_path, tokens, r
 
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.EACCES])
-def test_a_lock_that_another_process_holds_is_not_ignored(number, path, refuse_locks):
+def test_a_lock_that_another_process_holds_is_not_ignored(number, path, refuse_locks, monkeypatch):
     opened = refuse_locks(number)
     kind = UnavailableError if number == errno.EAGAIN else PermissionError
     with pytest.raises(kind):
         open_reader(path)
     assert False not in opened
 
-
-def test_another_error_of_the_disk_is_not_taken_for_a_missing_lock(path, monkeypatch):
     def broken(*args, **options):
         raise OSError(errno.EIO, "Unable to synchronously open file (file read failed)")
 
-    monkeypatch.setattr(h5py, "File", broken)
+    monkeypatch.setattr(h5py, "File", broken)  # another error of the disk
     with pytest.raises(OSError, match="file read failed"):
         open_reader(path)
 

@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 import pytest
+from contents import batches_of
 from contract import random_tokens
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,23 +42,6 @@ def records(count, seq_len=10, dtype="uint32", seed=0):
     return made
 
 
-def batches_of(path):
-    with open_reader(path) as reader:
-        return np.stack(list(reader))
-
-
-# --- write_batch_file, write_batch_dataset ---------------------------------------------------------------------
-
-
-def test_written_batches_are_the_shuffled_records(tmp_path):
-    source = records(23)
-    assert write_batch_file(tmp_path / "x.batch", source, 5, 10, 42) == 4
-    expected = source[write_order(23, 42).indices(np.arange(20))].reshape(4, 5, 10)
-    np.testing.assert_array_equal(batches_of(tmp_path / "x.batch"), expected)
-    with open_reader(tmp_path / "x.batch") as reader:
-        assert reader.meta == StoreMeta(5, 10, np.dtype("<u4"), seed=42, total_records=23)
-
-
 @examples(25)
 @given(st.integers(1, 60), st.integers(1, 9), st.integers(1, 12), st.integers(0, 2**32 - 1))
 def test_array_and_stream_give_the_same_file(tmp_path_factory, count, batch_size, seq_len, seed):
@@ -72,34 +56,15 @@ def test_array_and_stream_give_the_same_file(tmp_path_factory, count, batch_size
     assert (folder / "a.batch").read_bytes() == (folder / "b.batch").read_bytes()
 
 
-def test_groups_of_several_megabytes_give_the_same_file(tmp_path):
-    source = records(2000, 1024)  # 8 MB: more than one group in both functions
-    write_batch_file(tmp_path / "a.batch", source, 7, 1024, 3)
-    write_batch_dataset(tmp_path / "b.batch", iter(source), 2000, 7, 1024, 3)
-    assert (tmp_path / "a.batch").read_bytes() == (tmp_path / "b.batch").read_bytes()
-
-
 @pytest.mark.parametrize(("count", "batch_size"), [(23, 5), (20, 5), (5, 5), (64, 1)])
-def test_records_are_kept_but_for_the_remainder(count, batch_size, tmp_path):
-    source = records(count)
-    write_batch_file(tmp_path / "x.batch", source, batch_size, 10, 42)
-    stored = batches_of(tmp_path / "x.batch").reshape(-1, 10)
-    np.testing.assert_array_equal(source[stored[:, 0]], stored)  # every stored record is one of the source, whole
-    assert len(np.unique(stored[:, 0])) == len(stored) == count - count % batch_size
-
-
-def test_another_seed_is_another_order(tmp_path):
-    for seed in (1, 2):
-        write_batch_file(tmp_path / f"{seed}.batch", records(40), 4, 10, seed)
-    assert not np.array_equal(batches_of(tmp_path / "1.batch"), batches_of(tmp_path / "2.batch"))
-
-
-def test_a_memory_map_is_written_as_an_array_is(tmp_path):
-    source = records(50, dtype="uint16")
-    np.save(tmp_path / "source.npy", source)
-    write_batch_file(tmp_path / "a.batch", np.load(tmp_path / "source.npy", mmap_mode="r"), 4, 10, 1)
-    write_batch_file(tmp_path / "b.batch", source, 4, 10, 1)
-    assert (tmp_path / "a.batch").read_bytes() == (tmp_path / "b.batch").read_bytes()
+@pytest.mark.parametrize("seed", [1, 42])
+def test_written_batches_are_the_shuffled_records_but_for_the_remainder(count, batch_size, seed, tmp_path):
+    source, kept = records(count), count - count % batch_size
+    assert write_batch_file(tmp_path / "x.batch", source, batch_size, 10, seed) == kept // batch_size
+    expected = source[write_order(count, seed).indices(np.arange(kept))]
+    np.testing.assert_array_equal(batches_of(tmp_path / "x.batch").reshape(-1, 10), expected)
+    with open_reader(tmp_path / "x.batch") as reader:
+        assert reader.meta == StoreMeta(batch_size, 10, np.dtype("<u4"), seed=seed, total_records=count)
 
 
 @pytest.mark.parametrize("source", ["<i8", ">i4", "<u2", "u8"])
@@ -110,77 +75,43 @@ def test_any_integer_dtype_and_lists_are_sources(source, tmp_path):
     assert (tmp_path / "a.batch").read_bytes() == (tmp_path / "b.batch").read_bytes()
 
 
-def test_uint16_halves_the_slots(tmp_path):
-    source = records(20, 1024, "uint16")
-    write_batch_file(tmp_path / "a.batch", source, 2, 1024, 5, dtype="uint16")
-    write_batch_dataset(tmp_path / "b.batch", source, 20, 2, 1024, 5, dtype="uint16")
-    assert (tmp_path / "a.batch").read_bytes() == (tmp_path / "b.batch").read_bytes()
-    assert (tmp_path / "a.batch").stat().st_size == 4096 + 10 * 4096
+@pytest.mark.parametrize(("dtype", "count"), [("uint16", 20), ("uint32", 2000)])  # 8 MB: more than one group in both
+def test_arrays_memory_maps_and_streams_of_either_dtype_give_the_same_file(dtype, count, tmp_path):
+    source = records(count, 1024, dtype)
+    np.save(tmp_path / "source.npy", source)
+    mapped = np.load(tmp_path / "source.npy", mmap_mode="r")
+    write_batch_file(tmp_path / "a.batch", source, 2, 1024, 5, dtype=dtype)
+    write_batch_dataset(tmp_path / "b.batch", source, count, 2, 1024, 5, dtype=dtype)
+    write_batch_file(tmp_path / "c.batch", mapped, 2, 1024, 5, dtype=dtype)
+    found = [(tmp_path / f"{name}.batch").read_bytes() for name in "abc"]
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]) == 4096 + count // 2 * 1024 * 2 * np.dtype(dtype).itemsize
     with open_reader(tmp_path / "a.batch") as reader:
-        assert reader.dtype == np.uint16
+        assert reader.dtype == dtype
 
 
-def too_few():
-    yield from records(19)
-
-
-def too_many():
-    yield from records(21)
-
-
-def wrong_shape():
-    yield from records(10)
-    yield np.zeros(9, np.uint32)
-    yield from records(9)
-
-
-def a_matrix():
-    yield from records(20).reshape(10, 2, 10)
-
-
-def negative():
-    yield from records(19).astype(np.int64)
-    yield np.full(10, -1)
-
-
-def too_large():
-    yield from records(19).astype(np.int64)
-    yield np.full(10, 2**32)
-
-
-def floats():
-    yield from records(20).astype(np.float32)
-
-
-def nothing():
-    yield from ()
+def broken():
+    yield from records(5)
+    raise ZeroDivisionError
 
 
 @pytest.mark.parametrize(
     ("stream", "message"),
     [
-        (too_few, "expected 20 records, found 19"),
-        (too_many, "expected 20 records, found more"),
-        (wrong_shape, r"record 10: expected shape \(10,\), found \(9,\)"),
-        (a_matrix, r"record 0: expected shape \(10,\), found \(2, 10\)"),
-        (negative, "record 19: token id -1 at index 0"),
-        (too_large, "record 19: token id 4294967296"),
-        (floats, "record 0: expected token ids of an integer dtype, found float32"),
-        (nothing, "expected 20 records, found 0"),
+        (lambda: records(19), "expected 20 records, found 19"),
+        (lambda: records(21), "expected 20 records, found more"),
+        (lambda: [*records(10), np.zeros(9, np.uint32)], r"record 10: expected shape \(10,\), found \(9,\)"),
+        (lambda: records(20).reshape(10, 2, 10), r"record 0: expected shape \(10,\), found \(2, 10\)"),
+        (lambda: [*records(19).astype(int), np.full(10, -1)], "record 19: token id -1 at index 0"),
+        (lambda: [*records(19).astype(int), np.full(10, 2**32)], "record 19: token id 4294967296"),
+        (lambda: records(20).astype("f4"), "record 0: expected token ids of an integer dtype, found float32"),
+        (lambda: (), "expected 20 records, found 0"),
     ],
 )
 def test_a_bad_stream_is_an_error_and_leaves_nothing(stream, message, tmp_path):
     with pytest.raises(ConvertError, match=message):
-        write_batch_dataset(tmp_path / "x.batch", stream(), 20, 4, 10, 1)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_streams_own_error_passes_and_leaves_nothing(tmp_path):
-    def broken():
-        yield from records(5)
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
+        write_batch_dataset(tmp_path / "x.batch", iter(stream()), 20, 4, 10, 1)
+    with pytest.raises(ZeroDivisionError):  # of the stream itself
         write_batch_dataset(tmp_path / "x.batch", broken(), 20, 4, 10, 1)
     assert list(tmp_path.iterdir()) == []
 
@@ -220,15 +151,13 @@ def test_a_seed_above_32_bits_is_refused_before_any_work(seed, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def write_array(path, overwrite):
-    write_batch_file(path, records(8), 4, 10, 1, overwrite=overwrite)
-
-
-def write_stream(path, overwrite):
-    write_batch_dataset(path, records(8), 8, 4, 10, 1, overwrite=overwrite)
-
-
-@pytest.mark.parametrize("write", [write_array, write_stream])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path, **how: write_batch_file(path, records(8), 4, 10, 1, **how),
+        lambda path, **how: write_batch_dataset(path, records(8), 8, 4, 10, 1, **how),
+    ],
+)
 def test_what_exists_is_replaced_only_on_request(write, path):
     before = path.read_bytes()
     with pytest.raises(ConvertError, match="exists already"):
@@ -239,17 +168,11 @@ def test_what_exists_is_replaced_only_on_request(write, path):
     assert sorted(entry.name for entry in path.parent.iterdir()) == [path.name, f"{path.name}.crc32"]
 
 
-# --- BatchFileWriter -------------------------------------------------------------------------------------------
-
-
 def test_the_suffix_chooses_the_backend(tmp_path):
     with pytest.raises(ConvertError, match=r"expected a name that ends in \.batch or \.h5"):
         open_writer(tmp_path / "x.bin", batch_size=1, seq_len=1)
     with open_writer(tmp_path / "x.bin", batch_size=1, seq_len=1, backend="batch") as writer:
         assert isinstance(writer, BatchFileWriter)
-
-
-# --- damaged files ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [8, 40, 4095, 4096, 4097, 8192, 8193, SIZE - 4096, SIZE - 1])
@@ -266,12 +189,6 @@ def test_trailing_bytes_are_a_format_error(extra, path):
     with pytest.raises(FormatError, match=f"expected {SIZE:,} bytes, found {SIZE + extra:,}") as caught:
         open_reader(path)
     assert not isinstance(caught.value, IncompleteError)
-
-
-# --- no copies -------------------------------------------------------------------------------------------------
-
-
-# --- verify ----------------------------------------------------------------------------------------------------
 
 
 def test_verifying_batches_needs_the_sidecar(path):

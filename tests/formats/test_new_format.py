@@ -14,7 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from contents import batches_of
 from contract import check_closing, check_reader, check_writer, random_tokens
+from damage import flip_token
 from interrupted import Failing, Stops
 
 from zb_hdf5 import (
@@ -37,8 +39,6 @@ from zb_hdf5.formats.batch_reader import BrokenFile
 from zb_hdf5.formats.batch_writer import FileWriter
 from zb_hdf5.formats.native import crc32_path, read_any_crc32_file, read_crc32_file
 from zb_hdf5.formats.registry import FORMATS, FileFormat
-
-# --- the one file: slots behind a header of 64 bytes, and crc32 rows in a sidecar or in a trailer ----------------
 
 MAGICS = {"raw": b"RAWSLOTS", "tail": b"TAILSLOT"}
 RAW_MAGIC = MAGICS["raw"]
@@ -144,9 +144,6 @@ def open_broken_raw(path, shape):
     return BrokenFile(reader, read_any_crc32_file(path), reason)
 
 
-# --- the one class, for each ---------------------------------------------------------------------------------------
-
-
 class RawFormat(FileFormat):
     name, suffix, noun = "raw", ".raw", "a .raw file"
     as_source = as_target = ("a .raw store", "train-raw")
@@ -176,7 +173,6 @@ class TailFormat(RawFormat):
 
 ROWS = [RawFormat(), TailFormat()]
 
-# --- the rest of the project -------------------------------------------------------------------------------------
 
 NUM_BATCHES, SHAPE = 12, (4, 50)
 
@@ -220,21 +216,8 @@ def store(row, npy, tmp_path, run):
     return tmp_path / "store"
 
 
-def content(path, **options):
-    with open_reader(path, **options) as reader:
-        return np.array([np.array(batch) for batch in reader])
-
-
 def verified(path, run, code=0):
     return json.loads(run("verify", path, "--json", code=code).stdout)
-
-
-def damage_batch(path, number):
-    with open_reader(path) as reader:
-        offset = reader.extents.offset(number)
-    with open(path, "r+b") as file:
-        byte = os.pread(file.fileno(), 1, offset + 3)[0]
-        os.pwrite(file.fileno(), bytes([byte ^ 1]), offset + 3)
 
 
 def test_it_is_written_and_read_as_the_contract_says(row, tmp_path, write_file):
@@ -247,7 +230,7 @@ def test_it_is_written_and_read_as_the_contract_says(row, tmp_path, write_file):
 
     def read_back(info):
         with open_reader(info.path) as reader:
-            return content(info.path), reader.token_sha256()
+            return batches_of(info.path), reader.token_sha256()
 
     with open_reader(original) as reader:
         check_writer(make, read_back, batches, reader)
@@ -259,8 +242,8 @@ def test_it_is_written_and_read_as_the_contract_says(row, tmp_path, write_file):
 
 def test_a_store_is_described_and_found_good(row, store, run, expected):
     assert {shard.backend for shard in ShardIndex.load(store).shards} == {row.name}
-    np.testing.assert_array_equal(content(store), expected)
-    np.testing.assert_array_equal(content(store, verify="batch"), expected)
+    np.testing.assert_array_equal(batches_of(store), expected)
+    np.testing.assert_array_equal(batches_of(store, verify="batch"), expected)
     info = json.loads(run("info", store, "--json").stdout)
     assert (info["backend"], info["num_batches"], info["splits"]["train"]["shards"]) == (row.name, NUM_BATCHES, 3)
     for lone in (store, next(store.glob(f"*{row.suffix}"))):
@@ -285,7 +268,7 @@ def test_it_is_converted_to_and_from(other, row, store, tmp_path, run, expected)
     before, after = ({p.name: p.read_bytes() for p in folder.glob("shard-*")} for folder in (store, back))
     assert before == after  # each byte of each shard, and of each sidecar
     run("convert", f"{other}-to-{row.name}", there, tmp_path / f"one{row.suffix}")
-    np.testing.assert_array_equal(content(tmp_path / f"one{row.suffix}"), expected)
+    np.testing.assert_array_equal(batches_of(tmp_path / f"one{row.suffix}"), expected)
 
 
 def test_a_conversion_to_it_is_planned_and_resumed(row, npy, store, tmp_path, run):
@@ -318,12 +301,12 @@ def test_an_array_of_jobs_writes_it(row, store, tmp_path, run):
 
 def test_damage_is_found_and_repaired(row, store, tmp_path, run, expected):
     shard = store / ShardIndex.load(store).shards[1].path
-    damage_batch(shard, 2)
+    flip_token(shard, 2)
     assert not verified(store, run, code=3)["ok"]
     run("convert", f"{row.name}-to-hdf5", store, tmp_path / "h5", code=3)
     run("repair", store)
     assert verified(store, run)["ok"]
-    np.testing.assert_array_equal(content(store), np.delete(expected, 4 + 2, axis=0))
+    np.testing.assert_array_equal(batches_of(store), np.delete(expected, 4 + 2, axis=0))
     assert shard.with_name(f"{shard.stem}.repaired{row.suffix}").exists()
 
 
@@ -337,7 +320,7 @@ def test_a_file_that_was_cut_short_is_repaired_where_its_format_can(row, store, 
         return
     output = shard.with_name("saved" + row.suffix)
     run("repair", shard, "--output", output)
-    np.testing.assert_array_equal(content(output), expected[:2])
+    np.testing.assert_array_equal(batches_of(output), expected[:2])
 
 
 def test_a_lost_index_is_made_anew(row, store, run, expected):
@@ -348,7 +331,7 @@ def test_a_lost_index_is_made_anew(row, store, run, expected):
     run("index", "rebuild", store)
     assert ShardIndex.load(store).shards == before.shards
     assert verified(store, run)["ok"]
-    np.testing.assert_array_equal(content(store), expected)
+    np.testing.assert_array_equal(batches_of(store), expected)
 
 
 def test_it_stands_beside_another_format_in_one_store(row, tmp_path, write_file, run, expected):
@@ -358,7 +341,7 @@ def test_it_stands_beside_another_format_in_one_store(row, tmp_path, write_file,
     write_file(store / "shard-00001.h5", expected[5:])
     run("index", "rebuild", store)
     assert [shard.backend for shard in ShardIndex.load(store).shards] == [row.name, "hdf5"]
-    np.testing.assert_array_equal(content(store), expected)
+    np.testing.assert_array_equal(batches_of(store), expected)
     assert verified(store, run)["ok"]
     assert "problem:" not in run("doctor", store).stdout
     with open_reader(store / f"shard-00000{row.suffix}") as reader:

@@ -114,15 +114,14 @@ def test_the_same_rows_give_the_same_bytes(tmp_path):
     assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
     copy_table(tmp_path / "a.h5", tmp_path / "c.h5")
     assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "c.h5").read_bytes()
-    assert some_tables(tmp_path / "a.h5", offsets=(0, 3, 91)).sha256 != TableFile(tmp_path / "b.h5", PIECES).sha256
-
-
-def test_a_mapped_column_is_aligned(tmp_path):
+    info = some_tables(tmp_path / "a.h5", offsets=(0, 3, 91))
+    with pytest.raises(FormatError, match="belongs to another store"):
+        TableFile(tmp_path / "b.h5", PIECES, info.sha256)
     with TableWriter(tmp_path / "x.h5", DOCUMENTS) as writer:
         for name in ("source", "ids", "offsets", "row"):
             writer.append(name, np.arange(5))
         writer.publish(split="train", spans_codec="json", tokens_sha256="")
-    with closing(TableFile(tmp_path / "x.h5", DOCUMENTS)) as file:
+    with closing(TableFile(tmp_path / "x.h5", DOCUMENTS)) as file:  # a mapped column is aligned
         assert all(file.read(name, 0, 5).flags.aligned for name in ("source", "offsets", "row"))
 
 
@@ -187,29 +186,18 @@ def test_any_damaged_byte_is_found(tmp_path_factory, place, mask):
         pass
 
 
-def test_tables_of_another_store_are_refused(tmp_path):
-    info = some_tables(tmp_path / "x.h5")
-    some_tables(tmp_path / "x.h5", offsets=(0, 3, 91))
-    with pytest.raises(FormatError, match="belongs to another store"):
-        TableFile(tmp_path / "x.h5", PIECES, info.sha256)
-
-
-def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("owner", "name", "message"),
+    [(tables_module, "write_fully", r"x\.h5\.partial"), (tables_module._Column, "append", r"full: .*x\.h5")],
+)
+def test_a_full_disk_is_named_and_leaves_nothing(owner, name, message, tmp_path, monkeypatch):
     def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(tables_module, "write_fully", full)
-    with pytest.raises(OSError, match=r"x\.h5\.partial"):
+    monkeypatch.setattr(owner, name, full)
+    with pytest.raises(OSError, match=message):
         some_tables(tmp_path / "x.h5")
     assert os.listdir(tmp_path) == []
-
-
-def test_a_full_disk_is_named_while_rows_wait(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        tables_module._Column, "append", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))
-    )
-    with TableWriter(tmp_path / "x.h5", PIECES) as writer, pytest.raises(OSError, match=r"full: .*x\.h5"):
-        writer.append("columns", [1])
 
 
 # --- pieces ----------------------------------------------------------------------------------------------------
@@ -364,18 +352,14 @@ def test_documents_and_their_spans(tmp_path_factory, found, together):
     require_documents(table, found)
     again = pickle.loads(pickle.dumps(table))
     require_documents(again, found)
+    spans = table.spans(0, table.token_count).values
+    table.spans(0, table.token_count).values.append("more")  # it is the user's own
+    assert table.spans(0, table.token_count).values == spans
     for each in (table, again):
         each.close()
 
 
-def test_what_a_user_does_with_the_spans_of_a_stretch_changes_no_others(tmp_path):
-    write_documents(documents_path(tmp_path / "x.h5"), [(9, None, None, None, {}, [(2, 4, "a")])])
-    with closing(DocumentTable.of_file(tmp_path / "x.h5")) as table:
-        for start, stop, values in [(0, 1, []), (1, 1, []), (0, 9, ["a"])]:
-            table.spans(start, stop).values.append("more")
-            assert table.spans(start, stop).values == values
-
-
+@examples(50)
 @given(st.lists(documents(), min_size=1, max_size=4))
 def test_several_tables_are_one(tmp_path_factory, groups):
     folder = tmp_path_factory.mktemp("documents")
@@ -473,18 +457,14 @@ def test_descriptors_are_bounded_however_many_tables_there_are(tmp_path, monkeyp
         each.close()
 
 
-def test_a_table_of_a_store_is_none_of_a_lone_file(tmp_path):
-    write_documents(documents_path(tmp_path / "x.h5"), [(3, None, None, "a", {}, [])])
-    with pytest.raises(FormatError, match=r"belongs to another file: .* found none"):
-        DocumentTable.of_file(tmp_path / "x.h5", "1" * 64)
-
-
 def test_a_table_of_another_file_is_refused(tmp_path):
     with DocumentsWriter(documents_path(tmp_path / "x.h5")) as writer:
         writer.append([3])
         info = writer.publish(tokens_sha256="0" * 64)
-    with pytest.raises(FormatError, match="belongs to another file"):
-        DocumentTable.of_file(tmp_path / "x.h5", "1" * 64)
+    write_documents(documents_path(tmp_path / "y.h5"), [(3, None, None, "a", {}, [])])  # of a store
+    for name, found in (("x.h5", "'?000"), ("y.h5", "none")):
+        with pytest.raises(FormatError, match=f"belongs to another file: .* found {found}"):
+            DocumentTable.of_file(tmp_path / name, "1" * 64)
     part = DocumentPart(documents_path(tmp_path / "x.h5").name, info.num_bytes, info.sha256, "train", 0, 9, 0, 2)
     with pytest.raises(FormatError, match="expected 2 documents, found 1"):
         DocumentFile(documents_path(tmp_path / "x.h5"), part)
@@ -499,10 +479,7 @@ def test_a_table_of_another_file_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("spans", "message"),
     [
-        (
-            [(0, 2, 1), (1, 3, 1)],
-            "span 1 is tokens 1 to 3: spans must ascend and not overlap: give a list as the value",
-        ),
+        ([(0, 2, 1), (1, 3, 1)], "span 1 is tokens 1 to 3: spans must ascend and not overlap: give a list as the val"),
         ([(4, 6, 1), (0, 2, 1)], "span 1 is tokens 0 to 2: spans must ascend"),
         ([(2, 2, 1)], r"span 0 is tokens 2 to 2: expected 0 <= start < stop <= 8"),
         ([(7, 9, 1)], "span 0 is tokens 7 to 9: expected"),

@@ -36,6 +36,7 @@ from zb_hdf5.errors import BackendError
 from zb_hdf5.spec import NO_DOCUMENT
 
 HOW = {"rank": 0, "world_size": 1, "shuffle": "records", "seed": 7}
+EVERYTHING = {"targets": True, "fields": ("number", "pair"), "documents": ALL, "spans": True}
 
 
 def packed(lengths, batch_size, seq_len):
@@ -95,19 +96,18 @@ def make(path, lengths, *, batch_size=3, seq_len=8):
     wanted=st.integers(1, 4),
     cut=st.sampled_from([1, 2, 4]),
     shuffle=st.sampled_from(["global", "records", "sequential"]),
-    suffix=st.just(".h5"),
     world=st.integers(1, 2),
 )
 def test_each_value_is_that_of_its_source_token(
-    tmp_path_factory, lengths, batch_size, seq_len, wanted, cut, shuffle, suffix, world
+    tmp_path_factory, lengths, batch_size, seq_len, wanted, cut, shuffle, world
 ):
-    path = tmp_path_factory.mktemp("extras") / f"x{suffix}"
+    path = tmp_path_factory.mktemp("extras") / "x.h5"
     places = make(path, lengths, batch_size=batch_size, seq_len=seq_len)
     seen = []
     for rank in range(world):
         with Loader(
             path, rank=rank, world_size=world, shuffle=shuffle, seed=3, batch_size=wanted, seq_len=seq_len // cut,
-            drop_last=False, targets=True, fields=("number", "pair"), documents=ALL, spans=True,
+            drop_last=False, **EVERYTHING,
         ) as loader:  # fmt: skip
             for step in loader:
                 check_step(step, lengths, seq_len=seq_len // cut)
@@ -129,8 +129,7 @@ def lone(tmp_path_factory):
 @pytest.mark.thin
 def test_every_access_and_prefetch_gives_the_same(lone, access, prefetch):
     path, lengths = lone
-    options = {"targets": True, "fields": ("number", "pair"), "documents": ALL, "spans": True}
-    with Loader(path, access=access, prefetch=prefetch, **HOW, **options) as loader:
+    with Loader(path, access=access, prefetch=prefetch, **HOW, **EVERYTHING) as loader:
         for step in loader:
             check_step(step, lengths, seq_len=8)
 
@@ -138,14 +137,13 @@ def test_every_access_and_prefetch_gives_the_same(lone, access, prefetch):
 def test_a_store_of_shards_and_a_data_set_give_the_same(lone, tmp_path):
     path, lengths = lone
     pipe.convert(StoreSource(path, "hdf5"), "hdf5", tmp_path / "store", num_shards=2)
-    options = {"targets": True, "fields": ("number", "pair"), "documents": ALL, "spans": True}
-    with Loader(tmp_path / "store", **HOW, **options) as loader:
+    with Loader(tmp_path / "store", **HOW, **EVERYTHING) as loader:
         steps = list(loader)
         for step in [*steps, *DataLoader(loader.dataset(), batch_size=None)]:
             check_step(step, lengths, seq_len=8)
         copy = pickle.loads(pickle.dumps(loader))
         np.testing.assert_array_equal(next(iter(copy))["tokens"], steps[0]["tokens"])
-    with Loader(path, **HOW, **options) as other:
+    with Loader(path, **HOW, **EVERYTHING) as other:
         for step, same in zip(steps, other, strict=True):
             np.testing.assert_array_equal(step["targets"], same["targets"])
 
@@ -159,8 +157,7 @@ def test_windows_of_a_stream_have_them_too(tmp_path):
             values = {"number": places, "pair": np.stack([places % 7, places % 11], axis=-1)}
             writer.write_document(places + 1000, values, spans=spans_of(number, length), id=number)
             start += length
-    options = {"targets": True, "fields": ("number", "pair"), "documents": ALL, "spans": True}
-    with Loader(tmp_path / "s.h5", batch_size=3, seq_len=8, **HOW, **options) as loader:
+    with Loader(tmp_path / "s.h5", batch_size=3, seq_len=8, **HOW, **EVERYTHING) as loader:
         steps = 0
         for step in loader:
             steps += 1
@@ -194,7 +191,12 @@ def test_a_loader_is_told_what_decodes_spans(codec, wanted, values, tmp_path):
             next(loader)
 
 
-def test_fields_alone_need_no_documents(tmp_path):
+def test_fields_alone_need_no_documents_and_names_come_in_any_collection(tmp_path):
+    make(tmp_path / "y.h5", [5, 9, 30])
+    for documents, names in (([], set()), (["cu_seqlens"], {"tokens", "cu_seqlens"}), (set(), set())):
+        with Loader(tmp_path / "y.h5", documents=documents, **HOW) as loader:
+            step = next(loader)
+            assert (set(step) if isinstance(step, dict) else set()) == names
     with open_writer(tmp_path / "x.h5", batch_size=2, seq_len=4, fields={"mask": "u2"}) as writer:
         writer.write(np.arange(16).reshape(2, 2, 4), {"mask": np.arange(16).reshape(2, 2, 4)})
     with Loader(tmp_path / "x.h5", fields=("mask",), targets=True, **HOW | {"shuffle": "sequential"}) as loader:
@@ -252,7 +254,7 @@ def test_cu_seqlens_are_filled_up_to_a_capacity(lone):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"documents": "cu_seqlens"}, "names of"),
+        ({"documents": "cu_seqlens"}, "documents must be True or names of"),
         ({"documents": ("nothing",)}, "documents must be one of"),
         ({"fields": "number"}, "names of fields"),
         ({"cu_seqlens_capacity": 9}, "needs documents"),
@@ -362,8 +364,9 @@ def test_reading_pieces_through_the_reader(lone):
 def test_a_mixture_carries_them_and_never_has_padding_as_a_target(lone, tmp_path):
     path, _ = lone
     make(tmp_path / "y.h5", [7, 7, 7, 2])
-    options = {"targets": True, "fields": ("number", "pair"), "documents": ALL, "spans": True}
-    with MixedLoader({"x": path, "y": tmp_path / "y.h5"}, {"x": 1, "y": 1}, rank=0, world_size=1, **options) as mixed:
+    with MixedLoader(
+        {"x": path, "y": tmp_path / "y.h5"}, {"x": 1, "y": 1}, rank=0, world_size=1, **EVERYTHING
+    ) as mixed:
         for _ in range(8):
             step = next(mixed)
             assert set(step) == {"tokens", "targets", "number", "pair", *ALL, "spans", "span_index"}
@@ -389,13 +392,3 @@ def test_a_following_loader_gives_the_fields_that_are_committed(tmp_path):
     for number, step in enumerate(steps):
         np.testing.assert_array_equal(step["tokens"], values[number])
         np.testing.assert_array_equal(step["mask"], values[number] + 7)
-
-
-def test_names_of_document_values_come_in_any_collection(tmp_path):
-    make(tmp_path / "x.h5", [5, 9, 30])
-    for documents, names in (([], set()), (["cu_seqlens"], {"tokens", "cu_seqlens"}), (set(), set())):
-        with Loader(tmp_path / "x.h5", documents=documents, **HOW) as loader:
-            step = next(loader)
-            assert (set(step) if isinstance(step, dict) else set()) == names
-    with pytest.raises(ArgumentError, match="documents must be True or names"):
-        Loader(tmp_path / "x.h5", documents="cu_seqlens", **HOW)

@@ -20,7 +20,7 @@ def test_a_flipped_bit_of_a_table(write, verify, tmp_path, thinned):
 )
 def test_a_flipped_bit_of_a_field(write, verify, tmp_path, thinned):
     store, shape = write(tmp_path)
-    found = flip_bits(fields_of(store), lambda: steps_of(store, **shape, verify=verify), thinned(range(300), 20))
+    found = flip_bits(fields_of(store), lambda: steps_of(store, **shape, verify=verify), thinned(range(150), 10))
     assert found["refused"] > 0
     assert found["silent"] == 0, found
 
@@ -31,5 +31,6 @@ def test_a_flipped_bit_of_a_cache_is_never_seen(write, verify, tmp_path, thinned
     store, shape = write(tmp_path)
     shape |= {"cache": tmp_path / "cache", "verify": verify}
     steps_of(store, **shape)
-    files = [(path, 0, path.stat().st_size) for path in sorted((tmp_path / "cache").rglob("*")) if path.is_file()]
-    assert flip_bits(files, lambda: steps_of(store, **shape), thinned(range(300), 20)).keys() == {"same"}
+    files = [path for path in sorted((tmp_path / "cache").rglob("*")) if path.is_file() and path.stat().st_size]
+    files = [(path, 0, path.stat().st_size) for path in files]
+    assert flip_bits(files, lambda: steps_of(store, **shape), thinned(range(150), 10)).keys() == {"same"}

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from contract import check_loader, random_tokens
+from contract import check_loader, parts_of, random_tokens
 
 import zb_hdf5.loaders.mixture
 from zb_hdf5 import (
@@ -175,16 +175,10 @@ def test_next_and_an_iteration_share_one_position(name, data):
         other.load_state_dict(state)
         ways = (next, lambda loader: loader.get_batch(), lambda _: next(iterator), next)
         for way in ways:
-            for found, expected in zip(parts(way(loader)), parts(next(other)), strict=True):
+            for found, expected in zip(parts_of(way(loader)), parts_of(next(other)), strict=True):
                 np.testing.assert_array_equal(found, expected)
             assert loader.state_dict() == other.state_dict()
         assert isinstance(loader, TokenLoader)
-
-
-def parts(batch):
-    if isinstance(batch, dict):
-        return tuple(batch[name] for name in sorted(batch))
-    return batch if isinstance(batch, tuple) else (batch,)
 
 
 def test_next_goes_on_after_the_epoch_and_a_following_loader_ends(data):
@@ -264,12 +258,12 @@ REACHED = {
 def test_after_an_error_next_goes_on_at_the_same_batch(name, error, data, monkeypatch):
     """A read that fails, or Ctrl+C, costs no batch: not the one that was asked for, and not the rest of the epoch."""
     with LOADERS[name](data) as loader:
-        expected = [parts(next(loader)) for _ in range(12)]
+        expected = [parts_of(next(loader)) for _ in range(12)]
     with LOADERS[name](data) as loader:
         remaining = iter(expected)
 
         def require_next():
-            for part, same in zip(parts(next(loader)), next(remaining), strict=True):
+            for part, same in zip(parts_of(next(loader)), next(remaining), strict=True):
                 np.testing.assert_array_equal(part, same)
 
         for _ in range(2):

@@ -395,14 +395,8 @@ def tokens_from(state):
 
 
 @pytest.mark.parametrize("place", [
-    {"token": 10**7},
-    {"document": 1, "token": 10},
-    {"row_group": 1, "document": 1, "token": 1},
-    {"row_group": 1, "document": 2},
-    {"document": 10**40},
-    {"token": 10**40},
-    {"row_group": 3},
-    {"row_group": 10**40},
+    {"token": 10**7}, {"document": 1, "token": 10}, {"row_group": 1, "document": 1, "token": 1},
+    {"row_group": 1, "document": 2}, {"document": 10**40}, {"token": 10**40}, {"row_group": 3}, {"row_group": 10**40},
     {"epoch": 10**40},
 ])  # fmt: skip
 def test_a_place_that_does_not_exist_is_refused_at_once(place, text):

@@ -79,9 +79,6 @@ def take(loader, steps):
         return torch.stack([loader.get_batch() for _ in range(steps)]).numpy()
 
 
-# --- what is yielded -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("split", ["train", "val"])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_equal_to_the_slow_way(folder, texts, world_size, split):
@@ -91,13 +88,12 @@ def test_equal_to_the_slow_way(folder, texts, world_size, split):
         steps = len(expected) // (BATCH * SEQ)
         found = take(make(folder, rank, world_size, split=split), steps)
         np.testing.assert_array_equal(found.ravel(), expected[: found.size])
-
-
-def test_the_argument_of_the_loader_chooses(folder):
-    with make(folder) as loader:
+    once = reference(texts, 0, 1, split, epochs=1)
+    with make(folder, split=split, batch_size=1, seq_len=3 * len(once)) as loader:  # a batch may span epochs
         assert isinstance(loader, TextLoader)
-        assert loader.get_batch().dtype == torch.int64
-        assert [batch.shape for batch in islice(loader, 3)] == [(BATCH, SEQ)] * 3
+        for batch in islice(loader, 2):
+            assert batch.dtype == torch.int64
+            np.testing.assert_array_equal(batch.numpy().ravel(), np.tile(once, 3))
 
 
 def test_targets_are_the_next_tokens_and_none_is_lost(folder, texts):
@@ -137,12 +133,6 @@ def test_batches_depend_on_nothing_but_the_text(folder, texts, piece, batch_size
     np.testing.assert_array_equal(found.ravel(), expected[: found.size])
 
 
-def test_a_batch_may_span_epochs(folder, texts):
-    once = reference(texts, 0, 1, epochs=1)
-    found = take(make(folder, batch_size=1, seq_len=3 * len(once)), 2)
-    np.testing.assert_array_equal(found.ravel(), np.tile(once, 6))
-
-
 def test_another_boundary_and_column(texts, tmp_path):
     for name, groups in texts.items():
         write_parquet(tmp_path / name, groups, column="content")
@@ -177,9 +167,6 @@ def test_a_trained_tokenizer_with_many_threads(folder, texts, tmp_path):
     np.testing.assert_array_equal(np.concatenate(found), expected[: len(found) * BATCH * SEQ])
 
 
-# --- resuming --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("targets", "block"), [(False, 1024), (True, 2)])
 def test_resumes_exactly_after_every_step(folder, monkeypatch, targets, block):
     """Also where a row group comes in several blocks."""
@@ -204,47 +191,36 @@ def test_resumes_exactly_after_every_step(folder, monkeypatch, targets, block):
                 assert loader.state_dict() == after
 
 
-def test_resumes_at_the_end_of_an_epoch(folder, texts):
-    once = reference(texts, 0, 1, epochs=1)
-    with make(folder, batch_size=1, seq_len=len(once)) as loader:
-        loader.get_batch()
-        state = loader.state_dict()
-    assert state["epoch"] == 0
-    with make(folder, batch_size=1, seq_len=len(once)) as loader:
-        loader.load_state_dict(state)
-        np.testing.assert_array_equal(loader.get_batch().numpy().ravel(), once)
-        assert loader.epoch == 1
-
-
-def test_a_state_fits_any_batch_shape(folder, texts):
-    expected = reference(texts, 0, 1)
+def test_a_state_is_small_and_fits_any_batch_shape_and_a_running_iteration(folder, texts):
+    expected, once = reference(texts, 0, 1), reference(texts, 0, 1, epochs=1)
     with make(folder) as loader:
         for _ in range(9):
             loader.get_batch()
         state = loader.state_dict()
+        assert len(json.dumps(state)) < 1024
+        batches = iter(loader)
+        first = next(batches)
+        next(batches)
+        loader.load_state_dict(state)
+        assert torch.equal(next(batches), first)
+        again = loader.state_dict()
+        with pickle.loads(pickle.dumps(loader)) as copy:
+            assert copy.state_dict() == again
+            assert torch.equal(copy.get_batch(), next(batches))
     with make(folder, batch_size=3, seq_len=5, targets=True) as loader:
         loader.load_state_dict(state)
         x, y = loader.get_batch()
     start = 9 * BATCH * SEQ
     np.testing.assert_array_equal(x.numpy().ravel(), expected[start : start + 15])
     np.testing.assert_array_equal(y.numpy().ravel(), expected[start + 1 : start + 16])
-
-
-def test_a_running_iteration_follows_the_state(folder):
-    with make(folder) as loader:
-        state, batches = loader.state_dict(), iter(loader)
-        first = next(batches)
-        next(batches)
-        loader.load_state_dict(state)
-        assert torch.equal(next(batches), first)
-
-
-def test_a_state_is_small_and_plain(folder):
-    with make(folder) as loader:
+    with make(folder, batch_size=1, seq_len=len(once)) as loader:
         loader.get_batch()
         state = loader.state_dict()
-    assert json.loads(json.dumps(state)) == state
-    assert len(json.dumps(state)) < 1024
+    assert state["epoch"] == 0
+    with make(folder, batch_size=1, seq_len=len(once)) as loader:  # at the end of an epoch
+        loader.load_state_dict(state)
+        np.testing.assert_array_equal(loader.get_batch().numpy().ravel(), once)
+        assert loader.epoch == 1
 
 
 def test_what_was_consumed_is_not_tokenized_again(folder, texts, monkeypatch):
@@ -265,15 +241,22 @@ def test_what_was_consumed_is_not_tokenized_again(folder, texts, monkeypatch):
     assert seen[: len(left)] == left
 
 
+class OtherTokenizer(ByteTokenizer):
+    def __init__(self):
+        super().__init__()
+        self.digest = "0" * 64
+
+
 @pytest.mark.parametrize(
     ("other", "message"),
     [
         ({"rank": 0, "world_size": 3}, "state has world_size 2, this loader 3; each rank has its own row groups"),
         ({"rank": 1, "world_size": 2}, "state has rank 0, this loader 1; each rank saves"),
         ({"split": "val"}, "state has fingerprint"),
+        ({"tokenizer": OtherTokenizer()}, r"state has tokenizer .*, this loader '0+'; the same text"),
     ],
 )
-def test_the_state_of_another_share_is_refused(folder, other, message):
+def test_the_state_of_another_share_or_tokenizer_is_refused(folder, other, message):
     with make(folder, 0, 2) as loader:
         state = loader.state_dict()
     with make(folder, **{"rank": 0, "world_size": 2, **other}) as loader:
@@ -282,42 +265,25 @@ def test_the_state_of_another_share_is_refused(folder, other, message):
         assert loader.get_batch() is not None
 
 
-def test_the_state_of_another_tokenizer_is_refused(folder):
-    class Other(ByteTokenizer):
-        def __init__(self):
-            super().__init__()
-            self.digest = "0" * 64
-
-    with make(folder, tokenizer=Other()) as other:
-        state = other.state_dict()
-    with make(folder) as loader, pytest.raises(StateError, match=r"state has tokenizer '0+', this .*; the same text"):
-        loader.load_state_dict(state)
-
-
 @pytest.mark.parametrize(
-    ("name", "groups"), [("aa.parquet", [["new"]]), ("a.parquet", [["t" * 99] * n for n in (3, 1, 2)])]
+    ("name", "groups", "same_size"),
+    [
+        ("aa.parquet", [["new"]], False),
+        ("a.parquet", [["t" * 99] * n for n in (3, 1, 2)], False),
+        ("a.parquet", [["text"], ["text"] * 3], True),
+    ],
+    ids=["more", "larger", "other row groups"],
 )
-def test_the_state_of_other_files_is_refused(texts, tmp_path, name, groups):
-    """One more, or one of another size."""
-    write_parquet(tmp_path / "a.parquet", [["text"] * 3, ["text"], ["text"] * 2])
+def test_the_state_of_other_files_is_refused(tmp_path, name, groups, same_size):
+    first = tmp_path / "a.parquet"
+    write_parquet(first, [["text"] * 3, ["text"]])
     write_parquet(tmp_path / "b.parquet", [["text"]])
+    size = first.stat().st_size
     with make(tmp_path) as loader:
         state = loader.state_dict()
     write_parquet(tmp_path / name, groups)
+    assert (first.stat().st_size == size) is (same_size or name != "a.parquet")
     with make(tmp_path) as loader, pytest.raises(StateError, match=r"state has fingerprint .*files were added"):
-        loader.load_state_dict(state)
-
-
-def test_the_state_of_other_row_groups_in_files_of_the_same_size_is_refused(tmp_path):
-    groups = [["text"] * 3, ["text"]]
-    write_parquet(tmp_path / "a.parquet", groups)
-    write_parquet(tmp_path / "b.parquet", groups)
-    size = (tmp_path / "a.parquet").stat().st_size
-    with make(tmp_path) as loader:
-        state = loader.state_dict()
-    write_parquet(tmp_path / "a.parquet", groups[::-1])
-    assert (tmp_path / "a.parquet").stat().st_size == size
-    with make(tmp_path) as loader, pytest.raises(StateError, match="state has fingerprint"):
         loader.load_state_dict(state)
 
 
@@ -329,14 +295,27 @@ def test_a_malformed_state_is_refused(folder, change):
         loader.load_state_dict({**loader.state_dict(), **change})
 
 
-# --- what cannot work ------------------------------------------------------------------------------------------
-
-
-def test_fewer_row_groups_than_ranks_is_an_error_and_no_hang(folder):
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        *(({name: 0}, ArgumentError, f"{name} must be .*at least 1, found 0")
+          for name in ("batch_size", "seq_len", "num_threads", "prefetch")),
+        ({"split": "test"}, ArgumentError, "split must be one of train, val"),
+        ({"split": "val", "world_size": 4}, ArgumentError, "split 'val' has 3 row groups for 4 ranks"),
+        ({"text_column": "body"}, ConvertError, r"a\.parquet: no column 'body'.*id, text"),
+        ({"device": "mps"}, ArgumentError, "must be a CUDA device or the CPU, found mps"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_at_once(folder, tmp_path, options, error, message):
+    with pytest.raises(error, match=message):
+        make(folder, **options)
     with make(folder, 2, 3, split="val"):
         pass
-    with pytest.raises(ArgumentError, match="split 'val' has 3 row groups for 4 ranks"):
-        make(folder, 0, 4, split="val")
+    with pytest.raises(FileNotFoundError):
+        make(tmp_path / "nothing")
+    write_parquet(tmp_path / "a.parquet", [["text"]])
+    with pytest.raises(ArgumentError, match=r"found 1 \.parquet files: the last one is"):
+        make(tmp_path)
 
 
 def test_row_groups_without_a_document_are_an_error_and_no_hang(tmp_path):
@@ -345,30 +324,6 @@ def test_row_groups_without_a_document_are_an_error_and_no_hang(tmp_path):
     with make(tmp_path, 0, 2) as loader, pytest.raises(FormatError, match="no row group of rank 0 has a document"):
         loader.get_batch()
     assert take(make(tmp_path, 1, 2), 1).size
-
-
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_splits_that_are_not_there(tmp_path, split):
-    write_parquet(tmp_path / "a.parquet", [["text"]])
-    message = "split must be one of train, val" if split == "test" else "found 1 .parquet files: the last one is"
-    with pytest.raises(ArgumentError, match=message):
-        make(tmp_path, split=split)
-
-
-@pytest.mark.parametrize("name", ["batch_size", "seq_len", "num_threads", "prefetch"])
-def test_sizes_below_one(folder, name):
-    with pytest.raises(ArgumentError, match=f"{name} must be .*at least 1, found 0"):
-        make(folder, **{name: 0})
-
-
-def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        make(tmp_path / "nothing")
-
-
-def test_a_missing_column(folder):
-    with pytest.raises(ConvertError, match=r"a\.parquet: no column 'body'.*id, text"):
-        make(folder, text_column="body")
 
 
 def test_a_truncated_file(texts, tmp_path):
@@ -408,9 +363,6 @@ def test_an_error_of_the_tokenizer_arrives_as_it_is(folder):
         next(iter(loader))
 
 
-# --- lifetimes -------------------------------------------------------------------------------------------------
-
-
 def our_threads():
     return [thread for thread in threading.enumerate() if thread.name.startswith("zb-")]
 
@@ -438,14 +390,6 @@ def test_a_dropped_loader_ends_its_threads_at_once(folder):
         assert not our_threads()
     finally:
         gc.enable()
-
-
-def test_pickled_with_its_place(folder, texts):
-    with make(folder) as loader:
-        loader.get_batch()
-        copy = pickle.loads(pickle.dumps(loader))
-    expected = reference(texts, 0, 1)[BATCH * SEQ : 2 * BATCH * SEQ]
-    np.testing.assert_array_equal(take(copy, 1).ravel(), expected)
 
 
 @pytest.mark.slow
@@ -488,8 +432,3 @@ def test_on_a_device(folder, texts):
             start = step * BATCH * SEQ
             np.testing.assert_array_equal(x.cpu().numpy().ravel(), expected[start : start + x.numel()])
             np.testing.assert_array_equal(y.cpu().numpy().ravel(), expected[start + 1 : start + 1 + y.numel()])
-
-
-def test_a_device_that_is_not_there(folder):
-    with pytest.raises(ArgumentError, match="must be a CUDA device or the CPU, found mps"):
-        make(folder, device="mps")

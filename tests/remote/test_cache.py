@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from contract import check_reader, random_tokens
+from damage import flip
 from torch.utils.data import DataLoader
 
 from zb_hdf5 import ArgumentError, ChecksumError, HDF5ShardWriter, Loader, MixedLoader, open_reader, open_writer
@@ -357,16 +358,17 @@ def test_data_without_crc32_are_another_column(tmp_path, folder):
         open_reader(tmp_path / "x.npy", verify="batch", **options)
 
 
-def test_flipped_bits_of_the_cache_are_never_seen_by_a_reader_that_compares(store, folder):
+@pytest.mark.parametrize("verify", ["auto", "batch"])
+def test_flipped_bits_of_the_cache_are_never_seen_by_a_reader_that_compares(verify, store, folder, thinned):
     fill(store, folder)
     noise = random.Random(5)
-    for _ in range(300):
+    for _ in thinned(range(300), 10):
         path = files_of(folder)[noise.random() < 0.2]
-        flip(path, noise.randrange(path.stat().st_size))
-        with open_reader(store, cache=folder, verify="batch") as reader:
+        flip(path, noise.randrange(path.stat().st_size), 4)
+        with open_reader(store, cache=folder, verify=verify) as reader:
             for index in noise.sample(range(len(BATCHES)), 3):
                 np.testing.assert_array_equal(reader.read_batch_torch(index).numpy(), BATCHES[index])
-    with open_reader(store, cache=folder, verify="batch") as reader:
+    with open_reader(store, cache=folder, verify=verify) as reader:
         check_all(reader)
 
 
@@ -498,28 +500,16 @@ def test_a_kill_at_any_moment_costs_no_more_than_what_was_under_way(store, folde
 # --- damage ----------------------------------------------------------------------------------------------------
 
 
-def flip(path, offset):
-    with open(path, "r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 4]))
-
-
-def cut(path, size):
-    os.truncate(path, size)
-
-
 DAMAGE = {
     "a bit of the data": lambda data, marks: flip(data, 5 * BATCHES[0].nbytes + 777),
     "a bit of a crc32": lambda data, marks: flip(marks, 5 * 8 + 2),
     "a bit of a mark": lambda data, marks: flip(marks, 5 * 8 + 6),
-    "data cut short": lambda data, marks: cut(data, 20 * BATCHES[0].nbytes + 100),
-    "no data": lambda data, marks: cut(data, 0),
-    "marks cut short": lambda data, marks: cut(marks, 100),
-    "no marks": lambda data, marks: cut(marks, 0),
+    "data cut short": lambda data, marks: os.truncate(data, 20 * BATCHES[0].nbytes + 100),
+    "no data": lambda data, marks: os.truncate(data, 0),
+    "marks cut short": lambda data, marks: os.truncate(marks, 100),
+    "no marks": lambda data, marks: os.truncate(marks, 0),
     "noise for marks": lambda data, marks: marks.write_bytes(random.Random(3).randbytes(8 * len(BATCHES))),
-    "marks without data": lambda data, marks: (cut(data, 0), cut(data, BATCHES.nbytes)),
+    "marks without data": lambda data, marks: (os.truncate(data, 0), os.truncate(data, BATCHES.nbytes)),
     "another column's marks": lambda data, marks: marks.write_bytes(marks.read_bytes()[8:]),
 }
 
@@ -588,12 +578,6 @@ def test_a_folder_that_cannot_be_written_is_one_error_at_the_beginning(store, mo
     with pickle.loads(data) as copy:  # of a worker: later than at the beginning it is no error
         check_all(copy)
         assert column_of(copy).full
-
-
-def test_a_file_in_the_place_of_the_folder_is_an_error(store, tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(ArgumentError, match="expected a cache folder"):
-        open_reader(store, cache=tmp_path / "file")
 
 
 # --- room ------------------------------------------------------------------------------------------------------
@@ -665,6 +649,11 @@ def test_sizes_are_numbers_or_texts(store, tmp_path):
         open_reader(store, cache_bytes="1GiB")
     with pytest.raises(ArgumentError, match="is a URL"):
         open_reader(store, cache="s3://bucket/cache")
+    (tmp_path / "file").touch()
+    with pytest.raises(ArgumentError, match="expected a cache folder"):
+        open_reader(store, cache=tmp_path / "file")
+    with open_reader(store) as reader, pytest.raises(ArgumentError, match="expected a reader with a cache"):
+        column_of(reader)
 
 
 def test_a_store_that_grows_is_refused(tmp_path, folder):
@@ -674,8 +663,3 @@ def test_a_store_that_grows_is_refused(tmp_path, folder):
             open_reader(tmp_path / "live", cache=folder)
     with open_reader(tmp_path / "live", cache=folder) as reader:
         check_reader(reader, random_tokens(3, 4, 16))
-
-
-def test_a_reader_without_a_cache_has_no_column(store):
-    with open_reader(store) as reader, pytest.raises(ArgumentError, match="expected a reader with a cache"):
-        column_of(reader)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commandline import run_zb as run
 from contract import random_tokens
 
 from zb_hdf5 import (
@@ -20,7 +20,6 @@ from zb_hdf5 import (
     open_writer,
     verify_store,
 )
-from zb_hdf5.commands.zb import zb
 
 TOKENS = random_tokens(9, 3, 32)
 
@@ -31,10 +30,6 @@ def local(tmp_path, write_store, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     return write_store(tmp_path / "local", TOKENS, (4,))
-
-
-def run(*arguments):
-    return CliRunner().invoke(zb, list(map(str, arguments)))
 
 
 def test_a_store_goes_to_a_bucket_and_comes_back(s3, local, tmp_path):

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 from contract import random_tokens
+from damage import flip
 from packed import write_packed
 
 from zb_hdf5 import (
@@ -172,10 +173,7 @@ class TestOtherObjects:
     def test_one_whose_bytes_differ(self, web, write_store):
         folder, proxy = web
         path = write_store(folder / "store", TOKENS, (11,)) / "shard-00001.h5"
-        data = bytearray(path.read_bytes())
-        place = data.index(TOKENS[12].tobytes())
-        data[place] ^= 1
-        path.write_bytes(data)
+        flip(path, path.read_bytes().index(TOKENS[12].tobytes()))
         with open_reader(f"{proxy.url}/store") as reader, pytest.raises(ChecksumError, match="shard-00001"):
             reader.read_batch(12)
 

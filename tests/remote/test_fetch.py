@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from contents import files_in
 
 from zb_hdf5 import ArgumentError, ChecksumError, FormatError, UnavailableError
 from zb_hdf5.commands.fetch import fetch_shards, read_digests
@@ -113,8 +114,15 @@ def fetch(server, tmp_path):
     return run
 
 
-def content(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+@pytest.fixture
+def arrives(server, fetch, tmp_path):
+    """Return a check that a run fetches the first file as it is now on the server."""
+
+    def check(**options):
+        assert fetch(**options)[0].fetched
+        assert files_in(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
+
+    return check
 
 
 def only_problem(reports):
@@ -129,14 +137,14 @@ def only_problem(reports):
 @pytest.mark.parametrize("workers", [1, 3])
 def test_all_files_arrive(server, fetch, tmp_path, workers):
     reports = fetch(4, workers=workers)
-    assert content(tmp_path / "out") == server.files
+    assert files_in(tmp_path / "out") == server.files
     assert [Path(report.path).name for report in reports] == NAMES
     assert all(report.fetched and report.byte_count == 100_000 for report in reports)
 
 
 def test_named_field_and_first_number(server, fetch, tmp_path):
     fetch(2, url=server.url.replace("{:02d}", "{index:02d}"), first=2)
-    assert sorted(content(tmp_path / "out")) == NAMES[2:]
+    assert sorted(files_in(tmp_path / "out")) == NAMES[2:]
 
 
 def test_finished_files_are_not_asked_for(server, fetch):
@@ -147,10 +155,9 @@ def test_finished_files_are_not_asked_for(server, fetch):
     assert {name for name, _, _ in server.requests[20:]} == {NAMES[2]}
 
 
-def test_an_empty_file_is_a_file(server, fetch, tmp_path):
+def test_an_empty_file_is_a_file(server, arrives):
     server.files[NAMES[0]] = b""
-    assert fetch()[0].fetched
-    assert content(tmp_path / "out") == {NAMES[0]: b""}
+    arrives()
 
 
 def test_a_redirect_keeps_the_range(server, fetch, tmp_path):
@@ -167,7 +174,7 @@ def test_a_redirect_keeps_the_range(server, fetch, tmp_path):
     finally:
         Handler.do_HEAD = do_head
     assert server.requests[-1][:2] == ("x", "bytes=20000-29999")
-    assert content(tmp_path / "out") == {NAMES[0]: server.files["x"]}
+    assert files_in(tmp_path / "out") == {NAMES[0]: server.files["x"]}
 
 
 def test_progress_counts_bytes_and_expects_all_files_to_be_alike(fetch):
@@ -181,10 +188,9 @@ def test_progress_counts_bytes_and_expects_all_files_to_be_alike(fetch):
 
 
 @pytest.mark.parametrize("status", [500, 503, 429, 408])
-def test_passing_failures_are_tried_again(server, fetch, tmp_path, status):
+def test_passing_failures_are_tried_again(server, status, arrives):
     server.faults[NAMES[0]] = [(status,)] * 4
-    assert fetch()[0].fetched
-    assert content(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
+    arrives()
 
 
 def test_as_many_attempts_as_a_read_has_and_no_more(server, fetch, tmp_path):
@@ -207,29 +213,27 @@ def test_one_missing_file_does_not_stop_the_others(server, fetch, tmp_path):
     del server.files[NAMES[1]]
     reports = fetch(4, workers=1)
     assert [report.fetched for report in reports] == [True, False, True, True]
-    assert content(tmp_path / "out") == server.files
+    assert files_in(tmp_path / "out") == server.files
 
 
 def test_nobody_listens(fetch, tmp_path):
     assert "http://127.0.0.1:9/s_0.parquet" in str(only_problem(fetch(url="http://127.0.0.1:9/s_{}.parquet")))
-    assert content(tmp_path / "out") == {}
+    assert files_in(tmp_path / "out") == {}
 
 
 @pytest.mark.parametrize("fault", ["cut", "stall"])
-def test_a_part_that_is_cut_is_read_again(server, fetch, tmp_path, fault):
+def test_a_part_that_is_cut_is_read_again(server, fault, arrives):
     server.faults[NAMES[0]] = [None, fault]
-    assert fetch()[0].fetched
-    assert content(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
+    arrives()
     assert [span for _, span, _ in server.requests[1:3]] == ["bytes=10000-19999"] * 2
 
 
-def test_what_arrived_is_kept_for_the_next_run(server, fetch, tmp_path):
+def test_what_arrived_is_kept_for_the_next_run(server, fetch, tmp_path, arrives):
     server.faults[NAMES[0]] = [None, None, *[(503,)] * 5]
     assert only_problem(fetch()) is not None
-    assert set(content(tmp_path / "out")) == {NAMES[0] + ".partial", NAMES[0] + ".partial.version"}
+    assert set(files_in(tmp_path / "out")) == {NAMES[0] + ".partial", NAMES[0] + ".partial.version"}
     asked = len(server.requests)
-    assert fetch()[0].fetched
-    assert content(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
+    arrives()
     assert server.requests[asked][1] == "bytes=20000-29999"
 
 
@@ -245,18 +249,16 @@ def change(server):
     return before
 
 
-def test_two_versions_are_never_glued(server, fetch, tmp_path):
+def test_two_versions_are_never_glued(server, arrives):
     server.faults[NAMES[0]] = [None, change(server)]
-    assert fetch()[0].fetched
-    assert content(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
+    arrives()
 
 
-def test_a_change_between_two_runs(server, fetch, tmp_path):
+def test_a_change_between_two_runs(server, fetch, arrives):
     server.faults[NAMES[0]] = [*[None] * 5, (404,)]
     only_problem(fetch())
     server.files[NAMES[0]] = os.urandom(30_000)  # less than what is there
-    assert fetch()[0].fetched
-    assert content(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
+    arrives()
 
 
 def test_a_server_without_ranges_is_named(server, fetch, tmp_path):
@@ -264,44 +266,40 @@ def test_a_server_without_ranges_is_named(server, fetch, tmp_path):
     assert "expected a server that answers ranged reads" in str(only_problem(fetch()))
 
 
-def test_the_time_of_the_last_change_is_a_version(server, fetch, tmp_path):
+def test_the_time_of_the_last_change_is_a_version(server, fetch, arrives):
     server.etag = lambda data: "Sat, 21 Nov 2026 05:00:00 GMT"
     server.faults[NAMES[0]] = [None, (404,)]
     only_problem(fetch())
     server.etag = lambda data: "Sat, 21 Nov 2026 06:00:00 GMT"
     server.files[NAMES[0]] = os.urandom(100_000)
-    assert fetch()[0].fetched
-    assert content(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
+    arrives()
 
 
 @pytest.mark.parametrize("etag", ["", 'W/"weak"'])
-def test_without_a_version_a_digest_is_needed_and_each_run_begins_anew(server, fetch, tmp_path, etag):
+def test_without_a_version_a_digest_is_needed_and_each_run_begins_anew(server, fetch, arrives, etag):
     server.etag = lambda data: etag
     assert "pass --sha256-file" in str(only_problem(fetch()))
     server.faults[NAMES[0]] = [None, (404,)]
     digests = digests_of(server.files)
     only_problem(fetch(sha256=digests))
-    assert fetch(sha256=digests)[0].fetched
+    arrives(sha256=digests)
     assert [span for _, span, _ in server.requests].count("bytes=0-9999") == 2
-    assert content(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
 
 
-def test_killed_before_the_rename(server, fetch, tmp_path):
+def test_killed_before_the_rename(server, arrives, tmp_path):
     """All bytes of a version are there: nothing more is asked for."""
     (tmp_path / "out").mkdir()
     data = server.files[NAMES[0]]
     (tmp_path / "out" / f"{NAMES[0]}.partial").write_bytes(data)
     (tmp_path / "out" / f"{NAMES[0]}.partial.version").write_text(json.dumps([len(data), server.etag(data)]))
-    assert fetch()[0].fetched
-    assert content(tmp_path / "out") == {NAMES[0]: data}
+    arrives()
     assert server.requests == []
 
 
-def test_a_partial_of_unknown_origin_is_not_kept(server, fetch, tmp_path):
+def test_a_partial_of_unknown_origin_is_not_kept(tmp_path, arrives):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / f"{NAMES[0]}.partial").write_bytes(b"x" * 200_000)
-    assert fetch()[0].fetched
-    assert content(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
+    arrives()
 
 
 # --- digests ---------------------------------------------------------------------------------------------------
@@ -317,10 +315,10 @@ def test_digests_are_compared(server, fetch, tmp_path):
     problem = only_problem(fetch(sha256=good))
     assert isinstance(problem, ChecksumError)
     assert f"expected sha256 {good[NAMES[0]]}, found {digests_of(server.files)[NAMES[0]]}" in str(problem)
-    assert content(tmp_path / "out") == {}
+    assert files_in(tmp_path / "out") == {}
     server.files[NAMES[0]] = original
     assert fetch(4, sha256=good)[0].fetched
-    assert content(tmp_path / "out") == server.files
+    assert files_in(tmp_path / "out") == server.files
 
 
 def test_digest_lists(tmp_path):
@@ -340,30 +338,18 @@ def test_digest_lists(tmp_path):
 # --- what is refused -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        ("http://host/shard.parquet", "names must differ"),
-        ("http://host/{:05d}/shard.parquet", "names must differ"),
-        ("http://host/{:05d}/", "ends in a file name"),
-        ("http://host/{:05d}/%2e%2e", "ends in a file name"),
-        ("file:///etc/{:05d}", "expected a URL"),
-        ("http://host/{:05d}.parquet?download=true", "without a query"),
-        ("shard_{:05d}.parquet", "expected a URL"),
-        ("http://host/{name}", "expected one field"),
-        ("http://host/{:05q}", "expected one field"),
-        ("http://host/{", "expected one field"),
-        ("http://host/{}{}", "expected one field"),
-        ("http://host/{index[0]}", "expected one field"),
-        ("http://host:port/{}", "expected a URL"),
-        ("http://[::1/{}", "expected a URL"),
-        ("http:///{}", "expected a URL"),
-        ("http://example..org/x_{:05d}", "expected a URL"),
-        ("http://host/shard {}", "percent-encoded, found 'http://host/shard 0'"),
-        ("http://host/größe_{}", "percent-encoded"),
-        ("http://host/%00{}", "ends in a file name"),
-    ],
-)
+@pytest.mark.parametrize(("template", "message"), [
+    ("http://host/shard.parquet", "names must differ"), ("http://host/{:05d}/shard.parquet", "names must differ"),
+    ("http://host/{:05d}/", "ends in a file name"), ("http://host/{:05d}/%2e%2e", "ends in a file name"),
+    ("file:///etc/{:05d}", "expected a URL"), ("http://host/{:05d}.parquet?download=true", "without a query"),
+    ("shard_{:05d}.parquet", "expected a URL"), ("http://host/{name}", "expected one field"),
+    ("http://host/{:05q}", "expected one field"), ("http://host/{", "expected one field"),
+    ("http://host/{}{}", "expected one field"), ("http://host/{index[0]}", "expected one field"),
+    ("http://host:port/{}", "expected a URL"), ("http://[::1/{}", "expected a URL"), ("http:///{}", "expected a URL"),
+    ("http://example..org/x_{:05d}", "expected a URL"),
+    ("http://host/shard {}", "percent-encoded, found 'http://host/shard 0'"),
+    ("http://host/größe_{}", "percent-encoded"), ("http://host/%00{}", "ends in a file name"),
+])  # fmt: skip
 def test_templates_that_cannot_work(tmp_path, template, message):
     with pytest.raises(ArgumentError, match=message):
         fetch_shards(template, 2, tmp_path / "out")
@@ -418,7 +404,7 @@ def test_the_example_of_the_help_runs_as_printed_but_for_its_server(server, tmp_
     server.files = {f"shard_{number:05d}.parquet": b"some" for number in range(10)}
     done = run_zb(*shlex.split(line.replace("https://example.org", server.url.rpartition("/data")[0])))
     assert done.exit_code == 0, done.output
-    assert content(tmp_path / "text") == server.files
+    assert files_in(tmp_path / "text") == server.files
 
 
 def test_command(server, tmp_path):
@@ -439,7 +425,7 @@ def test_command_with_digests(server, tmp_path):
     server.files[NAMES[1]] = b"other"
     done = run_zb(server.url, "-n", 2, "--sha256-file", tmp_path / "list", "-o", tmp_path / "out", "--quiet")
     assert (done.exit_code, done.stdout, done.stderr) == (3, "", "")
-    assert content(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
+    assert files_in(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
 
 
 def test_a_killed_run_goes_on(server, tmp_path):
@@ -456,8 +442,8 @@ def test_a_killed_run_goes_on(server, tmp_path):
         time.sleep(0.2)
         server.released.set()
         assert run.wait(20) == 143
-    assert set(content(tmp_path / "out")) == {partial.name, partial.name + ".version"}
+    assert set(files_in(tmp_path / "out")) == {partial.name, partial.name + ".version"}
     asked = len(server.requests)
     assert run_zb(server.url, "-n", 1, "-o", tmp_path / "out").exit_code == 0
-    assert content(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
+    assert files_in(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
     assert all(span != "bytes=0-9999" for _, span, _ in server.requests[asked:])

@@ -8,6 +8,8 @@ import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from contents import files_in
+from damage import flip
 
 from zb_hdf5 import HDF5ShardWriter, Loader, MixedLoader, ShardIndex, open_reader, rebuild_index, verify_store
 from zb_hdf5.commands.doctor import diagnose
@@ -76,10 +78,6 @@ def run(*arguments, code=0):
     return json.loads(result.stdout) if result.stdout else result.stderr
 
 
-def snapshot(folder):
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def damage(path, kind):
     """Flip a bit behind token 4,000."""
     if kind in COMPRESSED:
@@ -87,17 +85,11 @@ def damage(path, kind):
         with h5py.File(file, "r") as h5:
             offset, size = h5["extents"][chunk].tolist()
             assert size < h5["batches" if path.is_dir() else "tokens"].chunks[-1] * 2 * (3 if path.is_dir() else 1)
-        at = slice(offset + size // 2, offset + size // 2 + 1)
+        flip(file, offset + size // 2, 4)
     else:
         tokens = TOKENS[4000:4030].tobytes()
         [file] = [file for file in ([path] if path.is_file() else path.iterdir()) if tokens in file.read_bytes()]
-        at = slice(file.read_bytes().index(tokens), None)
-    data = bytearray(file.read_bytes())
-    data[at.start] ^= 4
-    file.write_bytes(data)
-
-
-# --- one contract ----------------------------------------------------------------------------------------------
+        flip(file, file.read_bytes().index(tokens), 4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -119,38 +111,38 @@ def test_verify_says_how_much_it_has_compared(kind, make):
 @pytest.mark.parametrize("kind", KINDS)
 def test_info_and_doctor_describe_it_and_change_nothing(kind, make, tmp_path):
     path = make(kind)
-    before = snapshot(tmp_path)
+    before = files_in(tmp_path)
     assert run("info", path)["tokens"] == 6000
     found = {finding.name: finding for finding in diagnose(str(path))}
     assert {"locks", "filters", "layout", "open files", "page cache", "first batch", "use"} <= found.keys()
     assert "problem" not in {finding.state for finding in found.values()}
     assert ("compressed chunks" if kind in COMPRESSED else "1 run, ") in found["layout"].text
     assert ("batch_size=" in found["use"].text) == (kind in STREAMS)
-    files = len([name for name in before if name.name.startswith("shard-") and name.suffix != ".crc32"])
+    files = len([name for name in before if "shard-" in name and not name.endswith(".crc32")])
     assert f"of {files or (3 if kind == 'npy folder' else 1)} shards" in found["open files"].text
     assert run("doctor", path)["ok"]
-    assert snapshot(tmp_path) == before
+    assert files_in(tmp_path) == before
 
 
 @pytest.mark.parametrize("kind", DIGESTED)
 def test_repair_finds_a_good_one_whole_and_leaves_it_alone(kind, make, tmp_path):
     path = make(kind)
-    before = snapshot(tmp_path)
+    before = files_in(tmp_path)
     reports = repair(str(path))
     assert {(report.state, report.dropped_tokens) for report in reports} == {("whole", 0)}
     assert sum(report.kept_tokens for report in reports) == 6000
     unit = "document" if kind in STREAMS else "batch"
     assert {report.unit for report in reports} == {unit}
     assert f"whole: {reports[0].kept} {unit}" in reports[0].line()
-    assert snapshot(tmp_path) == before
+    assert files_in(tmp_path) == before
 
 
 @pytest.mark.parametrize(("kind", "said"), [("npy", "ends in .batch or .h5"), ("npy folder", "no shards.json")])
 def test_repair_refuses_npy_files(kind, said, make, tmp_path):
     path = make(kind)
-    before = snapshot(tmp_path)
+    before = files_in(tmp_path)
     assert said in run("repair", path, code=1)
-    assert snapshot(tmp_path) == before
+    assert files_in(tmp_path) == before
 
 
 @pytest.mark.parametrize("kind", STORES)
@@ -178,9 +170,6 @@ def test_damage_is_found_by_verify_and_gone_after_repair(kind, make):
         run("repair", path)
     after = path if path.is_dir() else path.with_name(f"{path.stem}.repaired.h5")
     assert {report.outcome for report in verify_store(after)} == {"verified"}
-
-
-# --- which -----------------------------------------------------------------------------------------------------
 
 
 def tokens_of(rows):

@@ -9,6 +9,7 @@ import shutil
 import h5py
 import numpy as np
 import pytest
+from damage import flip, flip_token
 from packed import damage_table
 
 from zb_hdf5 import (
@@ -138,17 +139,8 @@ def test_a_lost_index_is_made_again(store):
     assert not problems(store)
 
 
-def damage_batch(path, number):
-    """Flip a bit of a token."""
-    with open_reader(path) as reader:
-        place = reader.extents.offset(number)
-    data = bytearray(path.read_bytes())
-    data[place] ^= 1
-    path.write_bytes(data)
-
-
 def test_repair_keeps_the_pieces_of_the_kept_batches(store):
-    damage_batch(store / "shard-00001-of-00004.h5", 1)
+    flip_token(store / "shard-00001-of-00004.h5", 1)
     reports = repair(store)
     assert [report.state for report in reports] == ["whole", "repaired", "whole", "whole"]
     assert reports[1].dropped == [1]
@@ -174,7 +166,7 @@ def require_same_documents(one, other):
 def test_repair_of_a_lone_file_keeps_its_documents(tmp_path):
     path = tmp_path / "x.h5"
     write_file(path, 4)
-    damage_batch(path, 2)
+    flip_token(path, 2)
     [report] = repair(path)
     with open_reader(report.output) as reader:
         pieces = reader.read_pieces(np.arange(reader.num_records))
@@ -227,9 +219,7 @@ def test_streams_are_verified_rebuilt_and_repaired(streams):
     first = streams / "shard-00000-of-00002.h5"
     with h5py.File(first) as h5:
         place = h5["tokens"].id.get_chunk_info(2).byte_offset
-    data = bytearray(first.read_bytes())
-    data[place] ^= 1
-    first.write_bytes(data)
+    flip(first, place)
     assert len(problems(streams)) == 1
     [report, _] = repair(streams)
     assert report.dropped == [6, 7, 8, 9]
@@ -259,11 +249,7 @@ def test_a_damaged_source_is_not_copied(store, tmp_path):
         ("pieces", {"sha256": [1] * 4}, r"pieces: sha256\[0\]: expected str"),
         ("documents", {"path": ["../x", "y"]}, "documents: path '../x' leaves the folder"),
         ("documents", {"sha256": ["0", "1"]}, "documents: expected 64 hexadecimal digits"),
-        (
-            "documents",
-            {"split": ["train", "train"]},
-            "documents: documents-00001.tables: lies over the table before it",
-        ),
+        ("documents", {"split": ["train", "train"]}, "documents-00001.tables: lies over the table before it"),
         ("documents", {"token_count": [-1, 5]}, "documents: documents-00000.tables: lies over"),
         ("documents", {"first_token": ["a", 0]}, r"documents: first_token\[0\]: expected int"),
     ],

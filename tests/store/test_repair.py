@@ -16,8 +16,10 @@ from dataclasses import replace
 import h5py
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commandline import run_zb as run
+from contents import batches_of
 from contract import random_tokens
+from damage import flip
 from interrupted import stopped_before_the_index
 from test_crash import WRITER, batches, names, running, small_disk, snapshot  # noqa: F401
 
@@ -34,7 +36,6 @@ from zb_hdf5 import (
     open_writer,
     verify_store,
 )
-from zb_hdf5.commands.zb import zb
 from zb_hdf5.spec import CRC32, INDEX_NAME
 from zb_hdf5.store.repair import rebuild_index, repair_file, repair_store
 
@@ -46,34 +47,14 @@ def data():
     return random_tokens(9, *SHAPE).astype("<u2")
 
 
-def run(*arguments):
-    return CliRunner().invoke(zb, [str(argument) for argument in arguments], catch_exceptions=False)
-
-
-def flip(path, offset, bit=0):
-    with open(path, "r+b") as file:
-        file.seek(offset)
-        value = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([value ^ 1 << bit]))
-
-
 def flip_batch(path, number, within=5):
     with open_reader(path) as reader:
         offset = reader.extents.offset(number)
     flip(path, offset + within)
 
 
-def content(path):
-    with open_reader(path) as reader:
-        return np.array([np.array(batch) for batch in reader])
-
-
 def require_good(path):
     assert [report.problem for report in verify_store(path)] == [None] * len(verify_store(path))
-
-
-# --- killed writers --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("delay_s", [0.03, 0.08, 0.15])
@@ -94,7 +75,7 @@ def test_a_killed_writers_batches_are_published(delay_s, tmp_path):
     assert (report.state, report.dropped, report.output) == ("repaired", [], str(path))
     assert report.kept >= int(lines[-1] if lines else 1)
     require_good(path)
-    np.testing.assert_array_equal(content(path), batches(0, report.kept))
+    np.testing.assert_array_equal(batches_of(path), batches(0, report.kept))
     assert partial.read_bytes() == before
     whole = snapshot(tmp_path)
     repair_file(partial)
@@ -134,7 +115,7 @@ def test_a_killed_copy_is_kept_up_to_its_last_commit(data, tmp_path):
         assert len(h5["batches"]) == 9
     report = repair_file(tmp_path / "x.h5.partial")
     assert (report.state, report.kept, report.dropped) == ("repaired", 6, [])
-    np.testing.assert_array_equal(content(tmp_path / "x.h5"), data[:6])
+    np.testing.assert_array_equal(batches_of(tmp_path / "x.h5"), data[:6])
     require_good(tmp_path / "x.h5")
 
 
@@ -145,7 +126,7 @@ def test_an_unfinished_file_is_kept_up_to_the_first_bad_batch(data, tmp_path):
     report = repair_file(partial)
     assert (report.kept, report.dropped) == (5, [5, 6, 7, 8])
     assert "batch 5 is bad" in report.reason
-    np.testing.assert_array_equal(content(tmp_path / "x.h5"), data[:5])
+    np.testing.assert_array_equal(batches_of(tmp_path / "x.h5"), data[:5])
 
 
 def test_what_has_the_final_name_is_replaced_only_with_force(data, tmp_path, write_file):
@@ -157,7 +138,7 @@ def test_what_has_the_final_name_is_replaced_only_with_force(data, tmp_path, wri
         repair_file(partial)
     assert snapshot(tmp_path) == before
     repair_file(partial, overwrite=True)
-    np.testing.assert_array_equal(content(tmp_path / "x.h5"), data)
+    np.testing.assert_array_equal(batches_of(tmp_path / "x.h5"), data)
     assert names(tmp_path) == ["x.h5", "x.h5.partial"]
 
 
@@ -170,7 +151,7 @@ def test_a_killed_batch_writer_needs_the_shape(data, tmp_path):
     result = run("repair", partial, "--batch-size", 4, "--seq-len", 1024, "--dtype", "uint16", "--json")
     assert result.exit_code == 0, result.stderr
     assert "could not be checked" in json.loads(result.stdout)["files"][0]["reason"]
-    np.testing.assert_array_equal(content(tmp_path / "x.batch"), data[:8])
+    np.testing.assert_array_equal(batches_of(tmp_path / "x.batch"), data[:8])
 
 
 def test_a_truncated_batch_file_with_crc32_is_checked(data, tmp_path, write_file):
@@ -180,7 +161,7 @@ def test_a_truncated_batch_file_with_crc32_is_checked(data, tmp_path, write_file
     os.truncate(tmp_path / "x.batch", info.path.stat().st_size - 1)
     report = repair_file(tmp_path / "x.batch")
     assert (report.kept, report.dropped) == (7, [3])
-    np.testing.assert_array_equal(content(report.output), np.delete(data[:8], 3, axis=0))
+    np.testing.assert_array_equal(batches_of(report.output), np.delete(data[:8], 3, axis=0))
 
 
 def test_the_crc32_of_a_whole_file_are_not_those_of_its_unfinished_successor(data, tmp_path, write_file):
@@ -190,11 +171,8 @@ def test_the_crc32_of_a_whole_file_are_not_those_of_its_unfinished_successor(dat
     os.rename(tmp_path / "y.batch.crc32", tmp_path / "x.batch.crc32")
     shape = StoreMeta(4, 1024, np.dtype("<u2"))
     assert repair_file(partial, shape=shape, overwrite=True).kept == 9
-    np.testing.assert_array_equal(content(tmp_path / "x.batch"), data)
+    np.testing.assert_array_equal(batches_of(tmp_path / "x.batch"), data)
     assert names(tmp_path) == ["x.batch", "x.batch.crc32", "x.batch.partial"]
-
-
-# --- damage ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -212,7 +190,7 @@ def test_flipped_tokens_are_found_by_verify_and_dropped_by_repair(seed, data, tm
     report = repair_file(path)
     assert dry.dropped == report.dropped == bad
     assert path.read_bytes() == before
-    np.testing.assert_array_equal(content(report.output), np.delete(data, bad, axis=0))
+    np.testing.assert_array_equal(batches_of(report.output), np.delete(data, bad, axis=0))
     require_good(tmp_path / "x.repaired.h5")
     whole = snapshot(tmp_path)
     assert repair_file(path).dropped == bad
@@ -237,25 +215,21 @@ def test_a_sector_that_cannot_be_read_costs_its_batch_only(suffix, data, tmp_pat
     number = errno.EIO
     report = repair_file(path)
     assert (report.kept, report.dropped) == (8, [3])
-    np.testing.assert_array_equal(content(report.output), np.delete(data, 3, axis=0))
+    np.testing.assert_array_equal(batches_of(report.output), np.delete(data, 3, axis=0))
 
 
-def test_a_damaged_crc32_row_costs_no_batch(data, tmp_path, write_file):
-    path = write_file(tmp_path / "x.h5", data).path
-    with h5py.File(path, "r+") as h5:
-        h5[CRC32][2] ^= 1
-    report = repair_file(path)
-    assert (report.kept, report.dropped) == (9, [])
-    require_good(tmp_path / "x.repaired.h5")
-
-
-def test_a_whole_file_is_left_alone(data, tmp_path, write_file):
+def test_a_whole_file_is_left_alone_and_a_damaged_crc32_row_costs_no_batch(data, tmp_path, write_file):
     path = write_file(tmp_path / "x.h5", data).path
     before = snapshot(tmp_path)
     result = run("repair", path)
     assert result.exit_code == 0
     assert "whole: 9 batches, none bad; nothing to do" in result.stdout
     assert snapshot(tmp_path) == before
+    with h5py.File(path, "r+") as h5:
+        h5[CRC32][2] ^= 1
+    report = repair_file(path)
+    assert (report.kept, report.dropped) == (9, [])
+    require_good(tmp_path / "x.repaired.h5")
 
 
 def test_a_full_disk_leaves_nothing(small_disk, tmp_path):  # noqa: F811
@@ -266,9 +240,6 @@ def test_a_full_disk_leaves_nothing(small_disk, tmp_path):  # noqa: F811
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
         repair_file(small_disk / "x.h5")
     assert names(small_disk) == ["x.h5"]
-
-
-# --- stores ----------------------------------------------------------------------------------------------------
 
 
 def test_a_store_is_repaired(data, tmp_path, write_store):
@@ -282,7 +253,7 @@ def test_a_store_is_repaired(data, tmp_path, write_store):
     reports = repair_store(store)
     assert [report.dropped for report in reports] == [[1], [2], []]
     require_good(store)
-    np.testing.assert_array_equal(content(store), np.delete(data, [1, 5], axis=0))
+    np.testing.assert_array_equal(batches_of(store), np.delete(data, [1, 5], axis=0))
     after = snapshot(store)
     assert {report.state for report in repair_store(store)} == {"whole"}
     assert snapshot(store) == after
@@ -297,10 +268,7 @@ def test_a_repair_stopped_before_the_index_goes_on(data, tmp_path, write_store, 
         repair_store(store)
     assert (store / INDEX_NAME).read_bytes() == index
     repair_store(store)
-    np.testing.assert_array_equal(content(store), np.delete(data, 4, axis=0))
-
-
-# --- the index -------------------------------------------------------------------------------------------------
+    np.testing.assert_array_equal(batches_of(store), np.delete(data, 4, axis=0))
 
 
 @pytest.mark.parametrize("damage", ["lost", "garbled"])
@@ -315,7 +283,7 @@ def test_an_index_is_made_anew(damage, data, tmp_path, write_store):
     assert run("index", "rebuild", store).exit_code == 0
     assert json.loads((store / INDEX_NAME).read_text())["shards"] == text["shards"]
     require_good(store)
-    np.testing.assert_array_equal(content(store), data)
+    np.testing.assert_array_equal(batches_of(store), data)
     with pytest.raises(ConvertError, match="exists already, and is valid"):
         rebuild_index(store)
 
@@ -335,49 +303,33 @@ def test_an_index_made_anew_keeps_what_only_the_old_one_knew(data, tmp_path, wri
     assert report["not_recovered"] == ["shuffle", "source", "splits", "vocab_size", "tokenizer"]
 
 
-def test_missing_numbers_are_listed(data, tmp_path, write_file):
-    for number in (0, 2):
-        write_file(tmp_path / f"shard-{number:05}-of-00005.h5", data[:2])
-    with pytest.raises(IncompleteError, match="shards 1, 3, 4 are missing"):
+@pytest.mark.parametrize(
+    ("names", "missing"),
+    [
+        (["shard-00000-of-00005.h5", "shard-00002-of-00005.h5"], "shards 1, 3, 4 are missing"),
+        (["shard-20240101120000.h5"], r"shards 0, 1, 2, .*, 19, and more are missing"),  # a date for a number
+    ],
+)
+def test_missing_numbers_are_listed(names, missing, data, tmp_path, write_file):
+    for name in names:
+        write_file(tmp_path / name, data[:2])
+    with pytest.raises(IncompleteError, match=missing):
         rebuild_index(tmp_path)
-    assert len(rebuild_index(tmp_path, force=True).shards) == 2
+    assert len(rebuild_index(tmp_path, force=True).shards) == len(names)
 
 
-def test_a_date_for_a_number_fills_neither_memory_nor_the_message(data, tmp_path, write_file):
-    write_file(tmp_path / "shard-20240101120000.h5", data[:2])
-    with pytest.raises(IncompleteError, match=r"shards 0, 1, 2, .*, 19, and more are missing"):
-        rebuild_index(tmp_path)
-    assert len(rebuild_index(tmp_path, force=True).shards) == 1
-
-
-def test_an_index_is_looked_for_in_a_folder_only(data, tmp_path, write_file):
+def test_an_index_is_looked_for_in_a_folder_only_and_made_of_shards_that_agree(data, tmp_path, write_file):
+    (tmp_path / "s").mkdir()
+    write_file(tmp_path / "s" / "shard-00000.h5", data)
+    write_file(tmp_path / "s" / "shard-00001.h5", data.astype("<u4"))
+    with pytest.raises(ZbError, match=r"expected \(4, 1024\) uint16"):
+        rebuild_index(tmp_path / "s")
     path = write_file(tmp_path / "x.h5", data).path
     for place in (path, tmp_path / "nothing"):
         with pytest.raises(FormatError, match=re.escape(f"{place}: no shards.json")):
             ShardIndex.load(place)
         with pytest.raises(ArgumentError, match=re.escape(f"{place}: expected the folder of a store")):
             rebuild_index(place)
-
-
-def test_a_flipped_bit_in_the_index_is_found_or_harmless(data, tmp_path, write_store):
-    store = write_store(tmp_path / "s", data, (3, 6))
-    text, chance = (store / INDEX_NAME).read_bytes(), random.Random(1)
-    for _ in range(60):
-        (store / INDEX_NAME).write_bytes(text)
-        flip(store / INDEX_NAME, chance.randrange(len(text)), chance.randrange(8))
-        try:
-            bad = any(report.problem for report in verify_store(store))
-        except ZbError:
-            bad = True
-        if not bad:  # spelling that no token depends on
-            np.testing.assert_array_equal(content(store), data)
-
-
-def test_shards_that_disagree_are_refused(data, tmp_path, write_file):
-    write_file(tmp_path / "shard-00000.h5", data)
-    write_file(tmp_path / "shard-00001.h5", data.astype("<u4"))
-    with pytest.raises(ZbError, match=r"expected \(4, 1024\) uint16"):
-        rebuild_index(tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["missing", "no HDF5 file", "cut short"])
@@ -399,5 +351,5 @@ def test_a_shard_that_cannot_be_saved_is_left_out_only_with_force(damage, data, 
     assert "lost" in json.dumps(dry)
     assert snapshot(folder) == before
     assert run("repair", folder, "--force").exit_code == 0
-    np.testing.assert_array_equal(content(folder), np.concatenate([data[:3], data[6:]]))
+    np.testing.assert_array_equal(batches_of(folder), np.concatenate([data[:3], data[6:]]))
     require_good(folder)

@@ -11,7 +11,9 @@ import sys
 import h5py
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commandline import run_zb as run
+from contents import files_in
+from damage import flip
 from descriptors import open_files
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +22,6 @@ from interrupted import STREAM_WRITER, stopped_before_the_index
 from examples import examples
 from zb_hdf5 import HDF5ShardWriter, IncompleteError, MmapTokenStore, ShardIndex, UnavailableError, verify_store
 from zb_hdf5.commands.doctor import diagnose
-from zb_hdf5.commands.zb import zb
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, Remedy
 from zb_hdf5.formats.registry import open_chunks
 from zb_hdf5.spec import CRC32, DOC_OFFSETS, INDEX_NAME, TOKENS
@@ -48,14 +49,10 @@ def content(path):
         return [store.document(number).tolist() for number in range(store.document_count)]
 
 
-def flip_chunk(path, number, within=0):
+def flip_chunk(path, number):
     with open_chunks(path) as reader:
         offset = reader.extents.offset(number)
-    with open(path, "r+b") as file:
-        file.seek(offset + within)
-        value = file.read(1)[0]
-        file.seek(offset + within)
-        file.write(bytes([value ^ 16]))
+    flip(path, offset, 16)
 
 
 def kept_of(documents, bad):
@@ -68,17 +65,9 @@ def kept_of(documents, bad):
     return kept
 
 
-def snapshot(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
 def require_good(path):
     reports = verify_store(path)
     assert [report.problem for report in reports] == [None] * len(reports)
-
-
-def run(*arguments):
-    return CliRunner().invoke(zb, [*map(str, arguments)], catch_exceptions=False)
 
 
 # --- bad chunks ------------------------------------------------------------------------------------------------
@@ -120,9 +109,9 @@ def test_documents_that_touch_no_bad_chunk_are_kept(lengths, chosen, group_bytes
         return
     assert content(folder / "s.repaired.h5") == [documents[number].tolist() for number in kept]
     require_good(folder / "s.repaired.h5")
-    after = snapshot(folder)
+    after = files_in(folder)
     assert repair_file(path).state == "repaired"  # it has them already
-    assert snapshot(folder) == after
+    assert files_in(folder) == after
 
 
 def test_what_a_stream_says_of_itself_is_kept(tmp_path):
@@ -137,18 +126,6 @@ def test_what_a_stream_says_of_itself_is_kept(tmp_path):
         assert old.meta.document_count == 9
         for name in ("shape", "dtype", "boundary_token_id", "vocab_size", "tokenizer", "layout"):
             assert getattr(old.meta, name) == getattr(new.meta, name), name
-
-
-def test_a_damaged_crc32_row_costs_no_document(tmp_path):
-    documents = documents_of([300, 4, 100])
-    path = write(tmp_path / "s.h5", documents)
-    with h5py.File(path, "r+") as h5:
-        h5[CRC32][2] ^= 1
-    report = repair_file(path)
-    assert (report.kept, report.dropped, report.dropped_tokens) == (3, [], 0)
-    assert "no token is" in report.reason
-    require_good(tmp_path / "s.repaired.h5")
-    assert content(tmp_path / "s.repaired.h5") == [document.tolist() for document in documents]
 
 
 def test_a_compressed_stream_is_saved_too(tmp_path):
@@ -202,10 +179,22 @@ def test_other_documents_of_the_same_tokens_are_not_taken_for_the_repaired_ones(
 def test_a_truncated_stream_is_refused_as_a_truncated_batch_file_is(cut, tmp_path):
     path = write(tmp_path / "s.h5", documents_of([500] * 9))
     os.truncate(path, cut if cut > 0 else path.stat().st_size - 1)
-    before = snapshot(tmp_path)
+    before = files_in(tmp_path)
     with pytest.raises(FormatError, match=r"s\.h5"):
         repair_file(path)
-    assert snapshot(tmp_path) == before
+    assert files_in(tmp_path) == before
+
+
+def test_a_damaged_crc32_row_costs_no_document(tmp_path):
+    path = write(tmp_path / "s.h5", documents_of([300, 4, 100]))
+    before = content(path)
+    with h5py.File(path, "r+") as h5:
+        h5[CRC32][2] ^= 1
+    report = repair_file(path)
+    assert (report.kept, report.dropped, report.dropped_tokens) == (3, [], 0)
+    assert "no token is" in report.reason
+    require_good(tmp_path / "s.repaired.h5")
+    assert content(tmp_path / "s.repaired.h5") == before
 
 
 # --- the places of the documents -------------------------------------------------------------------------------
@@ -237,29 +226,25 @@ def test_damaged_places_of_documents_are_found_again_by_the_boundary_token(rows,
     require_good(tmp_path / "s.repaired.h5")
 
 
-def bad_chunk_too(path):
-    flip_chunk(path, 1)
-
-
 @pytest.mark.parametrize(
     ("documents", "boundary", "more"),
     [
-        (documents_of([20, 30, 70]), -1, None),
-        (documents_of([20, 30, 70]), 7, None),  # it is nowhere
-        ([np.array([1, 7, 2, 7]), np.array([5] * 60)], 7, None),  # it is elsewhere
-        (documents_of([20, 30, 70], 7), 7, bad_chunk_too),
+        (documents_of([20, 30, 70]), -1, False),
+        (documents_of([20, 30, 70]), 7, False),  # it is nowhere
+        ([np.array([1, 7, 2, 7]), np.array([5] * 60)], 7, False),  # it is elsewhere
+        (documents_of([20, 30, 70], 7), 7, True),
     ],
 )
 def test_places_of_documents_are_never_guessed(documents, boundary, more, tmp_path):
     path = write(tmp_path / "s.h5", documents, boundary_token_id=boundary)
     damage_offsets(path, {1: 3})
-    if more is not None:
-        more(path)
-    before = snapshot(tmp_path)
+    if more:
+        flip_chunk(path, 1)
+    before = files_in(tmp_path)
     with pytest.raises(IncompleteError, match="the places of its documents are damaged"):
         repair_file(path)
     assert run("repair", path).exit_code == 4
-    assert snapshot(tmp_path) == before
+    assert files_in(tmp_path) == before
 
 
 # --- killed writers --------------------------------------------------------------------------------------------
@@ -296,9 +281,9 @@ def test_the_whole_documents_of_a_killed_writer_are_published(documents, tmp_pat
     require_good(path)
     assert content(path) == expected_of(range(report.kept))
     assert partial.read_bytes() == before
-    after = snapshot(tmp_path)
+    after = files_in(tmp_path)
     repair_file(partial)
-    assert snapshot(tmp_path) == after
+    assert files_in(tmp_path) == after
     assert sorted(after) == [path.name, partial.name]
 
 
@@ -361,10 +346,7 @@ def test_a_repair_that_cannot_write_leaves_no_table_open(tmp_path):
 
 def test_an_unfinished_stream_is_kept_up_to_its_first_bad_chunk(tmp_path):
     partial, _ = killed(tmp_path / "s.h5", 60)
-    data = bytearray(partial.read_bytes())
-    at = data.index((np.arange(2 * 512, 3 * 512)).astype("<u2").tobytes())
-    data[at + 9] ^= 1
-    partial.write_bytes(data)
+    flip(partial, partial.read_bytes().index((np.arange(2 * 512, 3 * 512)).astype("<u2").tobytes()) + 9)
     report = repair_file(partial)
     assert report.kept == 10  # 1,024 good tokens
     assert report.dropped[0] == 10
@@ -403,9 +385,11 @@ def store(tmp_path):
 def test_a_store_of_streams_is_repaired(store):
     folder, documents = store
     flip_chunk(folder / "shard-00001.h5", 2)
-    before = snapshot(folder)
-    repair(folder, dry_run=True)
-    assert snapshot(folder) == before
+    before = files_in(folder)
+    [_, found, _] = json.loads(run("repair", folder, "--dry-run", "--json").stdout)["files"]
+    assert (found["unit"], found["kept"], found["dropped"]) == ("document", 3, [1, 2])
+    assert (found["kept_tokens"], found["dropped_tokens"]) == (210, 140)
+    assert files_in(folder) == before
     reports = repair(folder)
     assert [(report.state, report.kept, report.dropped) for report in reports] == [
         ("whole", 5, []), ("repaired", 3, [1, 2]), ("whole", 5, []),
@@ -417,10 +401,10 @@ def test_a_store_of_streams_is_repaired(store):
     assert (index.meta.document_count, index.token_count, index.source) == (13, 13 * 70, {"format": "test"})
     expected = [*documents[0], *(documents[1][number] for number in (0, 3, 4)), *documents[2]]
     assert content(folder) == [document.tolist() for document in expected]
-    after = snapshot(folder)
+    after = files_in(folder)
     assert {**before, INDEX_NAME: after[INDEX_NAME]}.items() <= after.items()
     assert {report.state for report in repair(folder)} == {"whole"}
-    assert snapshot(folder) == after
+    assert files_in(folder) == after
     assert rebuild_index(folder, force=True) == index
 
 
@@ -447,11 +431,11 @@ def test_a_stream_that_cannot_be_saved_is_left_out_only_with_force(damage, store
         damage_offsets(shard, {1: 3})
     else:
         shard.write_bytes(b"x" * 5000)
-    before = snapshot(folder)
+    before = files_in(folder)
     result = run("repair", folder)
     assert result.exit_code in (1, 4)
     assert "--force to leave its 5 documents out" in result.stderr
-    assert snapshot(folder) == before
+    assert files_in(folder) == before
     assert run("repair", folder, "--force").exit_code == 0
     require_good(folder)
     assert content(folder) == [document.tolist() for document in [*documents[0], *documents[2]]]
@@ -476,7 +460,10 @@ def test_one_split_is_verified_without_the_other(store):
         verify_store(folder, split="test")
 
 
-def test_an_unfinished_stream_has_no_place_in_an_index(tmp_path):
+def test_an_unfinished_stream_and_batches_have_no_place_in_an_index_of_streams(tmp_path, tokens, write_file):
+    with pytest.raises(FormatError, match="expected a token stream, found batches"):
+        index_streams([write_file(tmp_path / "b.h5", tokens).path])
+    (tmp_path / "b.h5").unlink()
     partial, _ = killed(tmp_path / "shard-00000.h5", 20)
     with pytest.raises(IncompleteError, match="repair it") as caught:
         index_streams([partial])
@@ -486,16 +473,3 @@ def test_an_unfinished_stream_has_no_place_in_an_index(tmp_path):
     write(tmp_path / "shard-00001.h5", documents_of([9]), vocab_size=60_001)
     with pytest.raises(FormatError, match=r"expected a stream of uint16.*found a stream.*vocabulary 60,001"):
         rebuild_index(tmp_path)
-
-
-def test_batches_are_no_streams(tmp_path, tokens, write_file):
-    with pytest.raises(FormatError, match="expected a token stream, found batches"):
-        index_streams([write_file(tmp_path / "b.h5", tokens).path])
-
-
-def test_the_report_is_plain_json(store):
-    folder, _ = store
-    flip_chunk(folder / "shard-00001.h5", 2)
-    [_, found, _] = json.loads(run("repair", folder, "--dry-run", "--json").stdout)["files"]
-    assert (found["unit"], found["kept"], found["dropped"]) == ("document", 3, [1, 2])
-    assert (found["kept_tokens"], found["dropped_tokens"]) == (210, 140)

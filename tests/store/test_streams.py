@@ -14,8 +14,10 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
+from commandline import run_zb as run
 from contract import check_reader
+from damage import flip
+from descriptors import open_files
 from hypothesis import given
 from hypothesis import strategies as st
 from interrupted import STREAM_WRITER
@@ -42,7 +44,6 @@ from zb_hdf5 import (
     open_reader,
     verify_store,
 )
-from zb_hdf5.commands.zb import zb
 from zb_hdf5.formats.registry import open_chunks
 from zb_hdf5.loaders.order import SHUFFLES
 from zb_hdf5.spec import NO_SHA256
@@ -73,10 +74,6 @@ def write_npy(folder, parts, dtype="<i8"):
     for number, tokens in enumerate(parts):
         np.save(folder / f"{number:03}.npy", np.asarray(tokens).astype(dtype))
     return folder
-
-
-def run(*arguments):
-    return CliRunner().invoke(zb, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
 @pytest.fixture(params=["file", "store", "npy", "npy-folder", "gzip"])
@@ -164,13 +161,10 @@ def test_the_boundary_token_is_not_cut_to_the_dtype_of_a_document(dtype, tmp_pat
         assert store.get_slice(0, 3).tolist() == [1, 2, 100_257]
 
 
-def test_an_exception_publishes_nothing(tmp_path):
+def test_an_exception_publishes_nothing_and_closing_does_once(tmp_path):
     with pytest.raises(ConvertError), HDF5ShardWriter(tmp_path / "s.h5") as writer:
         writer.write_document([*TOKENS, -1])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_closing_publishes_and_a_second_time_does_nothing(tmp_path):
     writer = HDF5ShardWriter(tmp_path / "s.h5")
     writer.write_document(TOKENS)
     writer.close()
@@ -294,7 +288,17 @@ def test_a_full_disk_is_one_error(mount_disk):
 def test_any_slice_is_that_of_the_array(stream):
     with MmapTokenStore(stream) as store:
         assert (store.num_tokens, len(store)) == (5000, 5000)
-        for start, stop in [(0, 5000), (0, 0), (5000, 5000), (0, 1), (1, 700), (699, 3001), (255, 257), (4999, 5000)]:
+        for start, stop in [
+            (0, 5000),
+            (0, 0),
+            (1, 1),
+            (5000, 5000),
+            (0, 1),
+            (1, 700),
+            (699, 3001),
+            (255, 257),
+            (4999, 5000),
+        ]:
             np.testing.assert_array_equal(store.get_slice(start, stop), TOKENS[start:stop])
         for start, stop in [(-1, 3), (0, 5001), (4, 3)]:
             with pytest.raises(BatchIndexError):
@@ -321,13 +325,9 @@ def test_a_store_of_many_files_keeps_few_of_them_open(tmp_path, monkeypatch):
     monkeypatch.setattr("zb_hdf5.files.open_files.descriptor_room", lambda needed: 6)
     folder = write_npy(tmp_path / "folder", np.split(TOKENS, 50))
     with MmapTokenStore(folder) as store:
-        np.testing.assert_array_equal(store.get_slice(0, 5000), TOKENS)
-        np.testing.assert_array_equal(store.get_slice(0, 5000), TOKENS)
-        assert sum(name.endswith(".npy") for name in map(os.readlink, _descriptors())) <= 6  # a mapping has one too
-
-
-def _descriptors():
-    return [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")]
+        for _ in range(2):
+            np.testing.assert_array_equal(store.get_slice(0, 5000), TOKENS)
+        assert sum(name.endswith(".npy") for name in open_files().values()) <= 6  # a mapping has one too
 
 
 @pytest.mark.thin
@@ -341,16 +341,15 @@ def test_a_store_survives_pickle_and_fork(stream):
             np.testing.assert_array_equal(pool.apply(store.get_slice, (600, 3100)), TOKENS[600:3100])
 
 
-def test_splits_are_read_apart(tmp_path):
-    folder = write_store(tmp_path / "store", [(TOKENS[:3000], "train"), (TOKENS[3000:], "val")])
-    with MmapTokenStore(folder, split="val") as store:
+def test_splits_are_read_apart(two_shards):
+    with MmapTokenStore(two_shards, split="val") as store:
         np.testing.assert_array_equal(store.get_slice(0, store.num_tokens), TOKENS[3000:])
-    with Loader(folder, split="val", batch_size=2, seq_len=10, shuffle="sequential", rank=0, world_size=1) as loader:
+    how = {"split": "val", "batch_size": 2, "seq_len": 10, "shuffle": "sequential", "rank": 0, "world_size": 1}
+    with Loader(two_shards, **how) as loader:
         np.testing.assert_array_equal(next(iter(loader))[0], TOKENS[3000:3010])
-    with pytest.raises(ArgumentError, match="split"):
-        MmapTokenStore(folder, split="test")
-    with pytest.raises(ArgumentError, match="split"):
-        MmapTokenStore(folder / "shard-00000.h5", split="val")
+    for path, split in ((two_shards, "test"), (two_shards / "shard-00000.h5", "val")):
+        with pytest.raises(ArgumentError, match="split"):
+            MmapTokenStore(path, split=split)
 
 
 @pytest.mark.parametrize("array", [np.zeros((2, 3), int), np.zeros(3), np.zeros(3, "S1")])
@@ -358,12 +357,6 @@ def test_an_npy_file_of_another_kind_is_told(array, tmp_path):
     np.save(tmp_path / "a.npy", array)
     with pytest.raises(ZbError, match="expected a 1-D array of integers"):
         MmapTokenStore(tmp_path / "a.npy")
-
-
-def test_a_slice_of_no_tokens_is_empty_also_at_the_end(three_shards):
-    with MmapTokenStore(three_shards) as store:
-        for at in (0, 1, store.num_tokens):
-            assert len(store.get_slice(at, at)) == 0
 
 
 # --- windows as a reader ---------------------------------------------------------------------------------------
@@ -564,10 +557,7 @@ def test_the_dataset_loader_resumes(tmp_path):
         assert torch.equal(a, b)
     first.close()
     second.close()
-
-
-def test_too_few_tokens_are_told_by_the_dataset_loader(tmp_path):
-    folder = write_npy(tmp_path / "data", [TOKENS[:10]])
+    folder = write_npy(tmp_path / "few", [TOKENS[:10]])
     with pytest.raises(ArgumentError):
         DatasetLoader(2, 5, 0, 1, folder)
     (tmp_path / "empty").mkdir()
@@ -611,18 +601,23 @@ def test_random_windows_are_seeded_and_in_range(stream):
 # --- verify, info, damage --------------------------------------------------------------------------------------
 
 
-def test_verify_finds_the_first_bad_chunk(tmp_path):
-    folder = write_store(tmp_path / "store", [(TOKENS[:3000], "train"), (TOKENS[3000:], "train")])
-    assert run("verify", folder).exit_code == 0
-    data = bytearray((folder / "shard-00001.h5").read_bytes())
-    at = data.index(TOKENS[3600:3650].astype("<u2").tobytes())
-    data[at] ^= 1
-    (folder / "shard-00001.h5").write_bytes(data)
-    result = run("verify", folder)
+@pytest.fixture
+def two_shards(tmp_path):
+    """A store of 3,000 tokens to train with, and 2,000 to validate."""
+    return write_store(tmp_path / "store", [(TOKENS[:3000], "train"), (TOKENS[3000:], "val")])
+
+
+def test_verify_finds_the_first_bad_chunk_of_each_split_alone(two_shards):
+    shard = two_shards / "shard-00001.h5"
+    assert run("verify", two_shards).exit_code == 0
+    flip(shard, shard.read_bytes().index(TOKENS[3600:3650].astype("<u2").tobytes()))
+    result = run("verify", two_shards)
     assert result.exit_code == 3
     assert "chunk 2 (tokens 512 to 768) is the first bad one" in result.stdout
-    with pytest.raises(ZbError, match="chunk 2"):
-        open_reader(folder, batch_size=2, seq_len=9, verify="store")
+    open_reader(two_shards, batch_size=2, seq_len=9, split="train", verify="store").close()
+    for split in ("val", None):
+        with pytest.raises(ZbError, match="chunk 2"):
+            open_reader(two_shards, batch_size=2, seq_len=9, split=split, verify="store")
 
 
 @pytest.mark.parametrize("name", ["crc32", "doc_offsets"])
@@ -636,20 +631,10 @@ def test_rows_that_are_missing_are_damage_as_in_a_file_of_batches(name, tmp_path
 
 
 def test_damaged_places_of_documents_are_found(tmp_path):
-    write(tmp_path / "s.h5", TOKENS, LENGTHS)
-    data = bytearray((tmp_path / "s.h5").read_bytes())
-    at = data.index(np.array([0, *np.cumsum(LENGTHS)], "<u8").tobytes())
-    data[at + 8 * 3] ^= 1  # still ascending
-    (tmp_path / "s.h5").write_bytes(data)
+    path = write(tmp_path / "s.h5", TOKENS, LENGTHS).path
+    at = path.read_bytes().index(np.array([0, *np.cumsum(LENGTHS)], "<u8").tobytes())
+    flip(path, at + 8 * 3)  # still ascending
     assert "places of its documents" in str(verify_store(tmp_path / "s.h5")[0].problem)
-
-
-def test_the_digests_of_one_split_do_not_look_at_the_other(tmp_path):
-    folder = write_store(tmp_path / "store", [(TOKENS[:3000], "train"), (TOKENS[3000:], "val")])
-    (folder / "shard-00000.h5").write_bytes(b"damage")
-    open_reader(folder, batch_size=2, seq_len=9, split="val", verify="store").close()
-    with pytest.raises(ZbError):
-        open_reader(folder, batch_size=2, seq_len=9, split="train", verify="store")
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -671,8 +656,8 @@ def test_a_flipped_bit_is_found_or_changes_nothing(seed, tmp_path):
             np.testing.assert_array_equal(store.doc_offsets, [0, *np.cumsum(LENGTHS)])
 
 
-def test_a_lost_index_of_streams_is_made_anew(tmp_path):
-    folder = write_store(tmp_path / "store", [(TOKENS[:3000], "train"), (TOKENS[3000:], "val")])
+def test_a_lost_index_of_streams_is_made_anew(two_shards):
+    folder = two_shards
     before = (folder / "shards.json").read_bytes()
     rebuild_index(folder, force=True)  # with the old one: splits and source are kept
     assert (folder / "shards.json").read_bytes() == before
@@ -683,8 +668,8 @@ def test_a_lost_index_of_streams_is_made_anew(tmp_path):
         np.testing.assert_array_equal(store.get_slice(0, 5000), TOKENS)
 
 
-def test_an_index_survives_its_own_text(tmp_path):
-    folder = write_store(tmp_path / "store", [(TOKENS[:3000], "train"), (TOKENS[3000:], "val")])
+def test_an_index_survives_its_own_text(two_shards):
+    folder = two_shards
     index = ShardIndex.load(folder)
     assert ShardIndex.from_json(index.to_json(), folder) == index
     assert (index.token_count, index.shards[1].split) == (5000, "val")
@@ -695,17 +680,6 @@ def test_an_index_survives_its_own_text(tmp_path):
     (folder / "shards.json").write_text(text.replace(index.shards[0].sha256, NO_SHA256))
     with pytest.raises(FormatError):
         ShardIndex.load(folder)
-
-
-def test_a_shard_of_another_length_is_told(tmp_path):
-    folder = write_store(tmp_path / "store", [(TOKENS[:3000], "train"), (TOKENS[3000:], "train")])
-    (folder / "shard-00001.h5").unlink()
-    write(folder / "shard-00001.h5", TOKENS[:10])
-    with MmapTokenStore(folder) as store, pytest.raises(FormatError, match="expected 2,000 tokens, found 10"):
-        store.get_slice(0, 5000)
-    (folder / "shard-00001.h5").unlink()
-    with pytest.raises(FormatError, match="not there"):
-        MmapTokenStore(folder)
 
 
 @pytest.mark.parametrize("cut", [100, 5000, 1_050_000])
@@ -748,6 +722,12 @@ def test_a_store_is_read_where_its_index_says_and_hdf5_is_not_asked(tmp_path, mo
 def test_a_shard_of_other_tokens_or_a_damaged_chunk_is_told_at_the_first_read(access, tmp_path):
     folder = write_store(tmp_path / "store", [(TOKENS[:3000], "train"), (TOKENS[3000:], "train")])
     (folder / "shard-00001.h5").unlink()
+    write(folder / "shard-00001.h5", TOKENS[:10])
+    with MmapTokenStore(folder, access=access) as store, pytest.raises(FormatError, match="expected 2,000 tokens, fo"):
+        store.get_slice(0, 5000)
+    (folder / "shard-00001.h5").unlink()
+    with pytest.raises(FormatError, match="not there"):
+        MmapTokenStore(folder)
     write(folder / "shard-00001.h5", TOKENS[3000:] + 1)
     with h5py.File(folder / "shard-00000.h5", "r+") as h5:
         h5["tokens"][2900] += 1

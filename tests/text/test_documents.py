@@ -70,6 +70,9 @@ def test_json_lines(tmp_path, name, end):
     assert texts == ["one", "zwei ü"]
     assert dropped.counts == {"bad JSON": 3, "no text": 2, "not text": 1, "empty": 1, "not UTF-8": 1}
     assert dropped.first == [f"line {n} of {path}: {LINES[n - 1][1].value}" for n in (3, 4, 5, 6, 7)]
+    path = tmp_path / "other.jsonl"
+    path.write_text('{"body": "one"}\n')
+    assert read(JsonLinesFile(path, "body"))[0] == ["one"]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -134,12 +137,6 @@ def test_the_lines_of_a_file_are_counted_once_however_many_row_groups_there_are(
     assert sum(counted) < 3 * path.stat().st_size  # once to count, once to read, and some twice
 
 
-def test_json_lines_with_another_key(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"body": "one"}\n')
-    assert read(JsonLinesFile(path, "body"))[0] == ["one"]
-
-
 def test_a_gzip_file_that_is_cut_off(tmp_path):
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"text": "one"}\n' * 1000)[:-10])
@@ -160,21 +157,18 @@ def test_parquet(write_parquet):
     assert dropped == Dropped({"no text": 1, "empty": 1}, [f"row 2 of {path}: no text", f"row 4 of {path}: empty"])
 
 
-def test_parquet_of_other_kinds_of_text(write_parquet):
+def test_parquet_of_other_kinds_of_text_and_of_none(write_parquet, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
     pa = pytest.importorskip("pyarrow")
     for kind in (pa.large_string(), pa.dictionary(pa.int32(), pa.string())):
         assert read(ParquetFile(write_parquet(["a", "b", "a"], kind)))[0] == ["a", "b", "a"]
-
-
-def test_parquet_with_bytes_that_are_no_text(tmp_path):
-    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     bad = pa.array([b"a", b"\xff", b"b"]).view(pa.string())
     parquet.write_table(pa.table({"text": bad}), tmp_path / "a.parquet")
     texts, dropped = read(ParquetFile(tmp_path / "a.parquet"))
     assert (texts, dropped.first) == (["a", "b"], [f"row 2 of {tmp_path / 'a.parquet'}: not UTF-8"])
 
 
-def test_parquet_errors(write_parquet, tmp_path):
+def test_parquet_errors(write_parquet, tmp_path, monkeypatch):
     pa = pytest.importorskip("pyarrow")
     path = write_parquet(["a", "b"])
     with pytest.raises(ConvertError, match="no column 'body' for the text; its columns are: id, text"):
@@ -188,21 +182,14 @@ def test_parquet_errors(write_parquet, tmp_path):
         ParquetFile(tmp_path / "b.parquet")
     with pytest.raises(FileNotFoundError):
         ParquetFile(tmp_path / "c.parquet")
-
-
-def test_parquet_without_pyarrow(tmp_path, monkeypatch):
+    path = write_parquet([f"document {i} " * 50 for i in range(100)], row_group_size=100)
+    data = path.read_bytes()
+    path.write_bytes(data[:1000] + bytes(400) + data[1400:])
+    with pytest.raises(FormatError, match="not a Parquet file, or a damaged one"):
+        read(ParquetFile(path))
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(UnavailableError, match=r"Parquet needs the package pyarrow: pip install 'zb_hdf5\[text\]'"):
         ParquetFile(tmp_path / "a.parquet")
-
-
-def test_a_parquet_file_with_a_damaged_page(write_parquet):
-    path = write_parquet([f"document {i} " * 50 for i in range(100)], row_group_size=100)
-    data = bytearray(path.read_bytes())
-    data[1000:1400] = bytes(400)
-    path.write_bytes(data)
-    with pytest.raises(FormatError, match="not a Parquet file, or a damaged one"):
-        read(ParquetFile(path))
 
 
 def test_a_text_file_is_one_document(tmp_path):
@@ -231,6 +218,8 @@ def test_opening_files_and_folders(tmp_path):
     assert names == ["a.txt", "b/a.txt", "b/z.jsonl"]
     kinds = [type(file) for file in open_documents([tmp_path / "b/c.md", tmp_path / "b"], "text")]
     assert kinds == [PlainTextFile, PlainTextFile]
+    for name, kind, opened in (("a.txt", "jsonl", JsonLinesFile), ("b/z.jsonl", "text", PlainTextFile)):
+        assert [type(file) for file in open_documents([tmp_path / name], kind)] == [opened]  # any name will do
     with pytest.raises(ConvertError, match=r"b: expected files that end in \.parquet, found none"):
         open_documents([tmp_path / "b"], "parquet")
     with pytest.raises(ConvertError, match=r"c\.md: expected files that end in"):
@@ -271,10 +260,3 @@ def test_files_of_another_kind_name_the_command_that_reads_them(kind, name, comm
     with pytest.raises(ConvertError, match="files are there; leave out the kind") as caught:
         open_documents([tmp_path if in_folder else tmp_path / name], kind)
     assert message_of(caught.value).endswith(f"files are there; run 'zb convert {command}' for them")
-
-
-def test_text_may_have_any_name(tmp_path):
-    (tmp_path / "a.txt").write_text('{"text": "a"}\n')
-    (tmp_path / "b.jsonl").write_text("plain")
-    assert [type(file) for file in open_documents([tmp_path / "a.txt"], "jsonl")] == [JsonLinesFile]
-    assert [type(file) for file in open_documents([tmp_path / "b.jsonl"], "text")] == [PlainTextFile]

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from commandline import run_zb
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zb_hdf5 import ArgumentError, ConvertError, FormatError, Loader, StateError, TextLoader, UnavailableError
-from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.text.corpus import open_documents
 from zb_hdf5.text.tokenizers import load_tokenizer, require_tokenizer
@@ -81,6 +81,14 @@ def test_special_tokens_in_text_are_text(tokenizer):
     assert lengths[0] == 0
     assert lengths.sum() == len(tokens)
     assert (tokens.dtype, lengths.dtype) == (np.uint32, np.int64)
+    for text in TEXTS:
+        ids = tokenizer.encode(text)
+        assert ids.dtype == np.uint32
+        assert ids.tolist() == tokenizer.encode([text])[0].tolist()
+    assert [len(part) for part in tokenizer.encode([], 2)] == [0, 0]
+    if tokenizer.spec == "byte":
+        tokens, lengths = tokenizer.encode(["aü", "", "\ud800"])
+        assert (tokens.tolist(), lengths.tolist()) == ([97, 195, 188, 239, 191, 189], [3, 0, 3])
 
 
 @pytest.mark.parametrize("num_threads", [2, 3, 16])
@@ -91,13 +99,6 @@ def test_threads_do_not_change_the_ids(tokenizer, num_threads):
         assert np.array_equal(found, wanted)
     alone = [tokenizer.encode([text])[0] for text in texts]
     assert np.array_equal(np.concatenate(alone), expected[0])
-
-
-def test_one_text_has_its_own_ids(tokenizer):
-    for text in TEXTS:
-        ids = tokenizer.encode(text)
-        assert ids.dtype == np.uint32
-        assert ids.tolist() == tokenizer.encode([text])[0].tolist()
 
 
 @given(st.text())
@@ -127,17 +128,6 @@ def test_decode_refuses_what_is_no_row_of_ids(tokenizer):
             tokenizer.decode(bad)
 
 
-def test_no_texts(tokenizer):
-    tokens, lengths = tokenizer.encode([], 2)
-    assert (len(tokens), len(lengths)) == (0, 0)
-
-
-def test_bytes():
-    tokens, lengths = load_tokenizer("byte").encode(["aü", "", "\ud800"])
-    assert tokens.tolist() == [97, 195, 188, 239, 191, 189]
-    assert lengths.tolist() == [3, 0, 3]
-
-
 def test_description_and_pickle(tokenizer):
     assert set(tokenizer.description) == {"kind", "name", "vocab_size", "digest"}
     assert "/" not in json.dumps(tokenizer.description)
@@ -157,6 +147,9 @@ def test_digest_follows_what_decides_the_ids(trained, tmp_path):
     hf = load_tokenizer(f"hf:{json_path}")
     assert hf.digest == trained.digest
     assert len(hf.encode(["one two three four"])[0]) > 3
+    for path, kind in ((trained.path, "hf"), (trained.ranks_path, "tiktoken")):  # a path alone is a tokenizer
+        assert load_tokenizer(str(path)).description == load_tokenizer(f"{kind}:{path}").description
+        assert pickle.loads(pickle.dumps(load_tokenizer(str(path)))).digest == trained.digest
     before = load_tokenizer(f"tiktoken:{ranks_path}").digest
     assert before == load_tokenizer(f"tiktoken:{trained.ranks_path}").digest
     content["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\s+|\S+"
@@ -185,12 +178,8 @@ def test_one_trained_tokenizer_has_one_digest(trained, tmp_path):
         require_tokenizer(json.dumps(stored.description), other, "store")
     content = json.loads(trained.path.read_text())
     content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]  # as older versions wrote it
-    content["post_processor"] = {
-        "type": "ByteLevel",
-        "add_prefix_space": True,
-        "trim_offsets": False,
-        "use_regex": True,
-    }
+    processor = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
+    content["post_processor"] = processor
     assert digest_of(content, tmp_path) == trained.digest
     retrained = train_tokenizer(open_documents(sorted(STDLIB.glob("*.py"))[60:90], "text"), tmp_path / "b.json", 1000)
     assert retrained.digest != trained.digest
@@ -303,6 +292,7 @@ def test_a_merge_that_ranks_would_do_otherwise_has_its_own_digest(trained, tmp_p
         ("nothing.json", ArgumentError, "nothing.json: expected a tokenizer.json of this machine, found none"),
         ("tiktoken:{tmp}/bad.json", ArgumentError, r"found a \.json file; pass hf:.*/bad\.json"),
         ("tiktoken:{tmp}/bad.tiktoken", FormatError, "not a file of ranks that goes with bad.json"),
+        ("tiktoken:{tmp}/hole.tiktoken", FormatError, r"hole\.tiktoken: not a file of ranks that goes with hole\.json"),
         ("tiktoken:{tmp}/words.tiktoken", FormatError, "splits or normalizes text in a way that tiktoken has not"),
         ("hf:{tmp}/alone.tiktoken", FormatError, "not a tokenizer.json"),
         ("hf:{tmp}/empty.json", FormatError, "it has no 'model'"),
@@ -313,6 +303,9 @@ def test_a_merge_that_ranks_would_do_otherwise_has_its_own_digest(trained, tmp_p
 def test_error_messages(trained, tmp_path, spec, kind, message):
     content = json.loads(trained.path.read_text())
     (tmp_path / "alone.tiktoken").write_bytes(trained.ranks_path.read_bytes())
+    lines = trained.ranks_path.read_bytes().splitlines(keepends=True)
+    (tmp_path / "hole.tiktoken").write_bytes(b"".join(lines[:100] + lines[101:]))
+    (tmp_path / "hole.json").write_bytes(trained.path.read_bytes())
     (tmp_path / "bad.tiktoken").write_bytes(b"no ranks at all")
     (tmp_path / "bad.json").write_text(json.dumps(content))
     (tmp_path / "words.tiktoken").write_bytes(trained.ranks_path.read_bytes())
@@ -325,35 +318,13 @@ def test_error_messages(trained, tmp_path, spec, kind, message):
         load_tokenizer(spec.format(tmp=tmp_path))
 
 
-def test_a_path_alone_is_a_tokenizer(trained):
-    for path, spec in ((trained.path, f"hf:{trained.path}"), (trained.ranks_path, f"tiktoken:{trained.ranks_path}")):
-        assert load_tokenizer(str(path)).description == load_tokenizer(spec).description
-        assert pickle.loads(pickle.dumps(load_tokenizer(str(path)))).digest == trained.digest
-
-
 def test_training_shows_progress_in_a_log(tmp_path, monkeypatch):
     monkeypatch.setattr("zb_hdf5.console.LOG_INTERVAL_S", 0.0)
     (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": f"{k} of many"}) + "\n" for k in range(40)))
-    arguments = [
-        "tokenizer",
-        "train",
-        str(tmp_path / "text.jsonl"),
-        "--vocab-size",
-        "260",
-        "-o",
-        str(tmp_path / "t.json"),
-    ]
-    shown = CliRunner().invoke(zb, arguments).stderr
+    arguments = ("tokenizer", "train", tmp_path / "text.jsonl", "--vocab-size", 260, "-o", tmp_path / "t.json")
+    shown = run_zb(*arguments).stderr
     assert shown.startswith("training: ")
     assert shown.count("B/s") >= 2
-
-
-def test_ranks_with_a_hole_are_an_error(trained, tmp_path):
-    (tmp_path / "tok.json").write_bytes(trained.path.read_bytes())
-    lines = trained.ranks_path.read_bytes().splitlines(keepends=True)
-    (tmp_path / "tok.tiktoken").write_bytes(b"".join(lines[:100] + lines[101:]))
-    with pytest.raises(FormatError, match=r"tok\.tiktoken: not a file of ranks that goes with tok\.json"):
-        load_tokenizer(f"tiktoken:{tmp_path / 'tok.tiktoken'}")
 
 
 def test_a_name_without_a_network_is_unavailable(monkeypatch, tmp_path):

@@ -41,6 +41,7 @@ def modules_run(prepare, code, **values):
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_the_jobs_of_users_run_few_modules(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet

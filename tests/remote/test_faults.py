@@ -190,7 +190,9 @@ class TestOtherObjects:
 
 
 #: Seconds that a read may take of a hostile server, and bytes that an answer may have besides those asked for.
-PATIENCE_S, MOST_EXTRA_BYTES = 5, 8 << 20
+PATIENCE_S, MOST_EXTRA_BYTES = 3, 8 << 20
+#: Seconds after which it has ended, on a machine that does much else.
+LATEST_S = PATIENCE_S + 6
 TABLES = ("shards.json", "pieces", "documents")
 
 
@@ -259,7 +261,7 @@ def test_a_hostile_server_is_an_error_in_time_and_within_memory(kind, way, web, 
     except (FormatError, IncompleteError, UnavailableError, ChecksumError) as error:
         found = str(error)
     hostile.end_s = 0
-    assert time.monotonic() - start_s < 2 * PATIENCE_S
+    assert time.monotonic() - start_s < LATEST_S
     assert hit
     assert hostile.sent < MOST_EXTRA_BYTES
     # the bytes that were asked for come first, and nobody waits for the others
@@ -309,7 +311,7 @@ class TestManyRanges:
             for start, found in self.read(source):
                 assert found.tobytes() == self.data[start : start + self.SIZE]
         assert 0 < hostile.sent < MOST_EXTRA_BYTES
-        assert time.monotonic() - start_s < 2 * PATIENCE_S
+        assert time.monotonic() - start_s < LATEST_S
 
     def test_end_together(self, source, monkeypatch):
         """Not each of them after a time limit of its own."""
@@ -319,7 +321,7 @@ class TestManyRanges:
         proxy.fault = lambda *_: {"wait": 0.4}
         with pytest.raises(UnavailableError, match=r"data.bin: not read within 3 s \(ZB_REMOTE_TIMEOUT\)"):
             self.read(source)
-        assert time.monotonic() - start_s < 2 * PATIENCE_S
+        assert time.monotonic() - start_s < LATEST_S
 
 
 def read_everything(path):

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from benchmarks.measure import ROOT, machine, report
+from benchmarks.measure import AGAINST_OLD, ROOT, machine, report
 
 NAMES = ("read", "load", "convert", "remote")
 
@@ -25,16 +25,21 @@ NAMES = ("read", "load", "convert", "remote")
 @click.option(
     "--old", type=click.Path(exists=True, path_type=Path), help="Compare with this checkout of another build."
 )
-def benchmarks(name: str, json_path: Path | None, folder: Path | None, old: Path | None, **how: Any) -> None:
+def benchmarks(name: str, only: str, json_path: Path | None, folder: Path | None, old: Path | None, **how: Any) -> None:
     """Measure this package on this machine, against bare reads and writes, and against another build with --old.
 
     read: every backend and access, codecs, windows. load: loaders, data sets, documents, fields and spans, large
     stores, cold disks. convert: every conversion. remote: a store behind HTTP.
     """
+    module = import_module(f"benchmarks.{name}")
+    known = [title for title in module.TITLES if old or title != AGAINST_OLD]
+    how["titles"] = [title for title in known if only.lower() in title.lower()]
+    if not how["titles"]:
+        raise click.BadParameter(f"no title has {only!r}; the titles: {'; '.join(known)}", param_hint="--only")
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="zb-benchmarks-", dir=folder) as scratch:
-        tables = list(import_module(f"benchmarks.{name}").measure(Path(scratch), old=(old or ROOT).resolve(), **how))
+        tables = list(module.measure(Path(scratch), old=(old or ROOT).resolve(), **how))
     result = {"benchmark": name, "machine": machine(), "quick": how["quick"], "tables": tables}
     click.echo(report(result))
     if json_path:

@@ -12,7 +12,7 @@ import resource
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ CONVERSIONS = {
 TOKENS = tuple(name for name in CONVERSIONS if "parquet" not in name and "stream" not in name)
 TEXT = tuple(name for name in CONVERSIONS if name not in TOKENS)
 BAR = 0.95
+TITLES = ("Conversions of tokens", "Conversions of text and streams")
 
 
 def prepare(folder: str, mib: int, text_mib: int) -> m.Figures:
@@ -116,8 +117,10 @@ def _ways(builds: list[m.Build], folder: Path, names: tuple[str, ...], baseline:
     ]  # fmt: skip
 
 
-def measure(folder: Path, *, quick: bool, rounds: int | None, old: Path, only: str) -> Iterator[dict[str, Any]]:
-    """Yield the tables whose title has `only`."""
+def measure(
+    folder: Path, *, quick: bool, rounds: int | None, old: Path, titles: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the tables of these titles."""
     builds = [m.Build("benchmarks.convert", path) for path in dict.fromkeys((m.ROOT, old))]
     mib, text_mib = (8, 1) if quick else (1024, 16)
     for number, build in enumerate(builds):
@@ -126,11 +129,12 @@ def measure(folder: Path, *, quick: bool, rounds: int | None, old: Path, only: s
     floors: list[m.Way] = [m.Way("cp and flush", m.way_of(builds[0], "copy", data)),
                            m.Way("sha256 alone", m.way_of(builds[0], "sha256", data), "cp and flush")]  # fmt: skip
     found: dict[str, Callable[[], list[m.Way]]] = {
-        f"Conversions of {mib:,} MiB of tokens": lambda: [*floors, *_ways(builds, folder, TOKENS, "cp and flush")],
-        "Conversions of text and streams": lambda: _ways(builds, folder, TEXT, "parquet-to-hdf5"),
+        TITLES[0]: lambda: [*floors, *_ways(builds, folder, TOKENS, "cp and flush")],
+        TITLES[1]: lambda: _ways(builds, folder, TEXT, "parquet-to-hdf5"),
     }
+    sizes = dict(zip(TITLES, (mib, text_mib), strict=True))
     for title, ways in found.items():
-        if only.lower() in title.lower():
-            yield m.compare(title, ways(), rounds)
+        if title in titles:
+            yield m.compare(f"{title}, {sizes[title]:,} MiB", ways(), rounds)
     for build in builds:
         build.close()

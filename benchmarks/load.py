@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -146,6 +146,7 @@ TABLES: dict[str, dict[str, tuple[str, float | None]]] = {
         "DocumentLoader": ("", None),
     },
 }  # fmt: skip
+TITLES = (*TABLES, m.AGAINST_OLD, "Many shards", "A cold disk")
 #: Rows that are measured in both builds with --old.
 AGAINST = ("Loader", "Loader, records, 4 shards", "packed, cu_seqlens", "windows", "windows, 98 spans a batch",
            "DocumentLoader")  # fmt: skip
@@ -234,7 +235,7 @@ def tables(quick: bool, rounds: int, folder: Path, builds: list[m.Build]) -> Ite
             for name, (baseline, bar) in rows.items()
         ]  # fmt: skip
     if len(builds) > 1:
-        yield "Against the older build", [
+        yield m.AGAINST_OLD, [
             m.Way(f"{name}{', old' * number}", m.way_of(each, "row", folder / str(number), name),
                   "" if number else f"{name}, old", {} if number else dict.fromkeys(BOTH, 0.95))
             for name in AGAINST for number, each in enumerate(builds)
@@ -252,17 +253,19 @@ def tables(quick: bool, rounds: int, folder: Path, builds: list[m.Build]) -> Ite
     yield "A cold disk", [ways[0]._replace(baseline="", bars={}), *ways[1:]]
 
 
-def measure(folder: Path, *, quick: bool, rounds: int | None, old: Path, only: str) -> Iterator[dict[str, Any]]:
-    """Yield the tables whose title has `only`."""
+def measure(
+    folder: Path, *, quick: bool, rounds: int | None, old: Path, titles: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the tables of these titles."""
     builds = [m.Build("benchmarks.load", path) for path in dict.fromkeys((m.ROOT, old))]
     for number, build in enumerate(builds):
         build.call("prepare", folder / str(number), QUICK if quick else BATCHES)
     rounds = rounds or (1 if quick else 5)
-    if only.lower() in "many shards":
+    if "Many shards" in titles:
         for shards in (1, 20) if quick else (1, 4400):
             builds[0].call("make_many", folder / "0", shards, 64 if quick else SHARD_BATCHES)
     for title, ways in tables(quick, rounds, folder, builds):
-        if only.lower() in title.lower():
+        if title in titles:
             yield m.compare(title, ways, rounds)
     for build in builds:
         build.close()

@@ -33,6 +33,8 @@ BATCH_TOKENS: Final = BATCH_SIZE * SEQ_LEN
 VOCAB_SIZE: Final = 50_257  # GPT-2's: fits uint16 as well
 MIB: Final = 1 << 20
 READ_BYTES: Final = 4 * MIB
+#: The title of a table that only --old has.
+AGAINST_OLD: Final = "Against the older build"
 #: A machine on which others use less than this many cores counts as quiet.
 QUIET_CORES: Final = 0.15
 
@@ -236,13 +238,15 @@ def way_of(build: Build, function: str, *arguments: Any, patience_s: float = 0.0
 
 def report(result: dict[str, Any]) -> str:
     """Return the tables as markdown, with a verdict for each bar; a --quick run is not judged."""
-    lines = [f"{result['machine']}. Rounds in turns; medians, quartiles of ratios in brackets."]
+    bars = "; a bar is the least ratio of a full run" + ", --quick judges none" * result["quick"]
+    lines = [f"{result['machine']}. Rounds in turns; medians, quartiles of ratios in brackets{bars}."]
     for table in result["tables"]:
         columns = list(dict.fromkeys(c for row in table["rows"] for c in row["figures"]))
         headers = ["row", *columns, *(f"{column.partition(',')[0]}, ratio" for column in columns)]
         rated = LATER in columns
         headers += ["M tokens/s"] * rated
-        lines += [f"\n### {table['title']} ({table['rounds']} rounds)\n", _line(headers), _line(["---"] * len(headers))]
+        rounds = f"{table['rounds']} round{'s' * (table['rounds'] > 1)}"
+        lines += [f"\n### {table['title']} ({rounds})\n", _line(headers), _line(["---"] * len(headers))]
         for row in table["rows"]:
             cells = [row["name"], *(_figure(row, c) for c in columns)]
             cells += [_ratio(row, column, result["quick"]) for column in columns]

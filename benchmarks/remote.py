@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from zb_hdf5.errors import UnavailableError
 PORT = 8391
 UNDER_WAY = 16
 BAR = 0.8
+TITLES = ("Behind HTTP, without delay",)
 
 
 @contextlib.contextmanager
@@ -71,8 +72,10 @@ def load(url: str, epoch: int, options: dict[str, Any]) -> m.Figures:
         return {m.LATER: m.us_of(loader)}
 
 
-def measure(folder: Path, *, quick: bool, rounds: int | None, old: Path, only: str) -> Iterator[dict[str, Any]]:
-    """Yield one table."""
+def measure(
+    folder: Path, *, quick: bool, rounds: int | None, old: Path, titles: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the one table."""
     m.write_tokens(folder / "tokens.npy", (128 if quick else 3200) * m.BATCH_SIZE)
     make_store(folder / "tokens.npy", folder / "store", num_shards=4)
     builds = [m.Build("benchmarks.remote", path) for path in dict.fromkeys((m.ROOT, old))]
@@ -85,6 +88,6 @@ def measure(folder: Path, *, quick: bool, rounds: int | None, old: Path, only: s
             *(m.Way("Loader, old", m.way_of(each, "load", url, 0, {}), "bare, 16 reads under way")
               for each in builds[1:]),
         ]  # fmt: skip
-        yield m.compare("Behind HTTP, without delay", ways, rounds or (1 if quick else 5))
+        yield m.compare(titles[0], ways, rounds or (1 if quick else 5))
     for build in builds:
         build.close()

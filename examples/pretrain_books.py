@@ -158,7 +158,11 @@ def save(result: dict[str, Any], out: Path) -> None:
 
 def plot(result: dict[str, Any], path: Path) -> None:
     """Draw the bits per byte over the tokens seen, and those of the unigram model."""
-    import matplotlib as mpl
+    try:
+        import matplotlib as mpl
+    except ModuleNotFoundError:
+        print("no curve is drawn: pip install matplotlib")
+        return
 
     mpl.use("Agg")
     from matplotlib import pyplot
@@ -174,6 +178,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=150)
+    print(f"\n{path}: the curve")
 
 
 def parse() -> argparse.Namespace:
@@ -215,7 +220,7 @@ def main() -> None:
     train(run, validation, result, options)
     run.loader.close()
     plot(result, out / "bpb.png")
-    print(f"\n{out / 'bpb.png'}: the curve. {out / 'result.json'}: the figures.")
+    print(f"{out / 'result.json'}: the figures")
 
 
 if __name__ == "__main__":

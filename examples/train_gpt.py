@@ -8,7 +8,7 @@
 
 Every step of all processes together takes `--global-batch` records, whatever their number, so the order of the data
 does not depend on it. The folder `--out` gets `checkpoint.pt`, `loader.json` (the loader's part of it),
-`log.rank*.jsonl` (a line per step) and `loss.png`. Uses gloo on CPUs and nccl on GPUs.
+`log.rank*.jsonl` (a line per step) and, with matplotlib, `loss.png`. Uses gloo on CPUs and nccl on GPUs.
 """
 
 from __future__ import annotations
@@ -183,7 +183,11 @@ def train(run: Run, options: argparse.Namespace, log: Path) -> None:
 
 def plot(out: Path, log: Path) -> None:
     """Draw the loss of all steps, those of earlier runs included."""
-    import matplotlib as mpl
+    try:
+        import matplotlib as mpl
+    except ModuleNotFoundError:
+        print("no curve is drawn: pip install matplotlib")
+        return
 
     mpl.use("Agg")
     from matplotlib import pyplot
@@ -195,6 +199,7 @@ def plot(out: Path, log: Path) -> None:
     axes.set(xlabel="step", ylabel="loss (nats per token)", title="Training loss, resumed runs included")
     axes.grid(alpha=0.3)
     figure.savefig(out / "loss.png", dpi=150)
+    print(f"loss curve: {out / 'loss.png'}")
 
 
 def parse() -> argparse.Namespace:
@@ -252,7 +257,6 @@ def main() -> None:
     train(run, options, out / "log")
     if rank == 0:
         plot(out, out / "log")
-        print(f"loss curve: {out / 'loss.png'}")
     run.loader.close()
     dist.destroy_process_group()
 

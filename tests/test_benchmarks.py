@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,23 @@ def test_every_row_is_measured(tmp_path, name):
     for row in rows:
         assert row["name"] in done.stdout
         assert all(0 < low <= high for low, _, high in row["figures"].values() if low)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_name_of_no_table_is_refused_with_all_names(name):
+    command = [sys.executable, "-m", "benchmarks", name, "--quick", "--only", "nonsense"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    known = [title for title in import_module(f"benchmarks.{name}").TITLES if title != "Against the older build"]
+    assert done.returncode == 2
+    assert "; ".join(known) in " ".join(done.stderr.split())
+
+
+@pytest.mark.slow
+def test_a_name_measures_one_table():
+    command = [sys.executable, "-m", "benchmarks", "read", "--quick", "--only", "windows"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout.count("###") == 1, done.stderr
+    assert "### Windows of 2048 tokens of a stream (1 round)" in done.stdout
 
 
 @pytest.mark.slow

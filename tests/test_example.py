@@ -1,6 +1,7 @@
 """examples/train_gpt.py: killed and resumed on another number of processes, it trains on exactly the same records."""
 
 import hashlib
+import importlib
 import json
 import os
 import signal
@@ -177,3 +178,12 @@ def test_a_demo_takes_no_more_steps_than_its_text_has():
     refused = subprocess.run(command, cwd=EXAMPLE.parent.parent, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "5000 is not in the range 10<=x<=1000" in refused.stderr
+
+
+@pytest.mark.parametrize("name", ["train_gpt", "pretrain_books"])
+def test_a_run_without_matplotlib_ends_with_the_name_of_the_package(name, monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(EXAMPLE.parent)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # its import fails
+    importlib.import_module(name).plot(tmp_path, tmp_path)
+    assert capsys.readouterr().out == "no curve is drawn: pip install matplotlib\n"
+    assert not list(tmp_path.iterdir())

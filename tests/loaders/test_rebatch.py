@@ -131,7 +131,7 @@ def test_impossible_shapes_are_refused(opened):
     with pytest.raises(ArgumentError):
         Loader(opened, rank=0, world_size=1, dtype=torch.float32)
     loader = Loader(opened, rank=0, world_size=1)
-    with pytest.raises(ArgumentError):
+    with pytest.raises(ArgumentError, match="batch_size must be at least 1, found 0"):
         loader.set_batch_size(0)
 
 

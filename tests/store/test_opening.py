@@ -95,6 +95,8 @@ def test_a_foreign_dataset_is_a_stream_records_or_batches_by_its_axes(foreign):
         assert reader.num_batches == (len(flat) - 1) // 50 // 3
     with pytest.raises(ArgumentError, match="is a token stream: pass batch_size and seq_len"):
         open_reader(path, dataset="stream")
+    with pytest.raises(ArgumentError, match="batch_size must be between 1 and"):
+        open_reader(path, dataset="records", batch_size=0)
     with pytest.raises(FormatError, match="expected integers, found"):
         open_reader(path, dataset="text")
     with pytest.raises(FormatError, match="its integer datasets: batches, records, stream"):

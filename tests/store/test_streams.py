@@ -357,6 +357,10 @@ def test_an_npy_file_of_another_kind_is_told(array, tmp_path):
     np.save(tmp_path / "a.npy", array)
     with pytest.raises(ZbError, match="expected a 1-D array of integers"):
         MmapTokenStore(tmp_path / "a.npy")
+    told = "rows are records: convert them to a store$" if array.ndim == 2 else "expected a 1-D array of integers"
+    for path in (tmp_path, tmp_path / "a.npy"):
+        with pytest.raises(ZbError, match=told):
+            Loader(path)
 
 
 # --- windows as a reader ---------------------------------------------------------------------------------------

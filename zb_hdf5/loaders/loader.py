@@ -309,8 +309,10 @@ class Loader(EpochLoader[BatchT]):
 
     def set_batch_size(self, batch_size: int) -> None:
         """Change the batch size from the next step on, also in the middle of an iteration: nothing is skipped."""
+        if batch_size < 1:
+            raise ArgumentError(f"batch_size must be at least 1, found {batch_size}")
         plan = replace(self.plan, batch_size=batch_size)
-        if batch_size < 1 or plan.steps_from(0) < self._least_steps:
+        if plan.steps_from(0) < self._least_steps:
             raise ArgumentError(
                 f"{self.reader.path}: {self.num_records:,} records are too few for {self.world_size:,} ranks with "
                 f"batches of {batch_size:,}; pass a smaller batch_size, or drop_last=False"

@@ -237,9 +237,11 @@ def _open_windows(wanted: _Wanted, index: ShardIndex | None) -> BatchReader:
     from zb_hdf5.store.stream_documents import MmapTokenStore, WindowReader, require_digests
 
     path, batch_size, seq_len = wanted.path, wanted.batch_size, wanted.seq_len
-    if batch_size is None or seq_len is None:
-        raise ArgumentError(f"{path}: is a token stream: pass batch_size and seq_len for windows over it")
     kind = index.table.values["backend"][0] if index else stream_format(path, wanted.backend, wanted.dataset)
+    if batch_size is None or seq_len is None:
+        if kind == "npy":
+            MmapTokenStore(path).close()  # raises for arrays that are no streams
+        raise ArgumentError(f"{path}: is a token stream: pass batch_size and seq_len for windows over it")
     if wanted.backend not in ("auto", kind) or (wanted.dataset is not None and (index or path.is_dir())):
         raise BackendError(
             f"{path}: asked for backend {wanted.backend!r}, dataset {wanted.dataset!r}, found a {kind!r} stream"

@@ -59,13 +59,20 @@ def npy_files(path: Path) -> list[Path]:
     return sorted(file for file in path.glob("*.npy") if file.is_file() and not file.name.startswith("."))
 
 
+def _header_of_stream(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    """Return (shape, dtype, byte offset of the data) of a 1-D `.npy` file of integers."""
+    shape, _, dtype, byte_offset = read_npy_header(path)
+    if len(shape) != 1 or dtype.kind not in "iu":
+        rows = "; rows are records: convert them to a store" * (len(shape) == 2 and dtype.kind in "iu")
+        raise FormatError(f"{path}: expected a 1-D array of integers, found shape {shape} {dtype}{rows}")
+    return shape, dtype, byte_offset
+
+
 def open_npy(path: Path, access: str = "auto", identity: Identity | None = None) -> Tokens:
     """Open a 1-D `.npy` file of integers."""
     if access == "h5py":
         raise BackendError(f"{path}: access='h5py' needs an HDF5 file, found a .npy file")
-    shape, _, dtype, byte_offset = read_npy_header(path)
-    if len(shape) != 1 or dtype.kind not in "iu":
-        raise FormatError(f"{path}: expected a 1-D array of integers, found shape {shape} {dtype}")
+    shape, dtype, byte_offset = _header_of_stream(path)
     num_bytes = shape[0] * dtype.itemsize
     extents = Extents([Run(byte_offset, num_bytes, 1)] if num_bytes else [], num_bytes)
     return open_extents(path, extents, dtype, shape[0], access, identity)
@@ -244,11 +251,8 @@ class TokenStore:
         self.document_count = len(self.paths)
         if not self.paths:
             raise FormatError(f"{self.path}: no .npy files in this folder")
-        headers = [read_npy_header(path) for path in self.paths]
-        for path, (shape, _, dtype, _) in zip(self.paths, headers, strict=True):
-            if len(shape) != 1 or dtype.kind not in "iu":
-                raise FormatError(f"{path}: expected a 1-D array of integers, found shape {shape} {dtype}")
-        self.dtype = np.result_type(*(dtype for _, _, dtype, _ in headers))
+        headers = [_header_of_stream(path) for path in self.paths]
+        self.dtype = np.result_type(*(dtype for _, dtype, _ in headers))
         if self.dtype.kind not in "iu":
             raise FormatError(
                 f"{self.path}: its files are of dtypes that no integer dtype covers, uint64 and a signed one"

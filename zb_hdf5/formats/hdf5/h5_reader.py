@@ -132,8 +132,8 @@ class ForeignReader(HDF5Reader):
         column, axes = look_at_foreign(path, dataset)
         super().__init__(column, access, verify)
         if axes == 2 and batch_size is not None:
-            self.num_batches //= batch_size
             self.meta = StoreMeta(batch_size, column.meta.seq_len, column.meta.dtype)
+            self.num_batches //= batch_size
 
     @property
     def token_count(self) -> int:

@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 import click
+import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -207,6 +208,8 @@ def test_python_examples_run(page, tmp_path, monkeypatch):
     tokens = np.arange(2 * 32 * 512, dtype=np.uint16).reshape(2, 32, 512)
     with open_writer("train-h5.h5", batch_size=32, seq_len=512, dtype="uint16") as writer:
         writer.write(tokens)
+    with h5py.File("other.h5", "w") as file:
+        file["tokens"] = tokens.reshape(-1)
     Path("data").mkdir()
     for name in ("train-h5", "data/web", "data/code"):
         Path(name).symlink_to(tmp_path / "train-h5.h5")

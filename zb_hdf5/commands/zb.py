@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 _PATH: Any = ExistingPath()
 _STORE: Any = ExistingPath(urls=True)
 _TOKENIZER: Final = (
-    "byte, tiktoken:NAME, tiktoken:FILE or hf:tokenizer.json. [default: the one that the store names, if it is in "
-    "its folder]"
+    "byte, tok.json, tok.tiktoken, or tiktoken:NAME. [default: the one that the store names, if it is in its folder]"
 )
 SAMPLE: Final = 3
 PIECES_SHOWN: Final = 64
@@ -95,7 +94,7 @@ def show(path: Path, all_tokens: bool, **given: Any) -> Output:
     Characters that do not print are spelt out. Colours are for terminals; NO_COLOR turns them off.
 
     \b
-    Example: zb show data/train --batch 12 --tokenizer hf:tok.json
+    Example: zb show data/train --batch 12 --tokenizer tok.json
     Example: zb show stream.h5 --document 7 --all
     """
     from zb_hdf5.commands.rows import chosen_rows, open_to_look, tokenizer_to_look
@@ -181,7 +180,7 @@ def which(stores: tuple[str, ...], all_pieces: bool, **given: Any) -> Output:
     \b
     Example: zb which data/train --state loader.json --step 1200 --world-size 8
     Example: zb which web=data/web code=data/code --state mixed.json --step 1200
-    Example: zb which data/train --batch 12 --text --tokenizer hf:tok.json
+    Example: zb which data/train --batch 12 --text --tokenizer tok.json
     Example: zb which stream.h5 --batch 12 --batch-size 8 --seq-len 1024
     """
     from zb_hdf5.commands.which import drawn_origins, origin_of_batch, origins, shard_lines

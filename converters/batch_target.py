@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 from zb_hdf5 import ArgumentError, ConvertError, ShardIndex, StoreMeta, open_reader
 from zb_hdf5.console import format_bytes
 from zb_hdf5.converters.conversion import DEFAULT_MEMORY_BYTES, Conversion
-from zb_hdf5.converters.document_parts import copy_documents, fitted, left_behind
+from zb_hdf5.converters.documents import copy_documents, fitted, left_behind
 from zb_hdf5.converters.engines import Engine, Inline, Workers
 from zb_hdf5.converters.journal import (
     WHOLE,

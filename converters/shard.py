@@ -25,7 +25,7 @@ from zb_hdf5 import (
     StoreMeta,
 )
 from zb_hdf5.console import format_bytes
-from zb_hdf5.converters.document_parts import write_pieces
+from zb_hdf5.converters.documents import write_pieces
 from zb_hdf5.converters.engines import Progress, no_progress
 from zb_hdf5.converters.journal import CheckTask, FileState, Head
 from zb_hdf5.converters.source import MAX_TOKEN, Source, read_groups

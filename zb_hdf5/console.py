@@ -24,10 +24,9 @@ from typing import Any, Final, NamedTuple, NoReturn, Self, TextIO
 
 import click
 
-from zb_hdf5.errors import ArgumentError, Remedy, ZbError
-from zb_hdf5.files.sizes import counted as counted  # for all commands
-from zb_hdf5.files.sizes import format_bytes as format_bytes
-from zb_hdf5.files.sizes import parse_size
+from zb_hdf5.errors import ArgumentError, Remedy, ZbError, parse_size
+from zb_hdf5.errors import counted as counted  # for all commands
+from zb_hdf5.errors import format_bytes as format_bytes
 
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143

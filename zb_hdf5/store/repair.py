@@ -15,7 +15,16 @@ from typing import Final
 
 from zb_hdf5.documents.document_table import documents_path
 from zb_hdf5.documents.pieces import pieces_path
-from zb_hdf5.errors import ArgumentError, BackendError, ExistsError, FormatError, IncompleteError, Remedy, ZbError
+from zb_hdf5.errors import (
+    ArgumentError,
+    BackendError,
+    ExistsError,
+    FormatError,
+    IncompleteError,
+    Remedy,
+    ZbError,
+    counted,
+)
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import (
     PARTIAL_SUFFIX,
@@ -24,7 +33,6 @@ from zb_hdf5.files.publishing import (
     partial_path,
     refuse_existing,
 )
-from zb_hdf5.files.sizes import counted
 from zb_hdf5.formats.native import crc32_path, ensure_crc32_file
 from zb_hdf5.formats.registry import FORMATS, backend_of_suffix, backends, detect_backend, open_chunks
 from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, NOT_KNOWN, SHARD_PREFIX, STREAM_LAYOUT, StoreMeta

@@ -74,6 +74,11 @@ def _shown(default: Any, kind: Any) -> str:
     return "2GiB" if default == DEFAULT_MEMORY_BYTES else str(default)
 
 
+class _Sources(ExistingPath):
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "Pass the sources, then DST."  # a lone path is taken for DST
+
+
 def _add_command(source_format: str, kind: SourceKind, target: str) -> None:
     """Register the command of a source and a target, with the options that both have."""
     name, row = f"{source_format}-to-{target}", FORMATS.get(target)
@@ -101,7 +106,7 @@ def _add_command(source_format: str, kind: SourceKind, target: str) -> None:
             decorated = both(decorated)
     urls = row is not None and row.holds_batches and not kind.rows
     decorated = click.argument("dst", type=NewPath(urls=urls))(decorated)
-    source = click.argument("src", type=ExistingPath(urls=kind.urls), nargs=-1 if kind.several else 1, required=True)
+    source = click.argument("src", type=_Sources(urls=kind.urls), nargs=-1 if kind.several else 1, required=True)
     convert.command(name)(source(decorated))
 
 

@@ -74,12 +74,12 @@ class Conversion:
     metadata_columns: tuple[str, ...] | None = _option(
         "--metadata-columns", "names", "Columns to keep of each document, such as author,url."
     )
-    boundary_token: str | None = _option("--boundary-token", "text", "Special token behind each document.")
+    boundary_token: str | None = _option("--boundary-token", "text", "Special token after each document.")
     no_boundary: bool | None = _option("--no-boundary", "flag", "Put no token between documents.")
     boundary_token_id: int | None = _option(
         "--boundary-token-id", "natural", "The token between documents, such as 50256."
     )
-    boundary: str | None = _option("--boundary", ("behind", "front"), "The end of each document where it stands.")
+    boundary: str | None = _option("--boundary", ("after", "before"), "Side of each document with its boundary token.")
     max_document_tokens: int | None = _option("--max-document-tokens", "positive", "Cut longer documents.")
     packing: str | None = _option("--packing", ("concat", "best-fit", "pad"), "How documents become rows.")
     batch_size: int | None = _option("--batch-size", "positive", "Records per batch.")
@@ -90,9 +90,7 @@ class Conversion:
     )
     dtype: str | None = _option("--dtype", ("auto", "keep", "uint32", "uint16"), "Stored dtype.")
     vocab_size: int | None = _option("--vocab-size", "positive", "Refuse ids at or above it.")
-    remainder: str | None = _option(
-        "--remainder", ("drop", "pad", "error"), "Records that do not fill the last batch: leave out, fill up, or fail."
-    )
+    remainder: str | None = _option("--remainder", ("drop", "pad", "error"), "Records that do not fill the last batch.")
     pad_id: int | None = _option("--pad-id", "natural", "The token of padding.")
     val_fraction: float | None = _option(
         "--val-fraction", "fraction", "Share of the documents that is held out as split val."

@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
@@ -191,8 +192,10 @@ def open_engine(executor: str, workers: int, preload: Sequence[str] = ()) -> Gen
 
 def _open_processes(workers: int, preload: Sequence[str]) -> Iterator[Engine]:
     before = set(multiprocessing.active_children())
+    sys.warnoptions.append("ignore:resource_tracker")  # a killed pool leaves semaphores, which the tracker removes
     resource_tracker.ensure_running()  # starting it would unblock SIGINT again, and starting a forkserver starts it
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # workers inherit it until they can ignore it
+    sys.warnoptions.pop()
     context = multiprocessing.get_context("forkserver")  # this process has threads
     context.set_forkserver_preload(list(preload))
     forkserver.ensure_running()
@@ -229,7 +232,7 @@ def _open_mpi() -> Iterator[Engine | None]:
         from mpi4py.futures import MPICommExecutor
     except (ImportError, RuntimeError) as error:  # no mpi4py, or no MPI library behind it
         raise UnavailableError(
-            f"--executor mpi needs mpi4py and an MPI library: {error}; pip install 'zb_hdf5[mpi]', and load your "
+            f"--executor mpi needs mpi4py and an MPI library: {error}; pip install '.[mpi]', and load your "
             "site's MPI module"
         ) from error
     world = MPI.COMM_WORLD

@@ -285,11 +285,18 @@ def require_same(found: dict[str, Any], plan: dict[str, Any], path: Path) -> Non
     """Raise `ConvertError` if a journal is of another conversion; the message has the first difference."""
     expected = json.loads(json.dumps(plan))
     if found != expected:
-        name = next((key for key in expected if found.get(key) != expected[key]), "version")
-        raise ConvertError(
-            f"{path.parent}: holds another conversion: its {name} is {_short(found.get(name))}, here it is "
-            f"{_short(expected[name])}; give the same arguments, or start over with --force"
-        )
+        facts = f"{path.parent}: holds another conversion: {_difference(found, expected)}"
+        raise ConvertError(f"{facts}; give the same arguments, or start over with --force")
+
+
+def _difference(was: Any, here: Any, name: str = "plan") -> str:
+    """Return the first difference of two plans in words."""
+    keys = [key for key in here if was.get(key) != here[key]] if type(was) is type(here) is dict else []
+    if keys:
+        return _difference(was.get(keys[0]), here[keys[0]], keys[0])
+    if name == "cuts":
+        return f"it has {len(was or ()):,} shards, cut otherwise than the {len(here):,} here"
+    return f"its {name} is {_short(was)}, here it is {_short(here)}"
 
 
 def how_to_go_on(overwrite: bool) -> str:
@@ -299,4 +306,4 @@ def how_to_go_on(overwrite: bool) -> str:
 
 def _short(value: object) -> str:
     text = json.dumps(value)
-    return text if len(text) <= 200 else text[:200] + "…"
+    return text if len(text) <= 80 else text[:80] + "…"

@@ -233,6 +233,10 @@ class NpySource(Source):
         bad = find_bad_token(tokens, token_limit(self.meta.dtype, self.meta.vocab_size))
         if bad is not None:
             row, column = divmod(bad, seq_len)
+            if self.order is not None:  # the first one is named: it is looked for in the order of the files
+                self.order, total, step = None, self.meta.total_records, max(1, BLOCK_TOKENS // seq_len)
+                for first in range(0, total, step):
+                    self.read_records(first, np.empty((min(step, total - first), seq_len), self.meta.dtype))
             where = file.where(int(inside[row]), column, seq_len)
             raise ConvertError(bad_token_message(file.path, where, tokens[row, column], self.meta))
         if not direct:
@@ -257,12 +261,12 @@ class NpySource(Source):
 class CutSource(DocumentSource):
     """1-D arrays, cut into documents at a boundary token, which is the last one of each, or the first one."""
 
-    # tokens before the first boundary token, or behind the last one, are a document without one
+    # tokens before the first boundary token, or after the last one, are a document without one
 
     tokenizer, has_ids = "", False
 
     def __init__(self, conversion: Conversion, paths: list[Path], kind: ArrayKind = NPY) -> None:
-        self.paths, self._boundary = paths, conversion.boundary or "behind"
+        self.paths, self._boundary = paths, conversion.boundary or "after"
         self.boundary_token_id, self.vocab_size = conversion.boundary_token_id or 0, conversion.vocab_size or 0
         if self.boundary_token_id < 0:
             raise ArgumentError(f"boundary_token_id: expected the id of a token, found {self.boundary_token_id}")
@@ -300,7 +304,7 @@ def _cut(tokens: TokenArray, boundary_token_id: int, boundary: str) -> Iterator[
     start = 0
     for block in range(0, len(tokens), BLOCK_TOKENS):
         found = np.flatnonzero(tokens[block : block + BLOCK_TOKENS] == boundary_token_id) + block
-        edges = found if boundary == "front" else found + 1
+        edges = found if boundary == "before" else found + 1
         edges = edges[edges > start]
         if len(edges):
             yield start, np.diff(edges, prepend=start)

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError
-from zb_hdf5.console import format_bytes
+from zb_hdf5.console import counted, format_bytes
 from zb_hdf5.converters.engines import Engine, Progress
 from zb_hdf5.converters.source import GROUPS, ShuffledSource, Source
 from zb_hdf5.errors import BatchIndexError, ChecksumError, IncompleteError
@@ -76,7 +76,7 @@ class ScatterPlan:
         fitting = (memory_bytes - PROCESS_BYTES) // (record_bytes + BYTES_PER_RECORD)
         if fitting < 1:
             raise ArgumentError(
-                f"memory: {memory_bytes:,} bytes per process are too little: the program itself takes "
+                f"memory: {memory_bytes:,} bytes per process is too little: the program itself takes "
                 f"{PROCESS_BYTES:,}; give it more memory, or use fewer processes"
             )
         buckets: list[tuple[int, int]] = []
@@ -271,8 +271,8 @@ def require_memory(memory_bytes: int, workers: int, batch_bytes: int) -> None:
     needed = workers * (DIRECT_BYTES + GROUPS * max(0, batch_bytes - GROUP_BYTES))
     if memory_bytes < needed:
         raise ArgumentError(
-            f"--memory: {format_bytes(memory_bytes)} are too little for {workers} processes, which take "
-            f"{format_bytes(needed)} together; give them more, or use fewer --workers"
+            f"--memory: {format_bytes(memory_bytes)} is too little for {counted(workers, 'process', 'processes')}: it "
+            f"takes {format_bytes(needed)}; give more, or use fewer --workers"
         )
 
 

@@ -115,7 +115,7 @@ SOURCES: Final[dict[str, SourceKind]] = {
 CUT: Final = SourceKind(
     "1-D .npy files", "tokens/ stream --boundary-token-id 50256",
     "zb_hdf5.converters.npy_source:open_cut", (STREAM,),
-    {"boundary_token_id": NONE, "boundary": "behind", "dtype": _ARRAYS["dtype"], "vocab_size": NONE},
+    {"boundary_token_id": NONE, "boundary": "after", "dtype": _ARRAYS["dtype"], "vocab_size": NONE},
     PACKED,
     "Each file becomes a shard. A boundary token tells the documents apart: they get a table, and are known by "
     "their file and row there in all that is made of the stream. A folder stands for all .npy files in and below it.",

@@ -293,7 +293,7 @@ class ShardedTokenizationPipeline:
 
     Documents are texts, of which number k goes to shard k % num_shards, or files that `open_documents` has opened,
     consecutive parts of which go to each shard; without `num_shards` to one shard, or one for each file. The tokenizer
-    is one of this module, or named as for `load_tokenizer`; `boundary_token` is its special token behind each document.
+    is one of this module, or named as for `load_tokenizer`; `boundary_token` is its special token after each document.
     """
 
     def __init__(

@@ -47,6 +47,7 @@ TYPED: Final = {
     Remedy.TOKENS_ONLY: "convert to HDF5, or pass --tokens-only to leave them behind",
     Remedy.CRC32: "restore it, or make one of the batches as they are now with 'zb index crc32 {at}'",
     Remedy.SHAPE: "pass --batch-size, --seq-len and --dtype as they were at conversion",
+    Remedy.CONVERT: "'zb convert --help' lists what becomes a store",
     Remedy.DATASET: "to read one of them, pass --dataset to 'zb convert' or 'zb info'",
     Remedy.TRAIN: "train both with 'zb tokenizer train'",
     Remedy.OTHER_KIND: "run 'zb convert {at}-to-hdf5' for them",
@@ -94,8 +95,8 @@ class CommandGroup(click.Group):
 
 
 def message_of(error: ZbError) -> str:
-    """Return the message of an error, with the command for its remedy."""
-    return typed(str(error), error.at) if error.remedy else str(error)
+    """Return the message of an error, with the command for its remedy; no command has the argument `force`."""
+    return typed(str(error), error.at) if error.remedy else str(error).partition("; force=True")[0]
 
 
 def typed(text: str, at: str) -> str:

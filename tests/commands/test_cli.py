@@ -312,14 +312,29 @@ def test_the_library_writes_to_no_url():
         open_writer("s3://bucket/x.h5", batch_size=4, seq_len=8)
 
 
-@pytest.mark.parametrize(("command", "code"), [("info", 1), ("verify", 3)])
+@pytest.mark.parametrize("command", ["info", "verify"])
 @pytest.mark.parametrize("content", [b"", b"hello", b"LLMBATCX" + bytes(5000), None])
-def test_an_unknown_file_or_folder_is_an_error(command, code, content, tmp_path):
+def test_an_unknown_file_or_folder_is_an_error(command, content, tmp_path):
     path = tmp_path / "what"
     path.mkdir() if content is None else path.write_bytes(content)
     result = run(zb, command, path)
-    assert result.exit_code == code  # its first bytes are not what a file of ours has
+    assert result.exit_code == 1  # its first bytes are not what a file of ours has
     assert f"{path}: no {INDEX_NAME if content is None else 'known file'}" in result.output
+    assert result.output.endswith("; 'zb convert --help' lists what becomes a store\n")
+    if content is None:
+        (path / "shard-00000-of-00002.h5").touch()
+    else:
+        path = path.rename(tmp_path / "what.h5")
+    result = run(zb, "verify", path)
+    assert (result.exit_code, "BAD: " in result.output) == (3, True)  # of a store, by its name
+
+
+def test_a_file_of_another_program_has_no_digests(tmp_path):
+    for dtype, code, text in (("i8", 6, "NOT VERIFIED: no digest is stored: "), ("f8", 1, "has no integer dataset")):
+        with h5py.File(tmp_path / "x.h5", "w") as h5:
+            h5["a"] = np.ones((3, 4, 5), dtype)
+        result = run(zb, "verify", tmp_path / "x.h5")
+        assert (result.exit_code, text in result.output) == (code, True), result.output
 
 
 @pytest.mark.parametrize(("kind", "size"), [("h5", -4096), ("batch", -4096), ("batch", 100)])
@@ -488,7 +503,11 @@ def test_an_index_that_is_rebuilt_keeps_splits_and_source(text_store):
     assert info(text_store) == before
     (text_store / INDEX_NAME).unlink()
     result = run(zb, "index", "rebuild", text_store)
-    assert "shuffle, source, splits: only the lost index had them; all shards are train" in result.stdout
+    assert "not recovered" not in result.stdout
+    after = info(text_store)
+    assert after["source"]["files"]
+    assert after["source"].items() <= before["source"].items()
+    assert after | {"source": None} == before | {"source": None}
 
 
 @pytest.mark.parametrize(("text", "expected"), [("my own", {"name": "my own"}), ("[1]", {"name": "[1]"}), ("", None)])
@@ -537,7 +556,7 @@ def test_info_of_documents_and_fields(tmp_path, text_store):
         assert re.search(f"^{line}$", lines, re.MULTILINE), lines
     found = info(text_store)
     assert found["document_tables"] == {
-        "count": 2, "documents": 80, "ids": False, "metadata": [], "sources": 1, "spans": None
+        "count": 2, "documents": 80, "ids": False, "metadata": [], "sources": 2, "spans": None
     }  # fmt: skip
     with HDF5ShardWriter(tmp_path / "s.h5", fields={"mask": "u1"}) as writer:
         writer.write_document([1, 2], {"mask": [0, 1]}, spans=[(0, 1, "a")], id=7)

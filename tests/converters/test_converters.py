@@ -422,7 +422,7 @@ BAD_TOKEN_WAYS = [
 def test_a_bad_id_is_named_with_file_index_and_value(stream, command, shuffle, bad_token, tmp_path):
     dtype, value, options, reason = bad_token
     tokens = (numbered(200) % 90).astype(dtype)
-    tokens[150, 3] = value
+    tokens[150, 3] = tokens[190, 2] = value  # the first one is named, in any order
     bad = save(tmp_path / "in" / "b.npy", tokens.reshape(-1) if stream else tokens)
     save(tmp_path / "in" / "a.npy", (numbered(20) % 90).astype(dtype))
     message = fail(1, command, tmp_path / "in", tmp_path / "out", *SHAPE, *shuffle, *options)
@@ -553,7 +553,9 @@ def test_a_missing_source_is_named(command, tmp_path):
 @pytest.mark.parametrize(("command", "suffix"), [("hdf5-to-batch", ".batch"), ("batch-to-hdf5", ".h5")])
 def test_a_source_of_the_other_format_is_refused(command, suffix, tmp_path):
     wrong = write_store(tmp_path / f"wrong{suffix}", numbered(8).reshape(2, 4, SEQ_LEN))
-    assert "asked for backend" in fail(1, command, wrong, tmp_path / f"out{suffix}")
+    message = fail(1, command, wrong, tmp_path / f"out{suffix}")
+    assert re.search(rf"asked for backend .*; run 'zb convert {command.split('-')[2]}-to-hdf5' for them", message)
+    assert "'SRC...'. Pass the sources, then DST." in run(convert, "npy-to-hdf5", wrong).stderr
 
 
 # --- there and back --------------------------------------------------------------------------------------------

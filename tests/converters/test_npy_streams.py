@@ -26,11 +26,11 @@ def reference(tokens, boundary):
     """Cut a list of tokens one by one."""
     documents, current = [], []
     for token in tokens:
-        if boundary == "front" and token == END and current:
+        if boundary == "before" and token == END and current:
             documents.append(current)
             current = []
         current.append(token)
-        if boundary == "behind" and token == END:
+        if boundary == "after" and token == END:
             documents.append(current)
             current = []
     return [*documents, current] if current else documents
@@ -46,7 +46,7 @@ def save(folder, *streams, dtype="u2"):
 @examples(20)
 @given(
     st.lists(st.lists(st.integers(0, END), max_size=40), min_size=1, max_size=3).filter(any),
-    st.sampled_from(["behind", "front"]),
+    st.sampled_from(["after", "before"]),
     st.integers(1, 7),
 )
 def test_documents_are_those_of_a_cut_token_by_token(tmp_path_factory, streams, boundary, block):

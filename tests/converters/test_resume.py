@@ -180,7 +180,7 @@ def test_a_merge_says_what_is_missing(source, whole, tmp_path):
 @pytest.mark.parametrize(
     ("change", "more", "message"),
     [
-        (lambda source: None, ("--seed", 1), "another conversion: its meta"),
+        (lambda source: None, ("--seed", 1), "another conversion: its seed is "),
         (lambda source: save(source, first=1), (), "changed between the jobs"),
     ],
 )
@@ -394,17 +394,17 @@ def test_a_journal_that_is_none_is_told(source, tmp_path):
 
 
 @pytest.mark.parametrize(("options", "differs"), [
-    (("--seed", 7), "meta"),
-    (("--no-shuffle",), "meta"),
-    (("--shards", 5), "cuts"),
-    (("--remainder", "pad"), "source"),
+    (("--seed", 7), "its seed is 42, here it is 7"),
+    (("--no-shuffle",), "its seed is 42, here it is 0"),
+    (("--shards", 5), "it has 6 shards, cut otherwise than the 5 here"),
+    (("--remainder", "pad"), "its remainder is"),
 ])  # fmt: skip
 @pytest.mark.thin
 def test_other_arguments_are_no_resume(options, differs, source, tmp_path):
     partial = interrupt(source, tmp_path / "out", 2)
     before = files_in(partial)
     message = fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, *options, "--resume")
-    assert f"holds another conversion: its {differs} is" in message
+    assert f"holds another conversion: {differs}" in message
     assert files_in(partial) == before
 
 
@@ -777,7 +777,7 @@ def test_a_resume_that_fails_early_loses_no_finished_shard(source, whole, tmp_pa
         crowded.setattr("zb_hdf5.converters.shard.free_room", lambda folder: {"bytes": 1000, "inodes": None})
         assert "free are" in fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
     options = ("--shuffle-method", "two-pass", "--memory", "70MiB")
-    assert "bytes per process are too little" in fail(
+    assert "bytes per process is too little" in fail(
         2, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume", *options
     )
     succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")

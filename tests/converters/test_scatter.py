@@ -240,11 +240,11 @@ def test_memory_that_some_workers_cannot_keep_to_is_told(workers, memory, fits, 
     command = ["npy-to-hdf5", source, tmp_path / "out", "--batch-size", 8, "--seq-len", 16, "--shards", 2]
     result = CliRunner().invoke(convert, list(map(str, [*command, "--memory", memory, "--workers", workers])))
     assert result.exit_code == (0 if fits else 2)
-    assert ("64.0 MiB are too little for 2 processes" in result.stderr) is not fits
+    assert ("64.0 MiB is too little for 2 processes" in result.stderr) is not fits
     assert (tmp_path / "out").exists() is fits
     two_pass = ("--shuffle-method", "two-pass", "--memory", "70MiB", "--workers", 1, "--force")
     result = CliRunner().invoke(convert, list(map(str, [*command, *two_pass])))
-    assert (result.exit_code, "bytes per process are too little" in result.stderr) == (2, True)
+    assert (result.exit_code, "bytes per process is too little" in result.stderr) == (2, True)
 
 
 def anonymous_bytes(session):

@@ -270,7 +270,7 @@ def test_a_missing_library_is_named(tokens, tmp_path, write_file, write_store, m
         write_store(tmp_path / "z", tokens, codec="zstd"),
     )
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    install = r"codec zstd:3 needs the package zstandard: pip install 'zb_hdf5\[codecs\]'"
+    install = r"codec zstd:3 needs the package zstandard: pip install '.\[codecs\]'"
     with pytest.raises(UnavailableError, match=install):
         write_file(tmp_path / "y.h5", tokens, codec="zstd")
     for opened in (path, folder):
@@ -293,6 +293,6 @@ def test_hdf5_itself_needs_a_plugin_for_zstd(tokens, tmp_path, write_file):
             except UnavailableError as error:
                 print(error)
     """
-    for how, expected in (("with", str(tokens[0].sum())), ("without", "pip install 'zb_hdf5[codecs]'")):
+    for how, expected in (("with", str(tokens[0].sum())), ("without", "pip install '.[codecs]'")):
         done = subprocess.run([sys.executable, "-c", code, how], capture_output=True, text=True)
         assert expected in done.stdout, done.stderr

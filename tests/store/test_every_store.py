@@ -15,8 +15,8 @@ from zb_hdf5 import HDF5ShardWriter, Loader, MixedLoader, ShardIndex, open_reade
 from zb_hdf5.commands.doctor import diagnose
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.spec import INDEX_NAME
-from zb_hdf5.store.repair import UNKNOWN_SHUFFLE, repair
-from zb_hdf5.store.streams import index_streams
+from zb_hdf5.store.repair import repair
+from zb_hdf5.store.streams import UNKNOWN_SHUFFLE, index_streams
 
 RNG = np.random.default_rng(5)
 TOKENS = RNG.choice(RNG.integers(0, 50_000, 16), 6000).astype("<u2")  # of few values: they shrink
@@ -250,4 +250,4 @@ def test_which_refuses_states_of_something_else(make, tmp_path):
     assert "fingerprint" in run("which", stream, "--state", state, "--step", 0, code=1)
     with Loader(stream, batch_size=2, seq_len=8, rank=0, world_size=1) as windows:
         state.write_text(json.dumps(windows.state_dict()))
-    assert "behind the end" in run("which", stream, "--state", state, "--step", 10**6, code=2)
+    assert "after the end" in run("which", stream, "--state", state, "--step", 10**6, code=2)

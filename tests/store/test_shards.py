@@ -126,7 +126,7 @@ def test_what_is_no_index_is_a_format_error(content, store):
     with pytest.raises(FormatError, match=r"store/shards\.json"):
         open_reader(store)
     (store / "shards.json").unlink()
-    with pytest.raises(FormatError, match=r"store: no shards\.json: not a store"):
+    with pytest.raises(FormatError, match=r"store: no shards\.json: its index was lost"):
         open_reader(store)
 
 

@@ -348,7 +348,7 @@ except UnavailableError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == f"this needs the package {package}: pip install 'zb_hdf5[text]'\n"
+    assert done.stdout == f"this needs the package {package}: pip install '.[text]'\n"
 
 
 def test_training_errors(tmp_path):

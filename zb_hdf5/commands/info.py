@@ -33,6 +33,7 @@ from zb_hdf5.text.tokenizers import tokenizer_named
 #: Lines of a report: (name, text).
 Lines = list[tuple[str, str]]
 
+MAX_TABLES: Final = 64  # the sources of more are not counted: each table is opened for them
 _WORDS: Final = {Outcome.VERIFIED: "verified", Outcome.UNVERIFIED: "NOT VERIFIED", Outcome.BAD: "BAD"}
 _ABOUT_ONE: Final = {
     Outcome.VERIFIED: "the file is as it was written",
@@ -166,12 +167,13 @@ def _describe_documents(opened: BatchReader | MmapTokenStore) -> dict[str, Any] 
         if not isinstance(table, DocumentTable) or not len(table) or not table.parts[0].sha256:
             return None
         file, first = table.file(0), table.document(0)
+        names = {name for number in range(len(table.parts[:MAX_TABLES])) for name in table.file(number).sources}
         return {
             "count": len(table.parts),
             "documents": len(table),
             "ids": first.id is not None,
             "metadata": list(first.metadata),
-            "sources": len(file.sources),
+            "sources": None if len(table.parts) > MAX_TABLES else len(names),
             "spans": file.spans_codec if file.has_spans else None,
         }
     except ZbError as error:
@@ -291,7 +293,7 @@ def _document_lines(d: dict[str, Any]) -> Lines:
         known = {
             "ids": tables["ids"],
             f"metadata ({', '.join(tables['metadata'])})": tables["metadata"],
-            counted(tables["sources"], "source"): tables["sources"],
+            counted(tables["sources"] or 0, "source"): tables["sources"],
             f"spans ({tables['spans']})": tables["spans"],
         }
         stored = ", ".join(text for text, is_there in known.items() if is_there) or "their offsets"
@@ -414,11 +416,11 @@ def verdict_lines(path: Path, reports: list[ShardReport]) -> Lines:
 def _verdict_line(report: ShardReport) -> str:
     if report.problem is not None:
         return f"BAD: {message_of(report.problem)}"
-    size = f"{format_count(report.token_count).strip()} tokens"
+    size = f"{format_count(report.token_count).strip()} tokens" if report.token_count else ""
     if report.num_batches:
         size = counted(report.num_batches, "batch")
     if report.document_count:
         size = counted(report.document_count, "document")
     if report.missing:
-        return f"NOT VERIFIED: {size}: {typed(report.missing, report.path)}"
-    return f"verified: {size} ({', '.join(report.checks)})"
+        return ": ".join(filter(None, ("NOT VERIFIED", size, typed(report.missing, report.path))))
+    return f"verified: {size or '0 tokens'} ({', '.join(report.checks)})"

@@ -60,7 +60,7 @@ class Origin(NamedTuple):
 
 def shard_lines(found: list[Origin]) -> list[tuple[str, str]]:
     """Return the shards, batches and rows of all ranks."""
-    lines = [(each.rank, f"{row['shard']} {_rows_text(row)}") for each in found for row in each.shards]
+    lines = [(each.rank or "rows", f"{row['shard']} {_rows_text(row)}") for each in found for row in each.shards]
     absent = any(each.rows is None for each in found)
     return lines + [("documents", "none are stored with these tokens")] * absent
 
@@ -114,8 +114,8 @@ def origins(
     else:
         loader = loader_of_state(stores, state, state_path, batch_size)
         if steps[-1] >= len(loader):
-            whole = len(loader) // world_size
-            raise ArgumentError(f"step {step:,} is behind the end of the epoch: {whole:,} steps of {world_size} ranks")
+            whole, ranks = len(loader) // world_size, counted(world_size, "rank")
+            raise ArgumentError(f"step {step:,} is after the end of the epoch: {whole:,} steps of {ranks}")
         requests = [(loader, stores[0], request) for request in loader.plan.requests_of_steps(steps)]
     found = []
     for rank, (one, name, request) in enumerate(requests):

@@ -20,7 +20,7 @@ from zb_hdf5.console import (
     is_quiet,
     output_options,
 )
-from zb_hdf5.errors import ArgumentError, FormatError, UnavailableError
+from zb_hdf5.errors import ArgumentError, FormatError, Remedy, UnavailableError
 from zb_hdf5.version import __version__
 
 if TYPE_CHECKING:
@@ -228,6 +228,8 @@ def verify(path: Path, workers: int | None) -> Output:
                 path, workers=workers, progress=progress.advance, announce=lambda total: progress.advance(0, total)
             )
     except FormatError as error:  # of the index: there is no shard to report on
+        if error.remedy is Remedy.CONVERT:  # neither a store nor a part of one
+            raise
         reports = [ShardReport(str(path), problem=error)]
     return Output(verdict_json(reports), verdict_lines(path, reports), exit_code=exit_code(reports))
 
@@ -303,7 +305,7 @@ def train(src: tuple[Path, ...], output: Path, vocab_size: int, text_column: str
         ("wrote", f"{report.path} and {report.ranks_path}"),
         ("tokens", f"{report.vocab_size:,}"),
         ("trained on", f"{report.documents - report.held_out_documents:,} of {report.documents:,} documents"),
-        ("bytes per token", f"{report.bytes_per_token:.3f} on the {report.held_out_documents:,} held out"),
+        ("bytes/token", f"{report.bytes_per_token:.3f} on the {report.held_out_documents:,} held out"),
         ("digest", report.digest),
         *report.dropped.lines(),
     ]
@@ -346,16 +348,19 @@ def rebuild(folder: Path, force: bool) -> Output:
     Example: zb index rebuild data/train
     """
     from zb_hdf5.formats.registry import FORMATS
-    from zb_hdf5.store.repair import ONLY_IN_SOME_FILES, UNKNOWN_SHUFFLE, rebuild_index
+    from zb_hdf5.store.repair import ONLY_IN_SOME_FILES, rebuild_index
+    from zb_hdf5.store.streams import UNKNOWN_SHUFFLE
 
     made = rebuild_index(folder, force=force)
     lost = ["shuffle", "source", "splits"] if made.shuffle == UNKNOWN_SHUFFLE else []
+    lost = lost[: 3 if made.shards[0].pieces is None else 2]
     if lost and FORMATS[made.shards[0].backend].has_sidecar:
         lost += ONLY_IN_SOME_FILES
     report = {"folder": str(folder), "shards": len(made.shards), "sha256": made.sha256, "not_recovered": lost}
     lines = [("index", _size(made)), ("sha256", made.sha256)]
     if lost:
-        lines.append(("not recovered", f"{', '.join(lost)}: only the lost index had them; all shards are train"))
+        text = f"{', '.join(lost)}: only the lost index had them" + "; all shards are train" * ("splits" in lost)
+        lines.append(("not recovered", text))
     return Output(report, lines)
 
 

@@ -341,7 +341,7 @@ class TableFile(Table):
         sizes = np.ones_like(starts) if counts is None else counts
         stops, num_rows = starts + sizes, min(map(self.num_rows, names))
         if len(starts) and (np.minimum.reduce(starts | sizes) < 0 or np.maximum.reduce(stops) > num_rows):
-            raise self.damaged(f"{names[0]} has {num_rows:,} rows, a row of it points behind them")
+            raise self.damaged(f"{names[0]} has {num_rows:,} rows, a row of it points beyond them")
         wanted = starts if counts is None else ranges(starts, sizes)
         return [self._gather(name, starts, stops, wanted) for name in names]
 

@@ -48,7 +48,7 @@ def require_codec(codec: str, what: object) -> None:
             import zstandard  # noqa: F401
         except ImportError as error:
             raise UnavailableError(
-                f"{what}: codec {codec} needs the package zstandard: pip install 'zb_hdf5[codecs]'"
+                f"{what}: codec {codec} needs the package zstandard: pip install '.[codecs]'"
             ) from error
 
 

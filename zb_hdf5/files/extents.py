@@ -117,7 +117,7 @@ class Extents:
             whole = rest if run.stride == self.batch_bytes else min(rest, 1)
             take = min(len(out) - done, whole * batch_tokens - token)
             if take < 1:
-                raise BatchIndexError(f"expected tokens within the extents, found {start + done:,} behind the last one")
+                raise BatchIndexError(f"expected tokens within the extents, found {start + done:,} after the last one")
             yield run.base + within * run.stride + token * itemsize, out[done : done + take]
             done += take
 

@@ -83,7 +83,7 @@ def _load_library() -> Any:
             try:
                 from obstore import _obstore
             except ImportError as error:
-                raise UnavailableError("reading URLs needs obstore: pip install 'zb_hdf5[remote]'") from error
+                raise UnavailableError("reading URLs needs obstore: pip install '.[remote]'") from error
             _library = _load_again(_obstore.__file__) if _used_by_parent else _obstore
         return _library
 

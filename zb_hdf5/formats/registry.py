@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from zb_hdf5.errors import ArgumentError, ConvertError, FormatError
+from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, Remedy
 from zb_hdf5.files.paths import any_path, open_file
 
 if TYPE_CHECKING:
@@ -218,7 +218,9 @@ def detect_backend(path: str | os.PathLike[str]) -> str:
     with open_file(path) as file:
         head = file.read(8)
     known = ", ".join(f"{row.noun} (magic {row.magic()!r})" for row in backends().values())
-    raise FormatError(f"{path}: no known file: expected {known}, or the shards.json of a store, found {head!r}")
+    ours = {".partial", *(suffix for row in FORMATS.values() for suffix in (row.suffix, *row.other_suffixes))}
+    remedy = None if path.suffix in ours else Remedy.CONVERT
+    raise FormatError(f"{path}: no known file: expected a store, a stream, {known}, found {head!r}", remedy=remedy)
 
 
 def backend_in(path: Path) -> str:

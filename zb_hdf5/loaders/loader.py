@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 #: The end of the message about a state of tokens in another dtype.
 OTHER_DTYPE: Final = (
     "; digests are over the stored bytes, so the same tokens in another dtype count as other data: convert the store "
-    "to dtype {0}, or, if it is that store in another dtype, pass force=True"
+    "to dtype {0}; force=True takes the position all the same"
 )
 #: A FollowingLoader looks again after the first of these times, and then after twice as long, up to the second.
 POLL_S: Final = (0.01, 1.0)

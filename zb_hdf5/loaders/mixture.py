@@ -260,7 +260,7 @@ class MixedLoader(ReadingLoader[Any]):
         found = require_fields(where, fields, {}, ["start", "weights", "counts"])
         start = require_count(where, found, "start", position, "the position")
         if start <= earlier[0].start if earlier else start:
-            expected = f"behind {earlier[0].start:,}" if earlier else "0"
+            expected = f"after {earlier[0].start:,}" if earlier else "0"
             raise StateError(f"{where}: state: expected start {expected}, found {start:,}")
         counts = earlier[0].counts(start) if earlier else [0] * len(names)
         require_fields(where, found, {"counts": counts}, ["start", "weights"])

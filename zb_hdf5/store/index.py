@@ -30,6 +30,7 @@ from zb_hdf5.spec import (
     INDEX_VERSION,
     NOT_KNOWN,
     SHA256_CHARS,
+    SHARD_PREFIX,
     STREAM_LAYOUT,
     StoreMeta,
     combine_sha256,
@@ -364,9 +365,9 @@ def _read_text(path: Path) -> str:
 def _no_index(folder: Path) -> FormatError:
     if folder.name.endswith(PARTIAL_SUFFIX):
         return IncompleteError(f"{folder}: its conversion is not finished", remedy=Remedy.RESUME, at=folder)
-    return FormatError(
-        f"{folder}: no {INDEX_NAME}: not a store, or its index was lost", remedy=Remedy.REBUILD, at=folder
-    )
+    if not isinstance(folder, RemotePath) and folder.is_dir() and not any(folder.glob(f"{SHARD_PREFIX}*")):
+        return FormatError(f"{folder}: no {INDEX_NAME} and no shards: not a store", remedy=Remedy.CONVERT)
+    return FormatError(f"{folder}: no {INDEX_NAME}: its index was lost", remedy=Remedy.REBUILD, at=folder)
 
 
 def _seal(body: str) -> str:

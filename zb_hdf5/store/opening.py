@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, UnverifiableError
+from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.field import Fields, parse_fields
 from zb_hdf5.files.paths import RemotePath, any_path, local_path, require_remote_access
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, partial_path
@@ -219,7 +219,8 @@ def _open_file(wanted: _Wanted) -> BatchReader:
         )
     found = detect_backend(path)
     if wanted.backend not in ("auto", found):
-        raise BackendError(f"{path}: asked for backend {wanted.backend!r}, found a {found!r} file")
+        facts = f"{path}: asked for backend {wanted.backend!r}, found a {found!r} file"
+        raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=found)
     if wanted.dataset is None:
         reader = FORMATS[found].open(path, access=wanted.access, verify=wanted.verify)
         return attach_documents(reader, wanted.verify)
@@ -270,7 +271,8 @@ def _open_store(wanted: _Wanted, index: ShardIndex) -> BatchReader:
         require_files(folder, index)
     for path, backend in zip(index.table.values["path"], index.table.values["backend"], strict=True):
         if wanted.backend not in ("auto", backend):
-            raise BackendError(f"{folder / path}: asked for backend {wanted.backend!r}, found {backend!r}")
+            facts = f"{folder / path}: asked for backend {wanted.backend!r}, found {backend!r}"
+            raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=backend)
     if index.complete:
         from zb_hdf5.store.shards import ShardedReader as Reader
     else:  # h5py, which a finished store does not need
@@ -309,7 +311,7 @@ def open_writer(
         Fields of the tokens: name -> dtype, of one value or of a small array (`("f4", (8,))`), or a
         structured dtype. `write` then takes their values. HDF5 files hold them, `.batch` files do not.
     codec
-        "zstd" or "gzip", with a level behind a colon, to compress the batches of an HDF5 file; None: they are stored as
+        "zstd" or "gzip", with a level after a colon, to compress the batches of an HDF5 file; None: they are stored as
         they are.
     live
         Return a `LiveStoreWriter` of the folder `path`, with HDF5 shards of `shard_batches` batches.

@@ -311,8 +311,6 @@ def _entry_of(report: RepairReport, old: ShardEntry) -> ShardEntry:
 _NAME: Final = re.compile(
     re.escape(SHARD_PREFIX) + rf"(?P<number>\d+)(-of-(?P<count>\d+))?(?P<repaired>({re.escape(REPAIRED)})*)\.\w+"
 )
-#: The shuffle of an index that was made from the shards alone.
-UNKNOWN_SHUFFLE: Final = "unknown"
 #: Missing shards that a message names.
 MAX_SHOWN: Final = 20
 #: The facts of a store that files with a sidecar cannot hold.
@@ -322,9 +320,9 @@ ONLY_IN_SOME_FILES: Final = ("vocab_size", "tokenizer")
 def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> ShardIndex:
     """Write `shards.json` from the shards of `folder`, and return it.
 
-    A `.repaired` shard replaces its original. The record shuffle and the source are stored in the index only, and so
-    are the splits of shards without pieces, the vocabulary and the tokenizer of `.batch` files, and the identity of a
-    store written live: they are taken from the old one if it can still be read, and else are lost with it.
+    A `.repaired` shard replaces its original. For `.batch` files the index alone has the record shuffle, the source,
+    the vocabulary, the tokenizer, and the splits if there are no pieces; for any files, the identity of a store written
+    live. They are taken from the old index if it can still be read, and else are lost with it.
 
     Parameters
     ----------
@@ -354,7 +352,7 @@ def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> Sha
     known = {} if old is None else {_number(shard.path): shard.split for shard in old.shards}
     splits = {path.name: known[_number(path.name)] for path in paths if _number(path.name) in known}
     if old is None:
-        index = index_files(paths, splits=splits, shuffle=UNKNOWN_SHUFFLE)
+        index = index_files(paths)
     else:
         index = index_files(paths, splits=splits, shuffle=old.shuffle, source=old.source)
         kept = {name: getattr(index.meta, name) or getattr(old.meta, name) for name in ONLY_IN_SOME_FILES}

@@ -151,7 +151,7 @@ class Salvage:
         with closing(table) if table else nullcontext(), writer_class(
             path, dtype=meta.dtype.name, chunk_tokens=meta.chunk_tokens, boundary_token_id=meta.boundary_token_id,
             vocab_size=meta.vocab_size, tokenizer=meta.tokenizer, overwrite=overwrite, fields=meta.fields,
-            codec=meta.codec, **spans,
+            codec=meta.codec, origin=self.reader.origin, **spans,
         ) as writer:  # fmt: skip
             for (first, stop), tokens, fields in self._parts():
                 rows = None if table is None else table.rows(first, stop)

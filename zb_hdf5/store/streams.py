@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, part_of
 from zb_hdf5.documents.pieces import pieces_path
@@ -23,6 +23,8 @@ from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS_PREFIX, DOCUMENTS_STORE_SUFFIX
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.table import PiecesInfo, ShardEntry
 
+UNKNOWN_SHUFFLE: Final = "unknown"  # of an index made from shards that do not name theirs
+
 
 def index_streams(
     paths: Sequence[str | os.PathLike[str]],
@@ -31,7 +33,7 @@ def index_streams(
     source: dict[str, Any] | None = None,
 ) -> ShardIndex:
     """Return the index of HDF5 streams that lie in one folder; `index.save(folder)` makes them a store."""
-    index = index_files(paths, splits=splits, source=source)
+    index = index_files(paths, splits=splits, source=source or {}, shuffle="none")
     if index.meta.layout != STREAM_LAYOUT:
         raise FormatError(f"{paths[0]}: expected a token stream, found batches, whose index rebuild_index makes")
     return index
@@ -42,13 +44,14 @@ def index_files(
     *,
     splits: Mapping[str, str] | None = None,
     source: dict[str, Any] | None = None,
-    shuffle: str = "none",
+    shuffle: str | None = None,
 ) -> ShardIndex:
-    """Return the index of files of batches, or of streams. See `index_streams`."""
+    """Return the index of files of batches, or of streams. See `index_streams`; None: as the files have it."""
     if not paths:
         raise ArgumentError("expected at least one file for an index, found none")
     entries: list[ShardEntry] = []
     metas: list[StoreMeta] = []
+    origin: dict[str, Any] = {}
     for path in map(local_path, paths):
         with open_chunks(path) as reader:
             if not reader.complete:
@@ -57,11 +60,14 @@ def index_files(
             expected, found = (_likeness(meta) for meta in (metas[0], metas[-1]))
             if found != expected:
                 raise FormatError(f"{path}: expected {expected} as in {Path(paths[0]).name}, found {found}")
-            entries.append(entry_of(reader, (splits or {}).get(path.name)))
+            entries.append(entry_of(reader, (splits or {}).get(path.name, reader.origin.get("split"))))
+            origin |= reader.origin
     # the shards' parts add up to the whole
     records, documents = (sum(getattr(meta, name) for meta in metas) for name in ("total_records", "document_count"))
     meta = replace(metas[0], total_records=records, document_count=documents)
-    return ShardIndex(meta, entries, shuffle, source or {}, documents=document_tables(list(map(Path, paths)), entries))
+    source = origin.get("source", {}) if source is None else source
+    shuffle = shuffle or origin.get("shuffle", "none" if origin else UNKNOWN_SHUFFLE)
+    return ShardIndex(meta, entries, shuffle, source, documents=document_tables(list(map(Path, paths)), entries))
 
 
 def document_tables(paths: Sequence[Path], entries: Sequence[ShardEntry]) -> tuple[DocumentPart, ...]:

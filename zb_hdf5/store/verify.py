@@ -157,7 +157,7 @@ def verify_store(
     Raises
     ------
     FormatError
-        If `path` is a folder whose `shards.json` cannot be read.
+        If `path` is a folder whose `shards.json` cannot be read, or a file of no known format.
     ArgumentError
         If no shard is of that split.
     """
@@ -209,7 +209,11 @@ def _verify_file(path: Path, check_entry: EntryCheck, progress: Count, announce:
             announce(reader.token_count)
             _verify_reader(reader, check_entry, report, progress)
     except ZbError as error:
-        report.problem = error
+        foreign = check_entry is check_beside and error.remedy
+        if foreign is Remedy.CONVERT:
+            raise
+        report.missing = f"no digest is stored: {error}" if foreign is Remedy.DATASET else ""
+        report.problem = None if report.missing else error
     except OSError as error:
         report.problem = IncompleteError(f"{path}: {error}")
     return report

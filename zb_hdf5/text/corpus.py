@@ -201,7 +201,7 @@ class ParquetFile(DocumentFile):
         try:
             parquet = import_module("pyarrow.parquet")
         except ImportError as error:
-            raise UnavailableError("Parquet needs the package pyarrow: pip install 'zb_hdf5[text]'") from error
+            raise UnavailableError("Parquet needs the package pyarrow: pip install '.[text]'") from error
         with open(self.path, "rb"), _parquet_errors(self.path):  # a file that is not there is an OSError of its own
             return parquet.ParquetFile(self.path, memory_map=False, pre_buffer=False)
 

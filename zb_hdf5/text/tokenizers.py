@@ -298,7 +298,7 @@ def require_package(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise UnavailableError(f"this needs the package {name}: pip install 'zb_hdf5[text]'") from error
+        raise UnavailableError(f"this needs the package {name}: pip install '.[text]'") from error
 
 
 def _encoding_of_name(name: str) -> Any:

@@ -133,11 +133,11 @@ def missing_filters(path: Path) -> Iterator[tuple[str, str]]:
             try:
                 require_codec(codec, path)
             except UnavailableError as error:
-                yield str(error), "pip install 'zb_hdf5[codecs]'"
+                yield str(error), "pip install '.[codecs]'"
             return
         load_filters(stored)
         for name in lacking_filters(stored):
-            yield f"{path}: {name} is not available", "pip install 'zb_hdf5[codecs]', or the plugin of that filter"
+            yield f"{path}: {name} is not available", "pip install '.[codecs]', or the plugin of that filter"
 
 
 def load_filters(stored: h5py.Dataset) -> None:

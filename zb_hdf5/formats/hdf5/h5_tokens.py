@@ -156,7 +156,7 @@ class H5pyTokens(UnitTokens):
             if lacking := lacking_filters(stored):
                 raise UnavailableError(
                     f"{self.name}: this HDF5 installation lacks a filter that the file needs: {lacking[0]}; "
-                    "pip install 'zb_hdf5[codecs]' has the common ones"
+                    "pip install '.[codecs]' has the common ones"
                 ) from error
             where = f"{self._column.noun} {start // self.unit:,}"
             raise FormatError(f"{self.name}: {where}: HDF5 cannot read it: {error}") from error

@@ -102,13 +102,14 @@ def _batches(h5: h5py.File, path: Path) -> tuple[Column, h5py.Dataset]:
     if found == STREAM_FORMAT or _is_corpus(h5, path):
         raise FormatError(f"{path}: is a token stream: pass batch_size and seq_len for windows over it")
     if found != HDF5_FORMAT:
-        raise _foreign(h5, f"{path}: expected root attribute format={HDF5_FORMAT!r}, found {found!r}")
+        problem = f"{path}: expected root attribute format={HDF5_FORMAT!r}, found {found!r}"
+        raise FormatError(problem) if CRC32 in h5 or str(found).startswith("zb-") else _foreign(h5, problem)
     require_version(h5, HDF5_VERSION, path)
     if missing := [name for name in ("batch_size", "seq_len") if name not in h5.attrs]:
         raise FormatError(f"{path}: root attribute {missing[0]!r} is missing")
     stored = own_dataset(h5, path, BATCHES)
     if stored is None or stored.ndim != 3:
-        raise _foreign(h5, f"{path}: expected a 3-D dataset {BATCHES!r}, found {stored!r}")
+        raise FormatError(f"{path}: expected a 3-D dataset {BATCHES!r}, found {stored!r}")
     try:
         shape, root = (int(h5.attrs["batch_size"]), int(h5.attrs["seq_len"])), read_root(h5)
         fields, codec = fields_in(h5, path, 3), codec_of(stored) or NO_CODEC
@@ -189,7 +190,7 @@ def _foreign(h5: h5py.File, problem: str) -> FormatError:
 
     h5.visititems(visit)
     if not names:
-        return FormatError(f"{problem}; it has no integer dataset of one to three axes")
+        return FormatError(f"{problem}; it has no integer dataset of one to three axes", remedy=Remedy.CONVERT)
     found = ", ".join(sorted(names)[:5])
     return FormatError(f"{problem}; its integer datasets: {found}", remedy=Remedy.DATASET)
 
@@ -231,7 +232,7 @@ def _stream(h5: h5py.File, path: Path) -> tuple[Column, h5py.Dataset]:
     sha256 = stored_sha256(found["sha256"], path)
     column = Column(
         path, TOKENS, meta, token_count, h5_identity(h5, growing=not complete), complete, sha256 if complete else None,
-        obstacle=UNFINISHED, marker=TOKENS, has_crc32=complete,
+        obstacle=UNFINISHED, marker=TOKENS, has_crc32=complete, origin=read_origin(h5),
     )  # fmt: skip
     return column, stored
 

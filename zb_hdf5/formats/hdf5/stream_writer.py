@@ -72,7 +72,7 @@ class HDF5ShardWriter(HDF5Writer):
     spans_codec
         How the values of spans become bytes: "json", or a function that returns bytes.
     codec
-        "zstd" or "gzip", with a level behind a colon, to compress tokens and fields; None: they are stored as they are.
+        "zstd" or "gzip", with a level after a colon, to compress tokens and fields; None: they are stored as they are.
     origin
         The origin of the tokens, kept in the file for people: "source" (JSON), "split".
     commit_bytes
@@ -155,7 +155,7 @@ class HDF5ShardWriter(HDF5Writer):
         id: str | int | None = None,
         metadata: Mapping[str, object] | None = None,
     ) -> None:
-        """Append one document, and the boundary token behind it where there is one. Raises as `write_documents`.
+        """Append one document, and the boundary token after it where there is one. Raises as `write_documents`.
 
         The field values of the boundary token are 0. Ids, metadata and spans go into `<path>.documents`, which is
         published before the stream.

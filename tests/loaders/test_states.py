@@ -329,7 +329,7 @@ def test_segments_that_contradict_each_other_are_refused(stores):
         for segments, message in (
             ([], "a list of segments"),
             ([second, first], "expected start 0, found 5"),
-            ([first, {**second, "start": 0}], "expected start behind 0"),
+            ([first, {**second, "start": 0}], "expected start after 0"),
             ([first, {**second, "start": 7}], "expected start in 0..6, the position"),
             ([first, {**second, "counts": [5, 0]}], r"segment 1: state has counts \[5, 0\], this loader \[4, 1\]"),
             ([first, {**second, "weights": [1.0]}], "expected weights of"),

@@ -570,7 +570,7 @@ def test_of_two_conversions_into_one_place_one_wins(rounds, place, force, tmp_pa
         found = check_whole(folder / target)
         winners = [batches(k, 40) for k in range(2) if codes[k] == 0]
         assert any(np.array_equal(found, expected) for expected in winners)
-        assert names(folder) == ["0.npy", "1.npy", *with_sidecar(target)]
+        assert names(folder) == ["0.npy", "1.npy", *with_sidecar(target)], errors
 
 
 RIVAL = (

@@ -233,10 +233,6 @@ class NpySource(Source):
         bad = find_bad_token(tokens, token_limit(self.meta.dtype, self.meta.vocab_size))
         if bad is not None:
             row, column = divmod(bad, seq_len)
-            if self.order is not None:  # the first one is named: it is looked for in the order of the files
-                self.order, total, step = None, self.meta.total_records, max(1, BLOCK_TOKENS // seq_len)
-                for first in range(0, total, step):
-                    self.read_records(first, np.empty((min(step, total - first), seq_len), self.meta.dtype))
             where = file.where(int(inside[row]), column, seq_len)
             raise ConvertError(bad_token_message(file.path, where, tokens[row, column], self.meta))
         if not direct:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 from itertools import pairwise
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
@@ -93,13 +94,23 @@ def pytest_runtest_makereport(item):
     return report
 
 
+def left_open(before, counts=lambda path: True):
+    """Return what is still open after some seconds: threads of libraries close theirs a little later."""
+    for _ in range(30):
+        gc.collect()
+        leaked = {fd: path for fd, path in open_files().items() if fd not in before and counts(path)}
+        if not leaked:
+            break
+        time.sleep(0.1)
+    return leaked
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _no_descriptor_left_by_module(request, _helpers_of_multiprocessing):
     before, failed = open_files(), request.session.testsfailed
     yield
     if open_files().keys() - before.keys() and request.session.testsfailed == failed:
-        gc.collect()
-        leaked = {fd: path for fd, path in open_files().items() if fd not in before}
+        leaked = left_open(before)
         assert not leaked, f"left open by this module: {leaked}"
 
 
@@ -111,9 +122,7 @@ def _no_descriptor_left_by_test(request, tmp_path_factory, _no_descriptor_left_b
     before = open_files()
     yield
     if open_files().keys() - before.keys() and not request.node.failed:  # a failed test's traceback keeps what it had
-        gc.collect()
-        leaked = {fd: path for fd, path in open_files().items() if fd not in before}
-        leaked = {fd: path for fd, path in leaked.items() if not path.startswith(shared) or (own and own in path)}
+        leaked = left_open(before, lambda path: not path.startswith(shared) or (own and own in path))
         assert not leaked, f"left open: {leaked}"
 
 

@@ -67,7 +67,7 @@ def test_every_path_that_a_guide_names_exists(guide):
 
 
 #: Lines and files of the package; they only go down.
-MAX_LINES = 27_224
+MAX_LINES = 27_221
 MAX_FILES = 110
 #: Lines of each folder, in hundreds; they only go down.
 MAX_HUNDREDS = {

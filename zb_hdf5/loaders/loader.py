@@ -51,6 +51,7 @@ class LoaderOptions(TypedDict, total=False):
     verify: str
     cache: str | os.PathLike[str] | None
     cache_bytes: int | str | None
+    dataset: str | None
     split: str
     shuffle: str
     block_size: int

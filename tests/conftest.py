@@ -221,3 +221,18 @@ def gzip_copy():
         return target
 
     return copy
+
+
+@pytest.fixture
+def run():
+    """Run `zb`, imported now: after the test has added its formats."""
+    from click.testing import CliRunner
+
+    from zb_hdf5.commands.zb import zb
+
+    def call(*arguments, code=0):
+        done = CliRunner().invoke(zb, [str(argument) for argument in arguments])
+        assert done.exit_code == code, done.output
+        return done
+
+    return call

@@ -12,7 +12,6 @@ import megatron_format
 import numpy as np
 import pytest
 import tok_format
-from click.testing import CliRunner
 from interrupted import Failing, Stops
 
 from zb_hdf5 import (
@@ -44,18 +43,6 @@ def plugged_in(monkeypatch):
     monkeypatch.delitem(sys.modules, "zb_hdf5.converters.cli", raising=False)
     tok_format.plug_in()
     megatron_format.plug_in()
-
-
-@pytest.fixture
-def run():
-    from zb_hdf5.commands.zb import zb
-
-    def call(*arguments, code=0):
-        done = CliRunner().invoke(zb, [str(argument) for argument in arguments])
-        assert done.exit_code == code, done.output
-        return done
-
-    return call
 
 
 @pytest.mark.parametrize(("module", "most"), [(tok_format, 150), (megatron_format, 250)])

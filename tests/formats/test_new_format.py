@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from contents import batches_of
 from contract import check_closing, check_reader, check_writer, random_tokens
 from damage import flip_token
@@ -183,18 +182,6 @@ def row(request, monkeypatch):
     monkeypatch.setitem(FORMATS, request.param.name, request.param)
     monkeypatch.delitem(sys.modules, "zb_hdf5.converters.cli", raising=False)
     return request.param
-
-
-@pytest.fixture
-def run():
-    from zb_hdf5.commands.zb import zb
-
-    def call(*arguments, code=0):
-        done = CliRunner().invoke(zb, [str(argument) for argument in arguments])
-        assert done.exit_code == code, done.output
-        return done
-
-    return call
 
 
 @pytest.fixture

@@ -63,8 +63,8 @@ from zb_hdf5.files.paths import RemotePath, any_path, is_url, local_path
 from zb_hdf5.files.publishing import PartialDirectory, partial_path, refuse_existing, remove
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS_PREFIX, INDEX_NAME, NO_CODEC, SHARD_PREFIX, stored_dtype
+from zb_hdf5.store.index import require_new, upload_store
 from zb_hdf5.store.live import LiveStoreWriter
-from zb_hdf5.store.upload import require_new, upload_store
 
 NOTHING_LEFT: Final = Shuffle("none", "nothing was left to do")
 

@@ -25,8 +25,7 @@ from zb_hdf5.formats.batch_reader import require_choice
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.loaders.order import write_order
-from zb_hdf5.spec import TokenArray, stored_dtype
-from zb_hdf5.token_values import bad_token_message, find_bad_token, require_integers, token_limit
+from zb_hdf5.spec import TokenArray, bad_token_message, find_bad_token, require_integers, stored_dtype, token_limit
 
 #: Tokens of a record, where neither the caller nor a 2-D array gives a number.
 DEFAULT_SEQ_LEN: Final = 512

@@ -32,7 +32,7 @@ from zb_hdf5.converters.source import MAX_TOKEN, Source, read_groups
 from zb_hdf5.documents.document_writer import write_joined
 from zb_hdf5.documents.pieces import pieces_path
 from zb_hdf5.errors import Remedy
-from zb_hdf5.files.digests import TokenDigest
+from zb_hdf5.files.checked import TokenDigest
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.formats.batch_reader import GROUP_BYTES

@@ -28,7 +28,7 @@ from zb_hdf5.console import counted, format_bytes
 from zb_hdf5.converters.engines import Engine, Progress
 from zb_hdf5.converters.source import GROUPS, ShuffledSource, Source
 from zb_hdf5.errors import BatchIndexError, ChecksumError, IncompleteError
-from zb_hdf5.files.digests import crc32_of
+from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.publishing import scratch_directory, write_fully
 from zb_hdf5.files.ranges import read_fully
 from zb_hdf5.formats.batch_reader import GROUP_BYTES, require_choice

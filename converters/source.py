@@ -22,8 +22,7 @@ from zb_hdf5.files.ranges import read_fully
 from zb_hdf5.formats.batch_reader import GROUP_BYTES
 from zb_hdf5.loaders.order import GlobalOrder
 from zb_hdf5.loaders.prefetch import read_ahead
-from zb_hdf5.spec import TokenArray
-from zb_hdf5.token_values import bad_token_message, token_limit
+from zb_hdf5.spec import TokenArray, bad_token_message, token_limit
 
 #: The largest id of a store, in the `source` entry of its index: of no shard, and of no copy before it is written.
 MAX_TOKEN: Final = "max_token"

@@ -20,11 +20,10 @@ from zb_hdf5.documents.pieces_file import PiecesFile
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.formats.batch_reader import require_choice
-from zb_hdf5.spec import DEFAULT_SPLIT, NO_CODEC, TokenArray, stored_dtype
+from zb_hdf5.spec import DEFAULT_SPLIT, NO_CODEC, TokenArray, find_bad_token, stored_dtype
 from zb_hdf5.store.opening import is_stream
 from zb_hdf5.store.shards import ShardedReader
 from zb_hdf5.store.stream_documents import WindowReader, require_digests
-from zb_hdf5.token_values import find_bad_token
 
 #: Records of a batch that is cut from a stream.
 DEFAULT_BATCH_SIZE: Final = 32

@@ -24,9 +24,8 @@ from zb_hdf5.documents.document_table import DocumentTable, documents_path, part
 from zb_hdf5.documents.document_writer import DocumentsWriter
 from zb_hdf5.files.publishing import LockedFolder, disk_errors
 from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
-from zb_hdf5.spec import INDEX_NAME, NO_BOUNDARY, NO_CODEC
+from zb_hdf5.spec import INDEX_NAME, NO_BOUNDARY, NO_CODEC, bad_token_message, find_bad_token, token_limit
 from zb_hdf5.text.corpus import row_of_source
-from zb_hdf5.token_values import bad_token_message, find_bad_token, token_limit
 
 #: The word for the files in the journal and in messages.
 TOKEN_FILES: Final = "files of tokens"

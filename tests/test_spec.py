@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from zb_hdf5 import ArgumentError, ConvertError, FormatError, IncompleteError, StoreMeta, open_writer
 from zb_hdf5.formats.native import BATCH_HEADER_FIELDS, BatchFileReader, batch_file_bytes, pack_header, unpack_header
-from zb_hdf5.spec import BATCHES_ATTRIBUTES, HEADER_BYTES, meta_block_bytes, stored_dtype
-from zb_hdf5.token_values import as_stored
+from zb_hdf5.spec import BATCHES_ATTRIBUTES, HEADER_BYTES, as_stored, meta_block_bytes, stored_dtype
 
 U32, U16 = np.dtype("<u4"), np.dtype("<u2")
 META = StoreMeta(2, 3, U32, seed=42, total_records=5)

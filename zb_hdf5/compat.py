@@ -41,13 +41,12 @@ from zb_hdf5.loaders.protocol import (
 )
 from zb_hdf5.loaders.steps import resolve_rank
 from zb_hdf5.loaders.text_loader import TextLoader
-from zb_hdf5.spec import SPLITS, StoreMeta, stored_dtype
+from zb_hdf5.spec import SPLITS, StoreMeta, as_stored, stored_dtype
 from zb_hdf5.store import stream_documents
 from zb_hdf5.store.token_store import npy_files
 from zb_hdf5.text.corpus import DocumentFile, ParquetFile, open_documents
 from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, load_tokenizer
 from zb_hdf5.text.tokenizers import Tokenizer as TextTokenizer
-from zb_hdf5.token_values import as_stored
 
 if TYPE_CHECKING:
     import torch

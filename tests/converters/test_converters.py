@@ -31,8 +31,7 @@ from zb_hdf5.converters.npy_source import NpySource
 from zb_hdf5.converters.run import convert as run_pipe
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.loaders.order import write_order
-from zb_hdf5.spec import INDEX_NAME
-from zb_hdf5.token_values import bad_token_message
+from zb_hdf5.spec import INDEX_NAME, bad_token_message
 
 SEQ_LEN = 8
 SHAPE = ("--batch-size", 4, "--seq-len", SEQ_LEN)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zb_hdf5.files.digests import batch_crc32s, crc32_of
+from zb_hdf5.files.checked import batch_crc32s, crc32_of
 
 
 @given(data=st.binary(max_size=3000), start=st.integers(0, 2**32 - 1), cut=st.integers(0, 70))
@@ -49,7 +49,7 @@ def test_batches():
 
 def test_without_the_library_it_is_zlib():
     code = (
-        "import sys; sys.modules['isal'] = None\nfrom zb_hdf5.files.digests import crc32_of\nprint(crc32_of.__module__)"
+        "import sys; sys.modules['isal'] = None\nfrom zb_hdf5.files.checked import crc32_of\nprint(crc32_of.__module__)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "zlib"

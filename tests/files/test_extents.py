@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from zb_hdf5.errors import BatchIndexError
-from zb_hdf5.files.extents import Extents, Run
+from zb_hdf5.files.ranges import Extents, Run
 
 
 @pytest.mark.parametrize("runs", [[Run(64, 32, 9)], [Run(64, 32, 4), Run(512, 64, 5)]])

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from contract import random_tokens
 
-import zb_hdf5.files.open_files
+import zb_hdf5.files.paths
 import zb_hdf5.formats.npy
 import zb_hdf5.store.token_store
 from zb_hdf5 import MmapTokenStore, open_reader
-from zb_hdf5.files.extents import Extents, Run
-from zb_hdf5.files.file_tokens import FileTokens
-from zb_hdf5.files.open_files import OpenFiles
+from zb_hdf5.files.paths import OpenFiles
+from zb_hdf5.files.ranges import Extents, Run
+from zb_hdf5.files.tokens import FileTokens
 from zb_hdf5.formats.npy import read_npy_header
 
 SHARDS = 100
@@ -87,7 +87,7 @@ def test_descriptors_that_others_have_taken_are_no_error(folder, expected):
 
 
 def test_all_stores_of_a_process_share_its_room(folder, expected, monkeypatch):
-    monkeypatch.setattr("zb_hdf5.files.open_files.descriptor_room", lambda needed: 20)
+    monkeypatch.setattr("zb_hdf5.files.paths.descriptor_room", lambda needed: 20)
     before = len(os.listdir("/proc/self/fd"))
     with open_reader(folder, access="pread") as one, open_reader(folder, access="pread") as two:
         for index in np.random.default_rng(0).integers(0, SHARDS, 300).tolist():
@@ -97,18 +97,16 @@ def test_all_stores_of_a_process_share_its_room(folder, expected, monkeypatch):
 
 
 def test_a_store_that_is_dropped_closes_its_files_and_frees_its_room(folder):
-    before, stores = len(os.listdir("/proc/self/fd")), len(zb_hdf5.files.open_files._STORES)
+    before, stores = len(os.listdir("/proc/self/fd")), len(zb_hdf5.files.paths._STORES)
     reader = open_reader(folder, access="pread")
     for index in range(SHARDS):
         reader.read_batch(index)
     del reader
-    assert (len(os.listdir("/proc/self/fd")), len(zb_hdf5.files.open_files._STORES)) == (before, stores)
+    assert (len(os.listdir("/proc/self/fd")), len(zb_hdf5.files.paths._STORES)) == (before, stores)
 
 
 def test_what_is_used_again_outlives_what_is_not(monkeypatch):
-    monkeypatch.setattr(
-        "zb_hdf5.files.open_files.descriptor_room", lambda needed: zb_hdf5.files.open_files._held() and 10
-    )
+    monkeypatch.setattr("zb_hdf5.files.paths.descriptor_room", lambda needed: zb_hdf5.files.paths._held() and 10)
     closed = []
     files = OpenFiles("pread", lambda number, file: closed.append(number))
     for number in range(200):
@@ -121,9 +119,9 @@ def test_what_is_used_again_outlives_what_is_not(monkeypatch):
     def refuse():
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr("zb_hdf5.files.open_files._STORES", ())  # a process that holds no store says so
+    monkeypatch.setattr("zb_hdf5.files.paths._STORES", ())  # a process that holds no store says so
     with pytest.raises(OSError, match="Too many open files"):
-        zb_hdf5.files.open_files.open_with_room(refuse)
+        zb_hdf5.files.paths.open_with_room(refuse)
 
 
 def test_threads_that_want_the_same_file_get_the_same(monkeypatch):
@@ -146,7 +144,7 @@ def test_threads_that_want_the_same_file_get_the_same(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_process_forked_while_a_file_is_opened_reads_on(folder, expected):
-    with open_reader(folder, access="pread") as reader, zb_hdf5.files.open_files._LOCK:
+    with open_reader(folder, access="pread") as reader, zb_hdf5.files.paths._LOCK:
         code = []
         thread = threading.Thread(target=lambda: code.append(_read_in_a_fork(reader, expected)))
         thread.start()

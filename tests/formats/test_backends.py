@@ -209,7 +209,7 @@ def test_eight_threads_share_one_reader(stored, access, tmp_path, make_stored):
     ],
 )
 def test_eight_threads_share_more_shards_than_may_be_open(backends, access, tmp_path, monkeypatch, write_store):
-    monkeypatch.setattr("zb_hdf5.files.open_files.descriptor_room", lambda needed: 6)
+    monkeypatch.setattr("zb_hdf5.files.paths.descriptor_room", lambda needed: 6)
     expected = random_tokens(24, 3, 50)
     folder = write_store(tmp_path / "store", expected, range(2, 24, 2), backends)
     with open_reader(folder, access=access) as reader:

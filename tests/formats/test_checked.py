@@ -252,8 +252,7 @@ def test_rows_in_several_runs(tmp_path):
         part = stored[number * CRC32_CHUNK_ROWS :][:CRC32_CHUNK_ROWS]
         data[place * CRC32_CHUNK_ROWS :][: len(part)] = part
     write_atomically(tmp_path / "rows", data.tobytes())
-    from zb_hdf5.files.extents import Run
-    from zb_hdf5.files.ranges import open_ranges
+    from zb_hdf5.files.ranges import Run, open_ranges
 
     ranges = open_ranges(tmp_path / "rows")
     rows = Crc32Rows.placed(len(stored), ranges, (Run(3 * chunk, chunk, 2), Run(0, chunk, 1), Run(7 * chunk, chunk, 1)))

@@ -30,10 +30,10 @@ from zb_hdf5 import (
 )
 from zb_hdf5.converters import run as pipe
 from zb_hdf5.converters.store_source import StoreSource
-from zb_hdf5.files.extents import Extents, Run
-from zb_hdf5.files.file_tokens import open_extents
 from zb_hdf5.files.paths import regular
 from zb_hdf5.files.publishing import write_atomically, write_fully
+from zb_hdf5.files.ranges import Extents, Run
+from zb_hdf5.files.tokens import open_extents
 from zb_hdf5.formats.batch_reader import BrokenFile
 from zb_hdf5.formats.batch_writer import FileWriter
 from zb_hdf5.formats.native import crc32_path, read_any_crc32_file, read_crc32_file

@@ -442,7 +442,7 @@ def test_a_lookup_is_a_few_rows_however_many_there_are(tmp_path, name, network):
 
 
 def test_descriptors_are_bounded_however_many_tables_there_are(tmp_path, monkeypatch):
-    monkeypatch.setattr("zb_hdf5.files.open_files.descriptor_room", lambda needed: 6)
+    monkeypatch.setattr("zb_hdf5.files.paths.descriptor_room", lambda needed: 6)
     parts = []
     for number in range(9):
         info = write_documents(tmp_path / f"{number}.h5", [(2, None, None, f"id {number}", {}, [(0, 1, number)])])

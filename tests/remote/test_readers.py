@@ -26,9 +26,9 @@ from zb_hdf5 import (
     verify_store,
 )
 from zb_hdf5.commands.statistics import measure
-from zb_hdf5.files.file_tokens import ObjectTokens
 from zb_hdf5.files.objects import BLOCK_BYTES, PART_BYTES, RemoteObject
 from zb_hdf5.files.paths import any_path
+from zb_hdf5.files.tokens import ObjectTokens
 from zb_hdf5.store.streams import index_streams
 
 

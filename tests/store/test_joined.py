@@ -156,7 +156,7 @@ def test_files_that_must_make_room_are_not_held(tmp_path, write_store, monkeypat
     with open_reader(folder) as reader, open_reader(other) as crowd:
         gather_all(reader)
         assert side_by_side(folder)
-        monkeypatch.setattr("zb_hdf5.files.open_files.descriptor_room", lambda needed: 4)
+        monkeypatch.setattr("zb_hdf5.files.paths.descriptor_room", lambda needed: 4)
         for index in range(12):
             crowd.read_batch_torch(index)
         assert len([fd for fd in os.scandir("/proc/self/fd") if str(folder) in os.path.realpath(fd.path)]) <= 2

@@ -35,7 +35,7 @@ from zb_hdf5 import (
 from zb_hdf5.converters.npy_source import NpySource
 from zb_hdf5.converters.run import convert
 from zb_hdf5.errors import Remedy
-from zb_hdf5.files.extents import Run
+from zb_hdf5.files.ranges import Run
 from zb_hdf5.spec import SPLITS
 from zb_hdf5.store.repair import rebuild_index
 from zb_hdf5.store.streams import index_streams
@@ -298,7 +298,7 @@ def test_a_store_of_empty_shards_is_empty(tmp_path, tokens, write_store):
 
 @pytest.mark.parametrize("access", ["mmap", "pread"])
 def test_descriptors_are_bounded_however_many_shards_there_are(access, tmp_path, write_store, monkeypatch):
-    monkeypatch.setattr("zb_hdf5.files.open_files.descriptor_room", lambda needed: 4 if access == "pread" else 8)
+    monkeypatch.setattr("zb_hdf5.files.paths.descriptor_room", lambda needed: 4 if access == "pread" else 8)
     expected = random_tokens(40, 2, 5)
     folder = write_store(tmp_path / "store", expected, range(1, 40), ("batch", "batch", "hdf5"))
     before = len(os.listdir("/proc/self/fd"))
@@ -313,7 +313,7 @@ def test_descriptors_are_bounded_however_many_shards_there_are(access, tmp_path,
 
 
 def test_views_that_are_not_kept_hold_no_descriptor(tmp_path, write_store, monkeypatch):
-    monkeypatch.setattr("zb_hdf5.files.open_files.descriptor_room", lambda needed: 8)
+    monkeypatch.setattr("zb_hdf5.files.paths.descriptor_room", lambda needed: 8)
     expected = random_tokens(40, 2, 5)
     folder = write_store(tmp_path / "store", expected, range(1, 40), ("batch",))
     before = len(os.listdir("/proc/self/fd"))
@@ -332,7 +332,7 @@ def test_opening_a_store_opens_its_first_shard_only(store):
 
 
 def test_a_shard_that_changes_after_it_was_let_go_of_is_refused(tmp_path, tokens, write_store, write_file, monkeypatch):
-    monkeypatch.setattr("zb_hdf5.files.open_files.descriptor_room", lambda needed: 2)
+    monkeypatch.setattr("zb_hdf5.files.paths.descriptor_room", lambda needed: 2)
     folder = write_store(tmp_path / "store", tokens, (2, 5))
     with open_reader(folder) as reader:
         reader.read_batch(0)

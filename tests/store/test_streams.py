@@ -322,7 +322,7 @@ def test_any_windows_are_those_of_the_array(starts, length, three_shards):
 
 
 def test_a_store_of_many_files_keeps_few_of_them_open(tmp_path, monkeypatch):
-    monkeypatch.setattr("zb_hdf5.files.open_files.descriptor_room", lambda needed: 6)
+    monkeypatch.setattr("zb_hdf5.files.paths.descriptor_room", lambda needed: 6)
     folder = write_npy(tmp_path / "folder", np.split(TOKENS, 50))
     with MmapTokenStore(folder) as store:
         for _ in range(2):

@@ -18,11 +18,9 @@ import h5py
 from zb_hdf5.commands.info import page_aligned
 from zb_hdf5.console import counted, format_bytes, message_of
 from zb_hdf5.errors import UnavailableError
-from zb_hdf5.files.extents import Extents
-from zb_hdf5.files.open_files import DESCRIPTORS_PER_MAPPED_FILE, room_under
-from zb_hdf5.files.paths import RemotePath, any_path
+from zb_hdf5.files.paths import DESCRIPTORS_PER_MAPPED_FILE, RemotePath, any_path, room_under
 from zb_hdf5.files.publishing import NO_LOCKS
-from zb_hdf5.files.ranges import network_file_system
+from zb_hdf5.files.ranges import Extents, network_file_system
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.registry import format_of
 from zb_hdf5.loaders.loader import Loader

@@ -14,11 +14,10 @@ from zb_hdf5.console import counted, format_bytes, format_count, message_of, typ
 from zb_hdf5.converters.journal import journal_paths, read_journal
 from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.errors import ChecksumError, FormatError, UnavailableError, UnverifiableError, ZbError
-from zb_hdf5.files.extents import Extents
 from zb_hdf5.files.objects import object_size
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.publishing import leftover_of_dead_writer
-from zb_hdf5.files.ranges import network_file_system
+from zb_hdf5.files.ranges import Extents, network_file_system
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT, StoreMeta

@@ -22,8 +22,7 @@ from zb_hdf5.documents.document import Document, Spans
 from zb_hdf5.documents.pieces import Pieces, ranges
 from zb_hdf5.documents.spans import Decode, WantedSpans, decoder, first_refused
 from zb_hdf5.errors import BatchIndexError, FormatError, IncompleteError
-from zb_hdf5.files.open_files import OpenFiles
-from zb_hdf5.files.paths import RemotePath, any_path
+from zb_hdf5.files.paths import OpenFiles, RemotePath, any_path
 from zb_hdf5.spec import (
     DEFAULT_SPLIT,
     DOCUMENTS,

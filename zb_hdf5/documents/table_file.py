@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.pieces import ends_of, ranges
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy
-from zb_hdf5.files.digests import crc32_of
+from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import RemotePath, any_path, handle_of, local_path, open_file, require_bytes, size_of
 from zb_hdf5.files.publishing import PartialFile, disk_errors, write_fully
 from zb_hdf5.files.ranges import FetchedFile, LocalFile, copy_range, open_ranges

@@ -13,12 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ChecksumError, FormatError, Remedy, UnavailableError
-from zb_hdf5.files.extents import Extents, Run
-from zb_hdf5.files.file_tokens import FileTokens, ObjectTokens
+from zb_hdf5.files.checked import UnitTokens
 from zb_hdf5.files.objects import RemoteObject
 from zb_hdf5.files.paths import Identity
-from zb_hdf5.files.ranges import Ranges
-from zb_hdf5.files.tokens import Tokens, UnitTokens, Wait
+from zb_hdf5.files.ranges import Extents, Ranges, Run
+from zb_hdf5.files.tokens import FileTokens, ObjectTokens, Tokens, Wait
 from zb_hdf5.spec import EXTENTS_CHUNK_ROWS, NO_CODEC, TokenArray
 
 try:  # two to three times as fast as zlib

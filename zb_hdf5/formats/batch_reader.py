@@ -14,13 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, BackendError, BatchIndexError, ChecksumError, UnverifiableError
-from zb_hdf5.files.checked import VERIFIED, Crc32Rows, checked
+from zb_hdf5.files.checked import VERIFIED, Crc32Rows, batch_crc32s, checked
 from zb_hdf5.files.codecs import CompressedTokens
-from zb_hdf5.files.digests import batch_crc32s
-from zb_hdf5.files.extents import Extents, Run
+from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.tokens import ClosedTokens, Tokens, Wait
-from zb_hdf5.spec import BATCHES_LAYOUT, StoreMeta, TokenArray, content_fingerprint
-from zb_hdf5.token_values import signed
+from zb_hdf5.spec import BATCHES_LAYOUT, StoreMeta, TokenArray, content_fingerprint, signed
 
 if TYPE_CHECKING:
     import torch

@@ -15,18 +15,16 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, ClosedError
 from zb_hdf5.field import field_values, split_tokens
+from zb_hdf5.files.checked import TokenDigest, crc32_array
 from zb_hdf5.files.codecs import CompressedTokens
-from zb_hdf5.files.digests import TokenDigest, crc32_array
-from zb_hdf5.files.extents import Extents, Run
 from zb_hdf5.files.paths import regular
 from zb_hdf5.files.publishing import PartialFile, disk_errors
-from zb_hdf5.files.ranges import copy_range, read_fully
+from zb_hdf5.files.ranges import Extents, Run, copy_range, read_fully
 from zb_hdf5.formats.batch_reader import GROUP_BYTES, BatchReader
-from zb_hdf5.spec import NO_SHA256, NOT_KNOWN, StoreMeta, TokenArray
-from zb_hdf5.token_values import as_stored
+from zb_hdf5.spec import NO_SHA256, NOT_KNOWN, StoreMeta, TokenArray, as_stored
 
 if TYPE_CHECKING:
-    from zb_hdf5.files.digests import GroupDigest, PendingDigest
+    from zb_hdf5.files.checked import GroupDigest, PendingDigest
 
 #: The values of fields: an array for each name, or one structured array.
 FieldArrays: TypeAlias = Mapping[str, npt.ArrayLike] | npt.NDArray[Any]

@@ -15,14 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy, UnverifiableError
-from zb_hdf5.files.checked import Crc32Rows
-from zb_hdf5.files.digests import crc32_array, crc32_of
-from zb_hdf5.files.extents import Extents, Run
-from zb_hdf5.files.file_tokens import open_extents
-from zb_hdf5.files.open_files import open_with_room
-from zb_hdf5.files.paths import RemotePath, any_path, handle_of, open_file, regular, size_of
+from zb_hdf5.files.checked import Crc32Rows, crc32_array, crc32_of
+from zb_hdf5.files.paths import RemotePath, any_path, handle_of, open_file, open_with_room, regular, size_of
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, write_atomically, write_fully
-from zb_hdf5.files.tokens import Tokens
+from zb_hdf5.files.ranges import Extents, Run
+from zb_hdf5.files.tokens import Tokens, open_extents
 from zb_hdf5.formats.batch_reader import BatchReader, BrokenFile, require_options
 from zb_hdf5.formats.batch_writer import FileWriter, ShardInfo
 from zb_hdf5.spec import (
@@ -41,7 +38,7 @@ from zb_hdf5.spec import (
 )
 
 if TYPE_CHECKING:
-    from zb_hdf5.files.digests import PendingDigest
+    from zb_hdf5.files.checked import PendingDigest
 
 
 #: (offset, struct code, field) in file order; little-endian, no alignment gaps; reserved from byte 40 on.

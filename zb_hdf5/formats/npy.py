@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import numpy as np
 
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
-from zb_hdf5.files.extents import Run
 from zb_hdf5.files.paths import regular, require_bytes
 from zb_hdf5.files.publishing import write_fully
+from zb_hdf5.files.ranges import Run
 from zb_hdf5.formats.batch_writer import FileWriter, ShardInfo
 from zb_hdf5.spec import BATCHES, TokenArray
 
 if TYPE_CHECKING:
-    from zb_hdf5.files.digests import PendingDigest
+    from zb_hdf5.files.checked import PendingDigest
 
 NPY_MAGIC: Final = b"\x93NUMPY"
 #: The header that numpy writes for a 1-D array of integers: parsed 10 times as fast as any Python literal.

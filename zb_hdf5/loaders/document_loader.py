@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from zb_hdf5.documents.spans import WantedSpans
 from zb_hdf5.errors import ArgumentError
-from zb_hdf5.files.digests import crc32_of
+from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.formats.batch_reader import require_choice

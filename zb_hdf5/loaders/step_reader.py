@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, ZbError
-from zb_hdf5.files.digests import crc32_of
+from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.files.tokens import PlainFile, Wait
 from zb_hdf5.formats.batch_reader import BatchReader, from_numpy

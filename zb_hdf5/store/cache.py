@@ -26,13 +26,11 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, IncompleteError, format_bytes, parse_size
-from zb_hdf5.files.digests import crc32_of
-from zb_hdf5.files.extents import Extents, Run
-from zb_hdf5.files.file_tokens import FileTokens
+from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import RemotePath, local_path
 from zb_hdf5.files.publishing import write_fully
-from zb_hdf5.files.ranges import LocalFile, read_fully
-from zb_hdf5.files.tokens import PlainFile, TokenRun, Tokens, Wait
+from zb_hdf5.files.ranges import Extents, LocalFile, Run, read_fully
+from zb_hdf5.files.tokens import FileTokens, PlainFile, TokenRun, Tokens, Wait
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import U32_MAX, TokenArray
 

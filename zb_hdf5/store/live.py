@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError, FormatError, Remedy, UnavailableError
-from zb_hdf5.files.digests import crc32_array
+from zb_hdf5.files.checked import crc32_array
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.files.tokens import Tokens

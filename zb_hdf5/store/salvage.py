@@ -21,7 +21,7 @@ from zb_hdf5.documents.document_writer import write_joined
 from zb_hdf5.documents.pieces import pieces_path
 from zb_hdf5.documents.pieces_file import PiecesFile, PiecesWriter
 from zb_hdf5.errors import ArgumentError, ChecksumError, ConvertError, FormatError, IncompleteError, ZbError, counted
-from zb_hdf5.files.digests import crc32_of
+from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.formats.batch_reader import GROUP_BYTES, BatchReader, BrokenFile
 from zb_hdf5.formats.hdf5.h5_reader import HDF5StreamReader
 from zb_hdf5.formats.registry import FORMATS, backend_of_suffix, open_chunks

@@ -13,15 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, UnverifiableError
-from zb_hdf5.files.checked import VERIFIED, Crc32Rows, checked
+from zb_hdf5.files.checked import VERIFIED, Crc32Rows, checked, crc32_of
 from zb_hdf5.files.codecs import CodedChunks, Decoded, ranges_of, read_extents
-from zb_hdf5.files.digests import crc32_of
-from zb_hdf5.files.file_tokens import REMOTE, FileTokens, ObjectTokens, open_extents
 from zb_hdf5.files.objects import read_objects
-from zb_hdf5.files.open_files import OpenFiles
-from zb_hdf5.files.paths import Identity, RemotePath
+from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath
 from zb_hdf5.files.ranges import map_side_by_side, open_ranges
-from zb_hdf5.files.tokens import TokenRun, Tokens, Wait, gather_from
+from zb_hdf5.files.tokens import REMOTE, FileTokens, ObjectTokens, TokenRun, Tokens, Wait, gather_from, open_extents
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.native import sidecar_rows
 from zb_hdf5.formats.registry import FORMATS

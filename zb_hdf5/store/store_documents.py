@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, pieces_path
-from zb_hdf5.files.open_files import OpenFiles, finding
-from zb_hdf5.files.paths import RemotePath
+from zb_hdf5.files.paths import OpenFiles, RemotePath, finding
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.store.index import ShardIndex
 

@@ -18,8 +18,7 @@ from zb_hdf5.documents.document_table import DocumentPart, DocumentTable
 from zb_hdf5.documents.pieces import Pieces, padding
 from zb_hdf5.documents.segments import pieces_of_windows
 from zb_hdf5.errors import ArgumentError, BatchIndexError, UnverifiableError, ZbError
-from zb_hdf5.files.open_files import OpenFiles, finding
-from zb_hdf5.files.paths import Identity, RemotePath
+from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath, finding
 from zb_hdf5.files.tokens import Converted, Tokens
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.hdf5.document_offsets import DocumentOffsets, table_sha256

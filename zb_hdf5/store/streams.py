@@ -12,7 +12,7 @@ from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, part_o
 from zb_hdf5.documents.pieces import pieces_path
 from zb_hdf5.documents.pieces_file import PiecesFile
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
-from zb_hdf5.files.digests import crc32_of
+from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import FieldDigest

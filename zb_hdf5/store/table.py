@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import FormatError, Remedy
+from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.codecs import CompressedTokens
-from zb_hdf5.files.digests import crc32_of
-from zb_hdf5.files.extents import Extents, Run
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.publishing import partial_path
+from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.formats.batch_writer import FieldDigest, ShardInfo
 from zb_hdf5.spec import (
     CODECS,

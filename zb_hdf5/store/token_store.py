@@ -22,15 +22,13 @@ from zb_hdf5.errors import (
 )
 from zb_hdf5.field import Field
 from zb_hdf5.files.codecs import CompressedTokens
-from zb_hdf5.files.extents import Extents, Run
-from zb_hdf5.files.file_tokens import open_extents
 from zb_hdf5.files.paths import Identity, RemotePath, any_path, require_remote_access
-from zb_hdf5.files.tokens import Converted, Tokens, Wait
+from zb_hdf5.files.ranges import Extents, Run
+from zb_hdf5.files.tokens import Converted, Tokens, Wait, open_extents
 from zb_hdf5.formats.batch_reader import require_choice
 from zb_hdf5.formats.hdf5.chunks import compressed_tokens
 from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
-from zb_hdf5.formats.hdf5.h5_tokens import Column
-from zb_hdf5.formats.hdf5.inspection import look_at_field, look_at_stream
+from zb_hdf5.formats.hdf5.inspection import Column, look_at_field, look_at_stream
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.spec import (
     DEFAULT_CHUNK_TOKENS,

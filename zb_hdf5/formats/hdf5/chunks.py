@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import FormatError, UnavailableError
 from zb_hdf5.files.codecs import CodedChunks, CompressedTokens, require_codec
-from zb_hdf5.files.extents import Extents, Run
+from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.formats.hdf5.file import open_h5_for_reading, own_dataset
 from zb_hdf5.spec import (
     BATCHES,

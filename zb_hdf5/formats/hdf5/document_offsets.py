@@ -10,11 +10,10 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.table_file import Side, Table
 from zb_hdf5.errors import ChecksumError, FormatError
-from zb_hdf5.files.digests import crc32_of
-from zb_hdf5.files.extents import Extents
-from zb_hdf5.files.file_tokens import FileTokens
+from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import Identity, RemotePath
-from zb_hdf5.files.ranges import LocalFile, open_ranges
+from zb_hdf5.files.ranges import Extents, LocalFile, open_ranges
+from zb_hdf5.files.tokens import FileTokens
 from zb_hdf5.formats.hdf5.chunks import chunk_places
 from zb_hdf5.formats.hdf5.file import h5_damage, h5_identity, open_h5_for_reading, require_rows, text_of
 from zb_hdf5.formats.hdf5.inspection import checked_tokens

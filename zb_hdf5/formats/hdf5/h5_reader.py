@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, UnverifiableError
-from zb_hdf5.files.checked import Crc32Rows
+from zb_hdf5.files.checked import Crc32Rows, crc32_of
 from zb_hdf5.files.codecs import ranges_of
-from zb_hdf5.files.digests import crc32_of
 from zb_hdf5.files.paths import Identity, RemotePath, any_path
 from zb_hdf5.formats.batch_reader import BatchReader, require_options
 from zb_hdf5.formats.hdf5.chunks import compressed_tokens, plain_extents
@@ -30,8 +29,9 @@ from zb_hdf5.formats.hdf5.file import (
     require_rows,
     rows_by_library,
 )
-from zb_hdf5.formats.hdf5.h5_tokens import Column, H5pyTokens
 from zb_hdf5.formats.hdf5.inspection import (
+    Column,
+    H5pyTokens,
     checked_tokens,
     look_at_batches,
     look_at_field,

@@ -27,10 +27,10 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ConvertError, Remedy
+from zb_hdf5.files.checked import batch_crc32s, crc32_array, crc32_of
 from zb_hdf5.files.codecs import CompressedTokens, Encoder, require_codec
-from zb_hdf5.files.digests import batch_crc32s, crc32_array, crc32_of
-from zb_hdf5.files.extents import Extents, Run
 from zb_hdf5.files.publishing import write_fully
+from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.formats.batch_writer import Columns, FieldDigest, FileWriter, ShardInfo, TokenWriter
 from zb_hdf5.formats.hdf5.chunks import chunk_offsets, chunk_runs, chunk_table
 from zb_hdf5.formats.hdf5.file import (
@@ -61,7 +61,7 @@ from zb_hdf5.spec import (
 )
 
 if TYPE_CHECKING:
-    from zb_hdf5.files.digests import GroupDigest, PendingDigest
+    from zb_hdf5.files.checked import GroupDigest, PendingDigest
 
 #: Limit of the rows by which a table is extended: they keep their disk space.
 TABLE_ROWS_AHEAD: Final = 1 << 19

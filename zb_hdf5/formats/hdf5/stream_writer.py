@@ -33,13 +33,13 @@ from zb_hdf5.spec import (
     STREAM_LAYOUT,
     TOKENS_ATTRIBUTES,
     StoreMeta,
+    as_stored,
     codec_named,
     stored_dtype,
 )
-from zb_hdf5.token_values import as_stored
 
 if TYPE_CHECKING:
-    from zb_hdf5.files.digests import PendingDigest
+    from zb_hdf5.files.checked import PendingDigest
 
 
 class HDF5ShardWriter(HDF5Writer):

@@ -1,7 +1,5 @@
 """Fixtures: tokens, factories of files and stores, and guards that turn a leak into a failure."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Stores with everything that belongs to tokens, and single flipped bits in their files."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import h5py

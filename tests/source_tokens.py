@@ -1,7 +1,5 @@
 """A slow reference for what a step of a loader carries besides its tokens."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The console: sizes, numbers for people, the progress bar, and the handler of SIGTERM."""
 
-from __future__ import annotations
-
 import io
 import math
 import os

@@ -1,7 +1,5 @@
 """Imports go one way: to the own floor or a lower one; and importing the package loads nothing heavy."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

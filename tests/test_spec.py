@@ -1,7 +1,5 @@
 """The bytes of the `.batch` header, and the limits of what may be stored."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Real file systems of which this host is only a client: two mounts of a folder are two nodes that share it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Conversions on a real Slurm: every way to use an allocation, and every way to lose it, give the same bytes."""
 
-from __future__ import annotations
-
 import re
 import shutil
 

@@ -1,7 +1,5 @@
 """Training under srun: rank and world size come from Slurm, and the tasks together read each record once."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """`convert` and `zb` as commands: exit codes, streams, help, and what `zb info` and `zb verify` say."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -19,6 +17,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from commandline import run
+from contents import batches_of
 from damage import flip, flip_token
 from packed import write_packed
 
@@ -711,8 +710,7 @@ def test_a_repacked_shard_names_its_cause_and_cure(how, places, gzip_copy):
         np.testing.assert_array_equal(reader.read_batch(4), batches(12)[4])
     assert run(zb, "index", "rebuild", "--force", store).exit_code == 0
     assert run(zb, "verify", store).exit_code == 0
-    with open_reader(store) as reader:
-        np.testing.assert_array_equal(np.stack(list(reader)), batches(12))
+    np.testing.assert_array_equal(batches_of(store), batches(12))
 
 
 def test_a_swapped_batch_shard_is_not_read(places):

@@ -1,7 +1,5 @@
 """`zb doctor`: each finding says what is, and a problem is what would stop training."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """`zb show` and `zb report`: what they say is so, and nothing in the data can harm the terminal or the page."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Rows to look at: each cell has the document, the place in it, the fields and the span of its source token."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

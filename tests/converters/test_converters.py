@@ -1,7 +1,5 @@
 """The six conversions: nothing lost, nothing invented, nothing left behind."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

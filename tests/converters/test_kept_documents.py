@@ -1,7 +1,5 @@
 """Pieces and document tables from text to a store, and from store to store: each token is that of its document."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`.npy` streams with a boundary token: their documents are known in the stream, and in batches that are made of it."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

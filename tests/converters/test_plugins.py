@@ -1,7 +1,5 @@
 """The format of another trainer is one small file: flat tokens both ways, and documents."""
 
-from __future__ import annotations
-
 import json
 import struct
 import sys

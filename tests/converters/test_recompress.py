@@ -1,7 +1,5 @@
 """Compressed targets and sources of conversions, and stores in another layout."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Conversions by many processes, and what is left of them when they die: resumed, they give the same bytes."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """The shuffle in two passes: whatever the memory, runs and buckets, the records of a direct gather."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

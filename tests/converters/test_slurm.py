@@ -1,7 +1,5 @@
 """The scripts of examples/slurm: they hand on what they are given, and a part can be done again."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -3,8 +3,6 @@
 Each token says which one of the stream it is.
 """
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 

@@ -6,8 +6,6 @@ The metadata block of the HDF5 files is smaller than the writer's own, which wou
 property of the call, not of the format.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from unittest.mock import patch
 

@@ -1,7 +1,5 @@
 """Which documents a step takes, and where they lie in a batch: equal to a reference, one document at a time."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Boundaries, positions, numbers and targets of documents: equal to a reference that looks at one token at a time."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

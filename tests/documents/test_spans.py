@@ -1,7 +1,5 @@
 """The spans behind pieces, against a search for the span of each token."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Files stay open as long as the process has room for them; what is counted here are openings, not seconds."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import json

@@ -1,7 +1,5 @@
 """One contract over every backend and every access, alone and against each other."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import re
@@ -13,6 +11,7 @@ from multiprocessing import get_context
 import h5py
 import numpy as np
 import pytest
+from contents import batches_of
 from contract import check_buffers, check_closing, check_reader, random_tokens, read_everything
 from hypothesis import given
 from hypothesis import strategies as st
@@ -372,7 +371,6 @@ def test_hdf5_behind_a_user_block_is_read(tokens, tmp_path, make_stored):
         for name in old:
             old.copy(name, h5)
     for access in ACCESSES["hdf5"]:
-        with open_reader(path, access=access) as reader:
-            np.testing.assert_array_equal(np.stack(list(reader)), tokens)
+        np.testing.assert_array_equal(batches_of(path, access=access), tokens)
         with HDF5BatchReader(path, access=access) as reader:
             assert reader.sha256

@@ -1,7 +1,5 @@
 """Compressed HDF5 files: what they say, that any HDF5 tool reads them, and what damage and missing libraries do."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -16,6 +14,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from contents import batches_of
 
 from zb_hdf5 import (
     ArgumentError,
@@ -164,8 +163,7 @@ def test_shards_of_several_codecs_are_one_store(tokens, tmp_path, write_file, wr
     index = rebuild_index(folder, force=True)
     assert [shard.compressed and shard.compressed.codec for shard in index.shards] == ["zstd:3", None, "gzip:9"]
     assert ShardIndex.load(folder) == index
-    with open_reader(folder) as reader:
-        np.testing.assert_array_equal(np.stack(list(reader)), tokens)
+    np.testing.assert_array_equal(batches_of(folder), tokens)
     assert [report.problem for report in verify_store(folder)] == [None] * 3
     text = (folder / INDEX_NAME).read_text()
     text = text.replace('"gzip:9"', '"lzma:6"')[: text.rindex(',\n "check"')] + "}"

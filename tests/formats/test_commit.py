@@ -1,7 +1,5 @@
 """The order of a commit: a kill, or a failing disk, at each single write of it, by injection and not at random."""
 
-from __future__ import annotations
-
 import errno
 import inspect
 import json

@@ -1,13 +1,12 @@
 """Copies that the kernel makes from file to file: the bytes of the slow way, and no damage copied along."""
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os
 
 import numpy as np
 import pytest
+from contents import batches_of
 from contract import random_tokens
 from damage import flip
 
@@ -71,8 +70,7 @@ def test_the_fast_way_gives_the_bytes_of_the_slow_way(
         monkeypatch.setattr(os, "copy_file_range", refuse(number))
         (tmp_path / str(number)).mkdir()
         assert copy(source, backend, tmp_path / str(number) / name, target) == fast
-    with open_reader(tmp_path / "fast" / name) as reader:
-        np.testing.assert_array_equal([np.array(batch) for batch in reader], tokens)
+    np.testing.assert_array_equal(batches_of(tmp_path / "fast" / name), tokens)
 
 
 def test_nothing_to_copy_and_fewer_batches_than_expected(tmp_path):
@@ -90,8 +88,7 @@ def test_nothing_to_copy_and_fewer_batches_than_expected(tmp_path):
     reader.close()
     for name in ("a.h5", "b.h5"):
         assert [report.problem for report in verify_store(tmp_path / name)] == [None]
-        with open_reader(tmp_path / name) as stored:
-            np.testing.assert_array_equal([np.array(batch) for batch in stored], tokens)
+        np.testing.assert_array_equal(batches_of(tmp_path / name), tokens)
     assert (tmp_path / "b.h5").stat().st_size < 2 * tokens.nbytes + (1 << 20)
 
 

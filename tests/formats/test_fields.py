@@ -1,7 +1,5 @@
 """Fields: what is aligned with the tokens is stored, read, checked and carried with them, in every format."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

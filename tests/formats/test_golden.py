@@ -1,7 +1,5 @@
 """Files as they were once written mean today what they meant then. `data/make_golden.py` made them."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

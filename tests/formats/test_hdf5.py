@@ -1,7 +1,5 @@
 """The HDF5 store: plain HDF5 to every other tool, extents to us, and never wrong tokens from a damaged file."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Rules of HDF5 that the writer lives by, each broken once in an experiment: a test fails when one is forgotten."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess
@@ -10,9 +8,10 @@ import sys
 import h5py
 import numpy as np
 import pytest
+from contents import batches_of
 from contract import random_tokens
 
-from zb_hdf5 import open_reader, open_writer
+from zb_hdf5 import open_writer
 from zb_hdf5.formats.hdf5.file import end_of_file
 from zb_hdf5.formats.hdf5.h5_writer import HDF5Writer
 
@@ -62,8 +61,7 @@ def test_room_is_taken_before_hdf5_is_touched(writer, tokens, tmp_path, monkeypa
     assert len(writer._main.stored) == 16
     writer.write(more)
     path = writer.finish().path
-    with open_reader(path) as reader:
-        np.testing.assert_array_equal(np.stack(list(reader)), np.concatenate([tokens[:2], more]))
+    np.testing.assert_array_equal(batches_of(path), np.concatenate([tokens[:2], more]))
 
 
 @pytest.mark.parametrize("expected", [0, 40], ids=["in several runs", "in one"])

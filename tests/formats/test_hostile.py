@@ -1,7 +1,5 @@
 """Files that lie, lead elsewhere, hang, or are replaced: one clear error, at once, in little memory."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

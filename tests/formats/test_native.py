@@ -1,7 +1,5 @@
 """The `.batch` file: what ZeroBatch's two functions write, and what a reader makes of damaged files."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

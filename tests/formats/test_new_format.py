@@ -3,8 +3,6 @@
 No other file names the two formats below, and the whole project must serve them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import struct

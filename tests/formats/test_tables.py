@@ -1,7 +1,5 @@
 """Tables files, and the pieces and documents in them, against slow references."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from contents import batches_of
 from contract import check_writer, check_writer_of_fields, random_tokens
 
 from zb_hdf5 import BatchWriter, ConvertError, ShardIndex, open_reader, open_writer
@@ -87,8 +88,7 @@ def test_what_exists_is_replaced_only_on_request(path, tokens, write_file):
         write_file(path, tokens[:2])
     assert path.read_bytes() == before
     write_file(path, tokens[:2], overwrite=True)
-    with open_reader(path) as reader:
-        np.testing.assert_array_equal(list(reader), tokens[:2])
+    np.testing.assert_array_equal(batches_of(path), tokens[:2])
     assert in_folder(path) == [path.name]
 
 
@@ -136,5 +136,4 @@ def test_batches_of_a_reader_go_into_a_live_store_shard_by_shard(shard_batches, 
         assert writer.write_from(original, 0, EXPECTED) == EXPECTED
     counts = [shard.num_batches for shard in ShardIndex.load(tmp_path / "live").shards]
     assert max(counts) == shard_batches
-    with open_reader(tmp_path / "live", verify="store") as reader:
-        np.testing.assert_array_equal(np.stack(list(reader)), expected)
+    np.testing.assert_array_equal(batches_of(tmp_path / "live", verify="store"), expected)

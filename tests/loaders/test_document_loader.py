@@ -1,7 +1,5 @@
 """Whole documents as batches: what each batch holds, and that a stop is never noticed, on any number of ranks."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import threading

@@ -1,7 +1,5 @@
 """What a step carries besides tokens is, for each token, what its source token has: fields, documents, spans."""
 
-from __future__ import annotations
-
 import json
 import pickle
 

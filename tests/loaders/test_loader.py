@@ -1,7 +1,5 @@
 """The loader: which rank sees which batch when, and that a stop is never noticed."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 

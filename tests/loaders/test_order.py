@@ -1,7 +1,5 @@
 """Orders are bijections, pinned for ever, and `global` is uniform. All seeds are fixed: no test depends on luck."""
 
-from __future__ import annotations
-
 import pickle
 from itertools import pairwise, permutations
 

@@ -1,7 +1,5 @@
 """Documents and fields in the libraries of Hugging Face: `Loader.records()`, and files that `datasets` opens."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """States that were damaged or made up: a StateError that names the field, or an exact resume; never anything else."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json

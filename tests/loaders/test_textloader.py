@@ -1,7 +1,5 @@
 """The loader of text beside the slow way: tokenize everything, put it one after the other, cut."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

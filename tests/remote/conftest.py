@@ -1,7 +1,5 @@
 """Real servers: nginx and moto, and a proxy in front of them that does harm."""
 
-from __future__ import annotations
-
 import gc
 import http.client
 import http.server

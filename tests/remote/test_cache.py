@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from contents import batches_of
 from contract import check_reader, random_tokens
 from damage import flip
 from torch.utils.data import DataLoader
@@ -277,11 +278,9 @@ def test_files_that_only_a_sample_identifies_are_told_apart(tmp_path, folder, wr
     for name, expected in (("a.batch", tokens), ("b.batch", other), ("a.batch", tokens)):
         if not (tmp_path / name).exists():
             write_file(tmp_path / name, expected)
-        with open_reader(tmp_path / name, cache=folder) as reader:
-            np.testing.assert_array_equal(np.stack(list(reader)), expected)
+        np.testing.assert_array_equal(batches_of(tmp_path / name, cache=folder), expected)
     write_file(tmp_path / "a.batch", other, overwrite=True)
-    with open_reader(tmp_path / "a.batch", cache=folder) as reader:
-        np.testing.assert_array_equal(np.stack(list(reader)), other)
+    np.testing.assert_array_equal(batches_of(tmp_path / "a.batch", cache=folder), other)
 
 
 # --- what was compared -----------------------------------------------------------------------------------------
@@ -304,8 +303,7 @@ def test_what_a_job_without_checks_read_is_not_kept(tmp_path, write_file, folder
         assert not np.array_equal(reader[7], BATCHES[7])
     assert not list(folder.iterdir())
     restore()
-    with open_reader(path, cache=folder, verify="batch") as reader:
-        np.testing.assert_array_equal(np.stack(list(reader)), BATCHES)
+    np.testing.assert_array_equal(batches_of(path, cache=folder, verify="batch"), BATCHES)
 
 
 def test_a_job_without_checks_reads_what_is_there(store, folder):
@@ -336,8 +334,7 @@ def test_windows_are_kept_in_whole_chunks_that_were_compared(kind, tmp_path, fol
     restore()
     expected = tokens[: 19 * 256].reshape(-1, 4, 64)
     for verify in ("auto", "batch"):
-        with open_reader(path, verify=verify, **windows) as reader:
-            np.testing.assert_array_equal(np.stack(list(reader)), expected)
+        np.testing.assert_array_equal(batches_of(path, verify=verify, **windows), expected)
     shutil.rmtree(path) if kind == "store" else path.write_bytes(b"")
 
 
@@ -400,8 +397,7 @@ def test_an_object_that_is_replaced_is_another_column(web, write_file, folder):
     for time_s, expected in enumerate((first, second)):
         write_file(place / "x.batch", expected, overwrite=True)
         os.utime(place / "x.batch", (time_s, time_s))  # an ETag of nginx is the size and the whole second
-        with open_reader(f"{proxy.url}/x.batch", cache=folder) as reader:
-            np.testing.assert_array_equal(np.stack(list(reader)), expected)
+        np.testing.assert_array_equal(batches_of(f"{proxy.url}/x.batch", cache=folder), expected)
 
 
 def test_a_loader_reads_what_is_in_the_cache_without_threads(served, write_store, tokens, folder, monkeypatch):

@@ -1,10 +1,9 @@
 """Compressed stores behind HTTP: unpacked from ranges, without HDF5 where the index says where they lie."""
 
-from __future__ import annotations
-
 import h5py
 import numpy as np
 import pytest
+from contents import batches_of
 
 from zb_hdf5 import BackendError, HDF5ShardWriter, Loader, open_reader, verify_store
 from zb_hdf5.commands.info import describe
@@ -36,8 +35,7 @@ def test_a_store_is_read_without_hdf5(codec, served, write_store, monkeypatch, t
 def test_lone_files_and_streams_are_read(served, write_file):
     folder, url = served
     write_file(folder / "x.h5", TOKENS, codec="zstd")
-    with open_reader(f"{url}/x.h5") as reader:
-        np.testing.assert_array_equal(np.stack(list(reader)), TOKENS)
+    np.testing.assert_array_equal(batches_of(f"{url}/x.h5"), TOKENS)
     (folder / "s").mkdir()
     flat = TOKENS.reshape(-1)
     paths = [folder / "s" / f"shard-0000{k}.h5" for k in range(2)]

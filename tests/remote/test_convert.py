@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commandline import run_zb as run
+from contents import batches_of
 from contract import random_tokens
 
 from zb_hdf5 import (
@@ -41,8 +42,7 @@ def test_a_store_goes_to_a_bucket_and_comes_back(s3, local, tmp_path):
     assert names[-1] == "shards.json"
     assert len({name for name in names if name.endswith(".batch")}) == 3
     assert not list(Path.cwd().iterdir())
-    with open_reader(url) as reader:
-        np.testing.assert_array_equal(np.stack(list(reader)), TOKENS)
+    np.testing.assert_array_equal(batches_of(url), TOKENS)
     assert run("verify", url).exit_code == 0
     described = json.loads(run("info", url, "--json").stdout)
     assert (described["path"], described["num_batches"], described["file_system"]) == (url, 9, "objects")
@@ -90,8 +90,7 @@ def test_a_codec_compresses_what_is_uploaded(s3, local):
     result = run("convert", "hdf5-to-hdf5", local, url, "--codec", "gzip:3", "--force")
     assert result.exit_code == 0, result.output
     assert {shard.compressed and shard.compressed.codec for shard in ShardIndex.load(url).shards} == {"gzip:3"}
-    with open_reader(url) as reader:
-        np.testing.assert_array_equal(np.stack(list(reader)), TOKENS)
+    np.testing.assert_array_equal(batches_of(url), TOKENS)
 
 
 def test_a_dry_run_says_what_would_be_uploaded(s3, local):
@@ -125,8 +124,7 @@ def test_an_interrupted_upload_goes_on(s3, local):
         convert(local, "hdf5", url)
     convert(local, "hdf5", url, resume=True)
     assert [name[-8:] for method, name, _ in s3.requests if method == "PUT"] == ["00002.h5", "rds.json"]
-    with open_reader(url) as reader:
-        np.testing.assert_array_equal(np.stack(list(reader)), TOKENS)
+    np.testing.assert_array_equal(batches_of(url), TOKENS)
     assert not list(Path.cwd().iterdir())
 
 

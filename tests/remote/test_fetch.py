@@ -1,7 +1,5 @@
 """Downloads from a real server that fails, stalls, cuts, changes its files, and ignores what it is asked."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Kills, interrupts, full disks and races, in real processes: nothing that looks whole is not, and nothing is lost."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

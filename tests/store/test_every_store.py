@@ -1,7 +1,5 @@
 """Every command of maintenance over every kind of store: batches and streams, lone files, stores and `.npy` files."""
 
-from __future__ import annotations
-
 import json
 
 import h5py

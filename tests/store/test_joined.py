@@ -1,7 +1,5 @@
 """What a store asks of several shards at once: gathers of records, and hints."""
 
-from __future__ import annotations
-
 import gc
 import mmap
 import os

@@ -1,7 +1,5 @@
 """Verify, repair and rebuild with the pieces of shards and the document tables."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Live stores: real writers and followers in processes of their own; every batch is told by its number alone."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Killed writers, flipped bits, lost indices: repair keeps what holds, says what it drops, and touches nothing else."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Repair of streams: whole documents that touch no bad chunk are kept, and nothing else is touched."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

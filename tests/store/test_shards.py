@@ -1,7 +1,5 @@
 """A store is what its `shards.json` says: everything else is an error that names the file."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

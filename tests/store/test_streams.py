@@ -1,7 +1,5 @@
 """Token streams: written as documents, read as slices and windows, the same from HDF5 and from `.npy` files."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pickle

@@ -17,14 +17,12 @@ from packed import write_packed
 
 from zb_hdf5 import HDF5ShardWriter, ShardIndex, open_reader, open_writer
 from zb_hdf5.commands.report import report_page, tag
-from zb_hdf5.commands.rows import PADDING, UNKNOWN, Row, document_row, parts_of, rows_of
-from zb_hdf5.commands.show import row_lines, rows_json
+from zb_hdf5.commands.rows import PADDING, UNKNOWN, Row, document_row, parts_of, row_lines, rows_json, rows_of
 from zb_hdf5.commands.statistics import measure
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.console import printable
 from zb_hdf5.converters.cli import convert
-from zb_hdf5.text.readable import NEWLINE, readable, readable_runs, tokenizer_of
-from zb_hdf5.text.tokenizers import load_tokenizer
+from zb_hdf5.text.tokenizers import NEWLINE, load_tokenizer, readable, readable_runs, tokenizer_of
 
 BYTE = load_tokenizer("byte")
 TEXT = "Once upon a time, 水 and\ttabs\nand \x1b[31mred\x1b[0m \u202eevil\u202c <script>alert('x')</script> &amp;\r\n"

@@ -12,13 +12,23 @@ from typing import Any, Final
 import numpy as np
 
 from zb_hdf5.commands.info import describe, describe_lines, source_files
-from zb_hdf5.commands.rows import NO_SPAN, PADDING, Part, Row, cut_by_spans, parts_of
-from zb_hdf5.commands.show import COLOURS, notes_of, origin_text, part_title, value_text
+from zb_hdf5.commands.rows import (
+    COLOURS,
+    NO_SPAN,
+    PADDING,
+    Part,
+    Row,
+    cut_by_spans,
+    notes_of,
+    origin_text,
+    part_title,
+    parts_of,
+    value_text,
+)
 from zb_hdf5.commands.statistics import Counts, Statistics
 from zb_hdf5.console import counted, format_count, printable
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.text.readable import NEWLINE, readable, readable_runs
-from zb_hdf5.text.tokenizers import Tokenizer
+from zb_hdf5.text.tokenizers import NEWLINE, Tokenizer, readable, readable_runs
 
 FREQUENT: Final = 30
 NEVER_SHOWN: Final = 120

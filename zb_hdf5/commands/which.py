@@ -9,8 +9,16 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from zb_hdf5.commands.rows import Row, open_to_look, parts_of, records_of_batch, rows_of, tokenizer_to_look
-from zb_hdf5.commands.show import drawn_rows, part_json
+from zb_hdf5.commands.rows import (
+    Row,
+    drawn_rows,
+    open_to_look,
+    part_json,
+    parts_of,
+    records_of_batch,
+    rows_of,
+    tokenizer_to_look,
+)
 from zb_hdf5.console import counted
 from zb_hdf5.errors import ArgumentError, StateError
 from zb_hdf5.files.paths import any_path
@@ -23,8 +31,7 @@ from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.store.opening import is_stream, open_reader
 from zb_hdf5.store.shards import ShardedReader
 from zb_hdf5.store.stream_documents import WindowReader, windows_of
-from zb_hdf5.text.readable import readable
-from zb_hdf5.text.tokenizers import Tokenizer
+from zb_hdf5.text.tokenizers import Tokenizer, readable
 
 #: Lines of text that are printed of a part.
 LINES_SHOWN: Final = 3

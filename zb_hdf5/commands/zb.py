@@ -97,8 +97,7 @@ def show(path: Path, all_tokens: bool, **given: Any) -> Output:
     Example: zb show data/train --batch 12 --tokenizer tok.json
     Example: zb show stream.h5 --document 7 --all
     """
-    from zb_hdf5.commands.rows import chosen_rows, open_to_look, tokenizer_to_look
-    from zb_hdf5.commands.show import drawn_rows, rows_json
+    from zb_hdf5.commands.rows import chosen_rows, drawn_rows, open_to_look, rows_json, tokenizer_to_look
 
     batch, document, sample = (given[name] for name in ("batch", "document", "sample"))
     if sum(choice is not None for choice in (batch, document, sample)) > 1:

@@ -1,23 +1,25 @@
-"""Text to token ids: bytes, tiktoken and Hugging Face tokenizers behind one interface, each with a digest."""
+"""Text to token ids and back: bytes, tiktoken and Hugging Face tokenizers behind one interface, each with a digest."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from importlib import import_module
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Final, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, FormatError, Remedy, StateError, UnavailableError
-from zb_hdf5.text.bytepair import byte_pair_digest, digest_as_ranks, split_pattern
+from zb_hdf5.errors import ArgumentError, FormatError, Remedy, StateError, UnavailableError, ZbError
+from zb_hdf5.spec import TokenArray
 
 TokenIds = npt.NDArray[np.uint32]
 DEFAULT_BOUNDARY: Final = "<|endoftext|>"
@@ -25,6 +27,9 @@ DEFAULT_BOUNDARY: Final = "<|endoftext|>"
 BOUNDARY_POSITIONS: Final = ("before", "after")
 #: Tasks per thread: the documents of a block differ in length, and the last task should be a short one.
 TASKS_PER_THREAD: Final = 4
+NEWLINE: Final = "⏎"
+#: Equal tokens in a row, such as those of padding, that are written once.
+LONG_RUN: Final = 32
 
 
 def with_boundaries(
@@ -180,7 +185,7 @@ class TiktokenTokenizer(Tokenizer):
         self.vocab_size = encoding.n_vocab
         self._ids = frozenset(encoding._mergeable_ranks.values()) | frozenset(encoding._special_tokens.values())
         self.special_tokens = {text: encoding.encode_single_token(text) for text in encoding.special_tokens_set}
-        self.digest = byte_pair_digest(encoding._pat_str, self.special_tokens, encoding._mergeable_ranks)
+        self.digest = _byte_pair_digest(encoding._pat_str, self.special_tokens, encoding._mergeable_ranks)
 
     def _encode(self, texts: list[str]) -> list[TokenIds]:
         # to a buffer, not to a list of Python integers: threads would wait for each other to build those
@@ -219,7 +224,7 @@ class HuggingFaceTokenizer(Tokenizer):
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_tokens = {token.content: number for number, token in added.items() if token.special}
         own = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-        self.digest = digest_as_ranks(content) or own
+        self.digest = _digest_as_ranks(content) or own
 
     def _encode(self, texts: list[str]) -> list[TokenIds]:
         # one text a call: the library's pool then never runs more of them than we have threads
@@ -333,7 +338,7 @@ def _encoding_of_file(path: Path) -> Any:
         special = {token["content"]: int(token["id"]) for token in content["added_tokens"]}
         if sorted(ranks.values()) != sorted(set(content["model"]["vocab"].values()) - set(special.values())):
             raise FormatError("it has other ids")
-        if (pattern := split_pattern(content)) is None:
+        if (pattern := _split_pattern(content)) is None:
             raise FormatError(
                 "its json splits or normalizes text in a way that tiktoken has not; pass hf:tokenizer.json"
             )
@@ -374,3 +379,133 @@ def _slices(sizes: list[int], count: int) -> list[slice]:
         return []
     cuts = np.searchsorted(ends, ends[-1] * np.arange(1, count) / count)
     return [slice(a, b) for a, b in pairwise(np.unique([0, *cuts, len(sizes)]).tolist())]
+
+
+# --- byte-level BPE in its two forms, a `tokenizer.json` and tiktoken's ranks ----------------------------------------
+
+
+def _byte_pair_digest(pattern: str, special_tokens: Mapping[str, int], ranks: Mapping[bytes, int]) -> str:
+    """Return the sha256 of everything that decides the ids: the split of text, the special tokens, the merges."""
+    sha256 = hashlib.sha256(json.dumps([pattern, sorted(special_tokens.items())]).encode())
+    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
+        sha256.update(base64.b64encode(token) + b" %d\n" % rank)
+    return sha256.hexdigest()
+
+
+def _digest_as_ranks(content: dict[str, Any]) -> str | None:
+    """Return the digest of the tiktoken encoding of the same ids as a `tokenizer.json`; None if there is none."""
+    # tiktoken merges any two neighbours that form a token, the lowest rank first, without a list of merges. That is the
+    # same as the list if each token is made of the very two tokens that the lower ranks leave of its bytes, and the
+    # list has this pair, in the order of the ranks. A trained tokenizer is of this kind.
+    pattern, model, added = _split_pattern(content), content["model"], content.get("added_tokens", [])
+    extras = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
+    plain = model.get("type") == "BPE" and not any(model.get(name) for name in extras)
+    if pattern is None or not plain or not all(token.get("special") for token in added):
+        return None
+    special = {token["content"]: int(token["id"]) for token in added}
+    try:
+        ranks = {token_bytes(token): int(rank) for token, rank in model["vocab"].items() if token not in special}
+        pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+        merges = [(token_bytes(left), token_bytes(right)) for left, right in pairs]
+        made = [ranks[left + right] for left, right in merges]
+    except KeyError:  # a token that is not spelt in bytes
+        return None
+    single = {bytes([byte]) for byte in range(256)}
+    known = {*merges, *((byte,) for byte in single)}
+    if made != sorted(made) or not single <= ranks.keys() or {_merged_below(each, ranks) for each in ranks} - known:
+        return None
+    return _byte_pair_digest(pattern, special, ranks)
+
+
+def _split_pattern(content: dict[str, Any]) -> str | None:
+    """Return the regular expression of a `tokenizer.json` that splits text as tiktoken does; None if it does not."""
+    match content:
+        case {
+            "normalizer": None,
+            "pre_tokenizer": {
+                "type": "Sequence",
+                "pretokenizers": [
+                    {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False},
+                    {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+                ],
+            },
+        }:
+            return pattern
+    return None
+
+
+@cache
+def _byte_of_character() -> dict[str, int]:
+    """Return GPT-2's way of writing bytes as printable characters: themselves, or the next ones from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = count(0x100)
+    return {chr(byte if byte in printable else next(others)): byte for byte in range(256)}
+
+
+def token_bytes(token: str) -> bytes:
+    """Return the bytes of a token of a `tokenizer.json`; `KeyError` if it is not spelt in bytes."""
+    return bytes(map(_byte_of_character().__getitem__, token))
+
+
+def _merged_below(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, ...]:
+    """Merge the bytes of a token as tiktoken does, with the ranks below its own."""
+    parts, limit = [token[k : k + 1] for k in range(len(token))], ranks[token]
+    while len(parts) > 1:
+        found = [ranks.get(left + right, limit) for left, right in pairwise(parts)]
+        lowest = min(found)
+        if lowest >= limit:
+            break
+        k = found.index(lowest)
+        parts[k : k + 2] = [parts[k] + parts[k + 1]]
+    return tuple(parts)
+
+
+# --- ids that a person can look at, on any terminal and in any page ---------------------------------------------------
+
+
+def tokenizer_of(stored: str, asked: str | None, folders: Iterable[Path], where: object) -> Tokenizer | None:
+    """Return the tokenizer to show the ids of a store with; None if it is not known, or not on this machine."""
+    # the one asked for, else the one that is stored, if it can be had without a network: a file of the same digest in
+    # one of `folders`, or an encoding of tiktoken's if TIKTOKEN_CACHE_DIR is set
+    if asked is not None:
+        require_tokenizer(stored, tokenizer := load_tokenizer(asked), where)
+        return tokenizer
+    named = tokenizer_named(stored)
+    kind, name = str(named.get("kind")), str(named.get("name"))
+    files = [folder / name for folder in folders if name == Path(name).name]  # a store has the name, not the folder
+    specs = [f"{kind}:{file}" for file in files if os.path.isfile(file)]  # False also for any other text
+    specs += [f"{kind}:{name}"] * (kind == TiktokenTokenizer.kind and "TIKTOKEN_CACHE_DIR" in os.environ)
+    for spec in [kind] if kind == ByteTokenizer.kind else specs:
+        try:
+            tokenizer = load_tokenizer(spec)
+        except (ZbError, OSError):
+            continue
+        if tokenizer.digest == named.get("digest"):
+            return tokenizer
+    return None
+
+
+def readable(tokenizer: Tokenizer | None, ids: TokenArray) -> str:
+    """Return the text of any ids: those that the tokenizer does not have, or all without one, as numbers."""
+    if tokenizer is None:
+        return "".join(f"{token} " for token in ids.tolist())
+    strange = np.isin(ids, [token for token in np.unique(ids).tolist() if not tokenizer._has_id(token)])
+    edges = [0, *(np.flatnonzero(np.diff(strange)) + 1).tolist(), len(ids)]
+    return "".join(
+        "".join(f"<{token}>" for token in ids[a:b].tolist()) if strange[a:b].any() else tokenizer.decode(ids[a:b])
+        for a, b in pairwise(edges)
+    )
+
+
+def readable_runs(tokenizer: Tokenizer | None, ids: TokenArray) -> Iterator[tuple[str, bool]]:
+    """Yield the text of any ids; and, where one of them is repeated very often, True with the count instead."""
+    starts = np.flatnonzero(np.append(True, ids[1:] != ids[:-1])) if len(ids) else np.empty(0, np.int64)
+    lengths = np.diff(starts, append=len(ids))
+    at = 0
+    for run in np.flatnonzero(lengths >= LONG_RUN).tolist():
+        start, length = int(starts[run]), int(lengths[run])
+        if not (text := readable(tokenizer, ids[start : start + 1])).isspace():  # indentation is no padding
+            yield readable(tokenizer, ids[at:start]) + text, False
+            yield f"⟨× {length:,}⟩", True
+            at = start + length
+    yield readable(tokenizer, ids[at:]), False

@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from zb_hdf5.errors import ArgumentError, ConvertError
 from zb_hdf5.files.publishing import refuse_existing, write_atomically
-from zb_hdf5.text.bytepair import byte_of_character
 from zb_hdf5.text.corpus import DocumentFile, Dropped, open_documents
-from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, as_unicode, load_tokenizer, require_package
+from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, as_unicode, load_tokenizer, require_package, token_bytes
 
 #: How text is cut into pieces that are never merged across: GPT-4's way, with numbers of 1 or 2 digits, not 3.
 SPLIT_PATTERN: Final = (
@@ -162,7 +161,5 @@ def _examine(
 
 def _ranks(vocabulary: dict[str, int]) -> bytes:
     """Return tiktoken's file of ranks: each token's bytes in base64, and its id, which is the order of the merges."""
-    byte_of = byte_of_character()
-    in_order = sorted(vocabulary.items(), key=lambda item: item[1])
-    tokens = (bytes(byte_of[character] for character in token) for token, _ in in_order)
-    return b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens))
+    in_order = sorted(vocabulary, key=lambda token: vocabulary[token])
+    return b"".join(base64.b64encode(token_bytes(token)) + b" %d\n" % rank for rank, token in enumerate(in_order))

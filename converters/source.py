@@ -21,7 +21,7 @@ from zb_hdf5.files.paths import regular
 from zb_hdf5.files.ranges import read_fully
 from zb_hdf5.formats.batch_reader import GROUP_BYTES
 from zb_hdf5.loaders.order import GlobalOrder
-from zb_hdf5.loaders.prefetch import read_ahead
+from zb_hdf5.loaders.steps import read_ahead
 from zb_hdf5.spec import TokenArray, bad_token_message, token_limit
 
 #: The largest id of a store, in the `source` entry of its index: of no shard, and of no copy before it is written.

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from train_gpt import Run, batches
 
 from zb_hdf5 import Loader, ZbError
-from zb_hdf5.loaders.steps import resolve_rank
+from zb_hdf5.loaders.order import resolve_rank
 from zb_hdf5.text.corpus import FILE_KINDS
 
 BATCH_SIZE, SEQ_LEN = 16, 257  # 256 tokens and, shifted by one, their 256 targets

@@ -31,7 +31,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from zb_hdf5 import Loader
-from zb_hdf5.loaders.steps import resolve_rank
+from zb_hdf5.loaders.order import resolve_rank
 
 
 class Block(nn.Module):

@@ -29,7 +29,7 @@ from zb_hdf5.formats.batch_reader import GROUP_BYTES, require_choice
 from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter as HDF5ShardWriter
 from zb_hdf5.formats.native import crc32_path, pack_header
 from zb_hdf5.loaders.loader import Loader
-from zb_hdf5.loaders.order import GlobalOrder, write_order
+from zb_hdf5.loaders.order import GlobalOrder, resolve_rank, write_order
 from zb_hdf5.loaders.protocol import (
     MAX_COUNT,
     STATE_VERSION,
@@ -39,7 +39,6 @@ from zb_hdf5.loaders.protocol import (
     require_state,
     shown,
 )
-from zb_hdf5.loaders.steps import resolve_rank
 from zb_hdf5.loaders.text_loader import TextLoader
 from zb_hdf5.spec import SPLITS, StoreMeta, as_stored, stored_dtype
 from zb_hdf5.store import stream_documents

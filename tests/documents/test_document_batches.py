@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 
 from zb_hdf5.documents.segments import cu_seqlens, document_ids
 from zb_hdf5.errors import ArgumentError
-from zb_hdf5.loaders import steps
-from zb_hdf5.loaders.extras import gather, packed_pieces, padded_pieces
-from zb_hdf5.loaders.order import Documents, GlobalOrder, LengthOrder
-from zb_hdf5.loaders.steps import StepPlan, packed_steps
+from zb_hdf5.loaders import document_loader, order
+from zb_hdf5.loaders.document_loader import Documents, LengthOrder, gather, packed_pieces, packed_steps, padded_pieces
+from zb_hdf5.loaders.order import GlobalOrder, StepPlan
 
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=60)
 
@@ -18,9 +17,9 @@ LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=60)
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch):
     """Compute few documents at once, so that the borders between the parts are met."""
-    monkeypatch.setattr(steps, "FIRST_BLOCK", 1)
-    monkeypatch.setattr(steps, "LAST_BLOCK", 3)
-    monkeypatch.setattr(steps, "DOCUMENTS_AT_ONCE", 5)
+    monkeypatch.setattr(order, "FIRST_BLOCK", 1)
+    monkeypatch.setattr(order, "LAST_BLOCK", 3)
+    monkeypatch.setattr(document_loader, "DOCUMENTS_AT_ONCE", 5)
 
 
 def offsets_of(lengths):

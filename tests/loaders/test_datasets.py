@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
-import zb_hdf5.loaders.steps
+import zb_hdf5.loaders.order
 from zb_hdf5 import BatchIndexError, Loader, StateError, open_writer
 
 VOCAB_SIZE = 50
@@ -78,7 +78,7 @@ def test_the_order_of_single_steps_is_computed_once(shuffle, per_step, stride, t
 @pytest.mark.parametrize("options", [{}, {"skip": [(0, 10, 30)]}, {"drop_last": False}])
 @pytest.mark.thin
 def test_single_steps_of_a_long_epoch(shuffle, options, tmp_path, monkeypatch):
-    monkeypatch.setattr(zb_hdf5.loaders.steps, "TABLE_POSITIONS", 100)
+    monkeypatch.setattr(zb_hdf5.loaders.order, "TABLE_POSITIONS", 100)
     with open_writer(tmp_path / "t.h5", batch_size=4, seq_len=2, dtype="uint16") as writer:
         writer.write(np.arange(301 * 8, dtype=np.uint16).reshape(301, 4, 2))
     with Loader(tmp_path / "t.h5", shuffle=shuffle, rank=1, world_size=2, **options) as loader:

@@ -454,8 +454,8 @@ def test_batches_on_their_way_to_a_device(stream, monkeypatch):
         return tensor
 
     monkeypatch.setattr(module, "cuda_device", lambda device: device)
-    monkeypatch.setattr("zb_hdf5.loaders.prefetch.pinned", pin)
-    monkeypatch.setattr("zb_hdf5.loaders.prefetch.moved", moved)
+    monkeypatch.setattr("zb_hdf5.loaders.steps.pinned", pin)
+    monkeypatch.setattr("zb_hdf5.loaders.steps.moved", moved)
     with loader_of(stream, "pack", targets=True) as plain, loader_of(stream, "pack", targets=True, device="cuda") as it:
         assert [seen(batch) for batch in it] == [seen(batch) for batch in plain]
     assert pinned

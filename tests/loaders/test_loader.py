@@ -13,8 +13,7 @@ from examples import examples
 from zb_hdf5 import ArgumentError, BatchNativeLoader, Loader, StateError, ZbError, open_reader, open_writer
 from zb_hdf5.converters.run import convert
 from zb_hdf5.converters.store_source import StoreSource
-from zb_hdf5.loaders.order import SHUFFLES, GlobalOrder, make_order
-from zb_hdf5.loaders.steps import LAST_BLOCK, resolve_rank
+from zb_hdf5.loaders.order import LAST_BLOCK, SHUFFLES, GlobalOrder, make_order, resolve_rank
 from zb_hdf5.store.repair import add_crc32_file
 
 B, S = 2, 4
@@ -152,8 +151,8 @@ def test_a_store_without_batches_is_an_error(tmp_path, open_loader):
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 def test_blocks_of_the_order_join_without_a_seam(shuffle, stores, open_loader, monkeypatch):
-    monkeypatch.setattr("zb_hdf5.loaders.steps.FIRST_BLOCK", 1)
-    monkeypatch.setattr("zb_hdf5.loaders.steps.LAST_BLOCK", 3)
+    monkeypatch.setattr("zb_hdf5.loaders.order.FIRST_BLOCK", 1)
+    monkeypatch.setattr("zb_hdf5.loaders.order.LAST_BLOCK", 3)
     for world_size in (1, 2, 5):
         per_rank = [epoch_of(loader) for loader in ranks(open_loader, stores["one.h5"], world_size, shuffle=shuffle)]
         assert interleave(per_rank) == order_of(N, shuffle)[: (N - N % world_size) * B]

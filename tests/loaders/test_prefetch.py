@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from zb_hdf5 import IncompleteError, Loader, open_reader, open_writer
-from zb_hdf5.loaders.prefetch import HINTED_TOGETHER, Hints, hint_ahead, read_ahead
+from zb_hdf5.loaders.steps import HINTED_TOGETHER, Hints, hint_ahead, read_ahead
 
 TOKENS = np.random.default_rng(6).integers(0, 50_000, (60, 4, 32), dtype=np.uint32)
 
@@ -214,7 +214,7 @@ def test_batches_that_follow_each_other_are_announced_together():
 
 
 def test_a_batch_is_announced_again_only_after_many_others(monkeypatch):
-    monkeypatch.setattr("zb_hdf5.loaders.prefetch.REMEMBERED_HINTS", 4)
+    monkeypatch.setattr("zb_hdf5.loaders.steps.REMEMBERED_HINTS", 4)
     announced = []
     hint = Hints(lambda index, count: announced.extend(range(index, index + count)), 1)
     for number in [3, 1, 3, 1, 2, 0, 3, 9, 3, 9, 4, 3]:
@@ -223,12 +223,12 @@ def test_a_batch_is_announced_again_only_after_many_others(monkeypatch):
 
 
 def test_auto_reads_ahead_in_threads_on_a_network_file_system(path, monkeypatch):
-    import zb_hdf5.loaders.step_reader
+    import zb_hdf5.loaders.steps
 
     with open_reader(path) as reader:
         loader = Loader(reader, rank=0, world_size=1)
         monkeypatch.setattr(reader, "is_cached", lambda index: False)
-        monkeypatch.setattr(zb_hdf5.loaders.step_reader, "network_file_system", lambda path: "lustre")
+        monkeypatch.setattr(zb_hdf5.loaders.steps, "network_file_system", lambda path: "lustre")
         iterator = iter(loader)
         next(iterator)
         assert prefetch_threads()
@@ -270,8 +270,8 @@ def test_batches_on_their_way_to_a_device(path, options, monkeypatch):
         return tensor + 1
 
     monkeypatch.setattr("zb_hdf5.loaders.loader.cuda_device", lambda device: device and torch.device(device))
-    monkeypatch.setattr("zb_hdf5.loaders.prefetch.pinned", pinned)
-    monkeypatch.setattr("zb_hdf5.loaders.prefetch.moved", moved)
+    monkeypatch.setattr("zb_hdf5.loaders.steps.pinned", pinned)
+    monkeypatch.setattr("zb_hdf5.loaders.steps.moved", moved)
     plain = list(Loader(path, rank=0, world_size=1, **options))
     found = list(Loader(path, rank=0, world_size=1, device="cuda", **options))
     assert threads == {"zb-prefetch"}

@@ -243,11 +243,11 @@ def test_the_check_sees_a_loader_that_does_not_keep_the_protocol(data):
 
 #: A function that each step of a loader calls.
 REACHED = {
-    "DocumentLoader": "loaders.extras.from_numpy",
-    "Loader": "loaders.step_reader.crc32_of",
-    "Loader, records": "loaders.step_reader.from_numpy",
-    "FollowingLoader": "loaders.step_reader.from_numpy",
-    "MixedLoader": "loaders.step_reader.from_numpy",
+    "DocumentLoader": "loaders.steps.from_numpy",
+    "Loader": "loaders.steps.crc32_of",
+    "Loader, records": "loaders.steps.from_numpy",
+    "FollowingLoader": "loaders.steps.from_numpy",
+    "MixedLoader": "loaders.steps.from_numpy",
 }
 
 

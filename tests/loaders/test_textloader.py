@@ -414,8 +414,8 @@ def test_on_the_way_to_a_device(folder, texts, monkeypatch):
         return tensor - 1
 
     monkeypatch.setattr(module, "cuda_device", lambda device: torch.device(device))
-    monkeypatch.setattr("zb_hdf5.loaders.prefetch.pinned", pinned)
-    monkeypatch.setattr("zb_hdf5.loaders.prefetch.moved", moved)
+    monkeypatch.setattr("zb_hdf5.loaders.steps.pinned", pinned)
+    monkeypatch.setattr("zb_hdf5.loaders.steps.moved", moved)
     found = take(make(folder, device="cuda"), 20)
     np.testing.assert_array_equal(found.ravel(), reference(texts, 0, 1)[: found.size])
 

@@ -8,7 +8,7 @@ import torch
 from damage import flip, flip_token
 
 from zb_hdf5 import ChecksumError, IncompleteError, Loader, convert, open_reader
-from zb_hdf5.loaders import step_reader
+from zb_hdf5.loaders import steps
 
 ALONE = {"rank": 0, "world_size": 1}
 NUM_BATCHES = 300
@@ -32,7 +32,7 @@ def arrays(steps):
 @pytest.mark.parametrize("shuffle", ["global", "sequential"])
 @pytest.mark.parametrize("access", ["auto", "pread"])
 def test_resolved_steps_give_what_threads_read(store, options, shuffle, access, monkeypatch):
-    monkeypatch.setattr(step_reader, "MAX_MET", 3)
+    monkeypatch.setattr(steps, "MAX_MET", 3)
     for world_size in (1, 3):
         how = {"shuffle": shuffle, "rank": world_size - 1, "world_size": world_size, **options}
         with Loader(store, access=access, **how) as loader, Loader(store, prefetch=2, **how) as other:

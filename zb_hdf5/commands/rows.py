@@ -21,7 +21,7 @@ from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.documents.pieces import Pieces, padding, ranges
 from zb_hdf5.errors import ArgumentError, BackendError, BatchIndexError, UnavailableError
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.loaders.extras import FieldColumn
+from zb_hdf5.loaders.document_loader import FieldColumn
 from zb_hdf5.loaders.order import GlobalOrder, IndexArray
 from zb_hdf5.spec import INDEX_NAME, NO_DOCUMENT, TokenArray
 from zb_hdf5.store.opening import is_stream, open_reader

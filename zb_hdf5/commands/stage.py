@@ -128,7 +128,7 @@ def stage_units(readers: list[BatchReader], needed: npt.NDArray[np.int64], progr
 
     Returns how many "units" and "num_bytes" the ranks will read, and how many units were "present" and are "copied".
     """
-    from zb_hdf5.loaders.prefetch import read_ahead
+    from zb_hdf5.loaders.steps import read_ahead
     from zb_hdf5.store.cache import column_of
 
     report, todo = dict.fromkeys(("units", "num_bytes", "present", "copied"), 0), []

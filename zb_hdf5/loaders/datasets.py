@@ -18,9 +18,9 @@ from zb_hdf5.documents.pieces import ranges
 from zb_hdf5.documents.segments import IGNORED_TARGET, position_ids
 from zb_hdf5.errors import BatchIndexError
 from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.loaders.order import StepRequests
 from zb_hdf5.loaders.protocol import require_count, require_state
-from zb_hdf5.loaders.step_reader import Step
-from zb_hdf5.loaders.steps import StepRequests
+from zb_hdf5.loaders.steps import Step
 
 #: The ends of messages about a state that differs.
 REMEDIES: Final = dict.fromkeys(

@@ -16,12 +16,9 @@ from zb_hdf5.documents.spans import WantedSpans
 from zb_hdf5.errors import ArgumentError, Remedy, StateError, UnavailableError
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.loaders.extras import Extras, masked_numbers
-from zb_hdf5.loaders.order import make_order
-from zb_hdf5.loaders.prefetch import cuda_device, require_prefetch
+from zb_hdf5.loaders.order import Request, Skip, StepPlan, checked_skip, make_order, resolve_rank
 from zb_hdf5.loaders.protocol import MAX_COUNT, STATE_VERSION, BatchT, EpochLoader, shown, with_positions
-from zb_hdf5.loaders.step_reader import Step, StepReader
-from zb_hdf5.loaders.steps import Request, Skip, StepPlan, checked_skip, resolve_rank
+from zb_hdf5.loaders.steps import Extras, Step, StepReader, cuda_device, masked_numbers, require_prefetch
 from zb_hdf5.spec import DEFAULT_SPLIT, DTYPE_BY_NAME, LIVE_PREFIX
 from zb_hdf5.store.opening import open_for_loader
 from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer

@@ -15,8 +15,7 @@ from zb_hdf5.errors import ArgumentError, StateError
 from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.loader import Loader
-from zb_hdf5.loaders.order import IndexArray
-from zb_hdf5.loaders.prefetch import MAX_THREADS, read_ahead
+from zb_hdf5.loaders.order import IndexArray, Request, resolve_rank
 from zb_hdf5.loaders.protocol import (
     STATE_VERSION,
     ReadingLoader,
@@ -26,7 +25,7 @@ from zb_hdf5.loaders.protocol import (
     shown,
     with_positions,
 )
-from zb_hdf5.loaders.steps import Request, resolve_rank
+from zb_hdf5.loaders.steps import MAX_THREADS, read_ahead
 
 #: Steps whose order is computed at once: enough to make numpy cheap, little enough to start at once.
 ORDER_STEPS: Final = 2048

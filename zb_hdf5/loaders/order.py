@@ -1,4 +1,4 @@
-"""Order is arithmetic: position -> index, from (algorithm, n, seed, epoch) only.
+"""Order is arithmetic: position -> index, from (algorithm, n, seed, epoch) only; and the share of a rank.
 
 Every order maps positions `0..n-1` one to one onto indices `0..n-1`, without a table. The orders are part of the
 checkpoint contract: golden vectors in the tests pin their results, which never change under the same name.
@@ -6,10 +6,14 @@ checkpoint contract: golden vectors in the tests pin their results, which never 
 
 from __future__ import annotations
 
+import os
+import sys
 from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import repeat
-from typing import Any, Final
+from itertools import accumulate, chain, count, repeat
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +22,6 @@ from zb_hdf5.errors import ArgumentError
 
 IndexArray = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint64]
-
 SHUFFLES: Final = ("global", "records", "block", "sequential")
 FEISTEL_ROUNDS: Final = 6
 #: Halves of 1 or 2 bits have so few round functions that permutations of 4 to 16 items come out visibly biased.
@@ -27,13 +30,24 @@ MIN_HALF_BITS: Final = 3
 TABLE_BITS: Final = 13
 #: The "epoch" of the record shuffle at write time: a value that no training epoch has.
 WRITE_EPOCH: Final = 2**64 - 1
-#: The batches of a bucket are shuffled as in an "epoch" that no epoch of documents is.
-BUCKET_EPOCH: Final = 2**32
-
 _MASK64: Final = 2**64 - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _MIX1: Final = 0xBF58476D1CE4E5B9
 _MIX2: Final = 0x94D049BB133111EB
+#: The variables of torchrun.
+LAUNCHER_VARIABLES: Final = (("RANK", "WORLD_SIZE"),)
+#: The variables of a Slurm step, for its tasks only: a batch script is rank 0 of SLURM_NTASKS too, of which no other
+#: runs, and the shell of `salloc` can be a step of one task in a job of many.
+STEP_VARIABLES: Final = (("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), ("SLURM_PROCID", "SLURM_NTASKS"))
+STEP_VARIABLE: Final = "SLURM_STEP_ID"
+#: The reads of one step: a whole stored batch, or the numbers of its records.
+Request: TypeAlias = int | npt.NDArray[np.int64]
+#: Steps of a reading that are resolved at once: first, and at most.
+FIRST_BLOCK, LAST_BLOCK = 64, 4096
+#: Positions of an epoch whose order is computed as a whole where single steps are asked for: 1 MiB of numbers.
+TABLE_POSITIONS: Final = 1 << 17
+#: Steps whose records are computed at once where single steps of a longer epoch are asked for.
+STEPS_AT_ONCE: Final = 64
 
 
 class Order(ABC):
@@ -166,76 +180,6 @@ class RowOrder(Order):
         return self._batches.index(batch) * self._records_per_batch + row
 
 
-class Documents:
-    """The documents of a stream that are read, numbered from 0: none is empty, or longer than `max_tokens`."""
-
-    def __init__(self, doc_offsets: npt.NDArray[np.uint64], max_tokens: int | None, too_long: str) -> None:
-        self._offsets, self._max_tokens = doc_offsets, max_tokens
-        lengths = np.diff(doc_offsets)
-        is_long = lengths > np.uint64(max_tokens) if max_tokens else np.zeros(len(lengths), np.bool_)
-        if too_long == "refuse" and is_long.any():
-            raise ArgumentError(
-                f"expected documents of at most max_tokens={max_tokens:,} tokens, found {int(is_long.sum()):,} longer "
-                f"ones, up to {int(lengths.max()):,}; pass a larger max_tokens, or too_long='truncate' or 'drop'"
-            )
-        self.dropped_documents = int(is_long.sum()) if too_long == "drop" else 0
-        self.truncated_documents = int(is_long.sum()) - self.dropped_documents
-        self.truncated_tokens = 0
-        if self.truncated_documents and max_tokens:
-            self.truncated_tokens = int((lengths[is_long] - np.uint64(max_tokens)).sum())
-        read = (lengths > 0) & ~is_long if too_long == "drop" else lengths > 0
-        self._numbers = None if read.all() else np.flatnonzero(read)
-        self.count = len(lengths) if self._numbers is None else len(self._numbers)
-
-    def numbers(self, documents: IndexArray) -> IndexArray:
-        """Return their numbers in the stream."""
-        return documents if self._numbers is None else self._numbers[documents]
-
-    def starts(self, documents: IndexArray) -> npt.NDArray[np.uint64]:
-        """Return the offset of the first token of each."""
-        return self._offsets[self.numbers(documents)]
-
-    def whole_lengths(self, documents: IndexArray) -> npt.NDArray[np.int64]:
-        """Return how many tokens each has in the stream."""
-        numbers = self.numbers(documents)
-        return (self._offsets[numbers + 1] - self._offsets[numbers]).astype(np.int64)
-
-    def lengths(self, documents: IndexArray) -> npt.NDArray[np.int64]:
-        """Return how many tokens of each are read."""
-        lengths = self.whole_lengths(documents)
-        return lengths if self._max_tokens is None else np.minimum(lengths, self._max_tokens)
-
-
-class LengthOrder(Order):
-    """A uniform permutation in which each bucket of batches is sorted by length, and its batches are shuffled."""
-
-    # Documents that do not fill a batch stay at the end of their bucket: a position follows from its bucket alone.
-
-    def __init__(self, documents: Documents, batch_size: int, bucket_batches: int, *, seed: int, epoch: int) -> None:
-        self.n = documents.count
-        self._documents, self._batch_size, self._seed, self._epoch = documents, batch_size, seed, epoch
-        self._bucket_size = batch_size * bucket_batches
-        self._order = GlobalOrder(self.n, seed, epoch)
-
-    def indices(self, positions: npt.NDArray[Any]) -> IndexArray:
-        found = np.empty(positions.shape, np.int64)
-        buckets, places = np.divmod(positions, self._bucket_size)
-        for bucket in np.unique(buckets).tolist():
-            here = buckets == bucket
-            found[here] = self._bucket(bucket)[places[here]]
-        return found
-
-    def _bucket(self, number: int) -> IndexArray:
-        first = number * self._bucket_size
-        documents = self._order.indices(np.arange(first, min(first + self._bucket_size, self.n)))
-        documents = documents[np.argsort(self._documents.whole_lengths(documents), kind="stable")]
-        whole = len(documents) // self._batch_size
-        shuffled = GlobalOrder(whole, self._seed, (self._epoch + 1) * BUCKET_EPOCH + number).indices(np.arange(whole))
-        full = documents[: whole * self._batch_size]
-        full[...] = full.reshape(whole, self._batch_size)[shuffled].reshape(-1)
-        return documents
-
-
 def make_order(
     shuffle: str, num_batches: int, *, seed: int, epoch: int, block_size: int = 256, records_per_batch: int = 1
 ) -> Order:
@@ -281,3 +225,186 @@ def _mix(words: _Words, scratch: _Words) -> None:
         words *= np.uint64(factor)
     np.right_shift(words, np.uint64(31), out=scratch)
     words ^= scratch
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Ranges (start, stop) of positions that an epoch jumps over. The others are live, and counted from 0."""
+
+    ranges: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, triples: Iterable[tuple[int, int, int]], epoch: int, end: int) -> Skip:
+        """Join those of (epoch, start, stop) in an epoch, before its `end`, that touch or overlap."""
+        joined: list[tuple[int, int]] = []
+        for start, stop in sorted((start, min(stop, end)) for number, start, stop in triples if number == epoch):
+            if joined and start <= joined[-1][1]:
+                joined[-1] = joined[-1][0], max(stop, joined[-1][1])
+            elif start < stop:
+                joined.append((start, stop))
+        return cls(tuple(joined))
+
+    def live(self, position: int) -> int:
+        """Return how many live positions are before one."""
+        return position - sum(min(position, stop) - start for start, stop in self.ranges if start < position)
+
+    def positions_of(self, live: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the positions of live ones."""
+        if not self.ranges:
+            return live
+        starts, stops = np.array(self.ranges, np.int64).T
+        skipped = np.concatenate([[0], np.cumsum(stops - starts)])
+        found: npt.NDArray[np.int64] = live + skipped[(starts - skipped[:-1]).searchsorted(live, side="right")]
+        return found
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The steps of one rank in one epoch: a step of all ranks takes the next `batch_size * world_size` positions."""
+
+    order: Order  # position -> record
+    batch_size: int
+    rank: int
+    world_size: int
+    drop_last: bool  # False: the last step is filled up from the start of the order
+    records_per_batch: int  # of a stored batch
+    scattered: bool  # the order parts the records of a stored batch
+    whole_records: bool  # a record is a stored record, not a part of one
+    skip: Skip = Skip()
+
+    @property
+    def step(self) -> int:
+        """Positions that one step of all ranks takes."""
+        return self.batch_size * self.world_size
+
+    @property
+    def live_order(self) -> Order:
+        """The order of the live positions."""
+        return SkippedOrder(self.order, self.skip) if self.skip.ranges else self.order
+
+    def steps_from(self, position: int) -> int:
+        """Return how many steps there are from `position` to the end of the epoch."""
+        left = max(0, self.skip.live(self.order.n) - self.skip.live(position))
+        return left // self.step if self.drop_last else -(-left // self.step)
+
+    def position_after(self, position: int) -> int:
+        """Return the position behind the step that begins at one."""
+        if not self.skip.ranges:
+            return position + self.step
+        return int(self.skip.positions_of(np.array(self.skip.live(position) + self.step)))
+
+    def requests_from(self, position: int) -> Iterator[Request]:
+        """Yield the reads of this rank from `position` to the end of the epoch."""
+        return chain.from_iterable(map(requests_in, self.blocks_from(position)))
+
+    def blocks_from(self, position: int) -> Iterator[npt.NDArray[np.int64]]:
+        """Yield the reads of this rank from `position` to the end of the epoch, in growing blocks."""
+        steps, start = self.steps_from(position), self.skip.live(position)
+        most = min(LAST_BLOCK, max(FIRST_BLOCK, TABLE_POSITIONS // (1 if self.is_whole else self.batch_size)))
+        first, size = 0, FIRST_BLOCK
+        while first < steps:
+            yield self._block_at(start + np.arange(first, min(first + size, steps)) * self.step)
+            first, size = first + size, min(2 * size, most)
+
+    def positions_from(self, position: int) -> Iterator[int]:
+        """Yield the position behind each step from a position on, without an end."""
+        if not self.skip.ranges:
+            return count(position + self.step, self.step)
+        after = self.position_after
+        return accumulate(repeat(0), lambda found, _: after(found), initial=after(position))
+
+    def requests_of_steps(self, steps: npt.NDArray[np.int64]) -> list[Request]:
+        """Return the reads of this rank at steps that are counted from the start of the epoch."""
+        return requests_in(self._block_at(steps * self.step))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether steps that begin at a multiple of `batch_size` are whole stored batches."""
+        unparted = self.whole_records and not self.scattered and not self.skip.ranges
+        return unparted and self.batch_size == self.records_per_batch
+
+    def _block_at(self, live: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the reads at steps that begin at live positions: stored batches, 1-D, or the records of each, 2-D."""
+        order, size = self.live_order, self.batch_size
+        starts = live + self.rank * size
+        if self.is_whole and not np.any(starts % size):
+            return order.indices(starts % order.n) // size
+        return order.indices((starts[:, np.newaxis] + np.arange(size)) % order.n)
+
+
+def requests_in(block: npt.NDArray[np.int64]) -> list[Request]:
+    """Return the requests of a block: numbers of stored batches, or an array of records for each step."""
+    return block.tolist() if block.ndim == 1 else list(block)
+
+
+class StepRequests:
+    """The reads of one rank at single steps of a plan, in any order: from a table, unless the epoch is long."""
+
+    def __init__(self, plan: StepPlan) -> None:
+        self.plan, self.count = plan, plan.steps_from(0)
+        positions = self.count * (1 if plan.is_whole else plan.batch_size)
+        self._is_table = positions <= TABLE_POSITIONS
+        self._block, self._requests = -1, plan.requests_of_steps(np.arange(self.count if self._is_table else 0))
+
+    def __getitem__(self, step: int) -> Request:
+        if self._is_table:
+            return self._requests[step]
+        if not -self.count <= step < self.count:
+            raise IndexError(step)
+        step, plan = step % self.count, self.plan
+        if plan.is_whole:
+            start = step * plan.step + plan.rank * plan.batch_size
+            return plan.order.index(start % plan.order.n) // plan.batch_size
+        block, within = divmod(step, STEPS_AT_ONCE)
+        if block != self._block:
+            first = block * STEPS_AT_ONCE
+            steps = np.arange(first, min(first + STEPS_AT_ONCE, self.count))
+            self._requests, self._block = plan.requests_of_steps(steps), block
+        return self._requests[within]
+
+
+class SkippedOrder(Order):
+    """An order without the positions that are jumped over."""
+
+    def __init__(self, order: Order, skip: Skip) -> None:
+        self.n, self._order, self._skip = skip.live(order.n), order, skip
+
+    def indices(self, positions: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        return self._order.indices(self._skip.positions_of(positions))
+
+
+def checked_skip(skip: Collection[Any]) -> tuple[tuple[int, int, int], ...]:
+    """Return triples (epoch, start, stop), ascending; raise `ArgumentError` if one is none."""
+    try:
+        found = sorted({(int(epoch), int(start), int(stop)) for epoch, start, stop in skip})
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"skip: expected (epoch, start, stop) of positions, found {skip!r}") from error
+    for epoch, start, stop in found:
+        if epoch < 0 or not 0 <= start <= stop:
+            raise ArgumentError(f"skip: expected epoch >= 0 and 0 <= start <= stop, found {(epoch, start, stop)}")
+    return tuple(found)
+
+
+def resolve_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Return (rank, world_size) from the arguments or, where both are None, from the job's environment."""
+    if (rank is None) != (world_size is None):
+        raise ArgumentError(f"pass both rank and world_size or neither, found rank={rank}, world_size={world_size}")
+    if rank is None or world_size is None:
+        rank, world_size = _rank_of_job()
+    if not 0 <= rank < world_size:
+        raise ArgumentError(f"expected 0 <= rank < world_size, found rank {rank} of {world_size}")
+    return rank, world_size
+
+
+def _rank_of_job() -> tuple[int, int]:
+    distributed = sys.modules.get("torch.distributed")  # not loaded means not initialised
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    step = STEP_VARIABLES if STEP_VARIABLE in os.environ else ()
+    for rank, world_size in (*LAUNCHER_VARIABLES, *step):
+        if rank in os.environ and world_size in os.environ:
+            try:
+                return int(os.environ[rank]), int(os.environ[world_size])
+            except ValueError as error:
+                raise ArgumentError(f"environment variables {rank} and {world_size} are no numbers: {error}") from error
+    return 0, 1

@@ -9,7 +9,7 @@ from collections.abc import Collection, Generator, Iterator, Mapping
 from typing import Any, Final, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 from zb_hdf5.errors import ArgumentError, StateError, ZbError
-from zb_hdf5.loaders.steps import StepPlan, checked_skip
+from zb_hdf5.loaders.order import StepPlan, checked_skip
 
 BatchT = TypeVar("BatchT")
 

@@ -1,251 +1,595 @@
-"""The records that one rank reads at each step: an order, a rank's share of it, and a batch size."""
+"""Reads the steps of a loader: at once, after hints to the kernel, in threads, or to a device.
+
+Whole stored batches of plain local files are read without another layer: one check and one widening each. The values
+besides the tokens (targets, fields, documents, spans) follow from pieces, and nothing from ids.
+"""
 
 from __future__ import annotations
 
 import os
-import sys
+import threading
+import time
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
-from itertools import accumulate, chain, count, islice, repeat
-from typing import Any, Final, TypeAlias
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from functools import partial
+from itertools import chain, groupby, islice, repeat, takewhile
+from operator import getitem, index
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError
-from zb_hdf5.loaders.order import Documents, IndexArray, Order
+from zb_hdf5.documents import segments as views
+from zb_hdf5.documents.pieces import Pieces
+from zb_hdf5.documents.spans import WantedSpans, spans_of_pieces
+from zb_hdf5.errors import ArgumentError, UnavailableError, ZbError
+from zb_hdf5.files.checked import crc32_of
+from zb_hdf5.files.ranges import network_file_system
+from zb_hdf5.files.tokens import PlainFile, Wait
+from zb_hdf5.formats.batch_reader import BatchReader, from_numpy, require_choice
+from zb_hdf5.loaders.order import Request, StepPlan, requests_in
+from zb_hdf5.spec import NO_CODEC
 
-#: The variables of torchrun.
-LAUNCHER_VARIABLES: Final = (("RANK", "WORLD_SIZE"),)
-#: The variables of a Slurm step, for its tasks only: a batch script is rank 0 of SLURM_NTASKS too, of which no other
-#: runs, and the shell of `salloc` can be a step of one task in a job of many.
-STEP_VARIABLES: Final = (("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), ("SLURM_PROCID", "SLURM_NTASKS"))
-STEP_VARIABLE: Final = "SLURM_STEP_ID"
+if TYPE_CHECKING:
+    import torch
 
-#: The reads of one step: a whole stored batch, or the numbers of its records.
-Request: TypeAlias = int | npt.NDArray[np.int64]
+    from zb_hdf5.documents.document_table import DocumentTable
 
-
-#: Steps of a reading that are resolved at once: first, and at most.
-FIRST_BLOCK, LAST_BLOCK = 64, 4096
-#: Positions of an epoch whose order is computed as a whole where single steps are asked for: 1 MiB of numbers.
-TABLE_POSITIONS: Final = 1 << 17
-#: Steps whose records are computed at once where single steps of a longer epoch are asked for.
-STEPS_AT_ONCE: Final = 64
-#: Documents whose order is computed at once for packing.
-DOCUMENTS_AT_ONCE: Final = 4096
-
-
-@dataclass(frozen=True)
-class Skip:
-    """Ranges (start, stop) of positions that an epoch jumps over. The others are live, and counted from 0."""
-
-    ranges: tuple[tuple[int, int], ...] = ()
-
-    @classmethod
-    def of(cls, triples: Iterable[tuple[int, int, int]], epoch: int, end: int) -> Skip:
-        """Join those of (epoch, start, stop) in an epoch, before its `end`, that touch or overlap."""
-        joined: list[tuple[int, int]] = []
-        for start, stop in sorted((start, min(stop, end)) for number, start, stop in triples if number == epoch):
-            if joined and start <= joined[-1][1]:
-                joined[-1] = joined[-1][0], max(stop, joined[-1][1])
-            elif start < stop:
-                joined.append((start, stop))
-        return cls(tuple(joined))
-
-    def live(self, position: int) -> int:
-        """Return how many live positions are before one."""
-        return position - sum(min(position, stop) - start for start, stop in self.ranges if start < position)
-
-    def positions_of(self, live: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the positions of live ones."""
-        if not self.ranges:
-            return live
-        starts, stops = np.array(self.ranges, np.int64).T
-        skipped = np.concatenate([[0], np.cumsum(stops - starts)])
-        found: npt.NDArray[np.int64] = live + skipped[(starts - skipped[:-1]).searchsorted(live, side="right")]
-        return found
-
-
-@dataclass(frozen=True)
-class StepPlan:
-    """The steps of one rank in one epoch: a step of all ranks takes the next `batch_size * world_size` positions."""
-
-    order: Order  # position -> record
-    batch_size: int
-    rank: int
-    world_size: int
-    drop_last: bool  # False: the last step is filled up from the start of the order
-    records_per_batch: int  # of a stored batch
-    scattered: bool  # the order parts the records of a stored batch
-    whole_records: bool  # a record is a stored record, not a part of one
-    skip: Skip = Skip()
-
-    @property
-    def step(self) -> int:
-        """Positions that one step of all ranks takes."""
-        return self.batch_size * self.world_size
-
-    @property
-    def live_order(self) -> Order:
-        """The order of the live positions."""
-        return SkippedOrder(self.order, self.skip) if self.skip.ranges else self.order
-
-    def steps_from(self, position: int) -> int:
-        """Return how many steps there are from `position` to the end of the epoch."""
-        left = max(0, self.skip.live(self.order.n) - self.skip.live(position))
-        return left // self.step if self.drop_last else -(-left // self.step)
-
-    def position_after(self, position: int) -> int:
-        """Return the position behind the step that begins at one."""
-        if not self.skip.ranges:
-            return position + self.step
-        return int(self.skip.positions_of(np.array(self.skip.live(position) + self.step)))
-
-    def requests_from(self, position: int) -> Iterator[Request]:
-        """Yield the reads of this rank from `position` to the end of the epoch."""
-        return chain.from_iterable(map(requests_in, self.blocks_from(position)))
-
-    def blocks_from(self, position: int) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield the reads of this rank from `position` to the end of the epoch, in growing blocks."""
-        steps, start = self.steps_from(position), self.skip.live(position)
-        most = min(LAST_BLOCK, max(FIRST_BLOCK, TABLE_POSITIONS // (1 if self.is_whole else self.batch_size)))
-        first, size = 0, FIRST_BLOCK
-        while first < steps:
-            yield self._block_at(start + np.arange(first, min(first + size, steps)) * self.step)
-            first, size = first + size, min(2 * size, most)
-
-    def positions_from(self, position: int) -> Iterator[int]:
-        """Yield the position behind each step from a position on, without an end."""
-        if not self.skip.ranges:
-            return count(position + self.step, self.step)
-        after = self.position_after
-        return accumulate(repeat(0), lambda found, _: after(found), initial=after(position))
-
-    def requests_of_steps(self, steps: npt.NDArray[np.int64]) -> list[Request]:
-        """Return the reads of this rank at steps that are counted from the start of the epoch."""
-        return requests_in(self._block_at(steps * self.step))
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether steps that begin at a multiple of `batch_size` are whole stored batches."""
-        unparted = self.whole_records and not self.scattered and not self.skip.ranges
-        return unparted and self.batch_size == self.records_per_batch
-
-    def _block_at(self, live: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the reads at steps that begin at live positions: stored batches, 1-D, or the records of each, 2-D."""
-        order, size = self.live_order, self.batch_size
-        starts = live + self.rank * size
-        if self.is_whole and not np.any(starts % size):
-            return order.indices(starts % order.n) // size
-        return order.indices((starts[:, np.newaxis] + np.arange(size)) % order.n)
+Key = TypeVar("Key")
+Result = TypeVar("Result")
+#: More threads than this do not make one process read faster: the calls between the reads hold the interpreter lock.
+MAX_THREADS: Final = 4
+#: Steps that prefetch="auto" reads ahead where a read may wait.
+AUTO_PREFETCH: Final = 8
+#: Steps that are hinted at together.
+HINTED_TOGETHER: Final = 16
+#: Batches that a hint is remembered for: of 64 KiB each these are 4 GiB, which a page cache keeps.
+REMEMBERED_HINTS: Final = 65_536
+#: Name of a value -> what computes it from the pieces of the inputs.
+DOCUMENT_VALUES: Final[dict[str, Callable[[Pieces], Any]]] = {
+    "cu_seqlens": views.cu_seqlens,
+    "max_seqlen": views.max_seqlen,
+    "seq_lens": views.seq_lens,
+    "position_ids": views.position_ids,
+    "document_ids": views.document_ids,
+}
+DOCUMENTS: Final = "documents"
+#: Unsigned dtypes that torch does not calculate with -> those that hold their values, of 8 bytes up to 2**63 - 1.
+_SIGNED: Final = {2: np.int32, 4: np.int64, 8: np.int64}
+#: Tokens, `(x, y)`, or a dictionary of tensors.
+Step: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor] | dict[str, Any]"
+HINTED_STEPS: Final = 64
+#: Steps of a block from a server, and blocks under way.
+FAR_STEPS, FAR_BLOCKS = 64, 4
+#: An error that took longer is not waited for again.
+REREAD_S: Final = 5.0
+#: Single batches for which one sample of the store holds, and its size; those for which the size of a file holds.
+SINGLE_READS, SINGLE_SAMPLE, MET_READS = 4096, 32, 64
+#: Files whose mapping a block keeps at hand. Each of them stays open for as long.
+MAX_MET: Final = 32
+#: The batches of a file as an array (count, B, S), their crc32 by number, and the file if it is not mapped. None: the
+#: batches are read by position or by the reader, and not checked.
+Met: TypeAlias = tuple[npt.NDArray[Any] | None, Callable[[int], int] | None, PlainFile | None]
+#: Steps of a block, at most, that are looked up in the page cache; one in `SAMPLED_ONE_IN`, but at least 4.
+MAX_SAMPLE, SAMPLED_ONE_IN = 32, 16
 
 
-def packed_steps(
-    plan: StepPlan, documents: Documents, position: int, max_tokens: int
-) -> Iterator[tuple[IndexArray, int]]:
-    """Yield the documents of a rank at each step, packed into `max_tokens`, and the position behind the step."""
-    # the batches do not depend on the ranks, which take them in turn: each rank computes the lengths of all documents
-    order, live = plan.live_order, plan.skip.live(position)
-    batches = _cut(order, documents, live, max_tokens)
-    while step := list(islice(batches, plan.world_size)):
-        live += sum(map(len, step))
-        if len(step) < plan.world_size:
-            if plan.drop_last:
-                return
-            again = chain.from_iterable(_cut(order, documents, 0, max_tokens) for _ in repeat(None))
-            step += islice(again, plan.world_size - len(step))
-        yield step[plan.rank], int(plan.skip.positions_of(np.array(live)))
+def read_ahead(
+    read: Callable[[Key], Result],
+    requests: Iterator[Key],
+    depth: int,
+    *,
+    threads: int = MAX_THREADS,
+    device: torch.device | None = None,
+) -> Generator[Result]:
+    """Yield `read(request)` for each request, in order, with up to `depth` of them read ahead in threads; 0: without.
 
+    With a `device` the threads, of which there is at least one, pin the tensors that they read, and the caller's thread
+    starts their copies. The threads end with the iterator: a read that has begun is waited for, no other one begins,
+    nor does any after one that failed, which may have waited for a server.
+    """
+    if not depth and device is None:
+        yield from map(read, requests)
+        return
+    failed, depth = threading.Event(), max(1, depth)
 
-def _cut(order: Order, documents: Documents, position: int, max_tokens: int) -> Iterator[IndexArray]:
-    """Yield the documents of each batch, in order."""
-    waiting = np.empty(0, np.int64)
-    for first in range(position, order.n, DOCUMENTS_AT_ONCE):
-        stop = min(first + DOCUMENTS_AT_ONCE, order.n)
-        waiting = np.concatenate([waiting, order.indices(np.arange(first, stop))])
-        ends = np.cumsum(documents.lengths(waiting)).tolist()
-        begin = tokens = 0
-        while (end := bisect_right(ends, tokens + max_tokens)) < len(ends) or (stop == order.n and begin < end):
-            yield waiting[begin:end]
-            begin, tokens = end, ends[end - 1]
-        waiting = waiting[begin:]
+    def read_unless_failed(request: Key) -> Result:
+        if failed.is_set():
+            raise CancelledError
+        try:
+            return read(request) if device is None else _with_tensors(read(request), pinned)
+        except BaseException:
+            failed.set()
+            raise
 
+    def next_result() -> Result:
+        result = pending.popleft().result()
+        return result if device is None else _with_tensors(result, lambda tensor: moved(tensor, device))
 
-def requests_in(block: npt.NDArray[np.int64]) -> list[Request]:
-    """Return the requests of a block: numbers of stored batches, or an array of records for each step."""
-    return block.tolist() if block.ndim == 1 else list(block)
-
-
-class StepRequests:
-    """The reads of one rank at single steps of a plan, in any order: from a table, unless the epoch is long."""
-
-    def __init__(self, plan: StepPlan) -> None:
-        self.plan, self.count = plan, plan.steps_from(0)
-        positions = self.count * (1 if plan.is_whole else plan.batch_size)
-        self._is_table = positions <= TABLE_POSITIONS
-        self._block, self._requests = -1, plan.requests_of_steps(np.arange(self.count if self._is_table else 0))
-
-    def __getitem__(self, step: int) -> Request:
-        if self._is_table:
-            return self._requests[step]
-        if not -self.count <= step < self.count:
-            raise IndexError(step)
-        step, plan = step % self.count, self.plan
-        if plan.is_whole:
-            start = step * plan.step + plan.rank * plan.batch_size
-            return plan.order.index(start % plan.order.n) // plan.batch_size
-        block, within = divmod(step, STEPS_AT_ONCE)
-        if block != self._block:
-            first = block * STEPS_AT_ONCE
-            steps = np.arange(first, min(first + STEPS_AT_ONCE, self.count))
-            self._requests, self._block = plan.requests_of_steps(steps), block
-        return self._requests[within]
-
-
-class SkippedOrder(Order):
-    """An order without the positions that are jumped over."""
-
-    def __init__(self, order: Order, skip: Skip) -> None:
-        self.n, self._order, self._skip = skip.live(order.n), order, skip
-
-    def indices(self, positions: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        return self._order.indices(self._skip.positions_of(positions))
-
-
-def checked_skip(skip: Collection[Any]) -> tuple[tuple[int, int, int], ...]:
-    """Return triples (epoch, start, stop), ascending; raise `ArgumentError` if one is none."""
+    pool = ThreadPoolExecutor(min(depth, threads), thread_name_prefix="zb-prefetch")
+    pending: deque[Future[Result]] = deque()
     try:
-        found = sorted({(int(epoch), int(start), int(stop)) for epoch, start, stop in skip})
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(f"skip: expected (epoch, start, stop) of positions, found {skip!r}") from error
-    for epoch, start, stop in found:
-        if epoch < 0 or not 0 <= start <= stop:
-            raise ArgumentError(f"skip: expected epoch >= 0 and 0 <= start <= stop, found {(epoch, start, stop)}")
-    return tuple(found)
+        for request in requests:
+            pending.append(pool.submit(read_unless_failed, request))
+            if len(pending) > depth:
+                yield next_result()
+        while pending:
+            yield next_result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
-def resolve_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return (rank, world_size) from the arguments or, where both are None, from the job's environment."""
-    if (rank is None) != (world_size is None):
-        raise ArgumentError(f"pass both rank and world_size or neither, found rank={rank}, world_size={world_size}")
-    if rank is None or world_size is None:
-        rank, world_size = _rank_of_job()
-    if not 0 <= rank < world_size:
-        raise ArgumentError(f"expected 0 <= rank < world_size, found rank {rank} of {world_size}")
-    return rank, world_size
+def _with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Change each tensor in a step, which may be a tensor, a tuple or a dictionary."""
+    if isinstance(value, dict):
+        return {name: _with_tensors(part, change) for name, part in value.items()}
+    if type(value) is tuple:
+        return tuple(_with_tensors(part, change) for part in value)
+    return change(value) if hasattr(value, "pin_memory") else value
 
 
-def _rank_of_job() -> tuple[int, int]:
-    distributed = sys.modules.get("torch.distributed")  # not loaded means not initialised
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    step = STEP_VARIABLES if STEP_VARIABLE in os.environ else ()
-    for rank, world_size in (*LAUNCHER_VARIABLES, *step):
-        if rank in os.environ and world_size in os.environ:
-            try:
-                return int(os.environ[rank]), int(os.environ[world_size])
-            except ValueError as error:
-                raise ArgumentError(f"environment variables {rank} and {world_size} are no numbers: {error}") from error
-    return 0, 1
+def pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """Pin a tensor, so that its copy to a device does not wait."""
+    return tensor.pin_memory()
+
+
+def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Start the copy of a pinned tensor to a device, on the current stream."""
+    return tensor.to(device, non_blocking=True)
+
+
+def require_prefetch(prefetch: int | str, least: int = 0) -> None:
+    """Raise `ArgumentError` unless it is "auto" or a number of batches."""
+    if prefetch != "auto" and (not isinstance(prefetch, int) or prefetch < least):
+        raise ArgumentError(f'prefetch must be "auto" or at least {least}, found {prefetch!r}')
+
+
+def depth_of(
+    prefetch: int | str, in_flight: tuple[int, int] | None, step_bytes: int, step_reads: int
+) -> tuple[int, int]:
+    """Return how many steps to read ahead where reads wait, and in how many threads; `in_flight` None: of a disk."""
+    if prefetch != "auto":
+        depth = int(prefetch)
+    elif in_flight is None:
+        depth = AUTO_PREFETCH
+    else:
+        depth = max(1, min(in_flight[0] // step_bytes, in_flight[1] // step_reads))
+    return depth, MAX_THREADS if in_flight is None else max(1, depth)
+
+
+def hint_ahead(
+    read: Callable[[Key], Result],
+    hint: Callable[[Sequence[Key]], None],
+    requests: Iterator[Key],
+    depth: int,
+) -> Iterator[Result]:
+    """Yield `read(request)` for each request, in order; `hint` gets them in groups, about `depth` reads ahead."""
+    # so 64 KiB reads in random order from a cold disk ran at 0.9 of its sequential bandwidth, in 4 threads at 0.65
+    coming: deque[Key] = deque()
+    while group := list(islice(requests, HINTED_TOGETHER)):
+        hint(group)
+        coming.extend(group)
+        while len(coming) > depth:
+            yield read(coming.popleft())
+    yield from map(read, coming)
+
+
+class Hints:
+    """Tells the kernel of the batches of requests, but of none twice: shuffled records come back to each of them."""
+
+    # neighbours are told together: with one hint each, a cold epoch in stored order took twice the processor time
+
+    def __init__(self, will_need: Callable[[int, int], None], records_per_batch: int) -> None:
+        self._will_need, self._records_per_batch = will_need, records_per_batch
+        self._heard: set[int] = set()
+
+    def __call__(self, requests: Sequence[int | npt.NDArray[np.int64]]) -> None:
+        size = self._records_per_batch
+        parts = [np.array([one]) if isinstance(one, int) else one // size for one in requests]
+        new = np.array(sorted(set(np.concatenate(parts).tolist()) - self._heard), np.int64)
+        if len(self._heard) + len(new) > REMEMBERED_HINTS:
+            self._heard.clear()
+        self._heard.update(new.tolist())
+        for run in np.split(new, np.flatnonzero(np.diff(new) != 1) + 1) if len(new) else ():
+            self._will_need(int(run[0]), len(run))
+
+
+def cuda_device(device: str | torch.device | None) -> torch.device | None:
+    """Return the CUDA device that is meant, or None for the CPU; raise if it is another kind, or is not there."""
+    import torch
+
+    found = None if device is None or torch.device(device).type == "cpu" else torch.device(device)
+    if found is not None and found.type != "cuda":
+        raise ArgumentError(f"device must be a CUDA device or the CPU, found {device}")
+    if found is not None and not torch.cuda.is_available():
+        raise UnavailableError(f"device={device}: this PyTorch finds no CUDA device")
+    return found
+
+
+class Extras:
+    """Reads what a step carries besides its tokens. As thread-safe as the reader; picklable."""
+
+    def __init__(
+        self,
+        reader: BatchReader,
+        seq_len: int,
+        *,
+        targets: bool,
+        fields: Sequence[str],
+        documents: bool | Collection[str],
+        spans: WantedSpans,
+        cu_seqlens_capacity: int | None,
+        mask_documents: tuple[int, ...],
+    ) -> None:
+        if isinstance(fields, str):
+            raise ArgumentError(f"fields must be names of fields, such as ({fields!r},), found {fields!r}")
+        self.reader, self.seq_len = reader, seq_len
+        self.inputs = seq_len - reader.overlap if targets else seq_len  # the last token may be a target only
+        self._targets, self._fields, self._spans, self._masked = targets, tuple(fields), spans, mask_documents
+        self._documents = _document_values(documents)
+        if cu_seqlens_capacity is not None and "cu_seqlens" not in self._documents:
+            raise ArgumentError("cu_seqlens_capacity needs documents=True, or 'cu_seqlens' in documents")
+        values = DOCUMENT_VALUES | {"cu_seqlens": partial(views.cu_seqlens, capacity=cu_seqlens_capacity)}
+        self._values = [(name, values[name]) for name in self._documents if name in values]
+        self._ends_documents = bool(self._documents or spans)
+        #: Steps are dictionaries.
+        self.as_dict = bool(fields) or self._ends_documents
+        self._needs_pieces = self._ends_documents or bool(mask_documents) or (targets and reader.has_padding)
+        #: Steps are more than tokens, or two views of them.
+        self.needed = self.as_dict or self._needs_pieces
+        self._require_stored()
+
+    def _require_stored(self) -> None:
+        """Raise `ArgumentError` or `BackendError` if the store has no such field, or no documents."""
+        reader, masked = self.reader, self._masked
+        for name in self._fields:
+            reader.field(name)
+        if (self._ends_documents or masked) and not reader.has_pieces:
+            reader.read_pieces(np.empty(0, np.int64))  # names what is missing
+        if (DOCUMENTS in self._documents or masked or self._spans) and reader.documents is None:
+            raise ArgumentError(f"{reader.path}: holds pieces, and no table of the documents; restore it")
+        if masked:
+            require_masked(reader.path, masked, len(self._table), self._targets)
+
+    def step(self, request: Request, tokens: torch.Tensor) -> Any:
+        """Return the step of a request: a dictionary with its tokens, (B, seq_len), or the pair (x, y)."""
+        step: dict[str, Any] = {"tokens": tokens if self.inputs == self.seq_len else tokens[:, : self.inputs]}
+        pieces = self._pieces(request) if self._needs_pieces else None
+        if self._targets:
+            step["targets"] = as_tensor(self._targets_of(tokens.numpy(), pieces))
+        if not self.as_dict:
+            return tokens[:, :-1], step["targets"][:, : tokens.shape[1] - 1]
+        for name in self._fields:
+            step[name] = as_tensor(self._field(name, request))
+        if pieces is None or not self._ends_documents:
+            return step
+        pieces = pieces.first_columns(self.inputs) if self.inputs < self.seq_len else pieces
+        for name, value_of in self._values:
+            found = value_of(pieces)
+            step[name] = found if type(found) is int else from_numpy()(found)
+        if DOCUMENTS in self._documents:
+            step[DOCUMENTS] = as_tensor(self._table.number_of(pieces.offsets))
+        if self._spans:
+            step["spans"], index = spans_of_pieces(pieces, partial(self._table.spans_of, codec=self._spans))
+            step["span_index"] = from_numpy()(index)
+        return step
+
+    @property
+    def _table(self) -> DocumentTable:
+        if self.reader.documents is None:
+            raise ArgumentError(f"{self.reader.path}: holds no table of documents any more")
+        return self.reader.documents
+
+    def _pieces(self, request: Request) -> Pieces:
+        if isinstance(request, int):
+            return self.reader.read_batch_pieces(request)
+        return self.reader.read_pieces(request, self.seq_len)
+
+    def _targets_of(self, tokens: npt.NDArray[Any], pieces: Pieces | None) -> npt.NDArray[np.int64]:
+        """Return the next token of each input, or -100: shape (B, inputs)."""
+        if pieces is not None and self._ends_documents:
+            found = views.targets(tokens, pieces)
+        else:
+            found = views.next_tokens(tokens, pieces)
+        if pieces is not None and self._masked:
+            views.ignore(found, pieces, np.isin(self._table.number_of(pieces.offsets), self._masked))
+        return found[:, : self.inputs]
+
+    def _field(self, name: str, request: Request) -> npt.NDArray[Any]:
+        values = self.reader.field(name)
+        field = values.meta.field
+        size, shape = (1, ()) if field is None else (field.size, field.shape)
+        count = self.reader.meta.batch_size if isinstance(request, int) else len(request)
+        out = np.empty((count, self.seq_len * size), values.dtype)
+        if isinstance(request, int):
+            values.read_into(request, out)
+        else:
+            values.read_records_into(request, out)
+        return out.reshape(count, self.seq_len, *shape)[:, : self.inputs]
+
+
+def _document_values(documents: bool | Collection[str]) -> tuple[str, ...]:
+    """Return the names of what is asked for of the documents."""
+    names = (*DOCUMENT_VALUES, DOCUMENTS)
+    if isinstance(documents, bool):
+        return ("cu_seqlens",) if documents else ()
+    if isinstance(documents, str) or not isinstance(documents, Collection):
+        raise ArgumentError(f"documents must be True or names of {', '.join(names)}, found {documents!r}")
+    for name in documents:
+        require_choice("documents", name, names)
+    return tuple(documents)
+
+
+def masked_numbers(mask_documents: Collection[int]) -> tuple[int, ...]:
+    """Return numbers of documents, ascending; raise `ArgumentError` if one is no number."""
+    try:
+        return tuple(sorted({index(number) for number in mask_documents}))
+    except TypeError:
+        raise ArgumentError(
+            f"mask_documents: expected numbers of documents, as in 'documents', found {mask_documents!r:.80}"
+        ) from None
+
+
+def require_masked(path: object, numbers: tuple[int, ...], count: int, targets: bool) -> None:
+    """Raise `ArgumentError` unless there are targets, and documents with these numbers, ascending, among `count`."""
+    if not targets:
+        raise ArgumentError("mask_documents gives tokens the target -100: it needs targets=True")
+    if not 0 <= numbers[0] <= numbers[-1] < count:
+        unknown = numbers[0] if numbers[0] < 0 else numbers[-1]
+        raise ArgumentError(f"{path}: mask_documents: expected numbers in 0..{count - 1:,}, found {unknown:,}")
+
+
+def as_tensor(values: npt.NDArray[Any]) -> torch.Tensor | npt.NDArray[Any]:
+    """Return a tensor; the array itself where torch has no such dtype (structured values, bytes)."""
+    if values.dtype.kind == "u" and values.dtype.itemsize > 1:
+        values = values.astype(_SIGNED[values.dtype.itemsize])
+    return from_numpy()(values) if values.dtype.kind in "biufc" else values
+
+
+def numpy_dtype(dtype: torch.dtype | None) -> np.dtype[Any]:
+    """Return the dtype of tokens as numpy has it, int64 for None; `ArgumentError` unless it is int64 or int32."""
+    import torch
+
+    found = {None: np.int64, torch.int64: np.int64, torch.int32: np.int32}.get(dtype)
+    if found is None:
+        raise ArgumentError(f"dtype must be torch.int64 or torch.int32, found {dtype}")
+    return np.dtype(found)
+
+
+class WholeBatches:
+    """Widens stored batches of plain local files, from their mappings or by one positioned read each.
+
+    The reader reads those of other files, and those whose crc32 differs: it raises the errors. The size of a mapped
+    file is asked for once in a block: a file that is cut short inside it is a bus error.
+    """
+
+    def __init__(self, reader: BatchReader, narrow: bool) -> None:
+        self._reader = reader
+        self._read = reader.read_batch_int32 if narrow else reader.read_batch_torch
+        self._dtype, self._shape = np.dtype(np.int32 if narrow else np.int64), (-1, *reader.meta.shape)
+        self._is_view = narrow and reader.dtype == np.uint32
+        self._checks = reader.verified == "all reads" or not self._is_view or reader.in_front is not None
+        self._is_ready, self._met = False, dict[int, Met]()
+        self._reads_left = self._looks_left = 0
+        self._unit, self._starts = reader.meta.batch_tokens, reader.tokens.starts
+
+    @staticmethod
+    def serves(reader: BatchReader) -> bool:
+        """Return whether batches are stored one by one in plain local files that do not grow, or in a cache."""
+        tokens, unit = reader.tokens, reader.meta.batch_tokens
+        is_local = tokens.wait is Wait.LOCAL and tokens.access in ("auto", "mmap", "pread")
+        if not reader.complete or not (is_local or reader.in_front is not None):
+            return False
+        follow = tokens.unit == unit and reader.stride == reader.seq_len
+        return follow and not any(start % unit for start in tokens.starts[:-1])
+
+    def read_all(self, batches: npt.NDArray[np.int64]) -> Iterator[torch.Tensor]:
+        """Yield each of some batches, in order. They are in the page cache."""
+        starts = np.array(self._starts) // self._unit
+        numbers = starts[1:].searchsorted(batches, side="right")
+        files, indices = numbers.tolist(), (batches - starts[numbers]).tolist()
+        known = dict.fromkeys(files)
+        if self._is_view and not self._checks and len(known) <= MAX_MET:
+            views: dict[int, Any] = {file: self._meet(file, int(starts[file]))[0] for file in known}
+            if all(view is not None for view in views.values()):  # a loop of Python takes half as long as such a batch
+                return map(from_numpy(), map(getitem, map(views.__getitem__, files), indices))
+        return map(self._read_at, batches.tolist(), files, indices, repeat({}))
+
+    def read(self, number: int) -> torch.Tensor:
+        """Return one batch, in any order of the numbers."""
+        if self._reads_left <= 0:  # below 0 where threads meet
+            self._look()
+        self._reads_left -= 1
+        if not self._is_ready:
+            return self._read(number)
+        file = bisect_right(self._starts, number * self._unit) - 1
+        return self._read_at(number, file, number - self._starts[file] // self._unit, self._met)
+
+    def _look(self) -> None:
+        """Ask again for the sizes of files that single batches are read from, and sometimes for the page cache."""
+        self._met, self._reads_left = {}, MET_READS
+        if self._looks_left <= 0:
+            self._looks_left = SINGLE_READS // MET_READS
+            sample = np.linspace(0, self._reader.num_batches - 1, SINGLE_SAMPLE).astype(int).tolist()
+            self._is_ready = all(map(self._reader.is_cached, sample))
+        self._looks_left -= 1
+
+    def _read_at(self, number: int, file: int, index: int, met: dict[int, Met]) -> torch.Tensor:
+        """Return a batch, which is one of those of a file; `met` keeps the files for the next ones."""
+        known = met.get(file)
+        if known is None:
+            if len(met) == MAX_MET:
+                met.clear()
+            known = met[file] = self._meet(file, number)
+        views, crc32, plain = known
+        batch = views[index] if views is not None else None if plain is None else self._filled(plain, index)
+        if batch is None or (crc32 is not None and crc32_of(batch) != crc32(index)):
+            return self._read(number)
+        tokens: torch.Tensor = from_numpy()(batch if self._is_view else batch.astype(self._dtype))
+        return tokens
+
+    def _meet(self, file: int, number: int) -> Met:
+        """Open a file of which a batch is about to be read, and ask for its size."""
+        tokens = self._reader.tokens
+        known = tokens.known.get(file) or tokens.open_file(file, number * self._unit)
+        plain = known.plain
+        if plain is None or (self._is_view and not plain.file.maps):
+            return None, None, None
+        rows = plain.rows if self._checks else None
+        view = None if rows is None else rows.view
+        crc32 = None if rows is None else rows.__getitem__ if view is None else view.item
+        if not plain.file.maps:
+            return None, crc32, plain
+        plain.file.require_whole()
+        return plain.units(self._is_view).reshape(self._shape), crc32, None
+
+    def _filled(self, plain: PlainFile, index: int) -> npt.NDArray[Any] | None:
+        """Read a batch by its position; None where the reader has the words for what went wrong."""
+        batch = np.empty(self._shape[1:], self._reader.dtype)
+        try:
+            read = os.preadv(plain.fd, (batch,), plain.base + index * plain.stride)
+        except OSError:
+            return None
+        return batch if read == plain.unit_bytes else None
+
+    def close(self) -> None:
+        """Let go of the files of the last single batches."""
+        self._met, self._reads_left, self._looks_left = {}, 0, 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_met": {}, "_reads_left": 0, "_looks_left": 0}
+
+
+class StepReader:
+    """Reads a request as tokens, two views of them (`splits`), or a dictionary. As thread-safe as the reader."""
+
+    def __init__(
+        self, extras: Extras, prefetch: int | str, device: torch.device | None, dtype: torch.dtype | None, splits: bool
+    ) -> None:
+        reader, self._dtype = extras.reader, numpy_dtype(dtype)
+        narrow = self._dtype == np.int32
+        self._reader, self._seq_len, self.as_dict = reader, extras.seq_len, extras.as_dict
+        self._extras = extras if extras.needed else None
+        self._splits = splits and not extras.needed
+        self._prefetch, self._device = prefetch, device
+        self._read_batch = reader.read_batch_int32 if narrow else reader.read_batch_torch
+        self._whole = WholeBatches(reader, narrow) if WholeBatches.serves(reader) else None
+
+    def read(self, request: Request) -> Step:
+        """Read one step on the CPU: a stored batch by its number, or any records by theirs."""
+        whole = self._whole
+        tokens = whole.read(request) if whole is not None and isinstance(request, int) else self._tokens(request)
+        return (tokens[:, :-1], tokens[:, 1:]) if self._splits else self._step(request, tokens)
+
+    def _read_by_position(self, request: Request) -> Any:
+        return self._step(request, self._tokens(request))
+
+    def _tokens(self, request: Request) -> torch.Tensor:
+        if isinstance(request, int):
+            return self._read_batch(request)
+        return self._reader.read_records_torch(request, self._seq_len, self._dtype)
+
+    def _step(self, request: Request, tokens: torch.Tensor) -> Any:
+        """Return a step but for the pairs that are two views of the tokens: these are made on the device."""
+        return tokens if self._extras is None else self._extras.step(request, tokens)
+
+    def read_all(self, plan: StepPlan, position: int) -> Generator[Step]:
+        """Yield the steps of a plan from a position on."""
+        steps = self._read_blocks(plan, plan.blocks_from(position))
+        return ((tokens[:, :-1], tokens[:, 1:]) for tokens in steps) if self._splits else steps
+
+    def _read_blocks(self, plan: StepPlan, blocks: Iterator[npt.NDArray[np.int64]]) -> Generator[Any]:
+        """Read what is in the page cache one block after the other, and the rest as its disk or server is fastest."""
+        at_once = self._device is None and self._prefetch in ("auto", 0)
+        for (is_ready, axes), group in groupby(blocks, lambda block: (self._is_ready(plan, block), block.ndim)):
+            if is_ready and at_once:
+                for block in group:
+                    yield from self._read_ready(block)
+            else:
+                yield from self._read_waiting(plan, group, is_ready, axes == 1)
+
+    def _is_ready(self, plan: StepPlan, block: npt.NDArray[np.int64]) -> bool:
+        """Return whether a sample of some steps, spread evenly, is in the page cache."""
+        reader = self._reader
+        if reader.in_front is None and reader.tokens.wait is not Wait.LOCAL:
+            return False
+        count = min(len(block), MAX_SAMPLE, max(4, len(block) // SAMPLED_ONE_IN))
+        sample = block[np.arange(count) * len(block) // count]
+        batches = sample if block.ndim == 1 else sample[:, 0] // plan.records_per_batch
+        return all(map(reader.is_cached, batches.tolist()))
+
+    def _read_ready(self, block: npt.NDArray[np.int64]) -> Iterator[Any]:
+        requests = requests_in(block)
+        if block.ndim == 2:
+            tokens = self._gathered(requests)
+        else:
+            tokens = map(self._tokens, requests) if self._whole is None else self._whole.read_all(block)
+        return tokens if self._extras is None else map(self._step, requests, tokens)
+
+    def _gathered(self, requests: list[Any]) -> Iterator[torch.Tensor]:
+        """Read records from one mapping of all, where there is one; the sizes of its files are asked for once."""
+        reader, dtype = self._reader, self._dtype
+        flat = reader.tokens.flat() if reader.stride == reader.seq_len else None
+        if flat is None or len(flat) % self._seq_len:
+            return map(self._tokens, requests)
+        take = flat.reshape(-1, self._seq_len).take
+        scratch = np.empty((len(requests[0]), self._seq_len), reader.dtype)
+        # "clip": numpy fills `scratch` without a buffer of its own
+        return (from_numpy()(take(rows, axis=0, out=scratch, mode="clip").astype(dtype)) for rows in requests)
+
+    def _read_waiting(
+        self, plan: StepPlan, blocks: Iterator[npt.NDArray[np.int64]], is_ready: bool, is_whole: bool
+    ) -> Generator[Any] | Iterator[Any]:
+        requests = chain.from_iterable(map(requests_in, blocks))
+        on_cpu, is_local = self._device is None, self._reader.tokens.wait is Wait.LOCAL
+        if on_cpu and self._prefetch == 0:
+            return map(self._read_by_position, requests)
+        if on_cpu and self._prefetch == "auto" and is_local and network_file_system(self._reader.path) is None:
+            hints = Hints(self._reader.will_need, plan.records_per_batch)
+            return hint_ahead(self._read_by_position, hints, requests, HINTED_STEPS)
+        depth, threads = self.depth(plan)
+        reader = self._reader
+        is_plain = reader.tokens.wait is Wait.FAR and reader.meta.codec == NO_CODEC and reader.overlap == 0
+        if is_plain and is_whole and on_cpu and self._prefetch == "auto" and self._extras is None:
+            return self._read_far(requests, depth)
+        # reads that do not wait only take the interpreter lock from each other
+        threads = 1 if is_ready else threads
+        return read_ahead(self._read_by_position, requests, depth, threads=threads, device=self._device)
+
+    def _read_far(self, requests: Iterator[Request], depth: int) -> Generator[torch.Tensor]:
+        """Read blocks of steps, each in one thread and by one call; an error is raised at its own step."""
+        most = max(1, min(FAR_STEPS, depth // FAR_BLOCKS))
+        sizes = chain((most // 8, most // 4, most // 2), repeat(most))  # the first step does not wait for many others
+        blocks = (list(islice(requests, max(1, size))) for size in sizes)
+        filled = takewhile(len, blocks)
+        for block, tokens in read_ahead(self._read_block, filled, FAR_BLOCKS, threads=FAR_BLOCKS + 1):
+            if tokens is None:
+                yield from map(self._tokens, block)
+            else:
+                yield from (from_numpy()(batch.astype(self._dtype)) for batch in tokens)
+
+    def _read_block(self, block: list[Request]) -> tuple[list[Request], npt.NDArray[Any] | None]:
+        """Return the tokens of whole batches; None for them if one cannot be read, and nobody has waited for it."""
+        reader, begun_s = self._reader, time.monotonic()
+        tokens = np.empty((len(block), *reader.meta.shape), reader.dtype)
+        starts = (np.array(block) * reader.meta.batch_tokens).tolist()
+        try:
+            reader.tokens.read(zip(starts, tokens.reshape(len(block), -1), strict=True))
+        except (ZbError, OSError):
+            if time.monotonic() - begun_s > REREAD_S:
+                raise
+            return block, None
+        return block, tokens
+
+    def depth(self, plan: StepPlan) -> tuple[int, int]:
+        """Return how many steps to read ahead, and in how many threads."""
+        step_bytes = plan.batch_size * self._seq_len * self._reader.dtype.itemsize
+        step_reads = plan.batch_size if plan.scattered else 1
+        return depth_of(self._prefetch, self._reader.in_flight, step_bytes, step_reads)
+
+    def close(self) -> None:
+        """Let go of what is kept between single steps."""
+        if self._whole is not None:
+            self._whole.close()

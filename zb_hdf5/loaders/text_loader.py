@@ -21,9 +21,9 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, StateError
 from zb_hdf5.formats.batch_reader import require_choice
-from zb_hdf5.loaders.prefetch import cuda_device, read_ahead, require_prefetch
+from zb_hdf5.loaders.order import resolve_rank
 from zb_hdf5.loaders.protocol import STATE_VERSION, ReadingLoader, require_count, require_epoch, require_state
-from zb_hdf5.loaders.steps import resolve_rank
+from zb_hdf5.loaders.steps import cuda_device, read_ahead, require_prefetch
 from zb_hdf5.spec import DEFAULT_SPLIT, SPLITS
 from zb_hdf5.text.corpus import ParquetFile
 from zb_hdf5.text.tokenizers import BOUNDARY_POSITIONS, DEFAULT_BOUNDARY, Tokenizer, load_tokenizer, with_boundaries

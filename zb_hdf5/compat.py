@@ -10,8 +10,8 @@ import json
 import os
 from bisect import bisect_right
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing
-from itertools import accumulate, chain, cycle
+from contextlib import ExitStack
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -57,7 +57,8 @@ STEPS_AT_ONCE: Final = 64
 BASE_VARIABLE: Final = "NANOCHAT_BASE_DIR"
 BASE_DIR: Final = "~/.cache/nanochat"
 BASE_URL: Final = "https://huggingface.co/datasets/karpathy/fineweb-edu-100b-shuffle/resolve/main"
-_Special = int | str | None
+#: A special token, by its id or text.
+Special = int | str | None
 #: A batch of windows: inputs, and targets.
 Windows = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
@@ -258,21 +259,41 @@ class DatasetLoader:
 # --- the tokenized corpus --------------------------------------------------------------------------------------
 
 
-class Tokenizer:
-    """A tokenizer whose `encode` returns a list: of bytes, or the one that `spec` names for `load_tokenizer`."""
+class RustBPETokenizer:
+    """The tokenizer that `enc` names for `load_tokenizer`, with lists of ids; `bos_token` begins each document."""
 
-    def __init__(self, spec: str = "byte") -> None:
-        self._core: TextTokenizer = load_tokenizer(spec)
-        self.spec, self.vocab_size = spec, self._core.vocab_size
+    def __init__(self, enc: str = "byte", bos_token: str = DEFAULT_BOUNDARY) -> None:
+        self._core: TextTokenizer = load_tokenizer(enc)
+        self.spec, self.vocab_size, self._bos_token = enc, self._core.vocab_size, bos_token
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a text; special tokens that are spelt out in it are ordinary text."""
-        ids: list[int] = self._core.encode(text).tolist()
-        return ids
+    def encode_special(self, text: str) -> int:
+        """Return the id of a special token; raise `ArgumentError` if there is none."""
+        return self._core.special_token_id(text)
+
+    def get_bos_token_id(self) -> int:
+        """Return the id of `bos_token`."""
+        return self.encode_special(self._bos_token)
+
+    def encode(
+        self, text: str | Sequence[str], prepend: Special = None, append: Special = None, num_threads: int = 8
+    ) -> list[Any]:
+        """Return the ids of a text, or of each text of a list; `prepend` and `append` are ids or special tokens.
+
+        Special tokens that are spelt out in a text are ordinary text.
+        """
+        ends = [self.encode_special(each) if isinstance(each, str) else each for each in (prepend, append)]
+        first, last = ([] if each is None else [each] for each in ends)
+        ids, lengths = self._core.encode([text] if isinstance(text, str) else text, num_threads)
+        rows = [[*first, *row.tolist(), *last] for row in np.split(ids, np.cumsum(lengths)[:-1])]
+        return rows[0] if isinstance(text, str) else rows if len(lengths) else []
 
     def decode(self, ids: npt.ArrayLike) -> str:
         """Return the text of ids."""
         return self._core.decode(ids)
+
+
+#: The name in the lesson.
+Tokenizer = RustBPETokenizer
 
 
 class MmapTokenStore(stream_documents.MmapTokenStore):
@@ -319,37 +340,27 @@ class ShardedTokenizationPipeline:
         destination = Path(destination)
         if not overwrite:
             refuse_existing(destination)
+        how: dict[str, Any] = {"num_shards": self._num_shards, "workers": workers, "overwrite": overwrite}
         documents: Iterator[Any] = iter(self._documents)
-        first = next(documents, None)
-        documents = chain([] if first is None else [first], documents)
-        if isinstance(first, DocumentFile):
-            return self._run(list(documents), first.path.suffix.removeprefix("."), destination, workers, overwrite)
+        first = list(islice(documents, 1))
         with scratch_directory(destination.with_name(destination.name + ".texts")) as folder:
-            paths = [folder / f"texts-{number:05}.jsonl" for number in range(self._num_shards or 1)]
-            _spool(documents, paths)
-            return self._run(open_documents(paths, "jsonl"), "texts", destination, workers, overwrite)
+            if first and isinstance(first[0], DocumentFile):
+                files, kind = [first[0], *documents], first[0].path.suffix.removeprefix(".")
+            else:
+                files, kind = self._spooled(chain(first, documents), folder), "texts"
+            report: StreamReport = convert(TextSource(files, kind, self._recipe), "stream", destination, **how)
+            return report
 
-    def _run(
-        self, files: list[DocumentFile], kind: str, destination: Path, workers: int, overwrite: bool
-    ) -> StreamReport:
-        source = TextSource(files, kind, self._recipe)
-        report: StreamReport = convert(
-            source, "stream", destination, num_shards=self._num_shards, workers=workers, overwrite=overwrite
-        )
-        return report
-
-
-def _spool(texts: Iterator[str], paths: list[Path]) -> None:
-    """Write texts to JSON lines, one file after the other in turn."""
-    files = [path.open("w", encoding="utf-8") for path in paths]
-    try:
-        for number, (file, text) in enumerate(zip(cycle(files), texts, strict=False)):
-            if not isinstance(text, str):
-                raise ArgumentError(f"document {number:,}: expected a text, found {shown(text)}")
-            file.write(json.dumps({"text": text}) + "\n")
-    finally:
-        for file in files:
-            file.close()
+    def _spooled(self, texts: Iterator[str], folder: Path) -> list[DocumentFile]:
+        """Write texts to JSON lines, one file after the other in turn, and open these."""
+        paths = [folder / f"texts-{number:05}.jsonl" for number in range(self._num_shards or 1)]
+        with ExitStack() as stack:
+            files = [stack.enter_context(path.open("w", encoding="utf-8")) for path in paths]
+            for number, text in enumerate(texts):
+                if not isinstance(text, str):
+                    raise ArgumentError(f"document {number:,}: expected a text, found {shown(text)}")
+                files[number % len(files)].write(json.dumps({"text": text}) + "\n")
+        return open_documents(paths, "jsonl")
 
 
 class SlidingWindowDataloader(ReadingLoader[Windows]):
@@ -381,13 +392,14 @@ class SlidingWindowDataloader(ReadingLoader[Windows]):
         self.store, self.window_size, self.batch_size = store, window_size, batch_size
         self.order, self.seed, self.epoch = order, seed, -1
         self._endless = order == "random"
+        self._end = MAX_COUNT if self._endless else self.num_windows // batch_size
         self.set_epoch(epoch)
 
     def __len__(self) -> int:
         """Batches of an epoch."""
         if self._endless:
             raise TypeError(f"{self.store.path}: windows in random order have no length: they never end")
-        return self.num_windows // self.batch_size
+        return self._end
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch. A position in this epoch is kept."""
@@ -398,19 +410,17 @@ class SlidingWindowDataloader(ReadingLoader[Windows]):
 
     def _read_from(self, position: int) -> Generator[tuple[Windows, int]]:
         """Yield batches, each with the number of the step behind it."""
-        stride = 1 if self._endless else self.window_size
-        num_starts = self.store.num_tokens - self.window_size if self._endless else self.num_windows
-        order, size, end = GlobalOrder(num_starts, self.seed, self.epoch), self.batch_size, self._end()
-        for first in range(position, end, STEPS_AT_ONCE):
-            windows = np.arange(first * size, min(first + STEPS_AT_ONCE, end) * size) % num_starts
+        stride, num_starts = self.window_size, self.num_windows
+        if self._endless:
+            stride, num_starts = 1, self.store.num_tokens - self.window_size
+        order, size = GlobalOrder(num_starts, self.seed, self.epoch), self.batch_size
+        for first in range(position, self._end, STEPS_AT_ONCE):
+            windows = np.arange(first * size, min(first + STEPS_AT_ONCE, self._end) * size) % num_starts
             for step, starts in enumerate(order.indices(windows).reshape(-1, size) * stride, first + 1):
                 tokens = np.empty((size, self.window_size + 1), self.store.dtype)
                 self.store.gather_into(starts, tokens)
                 wide = tokens.astype(np.int64)
                 yield (wide[:, :-1], wide[:, 1:]), step
-
-    def _end(self) -> int:
-        return MAX_COUNT if self._endless else len(self)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of training, in plain JSON values."""
@@ -424,15 +434,15 @@ class SlidingWindowDataloader(ReadingLoader[Windows]):
         where, identity = self.store.path, self._identity()
         remedies = dict.fromkeys(identity, "; force=True takes the step all the same")
         state = require_state(where, state_dict, identity, ("epoch", "step"), remedies, force)
-        epoch, step = require_count(where, state, "epoch"), require_count(where, state, "step", self._end())
+        epoch, step = require_count(where, state, "epoch"), require_count(where, state, "step", self._end)
         self.set_epoch(epoch)
         self._go_to(step, resumed=True)
 
     def _identity(self) -> dict[str, Any]:
         """Return the values that must agree for a step to mean the same windows."""
         own = {name: getattr(self, name) for name in ("order", "seed", "window_size", "batch_size")}
-        common = {"version": STATE_VERSION, "kind": "windows", "fingerprint": self.store.fingerprint}
-        return {**common, **own, "draws": None}  # an early build kept the state of its random numbers there
+        own |= {"draws": None}  # an early build kept the state of its random numbers there
+        return {"version": STATE_VERSION, "kind": "windows", "fingerprint": self.store.fingerprint, **own}
 
     def close(self) -> None:
         """Release the files; the next read opens them again."""
@@ -441,32 +451,6 @@ class SlidingWindowDataloader(ReadingLoader[Windows]):
 
 
 # --- the streaming pipeline ------------------------------------------------------------------------------------
-
-
-class RustBPETokenizer(Tokenizer):
-    """A tokenizer with special tokens: `enc` names it for `load_tokenizer`, `bos_token` begins each document."""
-
-    def __init__(self, enc: str, bos_token: str = DEFAULT_BOUNDARY) -> None:
-        super().__init__(enc)
-        self.bos_token_id = self.encode_special(bos_token)
-
-    def encode_special(self, text: str) -> int:
-        """Return the id of a special token; raise `ArgumentError` if there is none."""
-        return self._core.special_token_id(text)
-
-    def get_bos_token_id(self) -> int:
-        """Return the id of `bos_token`."""
-        return self.bos_token_id
-
-    def encode(
-        self, text: str | Sequence[str], prepend: _Special = None, append: _Special = None, num_threads: int = 8
-    ) -> list[Any]:
-        """Return the ids of a text, or of each text of a list; `prepend` and `append` are ids or special tokens."""
-        ends = [self.encode_special(each) if isinstance(each, str) else each for each in (prepend, append)]
-        first, last = ([] if each is None else [each] for each in ends)
-        ids, lengths = self._core.encode([text] if isinstance(text, str) else text, num_threads)
-        rows = [[*first, *row.tolist(), *last] for row in np.split(ids, np.cumsum(lengths)[:-1])]
-        return rows[0] if isinstance(text, str) else rows if len(lengths) else []
 
 
 def get_tokenizer() -> RustBPETokenizer:
@@ -507,57 +491,51 @@ def parquets_iter_batched(
 
 
 class TokenizingLoader(TextLoader):
-    """A `TextLoader` of `(inputs, targets)`, torch.int32 and int64, whose ranks deal the row groups of each file."""
+    """An endless loader of `(inputs, targets)`, int32 and int64, of shape (B, T); its ranks deal the row groups.
+
+    The tokenizer is that of `get_tokenizer`, the device the CUDA device if there is one, unless others are given; the
+    special token `bos_token` is in front of each document. `tokenizer_batch_size` has no effect on the batches.
+    """
+
+    def __init__(
+        self,
+        B: int,  # the names that its users write
+        T: int,
+        split: str,
+        tokenizer_threads: int = 4,
+        tokenizer_batch_size: int = 128,
+        *,
+        data_dir: str | os.PathLike[str] | None = None,
+        tokenizer: str | TextTokenizer | None = None,
+        bos_token: str = DEFAULT_BOUNDARY,
+        device: str | torch.device | None = None,
+    ) -> None:
+        import torch
+
+        if tokenizer_batch_size < 1:
+            raise ArgumentError(f"tokenizer_batch_size must be at least 1, found {tokenizer_batch_size}")
+        super().__init__(
+            _base() / "base_data" if data_dir is None else data_dir,
+            tokenizer=tokenizer or get_tokenizer().spec,
+            batch_size=B,
+            seq_len=T,
+            split=split,
+            targets=True,
+            boundary_token=bos_token,
+            num_threads=tokenizer_threads,
+            device="cuda" if device is None and torch.cuda.is_available() else device,
+        )
 
     def _row_groups(self, files: list[ParquetFile], rank: int) -> dict[int, tuple[ParquetFile, int]]:
         groups = enumerate((file, number) for file in files for number in range(file.num_row_groups))
         return {place: group for place, group in groups if group[1] % self.world_size == rank}
 
     def _read_from(self, position: Any) -> Generator[tuple[Any, Any]]:
-        return _with_int32_inputs(super()._read_from(position))
+        reading = super()._read_from(position)
+        return (((inputs.int(), targets), place) for (inputs, targets), place in reading)
 
 
-def _with_int32_inputs(reading: Generator[tuple[Any, Any]]) -> Generator[tuple[Any, Any]]:
-    """Yield the batches of a reading with their inputs as torch.int32, and the position behind each."""
-    import torch
-
-    with closing(reading):
-        for (inputs, targets), place in reading:
-            yield (inputs.to(torch.int32), targets), place
-
-
-def tokenizing_distributed_data_loader(
-    B: int,  # the names that its users write
-    T: int,
-    split: str,
-    tokenizer_threads: int = 4,
-    tokenizer_batch_size: int = 128,
-    *,
-    data_dir: str | os.PathLike[str] | None = None,
-    tokenizer: str | TextTokenizer | None = None,
-    bos_token: str = DEFAULT_BOUNDARY,
-    device: str | torch.device | None = None,
-) -> TokenizingLoader:
-    """Return an endless loader of `(inputs, targets)`, int32 and int64, of shape (B, T).
-
-    The tokenizer is that of `get_tokenizer`, the device the CUDA device if there is one, unless others are given; the
-    special token `bos_token` is in front of each document. `tokenizer_batch_size` has no effect on the batches.
-    """
-    import torch
-
-    if tokenizer_batch_size < 1:
-        raise ArgumentError(f"tokenizer_batch_size must be at least 1, found {tokenizer_batch_size}")
-    return TokenizingLoader(
-        _base() / "base_data" if data_dir is None else data_dir,
-        tokenizer=tokenizer or get_tokenizer().spec,
-        batch_size=B,
-        seq_len=T,
-        split=split,
-        targets=True,
-        boundary_token=bos_token,
-        num_threads=tokenizer_threads,
-        device="cuda" if device is None and torch.cuda.is_available() else device,
-    )
+tokenizing_distributed_data_loader = TokenizingLoader
 
 
 def _base() -> Path:

@@ -30,7 +30,6 @@ MAX_COUNTED_ID: Final = 1 << 24
 #: Groups of equal units that are kept, by how many tokens they repeat, and tokens that are kept of each.
 MAX_GROUPS: Final = 10
 BEGINNING_TOKENS: Final = 48
-UNITS_AT_ONCE: Final = 1 << 20
 #: Bytes of batches, and tokens of a stream, that are read together.
 GROUP_BYTES: Final = 4 << 20
 STREAM_TOKENS: Final = 1 << 18
@@ -104,7 +103,10 @@ class Part(NamedTuple):
 
 
 class Units:
-    """Tokens as they are stored, and the units in them: documents of a stream, `.npy` files, or records of batches."""
+    """Tokens as they are stored, and the units in them: documents of a stream, `.npy` files, or records of batches.
+
+    `edges` are where the units lie, `sizes` their tokens, and `cuts` where groups of whole units do.
+    """
 
     table: DocumentTable | None = None
     packing: Packing | None = None
@@ -124,12 +126,8 @@ class Units:
             self.num_tokens = int(self.edges[-1])
             self.step = meta.batch_tokens * (1 if sampled else max(1, GROUP_BYTES // meta.batch_bytes))
         self.sizes = np.diff(self.edges)
-        self.lengths = None if self.unit == "record" else self.sizes
-
-    def groups(self) -> Counts:
-        """Return the starts of groups of tokens, and the end of the last one; no unit is cut."""
         starts = self.edges[np.searchsorted(self.edges, np.arange(0, self.num_tokens, self.step))]
-        return np.unique(np.append(starts, self.num_tokens))
+        self.cuts = np.unique(np.append(starts, self.num_tokens))
 
     def read(self, start: int, stop: int) -> Iterator[TokenArray]:
         """Yield the tokens of a range, in arrays that fit into memory."""
@@ -161,7 +159,7 @@ class Packed(Units):
         super().__init__(reader, sampled)
         self.unit, self.table, self._reader, self._numbers_of = "document", table, reader, table.number_of
         self._offsets = table.offsets.view(np.int64)
-        self.sizes = self.lengths = np.diff(self._offsets)
+        self.sizes = np.diff(self._offsets)
         held, cuts, padding = np.zeros_like(self.sizes), np.zeros(len(self.sizes), np.int32), 0
         for _, pieces in scan_pieces(reader):
             units = self._numbers_of(pieces.offsets)
@@ -199,7 +197,8 @@ def measure(
     progress: Callable[[int, int], None] = lambda tokens, total: None,
 ) -> Statistics:
     """Count the tokens of a file or store, or of evenly spread batches, and find repeated units."""
-    # memory: 40 bytes for each unit; of batches with documents 32 more for each piece of those that may be repeated
+    # memory: 40 bytes for each unit, and 300 for each that may be repeated; of batches with documents 32 more for each
+    # piece of these
     if sample_batches is not None and sample_batches < 1:
         raise ArgumentError(f"sample_batches must be at least 1, found {sample_batches}")
     path = any_path(path)
@@ -214,8 +213,7 @@ def measure(
 
 
 def _measure(source: Units, sample_batches: int | None, progress: Callable[[int, int], None]) -> Statistics:
-    cuts = source.groups()
-    groups = np.stack([cuts[:-1], cuts[1:]], axis=1)
+    groups = np.stack([source.cuts[:-1], source.cuts[1:]], axis=1)
     if sample_batches is not None and sample_batches < len(groups):
         groups = groups[np.linspace(0, len(groups) - 1, sample_batches).round().astype(np.int64)]
     total = int((groups[:, 1] - groups[:, 0]).sum())
@@ -239,8 +237,8 @@ def _measure(source: Units, sample_batches: int | None, progress: Callable[[int,
         units=int(np.count_nonzero(whole)),
         counts=counts,
         uncounted=int(seen.sum() - counts.sum()),
-        lengths=source.lengths,
-        duplicates=_find_duplicates(source, whole & (source.sizes > 0), hashes),
+        lengths=None if source.unit == "record" else source.sizes,
+        duplicates=_find_duplicates(source, np.flatnonzero(whole & (source.sizes > 0)), hashes),
         packing=source.packing,
         sources=_sources(source.table),
     )
@@ -276,40 +274,25 @@ def _hashes(part: Part) -> npt.NDArray[np.uint64]:
     return sums
 
 
-def _find_duplicates(source: Units, whole: npt.NDArray[np.bool_], hashes: npt.NDArray[np.uint64]) -> Duplicates:
-    """Compare those units of `whole` whose hashes are equal, by the digests of their tokens."""
-    ordered = np.sort(hashes[whole])
-    repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
-    del ordered
-    found = [np.empty(0, np.int64)]
-    for start in range(0, len(hashes) if len(repeated) else 0, UNITS_AT_ONCE):
-        part = slice(start, start + UNITS_AT_ONCE)
-        found.append(np.flatnonzero(np.isin(hashes[part], repeated) & whole[part]) + start)
-    units = np.concatenate(found)
-    alike = units[np.argsort(hashes[units], kind="stable")]
-    count = tokens = 0
-    best: list[tuple[int, int, list[int]]] = []
-    if len(units):
-        source.find(units)
-    for candidates in np.split(alike, np.flatnonzero(np.diff(hashes[alike])) + 1):
-        groups = defaultdict[bytes, list[int]](list)
-        for unit in candidates.tolist():
-            digest = blake2b(digest_size=16)
-            for part_tokens in source.tokens_of(unit):
-                digest.update(part_tokens)
-            groups[digest.digest()].append(unit)
-        for group in groups.values():
-            repeated_tokens = (len(group) - 1) * int(source.sizes[group[0]])
-            count, tokens = count + len(group) - 1, tokens + repeated_tokens
-            if len(group) > 1:
-                heapq.heappush(best, (repeated_tokens, -group[0], group))
-            if len(best) > MAX_GROUPS:
-                heapq.heappop(best)
-    most = []
-    for _, _, group in sorted(best, reverse=True):
+def _find_duplicates(source: Units, units: Counts, hashes: npt.NDArray[np.uint64]) -> Duplicates:
+    """Compare those of some units whose hashes are equal, by the digests of their tokens."""
+    _, numbers, copies = np.unique(hashes[units], return_inverse=True, return_counts=True)
+    units = units[copies[numbers] > 1]
+    source.find(units)
+    found = defaultdict[bytes, list[int]](list)
+    for unit in units.tolist():
+        digest = blake2b(digest_size=16)
+        for tokens in source.tokens_of(unit):
+            digest.update(tokens)
+        found[digest.digest()].append(unit)
+    groups = [group for group in found.values() if len(group) > 1]
+    repeated = {group[0]: (len(group) - 1) * int(source.sizes[group[0]]) for group in groups}
+    most = heapq.nsmallest(MAX_GROUPS, groups, key=lambda group: (-repeated[group[0]], group[0]))
+    shown = []
+    for group in most:
         beginning = next(source.tokens_of(group[0]))[:BEGINNING_TOKENS].copy()
-        most.append(DuplicateGroup(np.array(group), int(source.sizes[group[0]]), beginning))
-    return Duplicates(count, tokens, most)
+        shown.append(DuplicateGroup(np.array(group), int(source.sizes[group[0]]), beginning))
+    return Duplicates(sum(map(len, groups)) - len(groups), sum(repeated.values()), shown)
 
 
 def _sources(table: DocumentTable | None) -> list[SourceCount]:
@@ -317,14 +300,11 @@ def _sources(table: DocumentTable | None) -> list[SourceCount]:
     documents, tokens = Counter[str](), Counter[str]()
     for file in table.open_files() if table else []:
         with closing(file):
-            names = [*file.sources, ""]
-            for start in range(0, len(file.offsets) - 1, UNITS_AT_ONCE):
-                offsets = file.offsets[start : start + UNITS_AT_ONCE + 1].astype(np.int64)
-                numbers = np.minimum(file.sources_of(start, start + len(offsets) - 1), len(names) - 1)
-                sums = np.bincount(numbers, np.diff(offsets), len(names)).astype(np.int64)
-                documents.update(dict(zip(names, np.bincount(numbers, minlength=len(names)).tolist(), strict=True)))
-                tokens.update(dict(zip(names, sums.tolist(), strict=True)))
+            names, lengths = [*file.sources, ""], np.diff(file.offsets.view(np.int64))
+            numbers = np.minimum(file.sources_of(0, len(lengths)), len(names) - 1)
+            for counter, weights in ((documents, None), (tokens, lengths)):
+                sums = np.bincount(numbers, weights, len(names)).astype(np.int64).tolist()
+                counter.update(dict(zip(names, sums, strict=True)))
     found = [SourceCount(name, count, tokens[name]) for name, count in documents.items() if count]
-    if not any(source.name for source in found):
-        return []
-    return sorted(found, key=lambda source: (-source.tokens, source.name))
+    named = any(source.name for source in found)
+    return sorted(found, key=lambda source: (-source.tokens, source.name)) if named else []

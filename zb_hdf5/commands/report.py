@@ -38,6 +38,8 @@ FILES_SHOWN: Final = 20
 SOURCES_SHOWN: Final = 30
 #: Share of padding that is worth a warning.
 MUCH_PADDING: Final = 0.05
+#: Share of repeated units that is worth one.
+MANY_COPIES: Final = 0.01
 QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
 #: Facts of `zb info` that depend on the machine, or that the page has elsewhere.
 NOT_ON_THE_PAGE: Final = ("kind", "tokens", "layout", "access", "reads", "source", "sha256", "fingerprint")
@@ -125,9 +127,8 @@ def report_page(
 ) -> str:
     """Return the page. The same store gives the same bytes."""
     d, name, vocab_size = describe(path), printable(path.resolve().name), vocabulary(reader, tokenizer)
-    if d["kind"] == "stream":
-        subtitle = f"A token stream in {counted(d['num_files'], 'file')}"
-    else:
+    subtitle = f"A token stream in {counted(d['num_files'], 'file')}" if d["kind"] == "stream" else ""
+    if not subtitle:
         shards = f" in {counted(d['shards']['count'], 'shard')}" if "shards" in d else ""
         shape = f"{d['num_batches']:,} batches of {d['batch_size']:,} × {d['seq_len']:,}"
         subtitle = f"{shape} tokens{shards}, {d['state']}"
@@ -135,21 +136,23 @@ def report_page(
         f"An even sample: {found.tokens:,} of {found.num_tokens:,} tokens ({found.tokens / found.num_tokens:.2%}) were "
         f"looked at, in {found.units:,} of {found.num_units:,} {found.unit}s. Counts and repeats are of the sample."
     )
+    sections: dict[str, Iterable[Markup]] = {
+        "Facts": [facts(_facts(d))],
+        "Tokens": _token_parts(found, vocab_size, tokenizer),
+        "Documents": _document_parts(d, found),
+        **({"Sources": [_sources(found)]} if found.sources else {}),
+        f"{found.unit.capitalize()}s that are there twice": _duplicate_parts(found, reader, tokenizer),
+        "Samples": [_row(row, tokenizer) for row in rows],
+    }
     parts = [
         tag("h1", name),
         tag("p", subtitle, class_="soft"),
         _cards(d, found, reader, vocab_size),
         *([tag("p", sample, class_="box")] if found.tokens < found.num_tokens else []),
-        section("Facts", facts(_facts(d))),
-        section("Tokens", *_token_parts(found, vocab_size, tokenizer)),
-        section("Documents", *_document_parts(d, found)),
-        *([section("Sources", _sources(found))] if found.sources else []),
-        section(f"{found.unit.capitalize()}s that are there twice", *_duplicate_parts(found, reader, tokenizer)),
-        section("Samples", *(_row(row, tokenizer) for row in rows)),
+        *(Markup(tag("section", tag("h2", title), *children) + "\n") for title, children in sections.items()),
     ]
-    title, style = tag("title", f"{name} · zb report"), tag("style", Markup(STYLE))
-    whole = tag("html", tag("head", Markup(HEAD), title, style), tag("body", tag("main", "\n", *parts)), lang="en")
-    return f"<!DOCTYPE html>\n{whole}\n"
+    head = tag("head", Markup(HEAD), tag("title", f"{name} · zb report"), tag("style", Markup(STYLE)))
+    return f"<!DOCTYPE html>\n{tag('html', head, tag('body', tag('main', chr(10), *parts)), lang='en')}\n"
 
 
 def vocabulary(reader: BatchReader, tokenizer: Tokenizer | None) -> int:
@@ -165,22 +168,21 @@ def _usage(found: Statistics, vocab_size: int) -> tuple[int, int]:
 
 def _cards(d: dict[str, Any], found: Statistics, reader: BatchReader, vocab_size: int) -> Markup:
     (used, outside), copies = _usage(found, vocab_size), found.duplicates.units
-    items = [(format_count(found.num_tokens), "tokens", False)]
-    if d["documents"]:
-        items.append((f"{d['documents']:,}", f"{'file' if found.unit == 'file' else 'document'}s", False))
-    if d["kind"] != "stream":
-        items.append((f"{reader.num_records:,}", "records", False))
-    if found.packing is not None:
-        share = found.packing.padding / max(1, found.num_tokens)
-        items.append((f"{share:.2%}", "padding", share > MUCH_PADDING))
-    items.append((f"{used:,}", f"ids used of {vocab_size:,}" if vocab_size else "ids used", False))
-    if outside:
-        items.append((f"{outside:,}", "tokens outside the vocabulary", True))
+    padding = 0 if found.packing is None else found.packing.padding / max(1, found.num_tokens)
     share = copies / max(1, found.units)
-    items.append((f"{copies:,}", f"repeated {found.unit}s ({share:.2%})", share > 0.01))
+    items = [
+        (True, format_count(found.num_tokens), "tokens", False),
+        (d["documents"], f"{d['documents']:,}" if d["documents"] else "", f"{_documents(found)}s", False),
+        (d["kind"] != "stream", f"{reader.num_records:,}", "records", False),
+        (found.packing is not None, f"{padding:.2%}", "padding", padding > MUCH_PADDING),
+        (True, f"{used:,}", f"ids used of {vocab_size:,}" if vocab_size else "ids used", False),
+        (outside, f"{outside:,}", "tokens outside the vocabulary", True),
+        (True, f"{copies:,}", f"repeated {found.unit}s ({share:.2%})", share > MANY_COPIES),
+    ]
     cards = [
         tag("div", tag("b", value), tag("span", text), class_="card warn" if warn else "card")
-        for value, text, warn in items
+        for is_there, value, text, warn in items
+        if is_there
     ]
     return tag("div", *cards, class_="cards")
 
@@ -207,28 +209,21 @@ def _frequent(found: Statistics) -> list[int]:
 
 def _token_parts(found: Statistics, vocab_size: int, tokenizer: Tokenizer | None) -> list[Markup]:
     total = max(1, int(found.counts.sum()) + found.uncounted)  # padding is not counted
-    ids = _frequent(found)
-    most = max(found.counts[ids].tolist(), default=1)
-    rows = []
-    for token in ids:
-        count = int(found.counts[token])
-        text = [_token(tokenizer, token)] if tokenizer else []
-        rows.append([str(token), *text, f"{count:,}", f"{count / total:.2%}", share_bar(count / most)])
-    head = ["id", *(["token"] if tokenizer else []), "count", "share", ""]
-    frequent = table(head, rows, numbers=(0, len(head) - 3, len(head) - 2))
-    caption = tag("p", f"The {len(ids)} most frequent of them:")
+    most, rows = max(found.counts.tolist(), default=1), []
+    for token in _frequent(found):
+        shown = [_token(tokenizer, token)] if tokenizer else []
+        rows.append([str(token), *shown, *shares(int(found.counts[token]), total, most)])
+    frequent = table(["#id", *(["token"] if tokenizer else []), "#count", "#share", ""], rows)
     counts = np.zeros(max(vocab_size, len(found.counts), 1), np.int64)
     counts[: len(found.counts)] = found.counts
-    return [_id_histogram(counts), caption, frequent, *_never_used(counts[:vocab_size], tokenizer)]
-
-
-def _id_histogram(counts: Counts) -> Markup:
     step = -(-len(counts) // BINS)
     starts = np.arange(0, len(counts), step)
     values = np.add.reduceat(counts, starts).tolist()
     middle, last = (len(values) / 2, f"{len(values) // 2 * step:,}"), (float(len(values)), f"id {len(counts) - 1:,}")
     caption = f"How often ids occur; a bar is {counted(step, 'id')}; logarithmic."
-    return bars(values, [*starts.tolist(), len(counts)], [(0.0, "0"), middle, last], log=True, caption=caption)
+    figure = bars(values, [*starts.tolist(), len(counts)], [(0.0, "0"), middle, last], log=True, caption=caption)
+    text = tag("p", f"The {len(rows)} most frequent of them:")
+    return [figure, text, frequent, *_never_used(counts[:vocab_size], tokenizer)]
 
 
 def _never_used(counts: Counts, tokenizer: Tokenizer | None) -> list[Markup]:
@@ -266,24 +261,25 @@ def _length_facts(lengths: Counts) -> dict[str, float]:
     return {"min": int(lengths.min()), **named, "max": int(lengths.max()), "mean": round(float(lengths.mean()), 1)}
 
 
+def _documents(found: Statistics) -> str:
+    return "file" if found.unit == "file" else "document"
+
+
 def _document_parts(d: dict[str, Any], found: Statistics) -> list[Markup]:
     if found.lengths is None:
         count = f"{d['documents']:,} documents were packed into the records. " if d["documents"] else ""
         text = "The documents of the tokens, and the padding, are not stored with these batches."
         return [tag("p", count + text)]
-    named = _length_facts(found.lengths)
-    if not named:
+    if not len(found.lengths):
         return [tag("p", "There are none.")]
     powers = np.bincount(np.frexp(found.lengths.astype(np.float64))[1])  # 2**(k-1) <= length < 2**k
     low = int(np.flatnonzero(powers)[0])
-    values = powers[low:].tolist()
     edges = [0 if k == 0 else 1 << (k - 1) for k in range(low, len(powers) + 1)]
     marks = [(float(number), f"{edge:,}") for number, edge in enumerate(edges)]
-    units = "files" if found.unit == "file" else "documents"
-    caption = f"Lengths of {units}, in tokens; each bar is twice as wide as the one before."
-    row = [f"{value:,}" for value in named.values()]
-    figure = bars(values, edges, marks, log=False, caption=caption)
-    return [figure, table(list(named), [row], numbers=range(len(row))), _packing(found)]
+    caption = f"Lengths of {_documents(found)}s, in tokens; each bar is twice as wide as the one before."
+    figure = bars(powers[low:].tolist(), edges, marks, log=False, caption=caption)
+    named = {f"#{name}": f"{value:,}" for name, value in _length_facts(found.lengths).items()}
+    return [figure, table(list(named), [list(named.values())]), _packing(found)]
 
 
 def _packing(found: Statistics) -> Markup:
@@ -306,14 +302,12 @@ def _packing(found: Statistics) -> Markup:
 
 def _sources(found: Statistics) -> Markup:
     total = max(1, sum(each.tokens for each in found.sources))
-    rows: list[list[str]] = []
-    for name, documents, tokens in found.sources[:SOURCES_SHOWN]:
-        share = tokens / total
-        rows.append([printable(name) or "not known", f"{documents:,}", f"{tokens:,}", f"{share:.2%}", share_bar(share)])
-    if left := found.sources[SOURCES_SHOWN:]:
+    shown, left = found.sources[:SOURCES_SHOWN], found.sources[SOURCES_SHOWN:]
+    rows = [[printable(name) or "not known", f"{count:,}", *shares(tokens, total)] for name, count, tokens in shown]
+    if left:
         documents, tokens = sum(each.documents for each in left), sum(each.tokens for each in left)
-        rows.append([f"{len(left):,} more", f"{documents:,}", f"{tokens:,}", f"{tokens / total:.2%}", ""])
-    return table(["source", "documents", "tokens", "share", ""], rows, numbers=(1, 2, 3))
+        rows.append([f"{len(left):,} more", f"{documents:,}", *shares(tokens, total)[:2], ""])
+    return table(["source", "#documents", "#tokens", "#share", ""], rows)
 
 
 def _duplicate_parts(found: Statistics, reader: BatchReader, tokenizer: Tokenizer | None) -> list[Markup]:
@@ -334,8 +328,7 @@ def _duplicate_parts(found: Statistics, reader: BatchReader, tokenizer: Tokenize
         names = [tag("div", origin, class_="note") for origin in origins if origin]
         excerpt = tag("code", _lines(readable(tokenizer, group.beginning)))
         rows.append([f"{len(group.units):,}", f"{group.length:,}", units, tag("div", excerpt, *names)])
-    head = ["copies", "tokens", f"{found.unit}s", "begins with"]
-    return [tag("p", text), table(head, rows, numbers=(0, 1))]
+    return [tag("p", text), table(["#copies", "#tokens", f"{found.unit}s", "begins with"], rows)]
 
 
 def _row(row: Row, tokenizer: Tokenizer | None) -> Markup:
@@ -390,18 +383,15 @@ def tag(name: str, *children: str | Iterable[Markup], **attributes: str | float 
     return Markup(f"<{name}{words}>{inner}</{name}>")
 
 
-def section(title: str, *children: Markup) -> Markup:
-    return Markup(tag("section", tag("h2", title), *children) + "\n")
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Iterable[int] = ()) -> Markup:
-    """Return a table; the columns in `numbers` are aligned to the right."""
-    right = {column: "number" for column in numbers}
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
+    """Return a table; a column whose name begins with "#" has numbers, which are aligned to the right."""
+    classes = ["number" if name.startswith("#") else None for name in head]
 
     def cells(kind: str, row: Sequence[str]) -> Markup:
-        return tag("tr", *(tag(kind, cell, class_=right.get(column)) for column, cell in enumerate(row)))
+        return tag("tr", *(tag(kind, cell, class_=each) for cell, each in zip(row, classes, strict=True)))
 
-    return tag("div", tag("table", cells("th", head), *(cells("td", row) for row in rows)), class_="box")
+    names = [name.removeprefix("#") for name in head]
+    return tag("div", tag("table", cells("th", names), *(cells("td", row) for row in rows)), class_="box")
 
 
 def facts(lines: Iterable[tuple[str, str]]) -> Markup:
@@ -410,9 +400,10 @@ def facts(lines: Iterable[tuple[str, str]]) -> Markup:
     return tag("div", tag("table", *rows, class_="facts"), class_="box")
 
 
-def share_bar(share: float) -> Markup:
-    """Return a bar that fills a share of its cell."""
-    return tag("div", class_="share", style=f"width:{100 * share:.1f}%")
+def shares(count: int, total: int, most: int | None = None) -> list[str]:
+    """Return cells: a count, its share of a total, and a bar that is full at `most`, by default the total."""
+    bar = tag("div", class_="share", style=f"width:{100 * count / (most or total):.1f}%")
+    return [f"{count:,}", f"{count / total:.2%}", bar]
 
 
 def bars(

@@ -69,8 +69,8 @@ def gathered(path: Path) -> Epochs:
     tokens = np.load(path, mmap_mode="r").view(np.ndarray)
 
     def batches(epoch: int) -> Iterator[torch.Tensor]:
-        order = np.random.default_rng(epoch).permutation(len(tokens)).reshape(-1, m.BATCH_SIZE)
-        return (torch.from_numpy(tokens[rows].astype(np.int64)) for rows in order)
+        for rows in np.random.default_rng(epoch).permutation(len(tokens)).reshape(-1, m.BATCH_SIZE):
+            yield torch.from_numpy(tokens[rows].astype(np.int64))
 
     return batches
 
@@ -179,6 +179,7 @@ def prepare(folder: str, count: int) -> m.Figures:
             writer.write_document(document, {"mask": (document % 2).astype("u1")}, id=f"{number}", spans=spans)
     shape = {"batch_size": m.BATCH_SIZE, "seq_len": m.SEQ_LEN}
     convert(to / "stream.h5", "hdf5", to / "packed", source_format="stream", packing="best-fit", num_shards=4, **shape)
+    m.evict(to)  # the page cache then holds all files in pages of the same sizes, however they were written
     m.warm(to)
     return {}
 

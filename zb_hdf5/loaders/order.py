@@ -28,6 +28,8 @@ FEISTEL_ROUNDS: Final = 6
 MIN_HALF_BITS: Final = 3
 #: Halves of up to so many bits, and so up to 2**26 items, take their round functions from tables of 384 KiB at most.
 TABLE_BITS: Final = 13
+#: Words that are permuted at once: their arrays stay in the cache of a core.
+WORDS_AT_ONCE: Final = 1 << 13
 #: The "epoch" of the record shuffle at write time: a value that no training epoch has.
 WRITE_EPOCH: Final = 2**64 - 1
 _MASK64: Final = 2**64 - 1
@@ -140,6 +142,13 @@ class GlobalOrder(Order):
         return words.view(np.int64).reshape(values.shape)
 
     def _network(self, words: _Words, inverse: bool) -> _Words:
+        found = np.empty_like(words)
+        for start in range(0, words.size, WORDS_AT_ONCE):
+            part = slice(start, start + WORDS_AT_ONCE)
+            found[part] = self._rounds(words[part], inverse)
+        return found
+
+    def _rounds(self, words: _Words, inverse: bool) -> _Words:
         bits, order = self._half_bits, slice(None, None, -1 if inverse else 1)
         shift, mask = np.uint64(bits), np.uint64((1 << bits) - 1)
         # a half of few values has its round function in a table: a fourth of the time

@@ -28,7 +28,7 @@ from zb_hdf5 import (
 from zb_hdf5.commands.statistics import measure
 from zb_hdf5.files.objects import BLOCK_BYTES, PART_BYTES, RemoteObject
 from zb_hdf5.files.paths import any_path
-from zb_hdf5.files.tokens import ObjectTokens
+from zb_hdf5.files.tokens import FileTokens
 from zb_hdf5.store.streams import index_streams
 
 
@@ -244,9 +244,9 @@ def test_a_batch_that_proved_a_shard_is_not_kept(served, write_store, tokens):
 
 def remembered():
     """Return the batches that sources keep for a later read."""
-    sources = [one for one in gc.get_objects() if type(one) is ObjectTokens]
+    sources = [one for one in gc.get_objects() if type(one) is FileTokens and one.access == "remote"]
     assert sources
-    return [batch for source in sources for batch in source._read_before]
+    return [source for source in sources if source._read_before is not None]
 
 
 def test_after_an_error_nothing_is_written_to_the_arrays_of_the_caller(web):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import ChecksumError, Remedy
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.ranges import Extents, LocalFile, Range, Ranges, Run
-from zb_hdf5.files.tokens import TokenRun, Tokens
+from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens
 from zb_hdf5.spec import CRC32_CHUNK_ROWS, TokenArray
 
 try:  # by the processor's carry-less multiplication: 64 KiB in 1.4 µs, where zlib takes 19
@@ -102,30 +102,25 @@ class Crc32Rows:
 
     __slots__ = ("_blocks", "_num_rows", "_place", "_read", "_view")  # one for each of perhaps 50,000 open files
 
-    def __init__(self, num_rows: int, read: ReadRows | tuple[Ranges, tuple[Run, ...]]) -> None:
+    def __init__(self, num_rows: int, read: ReadRows | npt.NDArray[np.uint32]) -> None:
         self._num_rows, self._read = num_rows, read
         self._blocks: dict[int, array[int]] | None = None
         self._place: tuple[LocalFile, int] | None = None  # the file in which they are one array, and its offset
-        self._view: npt.NDArray[np.uint32] | None = None
+        self._view = read if isinstance(read, np.ndarray) else None
 
     @classmethod
-    def placed(cls, num_rows: int, ranges: Ranges, runs: tuple[Run, ...]) -> Crc32Rows:
+    def placed(cls, num_rows: int, file: Ranges, runs: tuple[Run, ...]) -> Crc32Rows:
         """Return the rows in chunks of a file: a view where they are one array in a file that may be mapped."""
-        rows = cls(num_rows, (ranges, runs))
         extents = Extents(runs, 4 * CRC32_CHUNK_ROWS)
-        if isinstance(ranges, LocalFile) and num_rows and len(extents.byte_ranges) == 1:
+        rows = cls(num_rows, partial(_read_placed, file, extents))
+        if isinstance(file, LocalFile) and num_rows and len(extents.byte_ranges) == 1:
             base = extents.runs[0].base
-            rows._place = (ranges, base) if base + 4 * num_rows <= ranges.size else None
+            rows._place = (file, base) if base + 4 * num_rows <= file.size else None
         return rows
-
-    @classmethod
-    def of(cls, rows: npt.NDArray[np.uint32]) -> Crc32Rows:
-        """Return rows that were read already."""
-        return cls(len(rows), partial(_copy_rows, rows))
 
     @property
     def view(self) -> npt.NDArray[np.uint32] | None:
-        """All rows, "<u4", where they are mapped; None: they are read."""
+        """All rows, "<u4", where they are mapped or were read before; None: they are read."""
         if self._view is None and self._place is not None:
             file, base = self._place
             data, self._place = file.flat(), None
@@ -154,34 +149,24 @@ class Crc32Rows:
 
     def _rows(self, start: int, stop: int, *others: Range) -> npt.NDArray[np.uint32]:
         rows = np.empty(stop - start, "<u4")
-        if isinstance(self._read, tuple):
-            _read_placed(*self._read, start, rows, *others)
-        else:
-            self._read(start, rows)
+        cast(ReadRows, self._read)(start, rows, *others)
         return rows
 
     def _keep(self, block: int, rows: npt.NDArray[np.uint32]) -> array[int]:
         kept = array("I", rows.astype("u4", copy=False).tobytes())
-        if self._blocks is None:
-            self._blocks = {}
+        self._blocks = self._blocks or {}
         self._blocks[block] = kept
         return kept
 
-    def __getstate__(self) -> tuple[int, ReadRows | tuple[Ranges, tuple[Run, ...]]]:
+    def __getstate__(self) -> tuple[Any, ...]:
         return self._num_rows, self._read
 
-    def __setstate__(self, state: tuple[int, ReadRows]) -> None:
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
         Crc32Rows.__init__(self, *state)
 
 
-def _read_placed(
-    ranges: Ranges, runs: tuple[Run, ...], start: int, out: npt.NDArray[np.uint32], *others: Range
-) -> None:
-    ranges.read_ranges([*others, *Extents(runs, 4 * CRC32_CHUNK_ROWS).places_of_tokens(start, out)])
-
-
-def _copy_rows(rows: npt.NDArray[np.uint32], start: int, out: npt.NDArray[np.uint32]) -> None:
-    out[...] = rows[start : start + len(out)]
+def _read_placed(file: Ranges, extents: Extents, start: int, out: npt.NDArray[np.uint32], *others: Range) -> None:
+    file.read_ranges([*others, *extents.places_of_tokens(start, out)])
 
 
 class Checked(UnitTokens):
@@ -251,7 +236,7 @@ class Checked(UnitTokens):
     def flat(self) -> TokenArray | None:
         return None if self._strict else self.tokens.flat()
 
-    def unchecked(self) -> Tokens | None:
+    def unchecked(self) -> FileTokens | None:
         return None if self._strict else self.tokens.unchecked()
 
     def ready(self, starts: npt.NDArray[np.int64]) -> bool:

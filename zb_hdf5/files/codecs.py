@@ -17,7 +17,7 @@ from zb_hdf5.files.checked import UnitTokens
 from zb_hdf5.files.objects import RemoteObject
 from zb_hdf5.files.paths import Identity
 from zb_hdf5.files.ranges import Extents, Ranges, Run
-from zb_hdf5.files.tokens import FileTokens, ObjectTokens, Tokens, Wait
+from zb_hdf5.files.tokens import Wait
 from zb_hdf5.spec import EXTENTS_CHUNK_ROWS, NO_CODEC, TokenArray
 
 try:  # two to three times as fast as zlib
@@ -151,37 +151,38 @@ class Decoded(UnitTokens):
 
     # threads read in parallel: neither the lock of HDF5 nor that of the interpreter is held while a chunk is decoded
 
-    __slots__ = ("_chunks", "_decode", "_noun", "dtype", "num_tokens", "ranges", "unit", "wait")
+    __slots__ = ("_chunks", "_decode", "_noun", "dtype", "file", "num_tokens", "unit", "wait")
     access = "pread"
+    file: Ranges
 
     def __init__(
-        self, ranges: Ranges, chunks: CodedChunks, dtype: np.dtype[Any], unit: int, num_tokens: int, noun: str
+        self, file: Ranges, chunks: CodedChunks, dtype: np.dtype[Any], unit: int, num_tokens: int, noun: str
     ) -> None:
         super().__init__()
-        self.ranges, self._chunks, self._noun = ranges, chunks, noun
+        self.file, self._chunks, self._noun = file, chunks, noun
         self.dtype, self.unit, self.num_tokens = dtype, unit, num_tokens
-        require_codec(chunks.codec, ranges.name)
+        require_codec(chunks.codec, file.name)
         offsets, sizes = chunks.table.T
-        bad = np.flatnonzero((offsets < 0) | (sizes < 1) | (sizes > ranges.num_bytes - offsets))
+        bad = np.flatnonzero((offsets < 0) | (sizes < 1) | (sizes > file.num_bytes - offsets))
         if len(bad):
-            raise FormatError(f"{ranges.name}: {noun} {bad[0]:,} lies outside of the file; restore it")
+            raise FormatError(f"{file.name}: {noun} {bad[0]:,} lies outside of the file; restore it")
         plain = unit * dtype.itemsize
         limit = plain + plain // 128 + 64  # gzip and zstd add less to noise
         if (largest := int(sizes.max(initial=0))) > limit:  # a sparse file is large enough for any claim
             raise FormatError(
-                f"{ranges.name}: {noun} {int(sizes.argmax()):,}: expected at most {limit:,} bytes, found {largest:,}; "
+                f"{file.name}: {noun} {int(sizes.argmax()):,}: expected at most {limit:,} bytes, found {largest:,}; "
                 "restore it"
             )
         self._decode = decoder(chunks.codec)
-        self.wait = Wait.FAR if isinstance(ranges, RemoteObject) else Wait.DECODE
+        self.wait = Wait.FAR if isinstance(file, RemoteObject) else Wait.DECODE
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        return self.ranges.name
+        return self.file.name
 
     @property
     def identity(self) -> Identity:  # type: ignore[override]
-        return self.ranges.identity
+        return self.file.identity
 
     def _read_units(self, start: int, out: TokenArray) -> None:
         """Fill `out` with whole units: one range for all that follow each other in the file."""
@@ -195,7 +196,7 @@ class Decoded(UnitTokens):
             skip = int(sizes[begin] - table[begin, 1])
             parts.append((int(table[begin, 0]), stored[skip : int(sizes[stop - 1])]))
             begin = stop
-        self.ranges.read_ranges(parts)
+        self.file.read_ranges(parts)
         begin = 0
         for number, end in enumerate(sizes.tolist()):
             unit = out[number * self.unit : (number + 1) * self.unit]
@@ -229,19 +230,10 @@ class Decoded(UnitTokens):
         return buffer[:num_bytes]
 
     def close(self) -> None:
-        self.ranges.close()
+        self.file.close()
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return self.ranges, self._chunks, self.dtype, self.unit, self.num_tokens, self._noun
+        return self.file, self._chunks, self.dtype, self.unit, self.num_tokens, self._noun
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         Decoded.__init__(self, *state)
-
-
-def ranges_of(tokens: Tokens) -> Ranges | None:
-    """Return the file in which tokens lie, where it is read without HDF5."""
-    if isinstance(tokens, FileTokens):
-        return tokens.file
-    if isinstance(tokens, ObjectTokens):
-        return tokens.source
-    return tokens.ranges if isinstance(tokens, Decoded) else None

@@ -15,7 +15,7 @@ import shutil
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -202,6 +202,8 @@ class RemoteObject:
     range. All attempts of one read together take at most the seconds of ZB_REMOTE_TIMEOUT (180).
     """
 
+    access, fd, maps = "remote", -1, False
+
     def __init__(self, url: str, identity: tuple[Any, ...] | None = None, num_bytes: int | None = None) -> None:
         self.name, self._known, self._expected = url, identity, num_bytes
         folder, _, key = url.rpartition("/")
@@ -254,7 +256,13 @@ class RemoteObject:
         parts = list(self.parts(max_bytes=MAX_WHOLE_BYTES))
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
-    def read_ranges(self, ranges: Sequence[tuple[int, npt.NDArray[Any]]]) -> None:
+    def flat(self, private: bool = False) -> None:
+        """Return None: nothing is mapped."""
+
+    def require_whole(self) -> None:
+        """Do nothing: each read compares the size."""
+
+    def read_ranges(self, ranges: Iterable[tuple[int, npt.NDArray[Any]]]) -> None:
         """Fill each array with the bytes from its offset on: those that touch by one request, all at the same time."""
         read_objects([(self, ranges)])
 
@@ -374,7 +382,7 @@ def _may_pass(error: Exception, folder: Folder) -> bool:
     return status == 0 or status >= 500 or status in _PASSING
 
 
-def read_objects(reads: Sequence[tuple[RemoteObject, Sequence[tuple[int, npt.NDArray[Any]]]]]) -> None:
+def read_objects(reads: Sequence[tuple[RemoteObject, Iterable[tuple[int, npt.NDArray[Any]]]]]) -> None:
     """Read ranges of several objects, all at the same time and within one limit. See `RemoteObject.read_ranges`."""
     begun_s = time.monotonic()
     todo = [(source, group) for source, ranges in reads for group in _merged(ranges)]
@@ -400,7 +408,7 @@ def read_objects(reads: Sequence[tuple[RemoteObject, Sequence[tuple[int, npt.NDA
         future.result()
 
 
-def _merged(ranges: Sequence[tuple[int, npt.NDArray[Any]]]) -> Iterator[Group]:
+def _merged(ranges: Iterable[tuple[int, npt.NDArray[Any]]]) -> Iterator[Group]:
     """Yield groups of ranges that touch or overlap, as arrays of bytes."""
     group: Group = []
     end = -1

@@ -21,7 +21,7 @@ from functools import cache
 from itertools import accumulate
 from os import SEEK_END, lseek
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -63,7 +63,6 @@ class Extents:
     runs: Sequence[Run]
     batch_bytes: int
     _firsts: Sequence[int] = field(init=False, repr=False)
-    _byte_ranges: list[tuple[int, int]] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not all(run.num_batches for run in self.runs):
@@ -102,11 +101,6 @@ class Extents:
     def byte_ranges(self) -> list[tuple[int, int]]:
         """Ranges of batches without a gap between them, in batch order: first byte, and the one behind the last."""
         # none where there are more than MAX_STRETCHES, or several that do not fill whole pages
-        if self._byte_ranges is None:
-            self._byte_ranges = self._found_byte_ranges()
-        return self._byte_ranges
-
-    def _found_byte_ranges(self) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []
         for base, stride, num_batches in self.runs:
             parts = 1 if stride == self.batch_bytes else num_batches
@@ -207,32 +201,8 @@ NO_COPY_RANGE: Final = frozenset(
 )
 
 
-class Ranges(Protocol):
-    """The bytes of one file or object that never changes."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def num_bytes(self) -> int: ...
-
-    @property
-    def identity(self) -> Identity: ...
-
-    def read_ranges(self, ranges: Sequence[Range]) -> None:
-        """Fill each array (C-contiguous, writable) with the bytes from its offset on; all at once, where it is far."""
-
-    def close(self) -> None:
-        """Close what is open."""
-
-
-def open_ranges(path: Path, identity: Identity | None = None, num_bytes: int | None = None) -> LocalFile | RemoteObject:
-    """Open a file of this machine, or an object."""
-    return RemoteObject(str(path), identity, num_bytes) if isinstance(path, RemotePath) else LocalFile(path, identity)
-
-
 class LocalFile:
-    """One immutable file of this machine. See `Ranges`."""
+    """One immutable file of this machine."""
 
     # held open until `close`, so that a later rename over it changes nothing; a mapping stays valid after `close`,
     # which must not race with reads. "auto" maps unless the file system is far away.
@@ -365,6 +335,19 @@ class LocalFile:
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.name, self.access, self._identity = state
         self._open()
+
+
+#: The bytes of one file or object that never changes: their name, size and identity, and reads of ranges.
+Ranges: TypeAlias = LocalFile | RemoteObject
+
+
+def open_ranges(
+    path: Path, identity: Identity | None = None, num_bytes: int | None = None, access: str = "auto"
+) -> Ranges:
+    """Open a file of this machine, or an object."""
+    if isinstance(path, RemotePath):
+        return RemoteObject(str(path), identity, num_bytes)
+    return LocalFile(path, identity, access)
 
 
 class FetchedFile(LocalFile):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, ClosedError
-from zb_hdf5.files.objects import IN_FLIGHT, RemoteObject
-from zb_hdf5.files.paths import Identity, RemotePath, cut_short, require_remote_access
+from zb_hdf5.files.objects import IN_FLIGHT, RemoteObject, read_objects
+from zb_hdf5.files.paths import Identity, cut_short, require_remote_access
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
-from zb_hdf5.files.ranges import Extents, LocalFile, Place, Range, map_side_by_side
+from zb_hdf5.files.ranges import Extents, Place, Range, Ranges, map_side_by_side, open_ranges
 from zb_hdf5.spec import StoreMeta, TokenArray, as_stored, signed
 
 #: A position, and the 1-D array that the tokens from there on fill.
@@ -31,6 +31,10 @@ class Wait(Enum):
     FAR = "far"
 
 
+#: The views of a file that was not mapped yet.
+NO_VIEWS: Final[dict[bool, list[TokenArray]]] = {}
+
+
 class Rows(Protocol):
     """The crc32 of each unit."""
 
@@ -38,59 +42,6 @@ class Rows(Protocol):
     def view(self) -> npt.NDArray[Any] | None: ...
 
     def __getitem__(self, number: int) -> int: ...
-
-
-class PlainFile:
-    """One local file of units at a constant stride, for reads of whole units without another layer.
-
-    Thread-safe. It keeps the file open for as long as it is held: take a new one for each read of many files.
-
-    Attributes
-    ----------
-    fd
-        The descriptor: unit i is the `unit_bytes` at `base + i * stride`.
-    size
-        Bytes that the file must have. A mapping is touched only after `lseek(fd, 0, SEEK_END) >= size`, else
-        `file.require_whole()` names the missing part.
-    file
-        The file; `file.maps`: whether it may be mapped, which is neither by access "pread" nor on a network file
-        system.
-    rows
-        The crc32 of each unit, `rows[i]`, where whole reads are compared; `rows.view` is an array where they are
-        mapped.
-    """
-
-    __slots__ = ("_dtype", "_extents", "_units", "base", "fd", "file", "rows", "size", "stride", "unit_bytes")
-
-    def __init__(self, file: LocalFile, extents: Extents, dtype: np.dtype[Any]) -> None:
-        self.file, self._extents, self._dtype, self.fd, self.size = file, extents, dtype, file.fd, file.size
-        self.base, self.stride, _ = extents.runs[0]
-        self.unit_bytes = extents.batch_bytes
-        self.rows: Rows | None = None
-        self._units: tuple[bool, TokenArray] | None = None
-
-    def units(self, private: bool = False) -> TokenArray:
-        """Return all units as a view `(units, unit)` of the mapping, of a file that may be mapped.
-
-        Parameters
-        ----------
-        private
-            True: writable and of the signed dtype; the file never changes.
-        """
-        units = self._units
-        if units is None or units[0] != private:
-            units = self._units = private, mapped_units(self.file, self._extents, self._dtype, private)[0]
-        return units[1]
-
-
-def mapped_units(file: LocalFile, extents: Extents, dtype: np.dtype[Any], private: bool) -> list[TokenArray]:
-    """Return a view `(units, unit)` of the mapping for each run of extents; none where the file is not mapped."""
-    data = file.flat(private)
-    if data is None:
-        return []
-    itemsize, kind = dtype.itemsize, signed(dtype) if private else dtype
-    unit = extents.batch_bytes // itemsize
-    return [np.ndarray((n, unit), kind, data, base, (stride, itemsize)) for base, stride, n in extents.runs]
 
 
 class Tokens(ABC):
@@ -115,12 +66,16 @@ class Tokens(ABC):
         The cause of the wait of a read.
     identity
         The facts that differ for a later file of the same name; () of many files.
+    file
+        The file or object that holds all tokens, where it is read without HDF5; None: there is none, or several.
     plain
-        The local file that holds all units at a constant stride; None where there is none, or there are several.
+        The tokens of one local file that holds all units at a constant stride, for reads of whole units without
+        another layer; None where there is none, or there are several.
     """
 
     __slots__ = ()
-    plain: PlainFile | None = None
+    file: Ranges | None = None
+    plain: FileTokens | None = None
     num_tokens: int
     dtype: np.dtype[Any]
     unit: int
@@ -166,7 +121,7 @@ class Tokens(ABC):
     def will_need(self, start: int, stop: int) -> None:  # noqa: B027 - most have no use for it
         """Announce that consecutive tokens will be read soon; the kernel may begin to fetch them."""
 
-    def unchecked(self) -> Tokens | None:
+    def unchecked(self) -> FileTokens | None:
         """Return the extents that gathers read without a check, for gathers from several files at once; or None."""
         return None
 
@@ -209,10 +164,6 @@ def gather_from(flat: TokenArray, starts: npt.NDArray[np.int64], out: TokenArray
     out[...] = windows[starts]
 
 
-#: The access of objects.
-REMOTE: Final = "remote"
-
-
 def open_extents(
     path: Path,
     extents: Extents,
@@ -221,44 +172,41 @@ def open_extents(
     access: str,
     identity: Identity | None = None,
     num_bytes: int | None = None,
-) -> FileTokens | ObjectTokens:
+) -> FileTokens:
     """Open the extents of a file of this machine, or of an object."""
-    if not isinstance(path, RemotePath):
-        tokens = FileTokens(LocalFile(path, identity, access), extents, dtype, num_tokens)
-        if access == "mmap":
-            tokens.units()  # now
-        return tokens
     require_remote_access(path, access)
-    return ObjectTokens(RemoteObject(str(path), identity, num_bytes), extents, dtype, num_tokens)
-
-
-def places_of(tokens: FileTokens | ObjectTokens, runs: Iterable[TokenRun]) -> Iterator[Range]:
-    """Yield the bytes that runs fill."""
-    for start, out in runs:
-        if out.dtype != tokens.dtype:  # another size would count other bytes
-            raise ArgumentError(f"{tokens.name}: expected an array of {tokens.dtype}, found {out.dtype}")
-        number, within = divmod(start, tokens.unit)
-        if within + len(out) <= tokens.unit:
-            yield tokens.extents.offset(number) + within * tokens.dtype.itemsize, out
-        else:
-            yield from tokens.extents.places_of_tokens(start, out)
+    tokens = FileTokens(open_ranges(path, identity, num_bytes, access), extents, dtype, num_tokens)
+    if access == "mmap":
+        tokens.units()  # now
+    return tokens
 
 
 class FileTokens(Tokens):
-    """The tokens in the extents of one local file. See `Tokens`."""
+    """The tokens in the extents of one file or object. See `Tokens`. It keeps the file open for as long as it is held.
+
+    Attributes
+    ----------
+    extents
+        The extents of the units: unit i of a plain file is at `base + i * stride` of its only run.
+    rows
+        The crc32 of each unit, `rows[i]`, where whole reads are compared; `rows.view` is an array where they are
+        mapped.
+    """
 
     # "mmap": all reads come from the mapping; "auto": runs are read by position, views and gathers take the mapping,
-    # never on a network file system; "pread": nothing is mapped
+    # never on a network file system; "pread", and "remote" of an object: nothing is mapped
 
     __slots__ = (
-        "__weakref__", "_flat", "_views", "access", "dtype", "extents", "file", "identity", "name", "num_tokens",
-        "plain", "unit",
+        "__weakref__", "_flat", "_read_before", "_views", "access", "dtype", "extents", "file", "name", "num_tokens",
+        "rows", "unit", "wait",
     )  # fmt: skip
-    wait = Wait.LOCAL
+    file: Ranges
 
-    def __init__(self, file: LocalFile, extents: Extents, dtype: np.dtype[Any], num_tokens: int) -> None:
+    def __init__(self, file: Ranges, extents: Extents, dtype: np.dtype[Any], num_tokens: int) -> None:
         self.file, self.extents, self.dtype, self.num_tokens = file, extents, dtype, num_tokens
         self._reset()
+        if isinstance(file, RemoteObject):
+            return
         if file.size < extents.end:
             file.close()
             raise cut_short(file.path, f"at least {extents.end:,} bytes", file.size)
@@ -267,16 +215,40 @@ class FileTokens(Tokens):
 
     def _reset(self) -> None:
         self.unit, file = self.extents.batch_bytes // self.dtype.itemsize, self.file
-        self.name, self.access, self.identity = file.name, file.access, file.identity
-        self._views: dict[bool, list[TokenArray]] | None = None
+        self.name, self.access = file.name, file.access
+        self.wait = Wait.FAR if isinstance(file, RemoteObject) else Wait.LOCAL
+        self.rows: Rows | None = None
+        self._views: dict[bool, list[TokenArray]] = NO_VIEWS
         self._flat: TokenArray | None = None
-        one_run = len(self.extents.runs) == 1
-        self.plain = PlainFile(self.file, self.extents, self.dtype) if one_run else None
+        self._read_before: TokenRun | None = None
+
+    @property
+    def identity(self) -> Identity:  # type: ignore[override]
+        return self.file.identity
+
+    @property
+    def plain(self) -> FileTokens | None:  # type: ignore[override]
+        return self if self.wait is Wait.LOCAL and len(self.extents.runs) == 1 else None
+
+    def remember(self, start: int, tokens: TokenArray) -> None:
+        """Keep a unit that was read to prove an object, for the next read."""
+        self._read_before = start, tokens
 
     def read(self, runs: Iterable[TokenRun]) -> None:
-        if self.file.access == "mmap":
+        if self.access == "mmap":
             runs = [run for run in runs if not self._copy(*run)]
-        self.file.read_ranges(places_of(self, runs))
+        self.file.read_ranges(self.places_of(runs))
+
+    def places_of(self, runs: Iterable[TokenRun]) -> Iterator[Range]:
+        """Yield the bytes that runs fill; those of the unit that is in memory are filled."""
+        known, self._read_before = self._read_before, None
+        for start, out in runs:
+            if out.dtype != self.dtype:  # another size would count other bytes
+                raise ArgumentError(f"{self.name}: expected an array of {self.dtype}, found {out.dtype}")
+            if known is not None and known[0] == start and len(known[1]) == len(out):
+                out[...] = known[1]
+            else:
+                yield from self.extents.places_of_tokens(start, out)
 
     def _copy(self, start: int, out: TokenArray) -> bool:
         view = self.view(start, len(out))
@@ -286,6 +258,7 @@ class FileTokens(Tokens):
         return True
 
     def gather(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
+        self._read_before = None  # rows do not take it up: it would be kept for ever
         flat = self.flat()
         if flat is None or not len(starts):
             self.file.read_ranges(self.extents.places_of_rows(starts, out))
@@ -307,12 +280,19 @@ class FileTokens(Tokens):
         return None if flat is None else flat[start : start + count]
 
     def units(self, private: bool = False) -> list[TokenArray]:
-        """Return a view `(units, unit)` of the mapping for each run of extents; none where the file is not mapped."""
-        known = self._views or {}
-        views = known.get(private)
+        """Return a view `(units, unit)` of the mapping for each run of extents; none where the file is not mapped.
+
+        Parameters
+        ----------
+        private
+            True: writable and of the signed dtype; the file never changes.
+        """
+        views = self._views.get(private)
         if views is None:
-            views = mapped_units(self.file, self.extents, self.dtype, private)
-            self._views = known | {private: views}
+            data, itemsize = self.file.flat(private), self.dtype.itemsize
+            kind, runs = signed(self.dtype) if private else self.dtype, self.extents.runs if data is not None else ()
+            views = [np.ndarray((n, self.unit), kind, data, base, (stride, itemsize)) for base, stride, n in runs]
+            self._views = self._views | {private: views}
         elif views:
             self.file.require_whole()
         return views
@@ -329,13 +309,13 @@ class FileTokens(Tokens):
             places = self.places()
             tokens = map_side_by_side(places) if places else None
             self._flat = None if tokens is None else tokens.view(self.dtype)[: self.num_tokens]
-        elif self._flat is not None:
+        else:
             self.file.require_whole()
         return self._flat
 
     def places(self) -> list[Place]:
         """Return the parts of the file that hold all tokens one after the other; none where it is not mapped."""
-        if not self.file.size or not self.file.maps:
+        if not self.file.maps or not self.file.num_bytes:
             return []
         self.file.require_whole()
         return [(self.file.fd, start, stop) for start, stop in self.extents.byte_ranges]
@@ -351,13 +331,13 @@ class FileTokens(Tokens):
                 offset = self.extents.offset(index) + token * self.dtype.itemsize
                 if os.preadv(self.file.fd, (page,), offset, os.RWF_NOWAIT) != 1:
                     return False
-        except (OSError, AttributeError):  # it would wait, or this system cannot answer
+        except (OSError, AttributeError):  # it would wait, is an object, or this system cannot answer
             return False
         return True
 
     def will_need(self, start: int, stop: int) -> None:
         itemsize, batch_bytes = self.dtype.itemsize, self.extents.batch_bytes
-        while start < stop:
+        while start < stop and self.wait is Wait.LOCAL:
             index, token = divmod(start, self.unit)
             number, within = self.extents.locate(index)
             base, stride, num_units = self.extents.runs[number]
@@ -370,7 +350,7 @@ class FileTokens(Tokens):
             start = end
 
     def close(self) -> None:
-        self._views, self._flat = None, None
+        self._views, self._flat = NO_VIEWS, None
         self.file.close()
 
     def __getstate__(self) -> tuple[Any, ...]:
@@ -381,61 +361,16 @@ class FileTokens(Tokens):
         self._reset()
 
 
-class ObjectTokens(Tokens):
-    """The tokens in the extents of one object. See `Tokens`."""
-
-    __slots__ = ("__weakref__", "_read_before", "dtype", "extents", "num_tokens", "source", "unit")
-    access, wait = REMOTE, Wait.FAR
-
-    def __init__(self, source: RemoteObject, extents: Extents, dtype: np.dtype[Any], num_tokens: int) -> None:
-        self.source, self.extents, self.dtype, self.num_tokens = source, extents, dtype, num_tokens
-        self.unit = extents.batch_bytes // dtype.itemsize
-        self._read_before: dict[int, TokenArray] = {}
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.source.name
-
-    @property
-    def identity(self) -> Identity:  # type: ignore[override]
-        return self.source.identity
-
-    def remember(self, start: int, tokens: TokenArray) -> None:
-        """Keep a unit that was read to prove the object, for its next read."""
-        self._read_before[start] = tokens
-
-    def read(self, runs: Iterable[TokenRun]) -> None:
-        self.source.read_ranges(self.ranges_of(runs)[1])
-
-    def gather(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
-        self._read_before.clear()  # rows do not take these units up: they would be kept for ever
-        self.source.read_ranges(list(self.extents.places_of_rows(starts, out)))
-
-    def unchecked(self) -> ObjectTokens:
-        return self
-
-    def ranges_of(self, runs: Iterable[TokenRun]) -> tuple[RemoteObject, list[Range]]:
-        """Return the bytes that `read` fetches, for reads of several objects at once; fill what is in memory."""
-        before, self._read_before = self._read_before, {}
-        missing = [(start, out) for start, out in runs if not (before and _fill_from(before.get(start), out))]
-        return self.source, [part for start, out in missing for part in self.extents.places_of_tokens(start, out)]
-
-    def close(self) -> None:
-        self.source.close()
-
-    def __getstate__(self) -> tuple[Any, ...]:
-        return self.source, self.extents, self.dtype, self.num_tokens
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        ObjectTokens.__init__(self, *state)
-
-
-def _fill_from(known: TokenArray | None, out: TokenArray) -> bool:
-    """Fill `out` if as many tokens are known."""
-    if known is None or len(known) != len(out):
-        return False
-    out[...] = known
-    return True
+def read_together(reads: Sequence[tuple[Tokens, Iterable[TokenRun]]]) -> bool:
+    """Read runs of several objects at the same time, without a check; False: one is none, and nothing is read."""
+    found = [
+        (file.file, file, runs)
+        for tokens, runs in reads
+        if (file := tokens.unchecked()) is not None and isinstance(file.file, RemoteObject)
+    ]
+    if len(found) == len(reads):
+        read_objects([(source, list(file.places_of(runs))) for source, file, runs in found])
+    return len(found) == len(reads)
 
 
 class ClosedTokens(Tokens):

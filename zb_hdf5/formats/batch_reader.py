@@ -435,7 +435,7 @@ class BatchReader:
     def crc32_rows(self) -> Crc32Rows | None:
         """Return the same, read when they are needed, or None where there are none or the file still grows."""
         rows = self.stored_crc32()
-        return None if rows is None else Crc32Rows.of(rows)
+        return None if rows is None else Crc32Rows(len(rows), rows)
 
     def check_reads(self, verify: str) -> None:
         """Compare batches with their digests, as `verify` of `open_reader` asks. A reader of a file ends with this.

@@ -27,7 +27,7 @@ from zb_hdf5.documents.spans import WantedSpans, spans_of_pieces
 from zb_hdf5.errors import ArgumentError, UnavailableError, ZbError
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.ranges import network_file_system
-from zb_hdf5.files.tokens import PlainFile, Wait
+from zb_hdf5.files.tokens import FileTokens, Wait
 from zb_hdf5.formats.batch_reader import BatchReader, from_numpy, require_choice
 from zb_hdf5.loaders.order import Request, StepPlan, requests_in
 from zb_hdf5.spec import NO_CODEC
@@ -71,7 +71,7 @@ SINGLE_READS, SINGLE_SAMPLE, MET_READS = 4096, 32, 64
 MAX_MET: Final = 32
 #: The batches of a file as an array (count, B, S), their crc32 by number, and the file if it is not mapped. None: the
 #: batches are read by position or by the reader, and not checked.
-Met: TypeAlias = tuple[npt.NDArray[Any] | None, Callable[[int], int] | None, PlainFile | None]
+Met: TypeAlias = tuple[npt.NDArray[Any] | None, Callable[[int], int] | None, FileTokens | None]
 #: Steps of a block, at most, that are looked up in the page cache; one in `SAMPLED_ONE_IN`, but at least 4.
 MAX_SAMPLE, SAMPLED_ONE_IN = 32, 16
 
@@ -442,17 +442,16 @@ class WholeBatches:
         crc32 = None if rows is None else rows.__getitem__ if view is None else view.item
         if not plain.file.maps:
             return None, crc32, plain
-        plain.file.require_whole()
-        return plain.units(self._is_view).reshape(self._shape), crc32, None
+        return plain.units(self._is_view)[0].reshape(self._shape), crc32, None
 
-    def _filled(self, plain: PlainFile, index: int) -> npt.NDArray[Any] | None:
+    def _filled(self, plain: FileTokens, index: int) -> npt.NDArray[Any] | None:
         """Read a batch by its position; None where the reader has the words for what went wrong."""
-        batch = np.empty(self._shape[1:], self._reader.dtype)
+        batch, run = np.empty(self._shape[1:], self._reader.dtype), plain.extents.runs[0]
         try:
-            read = os.preadv(plain.fd, (batch,), plain.base + index * plain.stride)
+            read = os.preadv(plain.file.fd, (batch,), run.base + index * run.stride)
         except OSError:
             return None
-        return batch if read == plain.unit_bytes else None
+        return batch if read == batch.nbytes else None
 
     def close(self) -> None:
         """Let go of the files of the last single batches."""

@@ -30,7 +30,7 @@ from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import RemotePath, local_path
 from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.files.ranges import Extents, LocalFile, Run, read_fully
-from zb_hdf5.files.tokens import FileTokens, PlainFile, TokenRun, Tokens, Wait
+from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wait
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import U32_MAX, TokenArray
 
@@ -314,16 +314,16 @@ class Cached(Tokens):
         self.num_tokens, self.dtype, self.name = tokens.num_tokens, tokens.dtype, tokens.name
         self.access, self.wait, self.identity = tokens.access, tokens.wait, tokens.identity
         self._fetching: dict[tuple[int, int], threading.Event] = {}
-        self._plain: PlainFile | None = None
+        self._plain: FileTokens | None = None
 
     @property
-    def plain(self) -> PlainFile | None:  # type: ignore[override]
+    def plain(self) -> FileTokens | None:  # type: ignore[override]
         """The data file of the cache, whose `rows` mark the units that are there; None if it is cut short."""
         rows = getattr(self.column, "rows", None)
         if rows is None or os.lseek(rows.file.fd, 0, os.SEEK_END) < rows.file.size:
             return None
         if self._plain is None:
-            self._plain = PlainFile(rows.file, rows.extents, self.dtype)
+            self._plain = FileTokens(rows.file, rows.extents, self.dtype, rows.num_tokens)
             self._plain.rows = self.column
         return self._plain
 

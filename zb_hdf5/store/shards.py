@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.files.checked import VERIFIED, Crc32Rows, checked, crc32_of
-from zb_hdf5.files.codecs import CodedChunks, Decoded, ranges_of, read_extents
-from zb_hdf5.files.objects import read_objects
+from zb_hdf5.files.codecs import CodedChunks, Decoded, read_extents
+from zb_hdf5.files.objects import RemoteObject
 from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath
 from zb_hdf5.files.ranges import map_side_by_side, open_ranges
-from zb_hdf5.files.tokens import REMOTE, FileTokens, ObjectTokens, TokenRun, Tokens, Wait, gather_from, open_extents
+from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wait, gather_from, open_extents, read_together
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.native import sidecar_rows
 from zb_hdf5.formats.registry import FORMATS
@@ -128,9 +128,7 @@ class Sharded(Tokens):
 
     def _read_files(self, reads: Sequence[tuple[Tokens, list[TokenRun]]]) -> None:
         """Read from several files; from several objects at the same time."""
-        objects = [file for file in (each.unchecked() for each, _ in reads) if isinstance(file, ObjectTokens)]
-        if len(reads) > 1 and len(objects) == len(reads):
-            read_objects([file.ranges_of(runs) for file, (_, runs) in zip(objects, reads, strict=True)])
+        if len(reads) > 1 and read_together(reads):
             for file, runs in reads:
                 file.compare(runs)
             return
@@ -164,13 +162,9 @@ class Sharded(Tokens):
 
     @staticmethod
     def _gather_files(reads: list[tuple[Tokens, npt.NDArray[np.int64], TokenArray]]) -> None:
-        objects = [file for file in (each.unchecked() for each, _, _ in reads) if isinstance(file, ObjectTokens)]
-        if len(objects) == len(reads):
-            runs = (zip(starts.tolist(), rows, strict=True) for _, starts, rows in reads)
-            read_objects([file.ranges_of(mine) for file, mine in zip(objects, runs, strict=True)])
-            return
-        for file, starts, rows in reads:
-            file.gather(starts, rows)
+        if not read_together([(file, zip(starts.tolist(), rows, strict=True)) for file, starts, rows in reads]):
+            for file, starts, rows in reads:
+                file.gather(starts, rows)
 
     def flat(self) -> TokenArray | None:
         """Return all tokens of few files as one view: mapped side by side, once all are open; else None."""
@@ -188,7 +182,7 @@ class Sharded(Tokens):
 
     def _join(self, known: Sequence[Tokens]) -> tuple[TokenArray, list[FileTokens]] | None:
         """Map the files side by side; None if one may not be mapped, or is no whole pages."""
-        files = [file for file in (each.unchecked() for each in known) if isinstance(file, FileTokens)]
+        files = [file for file in (each.unchecked() for each in known) if file is not None]
         places = [file.places() for file in files]
         if len(files) < len(known) or not all(places) or any(file.dtype != self.dtype for file in files):
             return None
@@ -265,7 +259,7 @@ class ShardOpener:
             if self._problem(entry, stored, unit, read):
                 tokens.close()
                 return None
-            if isinstance(tokens, ObjectTokens):
+            if isinstance(tokens, FileTokens) and tokens.wait is Wait.FAR:
                 tokens.remember(unit * meta.batch_tokens, read)
         return checked(tokens, rows, path, self.noun, self.verify)
 
@@ -273,7 +267,7 @@ class ShardOpener:
         placed = entry.complete and self.access != "h5py" and entry.is_placed(self.index.meta.column)
         return placed and entry.crc32 != NOT_KNOWN and entry.token_count > 0
 
-    def _open_plain(self, path: Path, entry: ShardEntry, identity: Identity | None) -> FileTokens | ObjectTokens | None:
+    def _open_plain(self, path: Path, entry: ShardEntry, identity: Identity | None) -> FileTokens | None:
         meta = self.index.meta
         extents = entry.extents(meta.column, meta.batch_bytes)
         strides = (meta.batch_bytes, meta.padded_batch_bytes)
@@ -283,7 +277,7 @@ class ShardOpener:
             tokens = open_extents(path, extents, meta.dtype, entry.token_count, self.access, identity, entry.num_bytes)
         except IncompleteError:
             return None
-        if isinstance(tokens, ObjectTokens) or tokens.file.size == entry.num_bytes:
+        if tokens.wait is Wait.FAR or tokens.file.num_bytes == entry.num_bytes:
             return tokens
         tokens.close()
         return None
@@ -362,26 +356,26 @@ class ShardOpener:
         return "" if found == expected else f"{self.noun} {unit:,}: expected crc32 {expected:08x}, found {found:08x}"
 
 
-def _crc32_rows(tokens: FileTokens | ObjectTokens | Decoded, path: Path, entry: ShardEntry) -> Crc32Rows:
+def _crc32_rows(tokens: FileTokens | Decoded, path: Path, entry: ShardEntry) -> Crc32Rows:
     """Return the crc32 of each unit, from their range in the index, or from the sidecar of the shard."""
-    ranges = ranges_of(tokens)
-    if CRC32 not in entry.columns or ranges is None:
+    if CRC32 not in entry.columns:
         return sidecar_rows(path, entry.num_batches)
-    return Crc32Rows.placed(entry.num_batches, ranges, entry.columns[CRC32])
+    return Crc32Rows.placed(entry.num_batches, tokens.file, entry.columns[CRC32])
 
 
 def _read_proof(
-    tokens: FileTokens | ObjectTokens | Decoded, rows: Crc32Rows, entry: ShardEntry, unit: int, out: TokenArray
+    tokens: FileTokens | Decoded, rows: Crc32Rows, entry: ShardEntry, unit: int, out: TokenArray
 ) -> npt.NDArray[np.uint32] | None:
     """Fill `out` with a unit, and return the crc32 of all; None: they cannot be read."""
     # an error from a server is raised; where too many files are open, the caller closes some and tries again
+    is_object = isinstance(tokens, FileTokens) and tokens.wait is Wait.FAR
     try:
-        if isinstance(tokens, ObjectTokens) and CRC32 in entry.columns:  # one wait for both
+        if isinstance(tokens, FileTokens) and is_object and CRC32 in entry.columns:  # one wait for both
             return rows.all((tokens.extents.offset(unit), out))
         tokens.read([(unit * tokens.unit, out)])
         return rows.all()
     except (OSError, ChecksumError, FormatError, UnverifiableError, IndexError) as error:
-        if isinstance(tokens, ObjectTokens) or getattr(error, "errno", 0) in (errno.EMFILE, errno.ENFILE):
+        if is_object or getattr(error, "errno", 0) in (errno.EMFILE, errno.ENFILE):
             tokens.close()
             raise
         return None
@@ -405,7 +399,7 @@ def _access_of(opener: ShardOpener) -> str | None:
     if access == "h5py":
         return None if FORMATS[first.backend].tokens_only else access
     if column in first.columns:
-        return REMOTE if isinstance(opener.folder, RemotePath) else access
+        return RemoteObject.access if isinstance(opener.folder, RemotePath) else access
     return "pread" if first.is_placed(column) and access != "mmap" else None
 
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 from zb_hdf5.documents.table_file import Side, Table
 from zb_hdf5.errors import ChecksumError, FormatError
 from zb_hdf5.files.checked import crc32_of
-from zb_hdf5.files.paths import Identity, RemotePath
-from zb_hdf5.files.ranges import Extents, LocalFile, open_ranges
-from zb_hdf5.files.tokens import FileTokens
+from zb_hdf5.files.paths import Identity
+from zb_hdf5.files.ranges import Extents
+from zb_hdf5.files.tokens import FileTokens, open_extents
 from zb_hdf5.formats.hdf5.chunks import chunk_places
 from zb_hdf5.formats.hdf5.file import h5_damage, h5_identity, open_h5_for_reading, require_rows, text_of
 from zb_hdf5.formats.hdf5.inspection import checked_tokens
@@ -60,9 +60,13 @@ class DocumentOffsets(Table):
             else:
                 rows = np.asarray(stored[: self._count], dtype="<u8")
         if isinstance(extents, Extents):  # without the lock that all of HDF5 has: on a network this takes a while
-            self._file = _mapped(path, extents, self._count, found)
-            if self._file is None:
-                rows = _read(path, extents, self._count, found)
+            file = open_extents(path, extents, np.dtype("<u8"), self._count, "auto", found)
+            if file.flat() is not None:
+                self._file = file
+            else:
+                rows = np.empty(self._count, "<u8")
+                with closing(file):
+                    file.read([(0, rows)])
         if self._file is None:
             self._rows = rows if complete else rows[rows <= num_tokens]  # a killed writer may have been ahead
         known = self.rows()
@@ -101,21 +105,3 @@ class DocumentOffsets(Table):
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-def _mapped(path: Path, extents: Extents, count: int, identity: Identity) -> FileTokens | None:
-    """Return the rows in a mapped file; None if they may not be mapped."""
-    if isinstance(path, RemotePath):
-        return None
-    file = FileTokens(LocalFile(path, identity), extents, np.dtype("<u8"), count)
-    if file.flat() is not None:
-        return file
-    file.close()
-    return None
-
-
-def _read(path: Path, extents: Extents, count: int, identity: Identity) -> npt.NDArray[np.uint64]:
-    rows = np.empty(count, "<u8")
-    with closing(open_ranges(path, identity)) as file:
-        file.read_ranges(list(extents.places_of_tokens(0, rows)))
-    return rows

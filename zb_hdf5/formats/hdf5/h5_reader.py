@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, UnverifiableError
 from zb_hdf5.files.checked import Crc32Rows, crc32_of
-from zb_hdf5.files.codecs import ranges_of
 from zb_hdf5.files.paths import Identity, RemotePath, any_path
 from zb_hdf5.formats.batch_reader import BatchReader, require_options
 from zb_hdf5.formats.hdf5.chunks import compressed_tokens, plain_extents
@@ -95,9 +94,9 @@ class HDF5Reader(BatchReader):
         if not self._marker or not self.complete or not (self._has_crc32 or self.verify == "batch"):
             return None
         name = crc32_column(self.meta.column)
-        ranges, runs = ranges_of(self.tokens), self.columns.get(name)
-        if runs and ranges is not None:
-            return Crc32Rows.placed(self.num_batches, ranges, runs)
+        file, runs = self.tokens.file, self.columns.get(name)
+        if runs and file is not None:
+            return Crc32Rows.placed(self.num_batches, file, runs)
         return rows_by_library(self.path, self.num_batches, self.identity, name)
 
     def missing_digests(self) -> str:

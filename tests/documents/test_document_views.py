@@ -19,7 +19,7 @@ from zb_hdf5.documents.segments import (
     targets,
 )
 from zb_hdf5.errors import ArgumentError
-from zb_hdf5.formats.hdf5.document_offsets import DocumentOffsets
+from zb_hdf5.formats.hdf5.h5_reader import DocumentOffsets
 from zb_hdf5.spec import NO_DOCUMENT
 from zb_hdf5.store.stream_documents import FEW_DOCUMENTS, DocumentEdges
 
@@ -243,7 +243,7 @@ def test_where_documents_lie_is_mapped(tmp_path, count):
     offsets = DocumentOffsets(path, int(np.sum(np.arange(count) % 3)))
     rows = offsets.rows()
     assert rows.tolist() == np.cumsum([0, *(np.arange(count) % 3)]).tolist()
-    assert offsets._file is not None
+    assert offsets._mapped is not None
     assert not rows.flags.writeable
     assert not rows.flags.owndata
     offsets.close()

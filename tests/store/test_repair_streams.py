@@ -239,7 +239,7 @@ def test_places_of_documents_are_never_guessed(documents, boundary, more, tmp_pa
     if more:
         flip_chunk(path, 1)
     before = files_in(tmp_path)
-    with pytest.raises(IncompleteError, match="the places of its documents are damaged"):
+    with pytest.raises(IncompleteError, match="the offsets of its documents are damaged"):
         repair_file(path)
     assert run("repair", path).exit_code == 4
     assert files_in(tmp_path) == before

@@ -636,7 +636,7 @@ def test_damaged_places_of_documents_are_found(tmp_path):
     path = write(tmp_path / "s.h5", TOKENS, LENGTHS).path
     at = path.read_bytes().index(np.array([0, *np.cumsum(LENGTHS)], "<u8").tobytes())
     flip(path, at + 8 * 3)  # still ascending
-    assert "places of its documents" in str(verify_store(tmp_path / "s.h5")[0].problem)
+    assert "offsets of its documents" in str(verify_store(tmp_path / "s.h5")[0].problem)
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -247,10 +247,10 @@ def _offsets_of(reader: HDF5StreamReader, is_bad: bool) -> tuple[npt.NDArray[np.
         if reader.complete and not is_bad and boundary != NO_BOUNDARY:
             size, found = reader.meta.chunk_tokens, [np.empty(0, np.int64)]
             found += [number * size + np.flatnonzero(tokens == boundary) for number, tokens in reader.groups()]
-            places = np.concatenate(found)
-            for edges in (np.append(0, places + 1), np.append(places, reader.token_count)):  # it ends or begins one
-                if reader.has_written(edges.astype("<u8")):
-                    return edges, "the places of its documents are damaged: its boundary tokens gave them back"
+            edges = np.concatenate(found)
+            for rows in (np.append(0, edges + 1), np.append(edges, reader.token_count)):  # it ends or begins one
+                if reader.has_written(rows.astype("<u8")):
+                    return rows, "the offsets of its documents are damaged: its boundary tokens gave them back"
         raise IncompleteError(
-            f"{reader.path}: no document can be saved: the places of its documents are damaged; make it again"
+            f"{reader.path}: no document can be saved: the offsets of its documents are damaged; make it again"
         ) from error

@@ -21,7 +21,7 @@ from zb_hdf5.errors import ArgumentError, BatchIndexError, UnverifiableError, Zb
 from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath, finding
 from zb_hdf5.files.tokens import Converted, Tokens
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.formats.hdf5.document_offsets import DocumentOffsets, table_sha256
+from zb_hdf5.formats.hdf5.h5_reader import DocumentOffsets, table_sha256
 from zb_hdf5.spec import DOCUMENTS_SUFFIX, DTYPE_BY_NAME, StoreMeta, TokenArray
 from zb_hdf5.store.token_store import TokenStore
 from zb_hdf5.store.verify import verify_store

@@ -16,7 +16,7 @@ from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import FieldDigest
-from zb_hdf5.formats.hdf5.document_offsets import table_sha256
+from zb_hdf5.formats.hdf5.h5_reader import table_sha256
 from zb_hdf5.formats.native import ensure_crc32_file
 from zb_hdf5.formats.registry import FORMATS, open_chunks
 from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS_PREFIX, DOCUMENTS_STORE_SUFFIX, NOT_KNOWN, STREAM_LAYOUT, StoreMeta

@@ -16,7 +16,7 @@ from zb_hdf5.documents.pieces_file import PiecesFile
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, ZbError
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.formats.hdf5.document_offsets import table_sha256
+from zb_hdf5.formats.hdf5.h5_reader import table_sha256
 from zb_hdf5.formats.registry import FORMATS, format_of, open_chunks
 from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, STREAM_LAYOUT
 from zb_hdf5.store.index import ShardIndex, find_index

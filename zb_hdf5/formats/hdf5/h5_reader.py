@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -15,18 +16,22 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.documents.table_file import Side, Table
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, UnverifiableError
 from zb_hdf5.files.checked import Crc32Rows, crc32_of
 from zb_hdf5.files.paths import Identity, RemotePath, any_path
+from zb_hdf5.files.tokens import Tokens, open_extents
 from zb_hdf5.formats.batch_reader import BatchReader, require_options
-from zb_hdf5.formats.hdf5.chunks import compressed_tokens, plain_extents
+from zb_hdf5.formats.hdf5.chunks import chunk_places, compressed_tokens, plain_extents
 from zb_hdf5.formats.hdf5.file import (
     h5_damage,
+    h5_identity,
     open_h5_for_reading,
     read_crc32,
     read_crc32_of,
     require_rows,
     rows_by_library,
+    text_of,
 )
 from zb_hdf5.formats.hdf5.inspection import (
     Column,
@@ -37,7 +42,7 @@ from zb_hdf5.formats.hdf5.inspection import (
     look_at_foreign,
     look_at_stream,
 )
-from zb_hdf5.spec import BATCHES_LAYOUT, DOC_OFFSETS, StoreMeta, crc32_column
+from zb_hdf5.spec import BATCHES_LAYOUT, DOC_OFFSETS, DOCUMENTS_SHA256, STREAM_FORMAT, StoreMeta, crc32_column
 
 #: The facts that a dataset of another origin lacks.
 _FOREIGN: Final = "a dataset of another origin has no digests; convert it to a store, which keeps them from then on"
@@ -163,17 +168,8 @@ class HDF5StreamReader(HDF5Reader):
 
     def doc_offsets(self) -> npt.NDArray[np.uint64]:
         """Return where the documents begin and the last one ends, shape (D + 1,): all that are committed."""
-        offsets = self._stored_offsets()[0]
-        if np.any(offsets[1:] < offsets[:-1]):
-            raise FormatError(f"{self.path}: {DOC_OFFSETS} do not ascend; restore the file")
-        if not self.complete:
-            return offsets[offsets <= self.token_count]  # a killed writer may have been ahead with them
-        whole = int(offsets[0]) == 0 and int(offsets[-1]) == self.token_count
-        if not whole or not self.has_written(offsets):
-            raise ChecksumError(
-                f"{self.path}: the places of its documents are damaged; restore the shard, or make it again"
-            )
-        return offsets
+        with closing(DocumentOffsets(self.path, self.token_count, self.identity)) as offsets:
+            return offsets.rows().copy()
 
     def compare_digests(self, progress: Callable[[int], None] = lambda tokens: None) -> tuple[str, list[str]]:
         sha256, checks = super().compare_digests(progress)
@@ -184,11 +180,98 @@ class HDF5StreamReader(HDF5Reader):
 
     def has_written(self, offsets: npt.NDArray[np.uint64]) -> bool:
         """Return whether these are the offsets of documents whose crc32 the finished file has."""
-        return crc32_of(offsets) == self._stored_offsets()[1]
-
-    def _stored_offsets(self) -> tuple[npt.NDArray[np.uint64], int]:
         with h5_damage(self.path), open_h5_for_reading(self.path, self.identity) as h5:
-            attributes = checked_tokens(h5, self.path).attrs
-            count = int(attributes["document_count"]) + 1
-            offsets = np.asarray(require_rows(h5, self.path, DOC_OFFSETS, count)[:count], dtype="<u8")
-            return offsets, int(attributes["doc_offsets_crc32"])
+            return crc32_of(offsets) == int(checked_tokens(h5, self.path).attrs["doc_offsets_crc32"])
+
+
+# --- the documents of a stream ---------------------------------------------------------------------------------------
+
+
+def table_sha256(path: Path) -> str:
+    """Return the digest of the table of documents that a stream has; "": it has none."""
+    if path.suffix == ".npy":
+        return ""
+    with h5_damage(path), open_h5_for_reading(path) as h5:
+        return str(text_of(h5.attrs.get(DOCUMENTS_SHA256, "")))
+
+
+class DocumentOffsets(Table):
+    """The column `offsets` of a file of tokens: the starts of its documents, and the end of the last. Not picklable.
+
+    A mapped view takes no memory of the process: rows of a trillion tokens would take gigabytes in each of its ranks.
+    Compressed files of other tools, unfinished ones, objects and files on network file systems are read at once, and a
+    1-D `.npy` file or a stream of others is one document. Rows of a finished stream are compared with their crc32,
+    unless `verify` is "none".
+    """
+
+    def __init__(self, path: Path, num_tokens: int, identity: Identity | None = None, verify: str = "auto") -> None:
+        self._mapped: Tokens | None = None
+        self.path, self._count, self._rows = path, 2, np.array([0, num_tokens], np.uint64)
+        if path.suffix == ".npy":
+            return
+        with h5_damage(path), open_h5_for_reading(path, identity) as h5:
+            if text_of(h5.attrs.get("format")) != STREAM_FORMAT:
+                return
+            attributes, extents = checked_tokens(h5, path).attrs, None
+            self._count, complete = int(attributes["document_count"]) + 1, bool(attributes["complete"])
+            crc32, stored = int(attributes["doc_offsets_crc32"]), require_rows(h5, path, DOC_OFFSETS, self._count)
+            if complete and stored.chunks and stored.dtype == np.dtype("<u8"):
+                num_chunks = -(-self._count // stored.chunks[0])
+                extents = plain_extents(chunk_places(stored, stored.chunks[0] * 8, num_chunks, path)[0])
+            if extents is None:
+                self._rows = np.asarray(stored[: self._count], dtype="<u8")
+            found = h5_identity(h5, growing=not complete)
+        if extents is not None:  # without the lock that all of HDF5 has: on a network this takes a while
+            self._open(open_extents(path, extents, np.dtype("<u8"), self._count, "auto", found))
+        if not complete:
+            self._rows = self._rows[self._rows <= num_tokens]  # a killed writer may have been ahead
+        self._require(num_tokens, complete, crc32 if complete and verify != "none" else None)
+
+    def _open(self, tokens: Tokens) -> None:
+        if tokens.flat() is not None:
+            self._mapped = tokens
+            return
+        self._rows = np.empty(self._count, "<u8")
+        with closing(tokens):
+            tokens.read([(0, self._rows)])
+
+    def _require(self, num_tokens: int, complete: bool, crc32: int | None) -> None:
+        known = self.rows()
+        ends = known[[0, -1]].tolist() if len(known) else []
+        if not ends or ends[0] or (complete and ends[1] != num_tokens) or np.any(known[1:] < known[:-1]):
+            self.close()
+            others = f"others, from {ends[0]:,} to {ends[1]:,}" if ends else "none"
+            raise FormatError(
+                f"{self.path}: expected {DOC_OFFSETS} that ascend from 0 to {num_tokens:,}, found {others}; restore "
+                "the file"
+            )
+        if crc32 is not None and crc32_of(known) != crc32:
+            self.close()
+            raise ChecksumError(
+                f"{self.path}: the offsets of its documents are damaged: their crc32 differs; restore it"
+            )
+
+    def rows(self) -> npt.NDArray[np.uint64]:
+        """Return all rows, uint64, shape (D + 1,), read-only. Not to be kept: ask again, and a cut file is noticed."""
+        mapped = None if self._mapped is None else self._mapped.flat()
+        return self._rows if mapped is None else mapped[: self._count]
+
+    def __contains__(self, name: str) -> bool:
+        return name == "offsets"
+
+    def num_rows(self, name: str) -> int:
+        return len(self.rows()) if name in self else 0
+
+    def read(self, name: str, start: int, stop: int) -> npt.NDArray[np.uint64]:
+        return self.rows()[start:stop]
+
+    def search(self, name: str, values: npt.NDArray[np.uint64], side: Side) -> npt.NDArray[np.int64]:
+        return self.rows().searchsorted(values, side)
+
+    def check(self) -> None:
+        """Do nothing: the rows are compared when the file is opened."""
+
+    def close(self) -> None:
+        if self._mapped is not None:
+            self._mapped.close()
+            self._mapped = None

@@ -1,33 +1,287 @@
-"""Documents to a store of streams, or to batches: their tokens are staged in raw files, and packed into rows."""
+"""Documents to a store of streams, or to batches: a store of streams is staged, and packed into rows."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Self
 
 import numpy as np
 
-from zb_hdf5 import StoreMeta
+from zb_hdf5 import ConvertError, HDF5ShardWriter, StoreMeta
 from zb_hdf5.converters.batch_target import is_one_file, refuse_bad_destination, write_batches
 from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.converters.documents import DocumentSource
-from zb_hdf5.converters.engines import Workers
-from zb_hdf5.converters.journal import how_to_go_on, refuse_interrupted, remove_journals
+from zb_hdf5.converters.documents import DocumentCounts, DocumentSource, Encoded, Route, route
+from zb_hdf5.converters.engines import Progress, Workers, no_progress
+from zb_hdf5.converters.journal import (
+    CheckTask,
+    Head,
+    Journal,
+    how_to_go_on,
+    is_result,
+    refuse_interrupted,
+    remove_journals,
+)
 from zb_hdf5.converters.packed import PackedSource
 from zb_hdf5.converters.reports import Done, Report, StreamReport
-from zb_hdf5.converters.shard import SHARDS, with_largest_token
-from zb_hdf5.converters.source import OpenFiles, TokenCounts, require_pad_id
-from zb_hdf5.converters.token_files import TokensPlan, routes_of, write_raw_tokens, write_stream
-from zb_hdf5.documents.document_table import DocumentFile, documents_path
+from zb_hdf5.converters.shard import COMMIT_BYTES, SHARDS, file_states, require_unchanged, with_largest_token
+from zb_hdf5.converters.source import require_pad_id
+from zb_hdf5.documents.document_table import DocumentTable, documents_path, part_of
 from zb_hdf5.files.paths import local_path
-from zb_hdf5.files.publishing import PartialDirectory, ScratchDirectory, partial_path, refuse_existing, remove_scratch
-from zb_hdf5.spec import NO_CODEC, SHARD_PREFIX, TokenArray
+from zb_hdf5.files.publishing import (
+    LockedFolder,
+    PartialDirectory,
+    ScratchDirectory,
+    partial_path,
+    refuse_existing,
+    remove_scratch,
+)
+from zb_hdf5.spec import (
+    INDEX_NAME,
+    NO_BOUNDARY,
+    NO_CODEC,
+    SHARD_PREFIX,
+    bad_token_message,
+    find_bad_token,
+    token_limit,
+)
 from zb_hdf5.store.streams import index_streams
+from zb_hdf5.text.corpus import row_of_source
+
+#: The word for the files in the journal and in messages.
+TOKEN_FILES: Final = "files of tokens"
+#: Ids that are looked at together.
+BLOCK_IDS: Final = 1 << 14
+
+
+@dataclass(frozen=True)
+class FinishedTokens:
+    """A file of tokens that is whole and on disk, the counts of its documents, and the digest of all its bytes."""
+
+    token_count: int
+    counts: DocumentCounts
+    files_sha256: str
+    max_token: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        counts = DocumentCounts.from_json(value["counts"])
+        return cls(int(value["token_count"]), counts, str(value["files_sha256"]), value["max_token"])
+
+
+@dataclass(frozen=True)
+class TokensTask:
+    """The documents of one file of tokens, for any process. Picklable."""
+
+    source: DocumentSource
+    route: Route
+    path: Path  # the table of its documents has its name and a suffix
+    num_threads: int
+    codec: str
+
+    @property
+    def paths(self) -> tuple[Path, Path]:
+        return self.path, documents_path(self.path)
+
+    @property
+    def amount(self) -> int:
+        return self.route.num_bytes
+
+    def amount_done(self) -> int:
+        """Return how many bytes of documents another process has read, by the note that it leaves."""
+        with suppress(OSError, ValueError):
+            return int(self._note.read_bytes())
+        return 0
+
+    @property
+    def _note(self) -> Path:
+        return self.path.with_name(self.path.name + ".progress")
+
+    def read(self, counts: DocumentCounts, progress: Progress) -> Iterator[Encoded]:
+        """Yield the documents, some at a time, and count them."""
+        done = 0
+        try:
+            for encoded, read in self.route.read(self.source, self.num_threads, counts):
+                yield encoded
+                progress(read - done)
+                done = read
+                self._note.write_text(str(done))
+            progress(self.amount - done)
+        finally:
+            self._note.unlink(missing_ok=True)
+
+
+def write_stream(task: TokensTask, progress: Progress = no_progress) -> FinishedTokens:
+    """Write the documents of one task to an HDF5 stream."""
+    counts, source, boundary = DocumentCounts(), task.source, task.source.boundary_token_id
+    with HDF5ShardWriter(
+        task.path, dtype=source.dtype.name, boundary_token_id=NO_BOUNDARY if boundary is None else boundary,
+        vocab_size=source.vocab_size, tokenizer=source.tokenizer, overwrite=True, codec=task.codec,
+        origin={"source": source.description, "split": task.route.split},
+        commit_bytes=COMMIT_BYTES,
+    ) as writer:  # fmt: skip
+        for encoded in task.read(counts, progress):
+            try:
+                writer.write_documents(encoded.tokens, encoded.lengths, documents=encoded.table_rows())
+            except ConvertError as error:
+                raise ConvertError(_bad_token(encoded, source)) from error
+        info = writer.finish()
+    return FinishedTokens(info.token_count, counts, files_sha256(task.paths), info.max_token)
+
+
+def _bad_token(encoded: Encoded, source: DocumentSource) -> str:
+    """Name the document of the first token that cannot be stored."""
+    meta = StoreMeta(1, 1, source.dtype, vocab_size=source.vocab_size)
+    bad = find_bad_token(encoded.tokens, token_limit(meta.dtype, meta.vocab_size)) or 0
+    document = int(np.searchsorted(np.cumsum(encoded.lengths), bad, side="right"))
+    where = f"the document of {row_of_source(Path(encoded.source).name, encoded.rows[document])}"
+    return bad_token_message(encoded.source, where, encoded.tokens[bad], meta)
+
+
+def routes_of(source: DocumentSource, conversion: Conversion, num_shards: int | None) -> list[Route]:
+    """Deal the documents of a source to files of tokens, as a conversion asks. Raises as `route`."""
+    seed = 42 if conversion.seed is None else conversion.seed
+    held_out, last = conversion.val_fraction or 0.0, bool(conversion.val_last_shard)
+    return route(source, num_shards, val_fraction=held_out, val_last_shard=last, seed=seed)
+
+
+@dataclass(frozen=True)
+class TokensPlan:
+    """A source of documents, its routes, and JSON of what else decides the store that is made of the tokens."""
+
+    source: DocumentSource
+    routes: list[Route]
+    options: dict[str, Any]
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """JSON of everything that decides the tokens of every file."""
+        routes = [
+            [each.split, each.holdout and asdict(each.holdout), [group[:2] for group in each.groups]]
+            for each in self.routes
+        ]
+        return {
+            "source": self.source.description,
+            **self.source.identity,
+            "files": file_states(self.source.paths),
+            "routing": hashlib.sha256(json.dumps(routes).encode()).hexdigest(),
+        }
+
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """The `source` entry of `shards.json`, with a digest over everything but the mtime of the sources."""
+        sizes = {path: size for path, (size, _) in self.identity["files"].items()}
+        work = hashlib.sha256(json.dumps([{**self.identity, "files": sizes}, self.options]).encode()).hexdigest()
+        return {**self.source.description, "work": work}
+
+    @property
+    def num_bytes(self) -> int:
+        """About how many bytes of documents are read, for progress."""
+        return sum(each.num_bytes for each in self.routes)
+
+    def is_made(self, store: Path, conversion: Conversion) -> bool:
+        """Return whether `resume` finds a store that was made of these files as they are now, and in the same way."""
+        if not conversion.resume or conversion.overwrite or not store.is_dir():
+            return False
+        try:
+            same = json.loads((store / INDEX_NAME).read_bytes())["source"]["work"] == self.description["work"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        return is_result(store, same, self.source.paths)
+
+    def write(
+        self, folder: LockedFolder, conversion: Conversion, workers: Workers, codec: str = NO_CODEC
+    ) -> StreamReport:
+        """Make a folder a store of streams, with a journal; those that an interrupted run has finished are kept."""
+        start_s = time.monotonic()
+        count = len(self.routes)
+        paths = [folder.partial_path / f"{SHARD_PREFIX}{number:05}-of-{count:05}.h5" for number in range(count)]
+        source, plan = self.source, {**self.identity, "codec": codec}
+        workers.shown.begin("tokenizing" if source.tokenizer else "cutting", self.num_bytes, "B")
+        tasks = {
+            number: TokensTask(source, each, path, workers.num_threads, codec)
+            for number, (each, path) in enumerate(zip(self.routes, paths, strict=True))
+        }
+        head = Head(TOKEN_FILES, len(tasks), plan, {})
+        journal = Journal(
+            folder, head, tasks, FinishedTokens, overwrite=bool(conversion.overwrite), resume=bool(conversion.resume)
+        )
+        journal.take_up(workers.engine, is_intact)
+        kept = dict(journal.finished)
+        workers.shown.keep(sum(tasks[number].amount for number in kept))
+        with journal.kept_for_resume():
+            finished = journal.run(workers.engine, write_stream, journal.missing, workers.shown.advance)
+        require_unchanged(source.paths, plan["files"])
+        counts = DocumentCounts()
+        for done in finished:
+            counts.add(done.counts)
+        if not counts.documents:
+            raise ConvertError(f"{source.paths[0]}: {counts.no_documents(len(source.paths))}")
+        if source.has_ids:
+            require_unique_ids([task.paths[1] for task in tasks.values() if task.paths[1].exists()])
+        tokens_kept = sum(done.counts.tokens.tokens_in for done in kept.values())
+        described = with_largest_token(self.description, (done.max_token for done in finished))
+        splits = {task.path.name: task.route.split for task in tasks.values()}
+        index = index_streams(paths, splits=splits, source=described)
+        index.save(folder.partial_path)
+        return StreamReport(folder.path, index, counts, time.monotonic() - start_s, len(kept), tokens_kept)
+
+
+def is_intact(check: CheckTask[TokensTask, FinishedTokens], progress: Progress = no_progress) -> bool:
+    """Return whether a finished file still has every byte that it was finished with."""
+    return files_sha256(check.task.paths) == check.finished.files_sha256
+
+
+def files_sha256(paths: Iterable[Path]) -> str:
+    """Return one digest over all bytes of some files; a missing one counts as empty."""
+    digests = hashlib.sha256()
+    for path in paths:
+        digest = hashlib.sha256()
+        with suppress(FileNotFoundError), open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256")
+        digests.update(digest.digest())
+    return digests.hexdigest()
+
+
+def require_unique_ids(paths: Sequence[Path]) -> None:
+    """Raise `ConvertError` if two documents of some tables have one id. Takes some 32 bytes for each document."""
+    parts, first = [], 0
+    for path in paths:
+        part = part_of(path)
+        parts.append(part._replace(path=str(path), first_document=first))
+        first += part.document_count
+    table = DocumentTable("", parts)
+    try:
+        digests = np.concatenate([_id_digests(table, number) for number in range(len(parts))])
+        order = digests.argsort(kind="stable")
+        for k in np.flatnonzero(np.diff(digests[order]) == 0).tolist():
+            one, other = (table.document(int(number)) for number in order[k : k + 2])
+            if one.id == other.id:
+                raise ConvertError(
+                    f"{row_of_source(other.source, other.row)}: the id {other.id!r} was there before, in "
+                    f"{row_of_source(one.source, one.row)}: name a column whose values differ, or leave out --id-column"
+                )
+    finally:
+        table.close()
+
+
+def _id_digests(table: DocumentTable, number: int) -> np.ndarray:
+    """Return 64 bits of the digest of each id of one table: equal ones are then compared themselves."""
+    file, count, digests = table.file(number), table.parts[number].document_count, bytearray()
+    for start in range(0, count, BLOCK_IDS):
+        for text in file.rows(start, min(start + BLOCK_IDS, count)).ids or ():
+            digests += hashlib.blake2b(text, digest_size=8).digest()
+    return np.frombuffer(digests, "<u8")
+
 
 #: The options that decide a store, besides its tokens.
 _DECIDING: Final = (
@@ -41,96 +295,27 @@ MIN_STAGING_FILES: Final = 256
 MAX_STAGING_FILES: Final = 4096
 
 
-class StagingFile(NamedTuple):
-    """Staged documents: raw tokens, and a table of the documents with the same name and a suffix."""
-
-    path: Path
-    split: str
-    num_tokens: int
-    token_counts: TokenCounts
-
-
-def staging_path(folder: Path, number: int) -> Path:
-    """Return the path of a staging file."""
-    return folder / f"{SHARD_PREFIX}{number:05}.tokens"
-
-
-class StagedTokens:
-    """The staging files of one split as one document stream. See `DocumentStream`."""
-
-    def __init__(self, files: Sequence[StagingFile], dtype: np.dtype[Any]) -> None:
-        self.split = files[0].split
-        self._tables = [documents_path(file.path) for file in files]
-        self._open_files, self._itemsize = OpenFiles([file.path for file in files]), dtype.itemsize
-        self._starts = [0, *accumulate(file.num_tokens for file in files)]
-        self.num_tokens = self._starts[-1]
-
-    def documents(self) -> Iterable[DocumentFile]:
-        return map(DocumentFile, self._tables)
-
-    def read_into(self, name: str, start: int, out: TokenArray) -> None:
-        done = 0
-        while done < len(out):
-            number = bisect_right(self._starts, start + done) - 1
-            begin = start + done - self._starts[number]
-            take = min(len(out) - done, self._starts[number + 1] - start - done)
-            self._open_files.read_into(number, begin * self._itemsize, out[done : done + take])
-            done += take
-
-
-class StagedSource(PackedSource):
-    """Batches of the packed rows of staged documents."""
-
-    def __init__(
-        self,
-        files: Sequence[StagingFile],
-        folder: Path,
-        meta: StoreMeta,
-        options: Conversion,
-        pad_id: int,
-        description: dict[str, Any],
-        paths: list[Path],
-    ) -> None:
-        counts = TokenCounts()
-        for file in files:
-            counts.add(file.token_counts)
-        splits = dict.fromkeys(file.split for file in files)
-        streams = [StagedTokens([file for file in files if file.split == split], meta.dtype) for split in splits]
-        staged = [path for file in files for path in (file.path, documents_path(file.path))]
-        super().__init__(
-            streams, folder, meta, options, pad_id, description=description, paths=[*paths, *staged],
-            token_counts=counts,
-        )  # fmt: skip
-
-
 def stage_and_write(source: DocumentSource, conversion: Conversion, workers: Workers) -> Report | Done:
     """Pack and shuffle documents into a batch store."""
     # their tokens lie in `<destination>.tokens.partial/` meanwhile: as much disk again as the store
     destination, start_s = Path(local_path(conversion.destination)), time.monotonic()
     refuse_bad_destination(source.paths, destination)
-    meta = StoreMeta(
-        conversion.batch_size or 0, conversion.seq_len or 0, source.dtype,
-        (conversion.seed or 0) if conversion.shuffle else 0, 0, 0, source.vocab_size, source.tokenizer,
-    )  # fmt: skip
-    pad_id = source.boundary_token_id or 0 if conversion.pad_id is None else conversion.pad_id
-    require_pad_id(pad_id, meta)
+    meta = StoreMeta(conversion.batch_size or 0, conversion.seq_len or 0, source.dtype, vocab_size=source.vocab_size)
+    require_pad_id(source.boundary_token_id or 0 if conversion.pad_id is None else conversion.pad_id, meta)
     plan, staging = staging_plan(source, conversion), destination.with_name(destination.name + ".tokens")
     if plan.is_made(destination, conversion):
         remove_scratch(staging)
         return Done(destination)
     _require_free(destination, conversion)
     with ScratchDirectory(staging) as folder:
-        paths = [staging_path(folder.partial_path, number) for number in range(len(plan.routes))]
-        made = plan.write(write_raw_tokens, paths, folder, conversion, workers)
-        staged = [
-            StagingFile(task.path, task.route.split, done.token_count, done.counts.tokens) for task, done in made.files
-        ]
-        meta = replace(meta, document_count=made.counts.documents)
+        made = plan.write(folder, conversion, workers)
         held_out = {"val_fraction": conversion.val_fraction, "val_seed": conversion.seed}
         described = {"packing": conversion.packing, **(held_out if conversion.val_fraction else {})}
         try:
-            description = {**plan.description, **described}
-            rows = StagedSource(staged, folder.partial_path, meta, conversion, pad_id, description, source.paths)
+            rows = PackedSource(
+                folder.partial_path, folder.partial_path, replace(conversion, dtype=None), paths=source.paths,
+                description={**plan.description, **described}, token_counts=made.counts.tokens,
+            )  # fmt: skip
             report = write_batches(rows, replace(conversion, num_shards=None, shard_bytes=None), workers)
         except BaseException as error:
             error.add_note(f"the tokens are kept in {folder.partial_path}: {how_to_go_on(bool(conversion.overwrite))}")
@@ -168,15 +353,9 @@ def write_streams(source: DocumentSource, conversion: Conversion, workers: Worke
     if plan.is_made(destination, conversion):
         return Done(destination)
     with PartialDirectory(destination, overwrite=bool(conversion.overwrite)) as folder:
-        count = len(plan.routes)
-        paths = [folder.partial_path / f"{SHARD_PREFIX}{number:05}-of-{count:05}.h5" for number in range(count)]
-        made = plan.write(write_stream, paths, folder, conversion, workers, codec=codec)
-        splits = {task.path.name: task.route.split for task, _ in made.files}
-        described = with_largest_token(plan.description, (done.max_token for _, done in made.files))
-        index = index_streams(paths, splits=splits, source=described)
-        index.save(folder.partial_path)
+        made = plan.write(folder, conversion, workers, codec)
         folder.on_published(remove_journals)
-    return StreamReport(destination, index, made.counts, time.monotonic() - start_s, made.files_kept, made.tokens_kept)
+    return replace(made, seconds=time.monotonic() - start_s)
 
 
 def stream_plan(source: DocumentSource, conversion: Conversion) -> TokensPlan:

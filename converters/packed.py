@@ -2,68 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5 import ConvertError, FormatError, StoreMeta
+from zb_hdf5 import ArgumentError, ConvertError, FormatError, ShardIndex, StoreMeta
+from zb_hdf5.converters.batch_target import is_one_file, refuse_bad_destination
+from zb_hdf5.converters.batch_target import part_of as job_of
 from zb_hdf5.converters.conversion import Conversion
+from zb_hdf5.converters.journal import WHOLE
 from zb_hdf5.converters.packing import PACKINGS, Packing, pieces_of
 from zb_hdf5.converters.shard import DEFAULT_SHARD_BYTES
-from zb_hdf5.converters.source import Source, TokenCounts, batches_of
-from zb_hdf5.documents.document_table import DocumentFile, documents_name, part_of
+from zb_hdf5.converters.source import Source, TokenCounts, batches_of, require_pad_id
+from zb_hdf5.documents.document_table import DocumentFile, documents_name, documents_path, part_of
 from zb_hdf5.documents.document_writer import DocumentsWriter, join_documents
 from zb_hdf5.documents.pieces import Pieces, concatenate, padding, ranges
 from zb_hdf5.errors import Remedy
-from zb_hdf5.files.publishing import disk_errors
+from zb_hdf5.files.paths import local_path
+from zb_hdf5.files.publishing import disk_errors, scratch_directory
+from zb_hdf5.files.tokens import Converted
 from zb_hdf5.loaders.order import GlobalOrder, Order, SequentialOrder, write_order
-from zb_hdf5.spec import SHARD_PREFIX, TokenArray
-
-
-class DocumentStream(Protocol):
-    """The `num_tokens` tokens of the documents of one split, one after the other. Picklable."""
-
-    split: str
-    num_tokens: int
-
-    def documents(self) -> Iterable[DocumentFile]:
-        """Open the tables of the documents, one after the other."""
-
-    def read_into(self, name: str, start: int, out: TokenArray) -> None:
-        """Fill `out`, shape `(count, ...)`, from token `start` on: with tokens (""), or with the values of a field."""
+from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, SHARD_PREFIX, TokenArray, stored_dtype
+from zb_hdf5.store.opening import stream_format
+from zb_hdf5.store.stream_documents import MmapTokenStore, require_digests
 
 
 class PackedRows:
-    """The rows of one split, read from its documents in any order. Picklable: the plan lies in `folder`.
+    """The rows of one split of a stream, read from its documents in any order. Picklable: the plan lies in `folder`.
 
     `table` is that of the documents, `documents` how many of them begin in each row; it stays in this process.
     """
 
     def __init__(
-        self, stream: DocumentStream, folder: Path, number: int, packing: str, seq_len: int, pad_id: int
+        self, store: MmapTokenStore, split: str, folder: Path, number: int, meta: StoreMeta, packing: str, pad_id: int
     ) -> None:
-        self._stream, self._pad_id, self._seq_len = stream, pad_id, seq_len
+        self._pad_id, self._seq_len = pad_id, meta.seq_len
+        self._columns = {field.name: (store.field(field.name).tokens, field.size) for field in store.fields}
+        tokens = store.tokens
+        self._columns[""] = (tokens if tokens.dtype == meta.dtype else Converted(tokens, meta.dtype)), 1
         self._table: DocumentFile | None = None
-        self._prefix = folder / f"{SHARD_PREFIX}plan-{stream.split}"
+        self._prefix = folder / f"{SHARD_PREFIX}plan-{split}"
         with DocumentsWriter(folder / documents_name(number)) as writer:
-            join_documents(stream.documents(), writer)
-            if writer.token_count != stream.num_tokens:
+            join_documents(store.documents.open_files(), writer)
+            if writer.token_count != store.num_tokens:
                 raise FormatError(
-                    f"the split {stream.split!r}: expected documents of {stream.num_tokens:,} tokens, found "
+                    f"the split {split!r}: expected documents of {store.num_tokens:,} tokens, found "
                     f"{writer.token_count:,}: tokens belong to no document; write the stream again"
                 )
-            self.table = writer.publish(stream.split)
+            self.table = writer.publish(split)
         edges = self._edges().astype(np.int64)
         document_lengths = edges[1:] - edges[:-1]
-        packed = PACKINGS[packing](document_lengths, seq_len)
+        packed = PACKINGS[packing](document_lengths, meta.seq_len)
         for name in ("offsets", "lengths", "first"):
             _save(self._plan_path(name), getattr(packed, name))
-        self.num_rows, self.num_documents = packed.num_rows, len(document_lengths)
+        self.num_rows = packed.num_rows
         self.tokens_kept, self.tokens_cropped = packed.tokens_kept, packed.tokens_cropped
         self.documents = packed.documents_begun(document_lengths)
         self._plan: Packing | None = None
@@ -95,10 +93,11 @@ class PackedRows:
         columns = before - before[np.cumsum(counts) - counts][in_row]
         if int(lengths.sum()) < len(rows) * seq_len:
             self.fill(name, out)
-        flat = out.reshape(-1, *out.shape[2:])
-        targets = (in_row * seq_len + columns).tolist()
-        for offset, length, start in zip(plan.offsets[pieces].tolist(), lengths.tolist(), targets, strict=True):
-            self._stream.read_into(name, offset, flat[start : start + length])
+        column, size = self._columns[name]
+        flat, starts = out.reshape(-1), (in_row * seq_len + columns) * size
+        offsets, stops = plan.offsets[pieces] * size, starts + lengths * size
+        runs = zip(offsets.tolist(), starts.tolist(), stops.tolist(), strict=True)
+        column.read([(offset, flat[start:stop]) for offset, start, stop in runs])
 
     def fill(self, name: str, out: TokenArray) -> None:
         """Fill `out` with padding; the values of a field are 0 there."""
@@ -141,10 +140,11 @@ class SplitRows(NamedTuple):
 
 
 class PackedSource(Source):
-    """Batches of packed rows of documents, split after split, each in its own order.
+    """Batches of the packed documents of an HDF5 stream, or of a store of streams: each split in its own order.
 
-    The shards of the first split are those that were asked for. Plans and document tables are kept in `folder`; the
-    tokens that packing drops and pads are added to `token_counts`.
+    The shards of the first split are those that were asked for. Plans and document tables are kept in `folder`. A
+    stream that was written for the conversion has the `description` and the `paths` of its source, and `token_counts`,
+    to which the tokens that packing drops and pads are added; it is not compared with its digests.
     """
 
     order: GlobalOrder | None = None  # of more than one split there is no order of all rows
@@ -152,40 +152,61 @@ class PackedSource(Source):
 
     def __init__(
         self,
-        streams: Sequence[DocumentStream],
+        path: Path,
         folder: Path,
-        meta: StoreMeta,
         options: Conversion,
-        pad_id: int,
         *,
-        description: dict[str, Any],
-        paths: list[Path],
-        token_counts: TokenCounts,
+        description: dict[str, Any] | None = None,
+        paths: Sequence[Path] = (),
+        token_counts: TokenCounts | None = None,
     ) -> None:
-        self.paths = paths
+        dtype = options.dtype or "keep"
+        if stream_format(path) != "hdf5":
+            raise ArgumentError(f"{path}: expected a token stream of documents in HDF5, found none")
+        stores = {split: MmapTokenStore(path, split=split) for split in _splits(path)}
+        store = next(iter(stores.values()))
+        if not store.has_documents:
+            raise ArgumentError(f"{path}: expected a stream with documents, found none: cut records with hdf5-to-hdf5")
+        self._path, self._checked = path, token_counts is not None
+        self.meta = StoreMeta(
+            options.batch_size or 0, options.seq_len or 0, store.dtype if dtype == "keep" else stored_dtype(dtype),
+            (options.seed or 0) if options.shuffle else 0, 0, sum(len(each.documents) for each in stores.values()),
+            store.vocab_size, store.tokenizer, fields=store.fields,
+        )  # fmt: skip
+        self._pad_id = max(0, store.boundary_token_id) if options.pad_id is None else options.pad_id
+        require_pad_id(self._pad_id, self.meta)
+        files = [file for each in stores.values() for file in each.paths]
+        self.paths = [*paths, *files, *(table for table in map(documents_path, files) if table.exists())]
         self.shuffle, self.reorders = "global" if options.shuffle else "none", bool(options.shuffle)
-        self.description = description
+        how = {"packing": options.packing, "pad_id": self._pad_id}
+        self.description = description or {"format": "stream", "files": [str(path)], **how}
         self._options = replace(options, source=None, progress=None, engine=None)  # picklable
-        self.token_counts = token_counts
-        self._splits = [self._pack(k, stream, folder, meta, pad_id) for k, stream in enumerate(streams)]
+        self.token_counts = token_counts or TokenCounts(sum(each.num_tokens for each in stores.values()))
+        self._splits = [self._pack(number, split, folder, stores[split]) for number, split in enumerate(stores)]
         self.document_files = [part.rows.table.path for part in self._splits]
         self.document_parts = tuple(part_of(path) for path in self.document_files)
         self.num_batches = sum(part.num_batches for part in self._splits)
-        self.meta = meta
         self.shard_batches, self.shard_splits = self._cut()
         self.shard_records, self.shard_documents = self._count()
-        self.meta = replace(meta, total_records=sum(self.shard_records))
-        self.identity = {"packing": options.packing, "pad_id": pad_id, "splits": self.batches_of_split}
+        self.meta = replace(self.meta, total_records=sum(self.shard_records))
+        fingerprints = [each.fingerprint for each in stores.values()]
+        self.identity = {**how, "splits": self.batches_of_split, "fingerprints": fingerprints}
+
+    def check_reads(self) -> None:
+        """Compare the whole stream with its digests, once: rows are cut from its chunks anywhere."""
+        if not self._checked:
+            require_digests(self._path)
+        self._checked = True
 
     @property
     def batches_of_split(self) -> dict[str, int]:
         """The number of batches of each split."""
         return {part.split: part.num_batches for part in self._splits}
 
-    def _pack(self, number: int, stream: DocumentStream, folder: Path, meta: StoreMeta, pad_id: int) -> SplitRows:
+    def _pack(self, number: int, split: str, folder: Path, store: MmapTokenStore) -> SplitRows:
         """Pack the documents of a split into rows, and count the tokens that are in none."""
-        options, split = self._options, stream.split
-        rows = PackedRows(stream, folder, number, options.packing or "concat", meta.seq_len, pad_id)
+        options, meta = self._options, self.meta
+        rows = PackedRows(store, split, folder, number, meta, options.packing or "concat", self._pad_id)
         order = write_order(rows.num_rows, options.seed or 0) if options.shuffle else SequentialOrder(rows.num_rows)
         self.token_counts.drop("cropped by packing", rows.tokens_cropped)
         num_batches, rest = batches_of(rows.num_rows, meta, options.remainder or "pad", f"packed rows ({split})")
@@ -267,3 +288,25 @@ class PackedSource(Source):
         count = min(len(rows), part.rows.num_rows - first)
         part.rows.gather_into(name, part.order.indices(np.arange(first, first + count)), rows[:count])
         part.rows.fill(name, rows[count:])
+
+
+@contextmanager
+def open_stream(paths: list[Path], conversion: Conversion) -> Generator[PackedSource]:
+    """Open a `PackedSource` whose plan lies in `<destination>.plan.partial/` inside the block; each job has its own."""
+    [path], part = paths, job_of(conversion)
+    destination = local_path(conversion.destination)  # the plan of the rows lies in the same folder
+    refuse_bad_destination([local_path(path)], destination)
+    several = bool(conversion.num_shards or conversion.shard_bytes) or part != WHOLE
+    is_one_file(conversion.target, destination, several=several)
+    plan = destination.with_name(destination.name + (".plan" if part == WHOLE else f".plan-{part.job}"))
+    with scratch_directory(plan) as folder:
+        yield PackedSource(local_path(path), folder, conversion)
+
+
+def _splits(path: Path) -> list[str]:
+    """Return the splits of a stream, that for training first."""
+    folder = path.parent if path.name == INDEX_NAME else path
+    if not (folder / INDEX_NAME).exists():
+        return [DEFAULT_SPLIT]
+    found = dict.fromkeys(shard.split for shard in ShardIndex.load(folder).shards)
+    return sorted(found, key=lambda split: split != DEFAULT_SPLIT)

@@ -23,31 +23,30 @@ from zb_hdf5 import (
     ArgumentError,
     ConvertError,
     FormatError,
+    HDF5ShardWriter,
     Loader,
     ShardIndex,
     StateError,
-    StoreMeta,
     open_reader,
     verify_store,
 )
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.converters.document_target import StagedSource, StagingFile, staging_path
 from zb_hdf5.converters.documents import Route
 from zb_hdf5.converters.engines import Inline, open_engine
 from zb_hdf5.converters.journal import WHOLE
+from zb_hdf5.converters.packed import PackedSource
 from zb_hdf5.converters.packing import PACKINGS
 from zb_hdf5.converters.reports import Done
 from zb_hdf5.converters.run import convert as run_conversion
 from zb_hdf5.converters.run import run as run_one
-from zb_hdf5.converters.source import TokenCounts
 from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.documents.document_table import documents_path
-from zb_hdf5.documents.document_writer import DocumentsWriter
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.loaders.order import write_order
-from zb_hdf5.spec import NOT_KNOWN, stored_dtype
+from zb_hdf5.spec import NOT_KNOWN
 from zb_hdf5.store.repair import rebuild_index
+from zb_hdf5.store.streams import index_streams
 from zb_hdf5.text.corpus import open_documents
 
 pytest_plugins = ["corpus"]  # the fixtures `texts` and `files`
@@ -213,19 +212,19 @@ def test_the_counts_balance(tmp_path_factory, lengths, packing, remainder, batch
     """Tokens in + padding = stored + dropped, counted in the batches: padding is 0 here, and no token is."""
     folder = tmp_path_factory.mktemp("staging")
     parts = {"train": lengths[num_val:], "val": lengths[:num_val]}
-    staged = [write_staging_file_of(folder, split, part) for split, part in parts.items() if sum(part)]
+    staged = [write_stream_of(folder, split, part) for split, part in parts.items() if sum(part)]
     assume(staged)
+    index_streams(staged, splits={path.name: path.stem for path in staged}).save(folder)
     options = TextOptions(batch_size, seq_len, shuffle=shuffle, packing=packing, remainder=remainder)
-    meta = StoreMeta(batch_size, seq_len, stored_dtype("uint32"), 42, 0, len(lengths), 0, "")
     try:
-        source = StagedSource(staged, folder, meta, Conversion(None, "hdf5", "", **options), 0, {}, [])
+        source = PackedSource(folder, folder, Conversion(None, "hdf5", "", **options))
     except ConvertError:  # not one batch of a split
         return
     stored = np.empty((source.num_batches, batch_size, seq_len), np.uint32)
     source.read_into(0, stored)
     counts = source.token_counts
     counts.require_balance(stored.size)
-    assert counts.tokens_in == sum(file.num_tokens for file in staged)
+    assert counts.tokens_in == sum(lengths)
     assert np.count_nonzero(stored == 0) == counts.padded
     assert np.count_nonzero(stored) == counts.tokens_in - sum(counts.dropped.values())
     records = stored.any(axis=2)
@@ -238,15 +237,12 @@ def test_the_counts_balance(tmp_path_factory, lengths, packing, remainder, batch
     assert source.shard_documents == [np.count_nonzero(shard == 1) for shard in shards]
 
 
-def write_staging_file_of(folder, split, lengths):
+def write_stream_of(folder, split, lengths):
     """Write documents of these lengths, which begin with token 1 and go on with 2."""
-    path = folder / f"{split}.tokens"
     documents = [np.array([1] + [2] * (length - 1), np.uint32) for length in lengths if length]
-    np.concatenate(documents).tofile(path)
-    with DocumentsWriter(documents_path(path)) as writer:
-        writer.append(lengths)
-        writer.publish(split)
-    return StagingFile(path, split, sum(lengths), TokenCounts(sum(lengths)))
+    with HDF5ShardWriter(folder / f"{split}.h5", dtype="uint32") as writer:
+        writer.write_documents(np.concatenate(documents), lengths)
+    return folder / f"{split}.h5"
 
 
 @pytest.mark.parametrize("packing", sorted(PACKINGS))
@@ -422,7 +418,7 @@ def test_damaged_tokens_are_made_again(damage, tmp_path, files, monkeypatch):
     whole = ingest(files, tmp_path / "whole")
     with pytest.raises(Stops):
         ingest(files, tmp_path / "out", engine=Failing(3))
-    path = staging_path(partial_path(tmp_path / "out.tokens"), 1)
+    [path] = partial_path(tmp_path / "out.tokens").glob("shard-00001-*.h5")
     lengths = documents_path(path)
     data = bytearray(path.read_bytes())
     if damage == "lose":

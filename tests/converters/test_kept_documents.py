@@ -17,7 +17,7 @@ from packed import places_of
 
 from zb_hdf5 import ConvertError, FormatError, HDF5ShardWriter, MmapTokenStore, ShardIndex, open_reader
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.converters import token_files
+from zb_hdf5.converters import document_target
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.converters.engines import Inline, open_engine
 from zb_hdf5.converters.packing import PACKINGS, pieces_of
@@ -247,14 +247,14 @@ def test_bad_ids_are_refused(tmp_path, kind, ids, message, layout):
 
 
 def test_ids_are_compared_in_little_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(token_files, "BLOCK_IDS", 1 << 10)
+    monkeypatch.setattr(document_target, "BLOCK_IDS", 1 << 10)
     count = 30_000
     with DocumentsWriter(tmp_path / "documents-00000.tables") as writer:
         writer.append(np.ones(count), DocumentRows(ids=[b"%d" % number for number in range(count)]))
         writer.publish("train")
     tracemalloc.start()
     try:
-        token_files.require_unique_ids([tmp_path / "documents-00000.tables"])
+        document_target.require_unique_ids([tmp_path / "documents-00000.tables"])
         assert tracemalloc.get_traced_memory()[1] < 45 * count
     finally:
         tracemalloc.stop()

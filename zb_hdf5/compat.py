@@ -22,7 +22,7 @@ from zb_hdf5.commands.fetch import fetch_shards
 from zb_hdf5.converters.reports import StreamReport
 from zb_hdf5.converters.run import convert
 from zb_hdf5.converters.text_source import Recipe, TextSource
-from zb_hdf5.errors import ArgumentError, ConvertError
+from zb_hdf5.errors import ArgumentError, ConvertError, Remedy
 from zb_hdf5.files.publishing import refuse_existing, scratch_directory
 from zb_hdf5.formats import native
 from zb_hdf5.formats.batch_reader import GROUP_BYTES, require_choice
@@ -30,15 +30,7 @@ from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter as HDF5ShardWrite
 from zb_hdf5.formats.native import crc32_path, pack_header
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import GlobalOrder, resolve_rank, write_order
-from zb_hdf5.loaders.protocol import (
-    MAX_COUNT,
-    STATE_VERSION,
-    ReadingLoader,
-    require_count,
-    require_epoch,
-    require_state,
-    shown,
-)
+from zb_hdf5.loaders.protocol import MAX_COUNT, STATE_VERSION, TokenLoader, require_count, require_fields, shown
 from zb_hdf5.loaders.text_loader import TextLoader
 from zb_hdf5.spec import SPLITS, StoreMeta, as_stored, stored_dtype
 from zb_hdf5.store import stream_documents
@@ -178,6 +170,7 @@ def _plan(
 # --- a folder of .npy files ------------------------------------------------------------------------------------
 
 
+@TokenLoader.register
 class DatasetLoader:
     """Gives `(x, y)` for ever: consecutive tokens of a folder's `.npy` files, and the same shifted by one.
 
@@ -363,7 +356,7 @@ class ShardedTokenizationPipeline:
         return open_documents(paths, "jsonl")
 
 
-class SlidingWindowDataloader(ReadingLoader[Windows]):
+class SlidingWindowDataloader(TokenLoader[Windows]):
     """Yields `(input_ids, target_ids)`: windows of a stream, and the same shifted by one, as NumPy arrays.
 
     A window reads `window_size + 1` tokens; arrays are int64 of shape (batch_size, window_size). In the order "epoch",
@@ -389,7 +382,7 @@ class SlidingWindowDataloader(ReadingLoader[Windows]):
                 f"{store.path}: {store.num_tokens:,} tokens have {self.num_windows:,} windows of {window_size:,} and "
                 f"one more; expected at least one batch of {batch_size:,}"
             )
-        self.store, self.window_size, self.batch_size = store, window_size, batch_size
+        self.store, self.path, self.window_size, self.batch_size = store, store.path, window_size, batch_size
         self.order, self.seed, self.epoch = order, seed, -1
         self._endless = order == "random"
         self._end = MAX_COUNT if self._endless else self.num_windows // batch_size
@@ -400,13 +393,6 @@ class SlidingWindowDataloader(ReadingLoader[Windows]):
         if self._endless:
             raise TypeError(f"{self.store.path}: windows in random order have no length: they never end")
         return self._end
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch. A position in this epoch is kept."""
-        require_epoch(epoch)
-        if epoch != self.epoch:
-            self.epoch = epoch
-            self._go_to(0)
 
     def _read_from(self, position: int) -> Generator[tuple[Windows, int]]:
         """Yield batches, each with the number of the step behind it."""
@@ -422,23 +408,17 @@ class SlidingWindowDataloader(ReadingLoader[Windows]):
                 wide = tokens.astype(np.int64)
                 yield (wide[:, :-1], wide[:, 1:]), step
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position of training, in plain JSON values."""
-        return {**self._identity(), "epoch": self.epoch, "step": self._position}
+    def _place(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "step": self._position}
 
-    def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
-        """Continue exactly at the position of a state; `force`: even of other tokens, another seed or other windows.
-
-        Raises `StateError` if the state does not fit; nothing is taken over then.
-        """
-        where, identity = self.store.path, self._identity()
-        remedies = dict.fromkeys(identity, "; force=True takes the step all the same")
-        state = require_state(where, state_dict, identity, ("epoch", "step"), remedies, force)
-        epoch, step = require_count(where, state, "epoch"), require_count(where, state, "step", self._end)
-        self.set_epoch(epoch)
+    def _take_over(self, state: dict[str, Any], force: bool) -> None:
+        if not force:
+            require_fields(self.path, state, self.identity(), ("epoch", "step"), remedy=Remedy.FORCE)
+        step = require_count(self.path, state, "step", self._end)
+        self.set_epoch(require_count(self.path, state, "epoch"))
         self._go_to(step, resumed=True)
 
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Return the values that must agree for a step to mean the same windows."""
         own = {name: getattr(self, name) for name in ("order", "seed", "window_size", "batch_size")}
         own |= {"draws": None}  # an early build kept the state of its random numbers there

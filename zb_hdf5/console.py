@@ -56,6 +56,7 @@ TYPED: Final = {
     Remedy.FILL_THE_SHARDS: "pass a smaller --shards",
     Remedy.RECORD_LENGTH: "pass --seq-len {at}",
     Remedy.KEEP_DTYPE: "leave out --dtype",
+    Remedy.FORCE: "'zb info {at}' shows the data",
 }
 
 #: Remedies whose commands take no URL.
@@ -95,8 +96,8 @@ class CommandGroup(click.Group):
 
 
 def message_of(error: ZbError) -> str:
-    """Return the message of an error, with the command for its remedy; no command has the argument `force`."""
-    return typed(str(error), error.at) if error.remedy else str(error).partition("; force=True")[0]
+    """Return the message of an error, with the command for its remedy."""
+    return typed(str(error), error.at) if error.remedy else str(error)
 
 
 def typed(text: str, at: str) -> str:

@@ -34,6 +34,7 @@ class Remedy(StrEnum):
     FILL_THE_SHARDS = "pass a smaller num_shards"
     RECORD_LENGTH = "pass the seq_len of the records"
     KEEP_DTYPE = "leave out dtype"
+    FORCE = "force=True takes the position all the same"
 
 
 class ZbError(Exception):

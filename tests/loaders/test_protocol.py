@@ -190,7 +190,7 @@ def test_next_goes_on_after_the_epoch_and_a_following_loader_ends(data):
         assert sum(1 for _ in iter(lambda: next(loader, None), None)) == 20
         with pytest.raises(StopIteration):
             next(loader)
-        with pytest.raises(ArgumentError, match="one epoch has ended"):
+        with pytest.raises(ArgumentError, match="makes one epoch, 0, found 1"):
             loader.get_batch()
 
 

@@ -19,7 +19,7 @@ from zb_hdf5.documents.segments import IGNORED_TARGET, position_ids
 from zb_hdf5.errors import BatchIndexError
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.order import StepRequests
-from zb_hdf5.loaders.protocol import require_count, require_state
+from zb_hdf5.loaders.protocol import require_count, require_fields
 from zb_hdf5.loaders.steps import Step
 
 #: The ends of messages about a state that differs.
@@ -121,7 +121,7 @@ class BatchDataset(Dataset[Step]):
 
         Raises `StateError` if it is of other data, another seed or order, or of steps of another size.
         """
-        self.take_epoch(require_state(self.path, state_dict, self.identity("batches"), ("epoch",), REMEDIES))
+        self.take_epoch(require_fields(self.path, state_dict, self.identity("batches"), ("epoch",), REMEDIES))
 
     def take_epoch(self, state: Mapping[str, Any]) -> int:
         """Take the epoch of a state, and return it, unless `set_epoch` has chosen one already."""
@@ -218,7 +218,7 @@ class StepSampler(DistributedSampler[Any]):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on at the step of the state, unless `set_epoch` has chosen another epoch than that of the state."""
         where, identity = self._steps.path, self._steps.identity("steps")
-        state = require_state(where, state_dict, identity, ("epoch", "step"), REMEDIES)
+        state = require_fields(where, state_dict, identity, ("epoch", "step"), REMEDIES)
         step = require_count(where, state, "step", len(self), "the steps of an epoch")
         self._next = step if self._steps.take_epoch(state) == self._steps.epoch else 0
         self._resumed = True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, TypeAlias, TypedDict, Unpack, overload
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 #: The end of the message about a state of tokens in another dtype.
 OTHER_DTYPE: Final = (
     "; digests are over the stored bytes, so the same tokens in another dtype count as other data: convert the store "
-    "to dtype {0}; force=True takes the position all the same"
+    "to dtype {0}"
 )
 #: A FollowingLoader looks again after the first of these times, and then after twice as long, up to the second.
 POLL_S: Final = (0.01, 1.0)
@@ -275,11 +275,11 @@ class Loader(EpochLoader[BatchT]):
         """Records of `seq_len` tokens in the epoch: those that the store had when the epoch was chosen."""
         return self.plan.order.n
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch to iterate over. A resumed position is kept if it belongs to this epoch."""
-        super().set_epoch(epoch)
+    def _start(self, epoch: int) -> int:
+        super()._start(epoch)
         if self._told is not None:
             self._told.tell(epoch)
+        return 0
 
     def plan_of_epoch(self, epoch: int) -> StepPlan:
         """Return which records this rank reads at each step of an epoch. `plan` is that of the current one."""
@@ -351,12 +351,13 @@ class Loader(EpochLoader[BatchT]):
 
     # --- state ---------------------------------------------------------------------------------------------------
 
-    def _remedies(self, state: Any) -> dict[str, str]:
-        remedies, dtype = super()._remedies(state), str(state.get("dtype"))
-        remedies["dtype"] = OTHER_DTYPE.format(dtype) if dtype in DTYPE_BY_NAME else ""
-        if any(shown(value).startswith("'sampled:") for value in (state.get("fingerprint"), self._fingerprint)):
-            remedies["fingerprint"] = "; open both with verify='store'"
-        return remedies
+    def _reasons(self, state: Mapping[str, Any]) -> dict[str, str]:
+        dtype, fingerprints = str(state.get("dtype")), (state.get("fingerprint"), self._fingerprint)
+        is_sampled = any(shown(each).startswith("'sampled:") for each in fingerprints)
+        return {
+            "dtype": OTHER_DTYPE.format(dtype) if dtype in DTYPE_BY_NAME else "",
+            "fingerprint": "; open both with verify='store'" if is_sampled else "",
+        }
 
     def _serve(self, fingerprint: object) -> None:
         reader = self.reader.serving(fingerprint)
@@ -467,23 +468,13 @@ class FollowingLoader(Loader[Any]):
         self.timeout_s = timeout_s
         super().__init__(source, shuffle=shuffle, prefetch=0, **options)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Accept epoch 0: the store grows once."""
-        if epoch != 0:
+    def _start(self, epoch: int) -> int:
+        if epoch != 0:  # also from `get_batch` behind the last batch
             raise ArgumentError(
-                f"a FollowingLoader makes one epoch, 0, found {epoch}; open the finished store for more"
+                f"{self.path}: a FollowingLoader makes one epoch, 0, found {epoch}; open the finished store with a "
+                "Loader for more"
             )
-        super().set_epoch(epoch)
-
-    def get_batch(self) -> Any:
-        """Return the next batch. Behind the last one of a complete store this is an ArgumentError."""
-        batch = self._next_of_epoch()
-        if batch is None:
-            raise ArgumentError(
-                f"{self.reader.path}: its one epoch has ended, after {self.num_records:,} records; open the finished "
-                "store with a Loader for more"
-            )
-        return batch
+        return super()._start(epoch)
 
     def __next__(self) -> Any:
         """Return the next batch; the end of a complete store ends the iteration."""

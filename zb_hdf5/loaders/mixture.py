@@ -11,29 +11,18 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from zb_hdf5.errors import ArgumentError, StateError
+from zb_hdf5.errors import ArgumentError, Remedy, StateError
 from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import IndexArray, Request, resolve_rank
-from zb_hdf5.loaders.protocol import (
-    STATE_VERSION,
-    ReadingLoader,
-    require_count,
-    require_fields,
-    require_state,
-    shown,
-    with_positions,
-)
+from zb_hdf5.loaders.protocol import STATE_VERSION, TokenLoader, require_count, require_fields, shown, with_positions
 from zb_hdf5.loaders.steps import MAX_THREADS, read_ahead
 
 #: Steps whose order is computed at once: enough to make numpy cheap, little enough to start at once.
 ORDER_STEPS: Final = 2048
 #: Weights are rounded to shares of a period of at most this many batches.
 MAX_PERIOD: Final = 1 << 14
-
-#: The fields of every state of a mixture.
-IDENTITY: Final = {"version": STATE_VERSION, "kind": "mixture"}
 
 #: A source's name, and the batch to read.
 MixedRequest: TypeAlias = tuple[str, Request]
@@ -103,7 +92,7 @@ def _period(shares: tuple[int, ...]) -> IndexArray:
 _UNFIT: Final = frozenset({"device", "epoch", "drop_last", "skip", "mask_documents"})
 
 
-class MixedLoader(ReadingLoader[Any]):
+class MixedLoader(TokenLoader[Any]):
     """Yields batches of several stores in given shares, for ever; each source in its own order and with its own epochs.
 
     Parameters
@@ -127,7 +116,9 @@ class MixedLoader(ReadingLoader[Any]):
 
     Notes
     -----
-    Endless: it has no length, and each iteration goes on where the last batch was given. Not thread-safe.
+    Endless: it has no length, and each iteration goes on where the last batch was given. A state has the weights, and
+    fits any number of ranks; it is refused if the sources are not the same data in the same order, unless it is forced
+    upon as many of them. Not thread-safe.
 
     Examples
     --------
@@ -136,6 +127,7 @@ class MixedLoader(ReadingLoader[Any]):
     ...     train(batch)
     """
 
+    path = "mixture"  # in messages
     _endless = True
 
     def __init__(
@@ -180,10 +172,8 @@ class MixedLoader(ReadingLoader[Any]):
         self._schedules = [s for s in self._schedules if s.start < self._position] + [schedule]
         self._stop_reading()
 
-    def set_epoch(self, epoch: int) -> None:
-        """Accept epoch 0: a mixture never ends, and each of its sources has epochs of its own."""
-        if epoch != 0:
-            raise ArgumentError(f"a mixture makes one endless epoch, 0, found {epoch}; its sources count their own")
+    def _start(self, epoch: int) -> int:
+        raise ArgumentError(f"a mixture makes one endless epoch, 0, found {epoch}; its sources count their own")
 
     def counts(self) -> dict[str, int]:
         """Return how many batches of each source all ranks together have consumed."""
@@ -211,67 +201,50 @@ class MixedLoader(ReadingLoader[Any]):
         for first in count(position + self.rank, ORDER_STEPS * self.world_size):
             yield from self.requests(first + np.arange(ORDER_STEPS) * self.world_size)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return where training stands, in plain JSON values, the same on every rank after the same step."""
+    def identity(self) -> dict[str, Any]:
+        """Return the fields of the state of every mixture."""
+        return {"version": STATE_VERSION, "kind": "mixture"}
+
+    def _place(self) -> dict[str, Any]:
         segments = [{"start": s.start, "weights": [*s.weights], "counts": [*s.before]} for s in self._schedules]
-        state = {**IDENTITY, "sources": self._identity(), "segments": segments}
-        return {**state, "position": self._position}
+        return {"sources": self._sources(), "segments": segments, "position": self._position}
 
-    def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
-        """Continue exactly where `state_dict` was taken, on any number of ranks, with the weights it was taken with.
-
-        Parameters
-        ----------
-        force
-            Take position and weights even if the sources, as many as there were, are other data or in another order.
-
-        Raises
-        ------
-        StateError
-            If the sources are not the same data in the same order, or the state is of another kind of loader; the
-            message names the field. Nothing is taken over then.
-        """
-        where = "mixture"
-        state = require_state(where, state_dict, IDENTITY, ("sources", "segments", "position"), {})
+    def _take_over(self, state: dict[str, Any], force: bool) -> None:
+        where = self.path
+        require_fields(where, state, self.identity(), ("sources", "segments", "position"))
+        position, sources, segments = require_count(where, state, "position"), state["sources"], state["segments"]
         if not force:
-            self._require_sources(state["sources"])
-        position = require_count(where, state, "position")
-        if not isinstance(state["segments"], list) or not state["segments"]:
-            raise StateError(f"{where}: state: expected a list of segments, found {shown(state['segments'])}")
+            expected = self._sources()
+            if not isinstance(sources, list) or len(sources) != len(expected):
+                raise StateError(f"{where}: state: expected a list of {len(expected)} sources, found {shown(sources)}")
+            for source, found in zip(expected, sources, strict=True):
+                require_fields(f"{where}: source {source['name']!r}", found, source, (), remedy=Remedy.FORCE)
+        if not isinstance(segments, list) or not segments:
+            raise StateError(f"{where}: state: expected a list of segments, found {shown(segments)}")
         schedules: list[Schedule] = []
-        for number, fields in enumerate(state["segments"]):
+        for number, fields in enumerate(segments):
             schedules.append(self._schedule(f"{where}: segment {number}", fields, schedules[-1:], position))
         self._schedules = schedules
         self._go_to(position)
 
-    def _require_sources(self, sources: object) -> None:
-        expected = self._identity()
-        if not isinstance(sources, list) or len(sources) != len(expected):
-            raise StateError(f"mixture: state: expected a list of {len(expected)} sources, found {shown(sources)}")
-        for identity, found in zip(expected, sources, strict=True):
-            where = f"mixture: source {identity['name']!r}"
-            remedies = dict.fromkeys(identity, "; force=True takes the position all the same")
-            require_fields(where, found, identity, (), remedies)
-
     def _schedule(self, where: str, fields: object, earlier: list[Schedule], position: int) -> Schedule:
         """Return a segment of a state, all of which follows from the weights and starts: the counts are checked."""
-        names = list(self.loaders)
         found = require_fields(where, fields, {}, ["start", "weights", "counts"])
         start = require_count(where, found, "start", position, "the position")
         if start <= earlier[0].start if earlier else start:
             expected = f"after {earlier[0].start:,}" if earlier else "0"
             raise StateError(f"{where}: state: expected start {expected}, found {start:,}")
-        counts = earlier[0].counts(start) if earlier else [0] * len(names)
-        require_fields(where, found, {"counts": counts}, ["start", "weights"])
-        weights = found["weights"]
+        counts = earlier[0].counts(start) if earlier else [0] * len(self.loaders)
+        weights = require_fields(where, found, {"counts": counts}, ["start", "weights"])["weights"]
         try:
-            if not isinstance(weights, list) or not all(type(weight) is float for weight in weights):
+            if not isinstance(weights, list) or {*map(type, weights)} != {float}:
                 raise ArgumentError("they are no list of numbers")
-            return Schedule(self._ordered(dict(zip(names, weights, strict=True))), start, tuple(counts))
+            return Schedule(self._ordered(dict(zip(self.loaders, weights, strict=True))), start, tuple(counts))
         except ValueError as error:  # too few, too many, or not positive
+            names = [*self.loaders]
             raise StateError(f"{where}: state: expected weights of {names}, found {shown(weights)}: {error}") from error
 
-    def _identity(self) -> list[dict[str, Any]]:
+    def _sources(self) -> list[dict[str, Any]]:
         """The fields that must agree, in order: the number of a source in the list decides ties of the schedule."""
         return [
             {"name": name, **loader.identity(), "batch_size": loader.batch_size}

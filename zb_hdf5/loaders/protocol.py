@@ -1,4 +1,4 @@
-"""The protocol of every loader, the bases of those that read ahead and of those that have epochs, and their states."""
+"""The base of every loader, that of those with epochs, and the checks of their states."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Generator, Iterator, Mapping
-from typing import Any, Final, Generic, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Final, Generic, Self, TypeVar
 
-from zb_hdf5.errors import ArgumentError, StateError, ZbError
+from zb_hdf5.errors import ArgumentError, Remedy, StateError, ZbError
 from zb_hdf5.loaders.order import StepPlan, checked_skip
 
 BatchT = TypeVar("BatchT")
@@ -31,49 +31,20 @@ MAX_COUNT: Final = 2**62
 SHOWN_CHARACTERS: Final = 120
 
 
-@runtime_checkable
-class TokenLoader(Protocol):
+class TokenLoader(ABC, Generic[BatchT]):
     """Gives batches, and counts those that it gave. A loader with epochs has a length too; an endless one has none.
 
     Notes
     -----
     `iter(loader)` yields one epoch, or, without epochs, all that follows. `next(loader)` and `get_batch()` give the
-    next batch without it.
+    next batch without it; all share one position. A change of the epoch, the position or the shape holds from the next
+    batch on. Not thread-safe. A pickled loader reads nothing: its copy continues at the same position.
     """
 
-    def __iter__(self) -> Iterator[Any]: ...
+    # A reading is a generator of batches, each with the position behind it: a state counts yielded batches, never those
+    # that were read ahead.
 
-    def __next__(self) -> Any: ...
-
-    def get_batch(self) -> Any:
-        """Return the next batch, for ever: after an epoch comes the next one."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch. A position in this epoch is kept."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where training stands, in plain JSON values. `kind` names the loader that takes it."""
-
-    def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
-        """Continue exactly where `state_dict` was taken. `force`: even if it is of other data or another order."""
-
-    def close(self) -> None:
-        """End threads and release files. May be called again."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-class ReadingLoader(ABC, Generic[BatchT]):
-    """A loader with a reading under way: a generator of batches, each with the position behind it.
-
-    So a state counts yielded batches, never those that were read ahead. A change of the epoch, the position or the
-    shape ends the reading, and the next batch begins another one; `__iter__`, `next` and `get_batch` share it.
-
-    Not thread-safe. A pickled loader reads nothing: its copy continues at the same position.
-    """
-
+    path: str | os.PathLike[str]
     epoch: int
     _position: Any
     _reading: Generator[tuple[BatchT, Any]] | None = None
@@ -87,8 +58,21 @@ class ReadingLoader(ABC, Generic[BatchT]):
         """Return a reading, which does not refer to the loader if it has threads: they end with the loader."""
 
     @abstractmethod
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch."""
+    def identity(self) -> dict[str, Any]:
+        """Return the fields that must agree for a position to mean the same."""
+
+    @abstractmethod
+    def _place(self) -> dict[str, Any]:
+        """Return the other fields of a state."""
+
+    @abstractmethod
+    def _take_over(self, state: dict[str, Any], force: bool) -> None:
+        """Go to the place in a state of this kind, or raise an error."""
+
+    def _start(self, epoch: int) -> Any:
+        """Prepare an epoch, and return its first position."""
+        self.epoch = epoch
+        return 0
 
     def __iter__(self) -> Iterator[BatchT]:
         """Yield the batches of one epoch; those of an endless loader from the current position on."""
@@ -148,6 +132,49 @@ class ReadingLoader(ABC, Generic[BatchT]):
             self._reading.close()
         self._reading = None
 
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch to iterate over. A position in this epoch is kept."""
+        if not 0 <= epoch <= MAX_COUNT:
+            raise ArgumentError(f"epoch must be in 0..{MAX_COUNT:,}, found {epoch}")
+        if epoch != self.epoch:
+            self._go_to(self._start(epoch))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where training stands: it counts what was yielded, never what was read ahead.
+
+        Plain JSON values, under 1 KB, the same on every rank after the same step, but of a `TextLoader` each rank has
+        one of its own. `kind` names the loader that takes it. `position` counts records, documents or batches of all
+        ranks, in this epoch if there are epochs, so that it is valid for any other world size and batch size; those
+        that filled up the last step (`drop_last=False`) are not counted again.
+        """
+        return {**self.identity(), **self._place()}
+
+    def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
+        """Continue exactly where `state_dict` was taken, whatever the ranks, batch size or backend were then.
+
+        Only the ranks of a `TextLoader` must be as many: each of them stands at a place of its own. It reads one row
+        group up to its document; the others continue in O(1).
+
+        Parameters
+        ----------
+        force
+            Take the place even if it is of other data, another seed or another order.
+
+        Raises
+        ------
+        StateError
+            If the state is of other data, another seed or another order, of another kind of loader, or no state at
+            all; the message names the field. Nothing is taken over then.
+        """
+        before = dict(self.__dict__)
+        try:
+            self._take_over(dict(require_kind(self.path, state_dict, self.identity()["kind"])), force)
+        except ZbError as error:  # such as documents to mask that are not there
+            self.__dict__.update(before, _reading=self._reading)
+            if isinstance(error, StateError):
+                raise
+            raise StateError(f"{self.path}: state: {error}") from error
+
     def close(self) -> None:
         """End the reading threads, and close what is read."""
         self._closed = True
@@ -169,10 +196,9 @@ def with_positions(reading: Generator[BatchT], positions: Iterator[int]) -> Gene
         yield from zip(reading, positions, strict=False)
 
 
-class EpochLoader(ReadingLoader[BatchT]):
+class EpochLoader(TokenLoader[BatchT]):
     """A loader of epochs. A position counts what all ranks together have consumed in the epoch: records, documents."""
 
-    path: str | os.PathLike[str]
     plan: StepPlan
     skip: tuple[tuple[int, int, int], ...]
     mask_documents: tuple[int, ...]
@@ -184,81 +210,47 @@ class EpochLoader(ReadingLoader[BatchT]):
         """Return what this rank reads at each step of an epoch. `plan` is that of the current one."""
 
     @abstractmethod
-    def identity(self) -> dict[str, Any]:
-        """Return the fields that must agree for a position to mean the same."""
-
-    @abstractmethod
     def _mask(self) -> None:
         """Take over `mask_documents`."""
 
     def _serve(self, fingerprint: object) -> None:
         """Go on with a reader of the same content that has the fingerprint of a state, if there is one."""
 
-    def _remedies(self, state: Any) -> dict[str, str]:
-        return dict.fromkeys(self.identity(), "; force=True takes the position all the same")
+    def _reasons(self, state: Mapping[str, Any]) -> dict[str, str]:
+        return {}
 
     def _end_of_epoch(self, epoch: int) -> int:
         return self.plan.order.n
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch to iterate over. A resumed position is kept if it belongs to this epoch."""
-        require_epoch(epoch)
-        if self.epoch != epoch:
-            self.epoch, self.plan = epoch, self.plan_of_epoch(epoch)
-            self._go_to(0)
+    def _start(self, epoch: int) -> Any:
+        self.epoch, self.plan = epoch, self.plan_of_epoch(epoch)
+        return 0
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return where training stands: it counts what was yielded, never what was read ahead.
-
-        Plain JSON values, under 1 KB, the same on every rank after the same step. `position` counts records, or
-        documents, of all ranks in this epoch, so that it is valid for any other world size and batch size; those that
-        filled up the last step (`drop_last=False`) are not counted again.
-        """
-        position = min(self._position, self._end_of_epoch(self.epoch))
+    def _place(self) -> dict[str, Any]:
         chosen = {"skip": [[*triple] for triple in self.skip], "mask_documents": [*self.mask_documents]}
-        state = {**self.identity(), "epoch": self.epoch, "position": position}
-        return state | {name: values for name, values in chosen.items() if values}
+        place = {"epoch": self.epoch, "position": min(self._position, self._end_of_epoch(self.epoch))}
+        return place | {name: values for name, values in chosen.items() if values}
 
-    def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
-        """Continue exactly where `state_dict` was taken, in O(1), whatever the ranks, batch size or backend were then.
-
-        Parameters
-        ----------
-        force
-            Take epoch and position even if they are of other data, another seed or another order.
-
-        Raises
-        ------
-        StateError
-            If the state is of other data, another seed or another order, of another kind of loader, or no state at
-            all; the message names the field. Nothing is taken over then.
-        """
-        where, before = self.path, dict(self.__dict__)
-        state = dict(require_kind(where, state_dict, self.identity()["kind"]))
+    def _take_over(self, state: dict[str, Any], force: bool) -> None:
         try:
             skip = {*self.skip, *checked_skip(state.pop("skip", ()))}
             masked = {*self.mask_documents, *(int(number) for number in state.pop("mask_documents", ()))}
         except (ArgumentError, TypeError, ValueError) as error:
-            raise StateError(f"{where}: state: skip and mask_documents: {error}") from error
-        try:
-            if not force:
-                self._serve(state.get("fingerprint"))
-                require_state(where, state, self.identity(), ("epoch", "position"), self._remedies(state))
-            epoch = require_count(where, state, "epoch", self._last_epoch)
-            end = self._end_of_epoch(epoch)
-            position = require_count(where, state, "position", end, f"the {self._counts} of an epoch")
-            if skip != set(self.skip):
-                self.skip = checked_skip(skip)
-                self.plan = self.plan_of_epoch(self.epoch)
-            if masked != set(self.mask_documents):
-                self.mask_documents = tuple(sorted(masked))
-                self._mask()
-            self.set_epoch(epoch)
-        except ZbError as error:  # such as documents to mask that are not there
-            self.__dict__.update(before, _reading=self._reading)
-            if isinstance(error, StateError):
-                raise
-            raise StateError(f"{where}: state: {error}") from error
+            raise StateError(f"{self.path}: state: skip and mask_documents: {error}") from error
+        if not force:
+            self._serve(state.get("fingerprint"))
+            names, reasons = ("epoch", "position"), self._reasons(state)
+            require_fields(self.path, state, self.identity(), names, reasons, Remedy.FORCE)
+        epoch = require_count(self.path, state, "epoch", self._last_epoch)
+        end = self._end_of_epoch(epoch)
+        position = require_count(self.path, state, "position", end, f"the {self._counts} of an epoch")
+        if skip != set(self.skip):
+            self.skip = checked_skip(skip)
+            self.plan = self.plan_of_epoch(self.epoch)
+        if masked != set(self.mask_documents):
+            self.mask_documents = tuple(sorted(masked))
+            self._mask()
+        self.set_epoch(epoch)
         self._go_to(position, resumed=True)
 
 
@@ -288,10 +280,15 @@ def _mapping(where: object, state: object) -> Mapping[str, Any]:
 
 
 def require_fields(
-    where: object, state: object, identity: Mapping[str, Any], names: Collection[str], remedies: Mapping[str, str] = {}
+    where: object,
+    state: object,
+    identity: Mapping[str, Any],
+    names: Collection[str],
+    reasons: Mapping[str, str] = {},
+    remedy: Remedy | None = None,
 ) -> Mapping[str, Any]:
     """Return a dict of `names` and the fields of `identity`, with the same values and types there, and of no others."""
-    fields = _mapping(where, state)
+    fields = require_kind(where, state, identity["kind"]) if "kind" in identity else _mapping(where, state)
     expected = [*identity, *names]
     for name in expected:
         if name not in fields:
@@ -301,22 +298,9 @@ def require_fields(
             raise StateError(f"{where}: state: expected {', '.join(expected)}, found a field {shown(name)} too")
     for name, value in identity.items():
         if type(fields[name]) is not type(value) or fields[name] != value:
-            remedy = remedies.get(name, "")
-            raise StateError(f"{where}: state has {name} {shown(fields[name])}, this loader {shown(value)}{remedy}")
+            facts = f"state has {name} {shown(fields[name])}, this loader {shown(value)}{reasons.get(name, '')}"
+            raise StateError(f"{where}: {facts}", remedy=remedy, at=where)
     return fields
-
-
-def require_state(
-    where: object,
-    state: object,
-    identity: Mapping[str, Any],
-    names: Collection[str],
-    remedies: Mapping[str, str],
-    force: bool = False,
-) -> Mapping[str, Any]:
-    """Return a state of the kind of `identity`; without `force` its fields are as `require_fields` needs them."""
-    fields = require_kind(where, state, identity["kind"])
-    return fields if force else require_fields(where, fields, identity, names, remedies)
 
 
 def require_count(where: object, state: Mapping[str, Any], name: str, stop: int = MAX_COUNT, what: str = "") -> int:
@@ -326,12 +310,6 @@ def require_count(where: object, state: Mapping[str, Any], name: str, stop: int 
         reason = f", {what}" if what else ""
         raise StateError(f"{where}: state: expected {name} in 0..{stop:,}{reason}, found {shown(value)}")
     return value
-
-
-def require_epoch(epoch: int) -> None:
-    """Raise `ArgumentError` unless a state can hold the number of the epoch."""
-    if not 0 <= epoch <= MAX_COUNT:
-        raise ArgumentError(f"epoch must be in 0..{MAX_COUNT:,}, found {epoch}")
 
 
 def shown(value: object) -> str:

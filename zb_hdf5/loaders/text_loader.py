@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, FormatError, StateError
+from zb_hdf5.errors import ArgumentError, FormatError, Remedy, StateError
 from zb_hdf5.formats.batch_reader import require_choice
 from zb_hdf5.loaders.order import resolve_rank
-from zb_hdf5.loaders.protocol import STATE_VERSION, ReadingLoader, require_count, require_epoch, require_state
+from zb_hdf5.loaders.protocol import STATE_VERSION, TokenLoader, require_count, require_fields
 from zb_hdf5.loaders.steps import cuda_device, read_ahead, require_prefetch
 from zb_hdf5.spec import DEFAULT_SPLIT, SPLITS
 from zb_hdf5.text.corpus import ParquetFile
@@ -128,7 +128,7 @@ def _cut(
         yield np.concatenate(parts), following
 
 
-class TextLoader(ReadingLoader[Any]):
+class TextLoader(TokenLoader[Any]):
     """Tokenizes Parquet text while training runs.
 
     Parameters
@@ -166,7 +166,8 @@ class TextLoader(ReadingLoader[Any]):
     Notes
     -----
     Endless: after the last row group of a rank comes its first one, in the next epoch, and ranks need not get there
-    together. Count steps. Not thread-safe; picklable.
+    together. Count steps. Each rank has a state of its own: save all of them. A state fits any `batch_size`, `seq_len`
+    and `targets`, but only the same files, tokenizer, split, rank and number of ranks. Not thread-safe; picklable.
 
     Examples
     --------
@@ -231,41 +232,19 @@ class TextLoader(ReadingLoader[Any]):
         """The number of times that this rank has seen all of its row groups."""
         return self._position.epoch
 
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the begin of an epoch, unless this rank stands in it: then it keeps its position."""
-        require_epoch(epoch)
-        if epoch != self.epoch:
-            self._go_to(Place(epoch, min(self._text.row_groups), 0, 0))
+    def _start(self, epoch: int) -> Place:
+        return Place(epoch, min(self._text.row_groups), 0, 0)
 
     def _read_from(self, position: Place) -> Generator[tuple[Any, Place]]:
         batches = self._text.batches(position, self.batch_size * self.seq_len, int(self.targets))
         return _ahead(batches, self._prefetch, self._device, (self.batch_size, self.seq_len), self.targets)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return where this rank stands: it counts yielded tokens, never those that were read ahead.
+    def _place(self) -> dict[str, Any]:
+        return self._position._asdict()
 
-        Plain JSON values, under 1 KB. Each rank has one of its own: save all of them.
-        """
-        return {**self._identity(), **self._position._asdict()}
-
-    def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
-        """Continue with exactly the next token, with any `batch_size`, `seq_len` and `targets`.
-
-        One row group is read up to the document. The number of ranks must be the same: each of them stands at a place
-        of its own in its own row groups, and other ranks would have other row groups.
-
-        Parameters
-        ----------
-        force
-            Take the place even if it is one of other files, another tokenizer, split, rank or number of ranks.
-
-        Raises
-        ------
-        StateError
-            If the state is of other files, another tokenizer, split, rank or number of ranks, of another kind of
-            loader, or names no place in the files; the message names the field. Nothing is taken over then.
-        """
-        state = require_state(self.path, state_dict, self._identity(), Place._fields, REASONS, force)
+    def _take_over(self, state: dict[str, Any], force: bool) -> None:
+        if not force:
+            require_fields(self.path, state, self.identity(), Place._fields, REASONS, Remedy.FORCE)
         place = Place(*(require_count(self.path, state, name) for name in Place._fields))
         if place.row_group not in self._text.row_groups:
             groups = f"one of the {len(self._text.row_groups):,} of this rank"
@@ -274,7 +253,7 @@ class TextLoader(ReadingLoader[Any]):
         self._go_to(place)
         self._reading = reading
 
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Return the fields that must agree for a place to mean the same token."""
         return {
             "version": STATE_VERSION,

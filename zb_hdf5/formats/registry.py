@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,6 +34,8 @@ class FileFormat:
     as_source: tuple[str, str] | None = None  # its name in the help, and an example of a path; None: no command
     as_target: tuple[str, str] | None = None
     other_suffixes: tuple[str, ...] = ()  # of such files of another origin: no name for a folder
+    reader = writer = stream_writer = ""  # "module:class"; none of batches, or of streams
+    magic_name = ""  # "module:name" of the first bytes of a file; none if only its suffix marks it
     magic_offsets: tuple[int, ...] = (0,)
     holds_batches = True  # and a folder is a store with a `shards.json`; else records without digests
     tokens_only = False  # neither fields, documents, streams, codecs, growth, data sets of others nor guarded counts
@@ -40,14 +43,13 @@ class FileFormat:
     uint16_note = ""  # the trouble that other readers have with uint16 tokens
 
     def magic(self) -> bytes:
-        """Return the first bytes of a file of this format; none if only its suffix marks it."""
-        return b""
+        return _named(self.magic_name) if self.magic_name else b""
 
     def reader_class(self) -> Callable[..., BatchReader]:
-        raise NotImplementedError  # of a format without batches
+        return _named(self.reader)  # type: ignore[no-any-return]
 
     def writer_class(self) -> type[FileWriter]:
-        raise NotImplementedError
+        return _named(self.writer)  # type: ignore[no-any-return]
 
     def open(self, path: Path, **options: Any) -> BatchReader:
         """Open a file of this format; `options` are those of its reader."""
@@ -70,7 +72,7 @@ class FileFormat:
 
     def stream_writer_class(self) -> Callable[..., HDF5ShardWriter] | None:
         """Return the writer of token streams, or None if no file of this format is one."""
-        return None
+        return _named(self.stream_writer) if self.stream_writer else None
 
     @property
     def default_dtype(self) -> str:
@@ -112,25 +114,12 @@ class BatchFormat(FileFormat):
 
     name, suffix, noun = "batch", ".batch", "a .batch file"
     as_source = as_target = ("a .batch store", "train-batch")
+    reader, writer = "zb_hdf5.formats.native:BatchFileReader", "zb_hdf5.formats.native:BatchFileWriter"
+    magic_name = "zb_hdf5.spec:BATCH_MAGIC"
     has_sidecar = tokens_only = True
     uint16_note = (
         "uint16 .batch files are an extension: other ZeroBatch v2 readers take the ids for uint32 and return wrong ones"
     )
-
-    def magic(self) -> bytes:
-        from zb_hdf5.spec import BATCH_MAGIC
-
-        return BATCH_MAGIC
-
-    def reader_class(self) -> Callable[..., BatchReader]:
-        from zb_hdf5.formats.native import BatchFileReader
-
-        return BatchFileReader
-
-    def writer_class(self) -> type[FileWriter]:
-        from zb_hdf5.formats.native import BatchFileWriter
-
-        return BatchFileWriter
 
     def open_broken(self, path: Path, shape: StoreMeta | None) -> BrokenFile:
         from zb_hdf5.formats.native import open_broken
@@ -144,22 +133,10 @@ class HDF5Format(FileFormat):
     name, suffix, noun = "hdf5", ".h5", "an HDF5 file"
     as_source = as_target = ("an HDF5 store", "train-h5")
     other_suffixes = (".hdf5", ".hdf", ".he5")
+    reader, writer = "zb_hdf5.formats.hdf5.h5_reader:HDF5BatchReader", "zb_hdf5.formats.hdf5.h5_writer:HDF5BatchWriter"
+    stream_writer = "zb_hdf5.formats.hdf5.stream_writer:HDF5ShardWriter"
+    magic_name = "zb_hdf5.spec:HDF5_MAGIC"
     magic_offsets = (0, 512, 1024, 2048)  # behind a user block HDF5 doubles the offset; nobody uses more
-
-    def magic(self) -> bytes:
-        from zb_hdf5.spec import HDF5_MAGIC
-
-        return HDF5_MAGIC
-
-    def reader_class(self) -> Callable[..., BatchReader]:
-        from zb_hdf5.formats.hdf5.h5_reader import HDF5BatchReader
-
-        return HDF5BatchReader
-
-    def writer_class(self) -> type[FileWriter]:
-        from zb_hdf5.formats.hdf5.h5_writer import HDF5BatchWriter
-
-        return HDF5BatchWriter
 
     def holds_stream(self, path: Path) -> bool:
         from zb_hdf5.formats.hdf5.inspection import is_stream_file
@@ -171,13 +148,8 @@ class HDF5Format(FileFormat):
 
         return HDF5StreamReader(path) if self.holds_stream(path) else super().open_chunks(path)
 
-    def stream_writer_class(self) -> Callable[..., HDF5ShardWriter]:
-        from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
-
-        return HDF5ShardWriter
-
     def problems_of(self, path: Path) -> Iterator[tuple[str, str]]:
-        from zb_hdf5.formats.hdf5.chunks import missing_filters
+        from zb_hdf5.formats.hdf5.file import missing_filters
 
         yield from missing_filters(path)
 
@@ -188,17 +160,19 @@ class NpyFormat(FileFormat):
     name, suffix = "npy", ".npy"
     as_source, as_target = (".npy files of tokens", "tokens/"), (".npy records", "records.npy")
     other_suffixes = (".npz",)
+    writer = "zb_hdf5.formats.npy:NpyWriter"
     holds_batches, tokens_only = False, True
-
-    def writer_class(self) -> type[FileWriter]:
-        from zb_hdf5.formats.npy import NpyWriter
-
-        return NpyWriter
 
     def look_at(self, path: Path) -> tuple[int, str]:
         from zb_hdf5.formats.npy import undigested
 
         return undigested(path)
+
+
+def _named(text: str) -> Any:
+    """Import what is named by "module:class"."""
+    module, _, name = text.partition(":")
+    return getattr(import_module(module), name)
 
 
 #: The one table of file formats; a file that carries the magic of several is taken for the first.

@@ -26,7 +26,6 @@ from zb_hdf5.files.paths import Identity, RemotePath, any_path, require_remote_a
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.tokens import Converted, Tokens, Wait, open_extents
 from zb_hdf5.formats.batch_reader import require_choice
-from zb_hdf5.formats.hdf5.chunks import compressed_tokens
 from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
 from zb_hdf5.formats.hdf5.inspection import Column, look_at_field, look_at_stream
 from zb_hdf5.formats.npy import read_npy_header
@@ -260,7 +259,7 @@ class TokenStore:
     def _take_file(self, found: Column) -> list[int]:
         self.has_documents, self._identities[0] = bool(found.marker), found.identity
         self.document_count = found.meta.document_count if self.has_documents else 1
-        self.compressed = compressed_tokens(found.places)
+        self.compressed = found.compressed
         self._take_meta(found.meta)
         self.paths = [self.path]
         self.complete = found.complete

@@ -20,15 +20,14 @@ from zb_hdf5.documents.table_file import Side, Table
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, UnverifiableError
 from zb_hdf5.files.checked import Crc32Rows, crc32_of
 from zb_hdf5.files.paths import Identity, RemotePath, any_path
+from zb_hdf5.files.ranges import Extents
 from zb_hdf5.files.tokens import Tokens, open_extents
 from zb_hdf5.formats.batch_reader import BatchReader, require_options
-from zb_hdf5.formats.hdf5.chunks import chunk_places, compressed_tokens, plain_extents
 from zb_hdf5.formats.hdf5.file import (
+    chunk_extents,
     h5_damage,
     h5_identity,
     open_h5_for_reading,
-    read_crc32,
-    read_crc32_of,
     require_rows,
     rows_by_library,
     text_of,
@@ -66,7 +65,8 @@ class HDF5Reader(BatchReader):
         super().__init__(column.path, column.meta, column.num_units, column.open(access))
         self.verify, self._marker, self._has_crc32 = verify, column.marker, column.has_crc32
         self.complete, self.sha256, self.columns = column.complete, column.sha256, column.columns
-        self.extents, self.compressed = plain_extents(column.places), compressed_tokens(column.places)
+        self.extents = column.extents if isinstance(column.extents, Extents) else None
+        self.compressed = column.compressed
         self.identity: Identity = column.identity
         self.origin = column.origin
         how = "none" if verify == "store" else verify
@@ -89,7 +89,7 @@ class HDF5Reader(BatchReader):
         with h5_damage(self.path), open_h5_for_reading(self.path, self.identity) as h5:
             if self.complete and self.sha256 is None and name not in h5:
                 return None
-            crc32 = read_crc32(h5, self.path, self.num_batches, name)
+            crc32 = np.asarray(require_rows(h5, self.path, name, self.num_batches)[: self.num_batches], "<u4")
             rows = len(h5[self.meta.column]) if self.meta.layout == BATCHES_LAYOUT else self.num_batches
             if self.complete and rows != self.num_batches:
                 raise IncompleteError(f"{self.path}: expected {rows:,} batches, found {self.num_batches:,}")
@@ -155,16 +155,12 @@ class HDF5StreamReader(HDF5Reader):
     def __init__(self, path: str | os.PathLike[str], identity: Identity | None = None) -> None:
         path = any_path(path)
         found = look_at_stream(path, identity)
-        access = "h5py" if found.places is None else "auto" if isinstance(path, RemotePath) else "pread"
+        access = "h5py" if found.extents is None else "auto" if isinstance(path, RemotePath) else "pread"
         super().__init__(found, access, "none")
 
     def name_of(self, number: int) -> str:
         start, chunk_tokens = number * self.meta.chunk_tokens, self.meta.chunk_tokens
         return f"chunk {number:,} (tokens {start:,} to {min(start + chunk_tokens, self.token_count):,})"
-
-    def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
-        """Return the rows of the dataset `crc32`: one for each chunk, of its tokens alone. None: of another origin."""
-        return read_crc32_of(self.path, self.identity, self.num_batches) if self._marker else None
 
     def doc_offsets(self) -> npt.NDArray[np.uint64]:
         """Return where the documents begin and the last one ends, shape (D + 1,): all that are committed."""
@@ -217,11 +213,11 @@ class DocumentOffsets(Table):
             crc32, stored = int(attributes["doc_offsets_crc32"]), require_rows(h5, path, DOC_OFFSETS, self._count)
             if complete and stored.chunks and stored.dtype == np.dtype("<u8"):
                 num_chunks = -(-self._count // stored.chunks[0])
-                extents = plain_extents(chunk_places(stored, stored.chunks[0] * 8, num_chunks, path)[0])
-            if extents is None:
+                extents = chunk_extents(stored, stored.chunks[0] * 8, num_chunks, path)[0]
+            if not isinstance(extents, Extents):
                 self._rows = np.asarray(stored[: self._count], dtype="<u8")
             found = h5_identity(h5, growing=not complete)
-        if extents is not None:  # without the lock that all of HDF5 has: on a network this takes a while
+        if isinstance(extents, Extents):  # without the lock that all of HDF5 has: on a network this takes a while
             self._open(open_extents(path, extents, np.dtype("<u8"), self._count, "auto", found))
         if not complete:
             self._rows = self._rows[self._rows <= num_tokens]  # a killed writer may have been ahead

@@ -32,8 +32,10 @@ from zb_hdf5.files.codecs import CompressedTokens, Encoder, require_codec
 from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.formats.batch_writer import Columns, FieldDigest, FileWriter, ShardInfo, TokenWriter
-from zb_hdf5.formats.hdf5.chunks import chunk_offsets, chunk_runs, chunk_table
 from zb_hdf5.formats.hdf5.file import (
+    chunk_offsets,
+    chunk_runs,
+    chunk_table,
     create_root,
     creation_of,
     end_of_file,

@@ -16,17 +16,22 @@ import numpy as np
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, Remedy, UnavailableError
 from zb_hdf5.field import Field
 from zb_hdf5.files.checked import UnitTokens
-from zb_hdf5.files.codecs import CodedChunks, Decoded
+from zb_hdf5.files.codecs import CodedChunks, CompressedTokens, Decoded
 from zb_hdf5.files.paths import Handle, Identity, cut_short, size_of
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.files.ranges import Extents, Run, open_ranges
 from zb_hdf5.files.tokens import Tokens, Wait, open_extents
-from zb_hdf5.formats.hdf5.chunks import Places, chunk_places, codec_of, column_runs, lacking_filters, load_filters
 from zb_hdf5.formats.hdf5.file import (
+    ChunkExtents,
     bytes_elsewhere,
+    chunk_extents,
+    codec_of,
+    column_runs,
     h5_damage,
     h5_identity,
     handle_of_h5,
+    lacking_filters,
+    load_filters,
     open_h5_for_reading,
     own_dataset,
     read_origin,
@@ -80,7 +85,7 @@ class Column(NamedTuple):
     identity: Identity
     complete: bool = True
     sha256: str | None = None  # until its writer has finished, and where none is stored
-    places: Places | None = None  # the extents of the units; None: only HDF5 can read them
+    extents: ChunkExtents | None = None  # the extents of the units; None: only HDF5 can read them
     obstacle: str = ""  # the reason why there are no plain extents, or no digests
     columns: dict[str, Any] = {}  # noqa: RUF012 - the extents of each column; nobody changes it
     marker: str = ""  # the dataset whose attributes are the commit marker
@@ -97,16 +102,22 @@ class Column(NamedTuple):
         """The name of a unit in messages."""
         return noun_of(self.meta)
 
+    @property
+    def compressed(self) -> CompressedTokens | None:
+        """The codec of compressed units, and their bytes."""
+        found = self.extents
+        return CompressedTokens(found.codec, found.num_bytes) if isinstance(found, CodedChunks) else None
+
     def open(self, access: str) -> Tokens:
         """Open the values by their extents, or through h5py where those are not known."""
-        meta, places = self.meta, self.places
-        if isinstance(places, Extents) and access != "h5py":
-            return open_extents(self.path, places, meta.dtype, self.num_tokens, access, self.identity)
-        if isinstance(places, CodedChunks) and access in ("auto", "pread"):
+        meta, extents = self.meta, self.extents
+        if isinstance(extents, Extents) and access != "h5py":
+            return open_extents(self.path, extents, meta.dtype, self.num_tokens, access, self.identity)
+        if isinstance(extents, CodedChunks) and access in ("auto", "pread"):
             ranges = open_ranges(self.path, self.identity)
-            return Decoded(ranges, places, meta.dtype, meta.batch_tokens, self.num_tokens, self.noun)
+            return Decoded(ranges, extents, meta.dtype, meta.batch_tokens, self.num_tokens, self.noun)
         if access in ("mmap", "pread"):
-            others = "'h5py' or 'auto'" if places is None else "'pread', 'h5py' or 'auto'"
+            others = "'h5py' or 'auto'" if extents is None else "'pread', 'h5py' or 'auto'"
             raise BackendError(
                 f"{self.path}: access={access!r} needs plain extents, but {self.obstacle}; use access={others}"
             )
@@ -297,7 +308,7 @@ def look_at_batches(path: Path, identity: Identity | None = None) -> Column:
         if not column.complete:
             return column
         rows = own_dataset(h5, path, CRC32)
-        column = _with_places(h5, column, stored)._replace(has_crc32=rows is not None)
+        column = _with_extents(h5, column, stored)._replace(has_crc32=rows is not None)
         if rows is not None and len(rows) < column.num_units:
             column.columns.pop(CRC32, None)  # whoever needs them gets an error
         return column
@@ -336,22 +347,22 @@ def _batches(h5: h5py.File, path: Path) -> tuple[Column, h5py.Dataset]:
     return column, stored
 
 
-def _with_places(h5: h5py.File, column: Column, stored: h5py.Dataset) -> Column:
+def _with_extents(h5: h5py.File, column: Column, stored: h5py.Dataset) -> Column:
     """Add the extents of the units, from one list of the chunks, or the obstacle to reading them without HDF5."""
     meta, count = column.meta, column.num_units
-    places: Places | None = None
+    extents: ChunkExtents | None = None
     if stored.chunks is None and stored.ndim == 3:
         base = stored.id.get_offset()
-        places = None if base is None else Extents([Run(base, meta.batch_bytes, count)], meta.batch_bytes)
+        extents = None if base is None else Extents([Run(base, meta.batch_bytes, count)], meta.batch_bytes)
         obstacle = "it is neither chunked nor contiguous in this file" if base is None else ""
     elif stored.chunks is None:
         obstacle = "it is not chunked"
     elif column.name == BATCHES and stored.chunks != (1, *meta.shape):
         obstacle = f"its chunks are {stored.chunks}, not one batch {(1, *meta.shape)}"
     else:
-        places, obstacle = chunk_places(stored, meta.batch_bytes, count, column.path)
-    columns = column_runs(h5, column.path, column.name, places)
-    return column._replace(places=places, obstacle=obstacle, columns=columns)
+        extents, obstacle = chunk_extents(stored, meta.batch_bytes, count, column.path)
+    columns = column_runs(h5, column.path, column.name, extents)
+    return column._replace(extents=extents, obstacle=obstacle, columns=columns)
 
 
 # --- datasets of another origin --------------------------------------------------------------------------------------
@@ -414,7 +425,7 @@ def look_at_stream(path: Path, identity: Identity | None = None, dataset: str | 
                 raise FormatError(f"{path}: {dataset}: expected a 1-D stream, found {axes} axes")
             return column
         column, stored = _stream(h5, path)
-        return _with_places(h5, column, stored) if column.complete else column
+        return _with_extents(h5, column, stored) if column.complete else column
 
 
 def _stream(h5: h5py.File, path: Path) -> tuple[Column, h5py.Dataset]:
@@ -493,4 +504,4 @@ def look_at_field(path: Path, name: str, identity: Identity | None = None) -> Co
         column = tokens._replace(name=meta.column, meta=meta, num_tokens=values, sha256=None, has_crc32=True, origin={})
         if not column.complete:
             return column
-        return _with_places(h5, column, stored)._replace(sha256=None if sha256 == NO_SHA256 else sha256)
+        return _with_extents(h5, column, stored)._replace(sha256=None if sha256 == NO_SHA256 else sha256)

@@ -15,12 +15,12 @@ from typing import Final
 
 import h5py
 
-from zb_hdf5.commands.info import page_aligned
+from zb_hdf5.commands.info import describe_layout, layout_text
 from zb_hdf5.console import counted, format_bytes, message_of
 from zb_hdf5.errors import UnavailableError
 from zb_hdf5.files.paths import DESCRIPTORS_PER_MAPPED_FILE, RemotePath, any_path, room_under
 from zb_hdf5.files.publishing import NO_LOCKS
-from zb_hdf5.files.ranges import Extents, network_file_system
+from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.registry import format_of
 from zb_hdf5.loaders.loader import Loader
@@ -141,17 +141,13 @@ def _layout(reader: BatchReader) -> Finding:
     if isinstance(reader, ShardedReader):
         with open_reader(_files(reader)[0]) as first:
             return _layout(first)
-    extents: Extents | None = (reader.store if isinstance(reader, WindowReader) else reader).extents
     if reader.wants_threads:
         return Finding("layout", "ok", "compressed chunks, which threads unpack")
-    if extents is None:
-        return Finding("layout", "note", "no plain extents: read through h5py", "convert it, for speed")
-    runs, aligned = len(extents.runs), page_aligned(extents)
-    stride = extents.runs[0].stride if runs else 0
-    text = f"{counted(runs, 'run')}, stride {stride:,} bytes, {'page aligned' if aligned else 'not page aligned'}"
-    if aligned and runs <= GOOD_RUNS:
-        return Finding("layout", "ok", text)
-    return Finding("layout", "note", text, "convert it again, for faster cold reads")
+    extents = (reader.store if isinstance(reader, WindowReader) else reader).extents
+    found = describe_layout(extents, reader.meta.batch_bytes)
+    if found is not None and found["page_aligned"] and found["runs"] <= GOOD_RUNS:
+        return Finding("layout", "ok", layout_text(found))
+    return Finding("layout", "note", layout_text(found), "convert it again, for faster reads")
 
 
 def _open_files(reader: BatchReader) -> Finding:

@@ -33,11 +33,12 @@ from zb_hdf5.text.tokenizers import tokenizer_named
 Lines = list[tuple[str, str]]
 
 MAX_TABLES: Final = 64  # the sources of more are not counted: each table is opened for them
-_WORDS: Final = {Outcome.VERIFIED: "verified", Outcome.UNVERIFIED: "NOT VERIFIED", Outcome.BAD: "BAD"}
-_ABOUT_ONE: Final = {
-    Outcome.VERIFIED: "the file is as it was written",
-    Outcome.UNVERIFIED: "there is nothing to compare the file with",
-    Outcome.BAD: "the file is not as it was written, or not finished",
+MAX_RUNS: Final = 16
+#: The word for each outcome, and its sense for one file; the worst outcome is the first.
+_OUTCOMES: Final = {
+    Outcome.BAD: ("BAD", "the file is not as it was written, or not finished"),
+    Outcome.UNVERIFIED: ("NOT VERIFIED", "there is nothing to compare the file with"),
+    Outcome.VERIFIED: ("verified", "the file is as it was written"),
 }
 
 
@@ -52,13 +53,11 @@ def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[s
         if isinstance(opened, MmapTokenStore):
             named = find_index(path)
             own, meta, index = _describe_stream(opened), opened, ShardIndex.load(named) if named else None
-            files, batches_of = opened.paths, [0] * len(opened.paths)
+            files, num_batches = opened.paths, 0
         else:
-            own, meta, index = _describe_batches(opened, path), opened.meta, getattr(opened, "index", None)
+            own, meta, index = _describe_batches(opened), opened.meta, getattr(opened, "index", None)
             files = [opened.path] if index is None else [shard.file(opened.path) for shard in index.shards]
-            batches_of = [] if index is None else [shard.num_batches for shard in index.shards]
-            if batches_of:
-                batches_of[-1] += opened.num_batches - sum(batches_of)  # the index does not count a growing shard
+            num_batches = opened.num_batches
         return {
             "path": str(path),
             **own,
@@ -73,7 +72,7 @@ def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[s
             "verified": opened.verified,
             "bytes": sum(map(_bytes_of, files)) if index is None or local else int(index.table.values["bytes"].sum()),
             **_describe_codec(opened, index),
-            **({} if index is None else _describe_index(index, batches_of)),
+            **({} if index is None else _describe_index(index, num_batches)),
         }
 
 
@@ -98,18 +97,17 @@ def _describe_arrays(path: Path) -> dict[str, Any] | None:
 
 def _describe_codec(opened: BatchReader | MmapTokenStore, index: ShardIndex | None) -> dict[str, Any]:
     """Return the codec and its ratio; empty without one."""
-    if index is None:
-        tokens = opened.num_tokens if isinstance(opened, MmapTokenStore) else opened.token_count
-        found = [(opened.compressed, tokens)]
-    else:
-        found = [(shard.compressed, shard.token_count) for shard in index.shards] if index.table.codecs else []
-    packed = [(each, tokens) for each, tokens in found if each is not None]
+    tokens = opened.num_tokens if isinstance(opened, MmapTokenStore) else opened.token_count
+    found = [(opened.compressed, tokens)] if index is None else []
+    if index is not None and index.table.codecs:
+        found = [(shard.compressed, shard.token_count) for shard in index.shards]
+    packed = [each for each, _ in found if each is not None]
     if not packed:
         return {}
-    stored = sum(each.num_bytes for each, _ in packed)
-    plain = sum(tokens for _, tokens in packed) * opened.dtype.itemsize
+    stored = sum(each.num_bytes for each in packed)
+    plain = sum(tokens for each, tokens in found if each is not None) * opened.dtype.itemsize
     return {
-        "codec": " and ".join(dict.fromkeys(each.codec for each, _ in packed)),
+        "codec": " and ".join(dict.fromkeys(each.codec for each in packed)),
         "compressed_bytes": stored,
         "uncompressed_bytes": plain,
         "ratio": round(plain / stored, 3) if stored else None,
@@ -131,9 +129,9 @@ def _describe_stream(store: MmapTokenStore) -> dict[str, Any]:
     }
 
 
-def _describe_batches(reader: BatchReader, path: Path) -> dict[str, Any]:
+def _describe_batches(reader: BatchReader) -> dict[str, Any]:
     meta, is_store = reader.meta, isinstance(reader, ShardedReader)
-    own: dict[str, Any] = {
+    return {
         "kind": "store" if is_store else "file",
         "backend": reader.backend,
         "state": "complete" if reader.complete else "growing: its writer is at work, or was killed",
@@ -146,17 +144,20 @@ def _describe_batches(reader: BatchReader, path: Path) -> dict[str, Any]:
         "documents": meta.document_count or None,
         "pieces": reader.has_pieces,
         "sha256": reader.sha256,
+        **({} if is_store else {"layout": describe_layout(getattr(reader, "extents", None), meta.batch_bytes)}),
     }
-    if not is_store:
-        own["layout"] = extents = getattr(reader, "extents", None)
-        if extents is not None:
-            own["layout"] = {
-                "extents": [list(run) for run in extents.runs[:16]],
-                "runs": len(extents.runs),
-                "batch_bytes": meta.batch_bytes,
-                "page_aligned": page_aligned(extents),
-            }
-    return own
+
+
+def describe_layout(extents: Extents | None, batch_bytes: int) -> dict[str, Any] | None:
+    """Return the first runs of the extents of a file, and whether each batch begins at a page; None without any."""
+    if extents is None:
+        return None
+    return {
+        "extents": [list(run) for run in extents.runs[:MAX_RUNS]],
+        "runs": len(extents.runs),
+        "batch_bytes": batch_bytes,
+        "page_aligned": all(run.base % PAGE_BYTES == 0 and run.stride % PAGE_BYTES == 0 for run in extents.runs),
+    }
 
 
 def _describe_documents(opened: BatchReader | MmapTokenStore) -> dict[str, Any] | None:
@@ -179,24 +180,31 @@ def _describe_documents(opened: BatchReader | MmapTokenStore) -> dict[str, Any] 
         return {"problem": str(error)}
 
 
-def _describe_index(index: ShardIndex, batches: list[int]) -> dict[str, Any]:
-    """Return the facts of a `shards.json`; `batches` of a stream are not counted."""
-    is_stream, splits = index.meta.layout == STREAM_LAYOUT, dict[str, dict[str, Any]]()
-    for split in dict.fromkeys(index.table.values["split"]):
-        here = [(shard, size) for shard, size in zip(index.shards, batches, strict=True) if shard.split == split]
-        splits[split] = {"shards": len(here)}
-        if is_stream:
-            splits[split]["tokens"] = sum(max(shard.token_count, 0) for shard, _ in here)
-            splits[split]["documents"] = sum(max(shard.document_count, 0) for shard, _ in here)
+def _describe_index(index: ShardIndex, num_batches: int) -> dict[str, Any]:
+    """Return the facts of a `shards.json`; the batches of a stream are not counted."""
+    names, of_stream = index.table.values["split"], index.meta.layout == STREAM_LAYOUT
+    counts = [shard.num_batches for shard in index.shards]
+    counts[-1] += num_batches - sum(counts)  # the index does not count a growing shard
+    splits: dict[str, dict[str, Any]] = {}
+    for split in dict.fromkeys(names):
+        here = [number for number, name in enumerate(names) if name == split]
+        if of_stream:
+            shards = [index.shards[number] for number in here]
+            sums = {"tokens": sum(max(shard.token_count, 0) for shard in shards)}
+            sums |= {"documents": sum(max(shard.document_count, 0) for shard in shards)}
         else:
-            sizes = [size for _, size in here]
-            splits[split] |= {"min_batches": min(sizes), "max_batches": max(sizes), "num_batches": sum(sizes)}
-            splits[split]["tokens"] = sum(sizes) * index.meta.batch_tokens
+            sizes = [counts[number] for number in here]
+            sums = {**_extremes(sizes), "num_batches": sum(sizes), "tokens": sum(sizes) * index.meta.batch_tokens}
+        splits[split] = {"shards": len(here), **sums}
     found = {"splits": splits, "source": index.source}
-    if is_stream:
+    if of_stream:
         return found
-    shards = {"count": len(batches), "min_batches": min(batches), "max_batches": max(batches)}
-    return {"shards": shards, **found, "shuffle": index.shuffle, "packing": index.source.get("packing")}
+    shards_of_all = {"count": len(counts), **_extremes(counts)}
+    return {"shards": shards_of_all, **found, "shuffle": index.shuffle, "packing": index.source.get("packing")}
+
+
+def _extremes(batches: list[int]) -> dict[str, int]:
+    return {"min_batches": min(batches), "max_batches": max(batches)}
 
 
 def _origin_lines(d: dict[str, Any]) -> Lines:
@@ -323,16 +331,16 @@ def _reads_text(d: dict[str, Any]) -> str:
 def _layout_text(d: dict[str, Any]) -> str:
     if "codec" in d and d["access"] != "h5py":
         return "a compressed chunk for each batch"
-    if d["layout"] is None:
+    return layout_text(d["layout"])
+
+
+def layout_text(layout: dict[str, Any] | None) -> str:
+    """Return the result of `describe_layout` in words."""
+    if layout is None:
         return "no plain extents: read through h5py"
-    (start, stride, *_), runs = (d["layout"]["extents"] or [[0, 0]])[0], counted(d["layout"]["runs"], "run")
-    aligned = "page-aligned" if d["layout"]["page_aligned"] else "not page-aligned"
-    return f"{runs} of extents: first at byte {start:,}, stride {stride:,}, {aligned}"
-
-
-def page_aligned(extents: Extents) -> bool:
-    """Return whether each batch begins at a page."""
-    return all(run.base % PAGE_BYTES == 0 and run.stride % PAGE_BYTES == 0 for run in extents.runs)
+    start, stride, *_ = (layout["extents"] or [[0, 0]])[0]
+    aligned = "page-aligned" if layout["page_aligned"] else "not page-aligned"
+    return f"{counted(layout['runs'], 'run')}, first at byte {start:,}, stride {stride:,}, {aligned}"
 
 
 def describe_interrupted(folder: Path) -> dict[str, Any] | None:
@@ -370,8 +378,7 @@ def interrupted_lines(d: dict[str, Any]) -> Lines:
 
 def outcome_of(reports: list[ShardReport]) -> Outcome:
     """Return the worst outcome of all files."""
-    found = {report.outcome for report in reports}
-    return next(outcome for outcome in (Outcome.BAD, Outcome.UNVERIFIED, Outcome.VERIFIED) if outcome in found)
+    return min((report.outcome for report in reports), key=list(_OUTCOMES).index)
 
 
 def exit_code(reports: list[ShardReport]) -> int:
@@ -402,13 +409,12 @@ def verdict_lines(path: Path, reports: list[ShardReport]) -> Lines:
         name = str(found.relative_to(folder)) if found.is_relative_to(folder) else report.path
         lines.append(("file" if len(reports) == 1 and found == path else name, _verdict_line(report)))
     counts, outcome = Counter(report.outcome for report in reports), outcome_of(reports)
+    word, sense = _OUTCOMES[outcome]
     if len(reports) == 1:
-        return [*lines, ("result", f"{_WORDS[outcome]}: {_ABOUT_ONE[outcome]}")]
-    parts = [f"{_WORDS[outcome]}: {counts[Outcome.VERIFIED]:,} of {len(reports):,} files are as they were written"]
-    if counts[Outcome.UNVERIFIED]:
-        parts.append(f"{counts[Outcome.UNVERIFIED]:,} could not be compared with anything")
-    if counts[Outcome.BAD]:
-        parts.append(f"{counts[Outcome.BAD]:,} not")
+        return [*lines, ("result", f"{word}: {sense}")]
+    parts = [f"{word}: {counts[Outcome.VERIFIED]:,} of {len(reports):,} files are as they were written"]
+    for each, text in ((Outcome.UNVERIFIED, "could not be compared with anything"), (Outcome.BAD, "not")):
+        parts += [f"{counts[each]:,} {text}"] * (counts[each] > 0)
     return [*lines, ("result", ", ".join(parts))]
 
 

@@ -252,6 +252,11 @@ class Parsed(click.ParamType[Any]):
 
 #: A number of bytes: 4096, 64k, 512MB (10**6), 1GiB (2**30).
 SIZE: Final = Parsed("size", parse_size)
+FROM_0: Final = click.IntRange(0)
+FROM_1: Final = click.IntRange(1)
+#: A path on this machine, and one that may be a URL.
+LOCAL: Any = ExistingPath()
+STORE: Any = ExistingPath(urls=True)
 
 
 class Progress:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from zb_hdf5.commands.stage import cache, stage
 from zb_hdf5.console import (
+    FROM_0,
+    FROM_1,
+    LOCAL,
+    SIZE,
+    STORE,
     CommandGroup,
-    ExistingPath,
     NewPath,
     Output,
+    Parsed,
     Progress,
     counted,
     format_bytes,
@@ -26,14 +33,14 @@ from zb_hdf5.version import __version__
 if TYPE_CHECKING:
     from zb_hdf5.store.index import ShardIndex
 
-_PATH: Any = ExistingPath()
-_STORE: Any = ExistingPath(urls=True)
 _TOKENIZER: Final = (
     "byte, tok.json, tok.tiktoken, or tiktoken:NAME. [default: the one that the store names, if it is in its folder]"
 )
 SAMPLE: Final = 3
 PIECES_SHOWN: Final = 64
 NO_TOKENIZER: Final = "not known here, so ids are shown; pass --tokenizer to see text"
+_ORDERS: Final = click.Choice(["global", "records", "block", "sequential"])
+_RANGE: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
 class ZbGroup(CommandGroup):
@@ -50,14 +57,17 @@ class ZbGroup(CommandGroup):
         return super().get_command(ctx, cmd_name)
 
 
-@click.group(cls=ZbGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=ZbGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
+)
 @click.version_option(__version__)
 def zb() -> None:
     """Token batches in HDF5 and .batch files: look at them, check them, convert them."""
 
 
 @zb.command(short_help="Describe a file, store or unfinished conversion.")
-@click.argument("path", type=_STORE)
+@click.argument("path", type=STORE)
 @click.option("--dataset", help="Name of a dataset in an HDF5 file of another program.")
 @output_options
 def info(path: Path, dataset: str | None) -> Output:
@@ -77,16 +87,16 @@ def info(path: Path, dataset: str | None) -> Output:
 
 
 @zb.command(short_help="Show rows or documents as text.")
-@click.argument("path", type=_STORE)
-@click.option("--batch", type=click.IntRange(0), help="Show the rows of this batch.")
-@click.option("--document", type=click.IntRange(0), help="Show this document.")
-@click.option("--sample", type=click.IntRange(1), help=f"Show so many rows from anywhere. [default: {SAMPLE}]")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Draws the sample.")
+@click.argument("path", type=STORE)
+@click.option("--batch", type=FROM_0, help="Show the rows of this batch.")
+@click.option("--document", type=FROM_0, help="Show this document.")
+@click.option("--sample", type=FROM_1, help=f"Show so many rows from anywhere. [default: {SAMPLE}]")
+@click.option("--seed", type=FROM_0, default=0, help="Draws the sample.")
 @click.option("--tokenizer", help=_TOKENIZER)
-@click.option("--tokens", type=click.IntRange(1), default=256, show_default=True, help="Tokens shown of each row.")
+@click.option("--tokens", type=FROM_1, default=256, help="Tokens shown of each row.")
 @click.option("--all", "all_tokens", is_flag=True, help="Show all tokens of each row.")
-@click.option("--batch-size", type=click.IntRange(1), help="Rows of a batch of a token stream. [default: 1]")
-@click.option("--seq-len", type=click.IntRange(1), help="Tokens of a row of a token stream. [default: 512]")
+@click.option("--batch-size", type=FROM_1, help="Rows of a batch of a token stream. [default: 1]")
+@click.option("--seq-len", type=FROM_1, help="Tokens of a row of a token stream. [default: 512]")
 @output_options
 def show(path: Path, all_tokens: bool, **given: Any) -> Output:
     """Show rows or documents of PATH as text, with the boundaries of documents, fields and spans.
@@ -112,11 +122,11 @@ def show(path: Path, all_tokens: bool, **given: Any) -> Output:
 
 
 @zb.command(short_help="Write a page with the statistics of a store.")
-@click.argument("path", type=_STORE)
+@click.argument("path", type=STORE)
 @click.option("--output", "-o", type=NewPath(), required=True, help="HTML file to write.")
-@click.option("--sample-batches", type=click.IntRange(1), help="Look at so many batches, evenly spread. [default: all]")
-@click.option("--sample", type=click.IntRange(0), default=SAMPLE, show_default=True, help="Rows shown as text.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Draws the rows.")
+@click.option("--sample-batches", type=FROM_1, help="Look at so many batches, evenly spread. [default: all]")
+@click.option("--sample", type=FROM_0, default=SAMPLE, help="Rows shown as text.")
+@click.option("--seed", type=FROM_0, default=0, help="Draws the rows.")
 @click.option("--tokenizer", help=_TOKENIZER)
 @click.option("--force", is_flag=True, help="Replace an existing output.")
 @output_options
@@ -155,16 +165,14 @@ def report(path: Path, output: Path, force: bool, **given: Any) -> Output:
 
 @zb.command(short_help="Name the rows and documents of a training step or a batch.")
 @click.argument("stores", nargs=-1, required=True, metavar="STORE | NAME=STORE...")
-@click.option("--batch", type=click.IntRange(0), help="A stored batch of STORE; needs no state.")
-@click.option("--state", "state_path", type=ExistingPath(), help="A loader's state_dict() as JSON.")
-@click.option("--step", type=click.IntRange(0), help="Step of the state's epoch (of the run, if mixed).")
+@click.option("--batch", type=FROM_0, help="A stored batch of STORE; needs no state.")
+@click.option("--state", "state_path", type=LOCAL, help="A loader's state_dict() as JSON.")
+@click.option("--step", type=FROM_0, help="Step of the state's epoch (of the run, if mixed).")
 @click.option(
-    "--batch-size",
-    type=click.IntRange(1),
-    help="Records per rank and step, or of --batch of a stream. [default: stored, 1]",
+    "--batch-size", type=FROM_1, help="Records per rank and step, or of --batch of a stream. [default: stored, 1]"
 )
-@click.option("--seq-len", type=click.IntRange(1), help="Tokens of a row of --batch of a token stream. [default: 512]")
-@click.option("--world-size", type=click.IntRange(1), default=1, show_default=True, help="Ranks of the run.")
+@click.option("--seq-len", type=FROM_1, help="Tokens of a row of --batch of a token stream. [default: 512]")
+@click.option("--world-size", type=FROM_1, default=1, help="Ranks of the run.")
 @click.option("--text", is_flag=True, help="Print the text of the parts too.")
 @click.option("--tokenizer", help=_TOKENIZER)
 @click.option(
@@ -196,13 +204,104 @@ def which(stores: tuple[str, ...], all_pieces: bool, **given: Any) -> Output:
     return Output(report, shard_lines(found), drawn_origins(found, None if all_pieces else PIECES_SHOWN))
 
 
-zb.add_command(stage)
-zb.add_command(cache)
+def ranks_named(text: str) -> list[range]:
+    """Return the numbers of 8-15, or 0,4,8-15."""
+    matches = [_RANGE.fullmatch(part.strip()) for part in text.split(",")]
+    ranks = [range(int(match[1]), int(match[2] or match[1]) + 1) for match in matches if match]
+    if not all(ranks) or None in matches:
+        raise ArgumentError(f"{text!r} is no list of ranks such as 8-15")
+    return ranks
+
+
+@zb.command(short_help="Copy the batches of a node's ranks to its own disk.")
+@click.argument("store", type=STORE)
+@click.argument("folder", type=NewPath())
+@click.option("--state", "state_path", type=LOCAL, help="Loader state, as JSON: go on from there to the epoch's end.")
+@click.option("--seed", type=int, default=42, help="Seed of the loader; a state has its own.")
+@click.option("--shuffle", type=_ORDERS, default="global", help="Order of the loader; a state has its own.")
+@click.option("--epoch", type=FROM_0, default=0, help="Epoch of the loader; a state has its own.")
+@click.option("--batch-size", type=FROM_1, help="Batch size of the loader. [default: as stored]")
+@click.option("--seq-len", type=FROM_1, help="Record length of the loader. [default: as stored]")
+@click.option("--targets", is_flag=True, help="The loader of a token stream has targets=True.")
+@click.option("--field", "fields", multiple=True, help="Copy the values of this field too; may be given repeatedly.")
+@click.option("--ranks", type=Parsed("ranks", ranks_named), help="The ranks of this node, such as 8-15. [default: all]")
+@click.option("--world-size", type=FROM_1, default=1, help="Ranks of the whole job.")
+@click.option("--cache-bytes", type=SIZE, help="What FOLDER may hold. [default: 90 % of the free space]")
+@output_options
+def stage(store: Path, folder: Path, ranks: list[range] | None, world_size: int, **given: Any) -> Output:
+    """Copy the batches of STORE that the ranks of this node will read in an epoch to FOLDER.
+
+    STORE is a path, or a URL such as s3://bucket/train. Loaders with cache=FOLDER then read the batches there. Those
+    that are there are not copied again: the command can be killed, and run again. A state at the end of its epoch
+    stands for the next epoch.
+
+    \b
+    Example: zb stage data/train $TMPDIR/cache --seed 42 --batch-size 32 \\
+               --ranks 8-15 --world-size 64
+             zb stage data/train $TMPDIR/cache --state loader.json \\
+               --ranks 8-15 --world-size 64
+    """
+    from zb_hdf5.commands.stage import stage_batches
+
+    ranks = ranks or [range(world_size)]
+    if (last := max(part[-1] for part in ranks)) >= world_size:
+        raise click.UsageError(f"--ranks: expected ranks below --world-size {world_size}, found {last}")
+    with Progress("stage", 0, unit="B") as progress:
+        report = stage_batches(store, folder, chain(*ranks), world_size, progress, **given)
+    units, held = report["units"], report["present"] + report["copied"]
+    size = f"{counted(units, 'unit')}, {format_bytes(report['num_bytes'])}"
+    lines = [("staged", f"{held:,} of {size}; {report['present']:,} were there already")]
+    if left := units - held:
+        lines.append(("left out", f"{counted(left, 'unit')}: the cache or its disk is full; see 'zb cache'"))
+    return Output(report, lines)
+
+
+@zb.group()
+def cache() -> None:
+    """Show and free the stores in a cache folder."""
+
+
+@cache.command(short_help="Show the stores in a cache folder.")
+@click.argument("folder", type=LOCAL)
+@output_options
+def ls(folder: Path) -> Output:
+    """Show which stores fill the cache FOLDER.
+
+    \b
+    Example: zb cache ls $TMPDIR/cache
+    """
+    from zb_hdf5.store.cache import stores_in
+
+    found = stores_in(folder)
+    report = {"stores": [{"folder": str(path), "store": store, "num_bytes": size} for path, store, size in found]}
+    lines = [(path.name[:17], f"{format_bytes(size)} of {store}") for path, store, size in found]
+    lines.append(("all", f"{counted(len(found), 'store')}, {format_bytes(sum(size for *_, size in found))}"))
+    return Output(report, lines)
+
+
+@cache.command(short_help="Remove stores from a cache folder.")
+@click.argument("folder", type=LOCAL)
+@click.option("--store", help="Remove this path or URL only. [default: all stores]")
+@output_options
+def rm(folder: Path, store: str | None) -> Output:
+    """Remove the stores that fill the cache FOLDER. Running loaders go on with the files that they have open.
+
+    \b
+    Example: zb cache rm $TMPDIR/cache
+    """
+    from zb_hdf5.store.cache import stores_in
+
+    found = [each for each in stores_in(folder) if store in (None, each[1])]
+    for path, *_ in found:
+        shutil.rmtree(path)
+    num_bytes = sum(size for *_, size in found)
+    report = {"removed": [str(path) for path, *_ in found], "num_bytes": num_bytes}
+    return Output(report, [("removed", f"{counted(len(found), 'store')}, {format_bytes(num_bytes)}")])
 
 
 @zb.command(short_help="Compare every batch with its stored digests.")
-@click.argument("path", type=_STORE)
-@click.option("--workers", type=click.IntRange(1), help="Shards checked at the same time. [default: the cores]")
+@click.argument("path", type=STORE)
+@click.option("--workers", type=FROM_1, help="Shards checked at the same time. [default: the cores]")
 @output_options
 def verify(path: Path, workers: int | None) -> Output:
     """Compare every batch and shard of PATH with its stored digests.
@@ -234,10 +333,10 @@ def verify(path: Path, workers: int | None) -> Output:
 
 
 @zb.command(short_help="Save the good batches or documents in a new file.")
-@click.argument("path", type=_PATH)
+@click.argument("path", type=LOCAL)
 @click.option("--output", type=NewPath(), help="New file; by default in the folder of PATH.")
-@click.option("--batch-size", type=click.IntRange(1), help="Records per batch, if the .batch header was never written.")
-@click.option("--seq-len", type=click.IntRange(1), help="Tokens per record, if that header was never written.")
+@click.option("--batch-size", type=FROM_1, help="Records per batch, if the .batch header was never written.")
+@click.option("--seq-len", type=FROM_1, help="Tokens per record, if that header was never written.")
 @click.option(
     "--dtype", type=click.Choice(["uint16", "uint32"]), help="Stored dtype, if that header was never written."
 )
@@ -270,16 +369,10 @@ def tokenizer() -> None:
 
 
 @tokenizer.command(short_help="Train byte-level BPE on text.")
-@click.argument("src", type=_PATH, nargs=-1, required=True)
+@click.argument("src", type=LOCAL, nargs=-1, required=True)
 @click.option("--output", "-o", type=NewPath(), required=True, help="tokenizer.json to write.")
-@click.option(
-    "--vocab-size",
-    type=click.IntRange(1),
-    default=32768,
-    show_default=True,
-    help="Tokens, the boundary token included.",
-)
-@click.option("--text-column", default="text", show_default=True, help="Column (or JSON key) that holds the text.")
+@click.option("--vocab-size", type=FROM_1, default=32768, help="Tokens, the boundary token included.")
+@click.option("--text-column", default="text", help="Column (or JSON key) that holds the text.")
 @click.option("--force", is_flag=True, help="Replace an existing result when the new one is whole.")
 @output_options
 def train(src: tuple[Path, ...], output: Path, vocab_size: int, text_column: str, force: bool) -> Output:
@@ -335,7 +428,7 @@ def merge(path: Path, force: bool) -> Output:
 
 
 @index.command(short_help="Rebuild a lost or outdated shards.json from its shards.")
-@click.argument("folder", type=_PATH)
+@click.argument("folder", type=LOCAL)
 @click.option("--force", is_flag=True, help="Replace a valid index; accept missing shards.")
 @output_options
 def rebuild(folder: Path, force: bool) -> Output:
@@ -364,7 +457,7 @@ def rebuild(folder: Path, force: bool) -> Output:
 
 
 @index.command(short_help="Write the .crc32 file that verifies a lone .batch.")
-@click.argument("files", type=_PATH, nargs=-1, required=True)
+@click.argument("files", type=LOCAL, nargs=-1, required=True)
 @output_options
 def crc32(files: tuple[Path, ...]) -> Output:
     """Write FILE.batch.crc32 for each .batch file that has none.
@@ -383,7 +476,7 @@ def crc32(files: tuple[Path, ...]) -> Output:
 
 
 @zb.command(short_help="Check this machine for problems that would stop training.")
-@click.argument("path", type=_STORE)
+@click.argument("path", type=STORE)
 @output_options
 def doctor(path: Path) -> Output:
     """Check this machine for problems that stop or slow down training from PATH. Exit code 5: one stops it.
@@ -402,11 +495,11 @@ def doctor(path: Path) -> Output:
 
 @zb.command(short_help="Download numbered files over HTTP.")
 @click.argument("template", metavar="URL_TEMPLATE")
-@click.option("-n", "--count", required=True, type=click.IntRange(1), help="Number of files.")
-@click.option("--first", type=click.IntRange(0), default=0, show_default=True, help="Number of the first file.")
-@click.option("-w", "--workers", type=click.IntRange(1), default=4, show_default=True, help="Files at the same time.")
-@click.option("-o", "--output", "folder", type=NewPath(), default=".", show_default=True, help="Folder for the files.")
-@click.option("--sha256-file", type=_PATH, help="Expected digests, as sha256sum writes them.")
+@click.option("-n", "--count", required=True, type=FROM_1, help="Number of files.")
+@click.option("--first", type=FROM_0, default=0, help="Number of the first file.")
+@click.option("-w", "--workers", type=FROM_1, default=4, help="Files at the same time.")
+@click.option("-o", "--output", "folder", type=NewPath(), default=".", help="Folder for the files.")
+@click.option("--sha256-file", type=LOCAL, help="Expected digests, as sha256sum writes them.")
 @output_options
 def fetch(count: int, sha256_file: Path | None, **how: Any) -> Output:
     """Download the numbered files of URL_TEMPLATE, whose number is a format field; continue an earlier run.

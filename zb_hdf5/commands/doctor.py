@@ -76,18 +76,24 @@ def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
             raise
         return [*findings, Finding("open", "problem", str(error), "export HDF5_USE_FILE_LOCKING=FALSE")]
     with reader:
-        missing = [] if is_remote else list(_problems(reader))
+        files = [] if is_remote else _files(reader)
+        problems = [problem for file in files for problem in format_of(file).problems_of(file)]
+        missing = [Finding("filters", "problem", text, remedy) for text, remedy in problems]
         findings += missing or [Finding("filters", "ok", "none is missing")]
         if not missing and reader.num_batches:
             reader.read_batch(0)
             findings.append(Finding("first batch", "ok", f"after {(time.perf_counter() - start_s) * 1000:.1f} ms"))
             findings += [] if is_remote else [_page_cache(reader)]
             findings += [_speed(reader)] if size is None and reader.complete else []
-        findings += [] if is_remote else [_layout(reader), _open_files(reader)]
+        findings += [] if is_remote else [_layout(reader), _open_files(len(files))]
         words = [repr(str(path)), *(["batch_size=...", "seq_len=..."] if size else [])]
         words += [] if is_remote else [f"access={reader.access!r}"]
         findings.append(Finding("use", "ok", f"Loader({', '.join(words)})"))
     return findings
+
+
+def _note_if(noted: bool, name: str, text: str, remedy: str) -> Finding:
+    return Finding(name, "note", text, remedy) if noted else Finding(name, "ok", text)
 
 
 def _about_folder(folder: Path) -> Iterator[Finding]:
@@ -95,12 +101,9 @@ def _about_folder(folder: Path) -> Iterator[Finding]:
     yield Finding("file system", "ok", network or "local")
     yield _locks(folder, network)
     free = found.f_bavail * found.f_frsize
-    low = free < LOW_SPACE_BYTES
-    yield Finding("free space", "note" if low else "ok", format_bytes(free), "training needs none" if low else "")
+    yield _note_if(free < LOW_SPACE_BYTES, "free space", format_bytes(free), "training needs none")
     if found.f_files:  # some file systems do not count inodes
-        few = found.f_favail < LOW_INODES
-        remedy = "convert into fewer shards" if few else ""
-        yield Finding("free inodes", "note" if few else "ok", f"{found.f_favail:,}", remedy)
+        yield _note_if(found.f_favail < LOW_INODES, "free inodes", f"{found.f_favail:,}", "convert into fewer shards")
 
 
 def _locks(folder: Path, network: str | None) -> Finding:
@@ -122,13 +125,6 @@ def _locks(folder: Path, network: str | None) -> Finding:
     return Finding("locks", "ok", f"flock works{nodes if network == LOCAL_LOCKS else ''}{but}")
 
 
-def _problems(reader: BatchReader) -> Iterator[Finding]:
-    """Yield the problems that stop this machine from reading the files."""
-    for path in _files(reader):
-        for text, remedy in format_of(path).problems_of(path):
-            yield Finding("filters", "problem", text, remedy)
-
-
 def _files(reader: BatchReader) -> list[Path]:
     if isinstance(reader, WindowReader):
         return reader.store.paths
@@ -145,24 +141,22 @@ def _layout(reader: BatchReader) -> Finding:
         return Finding("layout", "ok", "compressed chunks, which threads unpack")
     extents = (reader.store if isinstance(reader, WindowReader) else reader).extents
     found = describe_layout(extents, reader.meta.batch_bytes)
-    if found is not None and found["page_aligned"] and found["runs"] <= GOOD_RUNS:
-        return Finding("layout", "ok", layout_text(found))
-    return Finding("layout", "note", layout_text(found), "convert it again, for faster reads")
+    good = found is not None and found["page_aligned"] and found["runs"] <= GOOD_RUNS
+    return _note_if(not good, "layout", layout_text(found), "convert it again, for faster reads")
 
 
-def _open_files(reader: BatchReader) -> Finding:
+def _open_files(shards: int) -> Finding:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the soft one is raised when that is needed
-    shards = len(_files(reader))
     kept = min(shards, room_under(limit) // DESCRIPTORS_PER_MAPPED_FILE)
     text = f"hard limit {limit:,}: {kept:,} of {shards:,} shards stay open" if limit >= 0 else "no limit"
-    return Finding("open files", "note" if kept < shards else "ok", text, "raise it" if kept < shards else "")
+    return _note_if(kept < shards, "open files", text, "raise it")
 
 
 def _page_cache(reader: BatchReader) -> Finding:
     count = min(CACHE_SAMPLES, reader.num_batches)
     cached = sum(reader.is_cached(i * reader.num_batches // count) for i in range(count))
-    kinds = [(reader.wants_threads, "of compressed ones"), (reader.access == "h5py", "through h5py")]
-    unknown = next((f" (not known {kind})" for is_unknown, kind in kinds if is_unknown), "")
+    unknown = " (not known through h5py)" if reader.access == "h5py" else ""
+    unknown = " (not known of compressed ones)" if reader.wants_threads else unknown
     text = f"{cached / count:.0%} of {counted(count, 'sampled batch', 'sampled batches')}{unknown}"
     return Finding("page cache", "ok", text)
 
@@ -182,8 +176,7 @@ def _speed(reader: BatchReader) -> Finding:
     best = min(times_s, key=lambda name: times_s[name])
     slow = times_s["auto"] > max(WORTH_NAMING * times_s[best], LEAST_PASS_S)
     text = f"{', '.join(rates)}, over {counted(steps, 'shuffled batch', 'shuffled batches')}"
-    remedy = f"access={best!r} is faster here by a fifth and more" if slow else ""
-    return Finding("reads", "note" if slow else "ok", text, remedy)
+    return _note_if(slow, "reads", text, f"access={best!r} is faster here by a fifth and more")
 
 
 def _pass_s(path: Path, access: str, steps: int) -> float:

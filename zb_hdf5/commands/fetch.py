@@ -23,7 +23,6 @@ from zb_hdf5.files.objects import SCHEMES, RemoteObject
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import ResumedFile, write_fully
 
-VERSION_SUFFIX: Final = ".version"
 _DIGEST_LINE: Final = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
 #: A strong ETag, or a time of change as the client has it where there is none; 1970 stands for neither.
 _VERSION: Final = re.compile(r'".*|(?!1970)\d{4}-.*')
@@ -130,7 +129,7 @@ def _name_of(url: str) -> str:
 def _download(url: str, path: Path, sha256: str | None, advance: Advance) -> None:
     """Download one file, going on with the bytes of an earlier run that are of the version on the server."""
     file = ResumedFile(path)
-    version = file.partial_path.with_name(file.partial_path.name + VERSION_SUFFIX)
+    version = file.partial_path.with_name(f"{file.partial_path.name}.version")
     try:
         try:
             _receive(url, file.fd, version, sha256, advance)

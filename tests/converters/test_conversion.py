@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commandline import succeed
+from contents import batches_of
 
-from zb_hdf5 import ArgumentError, BackendError, ExistsError, convert, open_reader, train_tokenizer
+from zb_hdf5 import ArgumentError, BackendError, ExistsError, convert, train_tokenizer
 from zb_hdf5.converters.batch_target import merge_parts
 from zb_hdf5.converters.cli import convert as command
 
@@ -23,33 +24,11 @@ def tokens(tmp_path):
 
 def test_the_files_are_those_of_the_command(tokens, tmp_path):
     report = convert(tokens, "hdf5", tmp_path / "here", batch_size=4, seq_len=16, seed=3, num_shards=2)
-    options = ["--batch-size", "4", "--seq-len", "16", "--seed", "3", "--shards", "2", "--quiet"]
-    result = CliRunner().invoke(command, ["npy-to-hdf5", str(tokens), str(tmp_path / "there"), *options])
-    assert result.exit_code == 0, result.output
+    options = ["--batch-size", 4, "--seq-len", 16, "--seed", 3, "--shards", 2, "--quiet"]
+    succeed(command, "npy-to-hdf5", tokens, tmp_path / "there", *options)
     assert report.num_batches == 10
     shards = [json.loads((tmp_path / name / "shards.json").read_text())["shards"] for name in ("here", "there")]
     assert shards[0] == shards[1]
-
-
-@pytest.mark.parametrize("target", ["hdf5", "batch", "npy"])
-def test_every_target_holds_the_records(target, tokens, tmp_path):
-    suffix = {"hdf5": ".h5", "npy": ".npy"}.get(target, ".batch")
-    destination = tmp_path / f"out{suffix}"
-    convert([str(tokens)], target, str(destination), batch_size=4, seq_len=16, shuffle=False)
-    found = np.load(destination) if target == "npy" else np.concatenate(list(open_all(destination)))
-    np.testing.assert_array_equal(found.reshape(-1, 16), ROWS)
-
-
-def open_all(path):
-    with open_reader(path) as reader:
-        return [batch.copy() for batch in reader]
-
-
-def test_a_store_says_what_it_is(tokens, tmp_path):
-    convert(tokens, "hdf5", tmp_path / "store", batch_size=4, seq_len=16, num_shards=2)
-    for target, name in (("batch", "store-batch"), ("batch", "one.batch"), ("hdf5", "one.h5")):
-        convert(tmp_path / "store", target, tmp_path / name, dtype="uint16")
-        np.testing.assert_array_equal(open_all(tmp_path / name), open_all(tmp_path / "store"))
 
 
 def test_what_cannot_be_is_refused(tokens, tmp_path):
@@ -92,25 +71,11 @@ def test_files_in_folders_of_a_folder_are_found(tokens, tmp_path):
     (tmp_path / "all/of/it").mkdir(parents=True)
     tokens.rename(tmp_path / "all/of/it/tokens.npy")
     convert(tmp_path / "all", "hdf5", tmp_path / "out", batch_size=4, seq_len=16, shuffle=False)
-    np.testing.assert_array_equal(np.concatenate(open_all(tmp_path / "out")), ROWS)
+    np.testing.assert_array_equal(np.concatenate(batches_of(tmp_path / "out")), ROWS)
     (tmp_path / "out/below").mkdir()
     np.save(tmp_path / "out/below/other.npy", ROWS)
     convert(tmp_path / "out", "batch", tmp_path / "copy", dtype="uint16")  # a store is a store
-    np.testing.assert_array_equal(np.concatenate(open_all(tmp_path / "copy")), ROWS)
-
-
-def test_a_part_is_written_alone(tokens, tmp_path):
-    for number in range(2):
-        report = convert(tokens, "hdf5", tmp_path / "out", batch_size=4, seq_len=16, num_shards=2, part=(number, 2))
-        assert len(report.shards) == 1
-    assert not (tmp_path / "out").exists()
-    assert (tmp_path / "out.partial").is_dir()
-
-
-def test_progress_counts_the_tokens(tokens, tmp_path):
-    seen = []
-    convert(tokens, "hdf5", tmp_path / "x.h5", batch_size=4, seq_len=16, progress=seen.append)
-    assert sum(seen) == ROWS.size
+    np.testing.assert_array_equal(np.concatenate(batches_of(tmp_path / "copy")), ROWS)
 
 
 @pytest.mark.parametrize("wrap", [str, Path, lambda path: [str(path)]])

@@ -82,22 +82,8 @@ def test_flat_tokens_are_shuffled_in_two_passes_and_by_several_jobs(tok, tmp_pat
     convert(tok, "hdf5", tmp_path / "one", **SHAPE, num_shards=2)
     convert(tok, "hdf5", tmp_path / "two", **SHAPE, num_shards=2, shuffle_method="two-pass", workers=2)
     for part in ("0/2", "1/2"):
-        run(
-            "convert",
-            "tok-to-hdf5",
-            tok,
-            tmp_path / "parts",
-            "--batch-size",
-            4,
-            "--seq-len",
-            16,
-            "--seed",
-            3,
-            "--shards",
-            2,
-            "--shard-range",
-            part,
-        )
+        options = ("--batch-size", 4, "--seq-len", 16, "--seed", 3, "--shards", 2, "--shard-range", part)
+        run("convert", "tok-to-hdf5", tok, tmp_path / "parts", *options)
     run("index", "merge", tmp_path / "parts")
     expected = (tmp_path / "one" / "shards.json").read_bytes()
     assert [(tmp_path / name / "shards.json").read_bytes() for name in ("two", "parts")] == [expected] * 2

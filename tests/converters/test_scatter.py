@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commandline import run, succeed
+from contents import files_in
 from damage import flip
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,8 +56,8 @@ def scatter_all(plan, records, folder):
     def read(first, out):
         out[...] = records[first : first + len(out)]
 
-    for run in range(plan.num_runs):
-        scatter_run(plan, run, read, folder)
+    for number in range(plan.num_runs):
+        scatter_run(plan, number, read, folder)
     return folder
 
 
@@ -151,22 +152,16 @@ def test_two_passes_give_the_bytes_of_a_direct_gather(remainder, workers, target
     options += ["--workers", workers, *(() if "." in target else ("--shards", 4))]
     for method in ("direct", "two-pass"):
         (tmp_path / method).mkdir()
-        command = ["npy-to-hdf5", *sources, tmp_path / method / target, *options, "--shuffle-method", method]
-        result = CliRunner().invoke(convert, list(map(str, command)), catch_exceptions=False)
-        assert result.exit_code == 0, result.stderr
-    contents = [
-        {path.name: path.read_bytes() for path in sorted((tmp_path / method).rglob("*")) if path.is_file()}
-        for method in ("direct", "two-pass")
-    ]
-    assert contents[0] == contents[1]
+        succeed(convert, "npy-to-hdf5", *sources, tmp_path / method / target, *options, "--shuffle-method", method)
+    assert files_in(tmp_path / "direct") == files_in(tmp_path / "two-pass")
     assert [path.name for path in (tmp_path / "two-pass").iterdir()] == [target]
 
 
 def test_many_runs_and_buckets_through_the_source(tmp_path):
     opened = NpySource([save(tmp_path / "in.npy", 1000)], batch_size=8, seq_len=16, seed=3, remainder="pad", pad_id=7)
     plan = ScatterPlan(opened.order, 16, opened.meta.dtype, 90, ((0, 333), (333, 500), (500, 1000)))
-    for run in range(plan.num_runs):
-        scatter_run(plan, run, opened.read_records, tmp_path)
+    for number in range(plan.num_runs):
+        scatter_run(plan, number, opened.read_records, tmp_path)
     scattered = ScatteredSource(opened, plan, tmp_path, opened.pad_id)
     found, expected = (np.empty((opened.num_batches, 8, 16), opened.meta.dtype) for _ in range(2))
     scattered.read_into(0, found)
@@ -236,12 +231,12 @@ def test_a_stream_larger_than_memory_gives_the_file_of_an_array(tmp_path):
 def test_memory_that_some_workers_cannot_keep_to_is_told(workers, memory, fits, tmp_path):
     source = save(tmp_path / "in.npy", 1000)
     command = ["npy-to-hdf5", source, tmp_path / "out", "--batch-size", 8, "--seq-len", 16, "--shards", 2]
-    result = CliRunner().invoke(convert, list(map(str, [*command, "--memory", memory, "--workers", workers])))
+    result = run(convert, *command, "--memory", memory, "--workers", workers)
     assert result.exit_code == (0 if fits else 2)
     assert ("64.0 MiB is too little for 2 processes" in result.stderr) is not fits
     assert (tmp_path / "out").exists() is fits
     two_pass = ("--shuffle-method", "two-pass", "--memory", "70MiB", "--workers", 1, "--force")
-    result = CliRunner().invoke(convert, list(map(str, [*command, *two_pass])))
+    result = run(convert, *command, *two_pass)
     assert (result.exit_code, "bytes per process is too little" in result.stderr) == (2, True)
 
 

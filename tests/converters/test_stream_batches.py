@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commandline import run, succeed
 from contents import files_in
 from damage import flip
 from hypothesis import assume, given
@@ -232,17 +232,11 @@ def test_command_and_function_write_the_same(tmp_path, stream):
     with pytest.raises(ConvertError, match="batch files hold tokens and nothing else"):
         convert(stream, "batch", tmp_path / "function", **shape)
     report = convert(stream, "batch", tmp_path / "function", **shape, dtype="uint32", tokens_only=True)
-    given = "--batch-size 2 --seq-len 8 --packing pad --no-shuffle --pad-id 7 --shards 2 --dtype uint32 --quiet"
-    done = CliRunner().invoke(
-        command, ["stream-to-batch", str(stream), str(tmp_path / "command"), "--tokens-only", *given.split()]
-    )
-    assert done.exit_code == 0, done.output
+    given = "--batch-size 2 --seq-len 8 --packing pad --no-shuffle --pad-id 7 --shards 2 --dtype uint32 --tokens-only"
+    succeed(command, "stream-to-batch", stream, tmp_path / "command", *given.split())
     assert files_in(tmp_path / "command") == files_in(tmp_path / "function")
     assert report.meta.dtype == np.uint32
-    planned = CliRunner().invoke(
-        command, ["stream-to-hdf5", str(stream), str(tmp_path / "dry"), "--seq-len", "8", "--dry-run"]
-    )
-    assert planned.exit_code == 0, planned.output
+    planned = succeed(command, "stream-to-hdf5", stream, tmp_path / "dry", "--seq-len", 8, "--dry-run")
     assert "would write" in planned.output
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["command", "function"]
 
@@ -305,7 +299,16 @@ def test_spans_of_several_encodings_are_refused(tmp_path):
         (9, {"spans": [(0, 4, b"\xff")]}, r"the value of span 0 cannot be encoded: .*choose another spans_codec"),
         (9, {"id": b"\xff"}, r"document 0: expected an id, a text or a whole number, found b'\\xff'"),
         (9, {"id": "\ud800"}, r"the id '\\ud800' is no Unicode text"),
+        (9, {"id": 1.5}, r"document 0: expected an id"),
+        (9, {"id": ""}, r"document 0: expected an id"),
         (9, {"metadata": {1: {(): 2}}}, r"expected metadata that JSON can hold"),
+        (9, {"metadata": {(): 1}}, r"document 0: "),
+        (9, {"spans": [(0, 1, {1})]}, r"document 0: "),
+        (9, {"spans": [(4, 6, 1), (0, 2, 1)]}, "span 1 is tokens 0 to 2: spans must ascend"),
+        (9, {"spans": [(0, 1, 1), (2, 4)]}, r"document 0: span 1: expected \(start, stop, value\) .* found \(2, 4\)"),
+        (9, {"spans": [(0.5, 2, 1)]}, r"document 0: span 0: expected \(start, stop, value\) .* found \(0\.5, 2, 1\)"),
+        (9, {"spans": [(0, 2.5, 1)]}, r"document 0: span 0: expected"),
+        (9, {"spans": [7]}, r"document 0: span 0: expected .* found 7"),
         (9, {"fields": {"number": np.zeros(8, "u4")}}, r"field number: expected shape \(9,\).*found.*\(8,\)"),
         (9, {"fields": {}}, r"number"),
     ],
@@ -346,7 +349,7 @@ def test_other_sources_are_refused(tmp_path, stream):
     pack(stream, tmp_path / "packed")
     shape = ["--batch-size", "2", "--seq-len", "8", "--quiet"]
     for path in (tmp_path / "x.npy", tmp_path / "packed"):
-        done = CliRunner().invoke(command, ["stream-to-hdf5", str(path), str(tmp_path / "out"), *shape])
+        done = run(command, "stream-to-hdf5", path, tmp_path / "out", *shape)
         assert done.exit_code == 2
         assert "expected a token stream of documents in HDF5" in re.sub(r"\s+", " ", done.output)
     with pytest.raises(ArgumentError, match="packing belongs to stream"):

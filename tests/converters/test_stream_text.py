@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import h5py
 import pytest
-from click.testing import CliRunner
+from commandline import report_of, run, succeed
 from interrupted import Failing, Recorded, Stops
 
 from zb_hdf5 import ConvertError
@@ -148,16 +148,11 @@ def test_finished_shards_are_kept(num_tasks, damage, tmp_path, files, monkeypatc
 
 def test_the_command(tmp_path, files, texts):
     options = ["--tokenizer", "byte", "--layout", "stream", "--shard-per-source"]
-    run = CliRunner().invoke
-    result = run(convert, ["jsonl-to-hdf5", str(tmp_path / "corpus"), str(tmp_path / "out"), *options, "--json"])
-    assert result.exit_code == 0, result.output
-    report = json.loads(result.stdout)
+    command = ("jsonl-to-hdf5", tmp_path / "corpus", tmp_path / "out", *options)
+    report = report_of(convert, *command)
     assert (report["documents"], report["num_shards"]) == (150, 2)
     assert report["sha256"] == ShardIndex.load(tmp_path / "out").sha256
     assert stored_documents(tmp_path / "out") == expected(texts)
-    result = run(convert, ["jsonl-to-hdf5", str(tmp_path / "corpus"), str(tmp_path / "out"), *options, "--force"])
-    assert result.exit_code == 0, result.output
-    assert "documents  150\n" in result.stdout
-    more = [*options, "--seq-len", "512"]
-    result = run(convert, ["jsonl-to-hdf5", str(tmp_path / "corpus"), str(tmp_path / "two"), *more])
+    assert "documents  150\n" in succeed(convert, *command, "--force").stdout
+    result = run(convert, "jsonl-to-hdf5", tmp_path / "corpus", tmp_path / "two", *options, "--seq-len", 512)
     assert (result.exit_code, "--seq-len belongs to --layout batches" in result.output) == (2, True)

@@ -46,29 +46,6 @@ def tokens_of(texts):
     return [[*text.encode(), 256] for text in texts]
 
 
-@pytest.mark.parametrize("num_shards", [None, 1, 2, 5])
-@pytest.mark.parametrize("num_threads", [1, 3])
-def test_all_shards_together_are_all_documents_in_order(files, texts, num_shards, num_threads):
-    plans = route(TextSource(files, "jsonl", WITH_BOUNDARY), num_shards)
-    assert len(plans) == (num_shards or 3)
-    found = [encode(files, plan, num_threads=num_threads) for plan in plans]
-    assert [document for documents, _ in found for document in documents] == tokens_of(texts)
-    assert all(documents for documents, _ in found)
-    if num_shards is None:
-        parts = [tokens_of(texts[:120]), tokens_of(texts[120:190]), tokens_of(texts[190:])]
-        assert [documents for documents, _ in found] == parts
-        plans = route(TextSource(files, "jsonl", WITH_BOUNDARY), val_last_shard=True)
-        assert [plan.split for plan in plans] == [TRAIN, TRAIN, VAL]
-        assert encode(files, plans[-1])[0] == parts[-1]
-    total = DocumentCounts()
-    for _, counts in found:
-        total.add(counts)
-    assert total.documents == 200
-    assert total.dropped.counts == {"bad JSON": 3, "empty": 3}
-    assert total.dropped.first[0] == f"line 4 of {files[0].path}: bad JSON"
-    assert total.tokens.tokens_in == sum(map(len, tokens_of(texts)))
-
-
 @pytest.mark.parametrize("num_shards", [1, 4])
 def test_held_out_documents_do_not_depend_on_the_shards(files, texts, num_shards):
     *train, val = route(TextSource(files, "jsonl", WITH_BOUNDARY), num_shards, val_fraction=0.2, seed=7)

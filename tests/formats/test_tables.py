@@ -475,25 +475,6 @@ def test_a_table_of_another_file_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("spans", "message"),
-    [
-        ([(0, 2, 1), (1, 3, 1)], "span 1 is tokens 1 to 3: spans must ascend and not overlap: give a list as the val"),
-        ([(4, 6, 1), (0, 2, 1)], "span 1 is tokens 0 to 2: spans must ascend"),
-        ([(2, 2, 1)], r"span 0 is tokens 2 to 2: expected 0 <= start < stop <= 8"),
-        ([(7, 9, 1)], "span 0 is tokens 7 to 9: expected"),
-        ([(-1, 2, 1)], "span 0 is tokens -1 to 2: expected"),
-        ([(0, 1, 1), (2, 4)], r"document 3: span 1: expected \(start, stop, value\) .* found \(2, 4\)"),
-        ([(0.5, 2, 1)], r"document 3: span 0: expected \(start, stop, value\) .* found \(0\.5, 2, 1\)"),
-        ([(0, 2.5, 1)], r"document 3: span 0: expected"),
-        ([7], r"document 3: span 0: expected .* found 7"),
-    ],
-)
-def test_bad_spans_are_refused(spans, message):
-    with pytest.raises(ArgumentError, match=message):
-        encoded_spans(spans, 8, encoder("json")[1], "x.h5: document 3")
-
-
-@pytest.mark.parametrize(
     ("codec", "value", "message"),
     [
         ("json", {1, 2}, r"x: the value of span 0 cannot be encoded: .* choose another spans_codec"),

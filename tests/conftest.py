@@ -14,10 +14,11 @@ from zlib import crc32
 
 import numpy as np
 import pytest
+from contents import write_batches
 from descriptors import open_files
 from hypothesis import settings
 
-from zb_hdf5 import ShardEntry, ShardIndex, StoreMeta, open_writer
+from zb_hdf5 import ShardEntry, ShardIndex, StoreMeta
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import BATCHES, CRC32, CRC32_SUFFIX, SHARD_PREFIX
 
@@ -166,15 +167,7 @@ def tokens():
 @pytest.fixture(scope="session")
 def write_file():
     """Return `write_file(path, tokens, **options) -> ShardInfo`; the suffix chooses the backend."""
-
-    def write(path, tokens, **options):
-        _, batch_size, seq_len = tokens.shape
-        options = {"dtype": tokens.dtype.name, **options}
-        with open_writer(path, batch_size=batch_size, seq_len=seq_len, **options) as writer:
-            writer.write(tokens)
-            return writer.finish()
-
-    return write
+    return write_batches
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,11 @@
-"""What files and stores hold, to compare it."""
+"""What files and stores hold: written in one call, and read to compare it."""
+
+from pathlib import Path
 
 import numpy as np
 
-from zb_hdf5 import open_reader
+from zb_hdf5 import HDF5ShardWriter, open_reader, open_writer
+from zb_hdf5.store.streams import index_streams
 
 
 def files_in(folder):
@@ -13,3 +16,30 @@ def files_in(folder):
 def batches_of(path, **options):
     with open_reader(path, **options) as reader:
         return np.array(list(reader))
+
+
+def write_batches(path, tokens, values=None, **options):
+    """Write batches to one file of their shape; uint16 stays uint16 unless a dtype is given. Return the `ShardInfo`."""
+    dtype = "uint16" if tokens.dtype == np.uint16 else "uint32"
+    shape = {"batch_size": tokens.shape[1], "seq_len": tokens.shape[2], "dtype": dtype}
+    with open_writer(path, **{**shape, **options}) as writer:
+        writer.write(tokens, values)
+        return writer.finish()
+
+
+def write_stream(path, tokens, lengths=None, **options):
+    """Write documents of these lengths, by default one; return the `StreamInfo`."""
+    with HDF5ShardWriter(path, **options) as writer:
+        writer.write_documents(tokens, [len(tokens)] if lengths is None else lengths)
+        return writer.finish()
+
+
+def write_streams(folder, parts, splits=(), source=None, **options):
+    """Write a store of streams: each part is the tokens of one shard, or (tokens, lengths of its documents)."""
+    folder.mkdir()
+    paths = [folder / f"shard-{number:05}.h5" for number in range(len(parts))]
+    for path, part in zip(paths, parts, strict=True):
+        write_stream(path, *(part if isinstance(part, tuple) else (part,)), **options)
+    splits = dict(zip([path.name for path in paths], splits, strict=False))
+    index_streams(paths, **{"splits": splits} if splits else {}, **{"source": source} if source else {}).save(folder)
+    return Path(folder)

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from contents import write_batches, write_stream
 
-from zb_hdf5 import HDF5ShardWriter, Loader, open_writer
+from zb_hdf5 import Loader
 from zb_hdf5.commands.zb import zb
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "train_gpt.py"
@@ -41,8 +42,7 @@ def run(command, variables):
 @pytest.fixture
 def data(tmp_path):
     tokens = np.random.default_rng(9).integers(0, 100, (100, 8, 32), dtype=np.uint16)
-    with open_writer(tmp_path / "t.h5", batch_size=8, seq_len=32, dtype="uint16") as writer:
-        writer.write(tokens)
+    write_batches(tmp_path / "t.h5", tokens, dtype="uint16")
     return tmp_path / "t.h5"
 
 
@@ -129,8 +129,7 @@ def documents(tmp_path):
     """A stream of 60 documents of random tokens below 100."""
     rng = np.random.default_rng(4)
     lengths = rng.integers(3, 30, 60)
-    with HDF5ShardWriter(tmp_path / "s.h5", vocab_size=100) as writer:
-        writer.write_documents(rng.integers(0, 100, lengths.sum()), lengths)
+    write_stream(tmp_path / "s.h5", rng.integers(0, 100, lengths.sum()), lengths, vocab_size=100)
     return tmp_path / "s.h5"
 
 

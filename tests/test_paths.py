@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from contents import write_stream
 
 import zb_hdf5
 from zb_hdf5 import (
@@ -82,8 +83,7 @@ def made(tmp_path_factory, write_file, write_store):
     write_file(folder / "x.h5", BATCHES)
     write_file(folder / "x.batch", BATCHES)
     write_store(folder / "store", BATCHES, (1,))
-    with HDF5ShardWriter(folder / "stream.h5") as writer:
-        writer.write_documents(np.arange(5000), [5000])
+    write_stream(folder / "stream.h5", np.arange(5000), [5000])
     (folder / "streams").mkdir()
     shutil.copy(folder / "stream.h5", folder / "streams")
     index_streams([folder / "streams" / "stream.h5"]).save(folder / "streams")

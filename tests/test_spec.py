@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from contents import write_batches
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from zb_hdf5 import ArgumentError, ConvertError, FormatError, IncompleteError, StoreMeta, open_writer
+from zb_hdf5 import ArgumentError, ConvertError, FormatError, IncompleteError, StoreMeta
 from zb_hdf5.formats.native import BATCH_HEADER_FIELDS, BatchFileReader, batch_file_bytes, pack_header, unpack_header
 from zb_hdf5.spec import BATCHES_ATTRIBUTES, HEADER_BYTES, as_stored, meta_block_bytes, stored_dtype
 
@@ -36,8 +37,7 @@ def patched(offset, data):
 
 def test_batch_file_is_these_bytes(tmp_path):
     path = tmp_path / "golden.batch"
-    with open_writer(path, batch_size=2, seq_len=3, seed=42, total_records=5) as writer:
-        writer.write(TOKENS)
+    write_batches(path, TOKENS, seed=42, total_records=5)
     first = bytes.fromhex("010000000200000003000000040000000500000006000000")
     second = bytes.fromhex("0700000008000000090000000a0000000b000000ffffffff")
     expected = HEADER_40 + bytes(4056) + first + bytes(4072) + second + bytes(4072)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from commandline import run
-from contents import batches_of
+from contents import batches_of, write_stream
 from damage import flip, flip_token
 from packed import write_packed
 
@@ -134,8 +134,7 @@ def array_arguments(name, places, out):
 def document_arguments(name, out):
     """Return arguments with which a command that reads documents succeeds."""
     if name.startswith("convert stream"):
-        with HDF5ShardWriter(out.parent / "stream.h5") as writer:
-            writer.write_document(np.arange(5000))
+        write_stream(out.parent / "stream.h5", np.arange(5000))
         return (out.parent / "stream.h5", out, *SHAPE, *(["--tokens-only"] if name.endswith("batch") else []))
     texts = ["one document of text " * 5, "and another one " * 5]
     if name == "convert parquet-to-hdf5":

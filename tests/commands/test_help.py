@@ -9,8 +9,9 @@ import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from contents import write_batches, write_stream
 
-from zb_hdf5 import HDF5ShardWriter, Loader, MixedLoader, open_writer, train_tokenizer
+from zb_hdf5 import Loader, MixedLoader, train_tokenizer
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert
 
@@ -85,11 +86,9 @@ def data(folder, tmp_path_factory):
     sources = {name: made / "data" / name for name in ("web", "code")}
     with MixedLoader(sources, dict.fromkeys(sources, 0.5), rank=0, world_size=1) as loader:
         (made / "mixed.json").write_text(json.dumps(loader.state_dict()))
-    with HDF5ShardWriter(made / "stream.h5", dtype="uint16") as writer:
-        writer.write_documents(np.resize(tokens, 120_000), np.full(12, 10_000))
+    write_stream(made / "stream.h5", np.resize(tokens, 120_000), np.full(12, 10_000), dtype="uint16")
     for name in ("train.batch", "train.h5"):
-        with open_writer(made / "data" / name, batch_size=2, seq_len=8, dtype="uint16") as writer:
-            writer.write(tokens[:64].reshape(-1, 2, 8))
+        write_batches(made / "data" / name, tokens[:64].reshape(-1, 2, 8), dtype="uint16")
     (made / "data/train.h5").rename(made / "data/train.h5.partial")
     (made / "data/train.batch.crc32").unlink()
     for part in ("0/2", "1/2"):

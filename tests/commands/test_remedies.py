@@ -8,8 +8,9 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 import pytest
 from commandline import run_zb as run
+from contents import write_batches
 
-from zb_hdf5 import ExistsError, FormatError, IncompleteError, ZbError, open_writer
+from zb_hdf5 import ExistsError, FormatError, IncompleteError, ZbError
 from zb_hdf5.console import TYPED, message_of
 from zb_hdf5.errors import Remedy
 from zb_hdf5.spec import INDEX_NAME
@@ -70,8 +71,7 @@ def test_a_remedy_survives_the_way_out_of_a_process(tmp_path):
 
 def write(path, *, backend="hdf5"):
     path.parent.mkdir(exist_ok=True)
-    with open_writer(path, batch_size=2, seq_len=8, dtype="uint16", backend=backend) as writer:
-        writer.write(np.arange(48, dtype=np.uint16).reshape(3, 2, 8))
+    write_batches(path, np.arange(48, dtype=np.uint16).reshape(3, 2, 8), dtype="uint16", backend=backend)
     return path
 
 
@@ -97,8 +97,7 @@ def edited_index(tmp_path):
 
 def swapped_shard(tmp_path):
     folder = store_of(tmp_path / "store")
-    with open_writer(tmp_path / "other.h5", batch_size=2, seq_len=8, dtype="uint16") as writer:
-        writer.write(np.ones((3, 2, 8), np.uint16))
+    write_batches(tmp_path / "other.h5", np.ones((3, 2, 8), np.uint16), dtype="uint16")
     os.replace(tmp_path / "other.h5", folder / "shard-00001-of-00002.h5")
     return "repair", folder, 1, f"if the shards are the right ones, run 'zb index rebuild --force {folder}'"
 
@@ -141,8 +140,7 @@ def lone_batch_file(tmp_path):
 
 
 def fields_that_do_not_fit(tmp_path):
-    with open_writer(tmp_path / "x.h5", batch_size=2, seq_len=4, fields={"mask": "u1"}) as writer:
-        writer.write(np.ones((1, 2, 4), int), {"mask": np.ones((1, 2, 4), int)})
+    write_batches(tmp_path / "x.h5", np.ones((1, 2, 4), int), {"mask": np.ones((1, 2, 4), int)}, fields={"mask": "u1"})
     command = ("convert", "hdf5-to-batch", tmp_path / "x.h5")
     return command, tmp_path / "out", 1, "leaves behind the field mask; convert to HDF5, or pass --tokens-only"
 

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from contents import write_batches, write_stream
 from contract import random_tokens
 
-from zb_hdf5 import HDF5ShardWriter, Loader, console, open_reader, open_writer
+from zb_hdf5 import Loader, console, open_reader
 from zb_hdf5.commands.stage import runs_of
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.files.tokens import ClosedTokens
@@ -25,8 +26,7 @@ WORLD = 8
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     path = tmp_path_factory.mktemp("source") / "train.h5"
-    with open_writer(path, batch_size=4, seq_len=256, fields={"mask": "u1"}) as writer:
-        writer.write(TOKENS, {"mask": MASK})
+    write_batches(path, TOKENS, {"mask": MASK}, fields={"mask": "u1"})
     return path
 
 
@@ -135,8 +135,7 @@ def test_fields_are_copied_too(store, folder):
 
 @pytest.mark.parametrize("targets", [False, True])
 def test_windows_of_a_stream(targets, tmp_path, folder):
-    with HDF5ShardWriter(tmp_path / "s.h5", chunk_tokens=512) as writer:
-        writer.write_documents(random_tokens(1, 1, 9000, "uint16").reshape(-1), [9000])
+    write_stream(tmp_path / "s.h5", random_tokens(1, 1, 9000, "uint16").reshape(-1), [9000], chunk_tokens=512)
     options = {"batch_size": 2, "seq_len": 64, "targets": targets}
     words = ["--batch-size", 2, "--seq-len", 64, *["--targets"] * targets]
     path = tmp_path / "s.h5"
@@ -194,8 +193,7 @@ def test_wrong_usage_is_one_message(arguments, message, store, folder, tmp_path)
 
 def test_it_can_be_killed_and_goes_on(tmp_path, folder):
     tokens = random_tokens(1500, 4, 1024)
-    with open_writer(tmp_path / "large.h5", batch_size=4, seq_len=1024) as writer:
-        writer.write(tokens)
+    write_batches(tmp_path / "large.h5", tokens)
     pid = os.fork()
     if pid == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

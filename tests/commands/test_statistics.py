@@ -4,12 +4,13 @@ from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
+from contents import write_batches
 from descriptors import open_files
 from hypothesis import given
 from hypothesis import strategies as st
 from packed import write_packed
 
-from zb_hdf5 import ArgumentError, HDF5ShardWriter, MmapTokenStore, open_writer
+from zb_hdf5 import ArgumentError, HDF5ShardWriter, MmapTokenStore
 from zb_hdf5.commands import statistics
 from zb_hdf5.commands.statistics import MAX_COUNTED_ID, Part, measure
 from zb_hdf5.store.streams import index_streams
@@ -74,8 +75,7 @@ def test_a_stream(tmp_path_factory, documents, stretch, hashed, collide):
 def test_batches(tmp_path_factory, num_batches, batch_size, seq_len, seed, group_bytes):
     tokens = np.random.default_rng(seed).integers(0, 3, (num_batches, batch_size, seq_len)).astype(np.uint16)
     path = tmp_path_factory.mktemp("b") / "b.h5"
-    with open_writer(path, batch_size=batch_size, seq_len=seq_len, dtype="uint16") as writer:
-        writer.write(tokens)
+    write_batches(path, tokens, dtype="uint16")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(statistics, "GROUP_BYTES", group_bytes)
         found = measure(path)
@@ -129,8 +129,7 @@ def test_sources_are_counted_with_one_table_open_at_a_time(tmp_path):
 def test_a_sample_is_spread_evenly_and_names_units_of_the_store(tmp_path):
     tokens = np.arange(20 * 2 * 4, dtype=np.uint16).reshape(20, 2, 4)
     tokens[19, 1] = tokens[0, 0]
-    with open_writer(tmp_path / "b.h5", batch_size=2, seq_len=4, dtype="uint16") as writer:
-        writer.write(tokens)
+    write_batches(tmp_path / "b.h5", tokens, dtype="uint16")
     found = measure(tmp_path / "b.h5", sample_batches=3)
     assert (found.num_tokens, found.tokens, found.num_units, found.units) == (160, 24, 40, 6)
     assert np.flatnonzero(found.counts).tolist() == np.unique(tokens[[0, 10, 19]]).tolist()

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from contents import write_batches
 from packed import write_packed
 
 from zb_hdf5 import HDF5ShardWriter, Loader, MixedLoader, open_reader, open_writer
@@ -213,8 +214,7 @@ def test_lines_are_limited_and_say_so(packed, monkeypatch):
 
 
 def test_the_text_of_a_part_is_limited_and_says_so(tmp_path):
-    with open_writer(tmp_path / "x.h5", batch_size=1, seq_len=1000, dtype="uint16") as writer:
-        writer.write(np.arange(1000).reshape(1, 1, 1000) % 90 + 33)
+    write_batches(tmp_path / "x.h5", np.arange(1000).reshape(1, 1, 1000) % 90 + 33, dtype="uint16")
     words = (tmp_path / "x.h5", "--batch", 0, "--text", "--tokenizer", "byte")
     some, whole = printed(*words), printed(*words, "--all")
     assert sum(line.startswith("│ ") for line in some) == 3

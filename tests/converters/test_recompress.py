@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from contents import write_batches
 
-from zb_hdf5 import ArgumentError, MmapTokenStore, ShardIndex, convert, open_reader, open_writer, verify_store
+from zb_hdf5 import ArgumentError, MmapTokenStore, ShardIndex, convert, open_reader, verify_store
 from zb_hdf5.converters.cli import convert as commands
 
 TEXTS = [f"{number} " + "once upon a time " * (number % 7) for number in range(120)]
@@ -115,8 +116,8 @@ def test_compressed_batches_go_to_other_formats_and_layouts_with_fields_and_coun
     assert (tmp_path / "back.batch").read_bytes() == plain.read_bytes()
     tokens = np.random.default_rng(2).integers(0, 300, (5, 4, 12)).astype("<u2")
     fields = {"mask": "u1", "pair": ("<f4", (2,))}
-    with open_writer(tmp_path / "x.h5", batch_size=4, seq_len=12, dtype="uint16", total_records=20, fields=fields) as w:
-        w.write(tokens, {"mask": tokens % 2, "pair": np.stack([tokens, tokens + 1], -1).astype("f4")})
+    values = {"mask": tokens % 2, "pair": np.stack([tokens, tokens + 1], -1).astype("f4")}
+    write_batches(tmp_path / "x.h5", tokens, values, total_records=20, fields=fields)
     convert(tmp_path / "x.h5", "hdf5", tmp_path / "y.h5", batch_size=7, seq_len=6, codec="zstd", dtype="uint32")
     with open_reader(tmp_path / "y.h5") as reader:
         assert (reader.meta.shape, reader.dtype, reader.num_batches) == ((7, 6), np.dtype("<u4"), 5)

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from contents import batches_of
+from contents import batches_of, write_batches
 
-from zb_hdf5 import Loader, UnavailableError, open_reader, open_writer
+from zb_hdf5 import Loader, UnavailableError, open_reader
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.engines import require_one_world
 from zb_hdf5.store.cache import column_of
@@ -111,8 +111,7 @@ def test_a_node_copies_what_its_ranks_will_read_and_trains_from_there(job, tmp_p
     node = {"SLURM_NNODES": "4", "SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NODEID": "1"}
     disk = tmp_path / "disk"
     tokens = np.random.default_rng(0).integers(0, 99, (32, 32, 8), np.uint16)
-    with open_writer(tmp_path / "train.h5", batch_size=32, seq_len=8, dtype="uint16") as writer:
-        writer.write(tokens)
+    write_batches(tmp_path / "train.h5", tokens, dtype="uint16")
 
     def train(*options, **where):
         return succeed(job("train.sh", "run", *options, source="train.h5", **node, **where))

@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 import pytest
-from contents import batches_of
+from contents import batches_of, write_batches
 from contract import random_tokens
 from damage import flip
 
@@ -75,8 +75,7 @@ def test_the_fast_way_gives_the_bytes_of_the_slow_way(
 
 def test_nothing_to_copy_and_fewer_batches_than_expected(tmp_path):
     tokens = random_tokens(5, 4, 1024)
-    with open_writer(tmp_path / "in.batch", batch_size=4, seq_len=1024) as writer:
-        writer.write(tokens)
+    write_batches(tmp_path / "in.batch", tokens)
     reader = open_reader(tmp_path / "in.batch")
     with open_writer(tmp_path / "a.h5", batch_size=4, seq_len=1024) as writer:
         assert writer.write_from(reader, 0, 0) == 0
@@ -95,8 +94,7 @@ def test_nothing_to_copy_and_fewer_batches_than_expected(tmp_path):
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_a_commit_that_fails_is_not_tried_again(at, tmp_path, monkeypatch):
     tokens = random_tokens(40, 64, 4096)  # 1 MiB each: five groups
-    with open_writer(tmp_path / "in.batch", batch_size=64, seq_len=4096) as writer:
-        writer.write(tokens)
+    write_batches(tmp_path / "in.batch", tokens)
     real, calls = HDF5Writer._modify, []
 
     def full(self, **attributes):

@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 from commandline import run_zb
+from contents import write_batches
 from damage import flip
 from hypothesis import given
 from hypothesis import strategies as st
@@ -120,8 +121,7 @@ def test_a_structured_array_names_its_fields(tmp_path):
     dtype = np.dtype([("mask", "u1"), ("weight", "<f4", (2,))])
     values = np.zeros(TOKENS.shape, dtype)
     values["mask"], values["weight"] = VALUES["loss_mask"], VALUES["vector"][..., :2]
-    with open_writer(tmp_path / "x.h5", batch_size=SHAPE[0], seq_len=SHAPE[1], fields=dtype) as writer:
-        writer.write(TOKENS, values)
+    write_batches(tmp_path / "x.h5", TOKENS, values, fields=dtype)
     with open_reader(tmp_path / "x.h5") as reader:
         assert reader.meta.fields == (Field("mask", np.dtype("u1")), Field("weight", np.dtype("<f4"), (2,)))
         np.testing.assert_array_equal(stored(reader, "weight"), values["weight"])
@@ -140,8 +140,7 @@ def test_any_dtype_and_shape_comes_back(tmp_path_factory, dtype, shape, sizes, d
     whole = (count, batch_size, seq_len, *shape)
     raw = np.random.default_rng(data.draw(st.integers(0, 99))).integers(0, 100, whole)
     values = raw.astype(dtype)
-    with open_writer(path, batch_size=batch_size, seq_len=seq_len, fields={"f": (dtype, shape)}) as writer:
-        writer.write(np.zeros(whole[:3], "u4"), {"f": values})
+    write_batches(path, np.zeros(whole[:3], "u4"), {"f": values}, fields={"f": (dtype, shape)})
     with open_reader(path) as reader:
         field = reader.field("f")
         assert field.meta.field == Field("f", np.dtype(dtype), shape)
@@ -405,8 +404,7 @@ def test_no_value_of_a_field_is_changed(dtype, value, error, match, tmp_path):
             writer.write(TOKENS[:1], {"x": np.full((1, *SHAPE), value)})
         assert writer.num_batches == 0
     values = np.array([np.inf, -np.inf, np.nan, 1.0])[np.arange(SHAPE[0] * SHAPE[1]) % 4].reshape(1, *SHAPE)
-    with open_writer(tmp_path / "y.h5", batch_size=SHAPE[0], seq_len=SHAPE[1], fields={"x": "f4"}) as writer:
-        writer.write(TOKENS[:1], {"x": values})
+    write_batches(tmp_path / "y.h5", TOKENS[:1], {"x": values}, fields={"x": "f4"})
     with open_reader(tmp_path / "y.h5") as reader:
         np.testing.assert_array_equal(reader.field("x").read_batch(0), values[0])
 
@@ -421,8 +419,7 @@ def test_a_structured_array_may_hold_the_tokens_too(tmp_path):
         [batch] = loader
     np.testing.assert_array_equal(batch["tokens"].numpy().reshape(-1), array["token"])
     np.testing.assert_array_equal(batch["concept"].numpy().reshape(-1), array["concept"])
-    with open_writer(tmp_path / "b.h5", batch_size=2, seq_len=16, fields=pair) as writer:
-        writer.write(array.reshape(1, 2, 16))
+    write_batches(tmp_path / "b.h5", array.reshape(1, 2, 16), fields=pair)
     with open_reader(tmp_path / "b.h5") as reader:
         np.testing.assert_array_equal(reader.read_batch(0).reshape(-1), array["token"])
         np.testing.assert_array_equal(reader.field("concept").read_batch(0).reshape(-1), array["concept"])

@@ -13,13 +13,13 @@ import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from contents import write_batches, write_stream
 from contract import random_tokens
 
 from zb_hdf5 import (
     ArgumentError,
     BackendError,
     FormatError,
-    HDF5ShardWriter,
     Loader,
     MmapTokenStore,
     ZbError,
@@ -39,15 +39,12 @@ ACCESSES = ("auto", "mmap", "pread", "h5py")
 def write(path, seed=0, count=6):
     """Write batches of uint32, and return them."""
     tokens = random_tokens(count, *SHAPE, seed=seed)
-    with open_writer(path, batch_size=4, seq_len=1024, overwrite=True) as writer:
-        writer.write(tokens)
+    write_batches(path, tokens, overwrite=True)
     return tokens
 
 
-def write_stream(path, first=0, count=5000):
-    with HDF5ShardWriter(path, chunk_tokens=2048, overwrite=True) as writer:
-        writer.write_document(np.arange(first, first + count) % 60000)
-    return path
+def write_tokens(path, first=0):
+    return write_stream(path, np.arange(first, first + 5000) % 60000, chunk_tokens=2048, overwrite=True).path
 
 
 def run(*arguments):
@@ -119,8 +116,8 @@ def test_nothing_outside_of_a_batch_file_is_followed(name, make, tmp_path):
 @pytest.mark.parametrize("make", LEADING_OUT)
 @pytest.mark.parametrize("name", ["tokens", "crc32", "doc_offsets"])
 def test_nothing_outside_of_a_stream_is_followed(name, make, tmp_path):
-    write_stream(tmp_path / "other.h5")
-    path = write_stream(tmp_path / "x.h5", first=7)
+    write_tokens(tmp_path / "other.h5")
+    path = write_tokens(tmp_path / "x.h5", first=7)
     replace_dataset(path, name, make)
     assert "nothing outside" in str(verify_store(path)[0].problem)
     if name != "crc32":
@@ -202,7 +199,7 @@ def test_a_small_file_that_claims_many_batches_is_refused_in_little_memory(claim
 @pytest.mark.parametrize(("name", "attribute"), [("tokens", "token_count"), ("doc_offsets", "document_count")])
 @pytest.mark.thin
 def test_a_small_stream_that_claims_much_is_refused_in_little_memory(name, attribute, tmp_path):
-    path = write_stream(tmp_path / "x.h5")
+    path = write_tokens(tmp_path / "x.h5")
     replace_dataset(path, name, claiming(2**40))
     with h5py.File(path, "r+") as h5:
         h5["tokens"].attrs.modify(attribute, np.uint64(2**40 - 1))
@@ -385,12 +382,12 @@ def test_a_replaced_file_is_never_read_for_the_old_one(access, tmp_path):
 
 @pytest.mark.parametrize("access", ["mmap", "pread", "h5py"])
 def test_a_replaced_stream_is_never_read_for_the_old_one(access, tmp_path):
-    path = write_stream(tmp_path / "x.h5")
+    path = write_tokens(tmp_path / "x.h5")
     store = MmapTokenStore(path, access=access)
     old = np.array(store.get_slice(0, 100))
     sent = pickle.dumps(store)
     unread = MmapTokenStore(path, access=access)
-    replaced(path, lambda other: write_stream(other, first=9))
+    replaced(path, lambda other: write_tokens(other, first=9))
     for later in (pickle.loads(sent), unread):
         with pytest.raises(FormatError, match="changed since"):
             later.get_slice(0, 100)
@@ -421,8 +418,7 @@ def test_arguments_that_are_no_counts_are_refused(wrong, suffix, tmp_path):
 @pytest.mark.parametrize("suffix", [".fields.h5", ".pieces.h5", ".documents.h5"])
 def test_fields_and_documents_that_an_early_build_left_beside_a_batch_file_are_refused(suffix, tmp_path):
     path, partial = tmp_path / "x.batch", tmp_path / "x.batch.partial"
-    with open_writer(path, batch_size=2, seq_len=8) as writer:
-        writer.write(np.zeros((1, 2, 8), int))
+    write_batches(path, np.zeros((1, 2, 8), int))
     (tmp_path / f"x.batch{suffix}").write_bytes(b"of an early build")
     for use in (open_reader, repair, lambda path: open_writer(path, batch_size=2, seq_len=8, overwrite=True)):
         with pytest.raises(FormatError, match=rf"x\.batch{suffix}: belongs to x.batch, .* written by an early build"):
@@ -435,8 +431,7 @@ def test_fields_and_documents_that_an_early_build_left_beside_a_batch_file_are_r
 
 def test_a_dual_file_is_read_as_a_batch_file(tmp_path):
     path, tokens = tmp_path / "x.batch", np.arange(16).reshape(1, 2, 8)
-    with open_writer(path, batch_size=2, seq_len=8) as writer:
-        writer.write(tokens)
+    write_batches(path, tokens)
     with open(path, "r+b") as file:  # the HDF5 metadata that early builds wrote into the header
         file.seek(512)
         file.write(HDF5_MAGIC + bytes(range(100)))

@@ -11,12 +11,13 @@ from itertools import pairwise
 import h5py
 import numpy as np
 import pytest
+from contents import write_batches
 from descriptors import open_files
 from hypothesis import given
 from hypothesis import strategies as st
 
 from examples import examples
-from zb_hdf5 import BackendError, BatchIndexError, ChecksumError, FormatError, open_reader, open_writer
+from zb_hdf5 import BackendError, BatchIndexError, ChecksumError, FormatError, open_reader
 from zb_hdf5.documents import table_file as tables_module
 from zb_hdf5.documents.document_table import (
     DocumentFile,
@@ -229,8 +230,7 @@ def test_pieces_of_any_records(tmp_path_factory, stored, wanted, mapped):
 def test_a_lone_file_has_the_pieces_beside_it(tmp_path):
     rng = np.random.default_rng(0)
     path, rows = tmp_path / "x.h5", [[(0, 5)], [(0, 9), (3, 0)], [(0, NO_DOCUMENT)], [(0, 13), (7, 90)]]
-    with open_writer(path, batch_size=2, seq_len=8, backend="auto") as writer:
-        writer.write(rng.integers(0, 9, (2, 2, 8)))
+    write_batches(path, rng.integers(0, 9, (2, 2, 8)))
     with open_reader(path) as reader:
         assert reader.documents is None
         with pytest.raises(BackendError, match=r"holds no documents .*convert again from text"):

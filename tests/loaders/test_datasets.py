@@ -10,10 +10,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from contents import write_batches
 from torch.utils.data import DataLoader, DistributedSampler
 
 import zb_hdf5.loaders.order
-from zb_hdf5 import BatchIndexError, Loader, StateError, open_writer
+from zb_hdf5 import BatchIndexError, Loader, StateError
 
 VOCAB_SIZE = 50
 TOKENS = np.random.default_rng(7).integers(0, VOCAB_SIZE, (24, 4, 16), dtype=np.uint16)
@@ -21,8 +22,7 @@ TOKENS = np.random.default_rng(7).integers(0, VOCAB_SIZE, (24, 4, 16), dtype=np.
 
 @pytest.fixture
 def loader(tmp_path):
-    with open_writer(tmp_path / "t.h5", batch_size=4, seq_len=16, dtype="uint16") as writer:
-        writer.write(TOKENS)
+    write_batches(tmp_path / "t.h5", TOKENS, dtype="uint16")
     loader = Loader(tmp_path / "t.h5", rank=1, world_size=2)
     yield loader
     loader.close()
@@ -63,8 +63,7 @@ class CountedOrder:
 @pytest.mark.parametrize(("shuffle", "per_step"), [("global", 1), ("records", 4)])
 @pytest.mark.thin
 def test_the_order_of_single_steps_is_computed_once(shuffle, per_step, stride, tmp_path):
-    with open_writer(tmp_path / "t.h5", batch_size=4, seq_len=2, dtype="uint16") as writer:
-        writer.write(np.arange(3000 * 8, dtype=np.uint16).reshape(3000, 4, 2))
+    write_batches(tmp_path / "t.h5", np.arange(3000 * 8, dtype=np.uint16).reshape(3000, 4, 2), dtype="uint16")
     with Loader(tmp_path / "t.h5", shuffle=shuffle, rank=0, world_size=1) as loader:
         expected, dataset = list(loader), loader.dataset()
         counted = CountedOrder(loader.plan.order)
@@ -79,8 +78,7 @@ def test_the_order_of_single_steps_is_computed_once(shuffle, per_step, stride, t
 @pytest.mark.thin
 def test_single_steps_of_a_long_epoch(shuffle, options, tmp_path, monkeypatch):
     monkeypatch.setattr(zb_hdf5.loaders.order, "TABLE_POSITIONS", 100)
-    with open_writer(tmp_path / "t.h5", batch_size=4, seq_len=2, dtype="uint16") as writer:
-        writer.write(np.arange(301 * 8, dtype=np.uint16).reshape(301, 4, 2))
+    write_batches(tmp_path / "t.h5", np.arange(301 * 8, dtype=np.uint16).reshape(301, 4, 2), dtype="uint16")
     with Loader(tmp_path / "t.h5", shuffle=shuffle, rank=1, world_size=2, **options) as loader:
         expected, dataset = list(loader), loader.dataset()
         for step in np.random.default_rng(3).permutation(len(dataset)).tolist():

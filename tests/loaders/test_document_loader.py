@@ -8,6 +8,7 @@ from itertools import chain, count, islice
 import numpy as np
 import pytest
 import torch
+from contents import write_batches, write_stream
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +20,6 @@ from zb_hdf5 import (
     MmapTokenStore,
     StateError,
     load_tokenizer,
-    open_writer,
 )
 from zb_hdf5.loaders import document_loader as module
 from zb_hdf5.store.streams import index_streams
@@ -183,8 +183,7 @@ def test_a_state_of_other_documents_or_another_order_is_refused(field, options, 
 
 def test_the_same_tokens_with_other_boundaries_are_other_documents(tmp_path):
     for name, lengths in (("a.h5", [4, 4, 4]), ("b.h5", [4, 5, 3])):
-        with HDF5ShardWriter(tmp_path / name) as writer:
-            writer.write_documents(np.arange(12), lengths)
+        write_stream(tmp_path / name, np.arange(12), lengths)
     with DocumentLoader(tmp_path / "a.h5", **WAYS["pack"]) as loader:
         state = loader.state_dict()
     with DocumentLoader(tmp_path / "b.h5", **WAYS["pack"]) as loader, pytest.raises(StateError, match="fingerprint"):
@@ -218,8 +217,7 @@ def test_a_loader_is_pickled_and_takes_a_store(stream):
 def test_arguments_that_contradict_each_other_are_refused(options, message, stream, tmp_path):
     with pytest.raises(ArgumentError, match=message):
         DocumentLoader(stream, **options)
-    with open_writer(tmp_path / "a.h5", batch_size=2, seq_len=4) as writer:
-        writer.write(np.zeros((1, 2, 4), int))
+    write_batches(tmp_path / "a.h5", np.zeros((1, 2, 4), int))
     with pytest.raises(ArgumentError, match=r"a\.h5: expected a token stream, whose documents are whole"):
         DocumentLoader(tmp_path / "a.h5", **WAYS["pack"])
 

@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from contents import write_batches
 from hypothesis import given
 from hypothesis import strategies as st
 from source_tokens import ALL, FIELDS, check_step, spans_of
@@ -195,8 +196,8 @@ def test_fields_alone_need_no_documents_and_names_come_in_any_collection(tmp_pat
         with Loader(tmp_path / "y.h5", documents=documents, **HOW) as loader:
             step = next(loader)
             assert (set(step) if isinstance(step, dict) else set()) == names
-    with open_writer(tmp_path / "x.h5", batch_size=2, seq_len=4, fields={"mask": "u2"}) as writer:
-        writer.write(np.arange(16).reshape(2, 2, 4), {"mask": np.arange(16).reshape(2, 2, 4)})
+    tokens = np.arange(16).reshape(2, 2, 4)
+    write_batches(tmp_path / "x.h5", tokens, {"mask": tokens}, fields={"mask": "u2"})
     with Loader(tmp_path / "x.h5", fields=("mask",), targets=True, **HOW | {"shuffle": "sequential"}) as loader:
         step = next(iter(loader))
     assert set(step) == {"tokens", "targets", "mask"}
@@ -296,8 +297,7 @@ def test_skipped_positions_are_jumped_over_and_a_resumed_run_jumps_too(
     tmp_path_factory, ranges, shuffle, batch_size, world, data
 ):
     path = tmp_path_factory.mktemp("skip") / "x.h5"
-    with open_writer(path, batch_size=3, seq_len=4) as writer:
-        writer.write(np.arange(36).repeat(4).reshape(12, 3, 4))
+    write_batches(path, np.arange(36).repeat(4).reshape(12, 3, 4))
     skip = [(0, start, start + count) for start, count in ranges]
     how = {"shuffle": shuffle, "seed": 5, "block_size": 2, "batch_size": batch_size}
     with Loader(path, rank=0, world_size=1, drop_last=False, **{**how, "batch_size": 1}) as plain:

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from contents import write_batches
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,8 +86,7 @@ def stores(tmp_path_factory):
     """The same N batches in every backend, as one file and as shards."""
     folder = tmp_path_factory.mktemp("stores")
     for name in ("one.batch", "one.h5"):
-        with open_writer(folder / name, batch_size=B, seq_len=S) as writer:
-            writer.write(tokens_of(N))
+        write_batches(folder / name, tokens_of(N))
     for backend, target in (("hdf5", "batch"), ("batch", "hdf5")):
         source = StoreSource(folder / f"one.{'h5' if backend == 'hdf5' else 'batch'}", backend)
         convert(source, target, folder / f"{target}-shards", num_shards=4)
@@ -160,8 +160,7 @@ def test_blocks_of_the_order_join_without_a_seam(shuffle, stores, open_loader, m
 
 def test_an_epoch_longer_than_one_block_of_the_order(tmp_path, open_loader):
     count = LAST_BLOCK * 2 + 7
-    with open_writer(tmp_path / "long.h5", batch_size=B, seq_len=S) as writer:
-        writer.write(tokens_of(count))
+    write_batches(tmp_path / "long.h5", tokens_of(count))
     assert epoch_of(open_loader(tmp_path / "long.h5")) == batches_of(count, "global")
 
 
@@ -240,8 +239,7 @@ def test_batches_are_fresh_int64_tensors(place, stores, open_loader):
 @pytest.mark.parametrize("suffix", [".h5", ".batch"])
 def test_the_largest_token_survives_the_widening(dtype, suffix, tmp_path, open_loader):
     largest = int(np.iinfo(dtype).max)
-    with open_writer(tmp_path / f"x{suffix}", batch_size=B, seq_len=S, dtype=dtype) as writer:
-        writer.write(np.full((3, B, S), largest))
+    write_batches(tmp_path / f"x{suffix}", np.full((3, B, S), largest), dtype=dtype)
     for access in ("mmap", "pread"):
         batch = next(iter(open_loader(tmp_path / f"x{suffix}", access=access)))
         assert batch.unique().tolist() == [largest]
@@ -454,8 +452,7 @@ def many_batches(tmp_path_factory):
     def make(count):
         path = folder / f"{count}.batch"
         if not path.exists():
-            with open_writer(path, batch_size=B, seq_len=S) as writer:
-                writer.write(tokens_of(count))
+            write_batches(path, tokens_of(count))
         return path
 
     return make
@@ -506,8 +503,7 @@ def test_a_state_survives_moving_and_renaming_the_store(place, stores, tmp_path,
 def test_a_state_of_other_data_is_refused(suffix, stores, tmp_path, open_loader):
     changed = tokens_of(N)
     changed[0, 0, 0] = 77
-    with open_writer(tmp_path / f"other{suffix}", batch_size=B, seq_len=S) as writer:
-        writer.write(changed)
+    write_batches(tmp_path / f"other{suffix}", changed)
     state = open_loader(tmp_path / f"other{suffix}").state_dict()
     with pytest.raises(StateError, match="fingerprint"):
         open_loader(stores[f"one{suffix}"]).load_state_dict(state)
@@ -622,8 +618,7 @@ def test_a_rank_that_is_no_number_is_named(value, monkeypatch):
 
 
 def test_a_loader_shows_where_it_stands(tmp_path):
-    with open_writer(tmp_path / "t.h5", batch_size=4, seq_len=8) as writer:
-        writer.write(np.zeros((5, 4, 8), np.uint32))
+    write_batches(tmp_path / "t.h5", np.zeros((5, 4, 8), np.uint32))
     with Loader(tmp_path / "t.h5", rank=0, world_size=2) as loader:
         next(loader)
         assert repr(loader) == (

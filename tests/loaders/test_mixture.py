@@ -6,12 +6,13 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from contents import write_batches
 from hypothesis import given
 from hypothesis import strategies as st
 
 import zb_hdf5.loaders.mixture
 from examples import examples
-from zb_hdf5 import ArgumentError, Loader, MixedLoader, StateError, open_reader, open_writer
+from zb_hdf5 import ArgumentError, Loader, MixedLoader, StateError, open_reader
 from zb_hdf5.loaders.mixture import Schedule
 
 SIZES = {"web": 30, "code": 11, "maths": 5}
@@ -31,8 +32,7 @@ def stores(tmp_path_factory):
     for number, (name, size) in enumerate(SIZES.items()):
         tokens = number * 1_000_000 + 1000 * np.arange(size)[:, None, None] + np.arange(4)[None, :, None]
         path = folder / f"{name}{'.h5' if number % 2 else '.batch'}"
-        with open_writer(path, batch_size=4, seq_len=8) as writer:
-            writer.write(np.broadcast_to(tokens, (size, 4, 8)))
+        write_batches(path, np.broadcast_to(tokens, (size, 4, 8)))
         readers[name] = open_reader(path)
     yield readers
     for reader in readers.values():
@@ -130,8 +130,7 @@ def test_impossible_mixtures_are_refused(stores, tmp_path):
     for weights in ({"web": 1}, {**WEIGHTS, "web": 0}, {**WEIGHTS, "web": -1}, {**WEIGHTS, "web": float("nan")}):
         with pytest.raises(ArgumentError):
             MixedLoader(stores, weights, rank=0, world_size=1)
-    with open_writer(tmp_path / "other.h5", batch_size=2, seq_len=8) as writer:
-        writer.write(np.zeros((3, 2, 8), np.uint32))
+    write_batches(tmp_path / "other.h5", np.zeros((3, 2, 8), np.uint32))
     with open_reader(tmp_path / "other.h5") as other:
         with pytest.raises(ArgumentError, match="batch shape"):
             MixedLoader({"web": stores["web"], "other": other}, {"web": 1, "other": 1}, rank=0, world_size=1)

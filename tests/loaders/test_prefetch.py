@@ -9,8 +9,9 @@ import time
 import numpy as np
 import pytest
 import torch
+from contents import write_batches
 
-from zb_hdf5 import IncompleteError, Loader, open_reader, open_writer
+from zb_hdf5 import IncompleteError, Loader, open_reader
 from zb_hdf5.loaders.steps import HINTED_TOGETHER, Hints, hint_ahead, read_ahead
 
 TOKENS = np.random.default_rng(6).integers(0, 50_000, (60, 4, 32), dtype=np.uint32)
@@ -19,8 +20,7 @@ TOKENS = np.random.default_rng(6).integers(0, 50_000, (60, 4, 32), dtype=np.uint
 @pytest.fixture
 def path(tmp_path):
     path = tmp_path / "t.h5"
-    with open_writer(path, batch_size=4, seq_len=32) as writer:
-        writer.write(TOKENS)
+    write_batches(path, TOKENS)
     return path
 
 
@@ -138,8 +138,7 @@ except KeyboardInterrupt:
 
 def test_a_file_cut_while_it_is_read_ahead_is_an_error_at_its_batch(tmp_path):
     path = tmp_path / "t.batch"
-    with open_writer(path, batch_size=4, seq_len=32) as writer:
-        writer.write(TOKENS)
+    write_batches(path, TOKENS)
     loader = Loader(path, prefetch=4, access="pread", shuffle="sequential", rank=0, world_size=1)
     iterator = iter(loader)
     assert torch.equal(next(iterator), torch.from_numpy(TOKENS[0].astype(np.int64)))

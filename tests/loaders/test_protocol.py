@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from contents import write_batches, write_stream
 from contract import check_loader, parts_of, random_tokens
 
 import zb_hdf5.loaders.mixture
@@ -23,7 +24,6 @@ from zb_hdf5 import (
     StateError,
     TextLoader,
     TokenLoader,
-    open_writer,
 )
 from zb_hdf5.compat import tokenizing_distributed_data_loader
 from zb_hdf5.loaders.protocol import KINDS, STATE_VERSION
@@ -43,10 +43,8 @@ def data(tmp_path_factory):
     """Return a folder with one of everything that a loader reads."""
     folder = tmp_path_factory.mktemp("data")
     for name, seed in (("a.h5", 1), ("b.batch", 2)):
-        with open_writer(folder / name, batch_size=3, seq_len=8) as writer:
-            writer.write(random_tokens(20, 3, 8, seed=seed))
-    with HDF5ShardWriter(folder / "stream.h5", dtype="uint32") as writer:
-        writer.write_documents(np.arange(1000), [1000])
+        write_batches(folder / name, random_tokens(20, 3, 8, seed=seed))
+    write_stream(folder / "stream.h5", np.arange(1000), [1000], dtype="uint32")
     with HDF5ShardWriter(folder / "documents.h5", dtype="uint16") as writer:
         for length in np.random.default_rng(1).integers(0, 30, 90).tolist():
             writer.write_document(np.arange(length))

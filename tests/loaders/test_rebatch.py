@@ -5,11 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
+from contents import write_batches, write_stream
 from hypothesis import given
 from hypothesis import strategies as st
 
 from examples import examples
-from zb_hdf5 import ArgumentError, HDF5ShardWriter, Loader, StateError, open_reader, open_writer
+from zb_hdf5 import ArgumentError, Loader, StateError, open_reader, open_writer
 
 NUM_BATCHES, BATCH_SIZE, SEQ_LEN = 40, 8, 64
 TOKENS = np.random.default_rng(5).integers(0, 50_000, (NUM_BATCHES, BATCH_SIZE, SEQ_LEN), dtype=np.uint32)
@@ -19,8 +20,7 @@ TOKENS = np.random.default_rng(5).integers(0, 50_000, (NUM_BATCHES, BATCH_SIZE, 
 def opened(request, tmp_path_factory):
     backend, access = request.param.split("-")
     path = tmp_path_factory.mktemp("rebatch") / {"hdf5": "t.h5", "batch": "t.batch"}[backend]
-    with open_writer(path, batch_size=BATCH_SIZE, seq_len=SEQ_LEN) as writer:
-        writer.write(TOKENS)
+    write_batches(path, TOKENS)
     with open_reader(path, access=access) as reader:
         yield reader
 
@@ -89,8 +89,7 @@ def test_records_are_gathered_across_shards(tmp_path):
 def test_batch_size_ramp_skips_and_repeats_nothing_across_resumes(ramp, shuffle, prefetch, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "ramp.batch"
     if not path.exists():
-        with open_writer(path, batch_size=BATCH_SIZE, seq_len=SEQ_LEN) as writer:
-            writer.write(TOKENS)
+        write_batches(path, TOKENS)
     with open_reader(path) as reader:
         loader = Loader(reader, shuffle=shuffle, prefetch=prefetch, rank=0, world_size=1)
         seen, state = [], loader.state_dict()
@@ -201,8 +200,7 @@ def test_a_hundred_thousand_ranks_share_without_a_cluster(opened):
 
 
 def test_a_stream_that_was_verified_stays_so_with_another_batch_size(tmp_path):
-    with HDF5ShardWriter(tmp_path / "s.h5", dtype="uint16") as writer:
-        writer.write_documents(np.arange(640), [640])
+    write_stream(tmp_path / "s.h5", np.arange(640), [640], dtype="uint16")
     with Loader(tmp_path / "s.h5", batch_size=2, seq_len=16, rank=0, world_size=1) as loader:
         state = loader.state_dict()
     with Loader(tmp_path / "s.h5", batch_size=4, seq_len=16, verify="store", rank=0, world_size=1) as loader:
@@ -211,8 +209,7 @@ def test_a_stream_that_was_verified_stays_so_with_another_batch_size(tmp_path):
 
 
 def test_records_of_another_length_than_the_stored_one_are_refused(tmp_path):
-    with open_writer(tmp_path / "x.h5", batch_size=2, seq_len=8) as writer:
-        writer.write(np.zeros((2, 2, 8), np.int64))
+    write_batches(tmp_path / "x.h5", np.zeros((2, 2, 8), np.int64))
     with (
         Loader(tmp_path / "x.h5", seq_len=4, rank=0, world_size=1) as loader,
         pytest.raises(ArgumentError, match="of 8 tokens"),

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from contents import write_batches, write_stream
 
-from zb_hdf5 import HDF5ShardWriter, Loader, convert, open_writer
+from zb_hdf5 import HDF5ShardWriter, Loader, convert
 
 LENGTHS = [5, 9, 1, 20, 13, 2, 7, 30, 11, 4, 16, 10]
 
@@ -18,8 +19,7 @@ def test_the_loss_of_a_trainer_is_that_of_each_document_alone(tmp_path):
     """A model of transformers makes its masks from `position_ids`, where no `attention_mask` and no cache is."""
     transformers = pytest.importorskip("transformers")
     tokens = np.random.default_rng(5).integers(0, 50, sum(LENGTHS))
-    with HDF5ShardWriter(tmp_path / "s.h5", vocab_size=50) as writer:
-        writer.write_documents(tokens, LENGTHS)
+    write_stream(tmp_path / "s.h5", tokens, LENGTHS, vocab_size=50)
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=50, **sizes))
@@ -49,8 +49,8 @@ def shard(tmp_path):
     """Three batches with fields."""
     tokens = np.arange(24).reshape(3, 2, 4)
     fields = {"loss_mask": "u1", "concept": ("f4", (2,))}
-    with open_writer(tmp_path / "a.h5", batch_size=2, seq_len=4, dtype="uint16", fields=fields) as writer:
-        writer.write(tokens, {"loss_mask": tokens % 2, "concept": np.stack([tokens, -tokens], axis=-1)})
+    values = {"loss_mask": tokens % 2, "concept": np.stack([tokens, -tokens], axis=-1)}
+    write_batches(tmp_path / "a.h5", tokens, values, dtype="uint16", fields=fields)
     return tmp_path / "a.h5"
 
 

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from contents import write_batches, write_stream
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +16,6 @@ from zb_hdf5 import (
     DatasetLoader,
     DocumentLoader,
     FollowingLoader,
-    HDF5ShardWriter,
     Loader,
     MixedLoader,
     MmapTokenStore,
@@ -94,10 +94,8 @@ def stores(tmp_path_factory):
     """Two stores and a stream of the same shape."""
     folder = tmp_path_factory.mktemp("states")
     for number, name in enumerate(("a.h5", "b.batch")):
-        with open_writer(folder / name, batch_size=B, seq_len=S) as writer:
-            writer.write(number * 10_000 + np.arange(RECORDS * S).reshape(N, B, S))
-    with HDF5ShardWriter(folder / "stream.h5") as writer:
-        writer.write_document(np.arange(RECORDS * S))
+        write_batches(folder / name, number * 10_000 + np.arange(RECORDS * S).reshape(N, B, S))
+    write_stream(folder / "stream.h5", np.arange(RECORDS * S))
     return folder
 
 
@@ -347,8 +345,7 @@ def test_segments_that_contradict_each_other_are_refused(stores):
 def test_a_document_loader_refuses_a_state_or_resumes_exactly(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "documents.h5"
     if not path.exists():
-        with HDF5ShardWriter(path) as writer:
-            writer.write_documents(np.arange(RECORDS), [1] * RECORDS)
+        write_stream(path, np.arange(RECORDS), [1] * RECORDS)
     with DocumentLoader(path, collate="pack", max_tokens=1, **ALONE) as loader:
         state = data.draw(damaged(loader.state_dict()))
         if load(loader, state):
@@ -462,8 +459,7 @@ def test_a_state_that_cannot_be_taken_over_changes_nothing(stores):
 
 @pytest.fixture
 def sliding(tmp_path):
-    with HDF5ShardWriter(tmp_path / "s.h5", dtype="uint16") as writer:
-        writer.write_documents(np.arange(1000), [1000])
+    write_stream(tmp_path / "s.h5", np.arange(1000), [1000], dtype="uint16")
     return lambda **options: SlidingWindowDataloader(MmapTokenStore(tmp_path / "s.h5"), 16, 4, **options)
 
 

@@ -16,12 +16,12 @@ from functools import partial
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from contents import batches_of
+from contents import batches_of, write_batches, write_stream
 from contract import check_reader, random_tokens
 from damage import flip
 from torch.utils.data import DataLoader
 
-from zb_hdf5 import ArgumentError, ChecksumError, HDF5ShardWriter, Loader, MixedLoader, open_reader, open_writer
+from zb_hdf5 import ArgumentError, ChecksumError, Loader, MixedLoader, open_reader, open_writer
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.errors import UnverifiableError
 from zb_hdf5.files.tokens import Tokens, Wait
@@ -225,8 +225,7 @@ def test_fields_are_kept_beside_the_tokens(name, tmp_path, folder):
         values[field] = noise.view(dtype)[..., 0]
         if field == "weight":
             values[field]["a"] = 1.5  # no NaN, which is not equal to itself
-    with open_writer(tmp_path / name, batch_size=4, seq_len=16, fields=FIELDS) as writer:
-        writer.write(tokens, values)
+    write_batches(tmp_path / name, tokens, values, fields=FIELDS)
     for _ in range(2):
         with open_reader(tmp_path / name, cache=folder) as reader:
             check_reader(reader, tokens, values)
@@ -240,8 +239,7 @@ def test_fields_are_kept_beside_the_tokens(name, tmp_path, folder):
 @pytest.fixture(scope="module")
 def stream(tmp_path_factory):
     path = tmp_path_factory.mktemp("stream") / "stream.h5"
-    with HDF5ShardWriter(path, dtype="uint16", chunk_tokens=512) as writer:
-        writer.write_documents(random_tokens(1, 1, 5000, "uint16").reshape(-1), [2000, 3000])
+    write_stream(path, random_tokens(1, 1, 5000, "uint16").reshape(-1), [2000, 3000], dtype="uint16", chunk_tokens=512)
     return path
 
 
@@ -320,8 +318,7 @@ def test_windows_are_kept_in_whole_chunks_that_were_compared(kind, tmp_path, fol
     tokens, path = random_tokens(1, 1, 5000).reshape(-1), tmp_path / "streams"
     path.mkdir()
     for number, part in enumerate((tokens[:1700], tokens[1700:])) if kind == "store" else [(0, tokens)]:
-        with HDF5ShardWriter(path / f"{number}.h5", dtype="uint32", chunk_tokens=512) as writer:
-            writer.write_documents(part, [len(part)])
+        write_stream(path / f"{number}.h5", part, dtype="uint32", chunk_tokens=512)
     file = path / "0.h5"
     if kind == "store":
         index_streams(sorted(path.iterdir())).save(path)

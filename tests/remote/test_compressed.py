@@ -3,9 +3,9 @@
 import h5py
 import numpy as np
 import pytest
-from contents import batches_of
+from contents import batches_of, write_stream
 
-from zb_hdf5 import BackendError, HDF5ShardWriter, Loader, open_reader, verify_store
+from zb_hdf5 import BackendError, Loader, open_reader, verify_store
 from zb_hdf5.commands.info import describe
 from zb_hdf5.store.streams import index_streams
 
@@ -40,8 +40,7 @@ def test_lone_files_and_streams_are_read(served, write_file):
     flat = TOKENS.reshape(-1)
     paths = [folder / "s" / f"shard-0000{k}.h5" for k in range(2)]
     for path, part in zip(paths, np.split(flat, [5000]), strict=True):
-        with HDF5ShardWriter(path, chunk_tokens=512, codec="gzip") as writer:
-            writer.write_document(part)
+        write_stream(path, part, chunk_tokens=512, codec="gzip")
     index_streams(paths).save(folder / "s")
     for name in ("s", "s/shard-00000.h5"):
         with open_reader(f"{url}/{name}", batch_size=3, seq_len=50) as reader:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commandline import run_zb as run
-from contents import batches_of
+from contents import batches_of, write_batches
 from contract import random_tokens
 
 from zb_hdf5 import (
@@ -18,7 +18,6 @@ from zb_hdf5 import (
     UnavailableError,
     convert,
     open_reader,
-    open_writer,
     verify_store,
 )
 
@@ -147,8 +146,7 @@ def test_the_same_tokens_with_other_fields_are_new_objects(s3, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     for value in (1, 2):
         path = tmp_path / f"{value}.h5"
-        with open_writer(path, batch_size=3, seq_len=32, dtype="uint32", fields={"mask": "u1"}) as writer:
-            writer.write(TOKENS, {"mask": np.full(TOKENS.shape, value)})
+        write_batches(path, TOKENS, {"mask": np.full(TOKENS.shape, value)}, fields={"mask": "u1"})
         convert(path, "hdf5", "s3://bucket/store", num_shards=2, overwrite=True)
     with open_reader("s3://bucket/store") as reader:
         assert (reader.field("mask").read_batch(0) == 2).all()

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from contents import write_stream
 from contract import random_tokens
 from h5py._objects import phil
 from packed import FIELDS, write_packed
@@ -142,8 +143,7 @@ def test_where_the_documents_of_many_shards_lie_is_read_at_once(web):
     paths = [folder / "store" / f"{number}.h5" for number in range(12)]
     paths[0].parent.mkdir()
     for number, path in enumerate(paths):
-        with HDF5ShardWriter(path, chunk_tokens=64) as writer:
-            writer.write_document(np.arange(number + 1))
+        write_stream(path, np.arange(number + 1), chunk_tokens=64)
     index_streams(paths).save(folder / "store")
     proxy.fault = lambda *request: {"wait": 0.02}
     with DocumentLoader(f"{proxy.url}/store", collate="pad", batch_size=1) as loader:

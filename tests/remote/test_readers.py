@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from contents import write_batches, write_streams
 from contract import check_reader, random_tokens
 
 from zb_hdf5 import (
@@ -16,7 +17,6 @@ from zb_hdf5 import (
     DocumentLoader,
     FollowingLoader,
     FormatError,
-    HDF5ShardWriter,
     IncompleteError,
     Loader,
     MmapTokenStore,
@@ -29,26 +29,12 @@ from zb_hdf5.commands.statistics import measure
 from zb_hdf5.files.objects import BLOCK_BYTES, PART_BYTES, RemoteObject
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.tokens import FileTokens
-from zb_hdf5.store.streams import index_streams
 
 
-def write_fields(path, tokens):
-    _, batch_size, seq_len = tokens.shape
-    with open_writer(path, batch_size=batch_size, seq_len=seq_len, dtype="uint32", fields={"mask": "u1"}) as writer:
-        writer.write(tokens, {"mask": (tokens % 3).astype(np.uint8)})
-
-
-def write_streams(folder, tokens, shards=2):
-    folder.mkdir()
-    paths = []
-    for number, part in enumerate(np.array_split(tokens, shards)):
-        path = folder / f"shard-{number:05}.h5"
-        with HDF5ShardWriter(path, dtype="uint16", chunk_tokens=64) as writer:
-            for document in np.split(part, range(50, len(part), 50)):
-                writer.write_document(document)
-        paths.append(path)
-    index_streams(paths).save(folder)
-    return folder
+def write_documents(folder, tokens, shards=2):
+    """Write a store of streams of documents of 50 tokens."""
+    parts = [(part, np.diff([*range(0, len(part), 50), len(part)])) for part in np.array_split(tokens, shards)]
+    return write_streams(folder, parts, dtype="uint16", chunk_tokens=64)
 
 
 @pytest.mark.parametrize("backend", ["hdf5", "batch"])
@@ -76,7 +62,7 @@ def test_a_store_behind_http_is_measured(served, write_store, tokens):
 def test_a_lone_file_is_read_as_any_other(served, tokens, suffix, write_file):
     folder, url = served
     fields = {"mask": (tokens % 3).astype(np.uint8)} if suffix == ".h5" else {}
-    (write_fields if fields else write_file)(folder / f"lone{suffix}", tokens)
+    write_batches(folder / f"lone{suffix}", tokens, fields or None, fields=dict.fromkeys(fields, "u1") or None)
     with open_reader(f"{url}/lone{suffix}") as reader:
         check_reader(reader, tokens, fields)
 
@@ -96,7 +82,7 @@ def test_opening_costs_one_read_of_the_index_and_the_first_batch_one_round_more(
 def test_opening_windows_of_a_stream_costs_one_read_of_the_index(web):
     folder, proxy = web
     stream = np.arange(2000, dtype=np.uint16)
-    local = write_streams(folder / "stream", stream)
+    local = write_documents(folder / "stream", stream)
     with (
         Loader(f"{proxy.url}/stream", batch_size=4, seq_len=16, targets=True, prefetch=0) as loader,
         Loader(local, batch_size=4, seq_len=16, targets=True) as expected,
@@ -110,7 +96,7 @@ def test_opening_windows_of_a_stream_costs_one_read_of_the_index(web):
 
 def test_the_documents_of_a_stream_are_read(web):
     folder, proxy = web
-    local = write_streams(folder / "stream", np.arange(1, 1001, dtype=np.uint16))
+    local = write_documents(folder / "stream", np.arange(1, 1001, dtype=np.uint16))
     options = {"collate": "pad", "batch_size": 3, "shuffle": "sequential"}
     with DocumentLoader(f"{proxy.url}/stream", **options) as loader, DocumentLoader(local, **options) as expected:
         for found, step in zip(loader, expected, strict=True):
@@ -119,7 +105,7 @@ def test_the_documents_of_a_stream_are_read(web):
 
 def test_windows_that_follow_each_other_are_one_request(web):
     folder, proxy = web
-    write_streams(folder / "stream", np.arange(2000, dtype=np.uint16), shards=1)
+    write_documents(folder / "stream", np.arange(2000, dtype=np.uint16), shards=1)
     with open_reader(f"{proxy.url}/stream", batch_size=4, seq_len=16, overlap=1) as reader:
         reader.read_batch(0)
         proxy.reset()
@@ -137,7 +123,7 @@ def test_an_hdf5_file_without_an_index_is_looked_at_in_few_reads(web, write_file
 def test_every_kind_of_store_can_be_verified(web, write_store, tokens):
     folder, proxy = web
     write_store(folder / "store", tokens, (3,), ("hdf5", "batch"))
-    write_streams(folder / "stream", np.arange(2000, dtype=np.uint16))
+    write_documents(folder / "stream", np.arange(2000, dtype=np.uint16))
     for name in ("store", "stream", "store/shard-00000.h5"):
         reports = verify_store(f"{proxy.url}/{name}")
         assert reports
@@ -231,7 +217,7 @@ def test_a_batch_that_proved_a_shard_is_not_kept(served, write_store, tokens):
     folder, url = served
     write_store(folder / "store", tokens, (2, 5))
     stream = np.arange(2000, dtype=np.uint16)
-    write_streams(folder / "stream", stream)
+    write_documents(folder / "stream", stream)
     with open_reader(f"{url}/store") as reader:
         out = np.empty((2, tokens.shape[2]), reader.dtype)
         reader.read_records_into(np.array([0, reader.num_records - 1]), out)

@@ -16,6 +16,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from contents import write_batches
 
 from zb_hdf5 import ConvertError, ZbError, open_reader, open_writer, verify_store
 from zb_hdf5.files.publishing import PartialDirectory, PartialFile
@@ -184,8 +185,7 @@ def kill_a_writer(path, chance, at_work=False):
 
 def rewrite(path):
     """Write the same path anew, and check it."""
-    with open_writer(path, batch_size=B, seq_len=S, dtype="uint16") as writer:
-        writer.write(batches(5, 3))
+    write_batches(path, batches(5, 3), dtype="uint16")
     check_whole(path, batches(5, 3))
 
 
@@ -612,8 +612,7 @@ def test_a_rival_at_the_handover_of_the_lock_does_no_damage(moment, tmp_path, mo
         monkeypatch.setattr(PartialFile, name, with_a_rival)
         mine = "published"
         try:
-            with open_writer(path, batch_size=B, seq_len=S, dtype="uint16") as writer:
-                writer.write(batches(1, 6))
+            write_batches(path, batches(1, 6), dtype="uint16")
         except ZbError as error:
             mine = repr(error)
         out, err = rival.communicate("\n", timeout=100)
@@ -661,8 +660,7 @@ except ZbError as error:
 
 
 def write_300(path):
-    with open_writer(path, batch_size=B, seq_len=S, dtype="uint16") as writer:
-        writer.write(batches(0, 300))
+    write_batches(path, batches(0, 300), dtype="uint16")
     return path
 
 
@@ -713,8 +711,7 @@ def test_a_file_replaced_by_rename_changes_nothing_for_its_readers(suffix, acces
     path = write_300(tmp_path / f"x{suffix}")
     with open_reader(path, access=access) as reader:
         view = reader.read_batch(299)
-        with open_writer(path, batch_size=B, seq_len=S, dtype="uint16", overwrite=True) as writer:
-            writer.write(batches(5, 3))
+        write_batches(path, batches(5, 3), dtype="uint16", overwrite=True)
         np.testing.assert_array_equal(view, batches(0, 300)[299])
         np.testing.assert_array_equal(reader.read_batch(298), batches(0, 300)[298])
     check_whole(path, batches(5, 3))

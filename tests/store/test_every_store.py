@@ -6,15 +6,15 @@ import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from contents import files_in
+from contents import files_in, write_stream, write_streams
 from damage import flip
 
-from zb_hdf5 import HDF5ShardWriter, Loader, MixedLoader, ShardIndex, open_reader, rebuild_index, verify_store
+from zb_hdf5 import Loader, MixedLoader, ShardIndex, open_reader, rebuild_index, verify_store
 from zb_hdf5.commands.doctor import diagnose
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.repair import repair
-from zb_hdf5.store.streams import UNKNOWN_SHUFFLE, index_streams
+from zb_hdf5.store.streams import UNKNOWN_SHUFFLE
 
 RNG = np.random.default_rng(5)
 TOKENS = RNG.choice(RNG.integers(0, 50_000, 16), 6000).astype("<u2")  # of few values: they shrink
@@ -26,24 +26,10 @@ STORES = ("batch store", "stream store", "compressed store")
 STREAMS = ("stream", "stream store", "compressed stream", "npy", "npy folder")
 
 
-def write_stream(path, tokens, lengths=None, codec=None):
-    with HDF5ShardWriter(path, chunk_tokens=CHUNK, vocab_size=50_000, codec=codec) as writer:
-        writer.write_documents(tokens, [len(tokens)] if lengths is None else lengths)
-    return path
-
-
-def write_stream_store(folder, cuts=(1, 2500)):
-    folder.mkdir()
-    parts = np.split(TOKENS, cuts)
-    paths = [write_stream(folder / f"shard-{number:05}.h5", part) for number, part in enumerate(parts)]
-    index_streams(paths, source={"format": "test"}).save(folder)
-    return folder
-
-
 @pytest.fixture
 def make(tmp_path, write_file, write_store):
     """Return `make(kind) -> path`, of the same tokens in each kind of store."""
-    batches = TOKENS.reshape(-1, 3, 20)
+    batches, how = TOKENS.reshape(-1, 3, 20), {"chunk_tokens": CHUNK, "vocab_size": 50_000}
 
     def of_kind(kind):
         if kind == "batches":
@@ -56,9 +42,9 @@ def make(tmp_path, write_file, write_store):
             return write_store(tmp_path / "z", batches, (7, 50), codec="zstd")
         if kind in ("stream", "compressed stream"):
             codec = "gzip" if kind in COMPRESSED else None
-            return write_stream(tmp_path / "s.h5", TOKENS, [1000, 0, 5000], codec)
+            return write_stream(tmp_path / "s.h5", TOKENS, [1000, 0, 5000], codec=codec, **how).path
         if kind == "stream store":
-            return write_stream_store(tmp_path / "s")
+            return write_streams(tmp_path / "s", np.split(TOKENS, (1, 2500)), source={"format": "test"}, **how)
         if kind == "npy":
             np.save(tmp_path / "n.npy", TOKENS)
             return tmp_path / "n.npy"

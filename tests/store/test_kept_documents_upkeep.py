@@ -7,6 +7,7 @@ import shutil
 import h5py
 import numpy as np
 import pytest
+from contents import write_stream
 from damage import flip, flip_token
 from packed import damage_table
 
@@ -277,7 +278,6 @@ def test_a_stream_without_its_table_is_refused(tmp_path):
         with pytest.raises(IncompleteError, match=lost):
             use()
     assert isinstance(verify_store(path)[0].problem, IncompleteError)
-    with HDF5ShardWriter(path, overwrite=True) as writer:
-        writer.write_document(np.arange(40))
+    write_stream(path, np.arange(40), overwrite=True)
     assert not documents_path(path).exists()
     assert verify_store(path)[0].problem is None

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import pytest
 from commandline import run_zb as run
-from contents import batches_of
+from contents import batches_of, write_batches
 from contract import random_tokens
 from damage import flip
 from interrupted import stopped_before_the_index
@@ -97,8 +97,7 @@ def leave_partial(path, data):
 
 def test_a_killed_copy_is_kept_up_to_its_last_commit(data, tmp_path):
     """Its dataset has room for batches that never came."""
-    with open_writer(tmp_path / "in.batch", batch_size=4, seq_len=1024, dtype="uint16") as writer:
-        writer.write(data)
+    write_batches(tmp_path / "in.batch", data, dtype="uint16")
     code = (
         "import os, sys\n"
         "from zb_hdf5 import open_reader, open_writer\n"

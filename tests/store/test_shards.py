@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from contents import batches_of
+from contents import batches_of, write_streams
 from contract import check_closing, check_reader, random_tokens
 from damage import flip
 from hypothesis import given
@@ -21,7 +21,6 @@ from examples import examples
 from zb_hdf5 import (
     ChecksumError,
     FormatError,
-    HDF5ShardWriter,
     IncompleteError,
     ShardEntry,
     ShardIndex,
@@ -36,7 +35,6 @@ from zb_hdf5.errors import Remedy
 from zb_hdf5.files.ranges import Run
 from zb_hdf5.spec import SPLITS
 from zb_hdf5.store.repair import rebuild_index
-from zb_hdf5.store.streams import index_streams
 
 MISSING = object()
 
@@ -353,17 +351,6 @@ def problems(path, **options):
     return [report.problem for report in verify_store(path, **options)]
 
 
-def write_streams(folder, num_shards):
-    """Write a store of token streams, one document in each shard."""
-    folder.mkdir()
-    paths = [folder / f"shard-{number}.h5" for number in range(num_shards)]
-    for path in paths:
-        with HDF5ShardWriter(path) as writer:
-            writer.write_document(np.arange(100))
-    index_streams(paths).save(folder)
-    return folder
-
-
 @pytest.fixture
 def one_core():
     """Have this process run on one core only, as in a Slurm step."""
@@ -378,7 +365,7 @@ def one_core():
 @pytest.mark.parametrize("layout", ["batches", "stream"])
 def test_verify_takes_the_cores_of_its_process_not_of_the_node(layout, store, tmp_path, one_core):
     if layout == "stream":
-        store = write_streams(tmp_path / "streams", 3)
+        store = write_streams(tmp_path / "streams", [np.arange(100)] * 3)
     seen = []
 
     def progress(tokens):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from commandline import run_zb as run
+from contents import write_stream, write_streams
 from contract import check_reader
 from damage import flip
 from descriptors import open_files
@@ -53,18 +54,11 @@ LENGTHS = np.array([0, 7, 1, 300, 0, 1992, 2000, 700])  # of documents; they sum
 
 
 def write(path, tokens=TOKENS, lengths=None, **options):
-    options = {"chunk_tokens": 256, "dtype": "uint16", **options}
-    with HDF5ShardWriter(path, **options) as writer:
-        writer.write_documents(tokens, [len(tokens)] if lengths is None else lengths)
-        return writer.finish()
+    return write_stream(path, tokens, lengths, **{"chunk_tokens": 256, "dtype": "uint16", **options})
 
 
-def write_store(folder, parts, **options):
-    folder.mkdir()
-    splits = {f"shard-{number:05}.h5": split for number, (_, split) in enumerate(parts)}
-    paths = [write(folder / name, tokens, **options).path for name, (tokens, _) in zip(splits, parts, strict=True)]
-    index_streams(paths, splits=splits).save(folder)
-    return folder
+def write_store(folder, parts, splits=(), **options):
+    return write_streams(folder, parts, splits, **{"chunk_tokens": 256, "dtype": "uint16", **options})
 
 
 def write_npy(folder, parts, dtype="<i8"):
@@ -82,7 +76,7 @@ def stream(request, tmp_path):
         write(tmp_path / "s.h5", TOKENS, LENGTHS)
         return tmp_path / "s.h5"
     if request.param == "store":
-        return write_store(tmp_path / "store", [(part, "train") for part in parts])
+        return write_store(tmp_path / "store", parts)
     if request.param == "npy":
         np.save(tmp_path / "s.npy", TOKENS.astype(">u4"))
         return tmp_path / "s.npy"
@@ -305,8 +299,7 @@ def test_any_slice_is_that_of_the_array(stream):
 
 @pytest.fixture(scope="module")
 def three_shards(tmp_path_factory):
-    parts = [(part, "train") for part in np.split(TOKENS, [9, 2000])]
-    return write_store(tmp_path_factory.mktemp("s") / "store", parts)
+    return write_store(tmp_path_factory.mktemp("s") / "store", np.split(TOKENS, [9, 2000]))
 
 
 @given(starts=st.lists(st.integers(0, 4900), min_size=1, max_size=20), length=st.integers(1, 100))
@@ -606,7 +599,7 @@ def test_random_windows_are_seeded_and_in_range(stream):
 @pytest.fixture
 def two_shards(tmp_path):
     """A store of 3,000 tokens to train with, and 2,000 to validate."""
-    return write_store(tmp_path / "store", [(TOKENS[:3000], "train"), (TOKENS[3000:], "val")])
+    return write_store(tmp_path / "store", np.split(TOKENS, [3000]), ("train", "val"))
 
 
 def test_verify_finds_the_first_bad_chunk_of_each_split_alone(two_shards):
@@ -708,7 +701,7 @@ def test_the_window_reader_obeys_the_contract(stream):
 
 
 def test_a_store_is_read_where_its_index_says_and_hdf5_is_not_asked(tmp_path, monkeypatch):
-    folder = write_store(tmp_path / "store", [(TOKENS[:3000], "train"), (TOKENS[3000:], "train")])
+    folder = write_store(tmp_path / "store", np.split(TOKENS, [3000]))
     for access in ("auto", "mmap", "pread"):
         with monkeypatch.context() as patch:
             patch.setattr("zb_hdf5.formats.hdf5.inspection.look_at_stream", None)
@@ -722,7 +715,7 @@ def test_a_store_is_read_where_its_index_says_and_hdf5_is_not_asked(tmp_path, mo
 
 @pytest.mark.parametrize("access", ["auto", "h5py"])
 def test_a_shard_of_other_tokens_or_a_damaged_chunk_is_told_at_the_first_read(access, tmp_path):
-    folder = write_store(tmp_path / "store", [(TOKENS[:3000], "train"), (TOKENS[3000:], "train")])
+    folder = write_store(tmp_path / "store", np.split(TOKENS, [3000]))
     (folder / "shard-00001.h5").unlink()
     write(folder / "shard-00001.h5", TOKENS[:10])
     with MmapTokenStore(folder, access=access) as store, pytest.raises(FormatError, match="expected 2,000 tokens, fo"):
@@ -783,8 +776,7 @@ def test_hints_name_the_bytes_that_will_be_read(name, tmp_path, monkeypatch):
     if name == "stream.npy":
         np.save(tmp_path / name, tokens)
     elif name == "stream.h5":
-        with HDF5ShardWriter(tmp_path / name, chunk_tokens=4096) as writer:
-            writer.write_documents(tokens, [len(tokens)])
+        write_stream(tmp_path / name, tokens, chunk_tokens=4096)
     else:
         (tmp_path / name).mkdir()
         for number, part in enumerate(np.split(tokens, [15_000])):

@@ -101,6 +101,8 @@ def test_one_batch_that_is_asked_for_opens_one_shard(tmp_path, expected, write_s
     for number in (1, 2, 3):
         (folder / f"shard-{number:05}.h5").write_bytes(b"damaged")
     with open_reader(folder) as reader:
+        assert len(reader) == 12
+        np.testing.assert_array_equal(reader.read_batch(0), expected[0])
         for _ in range(3):
             np.testing.assert_array_equal(gather(reader, [2, 0]), expected[0, [2, 0]])
 

@@ -31,10 +31,8 @@ from zb_hdf5 import (
 )
 from zb_hdf5.converters.npy_source import NpySource
 from zb_hdf5.converters.run import convert
-from zb_hdf5.errors import Remedy
 from zb_hdf5.files.ranges import Run
 from zb_hdf5.spec import SPLITS
-from zb_hdf5.store.repair import rebuild_index
 
 MISSING = object()
 
@@ -319,14 +317,6 @@ def test_views_that_are_not_kept_hold_no_descriptor(tmp_path, write_store, monke
             assert len(os.listdir("/proc/self/fd")) <= before + 2 * 4  # Python's mmap has a descriptor of its own
 
 
-def test_opening_a_store_opens_its_first_shard_only(store):
-    (store / "shard-00001.h5").write_bytes(b"damaged")
-    (store / "shard-00002.batch").write_bytes(b"damaged")
-    with open_reader(store) as reader:
-        assert len(reader) == 7
-        reader.read_batch(0)
-
-
 def test_a_shard_that_changes_after_it_was_let_go_of_is_refused(tmp_path, tokens, write_store, write_file, monkeypatch):
     monkeypatch.setattr("zb_hdf5.files.paths.descriptor_room", lambda needed: 2)
     folder = write_store(tmp_path / "store", tokens, (2, 5))
@@ -375,55 +365,6 @@ def test_verify_takes_the_cores_of_its_process_not_of_the_node(layout, store, tm
     assert set(seen) == {1}
 
 
-@pytest.mark.parametrize("workers", [None, 1, 3])
-def test_a_whole_store_passes(workers, store, tokens):
-    done = []
-    reports = verify_store(store, workers=workers, progress=done.append)
-    assert [report.problem for report in reports] == [None, None, None]
-    assert [report.path for report in reports] == [str(store / shard.path) for shard in ShardIndex.load(store).shards]
-    assert [report.backend for report in reports] == ["batch", "hdf5", "batch"]
-    assert [report.num_batches for report in reports] == [2, 3, 2]
-    assert [report.checks for report in reports] == [
-        ["crc32", "index"],
-        ["crc32", "sha256", "index"],
-        ["crc32", "index"],
-    ]
-    assert [report.sha256 for report in reports] == [shard.sha256 for shard in ShardIndex.load(store).shards]
-    assert sum(done) == sum(report.token_count for report in reports) == tokens.size
-
-
-@pytest.mark.parametrize(("shard", "name", "batch"), [(0, "shard-00000.batch", 1), (1, "shard-00001.h5", 2)])
-def test_one_flipped_bit_is_found_and_its_batch_named(shard, name, batch, store, tokens):
-    flip_token(store / name, tokens[(0, 2)[shard] + batch], 40)
-    found = problems(store)
-    assert [problem is None for problem in found] == [number != shard for number in range(3)]
-    assert isinstance(found[shard], ChecksumError)
-    assert found[shard].exit_code == 3
-    assert f"{name}: batch {batch} is the first bad one" in str(found[shard])
-    with pytest.raises(ChecksumError, match=f"batch {batch} is the first bad one"):
-        open_reader(store, verify="store")
-    with pytest.raises(ChecksumError, match=f"batch {batch}: expected"), open_reader(store, verify="batch") as reader:
-        list(reader)
-
-
-def test_the_first_of_several_bad_batches_is_named(tmp_path, tokens, write_store):
-    folder = write_store(tmp_path / "store", tokens)
-    for batch in (6, 3, 5):
-        flip_token(folder / "shard-00000.h5", tokens[batch], 0)
-    assert "batch 3 is the first bad one" in str(problems(folder)[0])
-
-
-@pytest.mark.parametrize("name", ["shard-00000.batch", "shard-00001.h5"])
-@pytest.mark.parametrize("size", [0, 6, 100, 4096, 8192])
-def test_a_truncated_shard_is_reported(size, name, store):
-    os.truncate(store / name, size)
-    found = problems(store)
-    assert [problem is None for problem in found].count(False) == 1
-    problem = next(problem for problem in found if problem)
-    assert name in str(problem)
-    assert problem.exit_code == 4 or size < 8
-
-
 def test_a_batch_shard_is_verified_by_its_sidecar_and_by_the_index(store, tokens, write_file):
     flip(store / "shard-00002.batch.crc32", 4)
     found = problems(store)[2]
@@ -439,16 +380,6 @@ def test_a_batch_shard_is_verified_by_its_sidecar_and_by_the_index(store, tokens
     (store / "shard-00000.batch.crc32").write_bytes(info.crc32.tobytes())
     assert isinstance(problems(store)[0], ChecksumError)
     assert "shards.json has sha256" in str(problems(store)[0])
-
-
-def test_a_lone_batch_file_without_its_sidecar_has_nothing_to_be_compared_with(tmp_path, tokens, write_file):
-    info = write_file(tmp_path / "x.batch", tokens)
-    assert verify_store(info.path)[0].checks == ["crc32"]
-    info.path.with_name("x.batch.crc32").unlink()
-    (report,) = verify_store(info.path)
-    assert (report.problem, report.checks, report.sha256) == (None, [], info.sha256)
-    (report,) = verify_store(write_file(tmp_path / "x.h5", tokens).path)  # which has its own digests
-    assert (report.problem, report.checks) == (None, ["crc32", "sha256"])
 
 
 def test_an_index_describes_its_store(store, tokens):
@@ -555,27 +486,3 @@ def test_a_flipped_bit_in_the_counts_of_a_batch_header_is_found(field, tmp_path)
     offset = {"seed": 32, "total_records": 36}[field]
     flip(tmp_path / "store" / "shard-00001-of-00003.batch", offset)
     assert any(report.problem for report in verify_store(tmp_path / "store"))
-
-
-@pytest.mark.parametrize("how", ["gzip", "moved"])
-def test_a_repacked_shard_is_no_damage_and_the_cure_is_named(how, tokens, tmp_path, write_store, gzip_copy):
-    folder = write_store(tmp_path / "store", tokens, (3,))
-    shard = folder / ShardIndex.load(folder).shards[0].path
-    if how == "gzip":
-        os.replace(gzip_copy(shard, tmp_path / "new.h5"), shard)
-    else:
-        h5py = pytest.importorskip("h5py")
-        with h5py.File(shard) as old, h5py.File(tmp_path / "new.h5", "w", userblock_size=512) as new:
-            new.attrs.update(old.attrs)
-            for name in ("batches", "crc32"):
-                old.copy(name, new)
-        os.replace(tmp_path / "new.h5", shard)
-    cure = rf"{re.escape(str(shard))}: is the shard that shards\.json names, but .* repacked .* rebuild the index"
-    with pytest.raises(FormatError, match=cure) as caught, open_reader(folder) as reader:
-        reader.read_batch(0)
-    for problem in (caught.value, problems(folder)[0]):
-        assert re.match(cure, str(problem))
-        assert (problem.remedy, problem.at) == (Remedy.REBUILD_FORCE, str(folder))
-    rebuild_index(folder, force=True)
-    assert problems(folder) == [None, None]
-    np.testing.assert_array_equal(batches_of(folder), tokens)

@@ -20,16 +20,7 @@ from zb_hdf5.console import format_bytes
 from zb_hdf5.converters.conversion import DEFAULT_MEMORY_BYTES, Conversion
 from zb_hdf5.converters.documents import copy_documents, fitted, left_behind
 from zb_hdf5.converters.engines import Engine, Inline, Workers
-from zb_hdf5.converters.journal import (
-    WHOLE,
-    Journal,
-    Part,
-    is_result,
-    journal_paths,
-    read_journals,
-    remove_journals,
-    require_same,
-)
+from zb_hdf5.converters.journal import WHOLE, Journal, Part, is_result, journal_paths, read_journals, require_same
 from zb_hdf5.converters.reports import NOTHING_KEPT, Kept, Report
 from zb_hdf5.converters.shard import (
     SHARDS,
@@ -288,8 +279,6 @@ def _write_folder(
                 copy_documents(plan.source, folder.partial_path)
             if part == WHOLE:
                 _save_index(folder.partial_path, plan, finished)
-                # the journal goes along and is removed under the final name: a kill just before loses no shard
-                folder.on_published(remove_journals)
         return finished, shuffle, kept
 
 
@@ -357,7 +346,6 @@ def merge_parts(destination: str | os.PathLike[str], *, overwrite: bool = False)
         _require_whole(waiting, plan["target"], index)
         if indexed:
             index.save(waiting)
-        folder.on_published(remove_journals)
     return index
 
 

@@ -19,38 +19,15 @@ from zb_hdf5.converters.batch_target import is_one_file, refuse_bad_destination,
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.documents import DocumentCounts, DocumentSource, Encoded, Route, route
 from zb_hdf5.converters.engines import Progress, Workers, no_progress
-from zb_hdf5.converters.journal import (
-    CheckTask,
-    Head,
-    Journal,
-    how_to_go_on,
-    is_result,
-    refuse_interrupted,
-    remove_journals,
-)
+from zb_hdf5.converters.journal import CheckTask, Head, Journal, how_to_go_on, is_result, refuse_interrupted
 from zb_hdf5.converters.packed import PackedSource
 from zb_hdf5.converters.reports import Done, Report, StreamReport
 from zb_hdf5.converters.shard import COMMIT_BYTES, SHARDS, file_states, require_unchanged, with_largest_token
 from zb_hdf5.converters.source import require_pad_id
 from zb_hdf5.documents.document_table import DocumentTable, documents_path, part_of
 from zb_hdf5.files.paths import local_path
-from zb_hdf5.files.publishing import (
-    LockedFolder,
-    PartialDirectory,
-    ScratchDirectory,
-    partial_path,
-    refuse_existing,
-    remove_scratch,
-)
-from zb_hdf5.spec import (
-    INDEX_NAME,
-    NO_BOUNDARY,
-    NO_CODEC,
-    SHARD_PREFIX,
-    bad_token_message,
-    find_bad_token,
-    token_limit,
-)
+from zb_hdf5.files.publishing import LockedFolder, PartialDirectory, partial_path, refuse_existing
+from zb_hdf5.spec import INDEX_NAME, NO_BOUNDARY, NO_CODEC, SHARD_PREFIX, bad_token_message, find_bad_token, token_limit
 from zb_hdf5.store.streams import index_streams
 from zb_hdf5.text.corpus import row_of_source
 
@@ -304,10 +281,12 @@ def stage_and_write(source: DocumentSource, conversion: Conversion, workers: Wor
     require_pad_id(source.boundary_token_id or 0 if conversion.pad_id is None else conversion.pad_id, meta)
     plan, staging = staging_plan(source, conversion), destination.with_name(destination.name + ".tokens")
     if plan.is_made(destination, conversion):
-        remove_scratch(staging)
+        if partial_path(staging).exists():
+            with LockedFolder(staging):  # removes what a dead process has left
+                pass
         return Done(destination)
     _require_free(destination, conversion)
-    with ScratchDirectory(staging) as folder:
+    with LockedFolder(staging) as folder:
         made = plan.write(folder, conversion, workers)
         held_out = {"val_fraction": conversion.val_fraction, "val_seed": conversion.seed}
         described = {"packing": conversion.packing, **(held_out if conversion.val_fraction else {})}
@@ -354,7 +333,6 @@ def write_streams(source: DocumentSource, conversion: Conversion, workers: Worke
         return Done(destination)
     with PartialDirectory(destination, overwrite=bool(conversion.overwrite)) as folder:
         made = plan.write(folder, conversion, workers, codec)
-        folder.on_published(remove_journals)
     return replace(made, seconds=time.monotonic() - start_s)
 
 

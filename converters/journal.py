@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from zb_hdf5 import ConvertError, FormatError
 from zb_hdf5.converters.engines import Engine, Progress, Task, no_progress
-from zb_hdf5.files.publishing import LockedFolder, remove, write_atomically
+from zb_hdf5.files.publishing import LockedFolder, remove, remove_journals, write_atomically
 from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX
 
 _NAME: Final = re.compile(rf"{JOURNAL_PREFIX}(\d+)-of-(\d+)\.jsonl")
@@ -252,12 +252,6 @@ def journal_paths(folder: Path) -> dict[Part, Path]:
         if match := _NAME.fullmatch(path.name):
             found[Part(int(match[1]), int(match[2]))] = path
     return found
-
-
-def remove_journals(folder: Path) -> None:
-    """Remove the journals of a store that is whole."""
-    for path in folder.glob(f"{JOURNAL_PREFIX}*"):
-        path.unlink()
 
 
 def read_journals(folder: Path, unit: str, parse: Callable[[dict[str, Any]], Result]) -> dict[Path, Record[Result]]:

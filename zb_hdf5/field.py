@@ -17,20 +17,10 @@ from zb_hdf5.errors import ArgumentError, ConvertError
 Fields: TypeAlias = "np.dtype[Any] | Mapping[str, Any] | Iterable[Field]"
 
 #: Names that a loader gives to its own values.
-RESERVED_NAMES: Final = frozenset(
-    {
-        "tokens",
-        "targets",
-        "cu_seqlens",
-        "max_seqlen",
-        "seq_lens",
-        "position_ids",
-        "document_ids",
-        "documents",
-        "spans",
-        "span_index",
-    }
-)
+RESERVED_NAMES: Final = frozenset((
+    "tokens", "targets", "cu_seqlens", "max_seqlen", "seq_lens", "position_ids", "document_ids", "documents", "spans",
+    "span_index",
+))  # fmt: skip
 #: The tokens in a structured array, or dtype, that has their fields as well.
 TOKEN: Final = "token"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")

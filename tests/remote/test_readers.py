@@ -27,7 +27,7 @@ from zb_hdf5 import (
 )
 from zb_hdf5.commands.statistics import measure
 from zb_hdf5.files.objects import BLOCK_BYTES, PART_BYTES, RemoteObject
-from zb_hdf5.files.paths import any_path
+from zb_hdf5.files.paths import any_path, open_file
 from zb_hdf5.files.tokens import FileTokens
 
 
@@ -174,7 +174,7 @@ def test_a_file_of_an_object_reads_blocks(web):
     folder, proxy = web
     data = np.random.default_rng(1).bytes(2 * BLOCK_BYTES + 100)
     (folder / "data.batch").write_bytes(data)
-    with any_path(f"{proxy.url}/data.batch").open_object() as file:
+    with open_file(any_path(f"{proxy.url}/data.batch")) as file:
         assert file.read(10) == data[:10]
         file.seek(BLOCK_BYTES - 5)
         assert file.read(10) == data[BLOCK_BYTES - 5 : BLOCK_BYTES + 5]

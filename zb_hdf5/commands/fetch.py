@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 from zb_hdf5.errors import ArgumentError, ChecksumError, FormatError, UnavailableError, ZbError
 from zb_hdf5.files.objects import SCHEMES, RemoteObject
 from zb_hdf5.files.paths import local_path
-from zb_hdf5.files.publishing import ResumedFile, write_fully
+from zb_hdf5.files.publishing import PartialFile, write_fully
 
 _DIGEST_LINE: Final = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
 #: A strong ETag, or a time of change as the client has it where there is none; 1970 stands for neither.
@@ -128,7 +128,7 @@ def _name_of(url: str) -> str:
 
 def _download(url: str, path: Path, sha256: str | None, advance: Advance) -> None:
     """Download one file, going on with the bytes of an earlier run that are of the version on the server."""
-    file = ResumedFile(path)
+    file = PartialFile(path, resume=True)
     version = file.partial_path.with_name(f"{file.partial_path.name}.version")
     try:
         try:

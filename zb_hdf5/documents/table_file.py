@@ -20,7 +20,7 @@ import numpy.typing as npt
 from zb_hdf5.documents.pieces import ends_of, ranges
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy
 from zb_hdf5.files.checked import crc32_of
-from zb_hdf5.files.paths import RemotePath, any_path, handle_of, local_path, open_file, require_bytes, size_of
+from zb_hdf5.files.paths import RemotePath, any_path, local_path, open_file, require_bytes
 from zb_hdf5.files.publishing import PartialFile, disk_errors, write_fully
 from zb_hdf5.files.ranges import FetchedFile, LocalFile, copy_range, open_ranges
 from zb_hdf5.formats.hdf5.file import (
@@ -479,8 +479,9 @@ def copy_table(source: Path, target: Path) -> None:
     file = PartialFile(target, overwrite=True)
     try:
         with open_file(source) as original, disk_errors(file.partial_path):
-            handle = handle_of(original)
-            if not isinstance(handle, int) or not copy_range(handle, file.fd, size_of(handle), 0, 0):
+            size = original.seek(0, os.SEEK_END)
+            original.seek(0)
+            if isinstance(source, RemotePath) or not copy_range(original.fileno(), file.fd, size, 0, 0):
                 os.ftruncate(file.fd, 0)
                 with open(file.fd, "wb", closefd=False) as copy:
                     shutil.copyfileobj(original, copy, BUFFER_BYTES)

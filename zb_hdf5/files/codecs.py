@@ -18,7 +18,7 @@ from zb_hdf5.files.objects import RemoteObject
 from zb_hdf5.files.paths import Identity
 from zb_hdf5.files.ranges import Extents, Ranges, Run
 from zb_hdf5.files.tokens import Wait
-from zb_hdf5.spec import EXTENTS_CHUNK_ROWS, NO_CODEC, TokenArray
+from zb_hdf5.spec import EXTENTS_CHUNK_ROWS, TokenArray
 
 try:  # two to three times as fast as zlib
     from isal import isal_zlib
@@ -85,8 +85,6 @@ def _zstd_compressor(level: int) -> Callable[[Any], bytes]:
 
 def decoder(codec: str) -> Decode:
     """Return what unpacks the chunks of a codec. Thread-safe; the decoders release the interpreter lock."""
-    if codec == NO_CODEC:
-        raise ValueError("chunks without a codec need no decoder")
     return _inflate if codec.startswith("gzip") else _unpack_zstd
 
 
@@ -137,12 +135,11 @@ class CodedChunks(NamedTuple):
 
 def read_extents(ranges: Ranges, runs: Iterable[Run], num_chunks: int) -> npt.NDArray[np.int64]:
     """Read the table of a `CodedChunks` from the places that an index names."""
-    rows = np.zeros((num_chunks, 2), "<u8")
-    places = Extents(list(runs), EXTENTS_CHUNK_ROWS * rows.itemsize * 2)
-    starts = range(0, num_chunks, EXTENTS_CHUNK_ROWS)
-    if places.num_batches < len(starts):
+    rows = np.empty((num_chunks, 2), "<u8")
+    extents = Extents(list(runs), EXTENTS_CHUNK_ROWS * rows.itemsize * 2)
+    if extents.num_batches * EXTENTS_CHUNK_ROWS < num_chunks:
         raise FormatError(f"{ranges.name}: expected the extents of {num_chunks:,} chunks")
-    ranges.read_ranges([(places.offset(k), rows[start : start + EXTENTS_CHUNK_ROWS]) for k, start in enumerate(starts)])
+    ranges.read_ranges(list(extents.places_of_tokens(0, rows.reshape(-1))))
     return rows.astype(np.int64)
 
 

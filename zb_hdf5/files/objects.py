@@ -17,6 +17,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import lru_cache
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -483,7 +484,9 @@ class ObjectFile(io.RawIOBase):
     def __init__(self, source: RemoteObject) -> None:
         self.source = source
         self._at = 0
-        self._blocks: dict[int, memoryview] = {}
+        self._block = lru_cache(MAX_BLOCKS)(  # without `self`, which would be a circle
+            lambda number: source.read(number * BLOCK_BYTES, (number + 1) * BLOCK_BYTES, whole=False)
+        )
 
     def readable(self) -> bool:
         return True
@@ -500,8 +503,7 @@ class ObjectFile(io.RawIOBase):
         return self._at
 
     def _size(self) -> int:
-        if not self._blocks:
-            self._block(0)  # it is wanted next, and its answer has the size
+        self._block(0)  # it is wanted next, and its answer has the size
         return self.source.num_bytes
 
     def readinto(self, buffer: Any) -> int:
@@ -518,15 +520,6 @@ class ObjectFile(io.RawIOBase):
             view[done : done + len(part)] = part
             self._at += len(part)
         return count
-
-    def _block(self, number: int) -> memoryview:
-        data = self._blocks.get(number)
-        if data is None:
-            if len(self._blocks) == MAX_BLOCKS:
-                self._blocks.pop(next(iter(self._blocks)))
-            start = number * BLOCK_BYTES
-            data = self._blocks[number] = self.source.read(start, start + BLOCK_BYTES, whole=False)
-        return data
 
     def close(self) -> None:
         if not self.closed:

@@ -60,10 +60,6 @@ class RemotePath(PosixPath):
         """Return the whole object, by one request."""
         return bytes(RemoteObject(str(self)).read_all())
 
-    def open_object(self) -> ObjectFile:
-        """Return the object as a file."""
-        return ObjectFile(RemoteObject(str(self)))
-
 
 def is_url(path: str | os.PathLike[str]) -> bool:
     """Return whether a path is a URL."""
@@ -131,13 +127,8 @@ def regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
 def open_file(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a regular file for reading, or an object. Raises as `regular` does."""
     if isinstance(path, RemotePath):
-        return cast(BinaryIO, path.open_object())
+        return cast(BinaryIO, ObjectFile(RemoteObject(str(path))))
     return open(path, "rb", opener=regular)
-
-
-def handle_of(file: BinaryIO) -> Handle:
-    """Return what the functions below take of a file that `open_file` has opened."""
-    return file.source if isinstance(file, ObjectFile) else file.fileno()
 
 
 def size_of(handle: Handle) -> int:
@@ -244,22 +235,17 @@ class OpenFiles(Generic[File]):
     def open(self, number: int, open_file: Callable[[int], File]) -> File:
         """Return a file that is not among the known ones; of two threads that open the same one, one keeps it."""
         with _in_turn(_OPENING, (id(self), number)) if self._far else contextlib.nullcontext():
-            return self._open(number, open_file)
-
-    def _open(self, number: int, open_file: Callable[[int], File]) -> File:
-        with _LOCK:
-            file = self.known.get(number) or self.resting.pop(number, None)
-            if file is not None:
-                self.known[number] = file
-                return file
-        file = open_with_room(partial(open_file, number))  # without the lock: on a network this takes a while
-        with _LOCK:
-            file = self.known.setdefault(number, file)
-            held = _held()
-            allowed = descriptor_room(held)
-            if held >= allowed:
-                _make_room(allowed)
-        return file
+            with _LOCK:
+                file = self.known.get(number) or self.resting.pop(number, None)
+                if file is not None:
+                    self.known[number] = file
+                    return file
+            file = open_with_room(partial(open_file, number))  # without the lock: on a network this takes a while
+            with _LOCK:
+                file = self.known.setdefault(number, file)
+                if (held := _held()) >= (allowed := descriptor_room(held)):
+                    _make_room(allowed)
+            return file
 
     def files(self) -> dict[int, File]:
         """Return all that are open."""

@@ -15,8 +15,7 @@ import os
 import re
 import shutil
 import tempfile
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -30,35 +29,6 @@ from zb_hdf5.spec import DOCUMENTS_PREFIX, DOCUMENTS_STORE_SUFFIX, INDEX_NAME, J
 
 #: flock(2) on a file system that does not support it (NFS without lockd, some Lustre mounts).
 NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, 524, errno.EIO, errno.ENOSYS})
-
-
-def create_locked(path: Path) -> int:
-    """Create a file and take its exclusive lock; the leftover of a dead writer is removed, never truncated."""
-    while True:
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        except FileExistsError:
-            with contextlib.suppress(FileNotFoundError):
-                leftover = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    lock(leftover, fcntl.LOCK_EX, path)
-                    if is_at(leftover, path):
-                        os.unlink(path)
-                finally:
-                    os.close(leftover)
-        else:
-            if keep_locked(fd, path):
-                return fd
-
-
-def make_locked_folder(path: Path, kind: int) -> int:
-    """Make a folder, or take over that of a dead writer, and take its lock."""
-    while True:
-        path.mkdir(exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            if keep_locked(fd, path, kind):
-                return fd
 
 
 def keep_locked(fd: int, path: Path, kind: int = fcntl.LOCK_EX) -> bool:
@@ -107,15 +77,28 @@ _DOCUMENTS: Final = re.compile(rf"{DOCUMENTS_PREFIX}\d{{5}}{re.escape(DOCUMENTS_
 class PartialFile:
     """`<path>.partial`, ours alone until one of three calls ends that: `publish`, `discard` or `keep`."""
 
-    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    # resume: it begins with what an earlier run left in it; else the leftover of a dead writer is removed, and never
+    # truncated
+
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False, resume: bool = False) -> None:
         self.path = Path(path)
         self.partial_path = partial_path(self.path)
         self._overwrite = overwrite
         self._refuse_existing()
-        self.fd = self._open()
+        self.fd = self._open(os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if resume else os.O_EXCL))
 
-    def _open(self) -> int:
-        return create_locked(self.partial_path)
+    def _open(self, flags: int) -> int:
+        path = self.partial_path
+        while True:
+            try:
+                fd = os.open(path, flags, 0o666)
+            except FileExistsError:
+                with contextlib.suppress(FileNotFoundError), leftover_of_dead_writer(path) as leftover:
+                    if is_at(leftover, path):
+                        os.unlink(path)
+            else:
+                if keep_locked(fd, path):
+                    return fd
 
     def _refuse_existing(self) -> None:
         if not self._overwrite:
@@ -169,18 +152,8 @@ class PartialFile:
         os.close(self.fd)
 
 
-class ResumedFile(PartialFile):
-    """A partial that begins with what an earlier run left in it."""
-
-    def _open(self) -> int:
-        while True:
-            fd = os.open(self.partial_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            if keep_locked(fd, self.partial_path):
-                return fd
-
-
-class LockedFolder(ABC):
-    """`<path>.partial/`, ours alone inside the `with` block. An exception removes it, unless it was kept."""
+class LockedFolder:
+    """`<path>.partial/`, ours alone inside the `with` block, which removes it at its end, unless it was kept."""
 
     # shared: several processes fill the folder, each a part of it, and it is kept
 
@@ -190,13 +163,22 @@ class LockedFolder(ABC):
         self._shared = self._keep = shared
 
     def __enter__(self) -> Self:
-        self._fd = make_locked_folder(self.partial_path, fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX)
+        self._fd = self._open(fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX)
         try:
             refuse_foreign_files(self.partial_path)
         except BaseException:
             os.close(self._fd)
             raise
         return self
+
+    def _open(self, kind: int) -> int:
+        """Make the folder, or take over that of a dead writer, and take its lock."""
+        while True:
+            self.partial_path.mkdir(exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                fd = os.open(self.partial_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                if keep_locked(fd, self.partial_path, kind):
+                    return fd
 
     def clear(self) -> None:
         """Remove the content of the folder."""
@@ -218,9 +200,9 @@ class LockedFolder(ABC):
                 shutil.rmtree(self.partial_path)
             os.close(self._fd)
 
-    @abstractmethod
     def _finish(self) -> None:
-        """Do what is left when the block has ended without an error: publish the folder, or remove it."""
+        """End the block that has met no error."""
+        shutil.rmtree(self.partial_path)
 
 
 class PartialDirectory(LockedFolder):
@@ -229,15 +211,10 @@ class PartialDirectory(LockedFolder):
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False, shared: bool = False) -> None:
         super().__init__(path, shared=shared)
         self._overwrite = overwrite
-        self._clean_up: Callable[[Path], None] = lambda path: None
         if not overwrite:
             refuse_existing(self.path)
         elif self.path.exists():
             refuse_foreign_files(self.path)
-
-    def on_published(self, clean_up: Callable[[Path], None]) -> None:
-        """Have `clean_up` called with the final path."""
-        self._clean_up = clean_up
 
     def _finish(self) -> None:
         require_at(self._fd, self.partial_path)
@@ -249,7 +226,7 @@ class PartialDirectory(LockedFolder):
         else:
             os.replace(self.partial_path, self.path)
         fsync_directory(self.path.parent)
-        self._clean_up(self.path)
+        remove_journals(self.path)  # under the final name: a kill just before loses no shard
 
     def _swap(self) -> None:
         """Replace the old store by the new one; both are whole at every moment."""
@@ -268,36 +245,22 @@ class PartialDirectory(LockedFolder):
         shutil.rmtree(aside)
 
 
-class ScratchDirectory(LockedFolder):
-    """A folder for temporary files, which goes when the work is done. See `LockedFolder`."""
-
-    def _finish(self) -> None:
-        shutil.rmtree(self.partial_path)
-
-
-def remove_scratch(path: Path) -> None:
-    """Remove the `<path>.partial/` that a dead process has left, if there is one."""
-    if partial_path(path).exists():
-        with ScratchDirectory(path):
-            pass
-
-
 @contextlib.contextmanager
 def scratch_directory(path: Path) -> Generator[Path]:
     """Make and lock `<path>.partial/` for temporary files; remove it at the end, also after an error."""
-    with ScratchDirectory(path) as folder:
+    with LockedFolder(path) as folder:
         folder.clear()  # the leftovers of a dead process
         yield folder.partial_path
 
 
 @contextlib.contextmanager
-def leftover_of_dead_writer(path: Path) -> Iterator[None]:
+def leftover_of_dead_writer(path: Path) -> Iterator[int]:
     """Raise if a writer is at work on a file or folder, and keep writers away inside the block; readers may come."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if path.is_dir() else regular(path)
     try:
         lock(fd, fcntl.LOCK_EX, path)
         lock(fd, fcntl.LOCK_SH, path)  # HDF5 takes a shared lock of its own to read
-        yield
+        yield fd
     finally:
         os.close(fd)
 
@@ -316,6 +279,12 @@ def disk_errors(path: Path) -> Iterator[None]:
 def remove(path: Path) -> None:
     """Remove a file, or a folder and all that is in it."""
     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def remove_journals(folder: Path) -> None:
+    """Remove the journals of a store that is whole."""
+    for path in folder.glob(f"{JOURNAL_PREFIX}*"):
+        path.unlink()
 
 
 def partial_path(path: Path) -> Path:

@@ -161,7 +161,6 @@ def libc() -> ctypes.CDLL:
 def map_side_by_side(places: Sequence[Place]) -> TokenArray | None:
     """Return the bytes of all places as one read-only array, shape (N,) uint8. It is unmapped with its last view."""
     # None elsewhere than on Linux, and where a place does not begin, or one but the last end, with a page
-    # None elsewhere than on Linux, and where a place does not begin, or one but the last end, with a page
     edges = [start for _, start, _ in places] + [stop for *_, stop in places[:-1]]
     if not sys.platform.startswith("linux") or any(edge % mmap.PAGESIZE for edge in edges):
         return None
@@ -295,18 +294,6 @@ class LocalFile:
             except (OSError, ValueError):  # what reads it again has the words for it; a structured dtype has no buffer
                 pass
             self._read_fully(out, offset)
-
-    def read_bytes(self, offset: int, count: int) -> bytes:
-        """Return bytes of the file from an offset on."""
-        try:
-            data = os.pread(self.fd, count, offset)
-        except OSError:  # what reads it again has the words for it
-            data = b""
-        if len(data) == count:
-            return data
-        found = np.empty(count, np.uint8)
-        self._read_fully(found, offset)
-        return found.tobytes()
 
     def _read_fully(self, out: npt.NDArray[Any], offset: int) -> None:
         try:

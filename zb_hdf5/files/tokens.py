@@ -45,69 +45,31 @@ class Rows(Protocol):
 
 
 class Tokens(ABC):
-    """Tokens, or values of a field, by their positions. Thread-safe; usable after fork; picklable.
-
-    `close` must not race with reads.
-
-    Attributes
-    ----------
-    num_tokens
-        Positions are 0 to `num_tokens - 1`.
-    dtype
-        Type of a token.
-    unit
-        Tokens that are checked, cached or decoded together: those of a batch, or of a chunk of a stream. Units follow
-        each other from position 0 on; the last one may be shorter.
-    name
-        Path or URL, in messages.
-    access
-        The I/O path: "auto", "mmap", "pread", "h5py", or "remote".
-    wait
-        The cause of the wait of a read.
-    identity
-        The facts that differ for a later file of the same name; () of many files.
-    file
-        The file or object that holds all tokens, where it is read without HDF5; None: there is none, or several.
-    plain
-        The tokens of one local file that holds all units at a constant stride, for reads of whole units without
-        another layer; None where there is none, or there are several.
-    """
+    """Tokens, or values of a field, by their positions. Thread-safe, but for `close`; usable after fork; picklable."""
 
     __slots__ = ()
-    file: Ranges | None = None
-    plain: FileTokens | None = None
-    num_tokens: int
+    num_tokens: int  # positions are 0 to `num_tokens - 1`
     dtype: np.dtype[Any]
-    unit: int
-    name: str
-    access: str
+    unit: int  # tokens that are checked, cached or decoded together, from position 0 on; the last ones may be fewer
+    name: str  # path or URL, in messages
+    access: str  # "auto", "mmap", "pread", "h5py", or "remote"
     wait: Wait
-    identity: Identity
+    identity: Identity  # the facts that differ for a later file of the same name; () of many files
+    file: Ranges | None = None  # that holds all tokens, and is read without HDF5
+    plain: FileTokens | None = None  # of one local file with all units at a constant stride
 
     @abstractmethod
     def read(self, runs: Iterable[TokenRun]) -> None:
-        """Fill each 1-D array, C-contiguous and of the stored dtype, with the tokens from its position on.
-
-        Raises
-        ------
-        IncompleteError
-            If a file was cut short since it was opened.
-        ChecksumError
-            If a unit is not what was written, and that is checked.
-        """
+        """Fill each 1-D array, C-contiguous and of the stored dtype, with the tokens from its position on."""
+        # IncompleteError: a file was cut short since it was opened; ChecksumError: a unit that is checked is damaged
 
     def gather(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
         """Fill `out`, shape `(n, L)`, with the L tokens from each of `starts`, int64 `(n,)`. Raises as `read`."""
         self.read(zip(starts.tolist(), out, strict=True))
 
     def view(self, start: int, count: int, private: bool = False) -> TokenArray | None:
-        """Return consecutive tokens, 1-D, as a view of a mapping; None where no mapping holds them together.
-
-        Parameters
-        ----------
-        private
-            True: it is writable, and the file never changes. A later view of the same tokens shows what was written.
-        """
+        """Return consecutive tokens, 1-D, as a view of a mapping; None where no mapping holds them together."""
+        # private: it is writable, and the file never changes; a later view of the same tokens shows what was written
         return None
 
     def flat(self) -> TokenArray | None:
@@ -182,16 +144,7 @@ def open_extents(
 
 
 class FileTokens(Tokens):
-    """The tokens in the extents of one file or object. See `Tokens`. It keeps the file open for as long as it is held.
-
-    Attributes
-    ----------
-    extents
-        The extents of the units: unit i of a plain file is at `base + i * stride` of its only run.
-    rows
-        The crc32 of each unit, `rows[i]`, where whole reads are compared; `rows.view` is an array where they are
-        mapped.
-    """
+    """The tokens in the extents of one file or object, which is open for as long as they are held. See `Tokens`."""
 
     # "mmap": all reads come from the mapping; "auto": runs are read by position, views and gathers take the mapping,
     # never on a network file system; "pread", and "remote" of an object: nothing is mapped
@@ -217,7 +170,7 @@ class FileTokens(Tokens):
         self.unit, file = self.extents.batch_bytes // self.dtype.itemsize, self.file
         self.name, self.access = file.name, file.access
         self.wait = Wait.FAR if isinstance(file, RemoteObject) else Wait.LOCAL
-        self.rows: Rows | None = None
+        self.rows: Rows | None = None  # the crc32 of each unit, where whole reads are compared
         self._views: dict[bool, list[TokenArray]] = NO_VIEWS
         self._flat: TokenArray | None = None
         self._read_before: TokenRun | None = None
@@ -280,13 +233,8 @@ class FileTokens(Tokens):
         return None if flat is None else flat[start : start + count]
 
     def units(self, private: bool = False) -> list[TokenArray]:
-        """Return a view `(units, unit)` of the mapping for each run of extents; none where the file is not mapped.
-
-        Parameters
-        ----------
-        private
-            True: writable and of the signed dtype; the file never changes.
-        """
+        """Return a view `(units, unit)` of the mapping for each run of extents; none where the file is not mapped."""
+        # private: writable and of the signed dtype; the file never changes
         views = self._views.get(private)
         if views is None:
             data, itemsize = self.file.flat(private), self.dtype.itemsize

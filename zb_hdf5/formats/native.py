@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.files.checked import Crc32Rows, crc32_array, crc32_of
-from zb_hdf5.files.paths import RemotePath, any_path, handle_of, open_file, open_with_room, regular, size_of
+from zb_hdf5.files.paths import RemotePath, any_path, open_file, open_with_room, regular
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, write_atomically, write_fully
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.tokens import Tokens, open_extents
@@ -152,7 +152,7 @@ def read_header(path: Path) -> tuple[StoreMeta, int]:
     """Return (meta, num_batches) of a `.batch` file whose header fits its size."""
     with open_file(path) as file:
         meta, num_batches = unpack_header(file.read(HEADER_BYTES), path)
-        size = size_of(handle_of(file))
+        size = file.seek(0, os.SEEK_END)
     expected = batch_file_bytes(meta, num_batches)
     if size != expected:
         kind = IncompleteError if size < expected else FormatError
@@ -272,7 +272,7 @@ def _read_rows(path: Path, num_batches: int, start: int, out: npt.NDArray[np.uin
     sidecar = crc32_path(path)
     try:
         with open_with_room(partial(open_file, sidecar)) as file:  # for 4,096 batches at once: it is not kept open
-            size = size_of(handle_of(file))
+            size = file.seek(0, os.SEEK_END)
             if size != 4 * num_batches:
                 raise FormatError(f"{sidecar}: expected {4 * num_batches:,} bytes, found {size:,}")
             file.seek(4 * start)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbError
 from zb_hdf5.files.checked import Crc32Rows
 from zb_hdf5.files.codecs import CodedChunks, require_codec
-from zb_hdf5.files.objects import ObjectFile
+from zb_hdf5.files.objects import ObjectFile, RemoteObject
 from zb_hdf5.files.paths import (
     Handle,
     Identity,
@@ -69,7 +69,7 @@ CREATOR: Final = f"zb_hdf5 {__version__} (h5py {h5py.__version__}, HDF5 {h5py.ve
 def open_h5(path: Path | str, mode: str = "r", **options: Any) -> h5py.File:
     """Open an HDF5 file; if the file system has no locks, warn once and open without them."""
     if isinstance(path, RemotePath):
-        return _RemoteFile(path.open_object())
+        return _RemoteFile(ObjectFile(RemoteObject(str(path))))
     if mode == "r":
         require_regular(os.stat(path).st_mode, path)  # HDF5 would wait for ever for the other end of a FIFO
     try:

@@ -12,7 +12,7 @@ import torch
 from contents import write_batches
 
 from zb_hdf5 import IncompleteError, Loader, open_reader
-from zb_hdf5.loaders.steps import HINTED_TOGETHER, Hints, hint_ahead, read_ahead
+from zb_hdf5.loaders.steps import HINTED_TOGETHER, hint_ahead, read_ahead
 
 TOKENS = np.random.default_rng(6).integers(0, 50_000, (60, 4, 32), dtype=np.uint32)
 
@@ -184,7 +184,7 @@ def test_batches_in_the_page_cache_are_read_ahead_in_one_thread(path, is_cached,
             time.sleep(0.001)
             return real(index)
 
-        monkeypatch.setattr(loader._steps, "_read_batch", read)
+        monkeypatch.setattr(loader.steps, "_read_batch", read)
         plain = Loader(reader, prefetch=0, rank=0, world_size=1)
         assert all(torch.equal(a, b) for a, b in zip(loader, plain, strict=True))
         assert len(names) in threads
@@ -203,22 +203,27 @@ def test_what_opening_a_file_reads_ahead_does_not_pass_for_a_warm_cache(path, do
         assert announced == list(range(done, 60))
 
 
-def test_batches_that_follow_each_other_are_announced_together():
+def announced_for(requests, records_per_batch, depth=64):
+    """Return the hints for some requests, and check that each of them is read, in order."""
     announced = []
-    hint = Hints(lambda index, count: announced.append((index, count)), 4)
-    hint([7, 100, 101, 3, 102, 2])
-    assert announced == [(2, 2), (7, 1), (100, 3)]
-    hint([np.array([41, 4, 7, 400]), np.array([17, 30, 16, 18])])  # records, four in a batch
-    assert announced[3:] == [(1, 1), (4, 1), (10, 1)]  # but for 7 and 100
+    found = hint_ahead(lambda one: one, lambda *run: announced.append(run), iter(requests), records_per_batch, depth)
+    assert all(one is other for one, other in zip(found, requests, strict=True))
+    return announced
+
+
+def test_batches_that_follow_each_other_are_announced_together(monkeypatch):
+    monkeypatch.setattr("zb_hdf5.loaders.steps.HINTED_TOGETHER", 6)
+    batches = [7, 100, 101, 3, 102, 2]
+    assert announced_for(batches, 4) == [(2, 2), (7, 1), (100, 3)]
+    records = [np.array([41, 4, 7, 400]), np.array([17, 30, 16, 18])]  # four in a batch
+    assert announced_for(batches + records, 4)[3:] == [(1, 1), (4, 1), (10, 1)]  # but for 7 and 100
 
 
 def test_a_batch_is_announced_again_only_after_many_others(monkeypatch):
     monkeypatch.setattr("zb_hdf5.loaders.steps.REMEMBERED_HINTS", 4)
-    announced = []
-    hint = Hints(lambda index, count: announced.extend(range(index, index + count)), 1)
-    for number in [3, 1, 3, 1, 2, 0, 3, 9, 3, 9, 4, 3]:
-        hint([number])
-    assert announced == [3, 1, 2, 0, 9, 3, 4]
+    monkeypatch.setattr("zb_hdf5.loaders.steps.HINTED_TOGETHER", 1)
+    announced = announced_for([3, 1, 3, 1, 2, 0, 3, 9, 3, 9, 4, 3], 1)
+    assert announced == [(number, 1) for number in [3, 1, 2, 0, 9, 3, 4]]
 
 
 def test_auto_reads_ahead_in_threads_on_a_network_file_system(path, monkeypatch):
@@ -236,7 +241,9 @@ def test_auto_reads_ahead_in_threads_on_a_network_file_system(path, monkeypatch)
 
 def test_hints_come_before_their_reads():
     heard, found = [], []
-    for number in hint_ahead(lambda number: number, heard.extend, iter(range(50)), 5):
+    for number in hint_ahead(
+        lambda number: number, lambda first, count: heard.extend(range(first, first + count)), iter(range(50)), 1, 5
+    ):
         found.append(number)
         assert heard == list(range(min(50, -(-(number + 6) // HINTED_TOGETHER) * HINTED_TOGETHER)))
     assert found == list(range(50))

@@ -205,7 +205,7 @@ def test_many_threads_fetch_what_lies_beside_the_tokens_once(beside, is_copy):
             original.close()
         with loader, ThreadPoolExecutor(threads) as pool:
             proxy.requests.clear()
-            list(pool.map(loader.read, range(8)))
+            list(pool.map(loader.steps.read, range(8)))
         # not of the batches and their fields: each thread may read the few checksums that it needs first
         return Counter(found for _, found, _ in proxy.requests if found != "lone.h5")
 
@@ -224,11 +224,11 @@ def test_threads_that_wait_for_a_table_share_the_error_of_the_one_that_fetches_i
             proxy.fault = lambda number, method, name, span: (
                 {"status": 500, "wait": 0.05} if name.endswith(".pieces") else None
             )
-            for read in [pool.submit(loader.read, 0) for _ in range(threads)]:
+            for read in [pool.submit(loader.steps.read, 0) for _ in range(threads)]:
                 assert isinstance(read.exception(), UnavailableError)
             found = [name for _, name, _ in proxy.requests if name.endswith(".pieces")]
             proxy.fault = lambda *request: None
-            loader.read(0)
+            loader.steps.read(0)
         return len(found)
 
     alone = failed_requests(1)

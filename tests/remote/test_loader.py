@@ -84,7 +84,7 @@ def test_the_default_fills_the_line_with_bounded_memory(served, write_store, bat
     folder, url = served
     write_store(folder / "store", random_tokens(4, 8, batch_bytes // 32), (2,))
     with Loader(f"{url}/store", shuffle=shuffle) as loader:
-        depth, threads = loader.depth()
+        depth, threads = loader.steps.depth(loader.plan)
     most_bytes, most_reads = IN_FLIGHT
     assert depth == threads == min(most_bytes // batch_bytes, most_reads // (8 if shuffle == "records" else 1))
 

@@ -153,7 +153,7 @@ class BatchDataset(Dataset[Step]):
         except IndexError:
             count = requests.count
             raise BatchIndexError(f"{loader.reader.path}: no step {index:,}: expected 0..{count - 1:,}") from None
-        found: Step = loader.read(request)
+        found: Step = loader.steps.read(request)
         return found
 
     def __getitems__(self, indices: Sequence[int]) -> list[Step]:

@@ -20,7 +20,6 @@ from zb_hdf5.documents.spans import WantedSpans, spans_of_pieces
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import any_path
-from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.formats.batch_reader import require_choice
 from zb_hdf5.loaders.order import (
     GlobalOrder,
@@ -30,14 +29,14 @@ from zb_hdf5.loaders.order import (
     Skip,
     StepPlan,
     checked_skip,
+    require_positive,
     resolve_rank,
 )
-from zb_hdf5.loaders.protocol import STATE_VERSION, EpochLoader
+from zb_hdf5.loaders.protocol import STATE_VERSION, EpochLoader, masked_numbers
 from zb_hdf5.loaders.steps import (
     as_tensor,
     cuda_device,
     depth_of,
-    masked_numbers,
     numpy_dtype,
     read_ahead,
     require_masked,
@@ -180,7 +179,7 @@ class FieldColumn(NamedTuple):
 
 def padded_pieces(starts: npt.NDArray[np.uint64], lengths: npt.NDArray[np.int64], multiple: int) -> Pieces:
     """Return the pieces of documents that have a record each, as long as the longest, rounded up to a multiple."""
-    seq_len = _rounded_up(int(lengths.max()), multiple)
+    seq_len = -(-int(lengths.max()) // multiple) * multiple
     is_short = lengths < seq_len
     ends = ends_of(1 + is_short)
     columns, offsets = np.zeros(ends[-1], np.uint32), np.full(ends[-1], NO_DOCUMENT, np.uint64)
@@ -192,14 +191,10 @@ def padded_pieces(starts: npt.NDArray[np.uint64], lengths: npt.NDArray[np.int64]
 def packed_pieces(starts: npt.NDArray[np.uint64], lengths: npt.NDArray[np.int64], multiple: int) -> Pieces:
     """Return the pieces of documents one after the other in one record, its length rounded up to a multiple."""
     columns = ends_of(lengths)
-    seq_len = _rounded_up(int(columns[-1]), multiple)
+    seq_len = -(-int(columns[-1]) // multiple) * multiple
     count = len(starts) + int(columns[-1] < seq_len)
     offsets = np.append(starts, np.uint64(NO_DOCUMENT))[:count]
     return Pieces(np.array([0, count]), columns[:count].astype(np.uint32), offsets, seq_len)
-
-
-def _rounded_up(length: int, multiple: int) -> int:
-    return -(-length // multiple) * multiple
 
 
 def gather(column: TokenStore | FieldColumn, pieces: Pieces, fill: int = 0, dtype: Any = None) -> npt.NDArray[Any]:
@@ -392,9 +387,8 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         require_choice("too_long", too_long, TOO_LONG)
         require_choice("shuffle", shuffle, SHUFFLES)
         _require_sizes(collate, shuffle, batch_size, max_tokens, pad_to_multiple_of)
+        require_positive(bucket_batches=bucket_batches)
         require_prefetch(prefetch)
-        if bucket_batches < 1:
-            raise ArgumentError(f"bucket_batches must be at least 1, found {bucket_batches}")
         if isinstance(source, MmapTokenStore):
             self.store = source
         else:
@@ -462,13 +456,13 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         return self._counted[1]
 
     def _read_from(self, position: int) -> Generator[tuple[dict[str, Any], int]]:
-        store, in_flight = self.store, self.store.in_flight
+        store, batches = self.store, self._batches  # threads that read ahead do not refer to the loader
         mean = max(1, store.num_tokens // self.documents.count)
         reads = self.batch_size or -(-(self.max_tokens or 1) // mean)
-        depth, threads = depth_of(self._prefetch, in_flight, reads * mean * store.dtype.itemsize, reads)
-        if self._prefetch == "auto" and in_flight is None and network_file_system(store.path) is None:
-            depth = 0
-        return _read_all(self._batches, self._steps(self.plan, position), depth, threads, self._device)
+        step_bytes = reads * mean * store.dtype.itemsize
+        depth, threads = depth_of(self._prefetch, store.tokens, store.path, self._device, step_bytes, reads)
+        steps, device = self._steps(self.plan, position), self._device
+        return read_ahead(lambda step: (batches.read(step[0]), step[1]), steps, depth, threads=threads, device=device)
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that must agree for a position to mean the same document."""
@@ -488,18 +482,6 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         """End the reading threads, and close the files."""
         super().close()
         self._batches.close()
-
-
-def _read_all(
-    batches: DocumentBatches, steps: Iterator[tuple[Any, int]], depth: int, threads: int, device: torch.device | None
-) -> Generator[tuple[dict[str, Any], int]]:
-    """Yield batches, and the position behind each. Threads that read ahead do not refer to the loader."""
-
-    def read(step: tuple[Any, int]) -> tuple[dict[str, Any], int]:
-        documents, position = step
-        return batches.read(documents), position
-
-    return read_ahead(read, steps, depth, threads=threads, device=device)
 
 
 def _open_stream(
@@ -533,10 +515,7 @@ def _require_sizes(
             'collate="pack" needs max_tokens, the longest batch, and takes neither batch_size nor shuffle="lengths", '
             f"it has no rows to fill up; found max_tokens={max_tokens}, batch_size={batch_size}, shuffle={shuffle!r}"
         )
-    sizes = {"batch_size": batch_size, "max_tokens": max_tokens, "pad_to_multiple_of": pad_to_multiple_of}
-    for name, size in sizes.items():
-        if size is not None and size < 1:
-            raise ArgumentError(f"{name} must be at least 1, found {size}")
+    require_positive(batch_size=batch_size, max_tokens=max_tokens, pad_to_multiple_of=pad_to_multiple_of)
     if max_tokens is not None and max_tokens % pad_to_multiple_of:
         raise ArgumentError(
             f"max_tokens must be a multiple of {pad_to_multiple_of}, which is filled up to, found {max_tokens}"

@@ -16,9 +16,17 @@ from zb_hdf5.documents.spans import WantedSpans
 from zb_hdf5.errors import ArgumentError, Remedy, StateError, UnavailableError
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.loaders.order import Request, Skip, StepPlan, checked_skip, make_order, resolve_rank
-from zb_hdf5.loaders.protocol import MAX_COUNT, STATE_VERSION, BatchT, EpochLoader, shown, with_positions
-from zb_hdf5.loaders.steps import Extras, Step, StepReader, cuda_device, masked_numbers, require_prefetch
+from zb_hdf5.loaders.order import Skip, StepPlan, checked_skip, make_order, require_positive, resolve_rank
+from zb_hdf5.loaders.protocol import (
+    MAX_COUNT,
+    STATE_VERSION,
+    BatchT,
+    EpochLoader,
+    masked_numbers,
+    shown,
+    with_positions,
+)
+from zb_hdf5.loaders.steps import Extras, StepReader, cuda_device, require_prefetch
 from zb_hdf5.spec import DEFAULT_SPLIT, DTYPE_BY_NAME, LIVE_PREFIX
 from zb_hdf5.store.opening import open_for_loader
 from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
@@ -36,6 +44,8 @@ OTHER_DTYPE: Final = (
 )
 #: A FollowingLoader looks again after the first of these times, and then after twice as long, up to the second.
 POLL_S: Final = (0.01, 1.0)
+#: The batches of `targets=True`.
+Pair: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 #: A path for `open_reader`, or a reader.
 Source: TypeAlias = str | os.PathLike[str] | BatchReader
 
@@ -66,6 +76,14 @@ class LoaderOptions(TypedDict, total=False):
     skip: Collection[tuple[int, int, int]]
     mask_documents: Collection[int]
     tokenizer: str | Tokenizer | None
+
+
+class ValueOptions(LoaderOptions, total=False):
+    """The options of a `Loader` that add values to its batches."""
+
+    targets: bool
+    fields: Sequence[str]
+    spans: WantedSpans
 
 
 class Loader(EpochLoader[BatchT]):
@@ -167,11 +185,7 @@ class Loader(EpochLoader[BatchT]):
     ) -> None: ...
     @overload
     def __init__(
-        self: Loader[tuple[torch.Tensor, torch.Tensor]],
-        source: Source,
-        *,
-        targets: Literal[True],
-        **options: Unpack[LoaderOptions],
+        self: Loader[Pair], source: Source, *, targets: Literal[True], **options: Unpack[LoaderOptions]
     ) -> None: ...
     @overload
     def __init__(
@@ -179,21 +193,11 @@ class Loader(EpochLoader[BatchT]):
         source: Source,
         *,
         documents: Literal[True] | Sequence[str],
-        targets: bool = ...,
-        fields: Sequence[str] = ...,
-        spans: WantedSpans = ...,
-        **options: Unpack[LoaderOptions],
+        **options: Unpack[ValueOptions],
     ) -> None: ...
     @overload
     def __init__(
-        self: Loader[Any],
-        source: Source,
-        *,
-        targets: bool = ...,
-        fields: Sequence[str] = ...,
-        documents: bool | Collection[str] = ...,
-        spans: WantedSpans = ...,
-        **options: Unpack[LoaderOptions],
+        self: Loader[Any], source: Source, *, documents: bool | Collection[str] = ..., **options: Unpack[ValueOptions]
     ) -> None: ...
     def __init__(
         self,
@@ -266,7 +270,7 @@ class Loader(EpochLoader[BatchT]):
     def _mask(self) -> None:
         masked = self.mask_documents
         extras = Extras(self.reader, self.seq_len, targets=self.targets, mask_documents=masked, **self._extras)
-        self._steps = StepReader(extras, self._prefetch, self._device, self._dtype, splits=self.targets)
+        self.steps = StepReader(extras, self._prefetch, self._device, self._dtype, splits=self.targets)
 
     # --- position ------------------------------------------------------------------------------------------------
 
@@ -285,14 +289,8 @@ class Loader(EpochLoader[BatchT]):
         """Return which records this rank reads at each step of an epoch. `plan` is that of the current one."""
         reader = self.reader
         records_per_batch = reader.meta.batch_tokens // self.seq_len
-        order = make_order(
-            self.shuffle,
-            reader.num_batches,
-            seed=self.seed,
-            epoch=epoch,
-            block_size=self.block_size,
-            records_per_batch=records_per_batch,
-        )
+        how = {"block_size": self.block_size, "records_per_batch": records_per_batch}
+        order = make_order(self.shuffle, reader.num_batches, seed=self.seed, epoch=epoch, **how)
         return StepPlan(
             order,
             self.batch_size,
@@ -307,12 +305,11 @@ class Loader(EpochLoader[BatchT]):
 
     def set_batch_size(self, batch_size: int) -> None:
         """Change the batch size from the next step on, also in the middle of an iteration: nothing is skipped."""
-        if batch_size < 1:
-            raise ArgumentError(f"batch_size must be at least 1, found {batch_size}")
+        require_positive(batch_size=batch_size)
         plan = replace(self.plan, batch_size=batch_size)
         if plan.steps_from(0) < self._least_steps:
             raise ArgumentError(
-                f"{self.reader.path}: {self.num_records:,} records are too few for {self.world_size:,} ranks with "
+                f"{self.path}: {self.num_records:,} records are too few for {self.world_size:,} ranks with "
                 f"batches of {batch_size:,}; pass a smaller batch_size, or drop_last=False"
             )
         if batch_size != self.batch_size:
@@ -332,22 +329,14 @@ class Loader(EpochLoader[BatchT]):
     def __getitem__(self, index: object) -> NoReturn:
         # not a ZbError but the error that Python raises for an object without items, with a remedy
         raise TypeError(
-            f"{self.reader.path}: a Loader is iterated over and has no items: DataLoader and StatefulDataLoader take "
+            f"{self.path}: a Loader is iterated over and has no items: DataLoader and StatefulDataLoader take "
             "loader.dataset() with batch_size=None"
         )
 
     # --- iteration -----------------------------------------------------------------------------------------------
 
     def _read_from(self, position: int) -> Generator[tuple[Any, int]]:
-        return with_positions(self._steps.read_all(self.plan, position), self.plan.positions_from(position))
-
-    def depth(self) -> tuple[int, int]:
-        """Return how many steps are read ahead, and in how many threads, where reads may wait."""
-        return self._steps.depth(self.plan)
-
-    def read(self, request: Request) -> Step:
-        """Read one step on the CPU, as iterating yields it: a stored batch by its number, or any records by theirs."""
-        return self._steps.read(request)
+        return with_positions(self.steps.read_all(self.plan, position), self.plan.positions_from(position))
 
     # --- state ---------------------------------------------------------------------------------------------------
 
@@ -401,22 +390,22 @@ class Loader(EpochLoader[BatchT]):
 
         if self.seq_len != self.reader.seq_len:
             raise ArgumentError(
-                f"{self.reader.path}: records() gives records as they are stored, of {self.reader.seq_len:,} tokens; "
+                f"{self.path}: records() gives records as they are stored, of {self.reader.seq_len:,} tokens; "
                 f"make the loader without seq_len={self.seq_len:,}"
             )
-        return RecordDataset(self.reader, documents=self._steps.as_dict)
+        return RecordDataset(self.reader, documents=self.steps.as_dict)
 
     def __repr__(self) -> str:
         shape = f"batch_size={self.batch_size}, seq_len={self.seq_len}, shuffle={self.shuffle!r}, seed={self.seed}"
         where = f"epoch={self.epoch}, position={self._position}, rank={self.rank}, world_size={self.world_size}"
-        return f"{type(self).__name__}({str(self.reader.path)!r}, {shape}, {where})"
+        return f"{type(self).__name__}({str(self.path)!r}, {shape}, {where})"
 
     def close(self) -> None:
         """End the reading threads, and close the reader."""
         super().close()
         if self._told is not None:
             self._told.close()
-        self._steps.close()
+        self.steps.close()
         self.reader.close()
 
 
@@ -485,7 +474,7 @@ class FollowingLoader(Loader[Any]):
 
     def __len__(self) -> int:
         # not a ZbError: list() asks for a length, and goes on without one after a TypeError only
-        raise TypeError(f"{self.reader.path}: a FollowingLoader has no length: the store still grows")
+        raise TypeError(f"{self.path}: a FollowingLoader has no length: the store still grows")
 
     def plan_of_epoch(self, epoch: int) -> StepPlan:
         """Return the steps that are there now: the last one is filled up when the store is complete."""
@@ -501,10 +490,10 @@ class FollowingLoader(Loader[Any]):
         while self._wait(position):
             for request in self.plan.requests_from(position):
                 position = self.plan.position_after(position)  # the plan grows with the store
-                yield self._steps.read(request), position
+                yield self.steps.read(request), position
         if start > self.num_records:
             raise StateError(
-                f"{self.reader.path}: state: expected position in 0..{self.num_records:,}, the records of the store "
+                f"{self.path}: state: expected position in 0..{self.num_records:,}, the records of the store "
                 f"that is complete now, found {start:,}"
             )
 
@@ -520,16 +509,13 @@ class FollowingLoader(Loader[Any]):
             if self.num_records > before:
                 pause_s, last = POLL_S[0], time.monotonic()
             elif not self.reader.complete:
-                self._pause(pause_s, time.monotonic() - last)
+                if (waited_s := time.monotonic() - last) >= self.timeout_s:
+                    raise UnavailableError(
+                        f"{self.path}: no new batch for {self.timeout_s:g} s after {self.reader.num_batches:,} "
+                        "batches: its writer may have died, or timeout_s is too small",
+                        remedy=Remedy.REPAIR,
+                        at=self.path,
+                    )
+                time.sleep(min(pause_s, self.timeout_s - waited_s))
                 pause_s = min(2 * pause_s, POLL_S[1])
         return True
-
-    def _pause(self, pause_s: float, waited_s: float) -> None:
-        if waited_s >= self.timeout_s:
-            raise UnavailableError(
-                f"{self.reader.path}: no new batch for {self.timeout_s:g} s after {self.reader.num_batches:,} batches: "
-                "its writer may have died, or timeout_s is too small",
-                remedy=Remedy.REPAIR,
-                at=self.reader.path,
-            )
-        time.sleep(min(pause_s, self.timeout_s - waited_s))

@@ -12,12 +12,11 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from zb_hdf5.errors import ArgumentError, Remedy, StateError
-from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import IndexArray, Request, resolve_rank
 from zb_hdf5.loaders.protocol import STATE_VERSION, TokenLoader, require_count, require_fields, shown, with_positions
-from zb_hdf5.loaders.steps import MAX_THREADS, read_ahead
+from zb_hdf5.loaders.steps import read_ahead
 
 #: Steps whose order is computed at once: enough to make numpy cheap, little enough to start at once.
 ORDER_STEPS: Final = 2048
@@ -104,8 +103,7 @@ class MixedLoader(TokenLoader[Any]):
     rank, world_size
         As for `Loader`.
     prefetch
-        Batches to read ahead in background threads. "auto": 8 if a source lies on a network file system; if one lies on
-        a server, as many as the `Loader` of that source would; else none.
+        Batches to read ahead in background threads. "auto": as many as the `Loader` of one of the sources would.
     options
         Options of each source's `Loader`: `shuffle`, `seed`, `access`, `batch_size`, `dtype`, `targets`, `fields`, ...
 
@@ -150,16 +148,9 @@ class MixedLoader(TokenLoader[Any]):
         shapes = {(loader.batch_size, loader.seq_len) for loader in self.loaders.values()}
         if len(shapes) != 1:
             raise ArgumentError(f"sources need one batch shape, found {sorted(shapes)}; pass batch_size and seq_len")
-        self._depth, self._threads = max(self._depths(prefetch), default=(0, MAX_THREADS))
+        self._depth, self._threads = max(each.steps.depth(each.plan) for each in self.loaders.values())
         self._position = self.epoch = 0
         self._schedules = [Schedule(self._ordered(weights))]
-
-    def _depths(self, prefetch: int | str) -> Iterator[tuple[int, int]]:
-        """Yield the depth and the threads of each source that reads ahead: it is asked to, or its reads wait."""
-        for loader in self.loaders.values():
-            is_far = loader.reader.in_flight is not None or network_file_system(loader.reader.path) is not None
-            if is_far or prefetch != "auto":
-                yield loader.depth()
 
     def _ordered(self, weights: Mapping[str, float]) -> tuple[float, ...]:
         if set(weights) != set(self.loaders):
@@ -193,8 +184,8 @@ class MixedLoader(TokenLoader[Any]):
         return requests
 
     def _read_from(self, position: int) -> Generator[tuple[Any, int]]:
-        loaders, requests = self.loaders, self._all_requests(position)
-        batches = read_ahead(lambda read: loaders[read[0]].read(read[1]), requests, self._depth, threads=self._threads)
+        reads, requests = {name: each.steps.read for name, each in self.loaders.items()}, self._all_requests(position)
+        batches = read_ahead(lambda one: reads[one[0]](one[1]), requests, self._depth, threads=self._threads)
         return with_positions(batches, count(position + self.world_size, self.world_size))
 
     def _all_requests(self, position: int) -> Iterator[MixedRequest]:

@@ -83,8 +83,7 @@ class BlockOrder(Order):
     # NumPy froze the stream of RandomState.
 
     def __init__(self, n: int, seed: int, epoch: int, block_size: int = 256) -> None:
-        if block_size < 1:
-            raise ArgumentError(f"block_size must be at least 1, found {block_size}")
+        require_positive(block_size=block_size)
         self.n, self.block_size = n, block_size
         num_blocks = -(-n // block_size)
         self._blocks = np.random.RandomState((seed ^ epoch) & 0xFFFFFFFF).permutation(num_blocks).astype(np.int64)
@@ -380,6 +379,13 @@ class SkippedOrder(Order):
 
     def indices(self, positions: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         return self._order.indices(self._skip.positions_of(positions))
+
+
+def require_positive(**values: int | None) -> None:
+    """Raise `ArgumentError` unless each is None or at least 1."""
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise ArgumentError(f"{name} must be at least 1, found {value}")
 
 
 def checked_skip(skip: Collection[Any]) -> tuple[tuple[int, int, int], ...]:

@@ -6,6 +6,7 @@ import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Generator, Iterator, Mapping
+from operator import index
 from typing import Any, Final, Generic, Self, TypeVar
 
 from zb_hdf5.errors import ArgumentError, Remedy, StateError, ZbError
@@ -232,11 +233,8 @@ class EpochLoader(TokenLoader[BatchT]):
         return place | {name: values for name, values in chosen.items() if values}
 
     def _take_over(self, state: dict[str, Any], force: bool) -> None:
-        try:
-            skip = {*self.skip, *checked_skip(state.pop("skip", ()))}
-            masked = {*self.mask_documents, *(int(number) for number in state.pop("mask_documents", ()))}
-        except (ArgumentError, TypeError, ValueError) as error:
-            raise StateError(f"{self.path}: state: skip and mask_documents: {error}") from error
+        skip = (*self.skip, *checked_skip(state.pop("skip", ())))
+        masked = (*self.mask_documents, *masked_numbers(state.pop("mask_documents", ())))
         if not force:
             self._serve(state.get("fingerprint"))
             names, reasons = ("epoch", "position"), self._reasons(state)
@@ -244,14 +242,24 @@ class EpochLoader(TokenLoader[BatchT]):
         epoch = require_count(self.path, state, "epoch", self._last_epoch)
         end = self._end_of_epoch(epoch)
         position = require_count(self.path, state, "position", end, f"the {self._counts} of an epoch")
-        if skip != set(self.skip):
+        if skip != self.skip:
             self.skip = checked_skip(skip)
             self.plan = self.plan_of_epoch(self.epoch)
-        if masked != set(self.mask_documents):
-            self.mask_documents = tuple(sorted(masked))
+        if masked != self.mask_documents:
+            self.mask_documents = masked_numbers(masked)
             self._mask()
         self.set_epoch(epoch)
         self._go_to(position, resumed=True)
+
+
+def masked_numbers(mask_documents: Collection[int]) -> tuple[int, ...]:
+    """Return numbers of documents, ascending; raise `ArgumentError` if one is no number."""
+    try:
+        return tuple(sorted({index(number) for number in mask_documents}))
+    except TypeError:
+        raise ArgumentError(
+            f"mask_documents: expected numbers of documents, as in 'documents', found {mask_documents!r:.80}"
+        ) from None
 
 
 # --- states -----------------------------------------------------------------------------------------------------

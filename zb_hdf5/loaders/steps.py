@@ -15,7 +15,8 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
 from itertools import chain, groupby, islice, repeat, takewhile
-from operator import getitem, index
+from operator import getitem
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import numpy as np
@@ -27,7 +28,7 @@ from zb_hdf5.documents.spans import WantedSpans, spans_of_pieces
 from zb_hdf5.errors import ArgumentError, UnavailableError, ZbError
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.ranges import network_file_system
-from zb_hdf5.files.tokens import FileTokens, Wait
+from zb_hdf5.files.tokens import FileTokens, Tokens, Wait
 from zb_hdf5.formats.batch_reader import BatchReader, from_numpy, require_choice
 from zb_hdf5.loaders.order import Request, StepPlan, requests_in
 from zb_hdf5.spec import NO_CODEC
@@ -147,53 +148,46 @@ def require_prefetch(prefetch: int | str, least: int = 0) -> None:
 
 
 def depth_of(
-    prefetch: int | str, in_flight: tuple[int, int] | None, step_bytes: int, step_reads: int
+    prefetch: int | str, tokens: Tokens, path: Path, device: torch.device | None, step_bytes: int, step_reads: int
 ) -> tuple[int, int]:
-    """Return how many steps to read ahead where reads wait, and in how many threads; `in_flight` None: of a disk."""
+    """Return how many steps to read ahead, and in how many threads; none by "auto" where no read waits."""
+    in_flight = tokens.in_flight
     if prefetch != "auto":
         depth = int(prefetch)
-    elif in_flight is None:
-        depth = AUTO_PREFETCH
-    else:
+    elif in_flight is not None:
         depth = max(1, min(in_flight[0] // step_bytes, in_flight[1] // step_reads))
+    else:
+        waits = device is not None or tokens.wait is not Wait.LOCAL or network_file_system(path) is not None
+        depth = AUTO_PREFETCH if waits else 0
     return depth, MAX_THREADS if in_flight is None else max(1, depth)
 
 
 def hint_ahead(
-    read: Callable[[Key], Result],
-    hint: Callable[[Sequence[Key]], None],
-    requests: Iterator[Key],
-    depth: int,
+    read: Callable[[Request], Result],
+    will_need: Callable[[int, int], None],
+    requests: Iterator[Request],
+    records_per_batch: int,
+    depth: int = HINTED_STEPS,
 ) -> Iterator[Result]:
-    """Yield `read(request)` for each request, in order; `hint` gets them in groups, about `depth` reads ahead."""
-    # so 64 KiB reads in random order from a cold disk ran at 0.9 of its sequential bandwidth, in 4 threads at 0.65
-    coming: deque[Key] = deque()
+    """Yield `read(request)` for each request, in order; the kernel is told of its batches about `depth` reads ahead.
+
+    It is told of none twice, as shuffled records come back to each batch.
+    """
+    # so 64 KiB reads in random order from a cold disk ran at 0.9 of its sequential bandwidth, in 4 threads at 0.65;
+    # neighbours are told together: with one hint each, a cold epoch in stored order took twice the processor time
+    coming, heard = deque[Request](), set[int]()
     while group := list(islice(requests, HINTED_TOGETHER)):
-        hint(group)
+        parts = [np.array([one]) if isinstance(one, int) else one // records_per_batch for one in group]
+        new = np.array(sorted(set(np.concatenate(parts).tolist()) - heard), np.int64)
+        if len(heard) + len(new) > REMEMBERED_HINTS:
+            heard.clear()
+        heard.update(new.tolist())
+        for run in np.split(new, np.flatnonzero(np.diff(new) != 1) + 1) if len(new) else ():
+            will_need(int(run[0]), len(run))
         coming.extend(group)
         while len(coming) > depth:
             yield read(coming.popleft())
     yield from map(read, coming)
-
-
-class Hints:
-    """Tells the kernel of the batches of requests, but of none twice: shuffled records come back to each of them."""
-
-    # neighbours are told together: with one hint each, a cold epoch in stored order took twice the processor time
-
-    def __init__(self, will_need: Callable[[int, int], None], records_per_batch: int) -> None:
-        self._will_need, self._records_per_batch = will_need, records_per_batch
-        self._heard: set[int] = set()
-
-    def __call__(self, requests: Sequence[int | npt.NDArray[np.int64]]) -> None:
-        size = self._records_per_batch
-        parts = [np.array([one]) if isinstance(one, int) else one // size for one in requests]
-        new = np.array(sorted(set(np.concatenate(parts).tolist()) - self._heard), np.int64)
-        if len(self._heard) + len(new) > REMEMBERED_HINTS:
-            self._heard.clear()
-        self._heard.update(new.tolist())
-        for run in np.split(new, np.flatnonzero(np.diff(new) != 1) + 1) if len(new) else ():
-            self._will_need(int(run[0]), len(run))
 
 
 def cuda_device(device: str | torch.device | None) -> torch.device | None:
@@ -320,16 +314,6 @@ def _document_values(documents: bool | Collection[str]) -> tuple[str, ...]:
     for name in documents:
         require_choice("documents", name, names)
     return tuple(documents)
-
-
-def masked_numbers(mask_documents: Collection[int]) -> tuple[int, ...]:
-    """Return numbers of documents, ascending; raise `ArgumentError` if one is no number."""
-    try:
-        return tuple(sorted({index(number) for number in mask_documents}))
-    except TypeError:
-        raise ArgumentError(
-            f"mask_documents: expected numbers of documents, as in 'documents', found {mask_documents!r:.80}"
-        ) from None
 
 
 def require_masked(path: object, numbers: tuple[int, ...], count: int, targets: bool) -> None:
@@ -542,16 +526,11 @@ class StepReader:
         self, plan: StepPlan, blocks: Iterator[npt.NDArray[np.int64]], is_ready: bool, is_whole: bool
     ) -> Generator[Any] | Iterator[Any]:
         requests = chain.from_iterable(map(requests_in, blocks))
-        on_cpu, is_local = self._device is None, self._reader.tokens.wait is Wait.LOCAL
-        if on_cpu and self._prefetch == 0:
-            return map(self._read_by_position, requests)
-        if on_cpu and self._prefetch == "auto" and is_local and network_file_system(self._reader.path) is None:
-            hints = Hints(self._reader.will_need, plan.records_per_batch)
-            return hint_ahead(self._read_by_position, hints, requests, HINTED_STEPS)
-        depth, threads = self.depth(plan)
-        reader = self._reader
+        reader, is_auto, (depth, threads) = self._reader, self._prefetch == "auto", self.depth(plan)
+        if is_auto and not depth:
+            return hint_ahead(self._read_by_position, reader.will_need, requests, plan.records_per_batch)
         is_plain = reader.tokens.wait is Wait.FAR and reader.meta.codec == NO_CODEC and reader.overlap == 0
-        if is_plain and is_whole and on_cpu and self._prefetch == "auto" and self._extras is None:
+        if is_plain and is_whole and is_auto and self._device is None and self._extras is None:
             return self._read_far(requests, depth)
         # reads that do not wait only take the interpreter lock from each other
         threads = 1 if is_ready else threads
@@ -584,9 +563,9 @@ class StepReader:
 
     def depth(self, plan: StepPlan) -> tuple[int, int]:
         """Return how many steps to read ahead, and in how many threads."""
-        step_bytes = plan.batch_size * self._seq_len * self._reader.dtype.itemsize
-        step_reads = plan.batch_size if plan.scattered else 1
-        return depth_of(self._prefetch, self._reader.in_flight, step_bytes, step_reads)
+        reader, step_reads = self._reader, plan.batch_size if plan.scattered else 1
+        step_bytes = plan.batch_size * self._seq_len * reader.dtype.itemsize
+        return depth_of(self._prefetch, reader.tokens, reader.path, self._device, step_bytes, step_reads)
 
     def close(self) -> None:
         """Let go of what is kept between single steps."""

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy, StateError
 from zb_hdf5.formats.batch_reader import require_choice
-from zb_hdf5.loaders.order import resolve_rank
+from zb_hdf5.loaders.order import require_positive, resolve_rank
 from zb_hdf5.loaders.protocol import STATE_VERSION, TokenLoader, require_count, require_fields
 from zb_hdf5.loaders.steps import cuda_device, read_ahead, require_prefetch
 from zb_hdf5.spec import DEFAULT_SPLIT, SPLITS
@@ -197,9 +197,7 @@ class TextLoader(TokenLoader[Any]):
         prefetch: int | str = "auto",
         device: str | torch.device | None = None,
     ) -> None:
-        for name, value in {"batch_size": batch_size, "seq_len": seq_len, "num_threads": num_threads}.items():
-            if value < 1:
-                raise ArgumentError(f"{name} must be at least 1, found {value}")
+        require_positive(batch_size=batch_size, seq_len=seq_len, num_threads=num_threads)
         require_prefetch(prefetch, 1)
         require_choice("boundary_position", boundary_position, BOUNDARY_POSITIONS)
         self.path, self.split = Path(source), split
@@ -236,8 +234,19 @@ class TextLoader(TokenLoader[Any]):
         return Place(epoch, min(self._text.row_groups), 0, 0)
 
     def _read_from(self, position: Place) -> Generator[tuple[Any, Place]]:
-        batches = self._text.batches(position, self.batch_size * self.seq_len, int(self.targets))
-        return _ahead(batches, self._prefetch, self._device, (self.batch_size, self.seq_len), self.targets)
+        import torch
+
+        shape, targets = (self.batch_size, self.seq_len), self.targets
+        batches = self._text.batches(position, self.batch_size * self.seq_len, int(targets))
+
+        def make(_: None) -> tuple[torch.Tensor, Place]:
+            tokens, place = next(batches)
+            return torch.from_numpy(tokens.astype(np.int64)), place
+
+        made = read_ahead(make, repeat(None), self._prefetch, threads=1, device=self._device)
+        if not targets:
+            return ((tokens.view(shape), place) for tokens, place in made)
+        return (((tokens[:-1].view(shape), tokens[1:].view(shape)), place) for tokens, place in made)
 
     def _place(self) -> dict[str, Any]:
         return self._position._asdict()
@@ -271,24 +280,6 @@ class TextLoader(TokenLoader[Any]):
     def close(self) -> None:
         """End the threads and drop the batches made ahead; the next `get_batch` makes them again."""
         self._stop_reading()
-
-
-def _ahead(
-    batches: Iterator[tuple[npt.NDArray[np.uint32], Place]],
-    depth: int,
-    device: torch.device | None,
-    shape: tuple[int, int],
-    targets: bool,
-) -> Generator[tuple[Any, Place]]:
-    """Yield the batches that one thread makes ahead, and the place behind each."""
-    import torch
-
-    def make(_: None) -> tuple[torch.Tensor, Place]:
-        tokens, place = next(batches)
-        return torch.from_numpy(tokens.astype(np.int64)), place
-
-    for tokens, place in read_ahead(make, repeat(None), depth, threads=1, device=device):
-        yield (tokens[:-1].view(shape), tokens[1:].view(shape)) if targets else tokens.view(shape), place
 
 
 def _paths_of_split(folder: Path, split: str) -> list[Path]:

@@ -1,1 +1,1 @@
-"""Benchmarks of the readers, the loader and the converters: `python -m benchmarks read|convert`. Not installed."""
+"""Benchmarks of the readers, the loader and the converters: `python -m benchmarks NAME`. Not installed."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import tempfile
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import click
 
-from benchmarks.measure import AGAINST_OLD, ROOT, machine, report
+from benchmarks.measure import AGAINST_OLD, ROOT, Build, Run, machine, report
 
 NAMES = ("read", "load", "convert", "remote")
 
@@ -25,7 +25,9 @@ NAMES = ("read", "load", "convert", "remote")
 @click.option(
     "--old", type=click.Path(exists=True, path_type=Path), help="Compare with this checkout of another build."
 )
-def benchmarks(name: str, only: str, json_path: Path | None, folder: Path | None, old: Path | None, **how: Any) -> None:
+def benchmarks(
+    name: str, quick: bool, rounds: int | None, only: str, json_path: Path | None, folder: Path | None, old: Path | None
+) -> None:
     """Measure this package on this machine, against bare reads and writes, and against another build with --old.
 
     read: every backend and access, codecs, windows. load: loaders, data sets, documents, fields and spans, large
@@ -33,14 +35,17 @@ def benchmarks(name: str, only: str, json_path: Path | None, folder: Path | None
     """
     module = import_module(f"benchmarks.{name}")
     known = [title for title in module.TITLES if old or title != AGAINST_OLD]
-    how["titles"] = [title for title in known if only.lower() in title.lower()]
-    if not how["titles"]:
+    titles = [title for title in known if only.lower() in title.lower()]
+    if not titles:
         raise click.BadParameter(f"no title has {only!r}; the titles: {'; '.join(known)}", param_hint="--only")
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="zb-benchmarks-", dir=folder) as scratch:
-        tables = list(module.measure(Path(scratch), old=(old or ROOT).resolve(), **how))
-    result = {"benchmark": name, "machine": machine(), "quick": how["quick"], "tables": tables}
+    with tempfile.TemporaryDirectory(prefix="zb-benchmarks-", dir=folder) as scratch, ExitStack() as stack:
+        builds = [Build(module.__name__, path) for path in dict.fromkeys((ROOT, (old or ROOT).resolve()))]
+        for build in builds:
+            stack.callback(build.close)
+        tables = list(module.measure(Run(Path(scratch), builds, quick, rounds or (1 if quick else 5), titles)))
+    result = {"benchmark": name, "machine": machine(), "quick": quick, "tables": tables}
     click.echo(report(result))
     if json_path:
         json_path.write_text(json.dumps(result, indent=1) + "\n")

@@ -12,7 +12,7 @@ import resource
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +83,8 @@ def conversion(folder: str, name: str) -> m.Figures:
 
 def _flush(path: Path) -> None:
     for file in m.files_in(path):
-        fd = os.open(file, os.O_RDONLY)
-        os.fsync(fd)
-        os.close(fd)
+        with open(file, "rb", buffering=0) as written:
+            os.fsync(written.fileno())
 
 
 def copy(folder: str) -> m.Figures:
@@ -117,24 +116,18 @@ def _ways(builds: list[m.Build], folder: Path, names: tuple[str, ...], baseline:
     ]  # fmt: skip
 
 
-def measure(
-    folder: Path, *, quick: bool, rounds: int | None, old: Path, titles: Sequence[str]
-) -> Iterator[dict[str, Any]]:
+def measure(run: m.Run) -> Iterator[dict[str, Any]]:
     """Yield the tables of these titles."""
-    builds = [m.Build("benchmarks.convert", path) for path in dict.fromkeys((m.ROOT, old))]
-    mib, text_mib = (8, 1) if quick else (1024, 16)
+    folder, builds = run.folder, run.builds
+    mib, text_mib = (8, 1) if run.quick else (1024, 16)
     for number, build in enumerate(builds):
         build.call("prepare", folder / str(number), mib, text_mib)
-    data, rounds = folder / "0", rounds or (1 if quick else 5)
-    floors: list[m.Way] = [m.Way("cp and flush", m.way_of(builds[0], "copy", data)),
-                           m.Way("sha256 alone", m.way_of(builds[0], "sha256", data), "cp and flush")]  # fmt: skip
-    found: dict[str, Callable[[], list[m.Way]]] = {
-        TITLES[0]: lambda: [*floors, *_ways(builds, folder, TOKENS, "cp and flush")],
-        TITLES[1]: lambda: _ways(builds, folder, TEXT, "parquet-to-hdf5"),
+    floors = [m.Way("cp and flush", m.way_of(builds[0], "copy", folder / "0")),
+              m.Way("sha256 alone", m.way_of(builds[0], "sha256", folder / "0"), "cp and flush")]  # fmt: skip
+    found = {
+        TITLES[0]: (mib, [*floors, *_ways(builds, folder, TOKENS, "cp and flush")]),
+        TITLES[1]: (text_mib, _ways(builds, folder, TEXT, "parquet-to-hdf5")),
     }
-    sizes = dict(zip(TITLES, (mib, text_mib), strict=True))
-    for title, ways in found.items():
-        if title in titles:
-            yield m.compare(f"{title}, {sizes[title]:,} MiB", ways(), rounds)
-    for build in builds:
-        build.close()
+    for title in run.titles:
+        size, ways = found[title]
+        yield m.compare(f"{title}, {size:,} MiB", ways, run.rounds)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ SHARD_BATCHES = 4096
 WINDOWS = {"batch_size": 4, "seq_len": 4096}
 #: Tokens of a document; spans of each.
 DOCUMENT, SPANS = 500, 3
+BOTH = (m.FIRST, m.LATER)
+PLUS_1 = "int32 view + 1 µs"
 
 
 # --- ways ---------------------------------------------------------------------------------------------------------
@@ -81,71 +83,62 @@ def from_cache(path: Path, **options: Any) -> Epochs:
     return epochs
 
 
-EPOCHS: dict[str, Callable[[Path], Epochs]] = {
-    "memory": lambda f: from_memory(f / "four"),
-    "bare map": lambda f: bare(f / "four", "map"),
-    "bare preadv": lambda f: bare(f / "four", "preadv"),
-    "bare map, crc32": lambda f: bare(f / "four", "map", check=True),
-    "bare preadv, crc32": lambda f: bare(f / "four", "preadv", check=True),
-    "bare map, uint16": lambda f: bare(f / "narrow", "map"),
-    "bare map, uint16, crc32": lambda f: bare(f / "narrow", "map", check=True),
-    "int32 view": lambda f: bare(f / "four", "int32"),
-    "Loader": lambda f: load(f / "four"),
-    "Loader, one shard": lambda f: load(f / "one"),
-    'Loader, access="pread"': lambda f: load(f / "four", access="pread"),
-    'Loader, verify="none"': lambda f: load(f / "four", verify="none"),
-    "Loader, uint16": lambda f: load(f / "narrow"),
-    'Loader, uint16, verify="none"': lambda f: load(f / "narrow", verify="none"),
-    "Loader, int32": lambda f: load(f / "four", dtype=torch.int32),
-    "Loader, cache": lambda f: from_cache(f / "four"),
-    "rows of a memmap": lambda f: gathered(f / "tokens.npy"),
-    "Loader, records, 1 shard": lambda f: load(f / "one", shuffle="records"),
-    "Loader, records, 4 shards": lambda f: load(f / "four", shuffle="records"),
-    "DataLoader, memmap": lambda f: in_data_loader(MemmapBatches(f / "tokens.npy"), False),
-    "DataLoader, memmap, shuffle": lambda f: in_data_loader(MemmapBatches(f / "tokens.npy"), True),
-    "DataLoader, dataset()": lambda f: of_loader(f / "four", False),
-    "DataLoader, dataset(), shuffle": lambda f: of_loader(f / "four", True),
-    "DataLoader, dataset(), unchecked": lambda f: of_loader(f / "four", False, verify="none"),
-    "DataLoader, dataset(), unchecked, shuffle": lambda f: of_loader(f / "four", True, verify="none"),
-    "packed": lambda f: load(f / "packed"),
-    "packed, cu_seqlens": lambda f: load(f / "packed", documents=True),
-    "packed, document_ids": lambda f: load(f / "packed", documents=("document_ids", "position_ids")),
-    "packed, a field": lambda f: load(f / "packed", fields=("mask",)),
-    "windows": lambda f: load(f / "stream.h5", **WINDOWS),
-    "windows, 98 spans a batch": lambda f: load(f / "stream.h5", spans=True, **WINDOWS),
-    "DocumentLoader": lambda f: load(f / "stream.h5", DocumentLoader, collate="pack", max_tokens=m.BATCH_TOKENS),
-}
-BOTH = (m.FIRST, m.LATER)
-#: Titles, and their rows: the row that each is compared with, and the least share of its rate in one pass and later.
-TABLES: dict[str, dict[str, tuple[str, float | None]]] = {
+class Row(NamedTuple):
+    """A row: its batches, the row that it is compared with, and the least share of its rate in one pass and later."""
+
+    epochs: Callable[[Path], Epochs]
+    baseline: str = ""
+    bar: float | None = None
+
+
+TABLES = {
     "Whole batches": {
-        "memory": ("", None), "bare map, crc32": ("memory", None), "bare preadv, crc32": ("memory", None),
-        "bare map": ("memory", None), "bare preadv": ("memory", None),
-        "bare map, uint16": ("memory", None), "bare map, uint16, crc32": ("memory", None),
-        "Loader": ("bare map, crc32", 0.9), 'Loader, verify="none"': ("bare map", 0.85),
-        "Loader, one shard": ("bare map, crc32", None), 'Loader, access="pread"': ("bare preadv, crc32", None),
-        "Loader, uint16": ("bare map, uint16, crc32", 0.85),
-        'Loader, uint16, verify="none"': ("bare map, uint16", 0.8),
-        "int32 view + 1 µs": ("", None), "Loader, int32": ("int32 view + 1 µs", 1.0),
-        "Loader, cache": ("Loader", 0.9),
+        "memory": Row(lambda f: from_memory(f / "four")),
+        "bare map, crc32": Row(lambda f: bare(f / "four", "map", check=True), "memory"),
+        "bare preadv, crc32": Row(lambda f: bare(f / "four", "preadv", check=True), "memory"),
+        "bare map": Row(lambda f: bare(f / "four", "map"), "memory"),
+        "bare preadv": Row(lambda f: bare(f / "four", "preadv"), "memory"),
+        "bare map, uint16": Row(lambda f: bare(f / "narrow", "map"), "memory"),
+        "bare map, uint16, crc32": Row(lambda f: bare(f / "narrow", "map", check=True), "memory"),
+        "Loader": Row(lambda f: load(f / "four"), "bare map, crc32", 0.9),
+        'Loader, verify="none"': Row(lambda f: load(f / "four", verify="none"), "bare map", 0.85),
+        "Loader, one shard": Row(lambda f: load(f / "one"), "bare map, crc32"),
+        'Loader, access="pread"': Row(lambda f: load(f / "four", access="pread"), "bare preadv, crc32"),
+        "Loader, uint16": Row(lambda f: load(f / "narrow"), "bare map, uint16, crc32", 0.85),
+        'Loader, uint16, verify="none"': Row(lambda f: load(f / "narrow", verify="none"), "bare map, uint16", 0.8),
+        PLUS_1: Row(lambda f: bare(f / "four", "int32")),
+        "Loader, int32": Row(lambda f: load(f / "four", dtype=torch.int32), PLUS_1, 1.0),
+        "Loader, cache": Row(lambda f: from_cache(f / "four"), "Loader", 0.9),
     },
     "Records": {
-        "rows of a memmap": ("", None), "Loader, records, 1 shard": ("rows of a memmap", 0.9),
-        "Loader, records, 4 shards": ("rows of a memmap", 0.9),
+        "rows of a memmap": Row(lambda f: gathered(f / "tokens.npy")),
+        "Loader, records, 1 shard": Row(lambda f: load(f / "one", shuffle="records"), "rows of a memmap", 0.9),
+        "Loader, records, 4 shards": Row(lambda f: load(f / "four", shuffle="records"), "rows of a memmap", 0.9),
     },
     "DataLoader without workers": {
-        "DataLoader, memmap": ("", None), "DataLoader, memmap, shuffle": ("", None),
-        "DataLoader, dataset()": ("DataLoader, memmap", 0.6),
-        "DataLoader, dataset(), shuffle": ("DataLoader, memmap, shuffle", 0.6),
-        "DataLoader, dataset(), unchecked": ("DataLoader, memmap", 0.8),
-        "DataLoader, dataset(), unchecked, shuffle": ("DataLoader, memmap, shuffle", 0.8),
+        "memmap": Row(lambda f: in_data_loader(MemmapBatches(f / "tokens.npy"), False)),
+        "memmap, shuffle": Row(lambda f: in_data_loader(MemmapBatches(f / "tokens.npy"), True)),
+        "dataset()": Row(lambda f: of_loader(f / "four", False), "memmap", 0.6),
+        "dataset(), shuffle": Row(lambda f: of_loader(f / "four", True), "memmap, shuffle", 0.6),
+        "dataset(), unchecked": Row(lambda f: of_loader(f / "four", False, verify="none"), "memmap", 0.8),
+        "dataset(), unchecked, shuffle": Row(
+            lambda f: of_loader(f / "four", True, verify="none"), "memmap, shuffle", 0.8
+        ),
     },
     "Documents, fields and spans": {
-        "packed": ("", None), "packed, cu_seqlens": ("packed", 0.6), "packed, document_ids": ("packed", 0.2),
-        "packed, a field": ("packed", 0.45), "windows": ("", None), "windows, 98 spans a batch": ("windows", None),
-        "DocumentLoader": ("", None),
+        "packed": Row(lambda f: load(f / "packed")),
+        "packed, cu_seqlens": Row(lambda f: load(f / "packed", documents=True), "packed", 0.6),
+        "packed, document_ids": Row(
+            lambda f: load(f / "packed", documents=("document_ids", "position_ids")), "packed", 0.2
+        ),
+        "packed, a field": Row(lambda f: load(f / "packed", fields=("mask",)), "packed", 0.45),
+        "windows": Row(lambda f: load(f / "stream.h5", **WINDOWS)),
+        "windows, 98 spans a batch": Row(lambda f: load(f / "stream.h5", spans=True, **WINDOWS), "windows"),
+        "DocumentLoader": Row(
+            lambda f: load(f / "stream.h5", DocumentLoader, collate="pack", max_tokens=m.BATCH_TOKENS)
+        ),
     },
-}  # fmt: skip
+}
 TITLES = (*TABLES, m.AGAINST_OLD, "Many shards", "A cold disk")
 #: Rows that are measured in both builds with --old.
 AGAINST = ("Loader", "Loader, records, 4 shards", "packed, cu_seqlens", "windows", "windows, 98 spans a batch",
@@ -153,9 +146,8 @@ AGAINST = ("Loader", "Loader, records, 4 shards", "packed, cu_seqlens", "windows
 
 
 def row(folder: str, name: str) -> m.Figures:
-    if name == "int32 view + 1 µs":
-        return {column: value + 1 for column, value in row(folder, "int32 view").items()}
-    return passes(EPOCHS[name](Path(folder)))
+    [epochs] = [rows[name].epochs for rows in TABLES.values() if name in rows]
+    return {column: value + (name == PLUS_1) for column, value in passes(epochs(Path(folder))).items()}
 
 
 # --- data ---------------------------------------------------------------------------------------------------------
@@ -225,7 +217,7 @@ def cold(folder: str, order: str) -> m.Figures:
 # --- the tables ---------------------------------------------------------------------------------------------------
 
 
-def tables(quick: bool, rounds: int, folder: Path, builds: list[m.Build]) -> Iterator[tuple[str, list[m.Way]]]:
+def tables(quick: bool, folder: Path, builds: list[m.Build]) -> Iterator[tuple[str, list[m.Way]]]:
     """Yield titles and ways; the first build is the current one."""
     build = builds[0]
     patience = 0.0 if quick else 3.0
@@ -233,7 +225,7 @@ def tables(quick: bool, rounds: int, folder: Path, builds: list[m.Build]) -> Ite
         yield title, [
             m.Way(name, m.way_of(build, "row", folder / "0", name, patience_s=patience), baseline,
                   dict.fromkeys(BOTH, bar) if bar else {})
-            for name, (baseline, bar) in rows.items()
+            for name, (_, baseline, bar) in rows.items()
         ]  # fmt: skip
     if len(builds) > 1:
         yield m.AGAINST_OLD, [
@@ -254,19 +246,13 @@ def tables(quick: bool, rounds: int, folder: Path, builds: list[m.Build]) -> Ite
     yield "A cold disk", [ways[0]._replace(baseline="", bars={}), *ways[1:]]
 
 
-def measure(
-    folder: Path, *, quick: bool, rounds: int | None, old: Path, titles: Sequence[str]
-) -> Iterator[dict[str, Any]]:
+def measure(run: m.Run) -> Iterator[dict[str, Any]]:
     """Yield the tables of these titles."""
-    builds = [m.Build("benchmarks.load", path) for path in dict.fromkeys((m.ROOT, old))]
-    for number, build in enumerate(builds):
-        build.call("prepare", folder / str(number), QUICK if quick else BATCHES)
-    rounds = rounds or (1 if quick else 5)
-    if "Many shards" in titles:
-        for shards in (1, 20) if quick else (1, 4400):
-            builds[0].call("make_many", folder / "0", shards, 64 if quick else SHARD_BATCHES)
-    for title, ways in tables(quick, rounds, folder, builds):
-        if title in titles:
-            yield m.compare(title, ways, rounds)
-    for build in builds:
-        build.close()
+    for number, build in enumerate(run.builds):
+        build.call("prepare", run.folder / str(number), QUICK if run.quick else BATCHES)
+    if "Many shards" in run.titles:
+        for shards in (1, 20) if run.quick else (1, 4400):
+            run.builds[0].call("make_many", run.folder / "0", shards, 64 if run.quick else SHARD_BATCHES)
+    for title, ways in tables(run.quick, run.folder, run.builds):
+        if title in run.titles:
+            yield m.compare(title, ways, run.rounds)

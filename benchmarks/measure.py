@@ -10,7 +10,6 @@ import json
 import mmap
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import time
@@ -75,28 +74,22 @@ def warm(path: Path) -> None:
 def evict(path: Path) -> None:
     """Drop each file of a folder from the page cache. The cache of a virtual machine's host stays."""
     for file_path in files_in(path):
-        fd = os.open(file_path, os.O_RDONLY)
-        try:
-            os.fsync(fd)  # dirty pages are not dropped
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(fd)
+        with open(file_path, "rb", buffering=0) as file:
+            os.fsync(file.fileno())  # dirty pages are not dropped
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def direct_bytes_per_s(path: Path) -> float:
     """Read a file once from front to back past the page cache, in blocks of 4 MiB."""
     evict(path)
     buffer = mmap.mmap(-1, READ_BYTES)  # page-aligned for O_DIRECT
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    try:
+    with open(os.open(path, os.O_RDONLY | os.O_DIRECT), "rb", buffering=0) as file:
         start_s, total = time.perf_counter(), 0
-        while count := os.preadv(fd, [buffer], total):
+        while count := os.preadv(file.fileno(), [buffer], total):
             total += count
             if count % mmap.PAGESIZE:
                 break
         return total / (time.perf_counter() - start_s)
-    finally:
-        os.close(fd)
 
 
 # --- this process and this machine -------------------------------------------------------------------------------
@@ -193,6 +186,16 @@ def serve(module: str) -> None:
         os.waitpid(pid, 0)
 
 
+class Run(NamedTuple):
+    """What to measure: the folder of the data, this build and perhaps another one, and the tables."""
+
+    folder: Path
+    builds: list[Build]
+    quick: bool
+    rounds: int
+    titles: Sequence[str]
+
+
 # --- comparison --------------------------------------------------------------------------------------------------
 
 
@@ -207,8 +210,7 @@ class Way(NamedTuple):
 
 def quartiles(values: Sequence[float]) -> list[float]:
     """Return the median, the first and the third quartile."""
-    low, high = np.percentile(values, [25, 75]).tolist()
-    return [statistics.median(values), low, high]
+    return np.percentile(values, [50, 25, 75]).tolist()
 
 
 def compare(title: str, ways: Sequence[Way], rounds: int) -> dict[str, Any]:
@@ -248,7 +250,7 @@ def report(result: dict[str, Any]) -> str:
         rounds = f"{table['rounds']} round{'s' * (table['rounds'] > 1)}"
         lines += [f"\n### {table['title']} ({rounds})\n", _line(headers), _line(["---"] * len(headers))]
         for row in table["rows"]:
-            cells = [row["name"], *(_figure(row, c) for c in columns)]
+            cells = [row["name"], *(f"{row['figures'][c][0]:,.2f}" if c in row["figures"] else "" for c in columns)]
             cells += [_ratio(row, column, result["quick"]) for column in columns]
             cells += [f"{BATCH_TOKENS / row['figures'][LATER][0]:,.0f}" if LATER in row["figures"] else ""] * rated
             lines.append(_line(cells))
@@ -257,11 +259,6 @@ def report(result: dict[str, Any]) -> str:
 
 def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def _figure(row: dict[str, Any], column: str) -> str:
-    found = row["figures"].get(column)
-    return f"{found[0]:,.2f}" if found else ""
 
 
 def _ratio(row: dict[str, Any], column: str, quick: bool) -> str:

@@ -10,7 +10,7 @@ import mmap
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -121,16 +121,6 @@ def make_store(source: Path, target: Path, target_format: str = "hdf5", **option
 # --- ways ---------------------------------------------------------------------------------------------------------
 
 
-def _windows(folder: Path, by: str) -> Epochs:
-    path = next(folder.glob("*.h5"))
-    starts = np.random.default_rng(m.SEED).integers(0, BATCHES * 100, 2000).tolist()
-    if by == "h5py":
-        tokens = h5py.File(path)["tokens"]
-        return lambda epoch: (tokens[start : start + WINDOW] for start in starts)
-    store = MmapTokenStore(path)
-    return lambda epoch: (np.array(store.get_slice(start, start + WINDOW)) for start in starts)
-
-
 ROWS: dict[str, Callable[[Path], Epochs]] = {
     "memory": lambda f: from_memory(f / "hdf5"),
     "bare map": lambda f: bare(f / "hdf5", "map"),
@@ -159,9 +149,16 @@ def codec_row(folder: str, codec: str) -> m.Figures:
 
 
 def window_row(folder: str, by: str) -> m.Figures:
-    epochs = _windows(Path(folder) / "stream", by)
-    m.us_of(epochs(0))
-    return {"a window, µs": m.us_of(epochs(1))}
+    path = next((Path(folder) / "stream").glob("*.h5"))
+    starts = np.random.default_rng(m.SEED).integers(0, BATCHES * 100, 2000).tolist()
+    tokens: Any = h5py.File(path)["tokens"]
+    store = MmapTokenStore(path)
+    ways = {
+        "h5py": lambda at: tokens[at : at + WINDOW],
+        "extents": lambda at: np.array(store.get_slice(at, at + WINDOW)),
+    }
+    m.us_of(map(ways[by], starts))
+    return {"a window, µs": m.us_of(map(ways[by], starts))}
 
 
 def prepare(folder: Path, num_batches: int) -> None:
@@ -177,19 +174,14 @@ def prepare(folder: Path, num_batches: int) -> None:
             writer.write_document(np.load(source, mmap_mode="r")[start : start + 64].reshape(-1))
 
 
-def measure(
-    folder: Path, *, quick: bool, rounds: int | None, old: Path, titles: Sequence[str]
-) -> Iterator[dict[str, Any]]:
-    """Yield the tables of these titles; `old` has no rows here."""
-    count, rounds = (QUICK, rounds or 1) if quick else (BATCHES, rounds or 5)
-    build = m.Build("benchmarks.read")
-    prepare(folder, count)
+def measure(run: m.Run) -> Iterator[dict[str, Any]]:
+    """Yield the tables of these titles; another build has no rows here."""
+    prepare(run.folder, QUICK if run.quick else BATCHES)
     rows = {"Backends and accesses": ("row", ROWS, "memory"), "Codecs": ("codec_row", CODECS, "none"),
             WINDOWS: ("window_row", ("h5py", "extents"), "h5py")}  # fmt: skip
-    if "Codecs" in titles and "zstd:1" not in CODECS:
+    if "Codecs" in run.titles and "zstd:1" not in CODECS:
         print("Codecs: the rows of zstd are left out; they need pip install '.[codecs]'", file=sys.stderr)
-    for title in titles:
+    for title in run.titles:
         function, names, baseline = rows[title]
-        ways = [m.Way(name, m.way_of(build, function, folder, name), baseline) for name in names]
-        yield m.compare(title, ways, rounds)
-    build.close()
+        ways = [m.Way(name, m.way_of(run.builds[0], function, run.folder, name), baseline) for name in names]
+        yield m.compare(title, ways, run.rounds)

@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from benchmarks import measure as m
-from benchmarks.read import Store, make_store
+from benchmarks.read import BATCHES, QUICK, Store, make_store
 from zb_hdf5 import Loader
 from zb_hdf5.errors import UnavailableError
 
@@ -72,22 +72,18 @@ def load(url: str, epoch: int, options: dict[str, Any]) -> m.Figures:
         return {m.LATER: m.us_of(loader)}
 
 
-def measure(
-    folder: Path, *, quick: bool, rounds: int | None, old: Path, titles: Sequence[str]
-) -> Iterator[dict[str, Any]]:
+def measure(run: m.Run) -> Iterator[dict[str, Any]]:
     """Yield the one table."""
-    m.write_tokens(folder / "tokens.npy", (128 if quick else 3200) * m.BATCH_SIZE)
+    folder, build = run.folder, run.builds[0]
+    m.write_tokens(folder / "tokens.npy", (QUICK if run.quick else BATCHES) * m.BATCH_SIZE)
     make_store(folder / "tokens.npy", folder / "store", num_shards=4)
-    builds = [m.Build("benchmarks.remote", path) for path in dict.fromkeys((m.ROOT, old))]
     with serve(folder) as url:
+        floor = m.Way(f"bare, {UNDER_WAY} reads under way", m.way_of(build, "bare", url, folder, 0))
+        unchecked = m.way_of(build, "load", url, 0, {"verify": "none"})
         ways = [
-            m.Way("bare, 16 reads under way", m.way_of(builds[0], "bare", url, folder, 0)),
-            m.Way("Loader", m.way_of(builds[0], "load", url, 0, {}), "bare, 16 reads under way", {m.LATER: BAR}),
-            m.Way('Loader, verify="none"', m.way_of(builds[0], "load", url, 0, {"verify": "none"}),
-                  "bare, 16 reads under way"),
-            *(m.Way("Loader, old", m.way_of(each, "load", url, 0, {}), "bare, 16 reads under way")
-              for each in builds[1:]),
-        ]  # fmt: skip
-        yield m.compare(titles[0], ways, rounds or (1 if quick else 5))
-    for build in builds:
-        build.close()
+            floor,
+            m.Way("Loader", m.way_of(build, "load", url, 0, {}), floor.name, {m.LATER: BAR}),
+            m.Way('Loader, verify="none"', unchecked, floor.name),
+            *(m.Way("Loader, old", m.way_of(old, "load", url, 0, {}), floor.name) for old in run.builds[1:]),
+        ]
+        yield m.compare(run.titles[0], ways, run.rounds)

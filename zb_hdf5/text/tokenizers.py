@@ -334,7 +334,8 @@ def _encoding_of_file(path: Path) -> Any:
         )
     content = _read_tokenizer_json(sidecar)
     try:
-        ranks = _parse_ranks(path.read_bytes())
+        pairs = [line.split() for line in path.read_bytes().splitlines() if line]
+        ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
         special = {token["content"]: int(token["id"]) for token in content["added_tokens"]}
         if sorted(ranks.values()) != sorted(set(content["model"]["vocab"].values()) - set(special.values())):
             raise FormatError("it has other ids")
@@ -345,11 +346,6 @@ def _encoding_of_file(path: Path) -> Any:
         return library.Encoding(path.name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
     except Exception as error:  # of base64, of missing keys, of the library
         raise FormatError(f"{path}: not a file of ranks that goes with {sidecar.name}: {error}") from error
-
-
-def _parse_ranks(data: bytes) -> dict[bytes, int]:
-    pairs = [line.split() for line in data.splitlines() if line]
-    return {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
 
 
 def _read_tokenizer_json(path: Path) -> dict[str, Any]:
@@ -374,10 +370,7 @@ def as_unicode(text: str) -> str:
 
 def _slices(sizes: list[int], count: int) -> list[slice]:
     """Cut a list of `sizes` into at most `count` runs of about the same total size."""
-    ends = np.cumsum(sizes, dtype=np.int64)
-    if not len(ends):
-        return []
-    cuts = np.searchsorted(ends, ends[-1] * np.arange(1, count) / count)
+    cuts = np.searchsorted(np.cumsum(sizes), sum(sizes) * np.arange(1, count) / count)
     return [slice(a, b) for a, b in pairwise(np.unique([0, *cuts, len(sizes)]).tolist())]
 
 

@@ -260,7 +260,7 @@ def source_sha256(task: ShardTask) -> str:
     try:
         for group in read_groups(task.source, task.start, task.stop):
             pending = digest.submit(group.tokens)
-            digest.accept(pending.result())
+            digest.accept(pending)
             group.in_use = pending.wait
     finally:
         digest.close()

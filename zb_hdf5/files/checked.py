@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -264,32 +264,26 @@ def checked(tokens: Tokens, rows: Crc32Rows | None, path: Path, noun: str, verif
     )
 
 
-# A commit needs the crc32 of its batches, and not the sha256, which takes ten times as long: that of one group is
-# computed while the next ones are written.
+class GroupDigest:
+    """The digests of one group of batches, on their way in two threads, and the running sha256 that includes it."""
 
-
-class GroupDigest(NamedTuple):
-    """The digests of one group of batches, and the running sha256 that will include it."""
-
-    crc32: list[int]
-    max_token: int
-    sha256: Future[Any]
-
-
-class PendingDigest:
-    """The digest of a group, on its way in two threads."""
+    # a commit needs the crc32 of its batches, and not the sha256, which takes ten times as long: that of one group is
+    # computed while the next ones are written
 
     def __init__(self, sha256: Future[Any], rest: Future[tuple[list[int], int]]) -> None:
-        self._sha256, self._rest = sha256, rest
+        self.sha256, self._rest = sha256, rest
 
-    def result(self) -> GroupDigest:
-        """Wait for crc32 and largest token: what a commit needs."""
-        crc32, max_token = self._rest.result()
-        return GroupDigest(crc32, max_token, self._sha256)
+    @property
+    def crc32(self) -> list[int]:
+        return self._rest.result()[0]
+
+    @property
+    def max_token(self) -> int:
+        return self._rest.result()[1]
 
     def wait(self) -> None:
         """Wait for both threads; from then on the group may change."""
-        wait((self._rest, self._sha256))
+        wait((self._rest, self.sha256))
 
 
 class TokenDigest:
@@ -304,12 +298,12 @@ class TokenDigest:
         self._sha256.set_result(hashlib.sha256())
         self._hashing, self._rest = (ThreadPoolExecutor(1, thread_name_prefix="zb-digest") for _ in range(2))
 
-    def submit(self, batches: TokenArray) -> PendingDigest:
+    def submit(self, batches: TokenArray) -> GroupDigest:
         """Start digesting `batches`, shape `(count, B, S)`, C-contiguous and of the stored dtype."""
         sha256 = self._sha256
         if self._known_sha256 is None:
             sha256 = self._hashing.submit(_hash, sha256, batches)
-        return PendingDigest(sha256, self._rest.submit(_crc32s_and_max, batches))
+        return GroupDigest(sha256, self._rest.submit(_crc32s_and_max, batches))
 
     def accept(self, group: GroupDigest) -> None:
         """Add a group that is on disk to the running sha256. A group whose write failed is never accepted."""
@@ -345,8 +339,3 @@ def _crc32s_and_max(batches: TokenArray) -> tuple[list[int], int]:
 def batch_crc32s(batches: TokenArray) -> list[int]:
     """Return the crc32 of each batch's token bytes."""
     return [crc32_of(batch) for batch in batches]
-
-
-def crc32_array(values: list[int]) -> npt.NDArray[np.uint32]:
-    """Return crc32 values as they are stored: little-endian uint32."""
-    return np.array(values, dtype="<u4")

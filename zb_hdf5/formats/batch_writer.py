@@ -8,23 +8,20 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, TypeAlias
+from typing import Any, ClassVar, Final, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, ClosedError
 from zb_hdf5.field import field_values, split_tokens
-from zb_hdf5.files.checked import TokenDigest, crc32_array
+from zb_hdf5.files.checked import GroupDigest, TokenDigest
 from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.paths import regular
 from zb_hdf5.files.publishing import PartialFile, disk_errors
 from zb_hdf5.files.ranges import Extents, Run, copy_range, read_fully
 from zb_hdf5.formats.batch_reader import GROUP_BYTES, BatchReader
 from zb_hdf5.spec import NO_SHA256, NOT_KNOWN, StoreMeta, TokenArray, as_stored
-
-if TYPE_CHECKING:
-    from zb_hdf5.files.checked import GroupDigest, PendingDigest
 
 #: The values of fields: an array for each name, or one structured array.
 FieldArrays: TypeAlias = Mapping[str, npt.ArrayLike] | npt.NDArray[Any]
@@ -233,7 +230,7 @@ class TokenWriter(Writer):
             self._digest.close()
             info = ShardInfo(
                 self._file.path, self.backend, len(self._crc32), self.token_count, self.max_token,
-                self._digest.sha256(), crc32_array(self._crc32),
+                self._digest.sha256(), np.array(self._crc32, "<u4"),
             )  # fmt: skip
             with disk_errors(self._file.partial_path):
                 info = self._complete(info)
@@ -293,7 +290,7 @@ class FileWriter(TokenWriter, BatchWriter):
             raise ArgumentError(f"{path}: expected_batches must be a count of batches, found {expected_batches}")
         self._expected_batches = expected_batches
         self._unsent_bytes = 0
-        self._behind: deque[PendingDigest] = deque()
+        self._behind: deque[GroupDigest] = deque()
         super().__init__(path, meta, **options)
 
     def write(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> None:
@@ -346,7 +343,7 @@ class FileWriter(TokenWriter, BatchWriter):
         group, slot_bytes = max(1, GROUP_BYTES // self.meta.batch_bytes), self.meta.padded_batch_bytes
         buffers = [np.empty((min(group, count), slot_bytes), np.uint8) for _ in range(2)]
         before = self.num_batches
-        pending: tuple[TokenArray, PendingDigest] | None = None
+        pending: tuple[TokenArray, GroupDigest] | None = None
         with open(path, "rb", buffering=0, opener=regular) as original:
             try:
                 for number, done in enumerate(range(0, count, group)):
@@ -360,12 +357,12 @@ class FileWriter(TokenWriter, BatchWriter):
                     stored = as_stored(tokens.reshape(len(slots), *self.meta.shape), self.meta, what)
                     if pending:  # while one group is digested, the next is copied
                         digested, pending = pending, None
-                        self._commit(digested[0], digested[1].result())
+                        self._commit(*digested)
                         digested[1].wait()  # before its buffer is filled again
                     pending = stored, self._digest.submit(stored)
             finally:
                 if pending:
-                    self._commit(pending[0], pending[1].result())
+                    self._commit(*pending)
 
     def _copy_group(self, source_fd: int, extents: Extents, start: int, count: int, offset: int) -> bool:
         """Copy batches into the slots from `offset` on; return whether all of them were. Padding stays a hole."""
@@ -386,7 +383,7 @@ class FileWriter(TokenWriter, BatchWriter):
         return self._digest.sha256()
 
     def crc32(self) -> npt.NDArray[np.uint32]:
-        return crc32_array(self._crc32)
+        return np.array(self._crc32, "<u4")
 
     def _count(self, batches: TokenArray, digest: GroupDigest) -> None:
         """Add a group that is on disk to the totals."""
@@ -406,7 +403,7 @@ class FileWriter(TokenWriter, BatchWriter):
         return num_batches * meta.batch_bytes
 
     @abstractmethod
-    def _append(self, batches: TokenArray, digest: PendingDigest, fields: Mapping[str, npt.NDArray[Any]]) -> None:
+    def _append(self, batches: TokenArray, digest: GroupDigest, fields: Mapping[str, npt.NDArray[Any]]) -> None:
         """Write and commit a group; `fields` are empty for a format that holds none."""
 
     def _room_for(self, first: int, count: int) -> int | None:

@@ -9,13 +9,13 @@ import os
 import struct
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy, UnverifiableError
-from zb_hdf5.files.checked import Crc32Rows, crc32_array, crc32_of
+from zb_hdf5.files.checked import Crc32Rows, GroupDigest, crc32_of
 from zb_hdf5.files.paths import RemotePath, any_path, open_file, open_with_room, regular
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, write_atomically, write_fully
 from zb_hdf5.files.ranges import Extents, Run
@@ -36,10 +36,6 @@ from zb_hdf5.spec import (
     StoreMeta,
     TokenArray,
 )
-
-if TYPE_CHECKING:
-    from zb_hdf5.files.checked import PendingDigest
-
 
 #: (offset, struct code, field) in file order; little-endian, no alignment gaps; reserved from byte 40 on.
 BATCH_HEADER_FIELDS: Final = (
@@ -107,9 +103,9 @@ class BatchFileWriter(FileWriter):
         pack_header(self.meta, 0)  # refuses a seed or total_records that does not fit, before any work
         self._padded = np.zeros(0, dtype=np.uint8)
 
-    def _append(self, batches: TokenArray, digest: PendingDigest, fields: object) -> None:
+    def _append(self, batches: TokenArray, digest: GroupDigest, fields: object) -> None:
         write_fully(self._file.fd, self._slots(batches), batch_file_bytes(self.meta, self.num_batches))
-        self._commit(batches, digest.result())
+        self._commit(batches, digest)
 
     def _slots(self, batches: TokenArray) -> npt.NDArray[np.uint8]:
         """Return the bytes of the batches' slots, zero padded."""
@@ -300,5 +296,5 @@ def ensure_crc32_file(reader: BatchReader) -> Path | None:
     sidecar = crc32_path(reader.path)
     if sidecar.exists():
         return None
-    write_atomically(sidecar, crc32_array([crc32_of(batch) for batch in reader]).tobytes())
+    write_atomically(sidecar, np.array([crc32_of(batch) for batch in reader], "<u4").tobytes())
     return sidecar

@@ -19,7 +19,7 @@ from zb_hdf5.formats.batch_writer import FileWriter, ShardInfo
 from zb_hdf5.spec import BATCHES, TokenArray
 
 if TYPE_CHECKING:
-    from zb_hdf5.files.checked import PendingDigest
+    from zb_hdf5.files.checked import GroupDigest
 
 NPY_MAGIC: Final = b"\x93NUMPY"
 #: The header that numpy writes for a 1-D array of integers: parsed 10 times as fast as any Python literal.
@@ -87,9 +87,9 @@ class NpyWriter(FileWriter):
         np.lib.format.write_array_header_1_0(header, description)
         return header.getvalue()
 
-    def _append(self, batches: TokenArray, digest: PendingDigest, fields: object) -> None:
+    def _append(self, batches: TokenArray, digest: GroupDigest, fields: object) -> None:
         write_fully(self._file.fd, batches, self._data_offset + self.num_batches * self.meta.batch_bytes)
-        self._commit(batches, digest.result())
+        self._commit(batches, digest)
 
     def _complete(self, info: ShardInfo) -> ShardInfo:
         header = self._header(info.num_batches)

@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError, FormatError, Remedy, UnavailableError
-from zb_hdf5.files.checked import crc32_array
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.files.tokens import Tokens
@@ -141,7 +140,7 @@ class LiveStoreWriter(BatchWriter):
         return combine_sha256(digests)
 
     def crc32(self) -> npt.NDArray[np.uint32]:
-        return np.concatenate([*self._crc32, crc32_array([]) if self._shard is None else self._shard.crc32()])
+        return np.concatenate([*self._crc32, np.empty(0, "<u4") if self._shard is None else self._shard.crc32()])
 
     def finish(self) -> ShardInfo:
         """Publish the last shard, and mark the index as complete."""

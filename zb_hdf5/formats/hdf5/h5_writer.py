@@ -20,14 +20,14 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ConvertError, Remedy
-from zb_hdf5.files.checked import batch_crc32s, crc32_array, crc32_of
+from zb_hdf5.files.checked import GroupDigest, batch_crc32s, crc32_of
 from zb_hdf5.files.codecs import CompressedTokens, Encoder, require_codec
 from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.files.ranges import Extents, Run
@@ -61,9 +61,6 @@ from zb_hdf5.spec import (
     extents_column,
     meta_block_bytes,
 )
-
-if TYPE_CHECKING:
-    from zb_hdf5.files.checked import GroupDigest, PendingDigest
 
 #: Limit of the rows by which a table is extended: they keep their disk space.
 TABLE_ROWS_AHEAD: Final = 1 << 19
@@ -165,7 +162,7 @@ class Column:
 
     def write_crc32(self) -> None:
         """Write the crc32 of the chunks that were written since the last commit."""
-        self.crc32.write(crc32_array(self._waiting + self.fresh))
+        self.crc32.write(np.array(self._waiting + self.fresh, "<u4"))
 
     def forget(self) -> None:
         """Leave out the chunks that were written since: their commit failed."""
@@ -486,12 +483,12 @@ class HDF5BatchWriter(HDF5Writer, FileWriter):
         tokens = num_batches * meta.padded_batch_bytes // (1 if meta.codec == NO_CODEC else 2)
         return meta_block_bytes(num_batches) + crc32 + HDF5_ALIGNMENT + tokens
 
-    def _append(self, batches: TokenArray, digest: PendingDigest, fields: Mapping[str, npt.NDArray[Any]]) -> None:
+    def _append(self, batches: TokenArray, digest: GroupDigest, fields: Mapping[str, npt.NDArray[Any]]) -> None:
         self._make_room(self.num_batches + len(batches))
         self._write_chunks(self.num_batches, batches, fields)
         for name, values in fields.items():
             self._fields[name].digest(values)
-        self._commit(batches, digest.result())
+        self._commit(batches, digest)
 
     def _room_for(self, first: int, count: int) -> int | None:
         self._make_room(first + count)

@@ -39,7 +39,7 @@ from zb_hdf5.spec import (
 )
 
 if TYPE_CHECKING:
-    from zb_hdf5.files.checked import PendingDigest
+    from zb_hdf5.files.checked import GroupDigest
 
 
 class HDF5ShardWriter(HDF5Writer):
@@ -280,9 +280,9 @@ class HDF5ShardWriter(HDF5Writer):
                 self._append(pending)
         finally:
             pending.wait()  # also after a failure: the buffer may then change
-        self._digest.accept(pending.result())
+        self._digest.accept(pending)
 
-    def _append(self, pending: PendingDigest) -> None:
+    def _append(self, pending: GroupDigest) -> None:
         number, stop = len(self._crc32), self.token_count
         ends = np.concatenate([*self._ends, np.empty(0, "<u8")])
         whole = int(np.searchsorted(ends, stop, side="right"))
@@ -294,8 +294,7 @@ class HDF5ShardWriter(HDF5Writer):
             self._write_chunks(number, tokens, dict(zip(self._fields, fields, strict=True)))
             for column, values in zip(self._fields.values(), fields, strict=True):
                 column.digest(values[:, : self._buffered])
-            group = pending.result()
-            crc32, self.max_token = group.crc32, max(self.max_token, group.max_token)
+            crc32, self.max_token = pending.crc32, max(self.max_token, pending.max_token)
         with self._hdf5():
             self._offsets.append(ends[:whole])
         marker = {"document_count": self._offsets.count - 1, "max_token": self.max_token, "token_count": stop}

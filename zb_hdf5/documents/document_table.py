@@ -13,7 +13,7 @@ from contextlib import closing
 from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -292,9 +292,6 @@ class DocumentTable:
         self._open_offsets = open_offsets
         self._first_tokens = np.array([part.first_token for part in self.parts], np.uint64)
         self._first_documents = np.array([part.first_document for part in self.parts], np.int64)
-        self._reset()
-
-    def _reset(self) -> None:
         self._files: OpenFiles[DocumentFile] = OpenFiles("auto", far=isinstance(self._folder, RemotePath))
 
     @classmethod
@@ -427,7 +424,7 @@ class DocumentTable:
 
     def file(self, index: int) -> DocumentFile:
         """Return the file of one part."""
-        return self._files.known.get(index) or self._files.open(index, self._open)
+        return self._files.get(index, self._open)
 
     def _open(self, index: int) -> DocumentFile:
         part = self.parts[index]
@@ -439,13 +436,4 @@ class DocumentTable:
         return map(self._open, range(len(self.parts)))
 
     def close(self) -> None:
-        for file in self._files.files().values():
-            file.close()
-        self._reset()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_files"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._reset()
+        self._files.close()

@@ -210,7 +210,7 @@ _STORES: weakref.WeakSet[OpenFiles[Any]] = weakref.WeakSet()
 
 
 class OpenFiles(Generic[File]):
-    """The open files of one store, by their numbers. Thread-safe; usable after fork."""
+    """The open files of one store, by their numbers. Thread-safe; usable after fork; a pickled copy has none."""
 
     # `known.get(number)` is a plain look-up, which notes no time: when no more files may be open, the older half of
     # `known` rests; a resting file that is asked for moves back, the others close, the oldest first. A dropped file
@@ -228,9 +228,13 @@ class OpenFiles(Generic[File]):
         self.resting: dict[int, File] = {}
         mapped = 1 if access == "pread" else DESCRIPTORS_PER_MAPPED_FILE
         self._descriptors = DESCRIPTORS_PER_OBJECT if far else mapped
-        self._let_go, self._far = let_go, far
+        self._access, self._let_go, self._far = access, let_go, far
         with _LOCK:
             _STORES.add(self)
+
+    def get(self, number: int, open_file: Callable[[int], File]) -> File:
+        """Return a file, opened where it is not."""
+        return self.known.get(number) or self.open(number, open_file)
 
     def open(self, number: int, open_file: Callable[[int], File]) -> File:
         """Return a file that is not among the known ones; of two threads that open the same one, one keeps it."""
@@ -251,6 +255,16 @@ class OpenFiles(Generic[File]):
         """Return all that are open."""
         with _LOCK:
             return self.resting | self.known
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self.files().values():
+            file.close()  # type: ignore[attr-defined]
+        self.known.clear()
+        self.resting.clear()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(OpenFiles, far=self._far), (self._access,)
 
     def held(self) -> int:
         """Return how many descriptors these files take. This and what follows: under the lock."""

@@ -209,8 +209,7 @@ class Sharded(Tokens):
             start += take
 
     def close(self) -> None:
-        for file in self._files.files().values():
-            file.close()
+        self._files.close()
         self._access = self._access or "auto"  # nothing is opened any more to find out
         self._reset()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -33,10 +33,7 @@ class StoreDocuments:
         """Take over the records of each file, and the first token of its split in all splits."""
         self._folder, self._verify, self._starts, self._bases = folder, verify, ends_of(np.asarray(counts)), bases
         self.__dict__.pop("_edges", None)
-        self._reset()
-
-    def _reset(self) -> None:
-        self._files: OpenFiles[PiecesFile] = OpenFiles("auto", far=isinstance(self._folder, RemotePath))
+        self._files: OpenFiles[PiecesFile] = OpenFiles("auto", far=isinstance(folder, RemotePath))
         self._table: DocumentTable | None = None
 
     @cached_property
@@ -73,7 +70,7 @@ class StoreDocuments:
         return pieces.moved(self._bases[shard]) if self._bases[shard] else pieces
 
     def _file(self, shard: int) -> PiecesFile:
-        return self._files.known.get(shard) or self._files.open(shard, self._open)
+        return self._files.get(shard, self._open)
 
     def _open(self, shard: int) -> PiecesFile:
         from zb_hdf5.documents.pieces_file import PiecesFile
@@ -93,18 +90,9 @@ class StoreDocuments:
         return DocumentTable(self._folder, self._parts, self._verify) if self._parts else None
 
     def close(self) -> None:
-        for file in self._files.files().values():
-            file.close()
+        self._files.close()
         if self._table is not None:
             self._table.close()
-        self._reset()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_files", "_table")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._reset()
 
 
 class LoneDocuments(StoreDocuments):

@@ -47,10 +47,10 @@ class DocumentEdges:
     ) -> None:  # fmt: skip
         self._paths, self._starts, self._identities, self._verify = paths, starts, identities, verify
         self._keeps = count <= FEW_DOCUMENTS and not isinstance(paths[0], RemotePath)  # each object takes a while
-        self._reset()
+        self._files: OpenFiles[DocumentOffsets] = OpenFiles("auto", far=isinstance(paths[0], RemotePath))
+        self._forget()
 
-    def _reset(self) -> None:
-        self._files: OpenFiles[DocumentOffsets] = OpenFiles("auto", far=isinstance(self._paths[0], RemotePath))
+    def _forget(self) -> None:
         self._all: npt.NDArray[np.uint64] | None = None
         self._kept: dict[int, npt.NDArray[np.uint64]] = {}  # of few documents, until there are all
 
@@ -112,7 +112,7 @@ class DocumentEdges:
     def _rows(self, number: int) -> npt.NDArray[np.uint64]:
         if self._keeps:
             return self._kept.setdefault(number, self._read(number))
-        return (self._files.known.get(number) or self._files.open(number, self.open)).rows()
+        return self._files.get(number, self.open).rows()
 
     def open(self, number: int) -> DocumentOffsets:
         """Open the offsets of one file; the caller closes them."""
@@ -120,16 +120,15 @@ class DocumentEdges:
         return DocumentOffsets(self._paths[number], num_tokens, self._identities.get(number), self._verify)
 
     def close(self) -> None:
-        for file in self._files.files().values():
-            file.close()
-        self._reset()
+        self._files.close()
+        self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_files", "_all", "_kept")}
+        return {key: value for key, value in self.__dict__.items() if key not in ("_all", "_kept")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._reset()
+        self._forget()
 
 
 class MmapTokenStore(TokenStore):

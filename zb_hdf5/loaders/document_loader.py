@@ -139,27 +139,27 @@ def packed_steps(
 ) -> Iterator[tuple[IndexArray, int]]:
     """Yield the documents of a rank at each step, packed into `max_tokens`, and the position behind the step."""
     # the batches do not depend on the ranks, which take them in turn: each rank computes the lengths of all documents
-    order, live = plan.live_order, plan.skip.live(position)
-    batches = _cut(order, documents, live, max_tokens)
+    live = plan.skip.live(position)
+    batches = _cut(plan, documents, live, max_tokens)
     while step := list(islice(batches, plan.world_size)):
         live += sum(map(len, step))
         if len(step) < plan.world_size:
             if plan.drop_last:
                 return
-            again = chain.from_iterable(_cut(order, documents, 0, max_tokens) for _ in repeat(None))
+            again = chain.from_iterable(_cut(plan, documents, 0, max_tokens) for _ in repeat(None))
             step += islice(again, plan.world_size - len(step))
         yield step[plan.rank], int(plan.skip.positions_of(np.array(live)))
 
 
-def _cut(order: Order, documents: Documents, position: int, max_tokens: int) -> Iterator[IndexArray]:
+def _cut(plan: StepPlan, documents: Documents, live: int, max_tokens: int) -> Iterator[IndexArray]:
     """Yield the documents of each batch, in order."""
-    waiting = np.empty(0, np.int64)
-    for first in range(position, order.n, DOCUMENTS_AT_ONCE):
-        stop = min(first + DOCUMENTS_AT_ONCE, order.n)
-        waiting = np.concatenate([waiting, order.indices(np.arange(first, stop))])
+    waiting, end_of_epoch = np.empty(0, np.int64), plan.num_live
+    for first in range(live, end_of_epoch, DOCUMENTS_AT_ONCE):
+        stop = min(first + DOCUMENTS_AT_ONCE, end_of_epoch)
+        waiting = np.concatenate([waiting, plan.indices(np.arange(first, stop))])
         ends = np.cumsum(documents.lengths(waiting)).tolist()
         begin = tokens = 0
-        while (end := bisect_right(ends, tokens + max_tokens)) < len(ends) or (stop == order.n and begin < end):
+        while (end := bisect_right(ends, tokens + max_tokens)) < len(ends) or (stop == end_of_epoch and begin < end):
             yield waiting[begin:end]
             begin, tokens = end, ends[end - 1]
         waiting = waiting[begin:]

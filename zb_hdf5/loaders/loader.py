@@ -440,22 +440,18 @@ class FollowingLoader(Loader[Any]):
         source: str | os.PathLike[str] | BatchReader,
         *,
         timeout_s: float = 600.0,
-        shuffle: str = "sequential",
-        prefetch: int | str = "auto",
-        device: Any = None,
         **options: Any,
     ) -> None:
-        if shuffle != "sequential":
+        only: dict[str, Any] = {"shuffle": "sequential", "prefetch": 0, "device": None}
+        found = {name: options.pop(name, value) for name, value in only.items()}
+        if found not in (only, {**only, "prefetch": "auto"}):
             raise ArgumentError(
-                f'a FollowingLoader needs shuffle="sequential", found {shuffle!r}: '
-                "batches that are not written yet cannot be shuffled"
+                f"a FollowingLoader reads in stored order, and nothing ahead: expected {only}, found {found}"
             )
         if not isinstance(source, BatchReader):
             source = local_path(source)  # a store that grows is read on its own machine only
-        if prefetch not in (0, "auto") or device is not None:
-            raise ArgumentError("a FollowingLoader reads nothing ahead: leave out prefetch and device")
         self.timeout_s = timeout_s
-        super().__init__(source, shuffle=shuffle, prefetch=0, **options)
+        super().__init__(source, **only, **options)
 
     def _start(self, epoch: int) -> int:
         if epoch != 0:  # also from `get_batch` behind the last batch

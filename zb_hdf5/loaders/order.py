@@ -286,13 +286,17 @@ class StepPlan:
         return self.batch_size * self.world_size
 
     @property
-    def live_order(self) -> Order:
-        """The order of the live positions."""
-        return SkippedOrder(self.order, self.skip) if self.skip.ranges else self.order
+    def num_live(self) -> int:
+        """Live positions of the epoch."""
+        return self.skip.live(self.order.n)
+
+    def indices(self, live: npt.NDArray[np.int64]) -> IndexArray:
+        """Return the index at each of some live positions."""
+        return self.order.indices(self.skip.positions_of(live))
 
     def steps_from(self, position: int) -> int:
         """Return how many steps there are from `position` to the end of the epoch."""
-        left = max(0, self.skip.live(self.order.n) - self.skip.live(position))
+        left = max(0, self.num_live - self.skip.live(position))
         return left // self.step if self.drop_last else -(-left // self.step)
 
     def position_after(self, position: int) -> int:
@@ -333,11 +337,11 @@ class StepPlan:
 
     def _block_at(self, live: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the reads at steps that begin at live positions: stored batches, 1-D, or the records of each, 2-D."""
-        order, size = self.live_order, self.batch_size
+        end, size = self.num_live, self.batch_size
         starts = live + self.rank * size
         if self.is_whole and not np.any(starts % size):
-            return order.indices(starts % order.n) // size
-        return order.indices((starts[:, np.newaxis] + np.arange(size)) % order.n)
+            return self.indices(starts % end) // size
+        return self.indices((starts[:, np.newaxis] + np.arange(size)) % end)
 
 
 def requests_in(block: npt.NDArray[np.int64]) -> list[Request]:
@@ -369,16 +373,6 @@ class StepRequests:
             steps = np.arange(first, min(first + STEPS_AT_ONCE, self.count))
             self._requests, self._block = plan.requests_of_steps(steps), block
         return self._requests[within]
-
-
-class SkippedOrder(Order):
-    """An order without the positions that are jumped over."""
-
-    def __init__(self, order: Order, skip: Skip) -> None:
-        self.n, self._order, self._skip = skip.live(order.n), order, skip
-
-    def indices(self, positions: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        return self._order.indices(self._skip.positions_of(positions))
 
 
 def require_positive(**values: int | None) -> None:

@@ -265,11 +265,10 @@ _DECIDING: Final = (
     "batch_size", "seq_len", "seed", "shuffle", "packing", "remainder", "pad_id", "num_shards", "shard_bytes",
     "val_fraction", "val_last_shard", "codec", "tokens_only",
 )  # fmt: skip
-#: Bytes of the source of one staging file. The cuts do not depend on the workers: any number of them can go on with it.
-STAGING_BYTES: Final = 64 << 20
-#: Enough for the workers of some nodes, and not too many files.
-MIN_STAGING_FILES: Final = 256
-MAX_STAGING_FILES: Final = 4096
+#: (bytes of the source of one staged stream, the most of these): enough for the workers of some nodes, and not too many
+#: files. The cuts do not depend on the workers: any number of them can go on with it.
+STAGED: Final = ((4 << 20, 256), (64 << 20, 4096))
+MIN_STAGED: Final = 8
 
 
 def stage_and_write(source: DocumentSource, conversion: Conversion, workers: Workers) -> Report | Done:
@@ -308,7 +307,7 @@ def stage_and_write(source: DocumentSource, conversion: Conversion, workers: Wor
 def staging_plan(source: DocumentSource, conversion: Conversion) -> TokensPlan:
     """Cut the documents so that many workers have work. The stored bytes do not depend on the cuts."""
     num_bytes = sum(path.stat().st_size for path in source.paths)
-    wanted = max(MIN_STAGING_FILES, min(MAX_STAGING_FILES, num_bytes // STAGING_BYTES))
+    wanted = max(MIN_STAGED, *(min(most, num_bytes // size) for size, most in STAGED))
     count = None if conversion.val_last_shard or not source.groups else min(len(source.groups), wanted)
     deciding = {name: getattr(conversion, name) for name in _DECIDING}
     return TokensPlan(source, routes_of(source, conversion, count), deciding)

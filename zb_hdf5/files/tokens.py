@@ -200,6 +200,10 @@ class FileTokens(Tokens):
                 raise ArgumentError(f"{self.name}: expected an array of {self.dtype}, found {out.dtype}")
             if known is not None and known[0] == start and len(known[1]) == len(out):
                 out[...] = known[1]
+                continue
+            number, within = divmod(start, self.unit)
+            if within + len(out) <= self.unit:
+                yield self.extents.offset(number) + within * out.itemsize, out
             else:
                 yield from self.extents.places_of_tokens(start, out)
 

@@ -29,8 +29,9 @@ from zb_hdf5.files.publishing import disk_errors, scratch_directory
 from zb_hdf5.files.tokens import Converted
 from zb_hdf5.loaders.order import GlobalOrder, Order, SequentialOrder, write_order
 from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, SHARD_PREFIX, TokenArray, stored_dtype
-from zb_hdf5.store.opening import stream_format
-from zb_hdf5.store.stream_documents import MmapTokenStore, require_digests
+from zb_hdf5.store.opening import open_tokens, stream_format
+from zb_hdf5.store.shards import StoreReader
+from zb_hdf5.store.verify import require_digests
 
 
 class PackedRows:
@@ -40,16 +41,17 @@ class PackedRows:
     """
 
     def __init__(
-        self, store: MmapTokenStore, split: str, folder: Path, number: int, meta: StoreMeta, packing: str, pad_id: int
+        self, store: StoreReader, split: str, folder: Path, number: int, meta: StoreMeta, packing: str, pad_id: int
     ) -> None:
         self._pad_id, self._seq_len = pad_id, meta.seq_len
-        self._columns = {field.name: (store.field(field.name).tokens, field.size) for field in store.fields}
+        self._columns = {field.name: (store.field(field.name).tokens, field.size) for field in store.meta.fields}
         tokens = store.tokens
         self._columns[""] = (tokens if tokens.dtype == meta.dtype else Converted(tokens, meta.dtype)), 1
         self._table: DocumentFile | None = None
         self._prefix = folder / f"{SHARD_PREFIX}plan-{split}"
         with DocumentsWriter(folder / documents_name(number)) as writer:
-            join_documents(store.documents.open_files(), writer)
+            if store.documents is not None:
+                join_documents(store.documents.open_files(), writer)
             if writer.token_count != store.num_tokens:
                 raise FormatError(
                     f"the split {split!r}: expected documents of {store.num_tokens:,} tokens, found "
@@ -163,17 +165,17 @@ class PackedSource(Source):
         dtype = options.dtype or "keep"
         if stream_format(path) != "hdf5":
             raise ArgumentError(f"{path}: expected a token stream of documents in HDF5, found none")
-        stores = {split: MmapTokenStore(path, split=split) for split in _splits(path)}
+        stores = {split: open_tokens(path, split=split) for split in _splits(path)}
         store = next(iter(stores.values()))
         if not store.has_documents:
             raise ArgumentError(f"{path}: expected a stream with documents, found none: cut records with hdf5-to-hdf5")
         self._path, self._checked = path, token_counts is not None
         self.meta = StoreMeta(
             options.batch_size or 0, options.seq_len or 0, store.dtype if dtype == "keep" else stored_dtype(dtype),
-            (options.seed or 0) if options.shuffle else 0, 0, sum(len(each.documents) for each in stores.values()),
-            store.vocab_size, store.tokenizer, fields=store.fields,
+            (options.seed or 0) if options.shuffle else 0, 0, sum(each.document_count for each in stores.values()),
+            store.meta.vocab_size, store.meta.tokenizer, fields=store.meta.fields,
         )  # fmt: skip
-        self._pad_id = max(0, store.boundary_token_id) if options.pad_id is None else options.pad_id
+        self._pad_id = max(0, store.index.meta.boundary_token_id) if options.pad_id is None else options.pad_id
         require_pad_id(self._pad_id, self.meta)
         files = [file for each in stores.values() for file in each.paths]
         self.paths = [*paths, *files, *(table for table in map(documents_path, files) if table.exists())]
@@ -189,7 +191,7 @@ class PackedSource(Source):
         self.shard_batches, self.shard_splits = self._cut()
         self.shard_records, self.shard_documents = self._count()
         self.meta = replace(self.meta, total_records=sum(self.shard_records))
-        fingerprints = [each.fingerprint for each in stores.values()]
+        fingerprints = [each.token_fingerprint for each in stores.values()]
         self.identity = {**how, "splits": self.batches_of_split, "fingerprints": fingerprints}
 
     def check_reads(self) -> None:
@@ -203,7 +205,7 @@ class PackedSource(Source):
         """The number of batches of each split."""
         return {part.split: part.num_batches for part in self._splits}
 
-    def _pack(self, number: int, split: str, folder: Path, store: MmapTokenStore) -> SplitRows:
+    def _pack(self, number: int, split: str, folder: Path, store: StoreReader) -> SplitRows:
         """Pack the documents of a split into rows, and count the tokens that are in none."""
         options, meta = self._options, self.meta
         rows = PackedRows(store, split, folder, number, meta, options.packing or "concat", self._pad_id)

@@ -22,8 +22,8 @@ from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.formats.batch_reader import require_choice
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_CODEC, TokenArray, find_bad_token, stored_dtype
 from zb_hdf5.store.opening import is_stream
-from zb_hdf5.store.shards import ShardedReader
-from zb_hdf5.store.stream_documents import WindowReader, require_digests
+from zb_hdf5.store.shards import StoreReader
+from zb_hdf5.store.verify import require_digests
 
 #: Records of a batch that is cut from a stream.
 DEFAULT_BATCH_SIZE: Final = 32
@@ -42,7 +42,8 @@ class StoreSource(Source):
         batch_size, seq_len = windows or (None, None)
         reader = open_reader(path, backend=backend, dataset=dataset, batch_size=batch_size, seq_len=seq_len)
         self._reader = reader
-        if isinstance(reader, WindowReader) and reader.store.has_documents:
+        stream = reader if isinstance(reader, StoreReader) and reader.backend == "stream" else None
+        if stream and stream.has_documents:
             raise ArgumentError(f"{path}: is a stream of documents, which stream-to-hdf5 and stream-to-batch pack")
         if not reader.complete:
             raise IncompleteError(f"{path}: its writer has not finished: {reader.num_batches:,} batches are committed")
@@ -53,7 +54,7 @@ class StoreSource(Source):
         self.num_batches = reader.num_batches
         if self.num_batches == 0:
             raise ConvertError(f"{path}: holds no batches")
-        dropped = reader.dropped_tokens if isinstance(reader, WindowReader) else 0
+        dropped = stream.dropped_tokens if stream else 0
         self.token_counts = TokenCounts(self.num_batches * self.meta.batch_tokens + dropped)
         self.token_counts.drop("remainder", dropped)
         self.description = {"format": backend, "path": str(path)}
@@ -64,7 +65,7 @@ class StoreSource(Source):
         self._token_bases: dict[str, int] = {}
         self._checked: set[tuple[int, int]] = set()  # whose pieces were compared with their digests
         self.has_pieces = reader.has_pieces and is_own
-        if isinstance(reader, ShardedReader):
+        if isinstance(reader, StoreReader) and not stream:
             self._describe_shards(reader)
         elif is_own:
             self.origin = reader.origin
@@ -74,7 +75,7 @@ class StoreSource(Source):
             part._replace(path=documents_name(number)) for number, part in enumerate(self.document_parts)
         )
 
-    def _describe_shards(self, reader: ShardedReader) -> None:
+    def _describe_shards(self, reader: StoreReader) -> None:
         index = reader.index
         self.shuffle = index.shuffle
         self.description = {key: value for key, value in index.source.items() if key != MAX_TOKEN}
@@ -151,7 +152,7 @@ class StoreSource(Source):
 
     def check_reads(self) -> None:
         """Read with `verify="batch"`. A lone `.batch` and a foreign dataset have nothing to compare with."""
-        if isinstance(self._reader, WindowReader):
+        if self._reader.backend == "stream":
             if self.identity["dataset"] is None:  # a stream is compared once: rows are cut from it anywhere
                 require_digests(self._path)
         elif self._reader.sha256 is not None:

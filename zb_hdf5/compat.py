@@ -22,19 +22,21 @@ from zb_hdf5.commands.fetch import fetch_shards
 from zb_hdf5.converters.reports import StreamReport
 from zb_hdf5.converters.run import convert
 from zb_hdf5.converters.text_source import Recipe, TextSource
-from zb_hdf5.errors import ArgumentError, ConvertError, Remedy
+from zb_hdf5.errors import ArgumentError, BatchIndexError, ConvertError, Remedy
+from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.publishing import refuse_existing, scratch_directory
 from zb_hdf5.formats import native
 from zb_hdf5.formats.batch_reader import GROUP_BYTES, require_choice
 from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter as HDF5ShardWriter
 from zb_hdf5.formats.native import crc32_path, pack_header
+from zb_hdf5.formats.npy import npy_files
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import GlobalOrder, resolve_rank, write_order
 from zb_hdf5.loaders.protocol import MAX_COUNT, STATE_VERSION, TokenLoader, require_count, require_fields, shown
 from zb_hdf5.loaders.text_loader import TextLoader
-from zb_hdf5.spec import SPLITS, StoreMeta, as_stored, stored_dtype
-from zb_hdf5.store import stream_documents
-from zb_hdf5.store.token_store import npy_files
+from zb_hdf5.spec import SPLITS, StoreMeta, TokenArray, as_stored, stored_dtype
+from zb_hdf5.store.shards import StoreReader
+from zb_hdf5.store.streams import stream_index
 from zb_hdf5.text.corpus import DocumentFile, ParquetFile, open_documents
 from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, load_tokenizer
 from zb_hdf5.text.tokenizers import Tokenizer as TextTokenizer
@@ -289,12 +291,65 @@ class RustBPETokenizer:
 Tokenizer = RustBPETokenizer
 
 
-class MmapTokenStore(stream_documents.MmapTokenStore):
-    """One long sequence of tokens over the files of a store, which may grow. Arguments as for `open_reader`."""
+class MmapTokenStore(StoreReader):
+    """One long sequence of tokens over the files of a store, which may grow, and its documents.
+
+    Thread-safe, usable after fork, picklable. Files are opened when they are first read, and as many of them stay open
+    as the process may have. A reader whose batches are single tokens: `len` counts tokens. Raises as `open_reader`.
+
+    Parameters
+    ----------
+    path
+        An HDF5 stream, a folder with a `shards.json` of them, a 1-D `.npy` file, or a folder of such files in the order
+        of their names (files of other suffixes are not looked at).
+    split, access, verify, dataset
+        As for `open_reader`. Tokens are read as they are asked for, which is seldom a whole chunk: "auto" compares
+        nothing, and "batch" reads whole chunks.
+
+    Attributes
+    ----------
+    has_documents
+        Whether it is stored where documents begin; else each file counts as one.
+    num_tokens
+        Up to `token_count` of each file: what fills up its last chunk is never seen.
+    boundary_token_id, vocab_size, tokenizer
+        As stored; -1, 0 and "" where unknown.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        split: str | None = None,
+        access: str = "auto",
+        verify: str = "auto",
+        dataset: str | None = None,
+    ) -> None:
+        path, self._split = any_path(path), split
+        index, identities = stream_index(path, split, dataset)
+        super().__init__(path, index, access=access, verify=verify, dataset=dataset, identities=identities)
+        self.boundary_token_id, self.vocab_size = index.meta.boundary_token_id, index.meta.vocab_size
+        self.tokenizer, self.fields = index.meta.tokenizer, index.meta.fields
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the content: over the stored digests, or "sampled:" over all sizes and some of the tokens."""
+        return self.token_fingerprint
+
+    def document(self, number: int) -> TokenArray:
+        """Return the tokens of one document, its boundary token included."""
+        if not 0 <= number < self.document_count:
+            raise BatchIndexError(f"{self.path}: no document {number:,}: it has {self.document_count:,}")
+        start, stop = self.doc_offsets[number : number + 2].tolist()
+        return self.get_slice(start, stop)
+
+    def gather_into(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
+        """Fill `out`, shape `(count, L)` of `dtype`, with the L tokens from each of `starts`."""
+        self.tokens.gather(starts, out)
 
     def refresh(self) -> int:
         """See the tokens that were committed since the store was opened. Return `num_tokens`."""
-        fresh = type(self)(self.path, split=self._split, access=self._access, verify=self._verify)
+        fresh = type(self)(self.path, split=self._split, **self._options)  # type: ignore[arg-type]
         self.close()
         self.__dict__.update(fresh.__dict__)
         return self.num_tokens
@@ -367,7 +422,7 @@ class SlidingWindowDataloader(TokenLoader[Windows]):
 
     def __init__(
         self,
-        store: stream_documents.MmapTokenStore,
+        store: StoreReader,
         window_size: int,
         batch_size: int,
         *,
@@ -404,7 +459,7 @@ class SlidingWindowDataloader(TokenLoader[Windows]):
             windows = np.arange(first * size, min(first + STEPS_AT_ONCE, self._end) * size) % num_starts
             for step, starts in enumerate(order.indices(windows).reshape(-1, size) * stride, first + 1):
                 tokens = np.empty((size, self.window_size + 1), self.store.dtype)
-                self.store.gather_into(starts, tokens)
+                self.store.tokens.gather(starts, tokens)
                 wide = tokens.astype(np.int64)
                 yield (wide[:, :-1], wide[:, 1:]), step
 
@@ -422,12 +477,12 @@ class SlidingWindowDataloader(TokenLoader[Windows]):
         """Return the values that must agree for a step to mean the same windows."""
         own = {name: getattr(self, name) for name in ("order", "seed", "window_size", "batch_size")}
         own |= {"draws": None}  # an early build kept the state of its random numbers there
-        return {"version": STATE_VERSION, "kind": "windows", "fingerprint": self.store.fingerprint, **own}
+        return {"version": STATE_VERSION, "kind": "windows", "fingerprint": self.store.token_fingerprint, **own}
 
     def close(self) -> None:
         """Release the files; the next read opens them again."""
         self._stop_reading()
-        self.store.close()
+        self.store.tokens.close()
 
 
 # --- the streaming pipeline ------------------------------------------------------------------------------------

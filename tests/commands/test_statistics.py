@@ -157,7 +157,7 @@ def test_files_of_npy_are_compared_whole(tmp_path, monkeypatch):
 
 
 def test_ids_that_no_tokenizer_has_are_counted_together(tmp_path):
-    np.save(tmp_path / "a.npy", np.array([-1, 3, 3, MAX_COUNTED_ID, 2**40, MAX_COUNTED_ID - 1]))
+    np.save(tmp_path / "a.npy", np.array([3, 3, MAX_COUNTED_ID, 2**31, 2**32 - 1, MAX_COUNTED_ID - 1]))
     found = measure(tmp_path / "a.npy")
     assert found.uncounted == 3
     assert (len(found.counts), found.counts[3], found.counts[-1]) == (MAX_COUNTED_ID, 2, 1)

@@ -1,5 +1,6 @@
 """Boundaries, positions, numbers and targets of documents: equal to a reference that looks at one token at a time."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,8 +21,10 @@ from zb_hdf5.documents.segments import (
 )
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.formats.hdf5.h5_reader import DocumentOffsets
-from zb_hdf5.spec import NO_DOCUMENT
-from zb_hdf5.store.stream_documents import FEW_DOCUMENTS, DocumentEdges
+from zb_hdf5.spec import NO_DOCUMENT, NO_SHA256, StoreMeta
+from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.store_documents import FEW_DOCUMENTS, StreamDocuments
+from zb_hdf5.store.table import ShardEntry
 
 
 def tokens_of(pieces):
@@ -194,6 +197,19 @@ class _Listed:
         pass
 
 
+def edges_of(starts, documents):
+    """Return the documents of files whose tokens begin at `starts`: so many in the first file, by its index."""
+    paths = [Path(f"{number}.h5") for number in range(len(starts) - 1)]
+    sizes = [stop - start for start, stop in pairwise(starts)]
+    entries = [
+        ShardEntry(path.name, "hdf5", 0, 1, size, NO_SHA256, document_count=0)
+        for path, size in zip(paths, sizes, strict=True)
+    ]
+    entries[0] = replace(entries[0], document_count=documents)
+    index = ShardIndex(StoreMeta(1, 4096, np.dtype("<u4"), layout="stream"), entries)
+    return StreamDocuments(Path("store"), paths, index, starts, {}, "auto", 8)
+
+
 @given(
     st.lists(st.lists(st.integers(0, 6), max_size=6), min_size=1, max_size=4),
     st.lists(st.integers(0, 200), min_size=1, max_size=6),
@@ -206,12 +222,12 @@ def test_edges_near_windows_give_the_pieces_that_all_edges_give(files, starts, s
     ends = [0, *np.cumsum(tokens).tolist()]
     if not ends[-1]:
         return
-    edges = DocumentEdges([Path(f"{number}.h5") for number in range(len(files))], ends, {}, FEW_DOCUMENTS + 1)
+    edges = edges_of(ends, FEW_DOCUMENTS + 1)
     edges.open = lambda number: _Listed(np.cumsum([0, *files[number]]))
     windows = np.array([start % ends[-1] for start in starts], np.int64)
     windows = np.minimum(windows, max(0, ends[-1] - seq_len))
     found, end = edges.near(windows, seq_len)
-    whole = edges.all()
+    whole = edges.edges()
     assert edges.near(windows, seq_len)[0] is whole  # once all are there
     assert whole.tolist() == np.cumsum([0, *(length for lengths in files for length in lengths)]).tolist()
     assert set(found.tolist()) <= set(whole.tolist())
@@ -220,9 +236,9 @@ def test_edges_near_windows_give_the_pieces_that_all_edges_give(files, starts, s
 
 
 def test_the_first_windows_of_many_files_open_only_theirs(monkeypatch):
-    monkeypatch.setattr("zb_hdf5.store.stream_documents.FEW_FILES", 2)
+    monkeypatch.setattr("zb_hdf5.store.store_documents.FEW_FILES", 2)
     opened = []
-    edges = DocumentEdges([Path(f"{number}.h5") for number in range(10)], list(range(0, 101, 10)), {}, 20)
+    edges = edges_of(list(range(0, 101, 10)), 20)
     edges.open = lambda number: opened.append(number) or _Listed([0, 4, 10])
     for number in range(7):
         for start, known in ((1, [0, 4]), (5, [4])):

@@ -14,7 +14,6 @@ from contract import random_tokens
 
 import zb_hdf5.files.paths
 import zb_hdf5.formats.npy
-import zb_hdf5.store.token_store
 from zb_hdf5 import MmapTokenStore, open_reader
 from zb_hdf5.files.paths import OpenFiles
 from zb_hdf5.files.ranges import Extents, Run
@@ -183,7 +182,7 @@ def test_each_npy_file_of_a_folder_is_opened_once_however_many_there_are(tmp_pat
         np.save(tmp_path / f"{number:04}.npy", part)
     with MmapTokenStore(tmp_path, access="pread") as store:
         opened = []
-        monkeypatch.setattr(zb_hdf5.store.token_store, "open_npy", _counting(opened))
+        monkeypatch.setattr(zb_hdf5.formats.npy, "open_npy", _counting(opened))
         for seed in range(3):
             starts = np.random.default_rng(seed).integers(0, 5980, 200)
             out = np.empty((200, 15), np.uint16)
@@ -193,7 +192,7 @@ def test_each_npy_file_of_a_folder_is_opened_once_however_many_there_are(tmp_pat
 
 
 def _counting(opened):
-    real = zb_hdf5.store.token_store.open_npy
+    real = zb_hdf5.formats.npy.open_npy
     return lambda path, *options: opened.append(path) or real(path, *options)
 
 

@@ -137,7 +137,7 @@ def test_windows_documents_and_fields_of_a_stream(codec, tokens, tmp_path):
         expected = np.stack([flat[start : start + 71] for start in starts])
         np.testing.assert_array_equal(np.concatenate(list(reader)), expected)
         np.testing.assert_array_equal(np.concatenate(list(reader.field("mask"))), expected % 2)
-        np.testing.assert_array_equal(reader.store.document(3), flat[3000:])
+        np.testing.assert_array_equal(reader.get_slice(*reader.doc_offsets[3:5].tolist()), flat[3000:])
     assert [report.problem for report in verify_store(tmp_path / "s.h5")] == [None]
 
 

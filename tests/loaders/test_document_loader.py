@@ -411,9 +411,7 @@ def test_tokens_of_32_bits(stream):
             assert torch.equal(batch["targets"], other["targets"])
 
 
-@pytest.mark.parametrize("unit", [64, 1 << 16])
-def test_a_cache_serves_the_documents_of_later_epochs(stream, tmp_path, monkeypatch, unit):
-    monkeypatch.setattr(module, "CACHED_TOKENS", unit)
+def test_a_cache_serves_the_documents_of_later_epochs(stream, tmp_path):
     options = {"targets": True, "verify": "batch", "drop_last": False}
     with loader_of(stream, "pack", **options) as plain:
         expected = [seen(batch) for batch in plain]

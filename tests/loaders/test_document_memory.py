@@ -66,7 +66,7 @@ def write_streams(folder, num_batches):
 @pytest.mark.slow
 @pytest.mark.parametrize("num_batches", [200])
 def test_memory_does_not_grow_with_the_documents_of_streams(num_batches, tmp_path, monkeypatch):
-    monkeypatch.setattr("zb_hdf5.store.stream_documents.FEW_DOCUMENTS", 1000)
+    monkeypatch.setattr("zb_hdf5.store.store_documents.FEW_DOCUMENTS", 1000)
     count = write_streams(tmp_path / "store", num_batches)
     assert count > 400_000
     for shuffle in ("global", "records"):

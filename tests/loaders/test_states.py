@@ -26,6 +26,7 @@ from zb_hdf5 import (
     open_writer,
 )
 from zb_hdf5.loaders.order import SHUFFLES, GlobalOrder
+from zb_hdf5.store.shards import Sharded
 
 B, S, N = 2, 4, 15
 RECORDS = N * B
@@ -498,7 +499,7 @@ def test_a_state_with_draws_of_an_early_build_is_taken_by_force_only(sliding):
 def test_windows_that_could_not_be_read_come_with_the_next_call(sliding, order, monkeypatch):
     with sliding(order=order) as loader, sliding(order=order) as expected:
         with monkeypatch.context() as broken:
-            broken.setattr(MmapTokenStore, "gather_into", lambda *_: 1 / 0)
+            broken.setattr(Sharded, "gather", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 next(loader)
         assert loader.state_dict() == expected.state_dict()

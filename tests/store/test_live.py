@@ -38,7 +38,7 @@ from zb_hdf5.formats.hdf5.h5_writer import HDF5Writer
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.live import LiveReader, LiveStoreWriter
 from zb_hdf5.store.repair import repair_store
-from zb_hdf5.store.shards import ShardedReader
+from zb_hdf5.store.shards import StoreReader
 
 B, S = 4, 16
 SHAPE = {"batch_size": B, "seq_len": S, "dtype": "uint16"}
@@ -212,7 +212,7 @@ def test_all_ranks_make_the_same_steps_to_the_end(count, shard_batches, tmp_path
         assert {ended(follower) for follower in followers} == {(count * B // 18, "finished")}
         assert writer.wait() == 0
     with open_reader(folder) as reader:
-        assert type(reader) is ShardedReader
+        assert type(reader) is StoreReader
         assert reader.complete
         expect_batches(reader, count)
     assert not [path.name for path in folder.iterdir() if path.name.endswith(".partial")]

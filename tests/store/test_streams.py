@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from interrupted import STREAM_WRITER
 
-import zb_hdf5.store.token_store
+import zb_hdf5.formats.npy
 from examples import examples
 from zb_hdf5 import (
     ArgumentError,
@@ -259,7 +259,7 @@ def test_documents_that_do_not_lie_in_the_tokens_are_damage(places, tmp_path, mo
     with h5py.File(paths[0], "r+") as h5:
         h5["doc_offsets"][...] = places
     for few in (0, 10):
-        monkeypatch.setattr("zb_hdf5.store.stream_documents.FEW_DOCUMENTS", few)
+        monkeypatch.setattr("zb_hdf5.store.store_documents.FEW_DOCUMENTS", few)
         with open_reader(tmp_path, batch_size=1, seq_len=5) as reader:
             for read in (lambda: reader.read_pieces(np.arange(2)), lambda: reader.documents.offsets):
                 with pytest.raises(FormatError, match=r"0\.h5: expected doc_offsets that ascend from 0 to 7"):
@@ -492,8 +492,8 @@ def test_what_differs_has_another_fingerprint(tmp_path):
 
 def test_a_fingerprint_opens_some_of_many_files_and_counts_the_tokens_of_all(tmp_path, monkeypatch):
     folder = write_npy(tmp_path / "folder", [np.full(20 + number % 3, number) for number in range(500)])
-    opened, real = [], zb_hdf5.store.token_store.open_npy
-    monkeypatch.setattr("zb_hdf5.store.token_store.open_npy", lambda path, *a: opened.append(path) or real(path, *a))
+    opened, real = [], zb_hdf5.formats.npy.open_npy
+    monkeypatch.setattr("zb_hdf5.formats.npy.open_npy", lambda path, *a: opened.append(path) or real(path, *a))
     with MmapTokenStore(folder) as store:
         first = store.fingerprint
         assert {folder / "000.npy", folder / "499.npy"} <= set(opened)

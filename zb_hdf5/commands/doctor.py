@@ -25,8 +25,7 @@ from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.registry import format_of
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.store.opening import is_stream, open_reader
-from zb_hdf5.store.shards import ShardedReader
-from zb_hdf5.store.stream_documents import WindowReader
+from zb_hdf5.store.shards import StoreReader
 
 #: Batches that are looked up in the page cache.
 CACHE_SAMPLES: Final = 64
@@ -126,20 +125,15 @@ def _locks(folder: Path, network: str | None) -> Finding:
 
 
 def _files(reader: BatchReader) -> list[Path]:
-    if isinstance(reader, WindowReader):
-        return reader.store.paths
-    if isinstance(reader, ShardedReader):
-        return [shard.file(reader.path) for shard in reader.index.shards]
+    if isinstance(reader, StoreReader):
+        return reader.paths
     return [reader.path]
 
 
 def _layout(reader: BatchReader) -> Finding:
-    if isinstance(reader, ShardedReader):
-        with open_reader(_files(reader)[0]) as first:
-            return _layout(first)
     if reader.wants_threads:
         return Finding("layout", "ok", "compressed chunks, which threads unpack")
-    extents = (reader.store if isinstance(reader, WindowReader) else reader).extents
+    extents = getattr(reader.tokens.open_file(0, 0).unchecked(), "extents", None)
     found = describe_layout(extents, reader.meta.batch_bytes)
     good = found is not None and found["page_aligned"] and found["runs"] <= GOOD_RUNS
     return _note_if(not good, "layout", layout_text(found), "convert it again, for faster reads")

@@ -19,13 +19,11 @@ from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.publishing import leftover_of_dead_writer
 from zb_hdf5.files.ranges import Extents, network_file_system
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.formats.npy import read_npy_header
-from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT, StoreMeta
+from zb_hdf5.formats.npy import npy_files, read_npy_header
+from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT
 from zb_hdf5.store.index import ShardIndex, find_index
-from zb_hdf5.store.opening import is_stream, open_reader
-from zb_hdf5.store.shards import ShardedReader
-from zb_hdf5.store.stream_documents import MmapTokenStore
-from zb_hdf5.store.token_store import npy_files
+from zb_hdf5.store.opening import is_stream, open_reader, open_tokens
+from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.verify import Outcome, ShardReport
 from zb_hdf5.text.tokenizers import tokenizer_named
 
@@ -48,16 +46,13 @@ def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[s
     is_tokens, local = is_stream(path, dataset=dataset), not isinstance(path, RemotePath)
     if is_tokens and local and dataset is None and (arrays := _describe_arrays(path)):
         return arrays
-    with MmapTokenStore(path, dataset=dataset) if is_tokens else open_reader(path, dataset=dataset) as opened:
-        meta: MmapTokenStore | StoreMeta
-        if isinstance(opened, MmapTokenStore):
-            named = find_index(path)
-            own, meta, index = _describe_stream(opened), opened, ShardIndex.load(named) if named else None
-            files, num_batches = opened.paths, 0
+    with open_tokens(path, dataset=dataset) if is_tokens else open_reader(path, dataset=dataset) as opened:
+        meta, index = opened.meta, opened.index if isinstance(opened, StoreReader) else None
+        files = opened.paths if isinstance(opened, StoreReader) else [opened.path]
+        if isinstance(opened, StoreReader) and is_tokens:
+            own, index, num_batches = _describe_stream(opened), index if find_index(path) else None, 0
         else:
-            own, meta, index = _describe_batches(opened), opened.meta, getattr(opened, "index", None)
-            files = [opened.path] if index is None else [shard.file(opened.path) for shard in index.shards]
-            num_batches = opened.num_batches
+            own, num_batches = _describe_batches(opened), opened.num_batches
         return {
             "path": str(path),
             **own,
@@ -66,12 +61,12 @@ def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[s
             "tokenizer": tokenizer_named(meta.tokenizer) or None,
             "fields": {field.name: field.to_json() for field in meta.fields},
             "document_tables": _describe_documents(opened),
-            "fingerprint": opened.fingerprint,
+            "fingerprint": opened.token_fingerprint,
             "file_system": "objects" if isinstance(path, RemotePath) else network_file_system(path) or "local",
             "access": opened.access if local else "remote",
             "verified": opened.verified,
             "bytes": sum(map(_bytes_of, files)) if index is None or local else int(index.table.values["bytes"].sum()),
-            **_describe_codec(opened, index),
+            **_describe_codec(opened),
             **({} if index is None else _describe_index(index, num_batches)),
         }
 
@@ -95,12 +90,11 @@ def _describe_arrays(path: Path) -> dict[str, Any] | None:
     }
 
 
-def _describe_codec(opened: BatchReader | MmapTokenStore, index: ShardIndex | None) -> dict[str, Any]:
+def _describe_codec(opened: BatchReader) -> dict[str, Any]:
     """Return the codec and its ratio; empty without one."""
-    tokens = opened.num_tokens if isinstance(opened, MmapTokenStore) else opened.token_count
-    found = [(opened.compressed, tokens)] if index is None else []
-    if index is not None and index.table.codecs:
-        found = [(shard.compressed, shard.token_count) for shard in index.shards]
+    found = [(opened.compressed, opened.token_count)]
+    if isinstance(opened, StoreReader):
+        found = [(shard.compressed, shard.token_count) for shard in opened.index.shards if opened.index.table.codecs]
     packed = [each for each, _ in found if each is not None]
     if not packed:
         return {}
@@ -119,18 +113,19 @@ def _bytes_of(file: Path) -> int:
     return object_size(str(file)) or 0 if isinstance(file, RemotePath) else file.stat().st_blocks * 512
 
 
-def _describe_stream(store: MmapTokenStore) -> dict[str, Any]:
+def _describe_stream(store: StoreReader) -> dict[str, Any]:
+    boundary = store.index.meta.boundary_token_id
     return {
         "kind": "stream",
         "num_files": len(store.paths),
         "tokens": store.num_tokens,
         "documents": store.document_count if store.has_documents or store.paths[0].suffix == ".npy" else None,
-        "boundary_token_id": None if store.boundary_token_id == NO_BOUNDARY else store.boundary_token_id,
+        "boundary_token_id": None if boundary == NO_BOUNDARY else boundary,
     }
 
 
 def _describe_batches(reader: BatchReader) -> dict[str, Any]:
-    meta, is_store = reader.meta, isinstance(reader, ShardedReader)
+    meta, is_store = reader.meta, isinstance(reader, StoreReader)
     return {
         "kind": "store" if is_store else "file",
         "backend": reader.backend,
@@ -160,7 +155,7 @@ def describe_layout(extents: Extents | None, batch_bytes: int) -> dict[str, Any]
     }
 
 
-def _describe_documents(opened: BatchReader | MmapTokenStore) -> dict[str, Any] | None:
+def _describe_documents(opened: BatchReader) -> dict[str, Any] | None:
     """Return the facts of the first table of documents; None without one, or of offsets only."""
     try:
         table = opened.documents

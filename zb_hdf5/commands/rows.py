@@ -24,8 +24,8 @@ from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.document_loader import FieldColumn
 from zb_hdf5.loaders.order import GlobalOrder, IndexArray
 from zb_hdf5.spec import INDEX_NAME, NO_DOCUMENT, TokenArray
-from zb_hdf5.store.opening import is_stream, open_reader
-from zb_hdf5.store.stream_documents import MmapTokenStore, WindowReader
+from zb_hdf5.store.opening import is_stream, open_reader, open_tokens
+from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.text.corpus import row_of_source
 from zb_hdf5.text.tokenizers import NEWLINE, Tokenizer, readable, readable_runs, tokenizer_of
 
@@ -81,7 +81,7 @@ def open_to_look(path: Path, batch_size: int | None = None, seq_len: int | None 
     """Open batches, which have a shape, or a stream as batches of windows: of one row, unless another is asked for."""
     if not is_stream(path):
         return open_reader(path, batch_size=batch_size or seq_len, seq_len=seq_len or batch_size)
-    with MmapTokenStore(path) as store:
+    with open_tokens(path) as store:
         length = min(STREAM_SEQ_LEN, max(1, store.num_tokens))
     return open_reader(path, batch_size=batch_size or 1, seq_len=seq_len or length)
 
@@ -119,7 +119,7 @@ def rows_of(reader: BatchReader, records: IndexArray, seq_len: int | None = None
     tokens, fields = _columns_of(reader, records, length)
     pieces = reader.read_pieces(records, length) if reader.has_pieces else padding(len(records), length)
     # tokens behind the last document of a stream are text too: a killed writer left them there
-    filler = PADDING if reader.has_pieces and not isinstance(reader, WindowReader) else UNKNOWN
+    filler = PADDING if reader.has_padding else UNKNOWN
     rows = []
     for number, (a, b) in enumerate(pairwise(pieces.ends.tolist())):
         here = (pieces.columns[a:b].astype(np.int64), pieces.offsets[a:b])
@@ -144,7 +144,7 @@ def _columns_of(
 
 
 def _name_of(reader: BatchReader, record: int, seq_len: int) -> str:
-    if isinstance(reader, WindowReader):
+    if isinstance(reader, StoreReader) and reader.backend == "stream":
         start = reader.first_token(record, seq_len)
         return f"tokens {start:,} to {start + seq_len:,}"
     stored, part = divmod(record, reader.seq_len // seq_len)
@@ -188,14 +188,16 @@ def document_row(reader: BatchReader, number: int) -> Row:
     if table is None or not reader.has_pieces:
         raise BackendError(f"{reader.path}: holds no documents; look at a batch or sample, or convert again from text")
     document = table.document(number)
-    if not isinstance(reader, WindowReader):
+    if not isinstance(reader, StoreReader) or reader.has_padding:
         return _gathered(reader, document, table)
     start, stop = document.offset, document.offset + document.length
-    columns = {field.name: FieldColumn(reader.store.field(field.name), field.shape) for field in reader.meta.fields}
-    fields = {name: column.get_slice(start, stop) for name, column in columns.items()}
+    fields = {}
+    for field in reader.meta.fields:
+        column = FieldColumn(reader.field(field.name), field.shape)
+        fields[field.name] = column.get_slice(start, stop)
     some = min(1, document.length)  # one of no tokens has no piece
     pieces = (np.zeros(some, np.int64), np.full(some, start, np.uint64))
-    return _row(f"document {number:,}", reader.store.get_slice(start, stop), pieces, fields, table, UNKNOWN)
+    return _row(f"document {number:,}", reader.get_slice(start, stop), pieces, fields, table, UNKNOWN)
 
 
 def _gathered(reader: BatchReader, document: Document, table: DocumentTable) -> Row:

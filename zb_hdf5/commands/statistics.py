@@ -20,8 +20,8 @@ from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import TokenArray
-from zb_hdf5.store.opening import is_stream, open_reader
-from zb_hdf5.store.stream_documents import MmapTokenStore
+from zb_hdf5.store.opening import is_stream, open_reader, open_tokens
+from zb_hdf5.store.shards import StoreReader
 
 Counts = npt.NDArray[np.int64]
 
@@ -82,7 +82,7 @@ class Statistics(NamedTuple):
     tokens: int
     units: int
     counts: Counts  # of each id, without padding
-    uncounted: int  # ids below 0, or of `MAX_COUNTED_ID` and above
+    uncounted: int  # ids of `MAX_COUNTED_ID` and above
     lengths: Counts | None
     duplicates: Duplicates
     packing: Packing | None
@@ -111,9 +111,9 @@ class Units:
     table: DocumentTable | None = None
     packing: Packing | None = None
 
-    def __init__(self, opened: MmapTokenStore | BatchReader, sampled: bool) -> None:
+    def __init__(self, opened: BatchReader, sampled: bool) -> None:
         self._tokens = opened.tokens
-        if isinstance(opened, MmapTokenStore):
+        if isinstance(opened, StoreReader) and opened.backend == "stream":
             is_npy = opened.paths[0].suffix == ".npy"
             self.unit, self.table = ("file", None) if is_npy else ("document", opened.documents)
             self.num_tokens, self.step = opened.num_tokens, STREAM_TOKENS
@@ -202,12 +202,12 @@ def measure(
     if sample_batches is not None and sample_batches < 1:
         raise ArgumentError(f"sample_batches must be at least 1, found {sample_batches}")
     path = any_path(path)
-    with MmapTokenStore(path) if is_stream(path) else open_reader(path) as opened:
-        if not (opened.num_tokens if isinstance(opened, MmapTokenStore) else opened.num_batches):
+    with open_tokens(path) if is_stream(path) else open_reader(path) as opened:
+        if not opened.num_batches:
             raise ArgumentError(f"{path}: expected tokens to count, found none; wait until its writer has committed")
         sampled = sample_batches is not None
-        table = opened.documents if isinstance(opened, BatchReader) and opened.has_pieces else None
-        if isinstance(opened, BatchReader) and isinstance(table, DocumentTable):
+        table = opened.documents if opened.has_padding else None
+        if table is not None:
             return _measure(Packed(opened, table, sampled), sample_batches, progress)
         return _measure(Units(opened, sampled), sample_batches, progress)
 

@@ -29,8 +29,7 @@ from zb_hdf5.loaders.order import IndexArray
 from zb_hdf5.loaders.protocol import KINDS, MAX_COUNT
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.store.opening import is_stream, open_reader
-from zb_hdf5.store.shards import ShardedReader
-from zb_hdf5.store.stream_documents import WindowReader, windows_of
+from zb_hdf5.store.shards import StoreReader, windows_of
 from zb_hdf5.text.tokenizers import Tokenizer, readable
 
 #: Lines of text that are printed of a part.
@@ -206,21 +205,31 @@ def _origin(
 
 def _shards(reader: BatchReader, records: IndexArray, seq_len: int) -> Iterator[dict[str, Any]]:
     """Yield the stored batches of records, in the order in which they are met; of a stream, the range of each row."""
-    if isinstance(reader, WindowReader):
+    if isinstance(reader, StoreReader) and reader.backend == "stream":
+        starts = np.array(reader.tokens.starts)
         for row, record in enumerate(records.tolist()):
             first = reader.first_token(record, seq_len)
-            for path, start, stop in reader.store.pieces(first, first + seq_len):
-                yield {"row": row, "shard": str(path), "start": start, "stop": stop}
+            stop, number = first + seq_len, int(starts.searchsorted(first, side="right")) - 1
+            while first < stop:
+                base, end = starts[number : number + 2].tolist()
+                if first < end:
+                    yield {
+                        "row": row,
+                        "shard": str(reader.paths[number]),
+                        "start": first - base,
+                        "stop": min(stop, end) - base,
+                    }
+                first, number = max(first, end), number + 1
         return
     rows: dict[int, list[int]] = {}
     for record in (records // (reader.seq_len // seq_len)).tolist():
         rows.setdefault(record // reader.batch_size, []).append(record % reader.batch_size)
     path, number, starts = reader.path, 0, np.zeros(1, np.int64)
-    if isinstance(reader, ShardedReader):
+    if isinstance(reader, StoreReader):
         counts = reader.index.table.values["num_batches"]
         starts = np.cumsum(counts) - counts
     for batch, numbers in rows.items():
-        if isinstance(reader, ShardedReader):  # the index does not count a growing shard, the last one
+        if isinstance(reader, StoreReader):  # the index does not count a growing shard, the last one
             number = int(starts.searchsorted(batch, side="right")) - 1
             path = reader.index.shards[number].file(reader.path)
         yield {"shard": str(path), "batch": batch - int(starts[number]), "rows": numbers}

@@ -93,7 +93,8 @@ class BatchReader:
     @property
     def token_count(self) -> int:
         """Tokens in all batches: the last chunk of a stream may hold fewer than the others."""
-        return self.num_batches * self.meta.batch_tokens
+        whole = self.num_batches * self.meta.batch_tokens
+        return whole if self.overlap else min(whole, self.tokens.num_tokens)
 
     @property
     def batch_size(self) -> int:
@@ -171,7 +172,10 @@ class BatchReader:
         if name not in self._fields:
             if self._tokens_only:
                 raise ArgumentError(f"{self.path}: expected a field, found {name!r}: {self._tokens_only}")
-            self.meta.of_field(name)  # names those that there are
+            try:
+                self.meta.of_field(name)  # names those that there are
+            except ArgumentError as error:
+                raise ArgumentError(f"{self.path}: {error}") from None
             found = self._fields[name] = self._field_reader(name)
             if self.in_front is not None:
                 self.in_front(found)
@@ -263,6 +267,22 @@ class BatchReader:
             raise BatchIndexError(f"{self.path}: expected records in 0..{total - 1:,}, found {records}")
         if len(records):
             self.tokens.gather(self._starts_of(records, length), out)
+
+    def get_slice(self, start: int, stop: int) -> TokenArray:
+        """Return tokens `start` to `stop`, counted over all batches: 1-D, read-only where it is a view of a mapping.
+
+        Raises
+        ------
+        BatchIndexError
+            Unless `0 <= start <= stop <= tokens.num_tokens`.
+        """
+        if not 0 <= start <= stop <= self.tokens.num_tokens:
+            raise BatchIndexError(f"{self.path}: no tokens {start:,} to {stop:,}: it has {self.tokens.num_tokens:,}")
+        out = self.tokens.view(start, stop - start) if start < stop else None
+        if out is None:
+            out = np.empty(stop - start, self.dtype)
+            self.tokens.read([(start, out)])
+        return out
 
     def read_batch_int32(self, index: SupportsIndex) -> torch.Tensor:
         """Return one batch as a `torch.int32` tensor, without a copy where uint32 tokens are mapped.
@@ -469,7 +489,7 @@ class BatchReader:
     @property
     def overlap(self) -> int:
         """Tokens at the end of each record that begin the next one: of windows that were asked for with targets."""
-        return 0
+        return self.seq_len - self.stride
 
     @property
     def has_pieces(self) -> bool:
@@ -479,7 +499,7 @@ class BatchReader:
     @property
     def has_padding(self) -> bool:
         """Whether padding may lie in the records, and it is stored where."""
-        return self.has_pieces
+        return self.has_pieces and self.backend != "stream"
 
     def read_pieces(self, records: npt.NDArray[np.int64], seq_len: int | None = None) -> Pieces:
         """Return which parts of documents lie in any records.

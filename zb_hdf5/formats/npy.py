@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
-from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
-from zb_hdf5.files.paths import regular, require_bytes
+from zb_hdf5.errors import BackendError, ConvertError, FormatError, IncompleteError
+from zb_hdf5.files.paths import Identity, regular, require_bytes
 from zb_hdf5.files.publishing import write_fully
-from zb_hdf5.files.ranges import Run
+from zb_hdf5.files.ranges import Extents, Run
+from zb_hdf5.files.tokens import Converted, Tokens, open_extents
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import FileWriter, ShardInfo
-from zb_hdf5.spec import BATCHES, TokenArray
+from zb_hdf5.spec import BATCHES, StoreMeta, TokenArray
 
 if TYPE_CHECKING:
     from zb_hdf5.files.checked import GroupDigest
@@ -70,6 +72,35 @@ def read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], i
 def undigested(path: Path) -> tuple[int, str]:
     """Return how many tokens a `.npy` file of any shape has, and the reason why it cannot be verified."""
     return math.prod(read_npy_header(path)[0]), NPY_MISSING
+
+
+def stream_header(path: Path) -> tuple[int, np.dtype[Any], int]:
+    """Return (tokens, dtype, byte offset of the data) of a 1-D `.npy` file of integers."""
+    shape, _, dtype, byte_offset = read_npy_header(path)
+    if len(shape) != 1 or dtype.kind not in "iu":
+        rows = "; rows are records: convert them to a store" * (len(shape) == 2 and dtype.kind in "iu")
+        raise FormatError(f"{path}: expected a 1-D array of integers, found shape {shape} {dtype}{rows}")
+    return shape[0], dtype, byte_offset
+
+
+def open_npy(path: Path, meta: StoreMeta, access: str = "auto", identity: Identity | None = None) -> BatchReader:
+    """Open a 1-D `.npy` file of integers as the chunks of a stream, in the dtype of `meta`."""
+    if access == "h5py":
+        raise BackendError(f"{path}: access='h5py' needs an HDF5 file, found a .npy file")
+    num_tokens, dtype, byte_offset = stream_header(path)
+    num_bytes = num_tokens * dtype.itemsize
+    extents = Extents([Run(byte_offset, num_bytes, 1)] if num_bytes else [], num_bytes)
+    tokens: Tokens = open_extents(path, extents, dtype, num_tokens, access, identity)
+    if dtype != meta.dtype:
+        tokens = Converted(tokens, meta.dtype, meta)
+    return BatchReader(path, meta, -(-num_tokens // meta.chunk_tokens), tokens)
+
+
+def npy_files(path: Path) -> list[Path]:
+    """Return a `.npy` file, or those of a folder in the order of their names; hidden ones are not looked at."""
+    if not path.is_dir():
+        return [path]
+    return sorted(file for file in path.glob("*.npy") if file.is_file() and not file.name.startswith("."))
 
 
 class NpyWriter(FileWriter):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice, repeat
 from math import prod
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from zb_hdf5.documents.spans import WantedSpans, spans_of_pieces
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import any_path
-from zb_hdf5.formats.batch_reader import require_choice
+from zb_hdf5.formats.batch_reader import BatchReader, require_choice
 from zb_hdf5.loaders.order import (
     GlobalOrder,
     IndexArray,
@@ -44,18 +44,16 @@ from zb_hdf5.loaders.steps import (
 )
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_DOCUMENT
 from zb_hdf5.store.opening import is_stream, open_reader
-from zb_hdf5.store.stream_documents import MmapTokenStore, WindowReader
+from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
 
 if TYPE_CHECKING:
     import torch
 
-    from zb_hdf5.store.token_store import TokenStore
+    from zb_hdf5.documents.document_table import DocumentTable
 
 COLLATES: Final = ("pad", "pack")
 SHUFFLES: Final = ("global", "lengths", "sequential")
-#: Tokens that a cache keeps together.
-CACHED_TOKENS: Final = 1 << 16
 #: The ways to treat a document that is longer than `max_tokens`.
 TOO_LONG: Final = ("refuse", "truncate", "drop")
 #: The batches of a bucket are shuffled as in an "epoch" that no epoch of documents is.
@@ -168,7 +166,7 @@ def _cut(plan: StepPlan, documents: Documents, live: int, max_tokens: int) -> It
 class FieldColumn(NamedTuple):
     """The values of a field, counted by tokens: `values` counts each value, `shape` is that of one token."""
 
-    values: TokenStore
+    values: BatchReader
     shape: tuple[int, ...]
 
     def get_slice(self, start: int, stop: int) -> npt.NDArray[Any]:
@@ -197,7 +195,7 @@ def packed_pieces(starts: npt.NDArray[np.uint64], lengths: npt.NDArray[np.int64]
     return Pieces(np.array([0, count]), columns[:count].astype(np.uint32), offsets, seq_len)
 
 
-def gather(column: TokenStore | FieldColumn, pieces: Pieces, fill: int = 0, dtype: Any = None) -> npt.NDArray[Any]:
+def gather(column: BatchReader | FieldColumn, pieces: Pieces, fill: int = 0, dtype: Any = None) -> npt.NDArray[Any]:
     """Return the values of the tokens that lie in some pieces, and `fill` for padding, shape (R, S, ...)."""
     kind = column.get_slice(0, 0)
     values = np.zeros((pieces.num_tokens, *kind.shape[1:]), dtype or kind.dtype)
@@ -214,7 +212,7 @@ def gather(column: TokenStore | FieldColumn, pieces: Pieces, fill: int = 0, dtyp
 class DocumentBatches:
     """Reads the batches of a `DocumentLoader`. Threads that read ahead hold this, and no loader."""
 
-    store: MmapTokenStore
+    store: StoreReader
     documents: Documents
     collate: str
     multiple: int
@@ -233,7 +231,7 @@ class DocumentBatches:
         mask = self.loss_mask
         if mask is not None and not self.targets:
             raise ArgumentError(f"loss_mask={mask!r} tells which targets count; pass targets=True too")
-        shapes = {each.name: each.shape for each in self.store.fields}
+        shapes = {each.name: each.shape for each in self.store.meta.fields}
         wanted = dict.fromkeys(self.fields if mask is None else (*self.fields, mask))
         for name in [name for name in wanted if name not in self.columns]:
             self.columns[name] = column = FieldColumn(self.store.field(name), shapes[name])
@@ -258,7 +256,7 @@ class DocumentBatches:
         values |= {name: read[name] for name in self.fields}
         others: dict[str, Any] = {}
         if self.spans:
-            spans_of = partial(self.store.documents.spans_of, codec=self.spans)
+            spans_of = partial(cast("DocumentTable", self.store.documents).spans_of, codec=self.spans)
             others["spans"], values["span_index"] = spans_of_pieces(pieces, spans_of)
         if packed:
             values["position_ids"] = views.position_ids(pieces)
@@ -352,7 +350,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | MmapTokenStore,
+        source: str | os.PathLike[str] | StoreReader,
         *,
         collate: str,
         batch_size: int | None = None,
@@ -389,13 +387,13 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         _require_sizes(collate, shuffle, batch_size, max_tokens, pad_to_multiple_of)
         require_positive(bucket_batches=bucket_batches)
         require_prefetch(prefetch)
-        if isinstance(source, MmapTokenStore):
+        if isinstance(source, StoreReader):
             self.store = source
         else:
             self.store = _open_stream(source, cache, cache_bytes, {"split": split, "access": access, "verify": verify})
         self.path = self.store.path
         if tokenizer is not None:
-            require_tokenizer(self.store.tokenizer, tokenizer, self.path)
+            require_tokenizer(self.store.meta.tokenizer, tokenizer, self.path)
         self.collate, self.batch_size, self.max_tokens, self.too_long = collate, batch_size, max_tokens, too_long
         self.shuffle, self.bucket_batches, self.seed = shuffle, bucket_batches, seed
         self.drop_last, self._prefetch, self._device = drop_last, prefetch, cuda_device(device)
@@ -412,7 +410,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         self.skip, self.mask_documents = checked_skip(skip), masked_numbers(mask_documents)
         self._mask()
         # the same tokens with other boundaries are other documents
-        self._fingerprint = f"{self.store.fingerprint}:{len(offsets) - 1}:{crc32_of(offsets.data):08x}"
+        self._fingerprint = f"{self.store.token_fingerprint}:{len(offsets) - 1}:{crc32_of(offsets.data):08x}"
         self.epoch = -1  # none yet
         self._counted: tuple[StepPlan | None, int] = None, 0
         self.set_epoch(epoch)
@@ -486,22 +484,14 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
 
 def _open_stream(
     source: str | os.PathLike[str], cache: str | os.PathLike[str] | None, cache_bytes: Any, options: dict[str, Any]
-) -> MmapTokenStore:
+) -> StoreReader:
     path = any_path(source)
     if path.exists() and not is_stream(path):
         raise ArgumentError(
             f"{path}: expected a token stream, whose documents are whole, found none; convert text into a stream"
         )
-    store = MmapTokenStore(path, **options)
-    if cache is None and cache_bytes is None:
-        return store
-    store.close()
-    seq_len = min(CACHED_TOKENS, store.num_tokens)
-    reader = open_reader(path, batch_size=1, seq_len=seq_len, cache=cache, cache_bytes=cache_bytes, **options)
-    if not isinstance(reader, WindowReader) or reader.dtype != store.dtype:
-        raise ArgumentError(f"{path}: a cache keeps tokens of uint16 and uint32, found {store.dtype}; leave out cache")
-    reader.store.tokens = reader.tokens
-    return reader.store
+    reader = open_reader(path, batch_size=1, seq_len=1, cache=cache, cache_bytes=cache_bytes, **options)
+    return cast(StoreReader, reader)
 
 
 def _require_sizes(

@@ -32,7 +32,7 @@ from zb_hdf5.formats.hdf5.h5_writer import HDF5BatchWriter
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import CRC32_CHUNK_ROWS, INDEX_NAME, NO_CODEC, NO_SHA256, SHARD_PREFIX, StoreMeta, combine_sha256
 from zb_hdf5.store.index import ShardIndex
-from zb_hdf5.store.shards import Sharded, ShardedReader, ShardOpener, sharded
+from zb_hdf5.store.shards import Sharded, ShardOpener, StoreReader, sharded
 from zb_hdf5.store.table import ShardEntry
 
 #: Waits between the attempts to open a file that its writer may be closing or renaming.
@@ -203,8 +203,8 @@ class LiveStoreWriter(BatchWriter):
 # --- the reader ------------------------------------------------------------------------------------------------------
 
 
-class LiveReader(ShardedReader):
-    """Reads a growing store: what is committed now; `refresh` shows more. See `ShardedReader`.
+class LiveReader(StoreReader):
+    """Reads a growing store: what is committed now; `refresh` shows more. See `StoreReader`.
 
     `complete` turns True when the writer has finished the store; a writer that was killed leaves it False. The
     fingerprint is the same from the first batch to the last, and that of the finished store. A growing shard is read
@@ -213,7 +213,7 @@ class LiveReader(ShardedReader):
 
     def __init__(self, folder: Path, index: ShardIndex, access: str = "auto", verify: str = "auto") -> None:
         self._seen: tuple[int, int, int] | None = None  # the version of the index: this one may be too old
-        super().__init__(folder, index, access, verify)
+        super().__init__(folder, index, access=access, verify=verify)
         try:
             self.refresh()
         except BaseException:
@@ -223,6 +223,9 @@ class LiveReader(ShardedReader):
     @staticmethod
     def _open_tokens(opener: ShardOpener) -> Sharded:
         return sharded(opener, LiveTokens)
+
+    def _field_reader(self, name: str) -> BatchReader:
+        return LiveReader(self.path, self.index.of_field(name), self._opener.access, self.verify)
 
     def refresh(self) -> int:
         """Show the batches that the writer has committed since; return `num_batches`.

@@ -26,6 +26,7 @@ from zb_hdf5.spec import (
     stored_dtype,
 )
 from zb_hdf5.store.index import ShardIndex, find_index, layout_of, require_files
+from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.store_documents import attach_documents
 
 
@@ -134,11 +135,6 @@ class _Wanted:
         require_choice("backend", self.backend, ("auto", *FORMATS))
         require_remote_access(self.path, self.access)
 
-    @property
-    def reads(self) -> str:
-        """`verify` of the reader, once all digests were compared."""
-        return "none" if self.verify == "store" else self.verify
-
 
 def _open_cached(wanted: _Wanted, cache: str | os.PathLike[str] | None, cache_bytes: int | str | None) -> BatchReader:
     """Return the reader, behind a cache where one is asked for."""
@@ -235,13 +231,14 @@ def _open_file(wanted: _Wanted) -> BatchReader:
 
 
 def _open_windows(wanted: _Wanted, index: ShardIndex | None) -> BatchReader:
-    from zb_hdf5.store.stream_documents import MmapTokenStore, WindowReader, require_digests
+    from zb_hdf5.store.streams import stream_index
+    from zb_hdf5.store.verify import require_digests
 
     path, batch_size, seq_len = wanted.path, wanted.batch_size, wanted.seq_len
     kind = index.table.values["backend"][0] if index else stream_format(path, wanted.backend, wanted.dataset)
     if batch_size is None or seq_len is None:
         if kind == "npy":
-            MmapTokenStore(path).close()  # raises for arrays that are no streams
+            stream_index(path)  # raises for arrays that are no streams
         raise ArgumentError(f"{path}: is a token stream: pass batch_size and seq_len for windows over it")
     if wanted.backend not in ("auto", kind) or (wanted.dataset is not None and (index or path.is_dir())):
         raise BackendError(
@@ -251,21 +248,37 @@ def _open_windows(wanted: _Wanted, index: ShardIndex | None) -> BatchReader:
         if wanted.dataset is not None:
             raise UnverifiableError(f"{path}: cannot be verified: a dataset of another origin has no digests")
         require_digests(path, wanted.split)
-    store = MmapTokenStore(
-        path, split=wanted.split, access=wanted.access, verify=wanted.reads, index=index, dataset=wanted.dataset
-    )
-    return WindowReader(store, batch_size, seq_len, wanted.overlap, wanted.verify)
+    index, identities = stream_index(path, wanted.split, wanted.dataset, index)
+    windows = batch_size, seq_len, wanted.overlap
+    return StoreReader(
+        path, index, access=wanted.access, verify=wanted.verify, windows=windows, dataset=wanted.dataset,
+        identities=identities,
+    )  # fmt: skip
+
+
+def open_tokens(
+    path: str | os.PathLike[str],
+    *,
+    split: str | None = None,
+    access: str = "auto",
+    verify: str = "auto",
+    dataset: str | None = None,
+) -> StoreReader:
+    """Open a token stream as single tokens: batches of one record of one token. Arguments as for `open_reader`."""
+    from zb_hdf5.store.streams import stream_index
+
+    path = any_path(path)
+    index, identities = stream_index(path, split, dataset)
+    return StoreReader(path, index, access=access, verify=verify, dataset=dataset, identities=identities)
 
 
 def _open_store(wanted: _Wanted, index: ShardIndex) -> BatchReader:
     if wanted.dataset is not None:
         raise BackendError(f"{wanted.path}: dataset={wanted.dataset!r} needs an HDF5 file, found a store")
     if wanted.verify == "store":
-        from zb_hdf5.store.verify import verify_store
+        from zb_hdf5.store.verify import require_digests
 
-        problems = [report.problem for report in verify_store(wanted.path, split=wanted.split) if report.problem]
-        if problems:
-            raise problems[0]
+        require_digests(wanted.path, wanted.split)
     folder, index = wanted.path if wanted.path.is_dir() else wanted.path.parent, index.of_split(wanted.split)
     if not isinstance(folder, RemotePath):  # of objects each would be asked for
         require_files(folder, index)
@@ -274,12 +287,10 @@ def _open_store(wanted: _Wanted, index: ShardIndex) -> BatchReader:
             facts = f"{folder / path}: asked for backend {wanted.backend!r}, found {backend!r}"
             raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=backend)
     if index.complete:
-        from zb_hdf5.store.shards import ShardedReader as Reader
-    else:  # h5py, which a finished store does not need
-        from zb_hdf5.store.live import LiveReader as Reader
-    reader = Reader(folder, index, wanted.access, wanted.reads)
-    reader.verify = wanted.verify
-    return reader
+        return StoreReader(folder, index, access=wanted.access, verify=wanted.verify)
+    from zb_hdf5.store.live import LiveReader  # h5py, which a finished store does not need
+
+    return LiveReader(folder, index, wanted.access, wanted.verify)
 
 
 def open_writer(

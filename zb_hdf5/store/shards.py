@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import copy
 import errno
+import hashlib
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, chain, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, UnverifiableError
+from zb_hdf5.errors import (
+    ArgumentError,
+    ChecksumError,
+    FormatError,
+    IncompleteError,
+    Remedy,
+    UnverifiableError,
+)
 from zb_hdf5.files.checked import VERIFIED, Crc32Rows, checked, crc32_of
 from zb_hdf5.files.codecs import CodedChunks, Decoded, read_extents
 from zb_hdf5.files.objects import RemoteObject
-from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath
+from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath, require_remote_access
 from zb_hdf5.files.ranges import map_side_by_side, open_ranges
 from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wait, gather_from, open_extents, read_together
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.batch_reader import BatchReader, require_options
 from zb_hdf5.formats.native import sidecar_rows
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import (
@@ -27,18 +37,18 @@ from zb_hdf5.spec import (
     CRC32,
     INDEX_NAME,
     NO_CODEC,
+    NO_SHA256,
     NOT_KNOWN,
+    StoreMeta,
     TokenArray,
+    combine_sha256,
     content_fingerprint,
     extents_column,
     live_fingerprint,
 )
 from zb_hdf5.store.index import ShardIndex
-from zb_hdf5.store.store_documents import StoreDocuments
+from zb_hdf5.store.store_documents import StoreDocuments, StreamDocuments
 from zb_hdf5.store.table import ShardEntry
-
-if TYPE_CHECKING:
-    from zb_hdf5.formats.batch_reader import BatchReader
 
 #: Files that are mapped side by side at most: the size of each is asked for before each gather.
 MAX_JOINED: Final = 64
@@ -226,9 +236,12 @@ class ShardOpener:
 
     # a shard that was open once is known by its identity: it is not proved again, and another file is refused
 
-    def __init__(self, folder: Path, index: ShardIndex, access: str, verify: str) -> None:
-        self.folder, self.index, self.access, self.verify = folder, index, access, verify
-        self.identities: dict[int, Identity] = {}
+    def __init__(
+        self, folder: Path, index: ShardIndex, access: str, verify: str, dataset: str | None = None,
+        identities: dict[int, Identity] | None = None,
+    ) -> None:  # fmt: skip
+        self.folder, self.index, self.access, self.verify, self.dataset = folder, index, access, verify, dataset
+        self.identities = {} if identities is None else identities
 
     @property
     def noun(self) -> str:
@@ -302,13 +315,13 @@ class ShardOpener:
         """Open a shard by the facts of its file, and compare them with the index."""
         reader = self._reader(path, entry, identity)
         try:
-            if not (entry.complete and reader.complete):
+            if entry.complete != reader.complete or not (reader.complete or self.index.holds_stream):
                 raise IncompleteError(f"{reader.path}: its writer has not finished; convert again")
             expected, found = (entry.token_count, self.index.meta.dtype), (reader.token_count, reader.dtype)
             if self.index.holds_stream and found != expected:
                 raise FormatError(
                     f"{path}: expected {expected[0]:,} tokens, found {found[0]:,} ({expected[1]}, {found[1]}); it "
-                    f"changed, or {INDEX_NAME} is of another store"
+                    "changed, or the index is of another store"
                 )
             if not self.index.holds_stream:
                 self.index.require_agreement(reader, entry)
@@ -326,13 +339,16 @@ class ShardOpener:
         meta = self.index.meta
         if meta.field is None and meta.layout == BATCHES_LAYOUT:
             return FORMATS[entry.backend].open(path, access=self.access, verify="none")
+        if not FORMATS[entry.backend].holds_batches:
+            from zb_hdf5.formats.npy import open_npy
+
+            return open_npy(path, meta, self.access, identity)
         from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader  # h5py, which whoever has an index does not need
         from zb_hdf5.formats.hdf5.inspection import look_at_field, look_at_stream
 
-        column = (
-            look_at_stream(path, identity) if meta.field is None else look_at_field(path, meta.field.name, identity)
-        )
-        return HDF5Reader(column, self.access, "none")
+        if meta.field is not None:
+            return HDF5Reader(look_at_field(path, meta.field.name, identity), self.access, "none")
+        return HDF5Reader(look_at_stream(path, identity, self.dataset), self.access, "none")
 
     def _require_proof(self, reader: BatchReader, entry: ShardEntry, unit: int) -> None:
         """Raise `ChecksumError` unless the crc32 rows of a file are those of its entry, and a unit agrees with them."""
@@ -402,36 +418,191 @@ def _access_of(opener: ShardOpener) -> str | None:
     return "pread" if first.is_placed(column) and access != "mmap" else None
 
 
-class ShardedReader(BatchReader):
-    """Reads a store as one sequence of batches. See `BatchReader` for what it offers."""
+#: Places that a sampled fingerprint covers over all tokens, the tokens at each, and files whose ends it covers too.
+FINGERPRINT_SAMPLES, SAMPLE_TOKENS, FINGERPRINT_FILES = 16, 4096, 64
+#: The key of the stored dtype in the source of an index that is made of `.npy` files.
+NPY_DTYPE: Final = "dtype"
+#: The end of the fingerprint of windows: records in a batch, tokens from one to the next, shared tokens.
+_WINDOWS: Final = re.compile(r":([1-9]\d{0,17})x([1-9]\d{0,17})\+(\d{1,18})$")
 
-    def __init__(self, folder: Path, index: ShardIndex, access: str = "auto", verify: str = "auto") -> None:
-        if verify == "batch" and index.complete and (unknown := index.without_crc32()):
-            raise UnverifiableError(f"{folder / unknown}: cannot be verified: the index has no crc32 of its batches")
-        tokens = self._open_tokens(ShardOpener(folder, index, access, verify))
-        super().__init__(folder, index.meta, index.num_batches, tokens)
-        _ = self.tokens.access  # if the index lacks it, the error of the first shard names what cannot be read
-        self.index, self.complete, self.verify = index, index.complete, verify
+
+def windows_of(fingerprint: object) -> tuple[int, int, int]:
+    """Return batch size, sequence length and overlap of the windows that have this fingerprint."""
+    found = _WINDOWS.search(fingerprint) if isinstance(fingerprint, str) else None
+    if found is None:
+        raise ArgumentError(f"expected the fingerprint of windows of a token stream, found {fingerprint!r}")
+    batch_size, seq_len, overlap = map(int, found.groups())
+    return batch_size, seq_len, overlap
+
+
+class StoreReader(BatchReader):
+    """Reads a store as one sequence of batches, or a token stream as batches of its windows. See `BatchReader`.
+
+    A window begins each `stride` tokens; with an overlap, its last tokens begin the next one, so that targets miss
+    none. `windows` is their batch size, sequence length and overlap; None: single tokens. Windows are less than a
+    chunk: "auto" compares nothing, and "batch" reads whole chunks.
+    """
+
+    def __init__(
+        self, path: Path, index: ShardIndex, *, access: str = "auto", verify: str = "auto",
+        windows: tuple[int, int, int] | None = None, dataset: str | None = None,
+        identities: dict[int, Identity] | None = None,
+    ) -> None:  # fmt: skip
+        require_options(access, verify)
+        require_remote_access(path, access)
+        is_stream, self._reads = index.holds_stream, "none" if verify == "store" else verify
+        how = "none" if is_stream and verify == "auto" else self._reads
+        folder = path if path.is_dir() else path.parent
+        self.index, self._options = index, {"access": access, "verify": verify, "dataset": dataset}
+        self._opener = ShardOpener(folder, index, access, how, dataset, identities)
+        tokens = self._open_tokens(self._opener)
+        tokens.name, self._starts = str(path), tokens.starts
+        super().__init__(path, index.meta, index.num_batches, tokens)
+        _ = tokens.access  # if the index lacks it, the error of the first shard names what cannot be read
+        self.verify, self._checks = verify, verify if verify == "store" else how
+        if how == "batch" and index.complete and (unknown := index.without_crc32()):
+            if not is_stream:
+                raise UnverifiableError(
+                    f"{folder / unknown}: cannot be verified: the index has no crc32 of its batches"
+                )
+            tokens.open_file(0, 0)  # names what is missing
+        if is_stream:
+            self.backend = "stream"
+            self._take_windows(*(windows or (1, 1, 0)))
+            if windows and not self.num_batches:
+                raise ArgumentError(
+                    f"{path}: {self.num_tokens:,} tokens do not fill one batch of {windows[0]:,} x {windows[1]:,}"
+                    + (f" and {windows[2]} more" if windows[2] else "")
+                )
+            return
+        self.complete = index.complete
         if index.complete and (index.documents or index.table.pieces):
-            self.record_documents = StoreDocuments(folder, index, verify)
+            self.record_documents = StoreDocuments(folder, index, self._reads)
         self.backend = " and ".join(sorted(set(index.table.values["backend"])))
         self.sha256 = index.sha256 if index.complete else None
-        self._options = {"access": access, "verify": verify}
 
     @staticmethod
     def _open_tokens(opener: ShardOpener) -> Sharded:
         return sharded(opener)
 
+    def _take_windows(self, batch_size: int, seq_len: int, overlap: int) -> None:
+        """Cut the stream into windows of this shape; `ArgumentError` if it is none."""
+        if overlap < 0:
+            raise ArgumentError(f"overlap must be at least 0, found {overlap}")
+        meta, tokens = self.index.meta, max(0, self.num_tokens - overlap)
+        self.num_batches = tokens // seq_len // batch_size if batch_size * seq_len > 0 else 0
+        self.meta = StoreMeta(
+            batch_size, seq_len + overlap, meta.dtype, total_records=self.num_batches * batch_size,
+            vocab_size=meta.vocab_size, tokenizer=meta.tokenizer, fields=meta.fields, field=meta.field,
+        )  # fmt: skip
+        self.stride, self._fingerprint = seq_len, None
+        self.dropped_tokens = self.num_tokens - overlap - self.num_batches * batch_size * seq_len
+        if meta.field is None:
+            self.record_documents = StreamDocuments(
+                self.path, self.paths, self.index, self._starts, self._opener.identities, self._reads, seq_len, overlap
+            )
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all files: what fills up the last chunk of one is never seen."""
+        return self.tokens.num_tokens
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files that hold the tokens, in order; a growing shard is still a `.partial`."""
+        found = [self._opener.folder / path for path in self.index.table.values["path"]]
+        if not self.index.complete:
+            found[-1] = self.index.shards[-1].file(self._opener.folder)
+        return found
+
     @property
     def verified(self) -> str:
         """See `BatchReader`; "none" where one shard has no crc32, or still grows."""
-        return "none" if self.index.without_crc32() else VERIFIED[self.verify]
+        unknown = self._checks == "auto" and self.index.without_crc32()
+        return "none" if unknown else VERIFIED[self._checks]
+
+    def compared_tokens(self) -> Tokens | None:
+        if not self.index.holds_stream or self.verify != "auto":
+            return super().compared_tokens()
+        opener = self._opener
+        tokens = self._open_tokens(
+            ShardOpener(opener.folder, self.index, opener.access, "batch", opener.dataset, opener.identities)
+        )
+        try:
+            tokens.open_file(0, 0)
+        except UnverifiableError:
+            return None
+        return tokens
 
     def _field_reader(self, name: str) -> BatchReader:
         """Read the values of a field as a store of its own, whose shards are the files that hold them."""
-        return type(self)(self.path, self.index.of_field(name), **self._options)
+        index, size = self.index.of_field(name), self.meta.of_field(name).seq_len // self.seq_len
+        windows = (self.batch_size, self.stride * size, self.overlap * size)
+        return StoreReader(self.path, index, windows=windows, **self._options)  # type: ignore[arg-type]
+
+    @property
+    def token_fingerprint(self) -> str:
+        if not self.index.holds_stream:
+            return self.fingerprint
+        digests = self.index.table.values["sha256"]
+        if NO_SHA256 in digests:
+            return f"sampled:{self._sample().hexdigest()}"
+        return f"tokens:{combine_sha256(digests)}:{self.dtype.name}"
+
+    def _sample(self) -> Any:
+        """Return the digest of all sizes and some of the tokens: evenly over all, and the ends of some of the files."""
+        starts, files, last = self._starts, len(self._starts) - 2, max(0, self.num_tokens - SAMPLE_TOKENS)
+        places = {last * k // (FINGERPRINT_SAMPLES - 1) for k in range(FINGERPRINT_SAMPLES)}
+        for file in {files * k // (FINGERPRINT_FILES - 1) for k in range(FINGERPRINT_FILES)}:
+            places |= {starts[file], max(starts[file], starts[file + 1] - SAMPLE_TOKENS)}
+        dtype = np.dtype(self.index.source.get(NPY_DTYPE, self.dtype.str))
+        digest = hashlib.sha256(f"{starts}:{dtype.str}".encode())
+        for start in sorted(place for place in places if place < self.num_tokens):
+            stop = min(start + SAMPLE_TOKENS, starts[bisect_right(starts, start)])
+            digest.update(np.ascontiguousarray(self.get_slice(start, stop), dtype))
+        return digest
 
     def _compute_fingerprint(self) -> str:
+        if self.index.holds_stream:  # the batch size too: a shuffle of batches means other records with another one
+            return f"{self.token_fingerprint}:{self.batch_size}x{self.stride}+{self.overlap}"
         if self.index.live_id:
             return live_fingerprint(self.index.live_id, self.meta)
         return content_fingerprint(self.index.table.values["sha256"], self.meta)
+
+    def serving(self, fingerprint: object) -> BatchReader:
+        """Return a reader of the same windows in batches of another size, if the fingerprint is of such."""
+        if not self.index.holds_stream or fingerprint == self.fingerprint:
+            return self
+        other = copy.copy(self)
+        other._fields = {}
+        try:
+            other._take_windows(windows_of(fingerprint)[0], self.stride, self.overlap)
+        except ArgumentError:  # the stream has no batch of that size
+            return self
+        return other if other.num_batches and other.fingerprint == fingerprint else self
+
+    def first_token(self, record: int, seq_len: int) -> int:
+        """Return where a record of `seq_len` tokens, a divisor of those of a window, begins in the stream."""
+        window, part = divmod(record, self.seq_len // seq_len)
+        return window * self.stride + part * seq_len
+
+    @property
+    def has_documents(self) -> bool:
+        """Whether it is stored where the documents of a stream begin; else each file counts as one."""
+        return bool((self.index.table.values["document_count"] != NOT_KNOWN).all())
+
+    @property
+    def document_count(self) -> int:
+        """Documents of a stream."""
+        return int(np.abs(self.index.table.values["document_count"]).sum())  # NOT_KNOWN is -1: one document
+
+    @property
+    def doc_offsets(self) -> npt.NDArray[np.uint64]:
+        """The start of each document of a stream and the end of the last one, in its tokens, shape (D + 1,).
+
+        Read from all files at the first call, and kept: 8 bytes for each. `.npy` files have no documents: each counts
+        as one.
+        """
+        if not isinstance(self.record_documents, StreamDocuments):
+            raise ArgumentError(f"{self.path}: expected a token stream, found batches")
+        return self.record_documents.edges()

@@ -2,25 +2,60 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.documents.document_table import DocumentTable
-from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, pieces_path
-from zb_hdf5.files.paths import OpenFiles, RemotePath, finding
+from zb_hdf5.documents.document_table import DocumentPart, DocumentTable
+from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, pieces_path
+from zb_hdf5.documents.segments import pieces_of_windows
+from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath, finding
 from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.spec import DOCUMENTS_SUFFIX, INDEX_NAME, NO_SHA256
 from zb_hdf5.store.index import ShardIndex
 
 if TYPE_CHECKING:  # h5py, which a store without documents does not need
     from zb_hdf5.documents.pieces_file import PiecesFile
+    from zb_hdf5.formats.hdf5.h5_reader import DocumentOffsets
 
 
-class StoreDocuments:
+class FileDocuments:
+    """The documents of the records of a reader (see `RecordDocuments`), from files that are opened by their numbers."""
+
+    def __init__(self, path: Path) -> None:
+        self._files: OpenFiles[Any] = OpenFiles("auto", far=isinstance(path, RemotePath))
+        self._table: DocumentTable | None = None
+
+    def open(self, number: int) -> Any:
+        """Open a file; the caller closes it."""
+        raise NotImplementedError
+
+    def _file(self, number: int) -> Any:
+        return self._files.get(number, self.open)
+
+    def documents(self) -> DocumentTable | None:
+        if self._table is None:
+            with finding(self):
+                self._table = self._table or self._open_table()
+        return self._table
+
+    def _open_table(self) -> DocumentTable | None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self._files.close()
+        if self._table is not None:
+            self._table.close()
+
+
+class StoreDocuments(FileDocuments):
     """The documents of the records of a store (see `RecordDocuments`), over its splits one after the other."""
 
     def __init__(self, folder: Path, index: ShardIndex, verify: str) -> None:
@@ -33,8 +68,7 @@ class StoreDocuments:
         """Take over the records of each file, and the first token of its split in all splits."""
         self._folder, self._verify, self._starts, self._bases = folder, verify, ends_of(np.asarray(counts)), bases
         self.__dict__.pop("_edges", None)
-        self._files: OpenFiles[PiecesFile] = OpenFiles("auto", far=isinstance(folder, RemotePath))
-        self._table: DocumentTable | None = None
+        super().__init__(folder)
 
     @cached_property
     def _edges(self) -> list[int]:
@@ -69,10 +103,7 @@ class StoreDocuments:
     def _moved(self, shard: int, pieces: Pieces) -> Pieces:
         return pieces.moved(self._bases[shard]) if self._bases[shard] else pieces
 
-    def _file(self, shard: int) -> PiecesFile:
-        return self._files.get(shard, self._open)
-
-    def _open(self, shard: int) -> PiecesFile:
+    def open(self, shard: int) -> PiecesFile:
         from zb_hdf5.documents.pieces_file import PiecesFile
 
         entry, meta = self._index.shards[shard], self._index.meta
@@ -80,19 +111,8 @@ class StoreDocuments:
         num_records = entry.num_batches * meta.batch_size
         return PiecesFile(self._folder / entry.path, num_records, meta.seq_len, sha256=sha256, verify=self._verify)
 
-    def documents(self) -> DocumentTable | None:
-        if self._table is None:
-            with finding(self):
-                self._table = self._table or self._open_table()
-        return self._table
-
     def _open_table(self) -> DocumentTable | None:
         return DocumentTable(self._folder, self._parts, self._verify) if self._parts else None
-
-    def close(self) -> None:
-        self._files.close()
-        if self._table is not None:
-            self._table.close()
 
 
 class LoneDocuments(StoreDocuments):
@@ -106,13 +126,153 @@ class LoneDocuments(StoreDocuments):
     def has_pieces(self) -> bool:
         return pieces_path(self._path).exists()
 
-    def _open(self, shard: int) -> PiecesFile:
+    def open(self, shard: int) -> PiecesFile:
         from zb_hdf5.documents.pieces_file import PiecesFile
 
         return PiecesFile(self._path, self._edges[-1], self._seq_len, tokens_sha256=self._sha256, verify=self._verify)
 
     def _open_table(self) -> DocumentTable | None:
         return DocumentTable.of_file(self._path, self._sha256, self._verify)
+
+
+#: So many are kept in memory, 8 MiB of them: one search in all is faster than one in each file.
+FEW_DOCUMENTS: Final = 1 << 20
+#: So many files are looked into at once; of more than these each is when it is needed: a thousand take seconds.
+FEW_FILES: Final = 64
+#: Objects that are looked into at the same time.
+FAR_THREADS: Final = 32
+
+
+class StreamDocuments(FileDocuments):
+    """The documents of a stream by its windows, which begin each `stride` tokens, and share `overlap` of them."""
+
+    # `starts` are the first token of each file and the end of the last one, `identities` those of files that were open
+
+    has_pieces = True
+
+    def __init__(
+        self, path: Path, paths: Sequence[Path], index: ShardIndex, starts: Sequence[int],
+        identities: Mapping[int, Identity], verify: str, stride: int, overlap: int = 0,
+    ) -> None:  # fmt: skip
+        self._path, self._paths, self._index, self._starts, self._identities = path, paths, index, starts, identities
+        self._verify, self._stride, self._seq_len = verify, stride, stride + overlap
+        count = int(np.abs(index.table.values["document_count"]).sum())  # NOT_KNOWN is -1: one document
+        self._keeps = count <= FEW_DOCUMENTS and not isinstance(path, RemotePath)  # each object takes a while
+        super().__init__(path)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._all: npt.NDArray[np.uint64] | None = None
+        self._kept: dict[int, npt.NDArray[np.uint64]] = {}  # of few documents, until there are all
+
+    def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
+        starts = records * self._stride
+        if not len(starts):
+            return padding(0, self._seq_len)
+        edges, end = self.near(starts, self._seq_len)
+        return pieces_of_windows(edges, starts, self._seq_len, end)
+
+    def read_run(self, start: int, stop: int) -> Pieces:
+        return self.read_pieces(np.arange(start, stop))
+
+    def edges(self) -> npt.NDArray[np.uint64]:
+        """Return where each document begins and the last one ends, shape (D + 1,), and keep it: 8 bytes for each."""
+        if self._all is None:
+            with finding(self):
+                if self._all is None:
+                    with ThreadPoolExecutor(FAR_THREADS, thread_name_prefix="zb-edges") as pool:
+                        look = pool.map if isinstance(self._paths[0], RemotePath) else map
+                        ends = list(look(self._ends_of, range(len(self._paths))))
+                    self._all = np.concatenate([np.zeros(1, np.uint64), *ends])
+                    self._kept = {}
+        return self._all
+
+    def _ends_of(self, number: int) -> npt.NDArray[np.uint64]:
+        return self._read(number)[1:] + np.uint64(self._starts[number])
+
+    def _read(self, number: int) -> npt.NDArray[np.uint64]:
+        """Return the rows of a file, of which nothing stays open."""
+        kept = self._kept.get(number)
+        if kept is not None:
+            return kept
+        with closing(self.open(number)) as file:
+            return file.rows().copy()
+
+    def near(self, starts: npt.NDArray[np.int64], length: int) -> tuple[npt.NDArray[np.uint64], int]:
+        """Return the part of `edges()` that `pieces_of_windows` needs, and where the last document ends.
+
+        `starts` are the first token of each window, in any order, and `length` the tokens of each. The end is behind
+        all tokens where no window reaches the last file.
+        """
+        if self._all is not None or (self._keeps and len(self._paths) - len(self._kept) <= FEW_FILES):
+            edges = self.edges()
+            return edges, int(edges[-1])
+        ordered = np.sort(starts)
+        stops = ordered + length
+        if not (ordered[1:] > stops[:-1]).any():  # they follow each other
+            ordered, stops = ordered[:1], stops[-1:]
+        found: list[npt.NDArray[np.uint64]] = []
+        done: dict[int, int] = {}  # rows of each file that were taken: what two windows need is there once
+        for start, stop in zip(ordered.tolist(), stops.tolist(), strict=True):
+            first = bisect_right(self._starts, start, hi=len(self._paths)) - 1
+            last = bisect_left(self._starts, stop, hi=len(self._paths)) - 1
+            for here in range(first, last + 1):
+                rows, base = self._rows(here), self._starts[here]
+                edges = np.array([max(0, start - base) + 1, stop - base], np.uint64)
+                low, high = rows.searchsorted(edges).tolist()
+                low = max(low - 1, done.get(here, 0))
+                found.append(rows[low:high] + np.uint64(base))
+                done[here] = max(low, high)
+        return np.concatenate(found), self._end(max(done))
+
+    def _end(self, number: int) -> int:
+        """Return where the last document ends; behind all tokens where a file behind this one holds it."""
+        last = len(self._paths) - 1
+        return self._starts[last] + int(self._rows(last)[-1]) if number == last else self._starts[-1]
+
+    def _rows(self, number: int) -> npt.NDArray[np.uint64]:
+        if self._keeps:
+            return self._kept.setdefault(number, self._read(number))
+        file: DocumentOffsets = self._file(number)
+        return file.rows()
+
+    def close(self) -> None:
+        super().close()
+        self._forget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_all", "_kept")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def open(self, number: int) -> DocumentOffsets:
+        """Open the offsets of one file; the caller closes them."""
+        from zb_hdf5.formats.hdf5.h5_reader import DocumentOffsets
+
+        num_tokens = self._starts[number + 1] - self._starts[number]
+        return DocumentOffsets(self._paths[number], num_tokens, self._identities.get(number), self._verify)
+
+    def _open_table(self) -> DocumentTable:
+        """Open the tables of the files; of one that has none, its offsets."""
+        values = self._index.table.values
+        known = {part.path.removesuffix(DOCUMENTS_SUFFIX): part for part in self._index.documents}
+        if self._path.is_file() and self._path.name != INDEX_NAME:
+            from zb_hdf5.formats.hdf5.h5_reader import table_sha256
+
+            sha256 = table_sha256(self._path) if values["complete"][0] else ""
+            tokens_sha256 = values["sha256"][0].replace(NO_SHA256, "")
+            table = DocumentTable.of_file(self._path, tokens_sha256, self._verify, sha256)
+            known = {} if table is None else {self._path.name: table.parts[0]}
+        parts, first = [], 0
+        for name, count, start, stop in zip(
+            values["path"], np.abs(values["document_count"]).tolist(), self._starts, self._starts[1:], strict=False
+        ):
+            part = known.get(name, DocumentPart(name, 0, ""))._replace(first_token=start, token_count=stop - start)
+            parts.append(part._replace(first_document=first, document_count=count))
+            first += count
+        return DocumentTable(self._paths[0].parent, parts, self._verify, self.open)
 
 
 def attach_documents(reader: BatchReader, verify: str) -> BatchReader:

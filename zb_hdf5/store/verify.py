@@ -13,15 +13,15 @@ from pathlib import Path
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, check_documents
 from zb_hdf5.documents.pieces import pieces_path
 from zb_hdf5.documents.pieces_file import PiecesFile
-from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, ZbError
+from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, UnverifiableError, ZbError
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.hdf5.h5_reader import table_sha256
+from zb_hdf5.formats.npy import npy_files
 from zb_hdf5.formats.registry import FORMATS, format_of, open_chunks
 from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, STREAM_LAYOUT
 from zb_hdf5.store.index import ShardIndex, find_index
 from zb_hdf5.store.table import PiecesInfo, ShardEntry
-from zb_hdf5.store.token_store import npy_files
 
 
 @dataclass
@@ -180,6 +180,15 @@ def verify_store(
     if index is not None and split is None and not any(report.problem for report in reports):
         _check_records(folder, index, reports)
     return reports + tables
+
+
+def require_digests(path: Path, split: str | None = None) -> None:
+    """Compare a store or stream with its digests; raise the first problem, or `UnverifiableError` where one lacks."""
+    for report in verify_store(path, split=split):
+        if report.problem:
+            raise report.problem
+        if report.missing:
+            raise UnverifiableError(f"{report.path}: cannot be verified: {report.missing}")
 
 
 def _check_records(folder: Path, index: ShardIndex, reports: list[ShardReport]) -> None:

@@ -76,11 +76,6 @@ class HDF5Reader(BatchReader):
         if self.complete:
             self.check_reads(verify)
 
-    @property
-    def token_count(self) -> int:
-        """Tokens, or values, that are committed: those behind them fill up the last chunk of a stream."""
-        return self.tokens.num_tokens
-
     def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
         """Return the rows of crc32, or None where none are stored."""
         if not self._marker:
@@ -105,7 +100,9 @@ class HDF5Reader(BatchReader):
         return rows_by_library(self.path, self.num_batches, self.identity, name)
 
     def missing_digests(self) -> str:
-        return super().missing_digests() if self._marker else _FOREIGN
+        if not self._marker:
+            return _FOREIGN
+        return super().missing_digests() if self.complete else "its writer has not finished"
 
     def refresh(self) -> int:
         """Show the batches that a live writer has committed since; return `num_batches`. A stream stays as it is."""
@@ -138,10 +135,6 @@ class ForeignReader(HDF5Reader):
         if axes == 2 and batch_size is not None:
             self.meta = StoreMeta(batch_size, column.meta.seq_len, column.meta.dtype)
             self.num_batches //= batch_size
-
-    @property
-    def token_count(self) -> int:
-        return self.num_batches * self.meta.batch_tokens
 
 
 def open_field(path: str | os.PathLike[str], name: str, access: str = "auto", verify: str = "auto") -> HDF5Reader:

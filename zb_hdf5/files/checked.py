@@ -18,7 +18,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import ChecksumError, Remedy
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.ranges import Extents, LocalFile, Range, Ranges, Run
-from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens
+from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wrapper
 from zb_hdf5.spec import CRC32_CHUNK_ROWS, TokenArray
 
 try:  # by the processor's carry-less multiplication: 64 KiB in 1.4 µs, where zlib takes 19
@@ -169,7 +169,7 @@ def _read_placed(file: Ranges, extents: Extents, start: int, out: npt.NDArray[np
     file.read_ranges([*others, *extents.places_of_tokens(start, out)])
 
 
-class Checked(UnitTokens):
+class Checked(Wrapper, UnitTokens):
     """Tokens of one file whose whole units are compared with their crc32, while they are in the processor's cache."""
 
     # not strict: units that are read whole into a buffer are compared, views and gathers pass; strict: whole units are
@@ -182,17 +182,16 @@ class Checked(UnitTokens):
 
     def __init__(self, tokens: Tokens, rows: Crc32Rows, path: Path, noun: str, strict: bool) -> None:
         if strict:
-            super().__init__()  # a buffer of each thread: 750 bytes for each of perhaps thousands of open files
-        self.tokens, self.rows, self._path, self._noun, self._strict = tokens, rows, str(path), noun, strict
-        self.num_tokens, self.dtype, self.unit, self.name = tokens.num_tokens, tokens.dtype, tokens.unit, tokens.name
-        self.access, self.wait, self.identity, self.plain = tokens.access, tokens.wait, tokens.identity, tokens.plain
+            UnitTokens.__init__(self)  # a buffer of each thread: 750 bytes for each of perhaps thousands of open files
+        self._wrap(tokens)
+        self.rows, self._path, self._noun, self._strict, self.plain = rows, str(path), noun, strict, tokens.plain
         if self.plain is not None:
             self.plain.rows = rows
 
     def read(self, runs: Iterable[TokenRun]) -> None:
         runs = list(runs)
         if self._strict and not all(self._is_whole(start, len(out)) for start, out in runs):
-            super().read(runs)
+            UnitTokens.read(self, runs)
             return
         self.tokens.read(runs)
         self.compare(runs)
@@ -226,7 +225,7 @@ class Checked(UnitTokens):
 
     def gather(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
         if self._strict:
-            super().gather(starts, out)
+            UnitTokens.gather(self, starts, out)
         else:
             self.tokens.gather(starts, out)
 
@@ -239,15 +238,6 @@ class Checked(UnitTokens):
     def unchecked(self) -> FileTokens | None:
         return None if self._strict else self.tokens.unchecked()
 
-    def ready(self, starts: npt.NDArray[np.int64]) -> bool:
-        return self.tokens.ready(starts)
-
-    def will_need(self, start: int, stop: int) -> None:
-        self.tokens.will_need(start, stop)
-
-    def close(self) -> None:
-        self.tokens.close()
-
     def __getstate__(self) -> tuple[Any, ...]:
         return self.tokens, self.rows, self._path, self._noun, self._strict
 
@@ -257,11 +247,9 @@ class Checked(UnitTokens):
 
 def checked(tokens: Tokens, rows: Crc32Rows | None, path: Path, noun: str, verify: str) -> Tokens:
     """Have tokens compared as they are read: by "auto" whole units, by "batch" everything, else nothing."""
-    return (
-        tokens
-        if rows is None or verify not in ("auto", "batch")
-        else Checked(tokens, rows, path, noun, verify == "batch")
-    )
+    if rows is None or verify not in ("auto", "batch"):
+        return tokens
+    return Checked(tokens, rows, path, noun, verify == "batch")
 
 
 class GroupDigest:

@@ -129,12 +129,13 @@ class Folder:
     def __init__(self, url: str) -> None:
         self.library, self._url, self.limit_s = _load_library(), url, _limit_s()
         self.request_s = self.limit_s / REQUESTS_IN_LIMIT
-        self._answer_s = self.limit_s
-        self.store = self._connect({"max_retries": 0})  # `RemoteObject` tries again: one limit for all attempts
+        self.answer_s = self.limit_s  # the shortest answer
+        self.store = self.connect({"max_retries": 0})  # `RemoteObject` tries again: one limit for all attempts
         self.pool = ThreadPoolExecutor(MAX_READS, thread_name_prefix="zb-remote")
         weakref.finalize(self, self.pool.shutdown, wait=False)  # the last use may end in one of them
 
-    def _connect(self, retries: dict[str, Any] | None) -> Any:
+    def connect(self, retries: dict[str, Any] | None = None) -> Any:
+        """Return a client; its own retries cover the parts of an upload."""
         scheme = self._url.partition("://")[0]
         options = {"allow_http": "true"} if scheme == "http" else {}
         if prefix := PREFIXES.get(scheme, "AZURE_"):
@@ -145,27 +146,6 @@ class Folder:
             return self.library._store.from_url(self._url, retry_config=retries, client_options=options)
         except (ValueError, self.library.exceptions.BaseError) as error:
             raise UnavailableError(f"{self._url}: cannot be opened: {_first_line(error)}") from error
-
-    def writing_store(self) -> Any:
-        """Return a client whose own retries cover the parts of an upload."""
-        return self._connect(None)
-
-    def note_answer(self, duration_s: float) -> None:
-        self._answer_s = min(self._answer_s, duration_s)
-
-    @property
-    def has_answered(self) -> bool:
-        return self._answer_s < self.limit_s
-
-    @property
-    def num_threads(self) -> int:
-        """Reads that are worth making at the same time: they keep one core busy during the shortest answer."""
-        return min(MAX_READS, max(LEAST_READS, int(self._answer_s / REQUEST_CORE_S)))
-
-    @property
-    def is_of_this_process(self) -> bool:
-        """Whether it was not inherited by a fork."""
-        return self.library is _library
 
 
 def _folder_of(url: str) -> Folder:
@@ -216,7 +196,7 @@ class RemoteObject:
 
     def _connection(self) -> Folder:
         folder = self._folder
-        if folder is None or not folder.is_of_this_process:  # also after a fork
+        if folder is None or folder.library is not _library:  # also after a fork
             folder = self._folder = _folder_of(self._folder_url)
         return folder
 
@@ -275,7 +255,7 @@ class RemoteObject:
             options["if_match"] = tag
         asked_s = time.monotonic()
         answer = folder.library.get(folder.store, self._key, options=options)
-        folder.note_answer(time.monotonic() - asked_s)
+        folder.answer_s = min(folder.answer_s, time.monotonic() - asked_s)
         self._take(answer.meta)
         expected = start, min(stop, self.num_bytes)
         if tuple(answer.range) != expected:
@@ -287,7 +267,7 @@ class RemoteObject:
         if len(data) > count:
             raise FormatError(f"{self.name}: expected {wanted}, the server sends more than these {count:,} bytes")
         if len(data) < count:
-            raise _CutBody
+            raise _CutBody("the answer was cut short on its way, the object may be whole; try again")
         return memoryview(data)
 
     def _take(self, meta: Mapping[str, Any]) -> None:
@@ -364,9 +344,6 @@ class RemoteObject:
 class _CutBody(Exception):
     """A body that ended before its range."""
 
-    def __str__(self) -> str:
-        return "the answer was cut short on its way, the object may be whole; try again"
-
 
 def _status(error: BaseException | None) -> int:
     found = _STATUS.search(str(error))
@@ -377,7 +354,7 @@ def _may_pass(error: Exception, folder: Folder) -> bool:
     """Return whether the same request may succeed later."""
     status, text = _status(error), str(error)
     if _ASKS_MACHINE.search(text):  # a machine whose credentials have worked gives new ones now and then
-        return folder.has_answered
+        return folder.answer_s < folder.limit_s
     if type(error).__name__ not in ("GenericError", "_CutBody") or "builder error" in text:
         return False
     return status == 0 or status >= 500 or status in _PASSING
@@ -403,7 +380,9 @@ def read_objects(reads: Sequence[tuple[RemoteObject, Iterable[tuple[int, npt.NDA
             list(left)  # the others end after their current read
             raise
 
-    futures = [folder.pool.submit(work) for _ in range(min(len(todo), folder.num_threads))]
+    # as many as keep one core busy during the shortest answer
+    num_threads = min(MAX_READS, max(LEAST_READS, int(folder.answer_s / REQUEST_CORE_S)), len(todo))
+    futures = [folder.pool.submit(work) for _ in range(num_threads)]
     wait(futures)  # also after an error: the arrays are the caller's again
     for future in futures:
         future.result()
@@ -427,12 +406,10 @@ def _merged(ranges: Iterable[tuple[int, npt.NDArray[Any]]]) -> Iterator[Group]:
 
 def _fill(source: RemoteObject, group: Group, begun_s: float) -> None:
     """Fill a group of ranges by one request."""
-    import numpy as np
-
     start, stop = group[0][0], max(offset + len(out) for offset, out in group)
-    found = np.frombuffer(source.read(start, stop, begun_s=begun_s), np.uint8)
+    found = source.read(start, stop, begun_s=begun_s)
     for offset, out in group:
-        out[...] = found[offset - start : offset - start + len(out)]
+        out.data[:] = found[offset - start : offset - start + len(out)]
 
 
 def _is_denied(error: BaseException | None) -> bool:
@@ -464,7 +441,7 @@ def put_object(url: str, content: Path | bytes, *, new: bool = False) -> None:
     folder = target._connection()
     how = {"mode": "create"} if new else {"chunk_size": PART_BYTES}
     try:
-        folder.library.put(folder.writing_store(), target._key, content, **how)
+        folder.library.put(folder.connect(), target._key, content, **how)
     except Exception as error:
         if type(error).__name__ == "AlreadyExistsError":
             raise ExistsError(f"{url}: exists already") from error

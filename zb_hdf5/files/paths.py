@@ -48,10 +48,6 @@ class RemotePath(PosixPath):
     def is_file(self) -> bool:
         return not self.is_dir() and self.exists()
 
-    def glob(self, *args: Any, **options: Any) -> Iterator[Path]:  # type: ignore[override]
-        """Yield nothing: the index names the objects."""
-        return iter(())
-
     def exists(self) -> bool:  # type: ignore[override]
         """Ask whether there is such an object; one that may not be looked at is not there."""
         return self.is_dir() or object_exists(str(self))
@@ -227,8 +223,8 @@ class OpenFiles(Generic[File]):
         self.known: dict[int, File] = {}
         self.resting: dict[int, File] = {}
         mapped = 1 if access == "pread" else DESCRIPTORS_PER_MAPPED_FILE
-        self._descriptors = DESCRIPTORS_PER_OBJECT if far else mapped
-        self._access, self._let_go, self._far = access, let_go, far
+        self.descriptors = DESCRIPTORS_PER_OBJECT if far else mapped
+        self._access, self.let_go, self._far = access, let_go, far
         with _LOCK:
             _STORES.add(self)
 
@@ -265,20 +261,6 @@ class OpenFiles(Generic[File]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(OpenFiles, far=self._far), (self._access,)
-
-    def held(self) -> int:
-        """Return how many descriptors these files take. This and what follows: under the lock."""
-        return self._descriptors * (len(self.known) + len(self.resting))
-
-    def rest(self) -> None:
-        """Put the older half of the known files to rest."""
-        for number in list(self.known)[: (len(self.known) + 1) // 2]:
-            self.resting[number] = self.known.pop(number)
-
-    def close_oldest(self) -> None:
-        """Let go of the file that has rested longest."""
-        number = next(iter(self.resting))
-        self._let_go(number, self.resting.pop(number))
 
 
 def finding(owner: object) -> contextlib.AbstractContextManager[None]:
@@ -340,7 +322,7 @@ def _max_mappings() -> int:
 
 
 def _held() -> int:
-    return sum(store.held() for store in _STORES)
+    return sum(store.descriptors * (len(store.known) + len(store.resting)) for store in _STORES)
 
 
 def _make_room(allowed: int) -> None:
@@ -350,10 +332,13 @@ def _make_room(allowed: int) -> None:
         resting, known = sum(len(store.resting) for store in stores), sum(len(store.known) for store in stores)
         if 4 * resting < known:  # before they must close: files in use have time to move back
             for store in stores:
-                store.rest()
+                for number in list(store.known)[: (len(store.known) + 1) // 2]:
+                    store.resting[number] = store.known.pop(number)
         if _held() <= allowed:
             return
-        max(stores, key=lambda store: len(store.resting)).close_oldest()
+        store = max(stores, key=lambda store: len(store.resting))
+        number = next(iter(store.resting))  # that has rested longest
+        store.let_go(number, store.resting.pop(number))
 
 
 def _renew_locks() -> None:

@@ -206,30 +206,30 @@ class LocalFile:
     # held open until `close`, so that a later rename over it changes nothing; a mapping stays valid after `close`,
     # which must not race with reads. "auto" maps unless the file system is far away.
 
-    __slots__ = ("__weakref__", "_identity", "_maps", "_private", "_shared", "access", "fd", "name", "size")
+    __slots__ = ("__weakref__", "_maps", "_private", "_shared", "access", "fd", "identity", "name", "size")
 
     def __init__(self, path: Path, identity: Identity | None = None, access: str = "auto") -> None:
-        #: Path of the file, in messages.
-        self.name, self.access, self._identity = str(path), access, identity
-        self._open()
+        self.name, self.access = str(path), access
+        self._open(identity)
 
-    def _open(self) -> None:
+    def _open(self, identity: Identity | None) -> None:
         self.fd = -1
-        self.fd = self._descriptor()
+        self.fd = self._descriptor(identity)
         self._shared: npt.NDArray[np.uint8] | None = None
         self._private: dict[bool, npt.NDArray[np.uint8]] = {}
         self._maps = {"mmap": True, "pread": False}.get(self.access)  # None: not asked yet
         try:
             self.size = os.fstat(self.fd).st_size
-            if self._identity and len(self._identity) == 2 and self.size < self._identity[0]:
-                raise cut_short(self.path, f"at least {self._identity[0]:,} bytes", self.size)
-            self._identity = self._identity or identity_of(self.fd)
+            if identity and len(identity) == 2 and self.size < identity[0]:
+                raise cut_short(self.path, f"at least {identity[0]:,} bytes", self.size)
+            #: The facts that differ for a later file of the same name.
+            self.identity: Identity = identity or identity_of(self.fd)
             self._require_identity()
         except BaseException:
             self.__del__()  # now, not when the last traceback that holds this object is gone
             raise
 
-    def _descriptor(self) -> int:
+    def _descriptor(self, identity: Identity | None) -> int:
         return regular(self.path)
 
     def _require_identity(self) -> None:
@@ -239,12 +239,6 @@ class LocalFile:
     def path(self) -> Path:
         """Path of the file; an object of its own would take 200 bytes."""
         return any_path(self.name)
-
-    @property
-    def identity(self) -> Identity:
-        """The facts that differ for a later file of the same name."""
-        assert self._identity is not None
-        return self._identity
 
     @property
     def num_bytes(self) -> int:
@@ -317,11 +311,11 @@ class LocalFile:
             close(fd)
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return self.name, self.access, self._identity
+        return self.name, self.access, self.identity
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.name, self.access, self._identity = state
-        self._open()
+        self.name, self.access, identity = state
+        self._open(identity)
 
 
 #: The bytes of one file or object that never changes: their name, size and identity, and reads of ranges.
@@ -342,8 +336,8 @@ class FetchedFile(LocalFile):
 
     __slots__ = ()
 
-    def _descriptor(self) -> int:
-        source, free = RemoteObject(self.name, self._identity), shutil.disk_usage(tempfile.gettempdir()).free
+    def _descriptor(self, identity: Identity | None) -> int:
+        source, free = RemoteObject(self.name, identity), shutil.disk_usage(tempfile.gettempdir()).free
         with tempfile.TemporaryFile(prefix="zb-") as file:
             for part in source.parts(max_bytes=free):
                 file.write(part)

@@ -325,29 +325,45 @@ def read_together(reads: Sequence[tuple[Tokens, Iterable[TokenRun]]]) -> bool:
     return len(found) == len(reads)
 
 
-class ClosedTokens(Tokens):
+class Wrapper(Tokens):
+    """Tokens of others, of which some are read in another way. See `Tokens`."""
+
+    __slots__ = ()
+    tokens: Tokens
+
+    def _wrap(self, tokens: Tokens) -> None:
+        names = ("num_tokens", "dtype", "unit", "name", "access", "wait", "identity")
+        for name, value in [("tokens", tokens), *((name, getattr(tokens, name)) for name in names)]:
+            setattr(self, name, value)  # the slots are those of a subclass
+
+    def ready(self, starts: npt.NDArray[np.int64]) -> bool:
+        return self.tokens.ready(starts)
+
+    def will_need(self, start: int, stop: int) -> None:
+        self.tokens.will_need(start, stop)
+
+    def close(self) -> None:
+        self.tokens.close()
+
+
+class ClosedTokens(Wrapper):
     """The tokens of a closed reader: every use is an error, and open readers pay nothing for the check."""
 
     def __init__(self, tokens: Tokens) -> None:
-        self.num_tokens, self.dtype, self.unit, self.name = tokens.num_tokens, tokens.dtype, tokens.unit, tokens.name
-        self.access, self.wait, self.identity = tokens.access, tokens.wait, tokens.identity
+        self._wrap(tokens)
 
     def _refuse(self, *_: object) -> Any:
         raise ClosedError(f"{self.name}: this reader was closed")
 
     read = gather = view = ready = will_need = _refuse  # type: ignore[assignment]
 
-    def close(self) -> None:
-        pass
 
-
-class Converted(Tokens):
+class Converted(Wrapper):
     """Tokens of another integer dtype. See `Tokens`."""
 
     def __init__(self, tokens: Tokens, dtype: np.dtype[Any], meta: StoreMeta | None = None) -> None:
-        self._tokens, self._meta, self.dtype = tokens, meta, dtype
-        self.num_tokens, self.unit, self.name = tokens.num_tokens, tokens.unit, tokens.name
-        self.access, self.wait, self.identity = tokens.access, tokens.wait, tokens.identity
+        self._wrap(tokens)
+        self._meta, self.dtype = meta, dtype
 
     def _convert(self, tokens: TokenArray, out: TokenArray, start: int) -> None:
         if self._meta is not None:
@@ -356,20 +372,11 @@ class Converted(Tokens):
 
     def read(self, runs: Iterable[TokenRun]) -> None:
         for start, out in runs:
-            tokens = np.empty(len(out), self._tokens.dtype)
-            self._tokens.read([(start, tokens)])
+            tokens = np.empty(len(out), self.tokens.dtype)
+            self.tokens.read([(start, tokens)])
             self._convert(tokens, out, start)
 
     def gather(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
-        tokens = np.empty(out.shape, self._tokens.dtype)
-        self._tokens.gather(starts, tokens)
+        tokens = np.empty(out.shape, self.tokens.dtype)
+        self.tokens.gather(starts, tokens)
         self._convert(tokens, out, int(starts[0]) if len(starts) else 0)
-
-    def ready(self, starts: npt.NDArray[np.int64]) -> bool:
-        return self._tokens.ready(starts)
-
-    def will_need(self, start: int, stop: int) -> None:
-        self._tokens.will_need(start, stop)
-
-    def close(self) -> None:
-        self._tokens.close()

@@ -30,7 +30,7 @@ from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import RemotePath, local_path
 from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.files.ranges import Extents, LocalFile, Run, read_fully
-from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wait
+from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wait, Wrapper
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import U32_MAX, TokenArray
 
@@ -303,16 +303,15 @@ def column_of(reader: BatchReader) -> CachedColumn:
     return reader.tokens.column
 
 
-class Cached(Tokens):
+class Cached(Wrapper):
     """Tokens that keep whole units in a cache, and read them there the next time. See `Tokens`."""
 
     # a missing unit is fetched whole, at most once by a process whose threads all miss it; parts are read once this
     # process has compared the whole, and whole units are compared each time; once it is full, nothing is added
 
     def __init__(self, tokens: Tokens, source: Tokens, column: CachedColumn) -> None:
-        self.tokens, self.source, self.column, self.unit = tokens, source, column, tokens.unit
-        self.num_tokens, self.dtype, self.name = tokens.num_tokens, tokens.dtype, tokens.name
-        self.access, self.wait, self.identity = tokens.access, tokens.wait, tokens.identity
+        self._wrap(tokens)
+        self.source, self.column = source, column
         self._fetching: dict[tuple[int, int], threading.Event] = {}
         self._plain: FileTokens | None = None
 

@@ -340,26 +340,19 @@ class Loader(EpochLoader[BatchT]):
 
     # --- state ---------------------------------------------------------------------------------------------------
 
-    def _reasons(self, state: Mapping[str, Any]) -> dict[str, str]:
-        dtype, fingerprints = str(state.get("dtype")), (state.get("fingerprint"), self._fingerprint)
-        is_sampled = any(shown(each).startswith("'sampled:") for each in fingerprints)
-        return {
-            "dtype": OTHER_DTYPE.format(dtype) if dtype in DTYPE_BY_NAME else "",
-            "fingerprint": "; open both with verify='store'" if is_sampled else "",
-        }
-
-    def _serve(self, fingerprint: object) -> None:
+    def _serve(self, state: Mapping[str, Any]) -> dict[str, str]:
+        fingerprint, dtype = state.get("fingerprint"), str(state.get("dtype"))
         reader = self.reader.serving(fingerprint)
         if reader is not self.reader:
             self.reader, self._fingerprint = reader, reader.fingerprint
             self._mask()
             self.plan = self.plan_of_epoch(self.epoch)
             self.set_batch_size(self.batch_size)
-
-    def _end_of_epoch(self, epoch: int) -> int:
-        if epoch == self.epoch:
-            return self.num_records
-        return self.reader.num_batches * (self.reader.meta.batch_tokens // self.seq_len)
+        is_sampled = any(shown(each).startswith("'sampled:") for each in (fingerprint, self._fingerprint))
+        return {
+            "dtype": OTHER_DTYPE.format(dtype) if dtype in DTYPE_BY_NAME else "",
+            "fingerprint": "; open both with verify='store'" if is_sampled else "",
+        }
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that must agree for a position to mean the same records."""

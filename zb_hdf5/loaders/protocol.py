@@ -214,10 +214,8 @@ class EpochLoader(TokenLoader[BatchT]):
     def _mask(self) -> None:
         """Take over `mask_documents`."""
 
-    def _serve(self, fingerprint: object) -> None:
-        """Go on with a reader of the same content that has the fingerprint of a state, if there is one."""
-
-    def _reasons(self, state: Mapping[str, Any]) -> dict[str, str]:
+    def _serve(self, state: Mapping[str, Any]) -> dict[str, str]:
+        """Return why fields of a state may differ, and read the same content under its fingerprint if there is such."""
         return {}
 
     def _end_of_epoch(self, epoch: int) -> int:
@@ -236,9 +234,8 @@ class EpochLoader(TokenLoader[BatchT]):
         skip = (*self.skip, *checked_skip(state.pop("skip", ())))
         masked = (*self.mask_documents, *masked_numbers(state.pop("mask_documents", ())))
         if not force:
-            self._serve(state.get("fingerprint"))
-            names, reasons = ("epoch", "position"), self._reasons(state)
-            require_fields(self.path, state, self.identity(), names, reasons, Remedy.FORCE)
+            reasons = self._serve(state)
+            require_fields(self.path, state, self.identity(), ("epoch", "position"), reasons, Remedy.FORCE)
         epoch = require_count(self.path, state, "epoch", self._last_epoch)
         end = self._end_of_epoch(epoch)
         position = require_count(self.path, state, "position", end, f"the {self._counts} of an epoch")

@@ -85,12 +85,10 @@ def read_ahead(
     threads: int = MAX_THREADS,
     device: torch.device | None = None,
 ) -> Generator[Result]:
-    """Yield `read(request)` for each request, in order, with up to `depth` of them read ahead in threads; 0: without.
-
-    With a `device` the threads, of which there is at least one, pin the tensors that they read, and the caller's thread
-    starts their copies. The threads end with the iterator: a read that has begun is waited for, no other one begins,
-    nor does any after one that failed, which may have waited for a server.
-    """
+    """Yield `read(request)` in order, with up to `depth` requests read ahead in threads; 0: without."""
+    # With a device the threads, of which there is at least one, pin the tensors that they read, and the caller's thread
+    # starts their copies. The threads end with the iterator: a read that has begun is waited for, no other one begins,
+    # nor does any after one that failed, which may have waited for a server.
     if not depth and device is None:
         yield from map(read, requests)
         return
@@ -169,12 +167,10 @@ def hint_ahead(
     records_per_batch: int,
     depth: int = HINTED_STEPS,
 ) -> Iterator[Result]:
-    """Yield `read(request)` for each request, in order; the kernel is told of its batches about `depth` reads ahead.
-
-    It is told of none twice, as shuffled records come back to each batch.
-    """
-    # so 64 KiB reads in random order from a cold disk ran at 0.9 of its sequential bandwidth, in 4 threads at 0.65;
-    # neighbours are told together: with one hint each, a cold epoch in stored order took twice the processor time
+    """Yield `read(request)` for each request, in order; the kernel is told of its batches about `depth` reads ahead."""
+    # Of none twice: shuffled records come back to each batch. So 64 KiB reads in random order from a cold disk ran at
+    # 0.9 of its sequential bandwidth, in 4 threads at 0.65. Neighbours are told together: with one hint each, a cold
+    # epoch in stored order took twice the processor time.
     coming, heard = deque[Request](), set[int]()
     while group := list(islice(requests, HINTED_TOGETHER)):
         parts = [np.array([one]) if isinstance(one, int) else one // records_per_batch for one in group]

@@ -277,10 +277,6 @@ class TextLoader(TokenLoader[Any]):
             "rank": self.rank,
         }
 
-    def close(self) -> None:
-        """End the threads and drop the batches made ahead; the next `get_batch` makes them again."""
-        self._stop_reading()
-
 
 def _paths_of_split(folder: Path, split: str) -> list[Path]:
     if split not in SPLITS:

@@ -99,8 +99,8 @@ def test_tables_of_documents_are_the_spec():
     names = {*spec.TABLES_ATTRIBUTES, *(name for names in spec.TABLES_KIND_ATTRIBUTES.values() for name in names)}
     assert names <= set(re.findall(r"`(\w+)`", text))
     for kind, keys in (
-        ("pieces", spec.INDEX_PIECES_KEYS),
-        ("codecs", spec.INDEX_CODECS_KEYS),
+        ("pieces", spec.INDEX_OPTIONAL_KEYS["pieces"]),
+        ("codecs", spec.INDEX_OPTIONAL_KEYS["codecs"]),
         ("documents", spec.INDEX_DOCUMENTS_KEYS),
     ):
         documented = [row[0] for row in rows_of("formats.md", f"| key of `{kind}` | element |")]

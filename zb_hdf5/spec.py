@@ -198,10 +198,11 @@ SPLITS: Final = (DEFAULT_SPLIT, "val")
 LIVE_PREFIX: Final = "live:"  # of the fingerprint of a store that was written live
 JOURNAL_PREFIX: Final = "journal-"  # what a conversion has done, in its `.partial/` only
 CRC32_SUFFIX: Final = ".crc32"  # the sidecar of a `.batch` shard: raw little-endian uint32, one per batch
-#: Key of `pieces` -> JSON type of each element: of each shard, its file of pieces (bytes -1: it has none).
-INDEX_PIECES_KEYS: Final[dict[str, type[Any]]] = {"bytes": int, "sha256": str}
-#: Key of `codecs` -> JSON type of each element: of each shard, its codec, and the bytes of its compressed tokens.
-INDEX_CODECS_KEYS: Final[dict[str, type[Any]]] = {"codec": str, "bytes": int}
+#: Section of which shards may have nothing -> its keys -> JSON type of each element: the file of pieces of each shard
+#: (bytes -1: it has none); its codec, and the bytes of its compressed tokens.
+INDEX_OPTIONAL_KEYS: Final[dict[str, dict[str, type[Any]]]] = {
+    "pieces": {"bytes": int, "sha256": str}, "codecs": {"codec": str, "bytes": int}
+}  # fmt: skip
 #: Key of `documents` -> JSON type of each element: of each document table, what lies in it.
 INDEX_DOCUMENTS_KEYS: Final[dict[str, type[Any]]] = {
     "path": str, "bytes": int, "sha256": str, "split": str, "first_token": int, "token_count": int,

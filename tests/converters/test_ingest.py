@@ -45,8 +45,7 @@ from zb_hdf5.documents.document_table import documents_path
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.loaders.order import write_order
 from zb_hdf5.spec import NOT_KNOWN
-from zb_hdf5.store.repair import rebuild_index
-from zb_hdf5.store.streams import index_streams
+from zb_hdf5.store.streams import index_streams, rebuild_index
 from zb_hdf5.text.corpus import open_documents
 
 pytest_plugins = ["corpus"]  # the fixtures `texts` and `files`

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from examples import examples
 from zb_hdf5 import ArgumentError, BackendError, FormatError, open_reader
 from zb_hdf5.formats.hdf5.h5_reader import HDF5BatchReader
-from zb_hdf5.store.repair import add_crc32_file
+from zb_hdf5.store.streams import add_crc32_file
 
 #: name of what is stored -> the accesses that can serve it
 ACCESSES = {

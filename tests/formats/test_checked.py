@@ -29,8 +29,7 @@ from zb_hdf5 import (
 from zb_hdf5.files.checked import Crc32Rows
 from zb_hdf5.files.publishing import write_atomically
 from zb_hdf5.spec import CRC32_CHUNK_ROWS
-from zb_hdf5.store.repair import add_crc32_file
-from zb_hdf5.store.streams import index_streams
+from zb_hdf5.store.streams import add_crc32_file, index_streams
 
 SHAPE = (4, 512)  # whole pages
 STORED = {

@@ -23,7 +23,7 @@ from zb_hdf5 import (
 )
 from zb_hdf5.formats.native import BatchFileWriter
 from zb_hdf5.loaders.order import write_order
-from zb_hdf5.store.repair import add_crc32_file
+from zb_hdf5.store.streams import add_crc32_file
 
 SIZE = 4096 + 7 * 4096  # of the file of the `tokens` fixture
 

@@ -30,8 +30,8 @@ from zb_hdf5.documents.pieces_file import PiecesWriter
 from zb_hdf5.errors import ChecksumError
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.opening import open_writer
-from zb_hdf5.store.repair import rebuild_index, repair
-from zb_hdf5.store.streams import index_files, index_streams
+from zb_hdf5.store.repair import repair
+from zb_hdf5.store.streams import index_files, index_streams, rebuild_index
 
 B, S = 2, 8
 

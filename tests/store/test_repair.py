@@ -35,7 +35,8 @@ from zb_hdf5 import (
     verify_store,
 )
 from zb_hdf5.spec import CRC32, INDEX_NAME
-from zb_hdf5.store.repair import rebuild_index, repair_file, repair_store
+from zb_hdf5.store.repair import repair_file, repair_store
+from zb_hdf5.store.streams import rebuild_index
 
 SHAPE = (4, 1024)
 

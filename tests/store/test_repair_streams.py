@@ -23,8 +23,8 @@ from zb_hdf5.commands.doctor import diagnose
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, Remedy
 from zb_hdf5.formats.registry import open_chunks
 from zb_hdf5.spec import CRC32, DOC_OFFSETS, INDEX_NAME, TOKENS
-from zb_hdf5.store.repair import rebuild_index, repair, repair_file
-from zb_hdf5.store.streams import index_streams
+from zb_hdf5.store.repair import repair, repair_file
+from zb_hdf5.store.streams import index_streams, rebuild_index
 
 CHUNK = 64
 RANDOM = np.random.default_rng(11)
@@ -89,7 +89,7 @@ def test_documents_that_touch_no_bad_chunk_are_kept(lengths, chosen, group_bytes
     tokens = sum(len(documents[number]) for number in kept)
     before = path.read_bytes()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("zb_hdf5.store.salvage.GROUP_BYTES", group_bytes)
+        patch.setattr("zb_hdf5.store.repair.GROUP_BYTES", group_bytes)
         if bad and not tokens:
             with pytest.raises(IncompleteError, match="no document can be saved"):
                 repair_file(path)

@@ -46,8 +46,7 @@ from zb_hdf5 import (
 from zb_hdf5.formats.registry import open_chunks
 from zb_hdf5.loaders.order import SHUFFLES
 from zb_hdf5.spec import NO_SHA256
-from zb_hdf5.store.repair import rebuild_index
-from zb_hdf5.store.streams import index_streams
+from zb_hdf5.store.streams import index_streams, rebuild_index
 
 TOKENS = np.random.default_rng(3).integers(0, 50_000, 5000)
 LENGTHS = np.array([0, 7, 1, 300, 0, 1992, 2000, 700])  # of documents; they sum to 5000

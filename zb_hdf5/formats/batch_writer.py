@@ -145,7 +145,7 @@ class BatchWriter(Writer):
         waits for the digests. So one group is hashed while the next is written.
         """
         self.write(batches, fields)
-        return nothing_to_wait_for
+        return lambda: None
 
     @abstractmethod
     def write_from(self, reader: BatchReader, start: int, count: int) -> int:
@@ -171,10 +171,6 @@ class BatchWriter(Writer):
     @abstractmethod
     def crc32(self) -> npt.NDArray[np.uint32]:
         """Return the crc32 of each batch written so far."""
-
-
-def nothing_to_wait_for() -> None:
-    """Return at once: all is digested."""
 
 
 class TokenWriter(Writer):
@@ -304,7 +300,7 @@ class FileWriter(TokenWriter, BatchWriter):
         except BaseException:
             self._wait_for_digests(0)  # the caller may now change or free the batches
             raise
-        return self._behind[-1].wait if self._behind else nothing_to_wait_for
+        return self._behind[-1].wait if self._behind else lambda: None
 
     def _append_groups(self, batches: npt.ArrayLike, fields: FieldArrays | None) -> None:
         self._require_open()
@@ -339,30 +335,22 @@ class FileWriter(TokenWriter, BatchWriter):
         return self.num_batches - before
 
     def _copy_from(self, path: Path, extents: Extents, start: int, count: int, offset: int) -> None:
-        """Copy batches to the slots from `offset` on, as far as the file systems do; digest one while one is copied."""
+        """Copy batches to the slots from `offset` on, as far as the file systems do, and digest them there."""
         group, slot_bytes = max(1, GROUP_BYTES // self.meta.batch_bytes), self.meta.padded_batch_bytes
-        buffers = [np.empty((min(group, count), slot_bytes), np.uint8) for _ in range(2)]
-        before = self.num_batches
-        pending: tuple[TokenArray, GroupDigest] | None = None
+        buffer = np.empty((min(group, count), slot_bytes), np.uint8)
         with open(path, "rb", buffering=0, opener=regular) as original:
-            try:
-                for number, done in enumerate(range(0, count, group)):
-                    slots = buffers[number % 2][: min(group, count - done)]
-                    begin = offset + done * slot_bytes
-                    if not self._copy_group(original.fileno(), extents, start + done, len(slots), begin):
-                        break
-                    read_fully(self._file.fd, slots, begin)
-                    tokens = slots[:, : self.meta.batch_bytes].view(self.meta.dtype)
-                    what = f"{self._file.path} (batch {before + done:,})"
-                    stored = as_stored(tokens.reshape(len(slots), *self.meta.shape), self.meta, what)
-                    if pending:  # while one group is digested, the next is copied
-                        digested, pending = pending, None
-                        self._commit(*digested)
-                        digested[1].wait()  # before its buffer is filled again
-                    pending = stored, self._digest.submit(stored)
-            finally:
-                if pending:
-                    self._commit(*pending)
+            for done in range(0, count, group):
+                slots, begin = buffer[: min(group, count - done)], offset + done * slot_bytes
+                if not self._copy_group(original.fileno(), extents, start + done, len(slots), begin):
+                    return
+                read_fully(self._file.fd, slots, begin)
+                tokens = slots[:, : self.meta.batch_bytes].view(self.meta.dtype).reshape(len(slots), *self.meta.shape)
+                stored = as_stored(tokens, self.meta, f"{self._file.path} (batch {self.num_batches:,})")
+                digest = self._digest.submit(stored)
+                try:
+                    self._commit(stored, digest)
+                finally:
+                    digest.wait()  # before its buffer is filled again
 
     def _copy_group(self, source_fd: int, extents: Extents, start: int, count: int, offset: int) -> bool:
         """Copy batches into the slots from `offset` on; return whether all of them were. Padding stays a hole."""

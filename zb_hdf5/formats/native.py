@@ -101,7 +101,6 @@ class BatchFileWriter(FileWriter):
     def _begin(self) -> None:
         refuse_leftovers(self._file.path)
         pack_header(self.meta, 0)  # refuses a seed or total_records that does not fit, before any work
-        self._padded = np.zeros(0, dtype=np.uint8)
 
     def _append(self, batches: TokenArray, digest: GroupDigest, fields: object) -> None:
         write_fully(self._file.fd, self._slots(batches), batch_file_bytes(self.meta, self.num_batches))
@@ -112,9 +111,7 @@ class BatchFileWriter(FileWriter):
         raw = batches.view(np.uint8).reshape(len(batches), -1)
         if self.meta.batch_bytes == self.meta.padded_batch_bytes:
             return raw
-        if len(self._padded) < len(batches):
-            self._padded = np.zeros((len(batches), self.meta.padded_batch_bytes), dtype=np.uint8)
-        slots = self._padded[: len(batches)]
+        slots = np.zeros((len(batches), self.meta.padded_batch_bytes), dtype=np.uint8)
         slots[:, : raw.shape[1]] = raw
         return slots
 

@@ -30,7 +30,6 @@ from zb_hdf5.spec import (
     INDEX_NAME,
     INDEX_VERSION,
     NOT_KNOWN,
-    SHA256_CHARS,
     SHARD_PREFIX,
     STREAM_LAYOUT,
     StoreMeta,
@@ -40,7 +39,15 @@ from zb_hdf5.spec import (
     is_sha256,
     stored_dtype,
 )
-from zb_hdf5.store.table import ShardEntry, ShardTable, plain_arrays, require_arrays, require_field, require_paths
+from zb_hdf5.store.table import (
+    ShardEntry,
+    ShardTable,
+    plain_arrays,
+    require_arrays,
+    require_field,
+    require_paths,
+    require_sha256,
+)
 
 _LAYOUT: Final = re.compile(rb'"layout": "(\w+)"')
 #: The shards of an index that another program has written: a row for each file.
@@ -160,8 +167,11 @@ class ShardIndex:
         head = json.dumps(content, indent=1).removesuffix("\n}")
         parts = self.table.to_json()
         if meta.fields:
-            parts["fields"] = {field.name: field.to_json() | self._field_json(field.name) for field in meta.fields}
-        parts |= documents_json(self.documents)
+            digests = {field.name: plain_arrays(self._digests_of(field.name)) for field in meta.fields}
+            parts["fields"] = {field.name: field.to_json() | digests[field.name] for field in meta.fields}
+        if self.documents:
+            arrays = map(list, zip(*self.documents, strict=True))
+            parts["documents"] = dict(zip(INDEX_DOCUMENTS_KEYS, arrays, strict=True))
         tables = ",\n ".join(
             f'"{name}": {{\n  ' + ",\n  ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in part.items())
             + "\n }" if part else f'"{name}": {{}}'
@@ -169,9 +179,8 @@ class ShardIndex:
         )  # fmt: skip
         return _seal(f"{head},\n {tables}")
 
-    def _field_json(self, name: str) -> dict[str, list[Any]]:
-        known = self.table.fields.get(name, {})
-        return {key: list(map(kind, known.get(key, ()))) for key, kind in INDEX_FIELD_KEYS.items()}
+    def _digests_of(self, field: str) -> dict[str, Any]:
+        return self.table.fields.get(field, {key: [] for key in INDEX_FIELD_KEYS})
 
     def without_crc32(self) -> str:
         """Return the path of the first shard whose index has no crc32 of its batches; "" if there is none."""
@@ -187,16 +196,13 @@ class ShardIndex:
             If there is no such field.
         """
         meta, table = self.meta.of_field(name), self.table
-        facts = table.fields.get(name, {"bytes": [], "sha256": [], "crc32": []})
-        values = {
-            **table.values,
-            "token_count": table.values["token_count"] * (meta.batch_tokens // self.meta.batch_tokens),
-            **facts,
-        }
+        counts = table.values["token_count"] * (meta.batch_tokens // self.meta.batch_tokens)
+        values = {**table.values, "token_count": counts, **self._digests_of(name)}
+        codecs = {section: arrays for section, arrays in table.optional.items() if section == "codecs"}
         extents = extents_column(meta.column)
-        places = {meta.column: meta.column, CRC32: crc32_column(meta.column), extents: extents}
-        columns = {column: table.columns[stored] for column, stored in places.items() if stored in table.columns}
-        return replace(self, meta=meta, shards=ShardTable(values, columns, codecs=table.codecs))
+        stored = {meta.column: meta.column, CRC32: crc32_column(meta.column), extents: extents}
+        columns = {column: table.columns[each] for column, each in stored.items() if each in table.columns}
+        return replace(self, meta=meta, shards=ShardTable(values, columns, {}, codecs))
 
     @classmethod
     def from_json(cls, text: str, path: str | os.PathLike[str]) -> Self:
@@ -219,7 +225,7 @@ class ShardIndex:
         table = ShardTable.from_json(value, where)
         shuffle, source = require_field(value, "shuffle", str, where), require_field(value, "source", dict, where)
         live = {key: require_field(value, key, kind, where) for key, kind in _LIVE_TYPES.items() if key in value}
-        documents = documents_from_json(value["documents"], f"{where}: documents") if "documents" in value else ()
+        documents = _documents_from_json(value["documents"], f"{where}: documents") if "documents" in value else ()
         index = cls(_index_meta(value, where), table, shuffle, source, **live, documents=documents)
         index._check_totals(value, where)
         return index
@@ -297,24 +303,17 @@ class ShardIndex:
         write_atomically(local_path(folder) / INDEX_NAME, self.to_json().encode("utf-8"))
 
 
-def documents_json(parts: Sequence[DocumentPart]) -> dict[str, dict[str, list[Any]]]:
-    """Return the key "documents", where there are tables."""
-    arrays = zip(*parts, strict=True)
-    return {"documents": dict(zip(INDEX_DOCUMENTS_KEYS, map(list, arrays), strict=True))} if parts else {}
-
-
-def documents_from_json(value: Any, where: str) -> tuple[DocumentPart, ...]:
+def _documents_from_json(value: Any, where: str) -> tuple[DocumentPart, ...]:
     """Check and take the key "documents"."""
     arrays = plain_arrays(require_arrays(value, INDEX_DOCUMENTS_KEYS, where))
     require_paths(arrays["path"], where)
+    require_sha256(arrays["sha256"], where)
     parts = tuple(DocumentPart(*row) for row in zip(*arrays.values(), strict=True))
     ends: dict[str, tuple[int, int]] = {}
     for part in parts:
         token, document = ends.get(part.split, (0, 0))
         if part.first_token < token or part.first_document < document or min(part.token_count, part.document_count) < 0:
             raise FormatError(f"{where}: {part.path}: lies over the table before it", remedy=Remedy.REBUILD)
-        if not is_sha256(part.sha256):
-            raise FormatError(f"{where}: expected {SHA256_CHARS} hexadecimal digits in sha256, found {part.sha256!r}")
         ends[part.split] = part.first_token + part.token_count, part.first_document + part.document_count
     return parts
 
@@ -479,7 +478,7 @@ def upload_store(
             raise ExistsError(f"{url}: expected no object, or one of {size:,} bytes, found {found:,}; remove it")
         progress(size)
     values = {**index.table.values, "path": list(map(named, index.table.values["path"]))}
-    table = ShardTable(values, index.table.columns, index.table.fields, index.table.pieces, index.table.codecs)
+    table = ShardTable(values, index.table.columns, index.table.fields, index.table.optional)
     documents = tuple(part._replace(path=named(part.path)) for part in index.documents)
     uploaded = replace(index, shards=table, documents=documents)
     put_object(f"{place}/{INDEX_NAME}", uploaded.to_json().encode("utf-8"), new=True)

@@ -476,7 +476,7 @@ class StoreReader(BatchReader):
                 )
             return
         self.complete = index.complete
-        if index.complete and (index.documents or index.table.pieces):
+        if index.complete and (index.documents or "pieces" in index.table.optional):
             self.record_documents = StoreDocuments(folder, index, self._reads)
         self.backend = " and ".join(sorted(set(index.table.values["backend"])))
         self.sha256 = index.sha256 if index.complete else None

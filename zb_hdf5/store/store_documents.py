@@ -77,7 +77,7 @@ class StoreDocuments(FileDocuments):
 
     @cached_property
     def has_pieces(self) -> bool:
-        pieces = self._index.table.pieces
+        pieces = self._index.table.optional.get("pieces")
         return pieces is not None and bool((pieces["bytes"] >= 0).all())
 
     def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:

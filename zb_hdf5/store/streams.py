@@ -1,11 +1,13 @@
-"""The index of a store, made from the facts of its finished files: of batches and of streams."""
+"""The index of a store, made from the facts of its finished files, also where it was lost; and lost `.crc32` files."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,23 +16,27 @@ import numpy as np
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, part_of
 from zb_hdf5.documents.pieces import pieces_path
 from zb_hdf5.documents.pieces_file import PiecesFile
-from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
+from zb_hdf5.errors import ArgumentError, BackendError, ExistsError, FormatError, IncompleteError, Remedy, ZbError
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import Identity, RemotePath, local_path
+from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import FieldDigest
 from zb_hdf5.formats.hdf5.h5_reader import DocumentOffsets, table_sha256
 from zb_hdf5.formats.hdf5.inspection import look_at_stream
 from zb_hdf5.formats.native import ensure_crc32_file
 from zb_hdf5.formats.npy import npy_files, stream_header
-from zb_hdf5.formats.registry import FORMATS, open_chunks
+from zb_hdf5.formats.registry import FORMATS, backends, detect_backend, open_chunks
 from zb_hdf5.spec import (
+    BATCHES_LAYOUT,
     DEFAULT_CHUNK_TOKENS,
     DEFAULT_SPLIT,
     DOCUMENTS_PREFIX,
     DOCUMENTS_STORE_SUFFIX,
+    INDEX_NAME,
     NO_SHA256,
     NOT_KNOWN,
+    SHARD_PREFIX,
     STREAM_LAYOUT,
     StoreMeta,
     stored_dtype,
@@ -40,6 +46,14 @@ from zb_hdf5.store.shards import NPY_DTYPE
 from zb_hdf5.store.table import PiecesInfo, ShardEntry
 
 UNKNOWN_SHUFFLE: Final = "unknown"  # of an index made from shards that do not name theirs
+REPAIRED: Final = ".repaired"  # in the name of a new file
+_NAME: Final = re.compile(
+    re.escape(SHARD_PREFIX) + rf"(?P<number>\d+)(-of-(?P<count>\d+))?(?P<repaired>({re.escape(REPAIRED)})*)\.\w+"
+)
+#: Missing shards that a message names.
+MAX_SHOWN: Final = 20
+#: The facts of a store that files with a sidecar cannot hold.
+ONLY_IN_SOME_FILES: Final = ("vocab_size", "tokenizer")
 
 
 def stream_index(
@@ -197,3 +211,100 @@ def _pieces_of(reader: BatchReader) -> tuple[PiecesInfo, str]:
         return PiecesInfo(file.num_bytes, file.sha256), file.split
     finally:
         file.close()
+
+
+# --- a lost index, or a lost `.crc32` --------------------------------------------------------------------------------
+
+
+def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> ShardIndex:
+    """Write `shards.json` from the shards of `folder`, and return it.
+
+    A `.repaired` shard replaces its original. For `.batch` files the index alone has the record shuffle, the source,
+    the vocabulary, the tokenizer, and the splits if there are no pieces; for any files, the identity of a store written
+    live. They are taken from the old index if it can still be read, and else are lost with it.
+
+    Parameters
+    ----------
+    force
+        Replace an index that can be read; accept that shards are missing.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no such folder.
+    ExistsError
+        If the index is valid.
+    IncompleteError
+        If shards are missing, by the numbers in their names, or one is not finished.
+    FormatError
+        If there are no shards, or they disagree.
+    """
+    folder = local_path(folder)
+    if not folder.is_dir():
+        raise ArgumentError(f"{folder}: expected the folder of a store, found no folder")
+    old = None
+    with suppress(ZbError):
+        old = ShardIndex.load(folder)
+    if old is not None and not force:
+        raise ExistsError(f"{folder / INDEX_NAME}: exists already, and is valid")
+    paths = _shard_paths(folder, force)
+    known = {} if old is None else {_number(shard.path): shard.split for shard in old.shards}
+    splits = {path.name: known[_number(path.name)] for path in paths if _number(path.name) in known}
+    if old is None:
+        index = index_files(paths)
+    else:
+        index = index_files(paths, splits=splits, shuffle=old.shuffle, source=old.source)
+        kept = {name: getattr(index.meta, name) or getattr(old.meta, name) for name in ONLY_IN_SOME_FILES}
+        same = known.keys() == {_number(path.name) for path in paths}
+        if same and index.meta.layout == BATCHES_LAYOUT:  # several shards may have parts of a document
+            kept["document_count"] = old.meta.document_count
+        # with other tokens, the state of a loader that read the store live no longer names the same records
+        live_id = old.live_id if index.sha256 == old.sha256 else ""
+        index = replace(index, meta=replace(index.meta, **kept), live_id=live_id)
+    index.save(folder)
+    return index
+
+
+def add_crc32_file(path: Path) -> Path | None:
+    """Write the `<path>.crc32` of a file of a format that holds no crc32 rows; None if it has one."""
+    name = detect_backend(path) if path.is_file() else ""
+    if not name or not FORMATS[name].has_sidecar:
+        nouns = " or ".join(row.noun for row in backends().values() if row.has_sidecar)
+        raise BackendError(f"{path}: expected {nouns}" + (f", found a {name!r} file" if name else ""))
+    with FORMATS[name].open(path) as reader:
+        return ensure_crc32_file(reader)
+
+
+def _number(name: str) -> str:
+    match = _NAME.fullmatch(name)
+    return match["number"] if match else name
+
+
+def _shard_paths(folder: Path, force: bool) -> list[Path]:
+    """Return the shards in order of their numbers."""
+    suffixes = {backend.suffix for backend in backends().values()}
+    found: dict[int, Path] = {}
+    counts = set()
+    for path in sorted(folder.iterdir(), key=lambda path: path.name.count(REPAIRED)):
+        match = _NAME.fullmatch(path.name)
+        if match is None or path.suffix not in suffixes:
+            continue
+        number = int(match["number"])
+        if number in found and not match["repaired"]:
+            raise FormatError(f"{folder}: {found[number].name} and {path.name} have one number; move one away")
+        found[number] = path
+        counts.add(int(match["count"] or 0))
+    unfinished = sorted(path.name for path in folder.glob(f"{SHARD_PREFIX}*{PARTIAL_SUFFIX}"))
+    waiting = [name for name in unfinished if not (folder / name.removesuffix(PARTIAL_SUFFIX)).exists()]
+    if waiting and not force:
+        raise IncompleteError(f"{folder}: {waiting[0]} is not finished", remedy=Remedy.REPAIR, at=folder / waiting[0])
+    if not found:
+        raise FormatError(f"{folder}: no file is called {SHARD_PREFIX}*: not a store; convert again")
+    if len(counts) > 1:
+        raise FormatError(f"{folder}: holds shards of stores of {sorted(counts)} shards; move those of others away")
+    absent = (number for number in range(counts.pop() or max(found) + 1) if number not in found)
+    missing = list(islice(absent, MAX_SHOWN + 1))  # a name with a date makes billions of them
+    if missing and not force:
+        numbers = ", ".join(map(str, missing[:MAX_SHOWN])) + (", and more" if len(missing) > MAX_SHOWN else "")
+        raise IncompleteError(f"{folder}: shards {numbers} are missing", remedy=Remedy.DO_WITHOUT)
+    return [found[number] for number in sorted(found)]

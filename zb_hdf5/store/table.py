@@ -27,10 +27,9 @@ from zb_hdf5.spec import (
     CRC32,
     DEFAULT_SPLIT,
     EXTENTS,
-    INDEX_CODECS_KEYS,
     INDEX_COLUMN_KEYS,
     INDEX_FIELD_KEYS,
-    INDEX_PIECES_KEYS,
+    INDEX_OPTIONAL_KEYS,
     INDEX_SHARD_KEYS,
     NO_CODEC,
     NO_SHA256,
@@ -51,10 +50,11 @@ class PiecesInfo(NamedTuple):
     sha256: str
 
 
-#: The entry of a shard without pieces in the index.
-NO_PIECES: Final = PiecesInfo(NOT_KNOWN, NO_SHA256)
-#: The entry of a shard without a codec in the index.
-NOT_COMPRESSED: Final = CompressedTokens(NO_CODEC, NOT_KNOWN)
+#: Section of the index -> attribute of an entry, and the row of a shard that has none.
+_OPTIONAL: Final[dict[str, tuple[str, Any]]] = {
+    "pieces": ("pieces", PiecesInfo(NOT_KNOWN, NO_SHA256)),
+    "codecs": ("compressed", CompressedTokens(NO_CODEC, NOT_KNOWN)),
+}
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,7 @@ class ShardEntry:
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` takes."""
-        columns = {name: [list(run) for run in runs] for name, runs in self.columns.items()}
-        return asdict(self) | {"columns": columns, "fields": {name: list(f) for name, f in self.fields.items()}}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
@@ -150,12 +149,11 @@ class ShardTable(Sequence[ShardEntry]):
         values: dict[str, Any],
         columns: dict[str, RunTable],
         fields: dict[str, dict[str, Any]] | None = None,
-        pieces: dict[str, Any] | None = None,
-        codecs: dict[str, Any] | None = None,
+        optional: dict[str, dict[str, Any]] | None = None,
     ) -> None:
         self.values, self.columns = values, columns  # key of `shards` -> a value for each shard; column -> its runs
         self.fields = fields or {}  # field -> key of `FieldDigest` -> a value for each shard
-        self.pieces, self.codecs = pieces, codecs  # key -> a value for each shard; None: no shard has any
+        self.optional = optional or {}  # section -> key -> a value for each shard; no section: no shard has any
 
     @classmethod
     def of(cls, entries: Iterable[ShardEntry]) -> Self:
@@ -170,12 +168,12 @@ class ShardTable(Sequence[ShardEntry]):
             name: _arrays([entry.fields.get(name, FieldDigest()) for entry in entries], INDEX_FIELD_KEYS)
             for name in sorted({name for entry in entries for name in entry.fields})
         }
-        pieces = codecs = None
-        if any(entry.pieces for entry in entries):
-            pieces = _arrays([entry.pieces or NO_PIECES for entry in entries], INDEX_PIECES_KEYS)
-        if any(entry.compressed for entry in entries):
-            codecs = _arrays([entry.compressed or NOT_COMPRESSED for entry in entries], INDEX_CODECS_KEYS)
-        return cls(values, columns, fields, pieces, codecs)
+        optional = {
+            section: _arrays([getattr(entry, name) or none for entry in entries], INDEX_OPTIONAL_KEYS[section])
+            for section, (name, none) in _OPTIONAL.items()
+            if any(getattr(entry, name) for entry in entries)
+        }
+        return cls(values, columns, fields, optional)
 
     def __len__(self) -> int:
         return len(self.values["path"])
@@ -183,7 +181,8 @@ class ShardTable(Sequence[ShardEntry]):
     @property
     def codec(self) -> str:
         """The codec of the shards: of the first one that has any."""
-        return next((codec for codec in (self.codecs or {}).get("codec", ()) if codec != NO_CODEC), NO_CODEC)
+        codecs = self.optional.get("codecs", {}).get("codec", ())
+        return next((codec for codec in codecs if codec != NO_CODEC), NO_CODEC)
 
     @overload
     def __getitem__(self, number: int) -> ShardEntry: ...
@@ -193,48 +192,39 @@ class ShardTable(Sequence[ShardEntry]):
         if isinstance(number, slice):
             return tuple(self[k] for k in range(*number.indices(len(self))))
         values = {name: kind(self.values[key][number]) for key, (name, kind) in INDEX_SHARD_KEYS.items()}
+        for section, (name, none) in _OPTIONAL.items():
+            row = _row(self.optional.get(section), INDEX_OPTIONAL_KEYS[section], number)
+            values[name] = None if not row or row[0] == none[0] else type(none)(*row)
         runs = {name: column.of_shard(number) for name, column in self.columns.items()}
-        fields = {
-            name: FieldDigest(*(kind(facts[key][number]) for key, kind in INDEX_FIELD_KEYS.items()))
-            for name, facts in self.fields.items()
-        }
-        found = {name: found for name, found in runs.items() if found is not None}
-        pieces = None
-        if self.pieces is not None and self.pieces["bytes"][number] >= 0:
-            pieces = PiecesInfo(int(self.pieces["bytes"][number]), self.pieces["sha256"][number])
-        compressed = None
-        if self.codecs is not None and self.codecs["codec"][number] != NO_CODEC:
-            compressed = CompressedTokens(self.codecs["codec"][number], int(self.codecs["bytes"][number]))
-        return ShardEntry(**values, columns=found, fields=fields, pieces=pieces, compressed=compressed)
+        fields = {name: FieldDigest(*_row(facts, INDEX_FIELD_KEYS, number)) for name, facts in self.fields.items()}
+        columns = {name: found for name, found in runs.items() if found is not None}
+        return ShardEntry(**values, columns=columns, fields=fields)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the keys "shards" and "columns", and "pieces" and "codecs" where shards have some."""
-        found = {
-            "shards": plain_arrays(self.values),
-            "columns": {n: runs.to_json() for n, runs in self.columns.items()},
-        }
-        more = {"pieces": self.pieces, "codecs": self.codecs}
-        return found | {key: plain_arrays(arrays) for key, arrays in more.items() if arrays is not None}
+        """Return the keys "shards" and "columns", and those of sections that shards have."""
+        columns = {name: runs.to_json() for name, runs in self.columns.items()}
+        optional = {section: plain_arrays(arrays) for section, arrays in self.optional.items()}
+        return {"shards": plain_arrays(self.values), "columns": columns, **optional}
 
     @classmethod
     def from_json(cls, value: dict[str, Any], where: str) -> Self:
         """Check and take the keys "shards" and "columns" of a parsed index."""
         kinds = {key: kind for key, (_, kind) in INDEX_SHARD_KEYS.items()}
         values = require_arrays(require_field(value, "shards", dict, where), kinds, f"{where}: shards")
-        pieces = None
-        if "pieces" in value:
-            pieces = require_arrays(value["pieces"], INDEX_PIECES_KEYS, f"{where}: pieces", len(values["path"]))
-        codecs = None
-        if "codecs" in value:
-            codecs = require_arrays(value["codecs"], INDEX_CODECS_KEYS, f"{where}: codecs", len(values["path"]))
-            for codec in dict.fromkeys(codecs["codec"]):
-                if codec.partition(":")[0] not in (NO_CODEC, *CODECS):
-                    raise FormatError(f"{where}: codecs: expected one of {', '.join(CODECS)}, found {codec!r}")
-        table = cls(values, {}, {}, pieces, codecs)
-        table._require_names(where)
+        optional = {
+            section: require_arrays(value[section], kinds, f"{where}: {section}", len(values["path"]))
+            for section, kinds in INDEX_OPTIONAL_KEYS.items()
+            if section in value
+        }
+        for codec in dict.fromkeys(optional.get("codecs", {}).get("codec", ())):
+            if codec.partition(":")[0] not in (NO_CODEC, *CODECS):
+                raise FormatError(f"{where}: codecs: expected one of {', '.join(CODECS)}, found {codec!r}")
+        table = cls(values, {}, {}, optional)
+        require_paths(values["path"], where)
+        require_sha256(values["sha256"], where)
         if unknown := sorted(set(values["split"]) - set(SPLITS)):
             raise FormatError(f"{where}: shards: expected split {' or '.join(SPLITS)}, found {unknown[0]!r}")
         for key, array in values.items():
@@ -246,21 +236,21 @@ class ShardTable(Sequence[ShardEntry]):
             chunks = None if name.endswith((CRC32, EXTENTS)) else values["num_batches"]
             table.columns[name] = RunTable.from_json(column, len(table), chunks, f"{where}: columns: {name}")
         for name, facts in require_field({"fields": {}} | value, "fields", dict, where).items():
-            table._take_field(name, facts, f"{where}: fields: {name}")
+            table.fields[name] = require_arrays(facts, INDEX_FIELD_KEYS, f"{where}: fields: {name}", len(table))
+            require_sha256(table.fields[name]["sha256"], f"{where}: fields: {name}")
         return table
 
-    def _take_field(self, name: str, value: Any, where: str) -> None:
-        facts = require_arrays(value, INDEX_FIELD_KEYS, where, len(self))
-        if not all(map(is_sha256, facts["sha256"])):
-            raise FormatError(f"{where}: expected {SHA256_CHARS} hexadecimal digits in sha256")
-        self.fields[name] = facts
 
-    def _require_names(self, where: str) -> None:
-        require_paths(self.values["path"], where)
-        digests = self.values["sha256"]
-        if set(map(len, digests)) - {SHA256_CHARS} or not is_hexadecimal("".join(digests)):
-            bad = next((digest for digest in digests if not is_sha256(digest)), "")
-            raise FormatError(f"{where}: expected {SHA256_CHARS} hexadecimal digits in sha256, found {bad!r}")
+def _row(arrays: dict[str, Any] | None, kinds: Mapping[str, type[Any]], number: int) -> list[Any]:
+    """Return the values of one shard; none where there are no arrays."""
+    return [kind(arrays[key][number]) for key, kind in kinds.items()] if arrays else []
+
+
+def require_sha256(digests: list[str], where: str) -> None:
+    """Raise `FormatError` if a text is no digest."""
+    if set(map(len, digests)) - {SHA256_CHARS} or not is_hexadecimal("".join(digests)):
+        bad = next((digest for digest in digests if not is_sha256(digest)), "")
+        raise FormatError(f"{where}: expected {SHA256_CHARS} hexadecimal digits in sha256, found {bad!r}")
 
 
 def _arrays(rows: Sequence[tuple[Any, ...]], kinds: Mapping[str, type[Any]]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from itertools import repeat
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeAlias
 
 import h5py
 import numpy as np
@@ -68,6 +68,10 @@ TABLE_ROWS_AHEAD: Final = 1 << 19
 TIGHT_ALIGNMENT: Final = 8
 #: Disk space that is allocated ahead: to do it for each group takes a tenth of the time of a conversion.
 RESERVE_BYTES: Final = 64 << 20
+
+
+#: The crc32 of chunks that were written, and the sha256 of a field with them.
+Digested: TypeAlias = tuple[list[int], Any]
 
 
 class Rows:
@@ -120,9 +124,8 @@ class Column:
             self._extents = Rows(h5, extents_column(self.name), "<u8", EXTENTS_CHUNK_ROWS, 2)
         self.chunk_bytes, self.slot_bytes = meta.batch_bytes, _slot_bytes(meta, alignment)
         self.offsets = np.empty(0, np.int64)  # of the allocated chunks
-        self.fresh, self._waiting = list[int](), list[int]()  # crc32 of the last chunks, and of earlier ones
-        self._is_field, self._sha256 = meta.field is not None, hashlib.sha256()
-        self._next_sha256 = self._sha256
+        self.waiting = list[int]()  # crc32 of chunks that are to be committed
+        self._is_field, self.sha256 = meta.field is not None, hashlib.sha256()  # of the values of a field
         for name, dtype in FIELD_ATTRIBUTES.items() if self._is_field else ():
             self.stored.attrs.create(name, NO_SHA256.encode(), dtype=dtype)
 
@@ -154,31 +157,16 @@ class Column:
         for number, (chunk, skipped) in enumerate(stored, first):
             self.stored.id.write_direct_chunk((number * self.chunk_rows, *self._zeros), chunk, skipped)
 
-    def digest(self, values: npt.NDArray[Any]) -> None:
-        """Digest values of a field that were written; they count from `keep` on."""
-        values = np.ascontiguousarray(values)
-        self.fresh, self._next_sha256 = batch_crc32s(values), self._sha256.copy()
-        self._next_sha256.update(values)
-
-    def write_crc32(self) -> None:
-        """Write the crc32 of the chunks that were written since the last commit."""
-        self.crc32.write(np.array(self._waiting + self.fresh, "<u4"))
-
-    def forget(self) -> None:
-        """Leave out the chunks that were written since: their commit failed."""
-        self.fresh, self._next_sha256 = [], self._sha256
-
-    def keep(self, committed: bool) -> None:
-        """Count the chunks that were written since."""
-        self._waiting, self.fresh, self._sha256 = self._waiting + self.fresh, [], self._next_sha256
-        if committed:
-            self.crc32.keep()
-            self._waiting = []
+    def digest(self, values: npt.NDArray[Any]) -> Digested:
+        """Return the digests of values of a field that were written."""
+        values, sha256 = np.ascontiguousarray(values), self.sha256.copy()
+        sha256.update(values)
+        return batch_crc32s(values), sha256
 
     def set_digest(self) -> None:
         """Store the sha256 of all values of a field; that of the tokens is an attribute of the commit."""
         if self._is_field:
-            digest = np.array(self._sha256.hexdigest().encode(), FIELD_ATTRIBUTES["sha256"])
+            digest = np.array(self.sha256.hexdigest().encode(), FIELD_ATTRIBUTES["sha256"])
             self.stored.attrs.modify("sha256", digest)
 
     def set_extents(self) -> int:
@@ -198,7 +186,7 @@ class Column:
 
     def field_digest(self, num_bytes: int) -> FieldDigest:
         """Return the facts about a field that the index keeps, of a file of `num_bytes`."""
-        return FieldDigest(num_bytes, self._sha256.hexdigest(), self.crc32.crc32)
+        return FieldDigest(num_bytes, self.sha256.hexdigest(), self.crc32.crc32)
 
 
 def _slot_bytes(meta: StoreMeta, alignment: int) -> int:
@@ -385,28 +373,29 @@ class HDF5Writer(TokenWriter):
         for start, stop in zip(cuts, [*cuts[1:], len(tokens)], strict=True):
             write_fully(self._file.fd, tokens[start:stop], int(offsets[start]))
 
-    def _commit_chunks(self, crc32: list[int], num_bytes: int, **marker: int | bytes) -> None:
-        """Make the tokens written since the last call part of the file, now or with later ones: see `commit_bytes`."""
-        self._main.fresh, num_bytes = crc32, self._waiting_bytes + num_bytes
-        if num_bytes >= self._commit_bytes:
-            self._commit_waiting(marker)
-            return
-        for column in self._columns:
-            column.keep(committed=False)
-        self._waiting_bytes, self._latest = num_bytes, marker
+    def _commit_chunks(self, new: list[Digested], num_bytes: int, marker: dict[str, int | bytes]) -> None:
+        """Make the chunks written since the last call part of the file, now or with later ones: see `commit_bytes`.
 
-    def _commit_waiting(self, marker: dict[str, int | bytes]) -> None:
-        with self._hdf5():
+        `new` has the digests of each column, in their order; after a failure all is as it was.
+        """
+        num_bytes += self._waiting_bytes
+        new = new or [([], column.sha256) for column in self._columns]
+        crc32s = [column.waiting + crc32 for column, (crc32, _) in zip(self._columns, new, strict=True)]
+        if num_bytes >= self._commit_bytes:
+            with self._hdf5():
+                for column, crc32 in zip(self._columns, crc32s, strict=True):
+                    column.crc32.write(np.array(crc32, "<u4"))
+                if self._encode is not None:  # each chunk has changed an index: all of them before the marker
+                    self._h5.flush()
+            if self._durable:
+                os.fdatasync(self._file.fd)
+            self._modify(**marker)
             for column in self._columns:
-                column.write_crc32()
-            if self._encode is not None:  # each chunk has changed an index: all of them before the marker
-                self._h5.flush()
-        if self._durable:
-            os.fdatasync(self._file.fd)
-        self._modify(**marker)
-        for column in self._columns:
-            column.keep(committed=True)
-        self._waiting_bytes, self._latest = 0, {}
+                column.crc32.keep()
+            crc32s, num_bytes, marker = [[] for _ in crc32s], 0, {}
+        for column, crc32, (_, sha256) in zip(self._columns, crc32s, new, strict=True):
+            column.waiting, column.sha256 = crc32, sha256
+        self._waiting_bytes, self._latest = num_bytes, marker
 
     def _modify(self, **attributes: int | bytes) -> None:
         """Change attributes of the dataset of the tokens, and flush."""
@@ -421,10 +410,8 @@ class HDF5Writer(TokenWriter):
 
     def _complete(self, info: ShardInfo) -> ShardInfo:
         """Commit, cut off all that was allocated ahead, write the last attributes, and close."""
-        for column in self._columns:
-            column.forget()
         if self._latest:
-            self._commit_waiting(self._latest)
+            self._commit_chunks([], self._commit_bytes, self._latest)
         num_chunks = info.num_batches
         last: dict[str, int | bytes] = {"sha256": info.sha256.encode(), "complete": 1}
         with self._hdf5():
@@ -486,9 +473,7 @@ class HDF5BatchWriter(HDF5Writer, FileWriter):
     def _append(self, batches: TokenArray, digest: GroupDigest, fields: Mapping[str, npt.NDArray[Any]]) -> None:
         self._make_room(self.num_batches + len(batches))
         self._write_chunks(self.num_batches, batches, fields)
-        for name, values in fields.items():
-            self._fields[name].digest(values)
-        self._commit(batches, digest)
+        self._commit(batches, digest, *(self._fields[name].digest(values) for name, values in fields.items()))
 
     def _room_for(self, first: int, count: int) -> int | None:
         self._make_room(first + count)
@@ -497,8 +482,9 @@ class HDF5BatchWriter(HDF5Writer, FileWriter):
         begin, last = self._main.offsets[[first, first + count - 1]].tolist()
         return begin if last - begin == (count - 1) * self.meta.padded_batch_bytes else None
 
-    def _commit(self, batches: TokenArray, group: GroupDigest) -> None:
+    def _commit(self, batches: TokenArray, group: GroupDigest, *fields: Digested) -> None:
         token_count, max_token = self.token_count + batches.size, max(self.max_token, group.max_token)
-        marker = {"num_batches": self.num_batches + len(batches), "token_count": token_count, "max_token": max_token}
-        self._commit_chunks(group.crc32, batches.nbytes, **marker)
+        marker: dict[str, int | bytes] = {"num_batches": self.num_batches + len(batches)}
+        marker |= {"token_count": token_count, "max_token": max_token}
+        self._commit_chunks([*fields, (group.crc32, self._main.sha256)], batches.nbytes, marker)
         self._count(batches, group)

@@ -287,18 +287,20 @@ class HDF5ShardWriter(HDF5Writer):
         ends = np.concatenate([*self._ends, np.empty(0, "<u8")])
         whole = int(np.searchsorted(ends, stop, side="right"))
         self._make_room(-(-stop // self.meta.chunk_tokens), self._offsets.count + whole)
-        crc32: list[int] = []
+        crc32, digests = list[int](), []
         if self._buffered:
             self._end_at(stop)
             tokens, *fields = (buffer[np.newaxis] for buffer in self._buffers.values())
             self._write_chunks(number, tokens, dict(zip(self._fields, fields, strict=True)))
-            for column, values in zip(self._fields.values(), fields, strict=True):
-                column.digest(values[:, : self._buffered])
+            columns = zip(self._fields.values(), fields, strict=True)
+            digests = [column.digest(values[:, : self._buffered]) for column, values in columns]
             crc32, self.max_token = pending.crc32, max(self.max_token, pending.max_token)
+            digests.append((crc32, self._main.sha256))
         with self._hdf5():
             self._offsets.append(ends[:whole])
-        marker = {"document_count": self._offsets.count - 1, "max_token": self.max_token, "token_count": stop}
-        self._commit_chunks(crc32, self._buffers[""].nbytes, **marker)
+        marker: dict[str, int | bytes] = {"document_count": self._offsets.count - 1}
+        marker |= {"max_token": self.max_token, "token_count": stop}
+        self._commit_chunks(digests, self._buffers[""].nbytes, marker)
         self._crc32 += crc32
         self._committed, self._buffered = stop, 0
         self._ends = [ends[whole:]]

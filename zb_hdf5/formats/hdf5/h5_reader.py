@@ -35,13 +35,22 @@ from zb_hdf5.formats.hdf5.file import (
 from zb_hdf5.formats.hdf5.inspection import (
     Column,
     H5pyTokens,
-    checked_tokens,
     look_at_batches,
     look_at_field,
     look_at_foreign,
     look_at_stream,
+    read_marker,
+    token_dataset,
 )
-from zb_hdf5.spec import BATCHES_LAYOUT, DOC_OFFSETS, DOCUMENTS_SHA256, STREAM_FORMAT, StoreMeta, crc32_column
+from zb_hdf5.spec import (
+    BATCHES_LAYOUT,
+    DOC_OFFSETS,
+    DOCUMENTS_SHA256,
+    STREAM_FORMAT,
+    STREAM_LAYOUT,
+    StoreMeta,
+    crc32_column,
+)
 
 #: The facts that a dataset of another origin lacks.
 _FOREIGN: Final = "a dataset of another origin has no digests; convert it to a store, which keeps them from then on"
@@ -109,8 +118,9 @@ class HDF5Reader(BatchReader):
         if not self.complete and isinstance(self.tokens, H5pyTokens):
             self.tokens.dataset()
             if self.meta.layout == BATCHES_LAYOUT:
-                self.num_batches, self.complete, sha256 = self.tokens.refresh()
-                self.sha256 = sha256 if self.meta.field is None else self.sha256
+                state = self.tokens.refresh()
+                self.num_batches, self.complete = state["num_batches"], bool(state["complete"])
+                self.sha256 = state["sha256"] if self.meta.field is None else self.sha256
             for field in self._fields.values():  # after the tokens: they are never behind them
                 field.refresh()
         return self.num_batches
@@ -170,7 +180,8 @@ class HDF5StreamReader(HDF5Reader):
     def has_written(self, offsets: npt.NDArray[np.uint64]) -> bool:
         """Return whether these are the offsets of documents whose crc32 the finished file has."""
         with h5_damage(self.path), open_h5_for_reading(self.path, self.identity) as h5:
-            return crc32_of(offsets) == int(checked_tokens(h5, self.path).attrs["doc_offsets_crc32"])
+            marker = read_marker(token_dataset(h5, self.path, STREAM_LAYOUT), self.path)
+            return bool(crc32_of(offsets) == marker["doc_offsets_crc32"])
 
 
 # --- the documents of a stream ---------------------------------------------------------------------------------------
@@ -201,9 +212,9 @@ class DocumentOffsets(Table):
         with h5_damage(path), open_h5_for_reading(path, identity) as h5:
             if text_of(h5.attrs.get("format")) != STREAM_FORMAT:
                 return
-            attributes, extents = checked_tokens(h5, path).attrs, None
-            self._count, complete = int(attributes["document_count"]) + 1, bool(attributes["complete"])
-            crc32, stored = int(attributes["doc_offsets_crc32"]), require_rows(h5, path, DOC_OFFSETS, self._count)
+            marker, extents = read_marker(token_dataset(h5, path, STREAM_LAYOUT), path), None
+            self._count, complete, crc32 = marker["document_count"] + 1, marker["complete"], marker["doc_offsets_crc32"]
+            stored = require_rows(h5, path, DOC_OFFSETS, self._count)
             if complete and stored.chunks and stored.dtype == np.dtype("<u8"):
                 num_chunks = -(-self._count // stored.chunks[0])
                 extents = chunk_extents(stored, stored.chunks[0] * 8, num_chunks, path)[0]

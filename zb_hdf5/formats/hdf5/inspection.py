@@ -58,6 +58,7 @@ from zb_hdf5.spec import (
     NO_SHA256,
     STREAM_FORMAT,
     STREAM_LAYOUT,
+    TOKEN_COLUMNS,
     TOKENS,
     TOKENS_ATTRIBUTES,
     StoreMeta,
@@ -65,14 +66,6 @@ from zb_hdf5.spec import (
     as_stored,
     field_column,
 )
-
-
-class WriterState(NamedTuple):
-    """The progress of the writer of a store."""
-
-    num_batches: int
-    complete: bool
-    sha256: str | None
 
 
 class Column(NamedTuple):
@@ -230,19 +223,19 @@ class H5pyTokens(UnitTokens):
         """Say yes: HDF5's global lock leaves nothing to gain from reading ahead in several threads."""
         return True
 
-    def refresh(self) -> WriterState:
-        """Return the progress that the writer has committed by now."""
+    def refresh(self) -> dict[str, Any]:
+        """Return the commit marker by now: see `read_marker`."""
         # a field shares one open file with the reader of the tokens, whose dataset must not be refreshed here: that
         # would break its chunk index; so a field sees as much as that reader has seen
         stored, column = self.dataset(), self._column
         marker = stored if column.marker == column.name else self._h5[column.marker]
         with h5_damage(column.path):
             stored.refresh()  # the low-level refresh leaves h5py's cached shape stale
-            state = read_state(marker, column.path)
-            if state.complete:
+            state = read_marker(marker, column.path)
+            if state["complete"]:
                 stored.refresh()  # a finish may have come between the parts of that look; now nothing changes any more
-                state = read_state(marker, column.path)
-        self.num_tokens = state.num_batches * self.unit
+                state = read_marker(marker, column.path)
+        self.num_tokens = state["num_batches"] * self.unit
         return state
 
     def close(self) -> None:
@@ -257,17 +250,16 @@ class H5pyTokens(UnitTokens):
         H5pyTokens.__init__(self, state)
 
 
-def read_state(stored: h5py.Dataset, path: Path) -> WriterState:
-    """Read the commit marker and completion mark of a batch store."""
+def read_marker(stored: h5py.Dataset, path: Path) -> dict[str, Any]:
+    """Return the attributes of a dataset of tokens: its commit marker, and facts. "sha256": or None."""
     found: dict[str, Any] = {}
-    for name, dtype in BATCHES_ATTRIBUTES.items():
+    for name, dtype in (BATCHES_ATTRIBUTES if stored.ndim == 3 else TOKENS_ATTRIBUTES).items():
         value = stored.attrs.get(name)
         if value is None or np.asarray(value).dtype.kind != dtype.kind or np.ndim(value) != 0:
             raise FormatError(f"{path}: {stored.name}: expected attribute {name!r} of {dtype}, found {value!r}")
-        found[name] = value
+        found[name] = value if dtype.kind == "S" else int(value)
     sha256 = stored_sha256(found["sha256"], f"{path}: {stored.name}")
-    complete = bool(found["complete"])
-    return WriterState(int(found["num_batches"]), complete, sha256 if complete and sha256 != NO_SHA256 else None)
+    return found | {"sha256": sha256 if found["complete"] and sha256 != NO_SHA256 else None}
 
 
 #: Tokens of a foreign stream that are read at once.
@@ -298,13 +290,13 @@ def _is_corpus(h5: h5py.File, path: Path) -> bool:
     return "token_count" in stored.attrs and "sha256" in stored.attrs
 
 
-# --- batches ---------------------------------------------------------------------------------------------------------
+# --- batches and streams ---------------------------------------------------------------------------------------------
 
 
 def look_at_batches(path: Path, identity: Identity | None = None) -> Column:
     """Return the column of the batches; `FormatError` if the file is none of this version, or contradicts itself."""
     with _opened(path, identity) as h5:
-        column, stored = _batches(h5, path)
+        column, stored = _own_column(h5, path, BATCHES_LAYOUT)
         if not column.complete:
             return column
         rows = own_dataset(h5, path, CRC32)
@@ -314,35 +306,62 @@ def look_at_batches(path: Path, identity: Identity | None = None) -> Column:
         return column
 
 
-def _batches(h5: h5py.File, path: Path) -> tuple[Column, h5py.Dataset]:
-    """Return the column of the batches, without their extents, and its dataset."""
-    found = text_of(h5.attrs.get("format"))
-    if found == STREAM_FORMAT or _is_corpus(h5, path):
+def look_at_stream(path: Path, identity: Identity | None = None, dataset: str | None = None) -> Column:
+    """Return the column of the tokens of a stream, of the identity that it had; `dataset`: one of another origin."""
+    with _opened(path, identity) as h5:
+        if dataset is not None or _is_corpus(h5, path):
+            column, axes = _foreign_column(h5, path, dataset or TOKENS)
+            if axes != 1:
+                raise FormatError(f"{path}: {dataset}: expected a 1-D stream, found {axes} axes")
+            return column
+        column, stored = _own_column(h5, path, STREAM_LAYOUT)
+        return _with_extents(h5, column, stored) if column.complete else column
+
+
+def token_dataset(h5: h5py.File, path: Path, layout: str) -> h5py.Dataset:
+    """Return the dataset of the tokens; `FormatError` if the file is none of this layout and version."""
+    found, is_stream = text_of(h5.attrs.get("format")), layout == STREAM_LAYOUT
+    if not is_stream and (found == STREAM_FORMAT or _is_corpus(h5, path)):
         raise FormatError(f"{path}: is a token stream: pass batch_size and seq_len for windows over it")
-    if found != HDF5_FORMAT:
-        problem = f"{path}: expected root attribute format={HDF5_FORMAT!r}, found {found!r}"
+    if found != (expected := STREAM_FORMAT if is_stream else HDF5_FORMAT):
+        problem = f"{path}: expected root attribute format={expected!r}, found {found!r}"
         raise FormatError(problem) if CRC32 in h5 or str(found).startswith("zb-") else _foreign(h5, problem)
     require_version(h5, HDF5_VERSION, path)
-    if missing := [name for name in ("batch_size", "seq_len") if name not in h5.attrs]:
-        raise FormatError(f"{path}: root attribute {missing[0]!r} is missing")
-    stored = own_dataset(h5, path, BATCHES)
-    if stored is None or stored.ndim != 3:
-        raise FormatError(f"{path}: expected a 3-D dataset {BATCHES!r}, found {stored!r}")
+    name, axes = TOKEN_COLUMNS[layout], 1 if is_stream else 3
+    stored = own_dataset(h5, path, name)
+    if stored is None or stored.ndim != axes:
+        raise FormatError(f"{path}: expected a {axes}-D dataset {name!r}, found {stored!r}")
+    return stored
+
+
+def _own_column(h5: h5py.File, path: Path, layout: str) -> tuple[Column, h5py.Dataset]:
+    """Return the column of the tokens, without their extents, and its dataset."""
+    stored, is_stream = token_dataset(h5, path, layout), layout == STREAM_LAYOUT
+    found = read_marker(stored, path)
     try:
-        shape, root = (int(h5.attrs["batch_size"]), int(h5.attrs["seq_len"])), read_root(h5)
-        fields, codec = fields_in(h5, path, 3), codec_of(stored) or NO_CODEC
-        meta = StoreMeta(*shape, dtype=stored.dtype, fields=fields, codec=codec, **root)
-    except (ArgumentError, TypeError, ValueError, OverflowError) as error:
-        raise FormatError(f"{path}: bad root attributes: {error}") from error
-    if stored.shape[1:] != meta.shape:
-        raise FormatError(f"{path}: {BATCHES}: expected batches of {meta.shape}, found {stored.shape[1:]}")
-    state = read_state(stored, path)
-    if state.num_batches > len(stored):
-        raise FormatError(f"{path}: expected {state.num_batches:,} batches, found space for {len(stored):,}")
-    require_stored(state.num_batches * meta.batch_bytes, h5, stored, path)
+        if is_stream:
+            batch_size, seq_len, more = 1, found["chunk_tokens"], read_root(h5, ("vocab_size",))
+            more |= {name: found[name] for name in ("document_count", "boundary_token_id")}
+        else:
+            batch_size, seq_len, more = int(h5.attrs["batch_size"]), int(h5.attrs["seq_len"]), read_root(h5)
+        fields, codec = fields_in(h5, path, stored.ndim), codec_of(stored) or NO_CODEC
+        meta = StoreMeta(batch_size, seq_len, stored.dtype, layout=layout, fields=fields, codec=codec, **more)
+    except (ArgumentError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise FormatError(f"{path}: bad attributes: {error}") from error
+    noun, count, unit = "batches", found.get("num_batches", 0), stored.shape[1:]
+    if is_stream:
+        noun, count, unit = "tokens", found["token_count"], (1, *(stored.chunks or (meta.seq_len,)))
+    if unit != meta.shape:
+        raise FormatError(f"{path}: {stored.name}: expected {noun} of {meta.shape}, found {unit}")
+    if count > len(stored):
+        raise FormatError(f"{path}: expected {count:,} {noun}, found space for {len(stored):,}")
+    num_tokens, complete = count * (1 if is_stream else meta.batch_tokens), bool(found["complete"])
+    require_stored(num_tokens * meta.dtype.itemsize, h5, stored, path)
+    if is_stream:
+        require_rows(h5, path, DOC_OFFSETS, found["document_count"] + 1)
     column = Column(
-        path, BATCHES, meta, state.num_batches * meta.batch_tokens, h5_identity(h5, growing=not state.complete),
-        state.complete, state.sha256, marker=BATCHES, obstacle=UNFINISHED, origin=read_origin(h5),
+        path, meta.column, meta, num_tokens, h5_identity(h5, growing=not complete), complete, found["sha256"],
+        marker=meta.column, obstacle=UNFINISHED, has_crc32=is_stream and complete, origin=read_origin(h5),
     )  # fmt: skip
     return column, stored
 
@@ -413,62 +432,6 @@ def _foreign(h5: h5py.File, problem: str) -> FormatError:
     return FormatError(f"{problem}; its integer datasets: {found}", remedy=Remedy.DATASET)
 
 
-# --- streams ---------------------------------------------------------------------------------------------------------
-
-
-def look_at_stream(path: Path, identity: Identity | None = None, dataset: str | None = None) -> Column:
-    """Return the column of the tokens of a stream, of the identity that it had; `dataset`: one of another origin."""
-    with _opened(path, identity) as h5:
-        if dataset is not None or _is_corpus(h5, path):
-            column, axes = _foreign_column(h5, path, dataset or TOKENS)
-            if axes != 1:
-                raise FormatError(f"{path}: {dataset}: expected a 1-D stream, found {axes} axes")
-            return column
-        column, stored = _stream(h5, path)
-        return _with_extents(h5, column, stored) if column.complete else column
-
-
-def _stream(h5: h5py.File, path: Path) -> tuple[Column, h5py.Dataset]:
-    """Return the column of the tokens, without the extents of its chunks, and its dataset."""
-    stored = checked_tokens(h5, path)
-    found = {name: stored.attrs[name] for name in TOKENS_ATTRIBUTES}
-    token_count, complete, chunk_tokens = int(found["token_count"]), bool(found["complete"]), int(found["chunk_tokens"])
-    if token_count > len(stored):
-        raise FormatError(f"{path}: expected {token_count:,} tokens, found space for {len(stored):,}")
-    require_stored(token_count * stored.dtype.itemsize, h5, stored, path)
-    if chunk_tokens < 1 or (stored.chunks and stored.chunks[0] != chunk_tokens):
-        raise FormatError(f"{path}: expected chunks of {chunk_tokens:,} tokens, found {stored.chunks}")
-    require_rows(h5, path, DOC_OFFSETS, int(found["document_count"]) + 1)
-    try:
-        meta = StoreMeta(
-            1, chunk_tokens, stored.dtype, document_count=int(found["document_count"]),
-            boundary_token_id=int(found["boundary_token_id"]), layout=STREAM_LAYOUT, fields=fields_in(h5, path, 1),
-            codec=codec_of(stored) or NO_CODEC, **read_root(h5, ("vocab_size",)),
-        )  # fmt: skip
-    except ArgumentError as error:
-        raise FormatError(f"{path}: bad attributes: {error}") from error
-    sha256 = stored_sha256(found["sha256"], path)
-    column = Column(
-        path, TOKENS, meta, token_count, h5_identity(h5, growing=not complete), complete, sha256 if complete else None,
-        obstacle=UNFINISHED, marker=TOKENS, has_crc32=complete, origin=read_origin(h5),
-    )  # fmt: skip
-    return column, stored
-
-
-def checked_tokens(h5: h5py.File, path: Path) -> h5py.Dataset:
-    """Return the dataset of the tokens; `FormatError` if the file is no stream of this version."""
-    found = text_of(h5.attrs.get("format"))
-    if found != STREAM_FORMAT:
-        raise FormatError(f"{path}: expected root attribute format={STREAM_FORMAT!r}, found {found!r}")
-    require_version(h5, HDF5_VERSION, path)
-    stored = own_dataset(h5, path, TOKENS)
-    if stored is None or stored.ndim != 1 or stored.dtype not in CODE_BY_DTYPE:
-        raise FormatError(f"{path}: expected a 1-D dataset {TOKENS!r} of uint16 or uint32, found {stored!r}")
-    if missing := [name for name in TOKENS_ATTRIBUTES if name not in stored.attrs]:
-        raise FormatError(f"{path}: attribute {TOKENS}/{missing[0]} is missing")
-    return stored
-
-
 # --- fields ----------------------------------------------------------------------------------------------------------
 
 
@@ -489,7 +452,7 @@ def look_at_field(path: Path, name: str, identity: Identity | None = None) -> Co
     """Return the column of one field of batches, or of a stream; `FormatError` if the file has no such field."""
     with _opened(path, identity) as h5:
         is_stream = text_of(h5.attrs.get("format")) == STREAM_FORMAT
-        tokens, _ = (_stream if is_stream else _batches)(h5, path)
+        tokens, _ = _own_column(h5, path, STREAM_LAYOUT if is_stream else BATCHES_LAYOUT)
         names, stored = [field.name for field in tokens.meta.fields], own_dataset(h5, path, field_column(name))
         if stored is None or name not in names:
             raise FormatError(f"{path}: expected a field {name!r}, found {names}")

@@ -18,9 +18,11 @@ import numpy.typing as npt
 from zb_hdf5 import ArgumentError, ConvertError, IncompleteError, StoreMeta
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.documents import Choose, DocumentSource, Encoded, Group
-from zb_hdf5.converters.source import REMAINDERS, OpenFiles, Source, TokenCounts, batches_of, require_pad_id
+from zb_hdf5.converters.source import REMAINDERS, Source, TokenCounts, batches_of, require_pad_id
 from zb_hdf5.errors import Remedy
+from zb_hdf5.files.paths import OpenFiles
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
+from zb_hdf5.files.ranges import LocalFile
 from zb_hdf5.formats.batch_reader import require_choice
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.formats.registry import FORMATS
@@ -164,7 +166,7 @@ class NpySource(Source):
         self.cold = False
         self._ordered = 0, np.empty(0, np.int64)  # the first of some positions, and the records that are stored there
         self._ends = np.cumsum([file.num_records for file in self._files])
-        self._open_files = OpenFiles(self.paths)
+        self._open_files: OpenFiles[LocalFile] = OpenFiles("pread")  # touched pages of a mapping count as own memory
         self._count_tokens(remainder)
 
     def _count_tokens(self, remainder: str) -> None:
@@ -202,7 +204,7 @@ class NpySource(Source):
 
     def probe(self, record: int) -> float | None:
         number = int(np.searchsorted(self._ends, record, side="right"))
-        file, fd = self._files[number], self._open_files.fd(number)
+        file, fd = self._files[number], self._open(number).fd
         offset = file.offset_of(record - int(self._ends[number] - file.num_records), self.meta.seq_len)
         buffer = bytearray(self.meta.seq_len * file.dtype.itemsize)
         with contextlib.suppress(OSError):
@@ -211,6 +213,9 @@ class NpySource(Source):
         start_s = time.perf_counter()
         os.preadv(fd, (buffer,), offset)
         return time.perf_counter() - start_s
+
+    def _open(self, number: int) -> LocalFile:
+        return self._open_files.get(number, lambda number: LocalFile(self.paths[number], access="pread"))
 
     def _gather(self, records: npt.NDArray[np.int64], rows: TokenArray) -> None:
         files = np.searchsorted(self._ends, records, side="right")
@@ -243,14 +248,13 @@ class NpySource(Source):
         if file.fortran:  # the tokens of a record lie apart
             out[...] = file.map("F")[inside]
             return
-        offsets = file.offset_of(inside, self.meta.seq_len)
+        opened, offsets = self._open(number), file.offset_of(inside, self.meta.seq_len).tolist()
         if np.all(np.diff(inside) == 1):
-            self._open_files.read_into(number, int(offsets[0]), out)
+            opened.read_ranges([(offsets[0], out)])
             return
-        offsets = offsets.tolist()
         for offset in offsets if self.cold else ():
-            os.posix_fadvise(self._open_files.fd(number), offset, out[0].nbytes, os.POSIX_FADV_WILLNEED)
-        self._open_files.gather_into(number, offsets, out)
+            os.posix_fadvise(opened.fd, offset, out[0].nbytes, os.POSIX_FADV_WILLNEED)
+        opened.read_ranges(zip(offsets, out, strict=True))
 
 
 class CutSource(DocumentSource):

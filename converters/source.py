@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,14 +9,11 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from zb_hdf5 import ArgumentError, BatchReader, ConvertError, IncompleteError, StoreMeta
+from zb_hdf5 import ArgumentError, BatchReader, ConvertError, StoreMeta
 from zb_hdf5.documents.document_table import DocumentPart
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.errors import Remedy
-from zb_hdf5.files.paths import regular
-from zb_hdf5.files.ranges import read_fully
 from zb_hdf5.formats.batch_reader import GROUP_BYTES
 from zb_hdf5.loaders.order import GlobalOrder
 from zb_hdf5.loaders.steps import read_ahead
@@ -28,8 +23,6 @@ from zb_hdf5.spec import TokenArray, bad_token_message, token_limit
 MAX_TOKEN: Final = "max_token"
 #: The choices for records that do not fill the last batch.
 REMAINDERS: Final = ("drop", "pad", "error")
-#: A process may have 1,024 by default.
-MAX_OPEN_FILES: Final = 256
 #: Groups of batches on their way: one is read, one is written, and the sha256 of one is still to come.
 GROUPS: Final = 3
 
@@ -151,46 +144,6 @@ class ShuffledSource(Source):
     @abstractmethod
     def probe(self, record: int) -> float | None:
         """Return how many seconds a read of a source record took, or None if it came from the page cache."""
-
-
-class OpenFiles:
-    """Files that are read at any offset, with a bounded number of them open. Picklable; not thread-safe."""
-
-    # Reads, no mappings: where the page cache has large pages, a record that is touched counts 2 MiB as own memory.
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = list(paths)
-        self._fds: dict[int, int] = {}
-        weakref.finalize(self, _close_all, self._fds)
-
-    def __reduce__(self) -> tuple[type[OpenFiles], tuple[list[Path]]]:
-        return OpenFiles, (self._paths,)
-
-    def read_into(self, number: int, byte_offset: int, out: npt.NDArray[Any]) -> None:
-        """Fill `out` with the bytes of one file; `IncompleteError` if the file has become shorter."""
-        if read_fully(self.fd(number), out, byte_offset) != out.nbytes:
-            raise IncompleteError(f"{self._paths[number]}: became shorter while it was read; convert again")
-
-    def gather_into(self, number: int, byte_offsets: list[int], rows: npt.NDArray[Any]) -> None:
-        """Fill each row of a C-contiguous array with the bytes at one offset of a file. Raises as `read_into`."""
-        fd = self.fd(number)
-        for row, byte_offset in zip(rows, byte_offsets, strict=True):
-            if os.preadv(fd, (row,), byte_offset) != row.nbytes:
-                self.read_into(number, byte_offset, row)
-
-    def fd(self, number: int) -> int:
-        """Return the descriptor of one file, good until the next call."""
-        fd = self._fds.get(number)
-        if fd is None:
-            if len(self._fds) == MAX_OPEN_FILES:
-                os.close(self._fds.pop(next(iter(self._fds))))
-            fd = self._fds[number] = regular(self._paths[number])
-        return fd
-
-
-def _close_all(fds: dict[int, int]) -> None:
-    while fds:
-        os.close(fds.popitem()[1])
 
 
 class BatchGroup:

@@ -276,7 +276,7 @@ def test_a_stream_in_fortran_order_is_the_same_stream(shuffle, tmp_path):
 
 
 def test_more_files_than_may_be_open_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(zb_hdf5.converters.source, "MAX_OPEN_FILES", 3)
+    monkeypatch.setattr("zb_hdf5.files.paths.descriptor_room", lambda needed: 3)
     for number in range(10):
         save(tmp_path / "in" / f"{number}.npy", numbered(5, 5 * number))
     opened = NpySource([tmp_path / "in"], batch_size=2, seq_len=SEQ_LEN, seed=3)

@@ -268,12 +268,16 @@ class Progress:
     def __init__(
         self, label: str, total: int, *, enabled: bool | None = None, unit: str = "tok", stream: TextIO | None = None
     ) -> None:
-        self._label, self._total, self._unit = label, total, unit
         self._enabled = not is_quiet() if enabled is None else enabled
         self._stream = stream or sys.stderr
         self._bar = self._stream.isatty()
         self._interval_s = 0.1 if self._bar else LOG_INTERVAL_S
         self._lock = threading.Lock()
+        self.begin(label, total, unit)
+
+    def begin(self, label: str, total: int, unit: str = "tok") -> None:
+        """Begin another phase of the work."""
+        self._label, self._total, self._unit = label, total, unit
         self._done = self._kept = 0
         self._start = self._shown = time.monotonic()
 
@@ -286,12 +290,6 @@ class Progress:
             if self._enabled and now - self._shown >= self._interval_s:
                 self._shown = now
                 self._show(now - self._start)
-
-    def begin(self, label: str, total: int, unit: str = "tok") -> None:
-        """Begin another phase of the work."""
-        self._label, self._total, self._unit = label, total, unit
-        self._done = self._kept = 0
-        self._start = self._shown = time.monotonic()
 
     def keep(self, amount: int) -> None:
         """Count an amount as done that was there before: it is of the whole, but never of the rate."""

@@ -267,7 +267,8 @@ def describe_lines(description: dict[str, Any]) -> Lines:
     lines = [("path", d["path"]), *lines]
     lines += [*_document_lines(d), *_field_lines(d), *_origin_lines(d), *_split_lines(d)]
     if "layout" in d:
-        lines.append(("layout", _layout_text(d)))
+        unpacked = "codec" in d and d["access"] != "h5py"
+        lines.append(("layout", "a compressed chunk for each batch" if unpacked else layout_text(d["layout"])))
     if "codec" in d:
         sizes = f"{format_bytes(d['compressed_bytes'])} for {format_bytes(d['uncompressed_bytes'])} of tokens"
         lines.append(("codec", f"{d['codec']}: {sizes}, {d['ratio']} to 1"))
@@ -325,12 +326,6 @@ def _reads_text(d: dict[str, Any]) -> str:
     if d["kind"] == "stream":
         return 'not checked: a window is less than a chunk; verify="batch" reads and checks whole chunks'
     return "not checked: " + ("no crc32 is stored" if d["state"] == "complete" else "its writer has not finished")
-
-
-def _layout_text(d: dict[str, Any]) -> str:
-    if "codec" in d and d["access"] != "h5py":
-        return "a compressed chunk for each batch"
-    return layout_text(d["layout"])
 
 
 def layout_text(layout: dict[str, Any] | None) -> str:

@@ -100,17 +100,13 @@ def records_of_batch(reader: BatchReader, batch: int) -> IndexArray:
 
 
 def chosen_rows(reader: BatchReader, batch: int | None, document: int | None, sample: int, seed: int) -> list[Row]:
-    """Return the rows of a batch, a document, or a sample of all rows."""
+    """Return the rows of a batch, a document, or a sample of all rows: the same one for the same seed."""
     if document is not None:
         return [document_row(reader, document)]
-    if batch is None:
-        return rows_of(reader, sample_of(reader.num_records, sample, seed))
-    return rows_of(reader, records_of_batch(reader, batch))
-
-
-def sample_of(total: int, count: int, seed: int) -> IndexArray:
-    """Return some of the numbers below `total`, ascending, the same ones for the same seed."""
-    return np.sort(GlobalOrder(total, seed, 0).indices(np.arange(min(total, count))))
+    if batch is not None:
+        return rows_of(reader, records_of_batch(reader, batch))
+    total = reader.num_records
+    return rows_of(reader, np.sort(GlobalOrder(total, seed, 0).indices(np.arange(min(total, sample)))))
 
 
 def rows_of(reader: BatchReader, records: IndexArray, seq_len: int | None = None) -> list[Row]:
@@ -285,8 +281,10 @@ def part_json(row: Row, part: Part) -> dict[str, Any]:
     known: dict[str, Any] = {"column": part.column}
     if part.document != UNKNOWN:
         known["document"] = None if part.document == PADDING else part.document
-    if (document := row.known.get(part.document)) is not None:
-        known |= {"offset": document.offset + part.within, **document_json(document)}
+    if (at := row.known.get(part.document)) is not None:
+        facts = {"id": at.id, "source": at.source, "source_row": at.row, "metadata": at.metadata}
+        known |= {"offset": at.offset + part.within}
+        known |= {name: value for name, value in facts.items() if value not in (None, {})}
     return {**known, "first_token": part.within}
 
 
@@ -306,12 +304,6 @@ def rows_json(rows: list[Row], tokenizer: Tokenizer | None, limit: int | None) -
         spans = [{"start": start, "stop": stop, "value": _plain(value)} for start, stop, value in row.spans]
         found.append({"name": row.name, "num_tokens": len(row.tokens), "parts": parts, "spans": spans})
     return found
-
-
-def document_json(document: Document) -> dict[str, Any]:
-    """Return the known origin of a document, for programs."""
-    found = {"id": document.id, "source": document.source, "source_row": document.row, "metadata": document.metadata}
-    return {name: value for name, value in found.items() if value not in (None, {})}
 
 
 def origin_text(document: Document | None, *, short: bool = False) -> str:
@@ -430,8 +422,7 @@ def _cells(row: Row, part: Part, tokenizer: Tokenizer | None) -> Iterator[Cell]:
 
 def _wrapped(cells: Iterable[Cell], width: int) -> Iterator[list[Cell]]:
     """Cut cells into lines: behind each newline of the data, and where a line is full."""
-    line: list[Cell] = []
-    used = 0
+    line, used = list[Cell](), 0
     for text, style in cells:
         size = 1 if text == "\n" else columns_of(text)
         if used + size > width:
@@ -458,9 +449,8 @@ def _drawn(line: list[Cell], paint: Any) -> Iterator[str]:
 
 def _cut(text: str, columns: int) -> str:
     """Return the beginning of a text that fits into a line."""
-    if columns_of(text) <= columns:
-        return text
-    end = columns - 1
-    while columns_of(text[:end]) >= columns:
-        end -= 1
-    return text[:end] + "…"
+    if columns_of(text) > columns:
+        text = text[: columns - 1] + "…"
+        while columns_of(text) > columns:
+            text = text[:-2] + "…"
+    return text

@@ -140,7 +140,7 @@ def report(path: Path, output: Path, force: bool, **given: Any) -> Output:
     Example: zb report data/train -o report.html
     """
     from zb_hdf5.commands.report import report_json, report_page, vocabulary
-    from zb_hdf5.commands.rows import open_to_look, rows_of, sample_of, tokenizer_to_look
+    from zb_hdf5.commands.rows import chosen_rows, open_to_look, tokenizer_to_look
     from zb_hdf5.commands.statistics import measure
     from zb_hdf5.files.publishing import refuse_existing, write_atomically
 
@@ -152,7 +152,7 @@ def report(path: Path, output: Path, force: bool, **given: Any) -> Output:
         known = tokenizer_to_look(reader, given["tokenizer"])
         with Progress("report", 0) as progress:
             found = measure(path, sample_batches=given["sample_batches"], progress=progress.advance)
-        rows = rows_of(reader, sample_of(reader.num_records, given["sample"], given["seed"]))
+        rows = chosen_rows(reader, None, None, given["sample"], given["seed"])
         write_atomically(output, report_page(path, found, reader, rows, known).encode("utf-8"))
         numbers = report_json(path, found, vocabulary(reader, known))
     lines = [

@@ -172,7 +172,9 @@ class ParquetFile(DocumentFile):
             groups = [file.metadata.row_group(k) for k in range(file.num_row_groups)]
             schema = file.schema_arrow
             self._rows = [group.num_rows for group in groups]
-            self._text_bytes = [_bytes_of_column(group, self.column) for group in groups]
+            columns = [[group.column(number) for number in range(group.num_columns)] for group in groups]
+        sizes = [{each.path_in_schema: int(each.total_uncompressed_size) for each in group} for group in columns]
+        self._text_bytes = [group.get(self.column, 0) for group in sizes]
         column, path = self.column, self.path
         for name, what in ((column, "the text"), *((name, "its documents") for name in self.more_columns)):
             if name not in schema.names:
@@ -364,12 +366,6 @@ def _lines_until(file: BinaryIO, stop: int | None) -> Iterator[bytes]:
             return
         byte_offset += len(line)
         yield line
-
-
-def _bytes_of_column(group: Any, name: str) -> int:
-    """Return the uncompressed size of a column of a row group."""
-    columns = (group.column(k) for k in range(group.num_columns))
-    return sum(int(column.total_uncompressed_size) for column in columns if column.path_in_schema == name)
 
 
 def _column_values(column: Any) -> list[Any]:

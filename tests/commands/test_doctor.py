@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from zb_hdf5 import UnavailableError, open_writer
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.formats.hdf5 import chunks
+from zb_hdf5.formats.hdf5 import file
 
 
 def doctor(path, code=0):
@@ -67,5 +67,5 @@ def test_a_missing_filter_is_a_problem(tmp_path, tokens, write_file, gzip_copy, 
     def refuse(codec, what):
         raise UnavailableError(f"{what}: {codec}")
 
-    monkeypatch.setattr(chunks, "require_codec", refuse)
+    monkeypatch.setattr(file, "require_codec", refuse)
     assert doctor(path, 5)["filters"]["state"] == "problem"

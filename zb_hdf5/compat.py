@@ -11,7 +11,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -33,8 +33,8 @@ from zb_hdf5.formats.npy import npy_files
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import GlobalOrder, resolve_rank, write_order
 from zb_hdf5.loaders.protocol import MAX_COUNT, STATE_VERSION, TokenLoader, require_count, require_fields, shown
-from zb_hdf5.loaders.text_loader import TextLoader
-from zb_hdf5.spec import SPLITS, StoreMeta, TokenArray, as_stored, stored_dtype
+from zb_hdf5.loaders.text_loader import TextLoader, paths_of_split
+from zb_hdf5.spec import StoreMeta, TokenArray, as_stored, stored_dtype
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.streams import stream_index
 from zb_hdf5.text.corpus import DocumentFile, ParquetFile, open_documents
@@ -140,16 +140,14 @@ def write_batch_dataset(
     with scratch_directory(output.with_name(output.name + ".records")) as folder:
         source, made = folder / "records.npy", folder / "made.batch"
         rows = np.lib.format.open_memmap(source, "w+", meta.dtype, (total_records, seq_len))
-        number = 0
-        for number, values in enumerate(tokens_iter, 1):
-            record = np.asarray(values)
-            if number > total_records:
-                raise ConvertError(f"tokens_iter: expected {total_records:,} records, found more")
+        for number, values in zip_longest(range(total_records), tokens_iter):
+            if number is None or values is None:
+                found = "more" if number is None else f"{number:,}"
+                raise ConvertError(f"tokens_iter: expected {total_records:,} records, found {found}")
+            record, name = np.asarray(values), f"record {number:,}"
             if record.shape != (seq_len,):
-                raise ConvertError(f"record {number - 1:,}: expected shape ({seq_len},), found {record.shape}")
-            rows[number - 1] = as_stored(record, meta, f"record {number - 1:,}")
-        if number < total_records:
-            raise ConvertError(f"tokens_iter: expected {total_records:,} records, found {number:,}")
+                raise ConvertError(f"{name}: expected shape ({seq_len},), found {record.shape}")
+            rows[number] = as_stored(record, meta, name)
         del rows
         shape: dict[str, Any] = {"batch_size": batch_size, "seq_len": seq_len, "seed": seed, "dtype": dtype}
         convert(source, "batch", made, **shape, workers=1, memory_bytes=memory_bytes)
@@ -516,11 +514,8 @@ def parquets_iter_batched(
     split: str, start: int = 0, step: int = 1, *, data_dir: str | os.PathLike[str] | None = None
 ) -> Iterator[list[str]]:
     """Yield the texts of row groups `start`, `start + step`, ... of the last file ("val"), or of each other one."""
-    if split not in SPLITS:
-        raise ArgumentError(f"split must be one of {', '.join(SPLITS)}, found {split!r}")
-    paths = list_parquet_files(data_dir)
-    for path in paths[-1:] if split == "val" else paths[:-1]:
-        file = ParquetFile(Path(path), "text")
+    for path in paths_of_split(_base() / "base_data" if data_dir is None else Path(data_dir), split):
+        file = ParquetFile(path, "text")
         for number in range(start, file.num_row_groups, step):
             yield [text for block in file.row_group(number) for text in block.texts]
 

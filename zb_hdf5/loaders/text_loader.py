@@ -207,7 +207,7 @@ class TextLoader(TokenLoader[Any]):
         boundary = (self.tokenizer.special_token_id(boundary_token), boundary_position)
         self._device = cuda_device(device)
         self._prefetch = AUTO_PREFETCH if prefetch == "auto" else int(prefetch)
-        paths = _paths_of_split(self.path, split)
+        paths = paths_of_split(self.path, split)
         with ThreadPoolExecutor(FOOTER_THREADS, thread_name_prefix="zb-footers") as pool:
             files = list(pool.map(lambda path: ParquetFile(path, text_column), paths))
         self._num_row_groups = num_row_groups = sum(file.num_row_groups for file in files)
@@ -278,7 +278,8 @@ class TextLoader(TokenLoader[Any]):
         }
 
 
-def _paths_of_split(folder: Path, split: str) -> list[Path]:
+def paths_of_split(folder: Path, split: str) -> list[Path]:
+    """Return the `.parquet` files of a split: the last one is "val", the others are "train"."""
     if split not in SPLITS:
         raise ArgumentError(f"split must be one of {', '.join(SPLITS)}, found {split!r}")
     paths = sorted(folder / name for name in os.listdir(folder) if name.endswith(".parquet"))

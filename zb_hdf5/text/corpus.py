@@ -119,10 +119,6 @@ class DocumentFile(ABC):
         """Return about how many bytes of text one row group has."""
         return -(-self.path.stat().st_size // self.num_row_groups)
 
-    def unknown_columns(self) -> list[str]:
-        """Return the metadata columns that no document seems to have."""
-        return []
-
     @abstractmethod
     def row_group(self, number: int) -> Iterator[Block]:
         """Yield the documents of one row group; `FormatError` for a damaged file, `ConvertError` for a bad id."""
@@ -248,10 +244,12 @@ class JsonLinesFile(DocumentFile):
     @cached_property
     def _line_ends(self) -> list[int]:
         """How many lines end before each row group and the byte before it: one pass over the file finds all."""
-        ends = [0]
+        ends, lines = [0], 0
         with self._open() as file:
-            for number in range(1, self.num_row_groups):
-                ends.append(ends[-1] + _count_lines(file, number * ROW_GROUP_BYTES - 1))
+            for stop in range(ROW_GROUP_BYTES - 1, self.num_row_groups * ROW_GROUP_BYTES - 1, ROW_GROUP_BYTES):
+                while data := file.read(min(stop - file.tell(), 1 << 20)):  # nothing: the file has become shorter
+                    lines += data.count(b"\n")
+                ends.append(lines)
         return ends
 
     def __getstate__(self) -> dict[str, Any]:
@@ -339,8 +337,8 @@ def open_documents(
 
 
 def unknown_columns(files: Sequence[DocumentFile]) -> list[str]:
-    """Return the metadata columns that the documents of all files seem to lack."""
-    found = [set(file.unknown_columns()) for file in files]
+    """Return the metadata columns that the first lines of all files of JSON lines lack."""
+    found = [set(file.unknown_columns()) for file in files if isinstance(file, JsonLinesFile)]
     return sorted(set.intersection(*found)) if found else []
 
 
@@ -348,14 +346,6 @@ def row_of_source(source: str | os.PathLike[str] | None, row: int | None) -> str
     """Return "line 18 of a.jsonl", or "row 18 of a.parquet", counted from 1 as it is stored."""
     unit = "line" if {".jsonl", ".txt"} & set(Path(source or "").suffixes) else "row"
     return f"{unit} {row or 0:,} of {source}"
-
-
-def _count_lines(file: BinaryIO, stop: int) -> int:
-    """Go to byte `stop`, and return how many lines end on the way."""
-    lines = 0
-    while data := file.read(min(stop - file.tell(), 1 << 20)):  # nothing: the file has become shorter
-        lines += data.count(b"\n")
-    return lines
 
 
 def _lines_until(file: BinaryIO, stop: int | None) -> Iterator[bytes]:

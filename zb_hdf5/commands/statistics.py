@@ -31,10 +31,8 @@ MAX_COUNTED_ID: Final = 1 << 24
 MAX_GROUPS: Final = 10
 BEGINNING_TOKENS: Final = 48
 #: Bytes of batches, and tokens of a stream, that are read together.
-GROUP_BYTES: Final = 4 << 20
+GROUP_BYTES: Final = 1 << 20
 STREAM_TOKENS: Final = 1 << 18
-#: Tokens that are hashed together: they stay in the cache of the processor.
-HASHED_TOKENS: Final = 1 << 14
 #: Odd factors of the hash. The hash of a unit is a sum, so its pieces may come in any order.
 _MIXERS: Final = np.array([0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xBF58476D1CE4E5B9], np.uint64)
 
@@ -255,23 +253,14 @@ def _count(counts: Counts, tokens: TokenArray) -> Counts:
 
 def _hashes(part: Part) -> npt.NDArray[np.uint64]:
     """Return a number for each run. The hash of a unit is the sum of those of its runs, in any order."""
-    sums, bases = np.zeros(len(part.starts), np.uint64), part.starts - part.within
-    for at in range(0, len(part.tokens), HASHED_TOKENS):
-        tokens = part.tokens[at : at + HASHED_TOKENS].astype(np.uint64)
-        first, last = np.searchsorted(part.starts, [at + 1, at + len(tokens)]).tolist()
-        starts = np.maximum(part.starts[first - 1 : last] - at, 0)
-        positions = np.arange(at, at + len(tokens)) - bases[first - 1 : last].repeat(
-            np.diff(starts, append=len(tokens))
-        )
-        mixed = positions.view(np.uint64)
-        mixed *= _MIXERS[0]
-        tokens *= _MIXERS[1]
-        mixed += tokens
-        mixed ^= np.right_shift(mixed, 31, out=tokens)
-        mixed *= _MIXERS[2]
-        mixed ^= np.right_shift(mixed, 29, out=tokens)
-        sums[first - 1 : last] += np.add.reduceat(mixed, starts)
-    return sums
+    positions = np.arange(len(part.tokens)) - (part.starts - part.within).repeat(part.lengths)
+    mixed = positions.view(np.uint64)
+    mixed *= _MIXERS[0]
+    mixed += part.tokens.astype(np.uint64) * _MIXERS[1]
+    mixed ^= mixed >> np.uint64(31)
+    mixed *= _MIXERS[2]
+    mixed ^= mixed >> np.uint64(29)
+    return np.add.reduceat(mixed, part.starts)
 
 
 def _find_duplicates(source: Units, units: Counts, hashes: npt.NDArray[np.uint64]) -> Duplicates:

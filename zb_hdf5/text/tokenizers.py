@@ -104,10 +104,11 @@ class Tokenizer(ABC):
         """
         if isinstance(texts, str):
             return self._encode([as_unicode(texts)])[0]
-        slices = _slices([len(text) for text in texts], num_threads * TASKS_PER_THREAD if num_threads > 1 else 1)
+        arrays, tasks = [np.empty(0, np.uint32)] * len(texts), num_threads * TASKS_PER_THREAD if num_threads > 1 else 1
         with ThreadPoolExecutor(num_threads, thread_name_prefix="zb-encode") as pool:
-            parts = pool.map(lambda cut: self._encode([as_unicode(text) for text in texts[cut]]), slices)
-            arrays = [array for part in parts for array in part]
+            parts = pool.map(lambda k: self._encode([as_unicode(text) for text in texts[k::tasks]]), range(tasks))
+            for number, part in enumerate(parts):
+                arrays[number::tasks] = part
         lengths = np.array([len(array) for array in arrays], dtype=np.int64)
         return (np.concatenate(arrays) if arrays else np.empty(0, np.uint32)), lengths
 
@@ -366,12 +367,6 @@ def as_unicode(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
-
-
-def _slices(sizes: list[int], count: int) -> list[slice]:
-    """Cut a list of `sizes` into at most `count` runs of about the same total size."""
-    cuts = np.searchsorted(np.cumsum(sizes), sum(sizes) * np.arange(1, count) / count)
-    return [slice(a, b) for a, b in pairwise(np.unique([0, *cuts, len(sizes)]).tolist())]
 
 
 # --- byte-level BPE in its two forms, a `tokenizer.json` and tiktoken's ranks ----------------------------------------

@@ -232,7 +232,6 @@ class Salvage:
         self.reader, stored, self.reason = broken
         self._stream = self.reader if isinstance(self.reader, HDF5StreamReader) else None
         self.unit = "batch" if self._stream is None else "document"
-        self._crc32: list[int] = []  # of each chunk as it was found
         self._chunk_tokens = self.reader.meta.batch_tokens
         bad = np.array(self._examine(stored), np.int64)
         if self._stream is None:
@@ -253,44 +252,38 @@ class Salvage:
 
     def _examine(self, stored: npt.NDArray[np.uint32] | None) -> list[int]:
         """Return the chunks that differ from their crc32; if the crc32 rows are damaged, the sha256 of all decides."""
-        reader, bad, total = self.reader, list[int](), self.reader.num_batches
-        whole, bad_values = hashlib.sha256(), _bad_values(reader)
-        for number, chunk in _chunks_or_none(reader):
-            self._crc32.append(-1 if chunk is None else crc32_of(_tokens_of(reader, number, chunk)))
-            if chunk is not None:
-                whole.update(_tokens_of(reader, number, chunk))
-            if chunk is None or number in bad_values or (stored is not None and self._crc32[-1] != stored[number]):
-                if not reader.complete:
-                    self.reason += f"; {reader.name_of(number)} is bad, and {total - number:,} are lost with it"
-                    return list(range(number, total))
-                bad.append(number)
-        same = reader.sha256 == whole.hexdigest()
-        if bad and same and not bad_values:
+        reader, total = self.reader, self.reader.num_batches
+        self._crc32, bad, sha256 = _examined(reader, stored)  # of each chunk as it was found
+        bad_values = set[int]()
+        for each in reader.meta.fields:
+            values = reader.field(each.name)
+            rows = values.stored_crc32()
+            bad_values |= set(range(total)) if rows is None else _examined(values, rows)[1]
+        if bad and reader.sha256 == sha256 and not bad_values and reader.complete:
             self.reason = f"{len(bad):,} stored crc32 are bad, no token is"
             return []
+        bad |= bad_values
+        if bad and not reader.complete:
+            first = min(bad)
+            self.reason += f"; {reader.name_of(first)} is bad, and {total - first:,} are lost with it"
+            return list(range(first, total))
         if bad:
             found = counted(len(bad), "batch" if self._stream is None else "chunk")
             self.reason = _joined(self.reason, f"the tokens of {found} are not those that were written")
-        elif reader.sha256 is not None and not same:
+        elif reader.sha256 not in (None, sha256):
             self.reason = _joined(self.reason, "its sha256 is not that of its tokens, though each crc32 is right")
-        return bad
+        return sorted(bad)
 
     def is_in(self, path: Path) -> bool:
         """Return whether a whole file has exactly the kept batches or documents."""
         try:
-            with open_chunks(path) as other:
-                if not (other.complete and self._has_units(other) and other.meta.fields == self.reader.meta.fields):
-                    return False
-                found = {field.name: other.field(field.name).token_sha256() for field in other.meta.fields}
-                return found | {"": other.token_sha256()} == self._sha256()
+            with open_chunks(path) as reader:
+                other = Salvage(BrokenFile(reader, reader.stored_crc32(), ""))
+                expected, found = ((m.shape, m.layout, m.fields) for m in (self.reader.meta, reader.meta))
+                same = expected == found and np.array_equal(other._lengths, self._lengths)
+                return same and reader.complete and not other.reason and other._sha256() == self._sha256()
         except (ZbError, OSError):
             return False
-
-    def _has_units(self, other: BatchReader) -> bool:
-        """Return whether another file, of the same tokens, has batches of this shape, or the kept documents."""
-        if self._stream is None:
-            return other.meta.shape == self.reader.meta.shape
-        return isinstance(other, HDF5StreamReader) and np.array_equal(other.doc_offsets()[1:], self._lengths.cumsum())
 
     def _sha256(self) -> dict[str, str]:
         """Return the digest of the kept values of each field, and under no name that of the kept tokens."""
@@ -404,32 +397,25 @@ def _joined(*reasons: str) -> str:
     return "; ".join(filter(None, reasons))
 
 
-def _bad_values(reader: BatchReader) -> set[int]:
-    """Return the chunks in which the values of a field are not those that were written."""
-    bad = set[int]()
-    for each in reader.meta.fields:
-        values = reader.field(each.name)
-        stored = values.stored_crc32()
-        for number, chunk in _chunks_or_none(values):
-            if chunk is None or stored is None or crc32_of(_tokens_of(values, number, chunk)) != stored[number]:
-                bad.add(number)
-    return bad
-
-
-def _chunks_or_none(reader: BatchReader) -> Iterator[tuple[int, TokenArray | None]]:
-    """Yield each chunk, or None for one that cannot be read; the array is reused."""
-    chunk = np.empty(reader.meta.shape, reader.dtype)
+def _examined(reader: BatchReader, stored: npt.NDArray[np.uint32] | None) -> tuple[list[int], set[int], str]:
+    """Return the crc32 of each chunk, -1 if it cannot be read, those that are bad, and the sha256 of what was read."""
+    crc32, sha256, chunk = list[int](), hashlib.sha256(), np.empty(reader.meta.shape, reader.dtype)
     for number in range(reader.num_batches):
         try:
             reader.read_into(number, chunk)
         except (FormatError, ConvertError, ChecksumError):  # the last one: it does not unpack
-            yield number, None
+            crc32.append(-1)
         except OSError as error:
             if error.errno != errno.EIO:  # that is a bad sector; any other is not of this chunk alone
                 raise
-            yield number, None
+            crc32.append(-1)
         else:
-            yield number, chunk
+            tokens = _tokens_of(reader, number, chunk)
+            crc32.append(crc32_of(tokens))
+            sha256.update(tokens)
+    expected = crc32 if stored is None else stored[: len(crc32)].tolist()
+    bad = {number for number, found in enumerate(crc32) if found < 0 or found != expected[number]}
+    return crc32, bad, sha256.hexdigest()
 
 
 def _offsets_of(reader: HDF5StreamReader, is_bad: bool) -> tuple[npt.NDArray[np.int64], str]:

@@ -206,11 +206,8 @@ def _digest_of(field: BatchReader) -> FieldDigest:
 
 
 def _pieces_of(reader: BatchReader) -> tuple[PiecesInfo, str]:
-    file = PiecesFile(reader.path, reader.num_records, reader.seq_len, tokens_sha256=reader.sha256)
-    try:
+    with closing(PiecesFile(reader.path, reader.num_records, reader.seq_len, tokens_sha256=reader.sha256)) as file:
         return PiecesInfo(file.num_bytes, file.sha256), file.split
-    finally:
-        file.close()
 
 
 # --- a lost index, or a lost `.crc32` --------------------------------------------------------------------------------

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -76,18 +77,12 @@ class Outcome(StrEnum):
 
 def check_pieces(reader: BatchReader, expected: PiecesInfo | None, report: ShardReport) -> None:
     """Check the pieces of a file of batches."""
-    file = PiecesFile(
-        reader.path, reader.num_records, reader.seq_len, sha256=expected.sha256 if expected else "",
-        tokens_sha256=report.sha256,
-    )  # fmt: skip
-    try:
+    sha256 = expected.sha256 if expected else ""
+    file = PiecesFile(reader.path, reader.num_records, reader.seq_len, sha256=sha256, tokens_sha256=report.sha256)
+    with closing(file):
         if expected is not None and expected.num_bytes != file.num_bytes:
-            raise FormatError(
-                f"{pieces_path(reader.path)}: {INDEX_NAME} has {expected.num_bytes:,} bytes, found {file.num_bytes:,}"
-            )
+            raise FormatError(f"{file.path}: {INDEX_NAME} has {expected.num_bytes:,} bytes, found {file.num_bytes:,}")
         file.check()
-    finally:
-        file.close()
     report.checks.append("pieces")
 
 
@@ -98,10 +93,8 @@ def check_beside(reader: BatchReader, report: ShardReport) -> None:
     sha256 = table_sha256(reader.path) if reader.meta.layout == STREAM_LAYOUT else ""
     table = DocumentTable.of_file(reader.path, report.sha256, sha256=sha256)
     if table is not None:
-        try:
+        with closing(table):
             table.file(0).check()
-        finally:
-            table.close()
         if "documents" not in report.checks:
             report.checks.append("documents")
 
@@ -109,14 +102,26 @@ def check_beside(reader: BatchReader, report: ShardReport) -> None:
 def verify_documents(folder: Path, part: DocumentPart) -> ShardReport:
     """Check one document table of a store."""
     report = ShardReport(str(folder / part.path), backend="hdf5", document_count=part.document_count)
-    try:
+    with _recorded(report):
         check_documents(folder / part.path, part)
         report.sha256, report.checks = part.sha256, ["documents"]
+    return report
+
+
+@contextmanager
+def _recorded(report: ShardReport, *, is_lone: bool = False) -> Iterator[None]:
+    """Keep an error as the problem of a file. A lone file of others is one without digests, or no file of ours."""
+    try:
+        yield
     except ZbError as error:
-        report.problem = error
+        if is_lone and error.remedy is Remedy.CONVERT:
+            raise
+        if is_lone and error.remedy is Remedy.DATASET:
+            report.missing = f"no digest is stored: {error}"
+        else:
+            report.problem = error
     except OSError as error:
         report.problem = IncompleteError(f"{report.path}: {error}")
-    return report
 
 
 Count = Callable[[int], None]
@@ -208,7 +213,7 @@ def _check_records(folder: Path, index: ShardIndex, reports: list[ShardReport]) 
 
 def _verify_file(path: Path, check_entry: EntryCheck, progress: Count, announce: Count) -> ShardReport:
     report = ShardReport(str(path))
-    try:
+    with _recorded(report, is_lone=check_entry is check_beside):
         row = format_of(path)
         report.backend = row.name
         if not row.holds_batches:
@@ -217,14 +222,6 @@ def _verify_file(path: Path, check_entry: EntryCheck, progress: Count, announce:
         with open_chunks(path) as reader:
             announce(reader.token_count)
             _verify_reader(reader, check_entry, report, progress)
-    except ZbError as error:
-        foreign = check_entry is check_beside and error.remedy
-        if foreign is Remedy.CONVERT:
-            raise
-        report.missing = f"no digest is stored: {error}" if foreign is Remedy.DATASET else ""
-        report.problem = None if report.missing else error
-    except OSError as error:
-        report.problem = IncompleteError(f"{path}: {error}")
     return report
 
 

@@ -445,7 +445,7 @@ def test_an_index_that_counts_other_documents_is_told(store):
     write(folder / "other.h5", [np.concatenate(store[1][0])])
     os.replace(folder / "other.h5", folder / "shard-00000.h5")
     [problem, *rest] = [report.problem for report in verify_store(folder)]
-    assert "has document_count 5, the shard has 1" in str(problem)
+    assert "has document_count 5, the file has 1" in str(problem)
     assert rest == [None, None]
 
 

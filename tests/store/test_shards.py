@@ -214,12 +214,10 @@ def test_shards_may_lie_in_folders(store, tokens):
 )
 def test_another_file_in_place_of_a_shard_is_found_when_it_is_read(field, make, store, tokens, write_file):
     write_file(store / "shard-00001.h5", make(tokens), overwrite=True)
-    assert f"shards.json has {'num_batches 3, the shard has 2' if field == 'num_batches' else 'sha256'}" in str(
-        problems(store)[1]
-    )
+    assert f" has {'num_batches 3, the file has 2' if field == 'num_batches' else 'sha256'}" in str(problems(store)[1])
     with open_reader(store) as reader:
         np.testing.assert_array_equal(reader.read_batch(1), tokens[1])
-        with pytest.raises(FormatError, match=rf"shard-00001\.h5: shards\.json has {field}"):
+        with pytest.raises(FormatError, match=rf"shard-00001\.h5: its index has {field}"):
             reader.read_batch(2)
 
 
@@ -234,7 +232,7 @@ def test_the_same_bytes_in_another_shape_or_dtype_are_reported(shape, store, tok
 def test_another_batch_file_in_place_of_a_shard_is_found(field, store, tokens, write_file):
     other = {"num_batches": tokens[:3], "shape": tokens[:2].reshape(2, 10, 3), "dtype": tokens[:2].astype("uint16")}
     write_file(store / "shard-00000.batch", other[field], overwrite=True)
-    message = rf"shard-00000\.batch: shards\.json has {field}"
+    message = rf"shard-00000\.batch: its index has {field}"
     if field == "shape":  # the same bytes: a reader cannot tell, and need not
         assert re.search(message, str(problems(store)[0]))
         return

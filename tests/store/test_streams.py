@@ -717,7 +717,10 @@ def test_a_shard_of_other_tokens_or_a_damaged_chunk_is_told_at_the_first_read(ac
     folder = write_store(tmp_path / "store", np.split(TOKENS, [3000]))
     (folder / "shard-00001.h5").unlink()
     write(folder / "shard-00001.h5", TOKENS[:10])
-    with MmapTokenStore(folder, access=access) as store, pytest.raises(FormatError, match="expected 2,000 tokens, fo"):
+    with (
+        MmapTokenStore(folder, access=access) as store,
+        pytest.raises(FormatError, match="its index has num_batches 8,"),
+    ):
         store.get_slice(0, 5000)
     (folder / "shard-00001.h5").unlink()
     with pytest.raises(FormatError, match="not there"):
@@ -728,7 +731,7 @@ def test_a_shard_of_other_tokens_or_a_damaged_chunk_is_told_at_the_first_read(ac
     with MmapTokenStore(folder, access=access) as store:
         with pytest.raises(ChecksumError, match=r"shard-00000\.h5: chunk 11: expected crc32"):
             store.get_slice(2817, 2818)
-        with pytest.raises(ChecksumError, match=r"shard-00001\.h5: its rows of crc32 are not those"):
+        with pytest.raises(FormatError, match=r"shard-00001\.h5: its index has sha256"):
             store.get_slice(3000, 5000)
         np.testing.assert_array_equal(store.get_slice(0, 2816), TOKENS[:2816])  # of a chunk that is whole
 

@@ -29,6 +29,7 @@ from zb_hdf5.spec import (
     INDEX_META_KEYS,
     INDEX_NAME,
     INDEX_VERSION,
+    NO_SHA256,
     NOT_KNOWN,
     SHARD_PREFIX,
     STREAM_LAYOUT,
@@ -257,18 +258,19 @@ class ShardIndex:
 
     def require_agreement(self, reader: BatchReader, entry: ShardEntry) -> None:
         """Raise `FormatError` if a shard differs from its entry."""
+        is_known = reader.sha256 is not None and entry.sha256 != NO_SHA256
         expected: dict[str, tuple[Any, Any]] = {
             "num_batches": (entry.num_batches, reader.num_batches),
             "shape": (self.meta.shape, reader.meta.shape),
             "dtype": (self.meta.dtype, reader.dtype),
-            "sha256": (entry.sha256, reader.sha256 or entry.sha256),
+            "sha256": (entry.sha256, reader.sha256 if is_known else entry.sha256),
             "token_count": (entry.token_count, reader.token_count),
         }
-        if self.meta.layout == STREAM_LAYOUT and entry.document_count != NOT_KNOWN:
+        if self.holds_stream and entry.complete and entry.document_count != NOT_KNOWN:
             expected["document_count"] = (entry.document_count, reader.meta.document_count)
         for name, (in_index, in_shard) in expected.items():
             if in_index != in_shard:
-                raise FormatError(f"{reader.path}: {INDEX_NAME} has {name} {in_index}, the shard has {in_shard}")
+                raise FormatError(f"{reader.path}: its index has {name} {in_index}, the file has {in_shard}")
 
     def require_extents(self, reader: BatchReader, entry: ShardEntry) -> None:
         """Raise `FormatError` if the batches of a shard, the right one, do not lie in the ranges of its entry."""

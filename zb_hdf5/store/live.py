@@ -32,7 +32,7 @@ from zb_hdf5.formats.hdf5.h5_writer import HDF5BatchWriter
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import CRC32_CHUNK_ROWS, INDEX_NAME, NO_CODEC, NO_SHA256, SHARD_PREFIX, StoreMeta, combine_sha256
 from zb_hdf5.store.index import ShardIndex
-from zb_hdf5.store.shards import Sharded, ShardOpener, StoreReader, sharded
+from zb_hdf5.store.shards import Sharded, StoreReader
 from zb_hdf5.store.table import ShardEntry
 
 #: Waits between the attempts to open a file that its writer may be closing or renaming.
@@ -203,6 +203,60 @@ class LiveStoreWriter(BatchWriter):
 # --- the reader ------------------------------------------------------------------------------------------------------
 
 
+class LiveTokens(Sharded):
+    """The tokens of a growing store, whose growing shard stays open: its name `.partial` goes when it is published."""
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._lock = threading.Lock()
+        self._followed: tuple[int, str, BatchReader] | None = None  # process, shard, its reader
+
+    def follow(self, index: ShardIndex) -> int:
+        """Find the batches that were committed since, under the newest index; return the number of all."""
+        counts = index.table.values["num_batches"].tolist()
+        if not index.shards[-1].complete:
+            counts[-1] = self._growing(index.shards[-1]).refresh()
+        with self._lock:
+            self.index = index
+            self.number(count * self.unit for count in counts)  # a batch keeps its number
+        return sum(counts)
+
+    def open_file(self, number: int, start: int) -> Tokens:
+        entry = self.index.shards[number]
+        return super().open_file(number, start) if entry.complete else self._growing(entry).tokens
+
+    def _growing(self, entry: ShardEntry) -> BatchReader:
+        """Return the reader of the growing shard, opened once in each process."""
+        meta, process = self.index.meta, os.getpid()
+        with self._lock:
+            if self._followed is None or self._followed[:2] != (process, entry.path):
+                # the file may be closed or renamed at this moment
+                reader = _retried(partial(self._open_growing, entry.path), FormatError, UnavailableError)
+                if (reader.meta.shape, reader.dtype) != (meta.shape, meta.dtype):
+                    reader.close()
+                    raise FormatError(f"{reader.path}: {INDEX_NAME} has {meta.shape}, found {reader.meta.shape}")
+                self._followed = process, entry.path, reader  # the last one closes when no thread reads from it
+            return self._followed[2]
+
+    def _open_growing(self, name: str) -> BatchReader:
+        """Open the growing shard of a store, or of a field of it, under the name that it has at this moment."""
+        path, field, how = self.folder / name, self.index.meta.field, {"access": self.asked, "verify": self._verify}
+        open_file: Callable[..., BatchReader] = HDF5BatchReader
+        if field is not None:
+            open_file = partial(open_field, name=field.name)
+        with contextlib.suppress(FileNotFoundError):
+            return open_file(partial_path(path), **how)
+        return open_file(path, **how)
+
+    def close(self) -> None:
+        if self._followed is not None:
+            self._followed[2].close()
+        super().close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name not in ("_followed", "_lock")}
+
+
 class LiveReader(StoreReader):
     """Reads a growing store: what is committed now; `refresh` shows more. See `StoreReader`.
 
@@ -210,6 +264,8 @@ class LiveReader(StoreReader):
     fingerprint is the same from the first batch to the last, and that of the finished store. A growing shard is read
     through h5py, and is not checked: "batch" refuses it.
     """
+
+    _kind = LiveTokens
 
     def __init__(self, folder: Path, index: ShardIndex, access: str = "auto", verify: str = "auto") -> None:
         self._seen: tuple[int, int, int] | None = None  # the version of the index: this one may be too old
@@ -220,12 +276,8 @@ class LiveReader(StoreReader):
             self.close()
             raise
 
-    @staticmethod
-    def _open_tokens(opener: ShardOpener) -> Sharded:
-        return sharded(opener, LiveTokens)
-
     def _field_reader(self, name: str) -> BatchReader:
-        return LiveReader(self.path, self.index.of_field(name), self._opener.access, self.verify)
+        return LiveReader(self.path, self.index.of_field(name), self._shards.asked, self.verify)
 
     def refresh(self) -> int:
         """Show the batches that the writer has committed since; return `num_batches`.
@@ -258,54 +310,6 @@ class LiveReader(StoreReader):
             field.refresh()
 
 
-class LiveTokens(Sharded):
-    """The tokens of a growing store, whose growing shard stays open: its name `.partial` goes when it is published."""
-
-    _open_file: ShardOpener
-
-    def _reset(self) -> None:
-        super()._reset()
-        self._lock = threading.Lock()
-        self._followed: tuple[int, str, BatchReader] | None = None  # process, shard, its reader
-
-    def follow(self, index: ShardIndex) -> int:
-        """Find the batches that were committed since, under the newest index; return the number of all."""
-        counts = index.table.values["num_batches"].tolist()
-        if not index.shards[-1].complete:
-            counts[-1] = self._growing(index.shards[-1]).refresh()
-        with self._lock:
-            self._open_file.index = index
-            self.number(count * self.unit for count in counts)  # a batch keeps its number
-        return sum(counts)
-
-    def open_file(self, number: int, start: int) -> Tokens:
-        entry = self._open_file.index.shards[number]
-        return super().open_file(number, start) if entry.complete else self._growing(entry).tokens
-
-    def _growing(self, entry: ShardEntry) -> BatchReader:
-        """Return the reader of the growing shard, opened once in each process."""
-        opener, process = self._open_file, os.getpid()
-        with self._lock:
-            if self._followed is None or self._followed[:2] != (process, entry.path):
-                # the file may be closed or renamed at this moment
-                reader = _retried(partial(_open_growing, opener, entry.path), FormatError, UnavailableError)
-                if (reader.meta.shape, reader.dtype) != (opener.index.meta.shape, opener.index.meta.dtype):
-                    reader.close()
-                    raise FormatError(
-                        f"{reader.path}: {INDEX_NAME} has {opener.index.meta.shape}, found {reader.meta.shape}"
-                    )
-                self._followed = process, entry.path, reader  # the last one closes when no thread reads from it
-            return self._followed[2]
-
-    def close(self) -> None:
-        if self._followed is not None:
-            self._followed[2].close()
-        super().close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if name not in ("_followed", "_lock")}
-
-
 def _retried(call: Callable[[], Any], *errors: type[Exception]) -> Any:
     """Call a function until it raises none of the errors, at most 7 times."""
     for wait_s in RETRY_WAITS_S:
@@ -313,15 +317,6 @@ def _retried(call: Callable[[], Any], *errors: type[Exception]) -> Any:
             return call()
         time.sleep(wait_s)
     return call()
-
-
-def _open_growing(opener: ShardOpener, name: str) -> BatchReader:
-    """Open the growing shard of a store, or of a field of it, under the name that it has at this moment."""
-    path, field = opener.folder / name, opener.index.meta.field
-    open_file: Callable[..., BatchReader] = HDF5BatchReader if field is None else partial(open_field, name=field.name)
-    with contextlib.suppress(FileNotFoundError):
-        return open_file(partial_path(path), access=opener.access, verify=opener.verify)
-    return open_file(path, access=opener.access, verify=opener.verify)
 
 
 def _signature(path: Path) -> tuple[int, int, int]:

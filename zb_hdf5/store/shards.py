@@ -7,10 +7,11 @@ import errno
 import hashlib
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import accumulate, chain, groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -53,28 +54,34 @@ from zb_hdf5.store.table import ShardEntry
 #: Files that are mapped side by side at most: the size of each is asked for before each gather.
 MAX_JOINED: Final = 64
 
-#: Opens a file by its number; the second argument is a position in it that is about to be read. Picklable.
-OpenTokens = Callable[[int, int], Tokens]
-
 
 class Sharded(Tokens):
-    """The tokens of many files, one after the other. See `Tokens`."""
+    """The tokens of the shards of an index, or the values of a field, one shard after the other. See `Tokens`."""
+
+    # a shard that was open once is known by its identity: it is not proved again, and another file is refused
 
     def __init__(
-        self,
-        counts: Iterable[int],
-        open_file: OpenTokens,
-        *,
-        dtype: np.dtype[Any],
-        unit: int,
-        name: str,
-        access: str | None,
-        wait: Wait,
-    ) -> None:
-        self._open_file = open_file
-        self.dtype, self.unit, self.name, self._access, self.wait, self.identity = dtype, unit, name, access, wait, ()
-        self.number(counts)
+        self, folder: Path, index: ShardIndex, access: str, verify: str, dataset: str | None = None,
+        identities: dict[int, Identity] | None = None,
+    ) -> None:  # fmt: skip
+        meta, far = index.meta, isinstance(folder, RemotePath)
+        self.folder, self.index, self.asked, self._verify, self.dataset = folder, index, access, verify, dataset
+        self.identities = {} if identities is None else identities
+        self.dtype, self.unit, self.name, self.identity = meta.dtype, meta.batch_tokens, str(folder), ()
+        self.wait = Wait.FAR if far else Wait.LOCAL if meta.codec == NO_CODEC else Wait.DECODE
+        self._access = self._known_access()
+        self.number(index.table.values["token_count"].tolist())
         self._reset()
+
+    def _known_access(self) -> str | None:
+        """Return the access of the shards, if no look into one is needed."""
+        index, column = self.index, self.index.meta.column
+        first = next((shard for shard in index.shards if shard.token_count), index.shards[0])
+        if self.asked == "h5py":
+            return None if FORMATS[first.backend].tokens_only else self.asked
+        if column in first.columns:
+            return RemoteObject.access if self.wait is Wait.FAR else self.asked
+        return "pread" if first.is_placed(column) and self.asked != "mmap" else None
 
     def number(self, counts: Iterable[int]) -> None:
         """Give every token its position, from the counts of the files; a store that grows does so again."""
@@ -107,7 +114,7 @@ class Sharded(Tokens):
     def open_file(self, number: int, start: int) -> Tokens:
         """Return a file, of which the token at position `start` of all is about to be read."""
         known = self._known.get(number)
-        return known or self._files.open(number, lambda number: self._open_file(number, start - self._starts[number]))
+        return known or self._files.open(number, partial(self._open, start=start))
 
     def _locate(self, start: int) -> tuple[Tokens, int]:
         """Return the file of a token, and its position there."""
@@ -133,17 +140,10 @@ class Sharded(Tokens):
                 parts.setdefault(number, []).append((within, out[done : done + left]))
                 firsts.setdefault(number, start + done)
                 done += min(left, len(out) - done)
-        found = [(self.open_file(number, firsts[number]), mine) for number, mine in parts.items()]
-        self._read_files(found)
-
-    def _read_files(self, reads: Sequence[tuple[Tokens, list[TokenRun]]]) -> None:
-        """Read from several files; from several objects at the same time."""
-        if len(reads) > 1 and read_together(reads):
-            for file, runs in reads:
-                file.compare(runs)
-            return
-        for file, runs in reads:
-            file.read(runs)
+        reads = [(self.open_file(number, firsts[number]), mine) for number, mine in parts.items()]
+        together = len(reads) > 1 and read_together(reads)
+        for file, mine in reads:
+            (file.compare if together else file.read)(mine)
 
     def gather(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
         if len(self._firsts) == 1:
@@ -166,15 +166,11 @@ class Sharded(Tokens):
             else:
                 file = self.open_file(number, int(ascending[start]))
                 reads.append((file, ascending[start:stop] - self._starts[number], rows[start:stop]))
-        self._gather_files(reads)
+        if not read_together([(file, zip(within.tolist(), some, strict=True)) for file, within, some in reads]):
+            for file, within, some in reads:
+                file.gather(within, some)
         out[order] = rows
         self.flat()  # for the next gather
-
-    @staticmethod
-    def _gather_files(reads: list[tuple[Tokens, npt.NDArray[np.int64], TokenArray]]) -> None:
-        if not read_together([(file, zip(starts.tolist(), rows, strict=True)) for file, starts, rows in reads]):
-            for file, starts, rows in reads:
-                file.gather(starts, rows)
 
     def flat(self) -> TokenArray | None:
         """Return all tokens of few files as one view: mapped side by side, once all are open; else None."""
@@ -230,27 +226,16 @@ class Sharded(Tokens):
         self.__dict__.update(state)
         self._reset()
 
-
-class ShardOpener:
-    """Opens the shards of an index, of tokens or of a field, by number: what `Sharded` is made of."""
-
-    # a shard that was open once is known by its identity: it is not proved again, and another file is refused
-
-    def __init__(
-        self, folder: Path, index: ShardIndex, access: str, verify: str, dataset: str | None = None,
-        identities: dict[int, Identity] | None = None,
-    ) -> None:  # fmt: skip
-        self.folder, self.index, self.access, self.verify, self.dataset = folder, index, access, verify, dataset
-        self.identities = {} if identities is None else identities
+    # --- the files ------------------------------------------------------------------------------------------------
 
     @property
     def noun(self) -> str:
         return "batch" if self.index.meta.layout == BATCHES_LAYOUT else "chunk"
 
-    def __call__(self, number: int, start: int) -> Tokens:
-        """Open a shard, of which the token at `start` is about to be read."""
+    def _open(self, number: int, start: int) -> Tokens:
+        """Open a shard, of which the token at position `start` of all is about to be read."""
         entry, path = self.index.shards[number], self.folder / self.index.table.values["path"][number]
-        known, unit = self.identities.get(number), start // self.index.meta.batch_tokens
+        known, unit = self.identities.get(number), (start - self._starts[number]) // self.unit
         found = self._open_by_index(path, entry, unit, known) or self._open_by_file(path, entry, unit, known)
         self.identities[number] = found.identity
         return found
@@ -259,24 +244,28 @@ class ShardOpener:
         """Open a shard without HDF5; None if the index lacks facts, or the file differs from them."""
         if not self._is_placed(entry):
             return None
-        meta = self.index.meta
-        compressed = extents_column(meta.column) in entry.columns
+        compressed = extents_column(self.index.meta.column) in entry.columns
         tokens = (self._open_compressed if compressed else self._open_plain)(path, entry, identity)
         if tokens is None:
             return None
-        rows = _crc32_rows(tokens, path, entry)
-        if identity is None:
-            read = np.empty(min(meta.batch_tokens, entry.token_count - unit * meta.batch_tokens), meta.dtype)
-            stored = _read_proof(tokens, rows, entry, unit, read)
-            if self._problem(entry, stored, unit, read):
-                tokens.close()
-                return None
-            if isinstance(tokens, FileTokens) and tokens.wait is Wait.FAR:
-                tokens.remember(unit * meta.batch_tokens, read)
-        return checked(tokens, rows, path, self.noun, self.verify)
+        rows = sidecar_rows(path, entry.num_batches)
+        if CRC32 in entry.columns:
+            rows = Crc32Rows.placed(entry.num_batches, tokens.file, entry.columns[CRC32])
+        try:
+            problem = "" if identity else self._problem(tokens, rows, entry, unit)
+        except (OSError, ChecksumError, FormatError, UnverifiableError, IndexError) as error:
+            tokens.close()
+            # an error from a server is raised; where too many files are open, the caller closes some and tries again
+            if self.wait is Wait.FAR or getattr(error, "errno", 0) in (errno.EMFILE, errno.ENFILE):
+                raise
+            return None
+        if problem:
+            tokens.close()
+            return None
+        return checked(tokens, rows, path, self.noun, self._verify)
 
     def _is_placed(self, entry: ShardEntry) -> bool:
-        placed = entry.complete and self.access != "h5py" and entry.is_placed(self.index.meta.column)
+        placed = entry.complete and self.asked != "h5py" and entry.is_placed(self.index.meta.column)
         return placed and entry.crc32 != NOT_KNOWN and entry.token_count > 0
 
     def _open_plain(self, path: Path, entry: ShardEntry, identity: Identity | None) -> FileTokens | None:
@@ -286,7 +275,7 @@ class ShardOpener:
         if extents is None or any(run.stride not in strides for run in extents.runs if run.num_batches > 1):
             return None  # one batch proves the places of all only where they follow each other as ours do
         try:
-            tokens = open_extents(path, extents, meta.dtype, entry.token_count, self.access, identity, entry.num_bytes)
+            tokens = open_extents(path, extents, meta.dtype, entry.token_count, self.asked, identity, entry.num_bytes)
         except IncompleteError:
             return None
         if tokens.wait is Wait.FAR or tokens.file.num_bytes == entry.num_bytes:
@@ -295,7 +284,7 @@ class ShardOpener:
         return None
 
     def _open_compressed(self, path: Path, entry: ShardEntry, identity: Identity | None) -> Decoded | None:
-        if entry.compressed is None or self.access == "mmap":
+        if entry.compressed is None or self.asked == "mmap":
             return None
         meta, ranges = self.index.meta, open_ranges(path, identity, entry.num_bytes)
         try:
@@ -317,19 +306,18 @@ class ShardOpener:
         try:
             if entry.complete != reader.complete or not (reader.complete or self.index.holds_stream):
                 raise IncompleteError(f"{reader.path}: its writer has not finished; convert again")
-            expected, found = (entry.token_count, self.index.meta.dtype), (reader.token_count, reader.dtype)
-            if self.index.holds_stream and found != expected:
-                raise FormatError(
-                    f"{path}: expected {expected[0]:,} tokens, found {found[0]:,} ({expected[1]}, {found[1]}); it "
-                    "changed, or the index is of another store"
-                )
-            if not self.index.holds_stream:
-                self.index.require_agreement(reader, entry)
+            self.index.require_agreement(reader, entry)
             if self._is_placed(entry) and not self.index.holds_stream:
                 self.index.require_extents(reader, entry)
-            if identity is None and entry.crc32 != NOT_KNOWN and entry.token_count:
-                self._require_proof(reader, entry, unit)
-            reader.check_reads(self.verify)
+            is_known = identity is not None or entry.crc32 == NOT_KNOWN or not entry.token_count
+            problem = "" if is_known else self._problem(reader.tokens, reader.crc32_rows(), entry, unit)
+            if problem:
+                raise ChecksumError(
+                    f"{reader.path}: {problem}: the file is damaged, or belongs elsewhere",
+                    remedy=Remedy.VERIFY,
+                    at=reader.path.parents[entry.path.count("/")],
+                )
+            reader.check_reads(self._verify)
         except BaseException:
             reader.close()
             raise
@@ -338,84 +326,36 @@ class ShardOpener:
     def _reader(self, path: Path, entry: ShardEntry, identity: Identity | None) -> BatchReader:
         meta = self.index.meta
         if meta.field is None and meta.layout == BATCHES_LAYOUT:
-            return FORMATS[entry.backend].open(path, access=self.access, verify="none")
+            return FORMATS[entry.backend].open(path, access=self.asked, verify="none")
         if not FORMATS[entry.backend].holds_batches:
             from zb_hdf5.formats.npy import open_npy
 
-            return open_npy(path, meta, self.access, identity)
+            return open_npy(path, meta, self.asked, identity)
         from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader  # h5py, which whoever has an index does not need
         from zb_hdf5.formats.hdf5.inspection import look_at_field, look_at_stream
 
         if meta.field is not None:
-            return HDF5Reader(look_at_field(path, meta.field.name, identity), self.access, "none")
-        return HDF5Reader(look_at_stream(path, identity, self.dataset), self.access, "none")
+            return HDF5Reader(look_at_field(path, meta.field.name, identity), self.asked, "none")
+        return HDF5Reader(look_at_stream(path, identity, self.dataset), self.asked, "none")
 
-    def _require_proof(self, reader: BatchReader, entry: ShardEntry, unit: int) -> None:
-        """Raise `ChecksumError` unless the crc32 rows of a file are those of its entry, and a unit agrees with them."""
-        batch_tokens = self.index.meta.batch_tokens
-        tokens = np.empty(min(batch_tokens, entry.token_count - unit * batch_tokens), reader.dtype)
-        reader.tokens.read([(unit * batch_tokens, tokens)])
-        problem = self._problem(entry, reader.stored_crc32(), unit, tokens)
-        if problem:
-            raise ChecksumError(
-                f"{reader.path}: {problem}: the file is damaged, or belongs elsewhere",
-                remedy=Remedy.VERIFY,
-                at=reader.path.parents[entry.path.count("/")],
-            )
-
-    def _problem(self, entry: ShardEntry, rows: npt.NDArray[np.uint32] | None, unit: int, tokens: TokenArray) -> str:
-        """Say what is not as in the index; "" if the file is proved."""
-        if rows is None or crc32_of(rows) != entry.crc32:
+    def _problem(self, tokens: Tokens, rows: Crc32Rows | None, entry: ShardEntry, unit: int) -> str:
+        """Read a unit and the crc32 of all, and return how they differ from the index; "" if the file is proved."""
+        start = unit * self.unit
+        read = np.empty(min(self.unit, entry.token_count - start), self.dtype)
+        found: npt.NDArray[np.uint32] | None = None
+        if rows is not None and isinstance(tokens, FileTokens) and self.wait is Wait.FAR and CRC32 in entry.columns:
+            found = rows.all((tokens.extents.offset(unit), read))  # one wait for both
+        else:
+            tokens.read([(start, read)])
+            found = found if rows is None else rows.all()
+        if found is None or crc32_of(found) != entry.crc32:
             return f"its rows of crc32 are not those in {INDEX_NAME}"
-        found, expected = crc32_of(tokens), int(rows[unit])
-        return "" if found == expected else f"{self.noun} {unit:,}: expected crc32 {expected:08x}, found {found:08x}"
-
-
-def _crc32_rows(tokens: FileTokens | Decoded, path: Path, entry: ShardEntry) -> Crc32Rows:
-    """Return the crc32 of each unit, from their range in the index, or from the sidecar of the shard."""
-    if CRC32 not in entry.columns:
-        return sidecar_rows(path, entry.num_batches)
-    return Crc32Rows.placed(entry.num_batches, tokens.file, entry.columns[CRC32])
-
-
-def _read_proof(
-    tokens: FileTokens | Decoded, rows: Crc32Rows, entry: ShardEntry, unit: int, out: TokenArray
-) -> npt.NDArray[np.uint32] | None:
-    """Fill `out` with a unit, and return the crc32 of all; None: they cannot be read."""
-    # an error from a server is raised; where too many files are open, the caller closes some and tries again
-    is_object = isinstance(tokens, FileTokens) and tokens.wait is Wait.FAR
-    try:
-        if isinstance(tokens, FileTokens) and is_object and CRC32 in entry.columns:  # one wait for both
-            return rows.all((tokens.extents.offset(unit), out))
-        tokens.read([(unit * tokens.unit, out)])
-        return rows.all()
-    except (OSError, ChecksumError, FormatError, UnverifiableError, IndexError) as error:
-        if is_object or getattr(error, "errno", 0) in (errno.EMFILE, errno.ENFILE):
-            tokens.close()
-            raise
-        return None
-
-
-def sharded(opener: ShardOpener, kind: type[Sharded] = Sharded) -> Sharded:
-    """Return the tokens of a store, or of a field of it."""
-    index, meta = opener.index, opener.index.meta
-    far = isinstance(opener.folder, RemotePath)
-    wait = Wait.FAR if far else Wait.LOCAL if meta.codec == NO_CODEC else Wait.DECODE
-    return kind(
-        index.table.values["token_count"].tolist(), opener, dtype=meta.dtype, unit=meta.batch_tokens,
-        name=str(opener.folder), access=_access_of(opener), wait=wait,
-    )  # fmt: skip
-
-
-def _access_of(opener: ShardOpener) -> str | None:
-    """Return the access of the shards, if no look into one is needed."""
-    index, column, access = opener.index, opener.index.meta.column, opener.access
-    first = next((shard for shard in index.shards if shard.token_count), index.shards[0])
-    if access == "h5py":
-        return None if FORMATS[first.backend].tokens_only else access
-    if column in first.columns:
-        return RemoteObject.access if isinstance(opener.folder, RemotePath) else access
-    return "pread" if first.is_placed(column) and access != "mmap" else None
+        expected, crc32 = int(found[unit]), crc32_of(read)
+        if crc32 != expected:
+            return f"{self.noun} {unit:,}: expected crc32 {expected:08x}, found {crc32:08x}"
+        if isinstance(tokens, FileTokens) and self.wait is Wait.FAR:
+            tokens.remember(start, read)
+        return ""
 
 
 #: Places that a sampled fingerprint covers over all tokens, the tokens at each, and files whose ends it covers too.
@@ -443,6 +383,8 @@ class StoreReader(BatchReader):
     chunk: "auto" compares nothing, and "batch" reads whole chunks.
     """
 
+    _kind: ClassVar[type[Sharded]] = Sharded
+
     def __init__(
         self, path: Path, index: ShardIndex, *, access: str = "auto", verify: str = "auto",
         windows: tuple[int, int, int] | None = None, dataset: str | None = None,
@@ -454,8 +396,7 @@ class StoreReader(BatchReader):
         how = "none" if is_stream and verify == "auto" else self._reads
         folder = path if path.is_dir() else path.parent
         self.index, self._options = index, {"access": access, "verify": verify, "dataset": dataset}
-        self._opener = ShardOpener(folder, index, access, how, dataset, identities)
-        tokens = self._open_tokens(self._opener)
+        tokens = self._shards = self._kind(folder, index, access, how, dataset, identities)
         tokens.name, self._starts = str(path), tokens.starts
         super().__init__(path, index.meta, index.num_batches, tokens)
         _ = tokens.access  # if the index lacks it, the error of the first shard names what cannot be read
@@ -481,10 +422,6 @@ class StoreReader(BatchReader):
         self.backend = " and ".join(sorted(set(index.table.values["backend"])))
         self.sha256 = index.sha256 if index.complete else None
 
-    @staticmethod
-    def _open_tokens(opener: ShardOpener) -> Sharded:
-        return sharded(opener)
-
     def _take_windows(self, batch_size: int, seq_len: int, overlap: int) -> None:
         """Cut the stream into windows of this shape; `ArgumentError` if it is none."""
         if overlap < 0:
@@ -499,7 +436,7 @@ class StoreReader(BatchReader):
         self.dropped_tokens = self.num_tokens - overlap - self.num_batches * batch_size * seq_len
         if meta.field is None:
             self.record_documents = StreamDocuments(
-                self.path, self.paths, self.index, self._starts, self._opener.identities, self._reads, seq_len, overlap
+                self.path, self.paths, self.index, self._starts, self._shards.identities, self._reads, seq_len, overlap
             )
 
     @property
@@ -510,9 +447,9 @@ class StoreReader(BatchReader):
     @property
     def paths(self) -> list[Path]:
         """The files that hold the tokens, in order; a growing shard is still a `.partial`."""
-        found = [self._opener.folder / path for path in self.index.table.values["path"]]
+        found = [self._shards.folder / path for path in self.index.table.values["path"]]
         if not self.index.complete:
-            found[-1] = self.index.shards[-1].file(self._opener.folder)
+            found[-1] = self.index.shards[-1].file(self._shards.folder)
         return found
 
     @property
@@ -524,10 +461,8 @@ class StoreReader(BatchReader):
     def compared_tokens(self) -> Tokens | None:
         if not self.index.holds_stream or self.verify != "auto":
             return super().compared_tokens()
-        opener = self._opener
-        tokens = self._open_tokens(
-            ShardOpener(opener.folder, self.index, opener.access, "batch", opener.dataset, opener.identities)
-        )
+        known = self._shards
+        tokens = Sharded(known.folder, self.index, known.asked, "batch", known.dataset, known.identities)
         try:
             tokens.open_file(0, 0)
         except UnverifiableError:

@@ -296,18 +296,13 @@ class StoreMeta:
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "seq_len", "seed", "total_records", "document_count", "vocab_size"):
-            if not isinstance(getattr(self, name), (int, np.integer)):
-                raise ArgumentError(f"{name} must be a whole number, found {getattr(self, name)!r}")
-        for name in ("batch_size", "seq_len"):
-            value = getattr(self, name)
-            if not 1 <= value <= U32_MAX:
-                raise ArgumentError(f"{name} must be between 1 and {U32_MAX:,}, found {value:,}")
+            value, is_size = getattr(self, name), name in ("batch_size", "seq_len")
+            least, most = (1, U32_MAX) if is_size else (0, 2**64 - 1)
+            if not isinstance(value, (int, np.integer)) or not least <= value <= most:
+                limit = f"{most:,}" if is_size else "2**64 - 1"
+                raise ArgumentError(f"{name} must be between {least} and {limit}, found {value!r}")
         if self.field is None and self.dtype not in CODE_BY_DTYPE:
             raise ArgumentError(f"dtype must be uint32 or uint16, found {self.dtype}")
-        for name in ("seed", "total_records", "document_count", "vocab_size"):
-            value = getattr(self, name)
-            if not 0 <= value < 2**64:
-                raise ArgumentError(f"{name} must be between 0 and 2**64 - 1, found {value}")
         if self.batch_bytes >= 2**32:
             raise ArgumentError(
                 f"a batch of {self.batch_size:,} x {self.seq_len:,} tokens has {self.batch_bytes:,} bytes; "

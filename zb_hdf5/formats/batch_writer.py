@@ -147,14 +147,13 @@ class BatchWriter(Writer):
         self.write(batches, fields)
         return lambda: None
 
-    @abstractmethod
     def write_from(self, reader: BatchReader, start: int, count: int) -> int:
         """Append consecutive batches of a reader without passing their bytes through this process, if that can be.
 
         Returns how many were appended and are committed: fewer than `count` if the file systems do not copy from file
         to file, or the format has no slots for them in a row. `write` the rest. The digests are those of the bytes in
         this file: a bit that flipped in the original, or on the way, is in `crc32()`. Batches with fields are not
-        copied in this way.
+        copied in this way, nor those of a live store.
 
         Raises
         ------
@@ -163,6 +162,11 @@ class BatchWriter(Writer):
         ArgumentError
             If the reader has other batches, or fewer.
         """
+        if (reader.meta.shape, reader.dtype) != (self.meta.shape, self.meta.dtype):
+            raise ArgumentError(f"expected batches of {self.meta.shape} {self.meta.dtype.name}, found {reader!r}")
+        if not 0 <= start <= start + count <= reader.num_batches:
+            raise ArgumentError(f"{reader.path}: expected {start + count:,} batches, found {reader.num_batches:,}")
+        return 0
 
     @abstractmethod
     def sha256(self) -> str:
@@ -323,7 +327,7 @@ class FileWriter(TokenWriter, BatchWriter):
     def write_from(self, reader: BatchReader, start: int, count: int) -> int:
         """Append batches of a reader, copied by the kernel. See `BatchWriter.write_from`."""
         self._require_open()
-        require_batches(reader, start, count, self.meta, self._file.path)
+        super().write_from(reader, start, count)
         before = self.num_batches
         if count == 0 or reader.extents is None or self.meta.fields:
             return 0
@@ -424,11 +428,3 @@ def stored_fields(
     """Return the values of each field of a store, as they are stored, of tokens of this shape."""
     found = field_values(fields, meta.fields, path)
     return {field.name: field.as_stored(found[field.name], shape, path) for field in meta.fields}
-
-
-def require_batches(reader: BatchReader, start: int, count: int, meta: StoreMeta, path: Path) -> None:
-    """Raise `ArgumentError` unless a reader has these batches, of the shape and dtype that `path` has."""
-    if (reader.meta.shape, reader.dtype) != (meta.shape, meta.dtype):
-        raise ArgumentError(f"{path}: expected batches of {meta.shape} {meta.dtype.name}, found {reader!r}")
-    if not 0 <= start <= start + count <= reader.num_batches:
-        raise ArgumentError(f"{reader.path}: expected {start + count:,} batches, found {reader.num_batches:,}")

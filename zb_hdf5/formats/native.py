@@ -251,9 +251,7 @@ def crc32_path(path: Path) -> Path:
 
 def read_crc32_file(path: Path, num_batches: int) -> npt.NDArray[np.uint32]:
     """Return the crc32 of each batch from `<path>.crc32`; `UnverifiableError` if there is no such file."""
-    rows = np.empty(num_batches, "<u4")
-    _read_rows(path, num_batches, 0, rows)
-    return rows
+    return sidecar_rows(path, num_batches).all()
 
 
 def sidecar_rows(path: Path, num_batches: int) -> Crc32Rows:

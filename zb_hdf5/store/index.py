@@ -276,7 +276,7 @@ class ShardIndex:
         """Raise `FormatError` if the batches of a shard, the right one, do not lie in the ranges of its entry."""
         names = (self.meta.column, extents_column(self.meta.column))
         if any(name in entry.columns and entry.columns[name] != reader.columns.get(name) for name in names):
-            how = "have no plain places in it" if reader.extents is None else "lie in other places of it"
+            how = "have no plain extents in it" if reader.extents is None else "lie at other offsets of it"
             raise FormatError(
                 f"{reader.path}: is the shard that {INDEX_NAME} names, but its batches {how}: it was repacked or "
                 "compressed after the index was written",

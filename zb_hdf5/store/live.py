@@ -26,7 +26,7 @@ from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.formats.batch_writer import BatchWriter, FieldArrays, FieldDigest, ShardInfo, as_batches, require_batches
+from zb_hdf5.formats.batch_writer import BatchWriter, FieldArrays, FieldDigest, ShardInfo, as_batches
 from zb_hdf5.formats.hdf5.h5_reader import HDF5BatchReader, open_field
 from zb_hdf5.formats.hdf5.h5_writer import HDF5BatchWriter
 from zb_hdf5.formats.registry import FORMATS
@@ -117,20 +117,6 @@ class LiveStoreWriter(BatchWriter):
             shard.write(part, {name: array[start : start + len(part)] for name, array in values.items()})
             start += len(part)
             self._grow_if_full(shard)
-
-    def write_from(self, reader: BatchReader, start: int, count: int) -> int:
-        """Append batches of a reader, copied by the kernel. See `BatchWriter.write_from`."""
-        self._growing()
-        require_batches(reader, start, count, self.meta, self.folder)
-        copied = 0
-        while True:
-            shard = self._growing()
-            wanted = min(count - copied, self.shard_batches - shard.num_batches)
-            done = shard.write_from(reader, start + copied, wanted)
-            copied += done
-            self._grow_if_full(shard)
-            if done < wanted or copied == count:
-                return copied
 
     def sha256(self) -> str:
         """Digest of the store: over the digests of its shards, in order."""

@@ -125,8 +125,8 @@ class Column:
         self.chunk_bytes, self.slot_bytes = meta.batch_bytes, _slot_bytes(meta, alignment)
         self.offsets = np.empty(0, np.int64)  # of the allocated chunks
         self.waiting = list[int]()  # crc32 of chunks that are to be committed
-        self._is_field, self.sha256 = meta.field is not None, hashlib.sha256()  # of the values of a field
-        for name, dtype in FIELD_ATTRIBUTES.items() if self._is_field else ():
+        self.is_field, self.sha256 = meta.field is not None, hashlib.sha256()  # of the values of a field
+        for name, dtype in FIELD_ATTRIBUTES.items() if self.is_field else ():
             self.stored.attrs.create(name, NO_SHA256.encode(), dtype=dtype)
 
     def note_new_chunks(self) -> Iterator[tuple[int, int]]:
@@ -162,12 +162,6 @@ class Column:
         values, sha256 = np.ascontiguousarray(values), self.sha256.copy()
         sha256.update(values)
         return batch_crc32s(values), sha256
-
-    def set_digest(self) -> None:
-        """Store the sha256 of all values of a field; that of the tokens is an attribute of the commit."""
-        if self._is_field:
-            digest = np.array(self.sha256.hexdigest().encode(), FIELD_ATTRIBUTES["sha256"])
-            self.stored.attrs.modify("sha256", digest)
 
     def set_extents(self) -> int:
         """Store the extents of the compressed chunks; return the sum of their bytes."""
@@ -417,7 +411,8 @@ class HDF5Writer(TokenWriter):
         with self._hdf5():
             for column in self._columns:
                 column.stored.resize(info.token_count * column.chunk_rows // self.meta.batch_tokens, axis=0)
-                column.set_digest()
+                for name, dtype in FIELD_ATTRIBUTES.items() if column.is_field else ():
+                    column.stored.attrs.modify(name, np.array(column.sha256.hexdigest().encode(), dtype))
                 column.crc32.stored.resize(num_chunks, axis=0)
             if self._offsets is not None:
                 self._offsets.stored.resize(self._offsets.count, axis=0)

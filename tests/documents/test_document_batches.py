@@ -1,5 +1,7 @@
 """Which documents a step takes, and where they lie in a batch: equal to a reference, one document at a time."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -32,6 +34,8 @@ def plan_of(order, batch_size, rank, world_size, drop_last):
 
 class Numbers:
     """A column whose values are the numbers of its tokens."""
+
+    dtype, meta = np.dtype(np.uint32), SimpleNamespace(field=None)
 
     def get_slice(self, start, stop):
         return np.arange(start, stop, dtype=np.uint32)

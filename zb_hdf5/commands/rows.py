@@ -21,7 +21,6 @@ from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.documents.pieces import Pieces, padding, ranges
 from zb_hdf5.errors import ArgumentError, BackendError, BatchIndexError, UnavailableError
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.loaders.document_loader import FieldColumn
 from zb_hdf5.loaders.order import GlobalOrder, IndexArray
 from zb_hdf5.spec import INDEX_NAME, NO_DOCUMENT, TokenArray
 from zb_hdf5.store.opening import is_stream, open_reader, open_tokens
@@ -189,8 +188,8 @@ def document_row(reader: BatchReader, number: int) -> Row:
     start, stop = document.offset, document.offset + document.length
     fields = {}
     for field in reader.meta.fields:
-        column = FieldColumn(reader.field(field.name), field.shape)
-        fields[field.name] = column.get_slice(start, stop)
+        values = reader.field(field.name).get_slice(start * field.size, stop * field.size)
+        fields[field.name] = values.reshape(-1, *field.shape)
     some = min(1, document.length)  # one of no tokens has no piece
     pieces = (np.zeros(some, np.int64), np.full(some, start, np.uint64))
     return _row(f"document {number:,}", reader.get_slice(start, stop), pieces, fields, table, UNKNOWN)

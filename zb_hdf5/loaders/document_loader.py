@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice, repeat
 from math import prod
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,7 @@ from zb_hdf5.loaders.steps import (
     read_ahead,
     require_masked,
     require_prefetch,
+    value_shape,
 )
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_DOCUMENT
 from zb_hdf5.store.opening import is_stream, open_reader
@@ -163,18 +164,6 @@ def _cut(plan: StepPlan, documents: Documents, live: int, max_tokens: int) -> It
         waiting = waiting[begin:]
 
 
-class FieldColumn(NamedTuple):
-    """The values of a field, counted by tokens: `values` counts each value, `shape` is that of one token."""
-
-    values: BatchReader
-    shape: tuple[int, ...]
-
-    def get_slice(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Return those of tokens `start` to `stop`, shape (stop - start, *shape)."""
-        size = prod(self.shape)
-        return self.values.get_slice(start * size, stop * size).reshape(stop - start, *self.shape)
-
-
 def padded_pieces(starts: npt.NDArray[np.uint64], lengths: npt.NDArray[np.int64], multiple: int) -> Pieces:
     """Return the pieces of documents that have a record each, as long as the longest, rounded up to a multiple."""
     seq_len = -(-int(lengths.max()) // multiple) * multiple
@@ -195,17 +184,17 @@ def packed_pieces(starts: npt.NDArray[np.uint64], lengths: npt.NDArray[np.int64]
     return Pieces(np.array([0, count]), columns[:count].astype(np.uint32), offsets, seq_len)
 
 
-def gather(column: BatchReader | FieldColumn, pieces: Pieces, fill: int = 0, dtype: Any = None) -> npt.NDArray[Any]:
+def gather(column: BatchReader, pieces: Pieces, fill: int = 0, dtype: Any = None) -> npt.NDArray[Any]:
     """Return the values of the tokens that lie in some pieces, and `fill` for padding, shape (R, S, ...)."""
-    kind = column.get_slice(0, 0)
-    values = np.zeros((pieces.num_tokens, *kind.shape[1:]), dtype or kind.dtype)
+    shape = value_shape(column)
+    size, is_text = prod(shape), ~pieces.is_padding
+    values = np.zeros(pieces.num_tokens * size, dtype or column.dtype)
     if fill:  # only then: filling bytes with 0 gives the text "0"
         values.fill(fill)
-    is_text = ~pieces.is_padding
-    places = (part[is_text].tolist() for part in (pieces.starts, pieces.offsets, pieces.lengths))
+    places = ((part[is_text] * size).tolist() for part in (pieces.starts, pieces.offsets, pieces.lengths))
     for place, offset, length in zip(*places, strict=True):
         values[place : place + length] = column.get_slice(offset, offset + length)
-    return values.reshape(-1, pieces.seq_len, *kind.shape[1:])
+    return values.reshape(-1, pieces.seq_len, *shape)
 
 
 @dataclass(frozen=True)
@@ -224,21 +213,20 @@ class DocumentBatches:
     dtype: np.dtype[Any]
     #: Offsets of the documents whose tokens are no targets.
     masked: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
-    columns: dict[str, FieldColumn] = field(default_factory=dict)
+    columns: dict[str, BatchReader] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Open the fields; `ArgumentError` if one is not there, or is no mask."""
         mask = self.loss_mask
         if mask is not None and not self.targets:
             raise ArgumentError(f"loss_mask={mask!r} tells which targets count; pass targets=True too")
-        shapes = {each.name: each.shape for each in self.store.meta.fields}
         wanted = dict.fromkeys(self.fields if mask is None else (*self.fields, mask))
         for name in [name for name in wanted if name not in self.columns]:
-            self.columns[name] = column = FieldColumn(self.store.field(name), shapes[name])
-            if name == mask and (column.shape or column.values.dtype.kind not in "biuf"):
+            self.columns[name] = column = self.store.field(name)
+            if name == mask and (value_shape(column) or column.dtype.kind not in "biuf"):
                 raise ArgumentError(
                     f"{self.store.path}: expected loss_mask to name a field of one number for each token, found "
-                    f"{name!r}, {column.values.dtype} of shape {column.shape}"
+                    f"{name!r}, {column.dtype} of shape {value_shape(column)}"
                 )
 
     def read(self, documents: IndexArray) -> dict[str, Any]:
@@ -270,7 +258,7 @@ class DocumentBatches:
 
     def close(self) -> None:
         """Release the files."""
-        for store in (self.store, *(column.values for column in self.columns.values())):
+        for store in (self.store, *self.columns.values()):
             store.close()
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
 from itertools import chain, groupby, islice, repeat, takewhile
+from math import prod
 from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
@@ -289,10 +290,9 @@ class Extras:
 
     def _field(self, name: str, request: Request) -> npt.NDArray[Any]:
         values = self.reader.field(name)
-        field = values.meta.field
-        size, shape = (1, ()) if field is None else (field.size, field.shape)
+        shape = value_shape(values)
         count = self.reader.meta.batch_size if isinstance(request, int) else len(request)
-        out = np.empty((count, self.seq_len * size), values.dtype)
+        out = np.empty((count, self.seq_len * prod(shape)), values.dtype)
         if isinstance(request, int):
             values.read_into(request, out)
         else:
@@ -319,6 +319,11 @@ def require_masked(path: object, numbers: tuple[int, ...], count: int, targets: 
     if not 0 <= numbers[0] <= numbers[-1] < count:
         unknown = numbers[0] if numbers[0] < 0 else numbers[-1]
         raise ArgumentError(f"{path}: mask_documents: expected numbers in 0..{count - 1:,}, found {unknown:,}")
+
+
+def value_shape(values: BatchReader) -> tuple[int, ...]:
+    """Return the shape of the values of one token: of a field, or () of tokens."""
+    return () if values.meta.field is None else values.meta.field.shape
 
 
 def as_tensor(values: npt.NDArray[Any]) -> torch.Tensor | npt.NDArray[Any]:

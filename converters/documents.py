@@ -15,14 +15,13 @@ import numpy.typing as npt
 from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.console import counted
 from zb_hdf5.converters.source import Source, TokenCounts
+from zb_hdf5.documents.document import TableInfo
 from zb_hdf5.documents.document_table import DocumentRows, check_documents
 from zb_hdf5.documents.pieces import pieces_path
-from zb_hdf5.documents.pieces_file import PiecesWriter
-from zb_hdf5.documents.table_file import copy_table
+from zb_hdf5.documents.table_file import PiecesWriter, copy_table
 from zb_hdf5.errors import Remedy
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import DEFAULT_SPLIT, TokenArray
-from zb_hdf5.store.table import PiecesInfo
 from zb_hdf5.text.corpus import Dropped
 
 TRAIN: Final = DEFAULT_SPLIT
@@ -227,9 +226,7 @@ def _cut_evenly(groups: list[Group], num_shards: int) -> list[list[Group]]:
 BLOCK_RECORDS: Final = 1 << 15
 
 
-def write_pieces(
-    source: Source, start: int, stop: int, path: Path, split: str, tokens_sha256: str
-) -> PiecesInfo | None:
+def write_pieces(source: Source, start: int, stop: int, path: Path, split: str, tokens_sha256: str) -> TableInfo | None:
     """Write the pieces of some batches to the sidecar of their file, if there are any; remove the leftover of others.
 
     They are whole before the file of the batches has its name.
@@ -241,8 +238,7 @@ def write_pieces(
     with PiecesWriter(path) as writer:
         for first in range(start, stop, step):
             writer.append_pieces(source.read_pieces(first, min(first + step, stop)))
-        info = writer.publish(seq_len=source.meta.seq_len, split=split, tokens_sha256=tokens_sha256)
-    return PiecesInfo(info.num_bytes, info.sha256)
+        return writer.publish(seq_len=source.meta.seq_len, split=split, tokens_sha256=tokens_sha256)
 
 
 def copy_documents(source: Source, folder: Path) -> None:

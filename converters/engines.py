@@ -32,14 +32,9 @@ def no_progress(amount: int) -> None:
 class Shown(Protocol):
     """Shows the progress of one phase after the other, as `console.Progress` does."""
 
-    def begin(self, label: str, total: int, unit: str = "tok") -> None:
-        """Begin a phase."""
-
-    def advance(self, amount: int) -> None:
-        """Count an amount as done."""
-
-    def keep(self, amount: int) -> None:
-        """Count an amount as done that was there before."""
+    def begin(self, label: str, total: int, unit: str = "tok") -> None: ...
+    def advance(self, amount: int) -> None: ...
+    def keep(self, amount: int) -> None: ...  # it was there before
 
 
 class TokensShown:

@@ -1,13 +1,16 @@
-"""A batch store of documents: packed into rows, split after split, and shuffled; a source like any other."""
+"""A batch store of documents: packed into rows, split after split, and shuffled; a source like any other.
+
+The lengths of the documents alone decide which tokens of a stream go where.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,39 +20,226 @@ from zb_hdf5.converters.batch_target import is_one_file, refuse_bad_destination
 from zb_hdf5.converters.batch_target import part_of as job_of
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.journal import WHOLE
-from zb_hdf5.converters.packing import PACKINGS, Packing, pieces_of
 from zb_hdf5.converters.shard import DEFAULT_SHARD_BYTES
 from zb_hdf5.converters.source import Source, TokenCounts, batches_of, require_pad_id
 from zb_hdf5.documents.document_table import DocumentFile, documents_name, documents_path, part_of
 from zb_hdf5.documents.document_writer import DocumentsWriter, join_documents
-from zb_hdf5.documents.pieces import Pieces, concatenate, padding, ranges
+from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, ranges
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import disk_errors, scratch_directory
 from zb_hdf5.files.tokens import Converted
 from zb_hdf5.loaders.order import GlobalOrder, Order, SequentialOrder, write_order
-from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, SHARD_PREFIX, TokenArray, stored_dtype
+from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_DOCUMENT, SHARD_PREFIX, TokenArray, stored_dtype
 from zb_hdf5.store.opening import open_tokens, stream_format
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.verify import require_digests
+
+IndexArray = npt.NDArray[np.int64]
+#: Documents that best-fit considers together. Rows are filled to over 99.9 % long before this many; memory is 100 MiB.
+BUFFER_DOCUMENTS: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Pieces of a stream of documents with `tokens_in` tokens, and the rows that they make up.
+
+    Piece k is the `lengths[k]` tokens from `offsets[k]` of the stream on. Row r holds the pieces `first[r]` to
+    `first[r + 1]`, one after the other from column 0; the rest of the row is padding.
+    """
+
+    offsets: IndexArray
+    lengths: IndexArray
+    first: IndexArray
+    tokens_in: int
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.first) - 1
+
+    @property
+    def tokens_kept(self) -> int:
+        return int(self.lengths.sum())
+
+    @property
+    def tokens_cropped(self) -> int:
+        """Tokens that are in no row."""
+        return self.tokens_in - self.tokens_kept
+
+    def documents_begun(self, document_lengths: IndexArray) -> IndexArray:
+        """Return how many documents have their first token in each row; one without tokens begins in none."""
+        starts = (np.cumsum(document_lengths) - document_lengths)[document_lengths > 0]
+        begun = np.searchsorted(starts, self.offsets + self.lengths) - np.searchsorted(starts, self.offsets)
+        return np.diff(np.concatenate([[0], np.cumsum(begun)])[self.first])
+
+
+def pieces_of(
+    offsets: IndexArray, lengths: IndexArray, counts: IndexArray, edges: npt.NDArray[np.uint64], seq_len: int
+) -> Pieces:
+    """Return the pieces of rows: what was packed, cut where documents begin, and the padding behind it.
+
+    Each row has `counts` of the packed pieces; `edges` are the starts of the documents and the end of the last one.
+    """
+    stops = offsets + lengths
+    first = edges.searchsorted(offsets.astype(np.uint64), side="right")
+    inside = edges.searchsorted(stops.astype(np.uint64), side="left") - first  # documents that begin inside
+    begins = edges[ranges(first, inside)].astype(np.int64)
+    packed = np.repeat(np.arange(len(offsets)), inside)
+    rows = np.repeat(np.arange(len(counts)), counts)
+    columns = np.cumsum(lengths) - lengths
+    columns = columns - columns[(np.cumsum(counts) - counts)[rows]] if len(rows) else columns
+    used = np.bincount(rows, lengths, len(counts)).astype(np.int64)
+    padded = np.flatnonzero(used < seq_len)
+    positions = np.concatenate([
+        rows * seq_len + columns,
+        rows[packed] * seq_len + columns[packed] + begins - offsets[packed],
+        padded * seq_len + used[padded],
+    ])  # fmt: skip
+    tokens = np.concatenate([
+        offsets.astype(np.uint64), begins.astype(np.uint64), np.full(len(padded), NO_DOCUMENT, np.uint64)
+    ])  # fmt: skip
+    # of several documents that begin at one position only the last has tokens
+    positions, order = np.unique(positions, return_index=True)
+    ends = ends_of(np.bincount(positions // seq_len, minlength=len(counts)))
+    return Pieces(ends, (positions % seq_len).astype(np.uint32), tokens[order], seq_len)
+
+
+def concat(document_lengths: IndexArray, seq_len: int) -> Packing:
+    """Cut the stream every `seq_len` tokens: rows and documents straddle each other, only the last tokens are lost."""
+    tokens_in = int(document_lengths.sum())
+    first = np.arange(tokens_in // seq_len + 1)
+    return Packing(first[:-1] * seq_len, np.full(len(first) - 1, seq_len), first, tokens_in)
+
+
+def pad(document_lengths: IndexArray, seq_len: int) -> Packing:
+    """Give each document a row: longer ones are cropped, shorter ones are padded, empty ones have no row."""
+    kept = np.flatnonzero(document_lengths)
+    offsets = (np.cumsum(document_lengths) - document_lengths)[kept]
+    lengths = np.minimum(document_lengths[kept], seq_len)
+    return Packing(offsets, lengths, np.arange(len(kept) + 1), int(document_lengths.sum()))
+
+
+def best_fit(document_lengths: IndexArray, seq_len: int) -> Packing:
+    """Fill rows with whole documents, best fit decreasing; no token is lost, and every row begins where a piece begins.
+
+    Only a document that is longer than a row is split, into full rows and a last piece that is packed like a document.
+    See Ding et al. 2024, "Fewer truncations improve language modeling".
+    """
+    starts = np.cumsum(document_lengths) - document_lengths
+    windows = [
+        _pack_window(starts[k : k + BUFFER_DOCUMENTS], document_lengths[k : k + BUFFER_DOCUMENTS], seq_len)
+        for k in range(0, len(document_lengths), BUFFER_DOCUMENTS)
+    ]
+    empty = np.empty(0, np.int64)
+    sizes = np.concatenate([sizes for _, _, sizes in windows] or [empty])
+    return Packing(
+        np.concatenate([offsets for offsets, _, _ in windows] or [empty]),
+        np.concatenate([lengths for _, lengths, _ in windows] or [empty]),
+        np.concatenate([[0], np.cumsum(sizes)]),
+        int(document_lengths.sum()),
+    )
+
+
+PACKINGS: Final[dict[str, Callable[[IndexArray, int], Packing]]] = {"concat": concat, "best-fit": best_fit, "pad": pad}
+
+
+def _pack_window(starts: IndexArray, lengths: IndexArray, seq_len: int) -> tuple[IndexArray, IndexArray, IndexArray]:
+    """Return the pieces' offsets and lengths in row order, and how many pieces each row has."""
+    offsets, sizes = _split(starts, lengths, seq_len)
+    rows = _fit_rows(sizes, seq_len)
+    order = np.lexsort((offsets, -sizes, rows))  # the longest first: every document begins as early as it can
+    num_rows = int(rows.max(initial=-1)) + 1
+    return offsets[order], sizes[order], np.bincount(rows, minlength=num_rows).astype(np.int64)
+
+
+def _split(starts: IndexArray, lengths: IndexArray, seq_len: int) -> tuple[IndexArray, IndexArray]:
+    """Cut documents into pieces of at most `seq_len` tokens, none of them empty."""
+    counts = -(-lengths // seq_len)
+    number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    offsets = np.repeat(starts, counts) + number * seq_len
+    return offsets, np.minimum(np.repeat(lengths, counts) - number * seq_len, seq_len)
+
+
+def _fit_rows(sizes: IndexArray, seq_len: int) -> IndexArray:
+    """Return the row of each piece: largest first, each into the fullest row that it fits.
+
+    Pieces of one size are alike, and so are rows with the same free columns, so whole groups are placed at once: the
+    loop runs a few times per distinct size, whatever the number of pieces.
+    """
+    rows = np.empty(len(sizes), np.int64)
+    by_size = np.argsort(-sizes, kind="stable")
+    distinct, counts = np.unique(sizes, return_counts=True)
+    open_rows = _OpenRows(seq_len)
+    done = 0
+    for size, count in zip(distinct[::-1].tolist(), counts[::-1].tolist(), strict=True):
+        pieces = by_size[done : done + count]
+        done += count
+        while len(pieces):
+            free, taken, each = open_rows.take(size, len(pieces))
+            placed = np.repeat(taken, each)[: len(pieces)]
+            rows[pieces[: len(placed)]] = placed
+            short = len(taken) * each - len(placed)  # pieces that the last row could still hold
+            open_rows.put(taken[:-1] if short else taken, free - each * size)
+            if short:
+                open_rows.put(taken[-1:], free - (each - short) * size)
+            pieces = pieces[len(placed) :]
+    return rows
+
+
+class _OpenRows:
+    """Rows by their free columns."""
+
+    def __init__(self, seq_len: int) -> None:
+        self._seq_len, self._num_rows = seq_len, 0
+        self._by_free: dict[int, list[npt.NDArray[Any]]] = {}
+        self._has = np.zeros(seq_len + 1, bool)
+
+    def take(self, size: int, count: int) -> tuple[int, IndexArray, int]:
+        """Return a number of free columns, rows with so many, and how many pieces of `size` each of them holds.
+
+        They are the fullest rows that hold one; new ones if there are none. All together hold `count` pieces, or as
+        many as they can.
+        """
+        free = size + int(self._has[size:].argmax())
+        if not self._has[free]:
+            each = self._seq_len // size
+            new = np.arange(self._num_rows, self._num_rows - (-count // each))
+            self._num_rows += len(new)
+            return self._seq_len, new, each
+        each = free // size
+        rows = np.concatenate(self._by_free.pop(free))
+        self._has[free] = False
+        wanted = -(-count // each)
+        self.put(rows[wanted:], free)
+        return free, rows[:wanted], each
+
+    def put(self, rows: IndexArray, free: int) -> None:
+        """Note the free columns of `rows`."""
+        if len(rows) and free:
+            self._by_free.setdefault(free, []).append(rows)
+            self._has[free] = True
 
 
 class PackedRows:
     """The rows of one split of a stream, read from its documents in any order. Picklable: the plan lies in `folder`.
 
-    `table` is that of the documents, `documents` how many of them begin in each row; it stays in this process.
+    They are stored in this `order`, in `num_batches` batches from `first_batch` on. `table` is the file of the
+    documents, and `documents` are how many of them begin in each row: it stays in this process.
     """
 
     def __init__(
-        self, store: StoreReader, split: str, folder: Path, number: int, meta: StoreMeta, packing: str, pad_id: int
-    ) -> None:
-        self._pad_id, self._seq_len = pad_id, meta.seq_len
+        self,
+        store: StoreReader, split: str, folder: Path, number: int, meta: StoreMeta, options: Conversion, pad_id: int
+    ) -> None:  # fmt: skip
+        self.split, self._pad_id, self._seq_len, self._batch_size = split, pad_id, meta.seq_len, meta.batch_size
+        self.first_batch = self.num_batches = 0
         self._columns = {field.name: (store.field(field.name).tokens, field.size) for field in store.meta.fields}
         tokens = store.tokens
         self._columns[""] = (tokens if tokens.dtype == meta.dtype else Converted(tokens, meta.dtype)), 1
         self._table: DocumentFile | None = None
         self._prefix = folder / f"{SHARD_PREFIX}plan-{split}"
-        with DocumentsWriter(folder / documents_name(number)) as writer:
+        self.table = folder / documents_name(number)
+        with DocumentsWriter(self.table) as writer:
             if store.documents is not None:
                 join_documents(store.documents.open_files(), writer)
             if writer.token_count != store.num_tokens:
@@ -57,13 +247,15 @@ class PackedRows:
                     f"the split {split!r}: expected documents of {store.num_tokens:,} tokens, found "
                     f"{writer.token_count:,}: tokens belong to no document; write the stream again"
                 )
-            self.table = writer.publish(split)
+            writer.publish(split)
         edges = self._edges().astype(np.int64)
         document_lengths = edges[1:] - edges[:-1]
-        packed = PACKINGS[packing](document_lengths, meta.seq_len)
+        packed = PACKINGS[options.packing or "concat"](document_lengths, meta.seq_len)
         for name in ("offsets", "lengths", "first"):
             _save(self._plan_path(name), getattr(packed, name))
         self.num_rows = packed.num_rows
+        shuffled = options.shuffle and write_order(self.num_rows, options.seed or 0)
+        self.order: Order = shuffled or SequentialOrder(self.num_rows)
         self.tokens_kept, self.tokens_cropped = packed.tokens_kept, packed.tokens_cropped
         self.documents = packed.documents_begun(document_lengths)
         self._plan: Packing | None = None
@@ -77,8 +269,13 @@ class PackedRows:
     def _edges(self) -> npt.NDArray[np.uint64]:
         """Return where each document begins in the stream, and the last one ends."""
         if self._table is None:
-            self._table = DocumentFile(self.table.path)
+            self._table = DocumentFile(self.table)
         return self._table.offsets
+
+    def rows_of(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Return the rows of some batches, by the numbers of these in the store; none is behind the last row."""
+        first, end = ((batch - self.first_batch) * self._batch_size for batch in (start, stop))
+        return self.order.indices(np.arange(first, min(end, self.num_rows)))
 
     def tokens_in(self, rows: npt.NDArray[np.int64]) -> int:
         """Return how many tokens, padding aside, some rows hold."""
@@ -86,24 +283,20 @@ class PackedRows:
         return int(self._packing().lengths[pieces].sum())
 
     def gather_into(self, name: str, rows: npt.NDArray[np.int64], out: TokenArray) -> None:
-        """Fill `out`, shape `(len(rows), seq_len, ...)`, with rows in any order: tokens (""), or values of a field."""
+        """Fill `out`, shape `(n, seq_len, ...)`, with rows in any order, and padding: tokens (""), or a field."""
         plan, seq_len = self._packing(), out.shape[1]
         pieces, counts = self._pieces_of(rows)
         lengths = plan.lengths[pieces]
         before = np.cumsum(lengths) - lengths
         in_row = np.repeat(np.arange(len(rows)), counts)
         columns = before - before[np.cumsum(counts) - counts][in_row]
-        if int(lengths.sum()) < len(rows) * seq_len:
-            self.fill(name, out)
+        if int(lengths.sum()) < len(out) * seq_len:
+            out[...] = np.zeros((), out.dtype) if name else self._pad_id
         column, size = self._columns[name]
         flat, starts = out.reshape(-1), (in_row * seq_len + columns) * size
         offsets, stops = plan.offsets[pieces] * size, starts + lengths * size
         runs = zip(offsets.tolist(), starts.tolist(), stops.tolist(), strict=True)
         column.read([(offset, flat[start:stop]) for offset, start, stop in runs])
-
-    def fill(self, name: str, out: TokenArray) -> None:
-        """Fill `out` with padding; the values of a field are 0 there."""
-        out[...] = np.zeros((), out.dtype) if name else self._pad_id
 
     def read_pieces(self, rows: npt.NDArray[np.int64]) -> Pieces:
         """Return which parts of documents lie in some rows: what was packed is cut where a document begins."""
@@ -130,15 +323,6 @@ def _save(path: Path, array: npt.NDArray[np.int64]) -> None:
     with disk_errors(path), open(path, "wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
         file.write(np.ascontiguousarray(array))
-
-
-class SplitRows(NamedTuple):
-    """One split of a store: its rows, in the order in which they are stored, and how many batches they fill."""
-
-    split: str
-    rows: PackedRows
-    order: Order
-    num_batches: int
 
 
 class PackedSource(Source):
@@ -184,10 +368,11 @@ class PackedSource(Source):
         self.description = description or {"format": "stream", "files": [str(path)], **how}
         self._options = replace(options, source=None, progress=None, engine=None)  # picklable
         self.token_counts = token_counts or TokenCounts(sum(each.num_tokens for each in stores.values()))
-        self._splits = [self._pack(number, split, folder, stores[split]) for number, split in enumerate(stores)]
-        self.document_files = [part.rows.table.path for part in self._splits]
+        self.num_batches, self._splits = 0, list[PackedRows]()
+        for split, each in stores.items():
+            self._pack(PackedRows(each, split, folder, len(self._splits), self.meta, self._options, self._pad_id))
+        self.document_files = [part.table for part in self._splits]
         self.document_parts = tuple(part_of(path) for path in self.document_files)
-        self.num_batches = sum(part.num_batches for part in self._splits)
         self.shard_batches, self.shard_splits = self._cut()
         self.shard_records, self.shard_documents = self._count()
         self.meta = replace(self.meta, total_records=sum(self.shard_records))
@@ -205,22 +390,21 @@ class PackedSource(Source):
         """The number of batches of each split."""
         return {part.split: part.num_batches for part in self._splits}
 
-    def _pack(self, number: int, split: str, folder: Path, store: StoreReader) -> SplitRows:
-        """Pack the documents of a split into rows, and count the tokens that are in none."""
+    def _pack(self, rows: PackedRows) -> None:
+        """Add the rows of a split, and count the tokens that are in none."""
         options, meta = self._options, self.meta
-        rows = PackedRows(store, split, folder, number, meta, options.packing or "concat", self._pad_id)
-        order = write_order(rows.num_rows, options.seed or 0) if options.shuffle else SequentialOrder(rows.num_rows)
         self.token_counts.drop("cropped by packing", rows.tokens_cropped)
-        num_batches, rest = batches_of(rows.num_rows, meta, options.remainder or "pad", f"packed rows ({split})")
+        num_batches, rest = batches_of(rows.num_rows, meta, options.remainder or "pad", f"packed rows ({rows.split})")
         left_out = 0
         if rest and options.remainder == "pad":
             self.token_counts.padding_rows += meta.batch_size - rest
         elif rest:
-            last = order.indices(np.arange(rows.num_rows - rest, rows.num_rows))
-            left_out = rows.tokens_in(last)
+            left_out = rows.tokens_in(rows.order.indices(np.arange(rows.num_rows - rest, rows.num_rows)))
             self.token_counts.drop("remainder", left_out)
         self.token_counts.padded += num_batches * meta.batch_tokens - (rows.tokens_kept - left_out)
-        return SplitRows(split, rows, order, num_batches)
+        rows.first_batch, rows.num_batches = self.num_batches, num_batches
+        self.num_batches += num_batches
+        self._splits.append(rows)
 
     def _cut(self) -> tuple[list[int], list[str]]:
         """Return the batches and the split of each shard: none has two splits."""
@@ -240,56 +424,30 @@ class PackedSource(Source):
 
     def _count(self) -> tuple[list[int], list[int | None]]:
         """Return the rows that hold a token and the documents that begin, of each shard."""
-        size = self.meta.batch_size
-        records: list[int] = []
-        documents: list[int | None] = []
-        for part in self._splits:
-            batches = [
-                count for count, split in zip(self.shard_batches, self.shard_splits, strict=True) if split == part.split
-            ]
-            for start, stop in pairwise([0, *np.cumsum(batches).tolist()]):
-                rows = part.order.indices(np.arange(start * size, min(stop * size, part.rows.num_rows)))
-                records.append(len(rows))
-                documents.append(int(part.rows.documents[rows].sum()))
-        return records, documents
+        parts = {part.split: part for part in self._splits}
+        cuts = pairwise([0, *np.cumsum(self.shard_batches).tolist()])
+        shards = [
+            (part := parts[split], part.rows_of(*cut)) for split, cut in zip(self.shard_splits, cuts, strict=True)
+        ]
+        return [len(rows) for _, rows in shards], [int(part.documents[rows].sum()) for part, rows in shards]
 
     def read_into(self, start: int, out: TokenArray) -> None:
-        """Gather the rows of consecutive batches."""
-        self._read("", start, out)
+        self.read_field_into("", start, out)
 
     def read_field_into(self, name: str, start: int, out: TokenArray) -> None:
-        """Gather the values of a field as the tokens are; those of padding are 0."""
-        self._read(name, start, out)
-
-    def _read(self, name: str, start: int, out: TokenArray) -> None:
-        done = 0
-        first = 0
+        """Gather the tokens (""), or the values of a field: those of padding are 0."""
         for part in self._splits:
-            here = start + done - first
-            if done < len(out) and here < part.num_batches:
-                count = min(len(out) - done, part.num_batches - here)
-                self._read_split(name, part, here, out[done : done + count])
-                done += count
-            first += part.num_batches
+            first, stop = max(start, part.first_batch), min(start + len(out), part.first_batch + part.num_batches)
+            if first < stop:
+                rows = out[first - start : stop - start].reshape(-1, *out.shape[2:])
+                part.gather_into(name, part.rows_of(first, stop), rows)
 
     def read_pieces(self, start: int, stop: int) -> Pieces:
         """Return the pieces of the rows of batches of one split; rows behind its last one are padding."""
-        first, size = 0, self.meta.batch_size
-        for part in self._splits:
-            if start < first + part.num_batches:
-                break
-            first += part.num_batches
-        rows = np.arange((start - first) * size, min((stop - first) * size, part.rows.num_rows))
-        found = part.rows.read_pieces(part.order.indices(rows))
-        missing = (stop - start) * size - len(rows)
+        part = next(part for part in self._splits if start < part.first_batch + part.num_batches)
+        rows = part.rows_of(start, stop)
+        found, missing = part.read_pieces(rows), (stop - start) * self.meta.batch_size - len(rows)
         return concatenate([found, padding(missing, self.meta.seq_len)]) if missing else found
-
-    def _read_split(self, name: str, part: SplitRows, start: int, out: TokenArray) -> None:
-        rows = out.reshape(-1, *out.shape[2:])
-        first = start * self.meta.batch_size
-        count = min(len(rows), part.rows.num_rows - first)
-        part.rows.gather_into(name, part.order.indices(np.arange(first, first + count)), rows[:count])
-        part.rows.fill(name, rows[count:])
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from zb_hdf5.converters.documents import write_pieces
 from zb_hdf5.converters.engines import Progress, no_progress
 from zb_hdf5.converters.journal import CheckTask, FileState, Head
 from zb_hdf5.converters.source import MAX_TOKEN, Source, read_groups
+from zb_hdf5.documents.document import TableInfo
 from zb_hdf5.documents.document_writer import write_joined
 from zb_hdf5.documents.pieces import pieces_path
 from zb_hdf5.errors import Remedy
@@ -39,7 +40,6 @@ from zb_hdf5.formats.batch_reader import GROUP_BYTES
 from zb_hdf5.formats.native import crc32_path
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import BATCHES, DEFAULT_SPLIT, SHARD_PREFIX
-from zb_hdf5.store.table import PiecesInfo
 
 #: The word for the files in the journal and in messages.
 SHARDS: Final = "shards"
@@ -233,7 +233,7 @@ def write_shard(task: ShardTask, progress: Progress = no_progress) -> FinishedSh
     return FinishedShard(entry, info.max_token, frame_sha256(task, entry))
 
 
-def _write_beside(task: ShardTask, tokens_sha256: str) -> PiecesInfo | None:
+def _write_beside(task: ShardTask, tokens_sha256: str) -> TableInfo | None:
     """Write what belongs to the documents of a shard, or of a lone file, before it has its name."""
     source = task.source
     if FORMATS[task.target].tokens_only:

@@ -18,7 +18,7 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ import numpy.typing as npt
 from zb_hdf5 import ArgumentError
 from zb_hdf5.console import counted, format_bytes
 from zb_hdf5.converters.engines import Engine, Progress
-from zb_hdf5.converters.source import GROUPS, ShuffledSource, Source
+from zb_hdf5.converters.source import GROUPS, Source
 from zb_hdf5.errors import BatchIndexError, ChecksumError, IncompleteError
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.publishing import scratch_directory, write_fully
@@ -254,11 +254,10 @@ def choose_shuffle(
         return UNSHUFFLED
     if source.order is None:
         return Shuffle("direct", "the source gathers its rows itself")
-    shuffled = cast(ShuffledSource, source)
     own_bytes = memory_bytes // min(workers, len(ranges)) - GROUPS * max(GROUP_BYTES, source.meta.batch_bytes)
     reason = "as asked"
     if method == "auto":
-        method, reason = _probe(shuffled)
+        method, reason = _probe(source, source.order.n)
     if method == "direct":
         return Shuffle(method, reason)
     meta = source.meta
@@ -276,9 +275,9 @@ def require_memory(memory_bytes: int, workers: int, batch_bytes: int) -> None:
         )
 
 
-def _probe(source: ShuffledSource) -> tuple[str, str]:
+def _probe(source: Source, num_records: int) -> tuple[str, str]:
     """Return (method, reason) by the page cache and the time of some random reads."""
-    records = np.linspace(0, source.order.n - 1, PROBES, dtype=np.int64)
+    records = np.linspace(0, num_records - 1, PROBES, dtype=np.int64)
     waits_s = [source.probe(record) for record in np.unique(records).tolist()]
     cold_s = [wait for wait in waits_s if wait is not None]
     warm_share = 1 - len(cold_s) / len(waits_s)
@@ -293,25 +292,24 @@ def _probe(source: ShuffledSource) -> tuple[str, str]:
 class ScatteredSource(Source):
     """A source whose records were scattered to run files: reads consecutive batches from them."""
 
-    def __init__(self, source: Source, plan: ScatterPlan, folder: Path, pad_id: int) -> None:
+    def __init__(self, source: Source, plan: ScatterPlan, folder: Path) -> None:
         for name in Source.__annotations__:
             setattr(self, name, getattr(source, name))
-        self._pad_id, self._num_records = pad_id, plan.order.n
-        self._buckets = BucketReader(plan, folder)
+        self._num_records, self._buckets = plan.order.n, BucketReader(plan, folder)
 
     def read_into(self, start: int, out: TokenArray) -> None:
         rows = out.reshape(-1, self.meta.seq_len)
         first = start * self.meta.batch_size
         count = min(len(rows), self._num_records - first)
         self._buckets.read_into(first, rows[:count])
-        rows[count:] = self._pad_id
+        rows[count:] = self.pad_id
 
 
 @dataclass(frozen=True)
 class RunTask:
     """A run of the first pass, picklable."""
 
-    source: ShuffledSource
+    source: Source
     plan: ScatterPlan
     run: int
     folder: Path
@@ -344,13 +342,12 @@ def scattered(
     if plan is None:
         yield source
         return
-    shuffled = cast(ShuffledSource, source)
     with scratch_directory(scatter_path(destination)) as folder:
-        tasks = [RunTask(shuffled, plan, run, folder) for run in range(plan.num_runs)]
+        tasks = [RunTask(source, plan, run, folder) for run in range(plan.num_runs)]
         with closing(engine.run(run_task, tasks, progress)) as results:
             for _ in results:
                 pass
-        yield ScatteredSource(source, plan, folder, shuffled.pad_id)
+        yield ScatteredSource(source, plan, folder)
 
 
 def halved(progress: Progress, shuffle: Shuffle) -> Progress:

@@ -92,7 +92,10 @@ class Source(ABC):
     paths: list[Path]  # the files and folders that are read; the destination may not replace them
     shuffle: str = "none"  # the record shuffle behind the order of the batches
     reorders: bool = False  # whether this conversion shuffles the records, and not an earlier one
-    order: GlobalOrder | None = None  # stored record -> source record, of a `ShuffledSource`
+    #: Stored record -> source record, where the records can also be read in their own order, for two passes.
+    order: GlobalOrder | None = None
+    pad_id: int = 0  # the token of the records behind the last one
+    cold: bool = False  # whether random reads wait for a disk: then they are announced to the kernel
     origin: dict[str, Any] | None = None  # of a lone file; None: it follows from `description`, `shuffle`, the split
 
     # of each shard, where the source has shards of its own: batches, split, part of `total_records`, documents begun
@@ -117,6 +120,14 @@ class Source(ABC):
         """Return the pieces of consecutive batches of one split, if `has_pieces`."""
         raise ConvertError(f"{self.paths[0]}: holds no documents")
 
+    def read_records(self, first: int, rows: TokenArray) -> None:
+        """Fill `rows`, shape `(count, S)` of the stored dtype, with consecutive records, if it has an `order`."""
+        raise NotImplementedError
+
+    def probe(self, record: int) -> float | None:
+        """Return how many seconds a read of a source record took, or None if it came from the page cache."""
+        raise NotImplementedError
+
     def sha256_of(self, start: int, stop: int) -> str | None:
         """Return the digest that the source has stored for these batches; None: it has none."""
         return None
@@ -128,22 +139,6 @@ class Source(ABC):
     def check_reads(self) -> None:
         """From now on compare each batch with its own digest: no `sha256_of` covers the batches that are read."""
         return
-
-
-class ShuffledSource(Source):
-    """A source whose records can also be read in their own order, for a shuffle in two passes."""
-
-    order: GlobalOrder
-    pad_id: int  # the token of the records behind the last one
-    cold: bool  # whether random reads wait for a disk: then they are announced to the kernel
-
-    @abstractmethod
-    def read_records(self, first: int, rows: TokenArray) -> None:
-        """Fill `rows`, shape `(count, S)` of the stored dtype, with consecutive records of the source."""
-
-    @abstractmethod
-    def probe(self, record: int) -> float | None:
-        """Return how many seconds a read of a source record took, or None if it came from the page cache."""
 
 
 class BatchGroup:

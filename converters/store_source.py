@@ -16,7 +16,7 @@ from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.source import MAX_TOKEN, Source, TokenCounts
 from zb_hdf5.documents.document_table import documents_name, documents_path, part_of
 from zb_hdf5.documents.pieces import Pieces
-from zb_hdf5.documents.pieces_file import PiecesFile
+from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.formats.batch_reader import require_choice

@@ -13,7 +13,7 @@ from zb_hdf5 import open_writer
 from zb_hdf5.documents.document_table import DocumentRows, documents_path
 from zb_hdf5.documents.document_writer import DocumentsWriter
 from zb_hdf5.documents.pieces import Pieces, ends_of
-from zb_hdf5.documents.pieces_file import PiecesWriter
+from zb_hdf5.documents.table_file import PiecesWriter
 from zb_hdf5.spec import NO_DOCUMENT
 
 FIELDS = {"mask": "u1", "vector": ("f4", (2,)), "mark": "S1", "both": [("x", "u1"), ("y", "f4")]}

@@ -35,8 +35,7 @@ from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.documents import Route
 from zb_hdf5.converters.engines import Inline, open_engine
 from zb_hdf5.converters.journal import WHOLE
-from zb_hdf5.converters.packed import PackedSource
-from zb_hdf5.converters.packing import PACKINGS
+from zb_hdf5.converters.packed import PACKINGS, PackedSource
 from zb_hdf5.converters.reports import Done
 from zb_hdf5.converters.run import convert as run_conversion
 from zb_hdf5.converters.run import run as run_one

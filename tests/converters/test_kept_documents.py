@@ -20,7 +20,7 @@ from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters import document_target
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.converters.engines import Inline, open_engine
-from zb_hdf5.converters.packing import PACKINGS, pieces_of
+from zb_hdf5.converters.packed import PACKINGS, pieces_of
 from zb_hdf5.converters.run import convert as run_conversion
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.converters.text_source import Recipe, TextSource

@@ -6,8 +6,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from packed import places_of
 
-from zb_hdf5.converters import packing as pack
-from zb_hdf5.converters.packing import PACKINGS, best_fit, concat, pad
+from zb_hdf5.converters import packed as pack
+from zb_hdf5.converters.packed import PACKINGS, best_fit, concat, pad
 
 LENGTHS = st.lists(st.integers(0, 70), max_size=60).map(lambda lengths: np.array(lengths, np.int64))
 SEQ_LEN = st.integers(1, 40)

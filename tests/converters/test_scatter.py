@@ -162,7 +162,7 @@ def test_many_runs_and_buckets_through_the_source(tmp_path):
     plan = ScatterPlan(opened.order, 16, opened.meta.dtype, 90, ((0, 333), (333, 500), (500, 1000)))
     for number in range(plan.num_runs):
         scatter_run(plan, number, opened.read_records, tmp_path)
-    scattered = ScatteredSource(opened, plan, tmp_path, opened.pad_id)
+    scattered = ScatteredSource(opened, plan, tmp_path)
     found, expected = (np.empty((opened.num_batches, 8, 16), opened.meta.dtype) for _ in range(2))
     scattered.read_into(0, found)
     opened.read_into(0, expected)

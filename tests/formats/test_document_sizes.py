@@ -5,7 +5,7 @@ import numpy as np
 from zb_hdf5.documents.document_table import DocumentRows
 from zb_hdf5.documents.document_writer import DocumentsWriter
 from zb_hdf5.documents.pieces import Pieces
-from zb_hdf5.documents.pieces_file import PiecesWriter
+from zb_hdf5.documents.table_file import PiecesWriter
 
 SEQ_LEN, LENGTH, ROWS = 2048, 500, 4000
 TOKEN_BYTES = ROWS * SEQ_LEN * 2  # uint16

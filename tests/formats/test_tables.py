@@ -29,9 +29,8 @@ from zb_hdf5.documents.document_table import (
 )
 from zb_hdf5.documents.document_writer import DocumentsWriter, encoded_spans, join_documents
 from zb_hdf5.documents.pieces import Pieces, pieces_path
-from zb_hdf5.documents.pieces_file import PiecesFile, PiecesWriter
 from zb_hdf5.documents.spans import decoder, encoder
-from zb_hdf5.documents.table_file import TableFile, TableWriter, copy_table
+from zb_hdf5.documents.table_file import PiecesFile, PiecesWriter, TableFile, TableWriter, copy_table
 from zb_hdf5.errors import ArgumentError, ConvertError, IncompleteError, UnavailableError
 from zb_hdf5.files.ranges import LocalFile
 from zb_hdf5.spec import DOCUMENTS, NO_DOCUMENT, PIECES, TABLES_ATTRIBUTES, TABLES_KIND_ATTRIBUTES

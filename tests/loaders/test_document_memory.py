@@ -11,7 +11,7 @@ from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.documents.document_table import DocumentRows, documents_path
 from zb_hdf5.documents.document_writer import DocumentsWriter
 from zb_hdf5.documents.pieces import Pieces
-from zb_hdf5.documents.pieces_file import PiecesWriter
+from zb_hdf5.documents.table_file import PiecesWriter
 from zb_hdf5.store.streams import index_streams
 
 BATCH_SIZE, SEQ_LEN, LENGTH = 32, 512, 8

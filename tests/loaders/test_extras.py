@@ -29,8 +29,8 @@ from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.documents.document_table import documents_path
 from zb_hdf5.documents.document_writer import DocumentsWriter, encoded_spans
 from zb_hdf5.documents.pieces import Pieces
-from zb_hdf5.documents.pieces_file import PiecesWriter
 from zb_hdf5.documents.spans import encoder
+from zb_hdf5.documents.table_file import PiecesWriter
 from zb_hdf5.errors import BackendError
 from zb_hdf5.spec import NO_DOCUMENT
 

@@ -26,7 +26,7 @@ from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.documents.document_table import DocumentRows, documents_path
 from zb_hdf5.documents.document_writer import DocumentsWriter
 from zb_hdf5.documents.pieces import Pieces, pieces_path
-from zb_hdf5.documents.pieces_file import PiecesWriter
+from zb_hdf5.documents.table_file import PiecesWriter
 from zb_hdf5.errors import ChecksumError
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.opening import open_writer

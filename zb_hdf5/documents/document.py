@@ -48,6 +48,13 @@ class Spans(NamedTuple):
     values: list[Any]
 
 
+class TableInfo(NamedTuple):
+    """A table file: its size, and the digest that covers all of it."""
+
+    num_bytes: int
+    sha256: str
+
+
 def id_bytes(value: object, where: str) -> bytes:
     """Return an id as it is stored; `ConvertError` if it is no text and no whole number."""
     if isinstance(value, bool) or not isinstance(value, (str, Integral)) or value == "":

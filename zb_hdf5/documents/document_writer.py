@@ -13,9 +13,10 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.documents.document import TableInfo
 from zb_hdf5.documents.document_table import NO_SOURCE, TEXT_COLUMNS, DocumentFile, DocumentRows, documents_path
 from zb_hdf5.documents.spans import EncodeAll, first_refused
-from zb_hdf5.documents.table_file import TableInfo, TableWriter
+from zb_hdf5.documents.table_file import TableWriter
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError
 from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from zb_hdf5.documents.document_table import DocumentFile, documents_path
 from zb_hdf5.documents.document_writer import write_joined
 from zb_hdf5.documents.pieces import pieces_path
-from zb_hdf5.documents.pieces_file import PiecesFile, PiecesWriter
+from zb_hdf5.documents.table_file import PiecesFile, PiecesWriter
 from zb_hdf5.errors import (
     ArgumentError,
     ChecksumError,

@@ -22,7 +22,7 @@ from zb_hdf5.spec import DOCUMENTS_SUFFIX, INDEX_NAME, NO_SHA256
 from zb_hdf5.store.index import ShardIndex
 
 if TYPE_CHECKING:  # h5py, which a store without documents does not need
-    from zb_hdf5.documents.pieces_file import PiecesFile
+    from zb_hdf5.documents.table_file import PiecesFile
     from zb_hdf5.formats.hdf5.h5_reader import DocumentOffsets
 
 
@@ -104,7 +104,7 @@ class StoreDocuments(FileDocuments):
         return pieces.moved(self._bases[shard]) if self._bases[shard] else pieces
 
     def open(self, shard: int) -> PiecesFile:
-        from zb_hdf5.documents.pieces_file import PiecesFile
+        from zb_hdf5.documents.table_file import PiecesFile
 
         entry, meta = self._index.shards[shard], self._index.meta
         sha256 = entry.pieces.sha256 if entry.pieces else ""
@@ -127,7 +127,7 @@ class LoneDocuments(StoreDocuments):
         return pieces_path(self._path).exists()
 
     def open(self, shard: int) -> PiecesFile:
-        from zb_hdf5.documents.pieces_file import PiecesFile
+        from zb_hdf5.documents.table_file import PiecesFile
 
         return PiecesFile(self._path, self._edges[-1], self._seq_len, tokens_sha256=self._sha256, verify=self._verify)
 

@@ -13,9 +13,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from zb_hdf5.documents.document import TableInfo
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, part_of
 from zb_hdf5.documents.pieces import pieces_path
-from zb_hdf5.documents.pieces_file import PiecesFile
+from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import ArgumentError, BackendError, ExistsError, FormatError, IncompleteError, Remedy, ZbError
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import Identity, RemotePath, local_path
@@ -43,7 +44,7 @@ from zb_hdf5.spec import (
 )
 from zb_hdf5.store.index import ShardIndex, find_index, require_files
 from zb_hdf5.store.shards import NPY_DTYPE
-from zb_hdf5.store.table import PiecesInfo, ShardEntry
+from zb_hdf5.store.table import ShardEntry
 
 UNKNOWN_SHUFFLE: Final = "unknown"  # of an index made from shards that do not name theirs
 REPAIRED: Final = ".repaired"  # in the name of a new file
@@ -205,9 +206,9 @@ def _digest_of(field: BatchReader) -> FieldDigest:
     return FieldDigest(field.path.stat().st_size, field.sha256 or field.token_sha256(), known)
 
 
-def _pieces_of(reader: BatchReader) -> tuple[PiecesInfo, str]:
+def _pieces_of(reader: BatchReader) -> tuple[TableInfo, str]:
     with closing(PiecesFile(reader.path, reader.num_records, reader.seq_len, tokens_sha256=reader.sha256)) as file:
-        return PiecesInfo(file.num_bytes, file.sha256), file.split
+        return TableInfo(file.num_bytes, file.sha256), file.split
 
 
 # --- a lost index, or a lost `.crc32` --------------------------------------------------------------------------------

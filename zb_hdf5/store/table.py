@@ -10,11 +10,12 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self, overload
+from typing import Any, Final, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.documents.document import TableInfo
 from zb_hdf5.errors import FormatError, Remedy
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.codecs import CompressedTokens
@@ -42,17 +43,9 @@ from zb_hdf5.spec import (
     is_sha256,
 )
 
-
-class PiecesInfo(NamedTuple):
-    """The file of pieces of a shard: its size, and the digest of its tables."""
-
-    num_bytes: int
-    sha256: str
-
-
 #: Section of the index -> attribute of an entry, and the row of a shard that has none.
 _OPTIONAL: Final[dict[str, tuple[str, Any]]] = {
-    "pieces": ("pieces", PiecesInfo(NOT_KNOWN, NO_SHA256)),
+    "pieces": ("pieces", TableInfo(NOT_KNOWN, NO_SHA256)),
     "codecs": ("compressed", CompressedTokens(NO_CODEC, NOT_KNOWN)),
 }
 
@@ -99,7 +92,7 @@ class ShardEntry:
     complete: bool = True
     columns: dict[str, tuple[Run, ...]] = field(default_factory=dict)
     fields: dict[str, FieldDigest] = field(default_factory=dict)
-    pieces: PiecesInfo | None = None
+    pieces: TableInfo | None = None
     compressed: CompressedTokens | None = None
 
     @classmethod
@@ -121,7 +114,7 @@ class ShardEntry:
         """Return the entry that `to_json` has written, of a journal: the index keeps its arrays otherwise."""
         columns = {name: tuple(Run(*run) for run in runs) for name, runs in value["columns"].items()}
         fields = {name: FieldDigest(*facts) for name, facts in value["fields"].items()}
-        pieces = PiecesInfo(*value["pieces"]) if value["pieces"] else None
+        pieces = TableInfo(*value["pieces"]) if value["pieces"] else None
         compressed = CompressedTokens(*value["compressed"]) if value["compressed"] else None
         return cls(**{**value, "columns": columns, "fields": fields, "pieces": pieces, "compressed": compressed})
 

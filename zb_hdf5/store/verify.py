@@ -11,9 +11,10 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
+from zb_hdf5.documents.document import TableInfo
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, check_documents
 from zb_hdf5.documents.pieces import pieces_path
-from zb_hdf5.documents.pieces_file import PiecesFile
+from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, UnverifiableError, ZbError
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.formats.batch_reader import BatchReader
@@ -22,7 +23,7 @@ from zb_hdf5.formats.npy import npy_files
 from zb_hdf5.formats.registry import FORMATS, format_of, open_chunks
 from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, STREAM_LAYOUT
 from zb_hdf5.store.index import ShardIndex, find_index
-from zb_hdf5.store.table import PiecesInfo, ShardEntry
+from zb_hdf5.store.table import ShardEntry
 
 
 @dataclass
@@ -75,7 +76,7 @@ class Outcome(StrEnum):
     BAD = "bad"
 
 
-def check_pieces(reader: BatchReader, expected: PiecesInfo | None, report: ShardReport) -> None:
+def check_pieces(reader: BatchReader, expected: TableInfo | None, report: ShardReport) -> None:
     """Check the pieces of a file of batches."""
     sha256 = expected.sha256 if expected else ""
     file = PiecesFile(reader.path, reader.num_records, reader.seq_len, sha256=sha256, tokens_sha256=report.sha256)

@@ -23,7 +23,7 @@ from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import RemotePath, any_path, local_path, open_file, require_bytes
 from zb_hdf5.files.publishing import PartialFile, disk_errors, write_fully
-from zb_hdf5.files.ranges import FetchedFile, LocalFile, copy_range, open_ranges
+from zb_hdf5.files.ranges import LocalFile, copy_range, open_ranges
 from zb_hdf5.formats.hdf5.file import (
     CREATOR,
     create_texts,
@@ -304,10 +304,7 @@ class TableFile(Table):
         if verify == "none":
             self._pending = {}
         self._is_far = isinstance(self.path, RemotePath) and self.num_bytes >= FETCHED_BYTES
-        if self._is_far:
-            self._file: Any = open_ranges(self.path, identity)
-        else:
-            self._file = (FetchedFile if isinstance(self.path, RemotePath) else LocalFile)(self.path, identity)
+        self._file = open_ranges(self.path, identity) if self._is_far else LocalFile(self.path, identity)
 
     def __contains__(self, name: str) -> bool:
         return name in self._datasets

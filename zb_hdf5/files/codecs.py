@@ -15,7 +15,6 @@ import numpy.typing as npt
 from zb_hdf5.errors import ChecksumError, FormatError, Remedy, UnavailableError
 from zb_hdf5.files.checked import UnitTokens
 from zb_hdf5.files.objects import RemoteObject
-from zb_hdf5.files.paths import Identity
 from zb_hdf5.files.ranges import Extents, Ranges, Run
 from zb_hdf5.files.tokens import Wait
 from zb_hdf5.spec import EXTENTS_CHUNK_ROWS, TokenArray
@@ -148,7 +147,9 @@ class Decoded(UnitTokens):
 
     # threads read in parallel: neither the lock of HDF5 nor that of the interpreter is held while a chunk is decoded
 
-    __slots__ = ("_chunks", "_decode", "_noun", "dtype", "file", "num_tokens", "unit", "wait")
+    __slots__ = (
+        "_chunks", "_decode", "_local", "_noun", "dtype", "file", "identity", "name", "num_tokens", "unit", "wait",
+    )  # fmt: skip
     access = "pread"
     file: Ranges
 
@@ -157,7 +158,13 @@ class Decoded(UnitTokens):
     ) -> None:
         super().__init__()
         self.file, self._chunks, self._noun = file, chunks, noun
-        self.dtype, self.unit, self.num_tokens = dtype, unit, num_tokens
+        self.dtype, self.unit, self.num_tokens, self.name, self.identity = (
+            dtype,
+            unit,
+            num_tokens,
+            file.name,
+            file.identity,
+        )
         require_codec(chunks.codec, file.name)
         offsets, sizes = chunks.table.T
         bad = np.flatnonzero((offsets < 0) | (sizes < 1) | (sizes > file.num_bytes - offsets))
@@ -172,14 +179,6 @@ class Decoded(UnitTokens):
             )
         self._decode = decoder(chunks.codec)
         self.wait = Wait.FAR if isinstance(file, RemoteObject) else Wait.DECODE
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.file.name
-
-    @property
-    def identity(self) -> Identity:  # type: ignore[override]
-        return self.file.identity
 
     def _read_units(self, start: int, out: TokenArray) -> None:
         """Fill `out` with whole units: one range for all that follow each other in the file."""

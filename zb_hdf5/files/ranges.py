@@ -201,7 +201,7 @@ NO_COPY_RANGE: Final = frozenset(
 
 
 class LocalFile:
-    """One immutable file of this machine."""
+    """One immutable file of this machine, or a small object, which is fetched into a temporary file without a name."""
 
     # held open until `close`, so that a later rename over it changes nothing; a mapping stays valid after `close`,
     # which must not race with reads. "auto" maps unless the file system is far away.
@@ -224,16 +224,21 @@ class LocalFile:
                 raise cut_short(self.path, f"at least {identity[0]:,} bytes", self.size)
             #: The facts that differ for a later file of the same name.
             self.identity: Identity = identity or identity_of(self.fd)
-            self._require_identity()
+            if not isinstance(self.path, RemotePath):  # those of an object were compared when it was fetched
+                require_identity(self.fd, self.identity, self.path)
         except BaseException:
             self.__del__()  # now, not when the last traceback that holds this object is gone
             raise
 
     def _descriptor(self, identity: Identity | None) -> int:
-        return regular(self.path)
-
-    def _require_identity(self) -> None:
-        require_identity(self.fd, self.identity, self.path)
+        if not isinstance(self.path, RemotePath):
+            return regular(self.path)
+        source, free = RemoteObject(self.name, identity), shutil.disk_usage(tempfile.gettempdir()).free
+        with tempfile.TemporaryFile(prefix="zb-") as file:
+            for part in source.parts(max_bytes=free):
+                file.write(part)
+            file.flush()
+            return os.dup(file.fileno())
 
     @property
     def path(self) -> Path:
@@ -329,23 +334,6 @@ def open_ranges(
     if isinstance(path, RemotePath):
         return RemoteObject(str(path), identity, num_bytes)
     return LocalFile(path, identity, access)
-
-
-class FetchedFile(LocalFile):
-    """A small object that is fetched whole, when it is opened, into a temporary file without a name."""
-
-    __slots__ = ()
-
-    def _descriptor(self, identity: Identity | None) -> int:
-        source, free = RemoteObject(self.name, identity), shutil.disk_usage(tempfile.gettempdir()).free
-        with tempfile.TemporaryFile(prefix="zb-") as file:
-            for part in source.parts(max_bytes=free):
-                file.write(part)
-            file.flush()
-            return os.dup(file.fileno())
-
-    def _require_identity(self) -> None:
-        """Do nothing: size and ETag of the object were compared when it was fetched."""
 
 
 def read_fully(fd: int, out: npt.NDArray[Any], offset: int) -> int:

@@ -127,32 +127,17 @@ class H5pyTokens(UnitTokens):
 
     # opened at the first read of each process, for forks and pickles; all threads share the lock of HDF5
 
-    __slots__ = (
-        "_column", "_direct", "_h5", "_handle", "_lock", "_pid", "_row_values", "_size", "_stored", "dtype",
-        "num_tokens", "unit",
-    )  # fmt: skip
     access, wait = "h5py", Wait.LOCAL
 
     def __init__(self, column: Column) -> None:
         super().__init__()
-        self._column = column
+        self._column, self.name, self.identity = column, str(column.path), column.identity
         self.dtype, self.unit, self.num_tokens = column.meta.dtype, column.meta.batch_tokens, column.num_tokens
         self._lock = threading.Lock()
-        self._pid = 0
         self._h5: h5py.File = None
         self._stored: h5py.Dataset = None
-        self._direct = False
-        self._row_values = 1
         self._handle: Handle = -1
-        self._size = 0
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return str(self._column.path)
-
-    @property
-    def identity(self) -> Identity:  # type: ignore[override]
-        return self._column.identity
+        self._direct, self._row_values, self._pid, self._size = False, 1, 0, 0
 
     def dataset(self) -> h5py.Dataset:
         """Return the dataset, opened in this process."""

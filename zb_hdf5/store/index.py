@@ -178,7 +178,8 @@ class ShardIndex:
             + "\n }" if part else f'"{name}": {{}}'
             for name, part in parts.items()
         )  # fmt: skip
-        return _seal(f"{head},\n {tables}")
+        body = f"{head},\n {tables}"
+        return f'{body}{_CHECK}{_digest(body)}"\n}}\n'
 
     def _digests_of(self, field: str) -> dict[str, Any]:
         return self.table.fields.get(field, {key: [] for key in INDEX_FIELD_KEYS})
@@ -370,11 +371,6 @@ def _no_index(folder: Path) -> FormatError:
     if not isinstance(folder, RemotePath) and folder.is_dir() and not any(folder.glob(f"{SHARD_PREFIX}*")):
         return FormatError(f"{folder}: no {INDEX_NAME} and no shards: not a store", remedy=Remedy.CONVERT)
     return FormatError(f"{folder}: no {INDEX_NAME}: its index was lost", remedy=Remedy.REBUILD, at=folder)
-
-
-def _seal(body: str) -> str:
-    """Close the JSON text of an index with a digest of all that stands before it."""
-    return f'{body}{_CHECK}{_digest(body)}"\n}}\n'
 
 
 def _parse_sealed(text: str, path: str | os.PathLike[str]) -> Any:

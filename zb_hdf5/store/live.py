@@ -116,7 +116,8 @@ class LiveStoreWriter(BatchWriter):
             part = tokens[start : start + self.shard_batches - shard.num_batches]
             shard.write(part, {name: array[start : start + len(part)] for name, array in values.items()})
             start += len(part)
-            self._grow_if_full(shard)
+            if shard.num_batches == self.shard_batches:
+                self._grow(self._finished(shard))
 
     def sha256(self) -> str:
         """Digest of the store: over the digests of its shards, in order."""
@@ -159,10 +160,6 @@ class LiveStoreWriter(BatchWriter):
         self._crc32.append(info.crc32)
         self._max_token = max(self._max_token, info.max_token)
         return (*self.index.shards[:-1], ShardEntry.of(info))
-
-    def _grow_if_full(self, shard: _GrowingShard) -> None:
-        if shard.num_batches == self.shard_batches:
-            self._grow(self._finished(shard))
 
     def _grow(self, finished: tuple[ShardEntry, ...]) -> None:
         """Begin a shard, and only then name it."""
@@ -279,7 +276,8 @@ class LiveReader(StoreReader):
         return self.num_batches
 
     def _look(self, tokens: LiveTokens) -> None:
-        seen, index = _signature(self.path / INDEX_NAME), self.index
+        found, index = os.stat(self.path / INDEX_NAME), self.index
+        seen = found.st_ino, found.st_mtime_ns, found.st_size  # of a file that is replaced, never changed
         if seen != self._seen:
             index = ShardIndex.load(self.path)
             index = index if self.meta.field is None else index.of_field(self.meta.field.name)
@@ -303,9 +301,3 @@ def _retried(call: Callable[[], Any], *errors: type[Exception]) -> Any:
             return call()
         time.sleep(wait_s)
     return call()
-
-
-def _signature(path: Path) -> tuple[int, int, int]:
-    """Return the inode, time and size of a file that is replaced, never changed: they differ for each version."""
-    found = os.stat(path)
-    return found.st_ino, found.st_mtime_ns, found.st_size

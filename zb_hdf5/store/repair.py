@@ -365,7 +365,10 @@ class Salvage:
             chunk = start // self._chunk_tokens
             behind = -(-end // self._chunk_tokens) if start < end else chunk
             here = slice(start - chunk * self._chunk_tokens, end - chunk * self._chunk_tokens)
-            fields = {f.name: self._read_field(f.name, chunk, behind)[here] for f in self.reader.meta.fields}
+            fields = {
+                f.name: _chunks(self.reader.field(f.name), chunk, behind).reshape(-1, *f.shape)[here]
+                for f in self.reader.meta.fields
+            }
             yield (first, stop), self._read(chunk, behind).reshape(-1)[here], fields
 
     def _read(self, start: int, stop: int) -> TokenArray:
@@ -375,11 +378,6 @@ class Salvage:
         if found != self._crc32[start:stop]:
             raise FormatError(f"{self.reader.path}: changed while it was read; run it again")
         return chunks
-
-    def _read_field(self, name: str, start: int, stop: int) -> TokenArray:
-        """Return the values of good chunks, one row for each token."""
-        reader = self.reader.field(name)
-        return _chunks(reader, start, stop).reshape(-1, *(reader.meta.field.shape if reader.meta.field else ()))
 
 
 def _chunks(reader: BatchReader, start: int, stop: int) -> TokenArray:

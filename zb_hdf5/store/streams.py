@@ -186,24 +186,23 @@ def entry_of(reader: BatchReader, split: str | None = None) -> ShardEntry:
     """Describe a finished file; its crc32 rows are written first if a store keeps them in a sidecar."""
     if FORMATS[reader.backend].has_sidecar:
         ensure_crc32_file(reader)
-    crc32, documents = reader.stored_crc32(), reader.meta.document_count
+    documents, size = reader.meta.document_count, reader.path.stat().st_size
     fields = {field.name: reader.field(field.name) for field in reader.meta.fields}
-    digests = {name: _digest_of(field) for name, field in fields.items()}
+    digests = {name: FieldDigest(size, f.sha256 or f.token_sha256(), _crc32_of(f)) for name, f in fields.items()}
     columns = reader.columns | {column: runs for field in fields.values() for column, runs in field.columns.items()}
     has_pieces = pieces_path(reader.path).exists() and reader.meta.layout != STREAM_LAYOUT
     pieces, known_split = _pieces_of(reader) if has_pieces else (None, DEFAULT_SPLIT)
     return ShardEntry(
-        reader.path.name, reader.backend, reader.path.stat().st_size, reader.num_batches, reader.token_count,
-        reader.sha256 or reader.token_sha256(), NOT_KNOWN if crc32 is None else crc32_of(crc32),
+        reader.path.name, reader.backend, size, reader.num_batches, reader.token_count,
+        reader.sha256 or reader.token_sha256(), _crc32_of(reader),
         documents if documents or reader.meta.layout == STREAM_LAYOUT else NOT_KNOWN, split or known_split,
         columns=columns, fields=digests, pieces=pieces, compressed=reader.compressed,
     )  # fmt: skip
 
 
-def _digest_of(field: BatchReader) -> FieldDigest:
-    crc32 = field.stored_crc32()
-    known = NOT_KNOWN if crc32 is None else crc32_of(crc32)
-    return FieldDigest(field.path.stat().st_size, field.sha256 or field.token_sha256(), known)
+def _crc32_of(reader: BatchReader) -> int:
+    rows = reader.stored_crc32()
+    return NOT_KNOWN if rows is None else crc32_of(rows)
 
 
 def _pieces_of(reader: BatchReader) -> tuple[TableInfo, str]:

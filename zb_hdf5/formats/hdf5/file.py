@@ -104,7 +104,9 @@ def open_h5_for_reading(path: Path, identity: Identity | None = None) -> h5py.Fi
     try:
         h5 = open_h5(path)
     except UnavailableError:
-        if not is_marked_open(path):
+        with open_file(path) as file:
+            superblock = file.read(12)
+        if len(superblock) < 12 or superblock[8] != 3 or superblock[11] == 0:  # version 3, marked by a writer
             raise
         h5 = open_h5(path, swmr=True)
     if identity is not None:
@@ -226,13 +228,6 @@ def stored_sha256(value: object, where: object) -> str:
     if not is_sha256(sha256):
         raise FormatError(f"{where}: expected 64 hexadecimal digits in sha256, found {sha256!r}")
     return sha256
-
-
-def is_marked_open(path: Path) -> bool:
-    """Return whether byte 11 of the superblock, version 3, marks a file that a writer has open, or was killed in."""
-    with open_file(path) as file:
-        superblock = file.read(12)
-    return len(superblock) == 12 and superblock[8] == 3 and superblock[11] != 0
 
 
 def end_of_file(fd: int) -> int:

@@ -134,15 +134,13 @@ class Column:
         first, stop = len(self.offsets), -(-self.stored.shape[0] // self.chunk_rows)
         if stop > first:
             # two questions, not one for each chunk: HDF5 looks at all chunks to answer one
-            begin, last = (self._offset(k * self.chunk_rows) for k in (first, stop - 1))
+            rows = [(number * self.chunk_rows, *self._zeros) for number in (first, stop - 1)]
+            begin, last = (int(self.stored.id.get_chunk_info_by_coord(row).byte_offset) for row in rows)
             new = begin + np.arange(stop - first) * self.slot_bytes
             if new[-1] != last:  # metadata lie between them
                 new = chunk_offsets(self.stored)[first:]
             self.offsets = np.concatenate([self.offsets, new])
         return self.ranges(first, stop)
-
-    def _offset(self, row: int) -> int:
-        return int(self.stored.id.get_chunk_info_by_coord((row, *self._zeros)).byte_offset)
 
     def ranges(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
         """Yield (begin, end) of each range of bytes that chunks fill one after the other."""
@@ -177,10 +175,6 @@ class Column:
         else:
             own = {extents_column(self.name): chunk_runs(self._extents.stored)}
         return own | {crc32_column(self.name): chunk_runs(self.crc32.stored)}
-
-    def field_digest(self, num_bytes: int) -> FieldDigest:
-        """Return the facts about a field that the index keeps, of a file of `num_bytes`."""
-        return FieldDigest(num_bytes, self.sha256.hexdigest(), self.crc32.crc32)
 
 
 def _slot_bytes(meta: StoreMeta, alignment: int) -> int:
@@ -430,7 +424,7 @@ class HDF5Writer(TokenWriter):
             self._h5.close()
         self._cut_off(num_chunks)
         size = os.fstat(self._file.fd).st_size
-        fields = {name: column.field_digest(size) for name, column in self._fields.items()}
+        fields = {name: FieldDigest(size, c.sha256.hexdigest(), c.crc32.crc32) for name, c in self._fields.items()}
         self._release()
         return info._replace(columns=columns, fields=fields)
 

@@ -93,7 +93,7 @@ class Column(NamedTuple):
     @property
     def noun(self) -> str:
         """The name of a unit in messages."""
-        return noun_of(self.meta)
+        return "batch" if self.meta.layout == BATCHES_LAYOUT else "chunk"
 
     @property
     def compressed(self) -> CompressedTokens | None:
@@ -115,11 +115,6 @@ class Column(NamedTuple):
                 f"{self.path}: access={access!r} needs plain extents, but {self.obstacle}; use access={others}"
             )
         return H5pyTokens(self)
-
-
-def noun_of(meta: StoreMeta) -> str:
-    """Return the name of a unit in messages."""
-    return "batch" if meta.layout == BATCHES_LAYOUT else "chunk"
 
 
 class H5pyTokens(UnitTokens):
@@ -169,7 +164,9 @@ class H5pyTokens(UnitTokens):
         try:
             with h5_damage(self._column.path):
                 if self._direct and len(out) % self.unit == 0:
-                    self._read_chunks(stored, start, out)
+                    rows, zeros = self.unit // self._row_values, (0,) * (stored.ndim - 1)
+                    for number, unit in enumerate(out.reshape(-1, self.unit), start // self.unit):
+                        stored.id.read_direct_chunk((number * rows, *zeros), out=unit.view(np.uint8))
                     return
                 values = self._row_values
                 first, stop = start // values, -(-(start + len(out)) // values)
@@ -186,11 +183,6 @@ class H5pyTokens(UnitTokens):
                 ) from error
             where = f"{self._column.noun} {start // self.unit:,}"
             raise FormatError(f"{self.name}: {where}: HDF5 cannot read it: {error}") from error
-
-    def _read_chunks(self, stored: h5py.Dataset, start: int, out: TokenArray) -> None:
-        rows, zeros = self.unit // self._row_values, (0,) * (stored.ndim - 1)
-        for number, unit in enumerate(out.reshape(-1, self.unit), start // self.unit):
-            stored.id.read_direct_chunk((number * rows, *zeros), out=unit.view(np.uint8))
 
     def _check_size(self) -> None:
         """Refuse a file that has become shorter: HDF5 returns zeros for missing bytes."""

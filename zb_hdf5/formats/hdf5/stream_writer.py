@@ -247,28 +247,24 @@ class HDF5ShardWriter(HDF5Writer):
     def _write(
         self, stored: npt.NDArray[Any], sizes: npt.NDArray[np.int64], values: dict[str, npt.NDArray[Any]]
     ) -> None:
-        """Take whole documents."""
+        """Take whole documents into the buffers, which are committed each time they are full."""
         self._require_open()
         self._num_documents += len(sizes)
         if len(sizes):
             self._ends.append((self.token_count + np.cumsum(sizes)).astype("<u8"))
+        done, taken = 0, {"": stored, **values}
         try:
-            self._take({"": stored, **values})
+            while done < len(stored):
+                count = min(len(stored) - done, self.meta.chunk_tokens - self._buffered)
+                for name, buffer in self._buffers.items():
+                    buffer[self._buffered : self._buffered + count] = taken[name][done : done + count]
+                self._buffered += count
+                done += count
+                if self._buffered == self.meta.chunk_tokens:
+                    self._commit_buffers()
         except BaseException as error:
             self._failure = error  # a part of it may be in the buffers
             raise
-
-    def _take(self, values: dict[str, npt.NDArray[Any]]) -> None:
-        """Move tokens and the values of fields into the buffers, and commit them each time they are full."""
-        done, total = 0, len(values[""])
-        while done < total:
-            count = min(total - done, self.meta.chunk_tokens - self._buffered)
-            for name, buffer in self._buffers.items():
-                buffer[self._buffered : self._buffered + count] = values[name][done : done + count]
-            self._buffered += count
-            done += count
-            if self._buffered == self.meta.chunk_tokens:
-                self._commit_buffers()
 
     def _commit_buffers(self) -> None:
         """Extend the datasets by the content of the buffers: a whole chunk, or at the end the rest."""
@@ -289,7 +285,10 @@ class HDF5ShardWriter(HDF5Writer):
         self._make_room(-(-stop // self.meta.chunk_tokens), self._offsets.count + whole)
         crc32, digests = list[int](), []
         if self._buffered:
-            self._end_at(stop)
+            # HDF5 would unpack a last chunk later that its column does not fill, and pack it again, to clear the rest
+            for column in self._columns if self._encode is not None and stop % self.meta.chunk_tokens else ():
+                with self._hdf5():
+                    column.stored.resize(stop, axis=0)
             tokens, *fields = (buffer[np.newaxis] for buffer in self._buffers.values())
             self._write_chunks(number, tokens, dict(zip(self._fields, fields, strict=True)))
             columns = zip(self._fields.values(), fields, strict=True)
@@ -304,16 +303,6 @@ class HDF5ShardWriter(HDF5Writer):
         self._crc32 += crc32
         self._committed, self._buffered = stop, 0
         self._ends = [ends[whole:]]
-
-    def _end_at(self, stop: int) -> None:
-        """Set the end of compressed columns before a last chunk is written that they do not fill.
-
-        HDF5 would unpack it later, and pack it again, to clear the rest of it.
-        """
-        if self._encode is not None and stop % self.meta.chunk_tokens:
-            with self._hdf5():
-                for column in self._columns:
-                    column.stored.resize(stop, axis=0)
 
     def _write_rest(self) -> None:
         if self._buffered or self._ends:

@@ -315,17 +315,11 @@ class MmapTokenStore(StoreReader):
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        split: str | None = None,
-        access: str = "auto",
-        verify: str = "auto",
-        dataset: str | None = None,
+        self, path: str | os.PathLike[str], *, split: str | None = None, dataset: str | None = None, **how: Any
     ) -> None:
         path, self._split = any_path(path), split
         index, identities = stream_index(path, split, dataset)
-        super().__init__(path, index, access=access, verify=verify, dataset=dataset, identities=identities)
+        super().__init__(path, index, dataset=dataset, identities=identities, **how)
         self.boundary_token_id, self.vocab_size = index.meta.boundary_token_id, index.meta.vocab_size
         self.tokenizer, self.fields = index.meta.tokenizer, index.meta.fields
 
@@ -347,7 +341,7 @@ class MmapTokenStore(StoreReader):
 
     def refresh(self) -> int:
         """See the tokens that were committed since the store was opened. Return `num_tokens`."""
-        fresh = type(self)(self.path, split=self._split, **self._options)  # type: ignore[arg-type]
+        fresh = type(self)(self.path, split=self._split, **self._options)
         self.close()
         self.__dict__.update(fresh.__dict__)
         return self.num_tokens

@@ -75,7 +75,8 @@ def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
             raise
         return [*findings, Finding("open", "problem", str(error), "export HDF5_USE_FILE_LOCKING=FALSE")]
     with reader:
-        files = [] if is_remote else _files(reader)
+        files = reader.paths if isinstance(reader, StoreReader) else [reader.path]
+        files = [] if is_remote else files
         problems = [problem for file in files for problem in format_of(file).problems_of(file)]
         missing = [Finding("filters", "problem", text, remedy) for text, remedy in problems]
         findings += missing or [Finding("filters", "ok", "none is missing")]
@@ -122,12 +123,6 @@ def _locks(folder: Path, network: str | None) -> Finding:
     nodes = f" between the processes of this node ({network}: other nodes may not see it)"
     but = ", but HDF5_USE_FILE_LOCKING switches HDF5's off" if off else ""
     return Finding("locks", "ok", f"flock works{nodes if network == LOCAL_LOCKS else ''}{but}")
-
-
-def _files(reader: BatchReader) -> list[Path]:
-    if isinstance(reader, StoreReader):
-        return reader.paths
-    return [reader.path]
 
 
 def _layout(reader: BatchReader) -> Finding:

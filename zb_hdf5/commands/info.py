@@ -47,12 +47,10 @@ def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[s
     if is_tokens and local and dataset is None and (arrays := _describe_arrays(path)):
         return arrays
     with open_tokens(path, dataset=dataset) if is_tokens else open_reader(path, dataset=dataset) as opened:
-        meta, index = opened.meta, opened.index if isinstance(opened, StoreReader) else None
-        files = opened.paths if isinstance(opened, StoreReader) else [opened.path]
-        if isinstance(opened, StoreReader) and is_tokens:
-            own, index, num_batches = _describe_stream(opened), index if find_index(path) else None, 0
-        else:
-            own, num_batches = _describe_batches(opened), opened.num_batches
+        meta, index, files, own = opened.meta, None, [opened.path], {} if is_tokens else _describe_batches(opened)
+        if isinstance(opened, StoreReader):
+            files, index = opened.paths, opened.index if not is_tokens or find_index(path) else None
+            own = own or _describe_stream(opened)
         return {
             "path": str(path),
             **own,
@@ -67,7 +65,7 @@ def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[s
             "verified": opened.verified,
             "bytes": sum(map(_bytes_of, files)) if index is None or local else int(index.table.values["bytes"].sum()),
             **_describe_codec(opened),
-            **({} if index is None else _describe_index(index, num_batches)),
+            **({} if index is None else _describe_index(index, opened.num_batches)),
         }
 
 

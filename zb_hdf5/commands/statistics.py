@@ -205,9 +205,8 @@ def measure(
             raise ArgumentError(f"{path}: expected tokens to count, found none; wait until its writer has committed")
         sampled = sample_batches is not None
         table = opened.documents if opened.has_padding else None
-        if table is not None:
-            return _measure(Packed(opened, table, sampled), sample_batches, progress)
-        return _measure(Units(opened, sampled), sample_batches, progress)
+        source = Units(opened, sampled) if table is None else Packed(opened, table, sampled)
+        return _measure(source, sample_batches, progress)
 
 
 def _measure(source: Units, sample_batches: int | None, progress: Callable[[int, int], None]) -> Statistics:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -205,31 +206,21 @@ def _origin(
 
 def _shards(reader: BatchReader, records: IndexArray, seq_len: int) -> Iterator[dict[str, Any]]:
     """Yield the stored batches of records, in the order in which they are met; of a stream, the range of each row."""
+    starts, paths = np.zeros(1, np.int64), [reader.path]
+    if isinstance(reader, StoreReader):
+        starts, paths = np.array(reader.tokens.starts), reader.paths
     if isinstance(reader, StoreReader) and reader.backend == "stream":
-        starts = np.array(reader.tokens.starts)
         for row, record in enumerate(records.tolist()):
             first = reader.first_token(record, seq_len)
-            stop, number = first + seq_len, int(starts.searchsorted(first, side="right")) - 1
-            while first < stop:
-                base, end = starts[number : number + 2].tolist()
-                if first < end:
-                    yield {
-                        "row": row,
-                        "shard": str(reader.paths[number]),
-                        "start": first - base,
-                        "stop": min(stop, end) - base,
-                    }
-                first, number = max(first, end), number + 1
+            edges = starts[(first < starts) & (starts < first + seq_len)].tolist()
+            for start, stop in pairwise([first, *dict.fromkeys(edges), first + seq_len]):
+                number = int(starts.searchsorted(start, side="right")) - 1
+                base = int(starts[number])
+                yield {"row": row, "shard": str(paths[number]), "start": start - base, "stop": stop - base}
         return
-    rows: dict[int, list[int]] = {}
+    rows, batch_tokens = dict[int, list[int]](), reader.meta.batch_tokens
     for record in (records // (reader.seq_len // seq_len)).tolist():
         rows.setdefault(record // reader.batch_size, []).append(record % reader.batch_size)
-    path, number, starts = reader.path, 0, np.zeros(1, np.int64)
-    if isinstance(reader, StoreReader):
-        counts = reader.index.table.values["num_batches"]
-        starts = np.cumsum(counts) - counts
     for batch, numbers in rows.items():
-        if isinstance(reader, StoreReader):  # the index does not count a growing shard, the last one
-            number = int(starts.searchsorted(batch, side="right")) - 1
-            path = reader.index.shards[number].file(reader.path)
-        yield {"shard": str(path), "batch": batch - int(starts[number]), "rows": numbers}
+        number = int(starts.searchsorted(batch * batch_tokens, side="right")) - 1
+        yield {"shard": str(paths[number]), "batch": batch - int(starts[number]) // batch_tokens, "rows": numbers}

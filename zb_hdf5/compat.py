@@ -11,7 +11,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from itertools import accumulate, chain, islice, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -29,7 +29,6 @@ from zb_hdf5.formats import native
 from zb_hdf5.formats.batch_reader import GROUP_BYTES, require_choice
 from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter as HDF5ShardWriter
 from zb_hdf5.formats.native import crc32_path, pack_header
-from zb_hdf5.formats.npy import npy_files
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import GlobalOrder, resolve_rank, write_order
 from zb_hdf5.loaders.protocol import MAX_COUNT, STATE_VERSION, TokenLoader, require_count, require_fields, shown
@@ -194,8 +193,8 @@ class DatasetLoader:
         shape: dict[str, Any] = {"batch_size": batch, "seq_len": seq_len, "targets": True, "shuffle": "sequential"}
         ranks: dict[str, Any] = {"rank": process_rank, "world_size": num_processes, "device": device}
         self._loader: Loader[Any] = Loader(dataset_dir, backend="npy", **shape, **ranks)
-        self.filepaths = [str(path) for path in npy_files(self._loader.reader.path)]
-        self._ends = list(accumulate(len(np.load(path, mmap_mode="r")) for path in self.filepaths))
+        reader: Any = self._loader.reader
+        self.filepaths, self._starts = list(map(str, reader.paths)), reader.tokens.starts
 
     file_idx = property(lambda self: self._next_token()[0])
     tok_idx = property(lambda self: self._next_token()[1])
@@ -208,8 +207,8 @@ class DatasetLoader:
         if position + step > len(self) * step:  # the next batch is the first one of the next epoch
             position = 0
         token = (position + self.process_rank * self.batch) * self.seq_len
-        number = bisect_right(self._ends, token)
-        return number, token - (self._ends[number - 1] if number else 0)
+        number = bisect_right(self._starts, token) - 1
+        return number, token - self._starts[number]
 
     def get_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the next `(x, y)`."""

@@ -48,6 +48,9 @@ BREAKABLE: Final = 0.4
 
 #: Text of one character of the data, and how it is drawn: "", "span" or "escape".
 Cell = tuple[str, str]
+#: Names and values of fields, and columns and offsets of pieces.
+Values = Mapping[str, npt.NDArray[Any]]
+Runs = tuple[IndexArray, npt.NDArray[np.uint64]]
 
 
 class Row(NamedTuple):
@@ -124,9 +127,7 @@ def rows_of(reader: BatchReader, records: IndexArray, seq_len: int | None = None
     return rows
 
 
-def _columns_of(
-    reader: BatchReader, records: IndexArray, seq_len: int
-) -> tuple[TokenArray, dict[str, npt.NDArray[Any]]]:
+def _columns_of(reader: BatchReader, records: IndexArray, seq_len: int) -> tuple[TokenArray, Values]:
     """Return the tokens of records, shape (R, S), and their fields, shape (R, S, ...)."""
     tokens = np.empty((len(records), seq_len), reader.dtype)
     reader.read_records_into(records, tokens)
@@ -147,14 +148,7 @@ def _name_of(reader: BatchReader, record: int, seq_len: int) -> str:
     return f"batch {batch:,} row {row:,}" + (f" from its token {part * seq_len:,}" if part else "")
 
 
-def _row(
-    name: str,
-    tokens: TokenArray,
-    pieces: tuple[IndexArray, npt.NDArray[np.uint64]],
-    fields: Mapping[str, npt.NDArray[Any]],
-    table: DocumentTable | None,
-    filler: int,
-) -> Row:
+def _row(name: str, tokens: TokenArray, pieces: Runs, fields: Values, table: DocumentTable | None, filler: int) -> Row:
     """Return a row of pieces: columns, and offsets in the document stream; those of no document become `filler`."""
     columns, offsets = pieces
     numbers = np.where(offsets == np.uint64(NO_DOCUMENT), filler, UNKNOWN)

@@ -26,24 +26,15 @@ THREADS: Final = 8
 
 
 def stage_batches(
-    store: Path,
-    folder: Path,
-    ranks: Iterable[int],
-    world_size: int,
-    progress: Progress,
-    *,
-    state_path: Path | None,
-    batch_size: int | None,
-    fields: tuple[str, ...],
-    cache_bytes: int | None,
-    **order: Any,
+    store: Path, folder: Path, ranks: Iterable[int], world_size: int, progress: Progress, **given: Any
 ) -> dict[str, int]:
-    """Copy what some ranks will read of an epoch, of this order or that of a state; see `stage_units`."""
-    cache, ranks = Cache.of(folder, cache_bytes), list(ranks)
+    """Copy what some ranks will read of an epoch, of the order given or that of a state; see `stage_units`."""
+    cache, ranks = Cache.of(folder, given.pop("cache_bytes")), list(ranks)
+    state_path, fields = given.pop("state_path"), given.pop("fields")
     if state_path is not None:
-        loader = loader_of_state((str(store),), read_state(state_path), state_path, batch_size)
+        loader = loader_of_state((str(store),), read_state(state_path), state_path, given["batch_size"])
     else:
-        loader = Loader(store, batch_size=batch_size, rank=0, world_size=1, **order)
+        loader = Loader(store, rank=0, world_size=1, **given)
     with loader, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of a full cache, which the report names
         cache.attach(loader.reader)

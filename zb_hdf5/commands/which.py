@@ -183,7 +183,7 @@ def _opened(store: str, state: dict[str, Any], path: Path) -> str | BatchReader:
 def _options(state: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the arguments that make a loader of this state's order."""
     options = {name: _option(state, path, name, kinds) for name, kinds in ORDER_OF_A_STATE.items()}
-    return {name: value for name, value in options.items() if name != "block_size" or value is not None}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _option(state: dict[str, Any], path: Path, name: str, kinds: tuple[type[Any], ...]) -> Any:

@@ -20,7 +20,7 @@ from hypothesis import settings
 
 from zb_hdf5 import ShardEntry, ShardIndex, StoreMeta
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.spec import BATCHES, CRC32, CRC32_SUFFIX, SHARD_PREFIX
+from zb_hdf5.spec import BATCHES, CRC32_SUFFIX, SHARD_PREFIX, TOKENS
 
 pytest.register_assert_rewrite("contract")  # before the import: a failed check shows its values
 from contract import random_tokens  # noqa: E402
@@ -198,17 +198,19 @@ def write_store(write_file):
 
 @pytest.fixture(scope="session")
 def gzip_copy():
-    """Return `gzip_copy(source, target)`: the same objects in a new file, as h5repack does, the batches compressed."""
+    """Return `gzip_copy(source, target)`: the same objects in a new file, as h5repack does, the tokens compressed."""
     h5py = pytest.importorskip("h5py")
 
     def copy(source, target, compression="gzip"):
         with h5py.File(source, "r") as old, h5py.File(target, "w") as new:
             new.attrs.update(old.attrs)
-            stored = old[BATCHES]
-            compressed = new.create_dataset(BATCHES, data=stored[:], chunks=stored.chunks, compression=compression)
+            [main] = {BATCHES, TOKENS} & set(old)
+            stored = old[main]
+            compressed = new.create_dataset(main, data=stored[:], chunks=stored.chunks, compression=compression)
             for name, value in stored.attrs.items():
                 compressed.attrs.create(name, value, dtype=np.asarray(value).dtype)
-            old.copy(CRC32, new)
+            for name in set(old) - {main}:
+                old.copy(name, new)
         return target
 
     return copy

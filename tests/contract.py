@@ -41,8 +41,6 @@ def is_refused(error, *uses, match=None):
 
 
 # --- readers ---------------------------------------------------------------------------------------------------------
-
-
 def check_reader(reader, expected, fields=None):
     """Check everything that leaves the reader open, but for `check_buffers`.
 
@@ -267,8 +265,6 @@ def read_everything(reader):
 
 
 # --- writers ---------------------------------------------------------------------------------------------------------
-
-
 def check_writer(make, read_back, expected, original):
     """Check a writer.
 
@@ -406,8 +402,6 @@ def check_aborting(writer, expected):
 
 
 # --- loaders ---------------------------------------------------------------------------------------------------------
-
-
 def check_loader(make, *, steps=4):
     """Check the protocol of `TokenLoader`; `make()` returns a new loader over the same data, of at least 2 `steps`."""
     with make() as loader:
@@ -498,6 +492,20 @@ def check_refused_states(make, expected):
                 loader.load_state_dict(each, force=force)
         assert loader.state_dict() == state
         assert_same(taken([next(loader)], 1), expected[1:2])
+
+
+def check_fields_of_a_state(loader):
+    """A field that is unknown, missing, or a number of another type is named."""
+    state = loader.state_dict()
+    loader.load_state_dict(json.loads(json.dumps(state)))
+    wrong = [("surprise", {**state, "surprise": 1})]
+    wrong += [(name, {key: value for key, value in state.items() if key != name}) for name in state]
+    for name, number in ((name, value) for name, value in state.items() if type(value) is int):
+        others = (float(number), bool(number), str(number), [number], 10**40, -1)
+        wrong += [(name, {**state, name: other}) for other in others]
+    for name, each in wrong:
+        with pytest.raises(StateError, match=name):
+            loader.load_state_dict(each)
 
 
 def check_epochs(make, expected):

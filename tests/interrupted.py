@@ -1,10 +1,20 @@
 """What stops in the middle of its work: an engine, a writer of a stream, a repair."""
 
 import contextlib
+import os
 
 import pytest
 
 from zb_hdf5.converters.engines import Inline
+
+
+def failing(number):
+    """Return a function that fails as a call of the system does."""
+
+    def fail(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    return fail
 
 
 class Stops(Exception):

@@ -41,8 +41,6 @@ REVIEWED: dict[tuple[str, str], str] = {
 
 
 # --- sources, the same for both builds ---------------------------------------------------------------------------
-
-
 def make_sources(folder: Path) -> None:
     """Write `.npy` records and streams, JSON lines, Parquet and conversations; always the same bytes."""
     rng = np.random.default_rng(20)
@@ -144,7 +142,6 @@ def make_more_stores(sources: Path, to: Path) -> None:
 
 
 # --- cases -------------------------------------------------------------------------------------------------------
-
 Make = Callable[[Path, Path], Any]
 ORDERS = ("global", "records", "block", "sequential")
 #: Options of a `Loader`; each is tried on each store of batches, in each order.
@@ -282,8 +279,6 @@ def cases() -> dict[str, Make]:
 
 
 # --- digests -----------------------------------------------------------------------------------------------------
-
-
 def parts_of(step: Any) -> Iterator[tuple[str, bytes]]:
     """Yield (name, bytes) of everything that a step holds."""
     if isinstance(step, tuple | list):
@@ -332,8 +327,6 @@ def result_of(make: Make, sources: Path, stores: Path, state: dict[str, Any] | N
 
 
 # --- running -----------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def build_at(path: Path) -> Iterator[Path]:
     """Give a folder for `PYTHONPATH`: a checkout, or an unpacked wheel."""

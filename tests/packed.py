@@ -130,6 +130,11 @@ def _write(path, cells, pieces, lengths, spans, fields, batch_size):
     table.publish(tokens_sha256=sha256)
 
 
+def require_same_pieces(found, expected):
+    for name in ("ends", "columns", "offsets"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
+
+
 def places_of(packing):
     """Return the row of each piece of a `Packing`, and the column of its first token."""
     counts = np.diff(packing.first)

@@ -9,6 +9,26 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from zb_hdf5 import ArgumentError, ConvertError, ExistsError, compat, train_tokenizer
+from zb_hdf5.compat import (
+    BatchFileReader,
+    BatchNativeLoader,
+    DatasetLoader,
+    HDF5ShardWriter,
+    MmapTokenStore,
+    ShardedTokenizationPipeline,
+    SlidingWindowDataloader,
+    Tokenizer,
+    get_dist_info,
+    get_tokenizer,
+    list_parquet_files,
+    parquets_iter_batched,
+    tokenizing_distributed_data_loader,
+    write_batch_dataset,
+    write_batch_file,
+)
+from zb_hdf5.text.corpus import open_documents
+
 SEQ_LEN, BATCH = 16, 4
 RECORDS = np.random.default_rng(3).integers(0, 500, (42, SEQ_LEN), dtype=np.uint32)
 
@@ -20,8 +40,6 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_zerobatch_writes_and_reads(folder):
-    from zb_hdf5.compat import write_batch_file
-
     tokens = RECORDS
     num_batches = write_batch_file(
         output_path="dataset.batch",
@@ -31,8 +49,6 @@ def test_zerobatch_writes_and_reads(folder):
         seed=42,
     )
     assert num_batches == 10
-
-    from zb_hdf5.compat import BatchFileReader
 
     reader = BatchFileReader("dataset.batch")
     assert (reader.num_batches, reader.batch_size, reader.seq_len) == (10, 4, 16)
@@ -52,8 +68,6 @@ def test_zerobatch_writes_and_reads(folder):
 
 
 def test_zerobatch_writes_a_stream_of_records():
-    from zb_hdf5.compat import write_batch_dataset, write_batch_file
-
     def token_generator():
         yield from RECORDS
 
@@ -72,8 +86,6 @@ def test_zerobatch_writes_a_stream_of_records():
 
 @pytest.mark.slow
 def test_zerobatch_trains():
-    from zb_hdf5.compat import BatchNativeLoader, write_batch_file
-
     write_batch_file("dataset.batch", RECORDS, 4, 16, 42)
     num_epochs, vocab_size, seen = 2, 500, []
 
@@ -106,8 +118,6 @@ def test_zerobatch_trains():
 
 
 def test_zerobatch_loader_takes_its_arguments_by_name():
-    from zb_hdf5.compat import BatchNativeLoader, write_batch_file
-
     write_batch_file("dataset.batch", RECORDS, 4, 16, 42)
     loader = BatchNativeLoader(
         path="dataset.batch",
@@ -124,8 +134,6 @@ def test_zerobatch_loader_takes_its_arguments_by_name():
 def test_dataset_loader_gives_the_published_batch(folder, capsys):
     (folder / "data").mkdir()
     np.save("data/0.npy", np.array([1202, 850, 149, 4211, 769, 1839, 3521, 4879, 2035], np.uint16))
-
-    from zb_hdf5.compat import DatasetLoader
 
     # Small example
     loader = DatasetLoader(
@@ -152,8 +160,6 @@ def test_dataset_loader_says_where_it_stands(folder):
     for name, size in (("a.npy", 30), ("b.npy", 70)):
         np.save(f"data/{name}", np.arange(size, dtype=np.uint16) + (30 if name == "b.npy" else 0))
 
-    from zb_hdf5.compat import DatasetLoader
-
     loader = DatasetLoader(2, 4, 1, 2, "data", "cpu")
     assert (loader.batch, loader.seq_len, loader.device) == (2, 4, "cpu")
     assert (loader.process_rank, loader.num_processes) == (1, 2)
@@ -174,8 +180,6 @@ def corpus():
 
 def test_the_corpus_demo_runs(capsys):
     """Builds a tiny in-memory corpus, tokenizes it into two shards, opens them, and runs ten batches."""
-    from zb_hdf5.compat import MmapTokenStore, ShardedTokenizationPipeline, SlidingWindowDataloader
-
     ShardedTokenizationPipeline(corpus(), num_shards=2).run("outputs")
     store = MmapTokenStore("outputs")
     dataloader = SlidingWindowDataloader(store, window_size=64, batch_size=4, order="random", seed=0)
@@ -190,8 +194,6 @@ def test_the_corpus_demo_runs(capsys):
 
 
 def test_an_iterable_of_texts_is_tokenized_whole(folder):
-    from zb_hdf5.compat import MmapTokenStore, ShardedTokenizationPipeline
-
     ShardedTokenizationPipeline((text for text in corpus()), "byte", num_shards=3).run("outputs")
     with MmapTokenStore("outputs") as store:
         found = [bytes(store.document(number)[:-1].astype(np.uint8)).decode() for number in range(40)]
@@ -201,9 +203,6 @@ def test_an_iterable_of_texts_is_tokenized_whole(folder):
 
 
 def test_files_of_documents_are_tokenized_too(folder):
-    from zb_hdf5.compat import MmapTokenStore, ShardedTokenizationPipeline
-    from zb_hdf5.text.corpus import open_documents
-
     for name in "ab":
         (folder / f"{name}.txt").write_text(f"all of {name}")
     ShardedTokenizationPipeline(open_documents(["a.txt", "b.txt"])).run("outputs")
@@ -212,9 +211,6 @@ def test_files_of_documents_are_tokenized_too(folder):
 
 
 def test_what_is_no_text_is_refused(folder):
-    from zb_hdf5 import ArgumentError, ConvertError, ExistsError
-    from zb_hdf5.compat import ShardedTokenizationPipeline
-
     with pytest.raises(ArgumentError, match="one text"):
         ShardedTokenizationPipeline("a text")
     with pytest.raises(ArgumentError, match="num_shards"):
@@ -230,8 +226,6 @@ def test_what_is_no_text_is_refused(folder):
 
 
 def test_a_store_that_grows_is_refreshed():
-    from zb_hdf5.compat import HDF5ShardWriter, MmapTokenStore
-
     with HDF5ShardWriter("shard.h5", chunk_tokens=8) as writer:
         writer.write_document(np.arange(8))
         store = MmapTokenStore("shard.h5.partial")
@@ -246,8 +240,6 @@ def test_a_store_that_grows_is_refreshed():
 @pytest.fixture
 def base_dir(folder, monkeypatch):
     """Make the folders that its users have: text, and a tokenizer."""
-    from zb_hdf5 import train_tokenizer
-
     parquet, table = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow").table
     pytest.importorskip("tokenizers")
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(folder))
@@ -261,8 +253,6 @@ def base_dir(folder, monkeypatch):
 
 
 def test_the_streaming_loop_runs(base_dir):
-    from zb_hdf5.compat import tokenizing_distributed_data_loader
-
     device_batch_size, max_seq_len, num_iterations, grad_accum_steps = 2, 24, 3, 2
 
     # Data loading
@@ -282,8 +272,6 @@ def test_the_streaming_loop_runs(base_dir):
 
 
 def test_a_new_validation_loader_begins_anew(base_dir):
-    from zb_hdf5.compat import tokenizing_distributed_data_loader
-
     device_batch_size, max_seq_len, eval_steps = 2, 24, 2
 
     def build_val_loader():
@@ -300,8 +288,6 @@ def test_a_new_validation_loader_begins_anew(base_dir):
 
 
 def test_the_texts_of_a_rank_are_listed(base_dir):
-    from zb_hdf5.compat import list_parquet_files, parquets_iter_batched
-
     (base_dir / "base_data" / "shard_00009.parquet.tmp").touch()
     files = list_parquet_files()
     assert files == [str(base_dir / "base_data" / f"shard_{number:05}.parquet") for number in range(3)]
@@ -318,8 +304,6 @@ def test_the_texts_of_a_rank_are_listed(base_dir):
 
 
 def test_the_lesson_s_tokenizer_gives_a_list(folder):
-    from zb_hdf5.compat import MmapTokenStore, ShardedTokenizationPipeline, Tokenizer
-
     tokenizer = Tokenizer()
     assert tokenizer.encode("añ") == [97, 195, 177]
     assert (tokenizer.decode([97, 98]), tokenizer.vocab_size) == ("ab", 257)
@@ -329,8 +313,6 @@ def test_the_lesson_s_tokenizer_gives_a_list(folder):
 
 
 def test_a_batch_file_has_the_attributes_of_its_header():
-    from zb_hdf5.compat import BatchFileReader, BatchNativeLoader, write_batch_file
-
     write_batch_file("dataset.batch", RECORDS, 4, 16, 42)
     with BatchFileReader("dataset.batch") as reader:
         assert (reader.version, reader.seed, reader.total_records) == (1, 42, 42)
@@ -342,8 +324,6 @@ def test_a_batch_file_has_the_attributes_of_its_header():
 
 
 def test_the_pipeline_s_tokenizer_prepends_and_appends(base_dir):
-    from zb_hdf5.compat import get_dist_info, get_tokenizer
-
     tokenizer = get_tokenizer()
     bos = tokenizer.get_bos_token_id()
     assert bos == tokenizer.encode_special("<|endoftext|>")
@@ -359,8 +339,6 @@ def test_the_pipeline_s_tokenizer_prepends_and_appends(base_dir):
 
 def test_ranks_deal_the_row_groups_of_each_file(base_dir, monkeypatch):
     """The loop of the pipeline, written out: its tokens are those of the loader, rank by rank."""
-    from zb_hdf5.compat import get_dist_info, get_tokenizer, parquets_iter_batched, tokenizing_distributed_data_loader
-
     tokenizer, (B, T) = get_tokenizer(), (2, 24)
     for rank in range(3):  # four row groups a file: they do not divide
         monkeypatch.setenv("RANK", str(rank))
@@ -382,8 +360,6 @@ def test_ranks_deal_the_row_groups_of_each_file(base_dir, monkeypatch):
 
 
 def test_a_file_of_the_corpus_is_downloaded_once(base_dir, monkeypatch):
-    from zb_hdf5 import compat
-
     asked = []
     monkeypatch.setattr(compat, "fetch_shards", lambda *a, **k: asked.append((a, k)) or [compat_report(None)])
     assert compat.download_single_file(7) is True

@@ -5,8 +5,6 @@ import math
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import python
 
 from zb_hdf5 import console
 from zb_hdf5.commands.zb import zb
@@ -57,8 +56,6 @@ def clock(monkeypatch):
 
 
 # --- progress --------------------------------------------------------------------------------------------------
-
-
 def test_a_terminal_shows_one_line_and_clears_it(clock):
     stream = Terminal()
     with Progress("convert", 100, stream=stream) as progress:
@@ -191,8 +188,6 @@ def test_threads_advance_together(clock, capsys):
 
 
 # --- sizes -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("text", "expected"), [
     ("4096", 4096), ("1", 1), ("64k", 64_000), ("64K", 64_000), ("64kB", 64_000), ("64KiB", 65_536),
     ("512MB", 512_000_000), ("1GiB", 2**30), ("1gib", 2**30), ("1Gi", 2**30), ("1.5GiB", 3 * 2**29), ("0.5k", 500),
@@ -211,8 +206,6 @@ def test_what_is_no_size_is_refused(text):
 
 
 # --- numbers for people ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("value", "expected"), [
     (0, "0 "), (7, "7 "), (999, "999 "), (1000, "1 k"), (1234, "1.23 k"), (1_234_567, "1.23 M"),
     (45_600_000, "45.6 M"), (2e9, "2 G"), (3.5e12, "3.5 T"),
@@ -247,8 +240,6 @@ def test_seconds(value, expected):
 
 
 # --- the group -------------------------------------------------------------------------------------------------
-
-
 @click.group(cls=CommandGroup)
 def group():
     """A group to call what the test gives it."""
@@ -338,7 +329,6 @@ def test_a_group_works_outside_the_main_thread():
 
 
 # --- reports ---------------------------------------------------------------------------------------------------
-
 LONG = [("path", "a/b"), ("fingerprint", "sampled:" + 64 * "a"), ("result", "word " * 40)]
 
 
@@ -373,7 +363,6 @@ def test_counted(count, text):
 
 
 # --- Ctrl+C while modules are imported --------------------------------------------------------------------------
-
 #: Runs a console script that is interrupted at the moment when it imports a module.
 INTERRUPTED_IMPORT = """
 import signal, sys
@@ -400,7 +389,7 @@ sys.argv[0] = {script!r}
 ])  # fmt: skip
 def test_ctrl_c_in_an_import_ends_with_130_and_no_traceback(script, arguments, module):
     code = INTERRUPTED_IMPORT.format(name=module, script=script)
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    done = python(code, *arguments)
     assert (done.returncode, done.stderr.count("\n")) == (130, 1), done.stderr
     assert done.stderr.startswith("Error: interrupted")
 
@@ -408,13 +397,11 @@ def test_ctrl_c_in_an_import_ends_with_130_and_no_traceback(script, arguments, m
 def test_ctrl_c_outside_of_imports_unwinds():
     code = "import signal, time; from zb_hdf5 import __main__ as m; signal.signal(signal.SIGINT, m._interrupt)\n"
     code += "try:\n    signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt:\n    print('unwound')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python(code, check=True)
     assert done.stdout == "unwound\n"
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------------
-
-
 def test_a_wrong_argument_does_not_command_the_terminal():
     for arguments in (["info", "no\x1b[31mne"], ["in\x1b[31mfo"], ["info", "--\x1b[31m", "."]):
         result = CliRunner().invoke(zb, arguments)

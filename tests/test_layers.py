@@ -187,18 +187,15 @@ def test_the_name_of_a_file_is_unique():
     assert {name for name in names if names.count(name) > 1} <= TWICE
 
 
-@pytest.mark.parametrize(
-    ("module", "heavy"),
-    [
-        ("zb_hdf5", ["torch", "h5py", "click"]),
-        ("zb_hdf5.commands.zb", ["numpy", "torch", "h5py"]),
-        ("zb_hdf5.converters.cli", ["numpy", "torch", "h5py"]),
-        ("zb_hdf5.loaders.order", ["torch", "h5py", "click"]),
-        ("zb_hdf5.formats.native", ["torch", "h5py", "click"]),
-        ("zb_hdf5.store.opening", ["torch", "h5py", "click"]),
-        ("zb_hdf5.loaders.loader", ["torch", "h5py", "click"]),
-    ],
-)
+@pytest.mark.parametrize(("module", "heavy"), [
+    ("zb_hdf5", ["torch", "h5py", "click"]),
+    ("zb_hdf5.commands.zb", ["numpy", "torch", "h5py"]),
+    ("zb_hdf5.converters.cli", ["numpy", "torch", "h5py"]),
+    ("zb_hdf5.loaders.order", ["torch", "h5py", "click"]),
+    ("zb_hdf5.formats.native", ["torch", "h5py", "click"]),
+    ("zb_hdf5.store.opening", ["torch", "h5py", "click"]),
+    ("zb_hdf5.loaders.loader", ["torch", "h5py", "click"]),
+])  # fmt: skip
 def test_importing_is_light(module, heavy):
     code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

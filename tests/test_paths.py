@@ -36,24 +36,8 @@ from zb_hdf5 import (
     write_batch_dataset,
     write_batch_file,
 )
-from zb_hdf5.commands.doctor import diagnose
 from zb_hdf5.commands.fetch import fetch_shards
-from zb_hdf5.commands.info import describe
-from zb_hdf5.commands.statistics import measure
-from zb_hdf5.compat import (
-    list_parquet_files,
-    parquets_iter_batched,
-    tokenizing_distributed_data_loader,
-)
-from zb_hdf5.converters import run as pipeline
-from zb_hdf5.converters.batch_target import merge_parts
-from zb_hdf5.converters.npy_source import NpySource
-from zb_hdf5.converters.reports import Done
-from zb_hdf5.converters.store_source import StoreSource
-from zb_hdf5.converters.text_source import Recipe, TextSource
-from zb_hdf5.formats.hdf5.h5_reader import HDF5BatchReader
-from zb_hdf5.formats.hdf5.h5_writer import HDF5BatchWriter
-from zb_hdf5.formats.native import BatchFileWriter
+from zb_hdf5.compat import list_parquet_files, parquets_iter_batched, tokenizing_distributed_data_loader
 from zb_hdf5.store.live import LiveStoreWriter
 from zb_hdf5.store.repair import repair_file, repair_store
 from zb_hdf5.store.streams import index_streams
@@ -121,30 +105,19 @@ READERS = {
     "FollowingLoader": ("store", lambda path: close(FollowingLoader(path, **ALONE))),
     "BatchFileReader": ("x.batch", lambda path: close(BatchFileReader(path))),
     "BatchNativeLoader": ("x.batch", lambda path: close(BatchNativeLoader(path))),
-    "HDF5BatchReader": ("x.h5", lambda path: close(HDF5BatchReader(path))),
     "open_reader of a store": ("store", lambda path: close(open_reader(path))),
     "open_reader of a stream": ("stream.h5", lambda path: close(open_reader(path, batch_size=2, seq_len=64))),
     "MmapTokenStore": ("stream.h5", lambda path: close(MmapTokenStore(path))),
     "DatasetLoader": ("npy", lambda path: close(DatasetLoader(2, 64, 0, 1, path))),
-    "TextLoader": (
-        "parquet",
-        lambda path: close(TextLoader(path, **TEXT, **ALONE)),
-    ),
+    "TextLoader": ("parquet", lambda path: close(TextLoader(path, **TEXT, **ALONE))),
     "verify_store": ("x.h5", verify_store),
     "verify_store of a store": ("store", verify_store),
     "verify_store of a stream": ("streams", verify_store),
     "ShardIndex.load": ("store", ShardIndex.load),
     "ShardIndex.save": ("store", lambda path: ShardIndex.load(path).save(path)),
     "ShardIndex.from_json": ("store/shards.json", lambda path: ShardIndex.from_json(Path(path).read_text(), path)),
-    "ShardEntry.file": ("store", lambda path: ShardIndex.load(path).shards[0].file(path)),
-    "describe": ("store", describe),
-    "measure": ("store", measure),
-    "diagnose": ("store", diagnose),
     "rebuild_index": ("store", lambda path: rebuild_index(path, force=True)),
     "repair": ("store", repair),
-    "repair_file": ("x.h5", lambda path: repair_file(path, output=path)),
-    "open_documents": ("text.jsonl", lambda path: open_documents([path])),
-    "NpySource": ("npy", lambda path: NpySource([path], batch_size=4, seq_len=512, seed=1)),
     "convert": ("npy", lambda path: convert(path, "hdf5", f"{os.fspath(path)}.h5", batch_size=4, overwrite=True)),
     "train_tokenizer": (
         "text.jsonl",
@@ -158,52 +131,20 @@ READERS = {
             tokenizing_distributed_data_loader(2, 64, "val", data_dir=path, tokenizer="byte", device="cpu")
         ),
     ),
-    "StoreSource": ("store", lambda path: StoreSource(path, "hdf5")),
 }
 #: What a user calls -> the path that it makes, and the call, which also gets the folder `made`.
 WRITERS = {
     "open_writer": ("out.h5", lambda path, made: finish(open_writer(path, batch_size=4, seq_len=512))),
-    "LiveStoreWriter": ("out", lambda path, made: finish(LiveStoreWriter(path, META, shard_batches=1))),
-    "BatchFileWriter": ("out.batch", lambda path, made: finish(BatchFileWriter(path, META))),
-    "HDF5BatchWriter": ("out.h5", lambda path, made: finish(HDF5BatchWriter(path, META))),
     "HDF5ShardWriter": ("out.h5", lambda path, made: HDF5ShardWriter(path).finish()),
     "write_batch_file": ("out.batch", lambda path, made: write_batch_file(path, ROWS, 4, 512, 1)),
     "write_batch_dataset": ("out.batch", lambda path, made: write_batch_dataset(path, iter(ROWS), 8, 4, 512, 1)),
     "convert to streams": ("out", lambda path, made: convert([made / "npy"], "stream", path, boundary_token_id=1)),
     "fetch_shards": ("out", lambda path, made: fetch_shards("http://127.0.0.1:9/{:05d}", 0, folder=path)),
     "convert": ("out", lambda path, made: convert(made / "store", "batch", path)),
-    "convert of a source": (
-        "out",
-        lambda path, made: pipeline.convert(StoreSource(made / "store", "hdf5"), "batch", path),
-    ),
-    "convert documents": ("out", lambda path, made: ingest(path, made)),
     "ShardedTokenizationPipeline.run": ("out", lambda path, made: ShardedTokenizationPipeline(["a text"]).run(path)),
-    "the pipeline of files of documents": ("out", lambda path, made: tokenize(path, made)),
     "a cache": ("cache", lambda path, made: close(open_reader(made / "store", cache=path))),
-    "the cache of a Loader": ("cache", lambda path, made: close(Loader(made / "store", cache=path, **ALONE))),
-    "merge_parts": ("merged", lambda path, made: merge(path, made)),
     "train_tokenizer": ("tok.json", lambda path, made: train(path, made)),
 }
-
-
-def ingest(path, made):
-    files = open_documents([made / "text.jsonl"])
-    convert(TextSource(files, "jsonl", Recipe("byte", 256)), "hdf5", path, batch_size=2, seq_len=64)
-
-
-def tokenize(path, made):
-    files = open_documents([made / "text.jsonl"])
-    source = TextSource(files, "jsonl", Recipe("byte", 256))
-    convert(source, "stream", path)
-    assert convert(source, "stream", path, resume=True) == Done(Path(path))
-
-
-def merge(path, made):
-    from zb_hdf5.converters.journal import Part
-
-    for job in range(2):
-        pipeline.convert(StoreSource(made / "store", "hdf5"), "hdf5", path, part=Part(job, 2))
-    merge_parts(path)
 
 
 def train(path, made):

@@ -94,21 +94,18 @@ def test_what_does_not_fit_32_bits_is_an_error_and_never_wrapped(name, value):
     assert unpack_header(pack_header(meta, 2), "x.batch") == (meta, 2)
 
 
-@pytest.mark.parametrize(
-    ("offset", "data", "message"),
-    [
-        (0, b"LLMBATCX", "expected magic"),
-        (0, b"\x89HDF\r\n\x1a\n", "expected magic"),
-        (8, b"\0\0\0\0", "expected .batch version 1, found 0"),
-        (8, b"\2\0\0\0", "expected .batch version 1, found 2"),
-        (8, b"\0\0\0\1", "version 1, found 16777216"),  # big-endian
-        (12, b"\0\0\0\0", "batch_size must be"),
-        (16, b"\0\0\0\0", "seq_len must be"),
-        (12, b"\xff\xff\xff\xff\xff\xff\xff\xff", "HDF5 chunks end below 4 GiB"),
-        (28, b"\2\0\0\0", "expected dtype code 0 or 1, found 2"),
-        (28, b"\xff\xff\xff\xff", "expected dtype code"),
-    ],
-)
+@pytest.mark.parametrize(("offset", "data", "message"), [
+    (0, b"LLMBATCX", "expected magic"),
+    (0, b"\x89HDF\r\n\x1a\n", "expected magic"),
+    (8, b"\0\0\0\0", "expected .batch version 1, found 0"),
+    (8, b"\2\0\0\0", "expected .batch version 1, found 2"),
+    (8, b"\0\0\0\1", "version 1, found 16777216"),  # big-endian
+    (12, b"\0\0\0\0", "batch_size must be"),
+    (16, b"\0\0\0\0", "seq_len must be"),
+    (12, b"\xff\xff\xff\xff\xff\xff\xff\xff", "HDF5 chunks end below 4 GiB"),
+    (28, b"\2\0\0\0", "expected dtype code 0 or 1, found 2"),
+    (28, b"\xff\xff\xff\xff", "expected dtype code"),
+])  # fmt: skip
 def test_each_wrong_field_is_named(offset, data, message):
     with pytest.raises(FormatError, match=message) as caught:
         unpack_header(patched(offset, data), "folder/x.batch")
@@ -165,21 +162,18 @@ def test_a_damaged_header_opens_only_if_it_fits_the_file(tmp_path_factory, heade
             assert not batch.any()
 
 
-@pytest.mark.parametrize(
-    ("tokens", "dtype", "vocab_size", "message"),
-    [
-        (np.array([[3, -1]]), U32, 0, r"token id -1 at index 1 is outside 0\.\.4,294,967,295 \(dtype uint32\)"),
-        (np.array([[3, -128]], dtype="i1"), U32, 0, "token id -128 at index 1"),
-        (np.array([[0, 2**32]]), U32, 0, "token id 4294967296 at index 1"),
-        (np.array([[2**64 - 1, 0]], dtype="u8"), U32, 0, "token id 18446744073709551615 at index 0"),
-        (np.array([[1, 65536]]), U16, 0, r"token id 65536 at index 1 is outside 0\.\.65,535 \(dtype uint16\)"),
-        (np.array([[1, -1]], dtype="i2"), U16, 0, "token id -1 at index 1"),
-        (np.array([[99, 100]]), U32, 100, r"token id 100 at index 1 is outside 0\.\.99 \(vocab_size 100\)"),
-        (np.array([[99, 100]], dtype="u4"), U32, 100, "token id 100 at index 1"),
-        (np.array([[255, 254]], dtype="u1"), U16, 255, "token id 255 at index 0"),
-        (np.array([[5, -1], [-2, 9]]), U32, 7, "token id -1 at index 1"),
-    ],
-)
+@pytest.mark.parametrize(("tokens", "dtype", "vocab_size", "message"), [
+    (np.array([[3, -1]]), U32, 0, r"token id -1 at index 1 is outside 0\.\.4,294,967,295 \(dtype uint32\)"),
+    (np.array([[3, -128]], dtype="i1"), U32, 0, "token id -128 at index 1"),
+    (np.array([[0, 2**32]]), U32, 0, "token id 4294967296 at index 1"),
+    (np.array([[2**64 - 1, 0]], dtype="u8"), U32, 0, "token id 18446744073709551615 at index 0"),
+    (np.array([[1, 65536]]), U16, 0, r"token id 65536 at index 1 is outside 0\.\.65,535 \(dtype uint16\)"),
+    (np.array([[1, -1]], dtype="i2"), U16, 0, "token id -1 at index 1"),
+    (np.array([[99, 100]]), U32, 100, r"token id 100 at index 1 is outside 0\.\.99 \(vocab_size 100\)"),
+    (np.array([[99, 100]], dtype="u4"), U32, 100, "token id 100 at index 1"),
+    (np.array([[255, 254]], dtype="u1"), U16, 255, "token id 255 at index 0"),
+    (np.array([[5, -1], [-2, 9]]), U32, 7, "token id -1 at index 1"),
+])  # fmt: skip
 def test_an_id_that_cannot_be_stored_is_named_with_its_place(tokens, dtype, vocab_size, message):
     with pytest.raises(ConvertError, match=message) as caught:
         as_stored(tokens, StoreMeta(1, 2, dtype, vocab_size=vocab_size), "part-7.npy")
@@ -212,27 +206,24 @@ def test_limits_themselves_are_stored():
     assert as_stored(np.zeros((0, 2), "i8"), META, "x").shape == (0, 2)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"batch_size": 0}, "batch_size must be between 1 and 4,294,967,295, found 0"),
-        ({"batch_size": -1}, "batch_size"),
-        ({"batch_size": 2**32}, "batch_size"),
-        ({"seq_len": 0}, "seq_len"),
-        ({"seq_len": 2**32}, "seq_len"),
-        ({"dtype": np.dtype("i4")}, "dtype must be uint32 or uint16"),
-        ({"dtype": np.dtype(">u4")}, "dtype must be"),
-        ({"dtype": np.dtype("u8")}, "dtype must be"),
-        ({"seed": -1}, "seed must be"),
-        ({"seed": 2**64}, "seed must be"),
-        ({"total_records": -1}, "total_records must be"),
-        ({"total_records": 2**64}, "total_records must be"),
-        ({"document_count": -1}, "document_count must be"),
-        ({"vocab_size": -1}, "vocab_size must be"),
-        ({"batch_size": 2**15, "seq_len": 2**15}, "4,294,967,296 bytes"),
-        ({"batch_size": 2**16, "seq_len": 2**15, "dtype": U16}, "4,294,967,296 bytes"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"batch_size": 0}, "batch_size must be between 1 and 4,294,967,295, found 0"),
+    ({"batch_size": -1}, "batch_size"),
+    ({"batch_size": 2**32}, "batch_size"),
+    ({"seq_len": 0}, "seq_len"),
+    ({"seq_len": 2**32}, "seq_len"),
+    ({"dtype": np.dtype("i4")}, "dtype must be uint32 or uint16"),
+    ({"dtype": np.dtype(">u4")}, "dtype must be"),
+    ({"dtype": np.dtype("u8")}, "dtype must be"),
+    ({"seed": -1}, "seed must be"),
+    ({"seed": 2**64}, "seed must be"),
+    ({"total_records": -1}, "total_records must be"),
+    ({"total_records": 2**64}, "total_records must be"),
+    ({"document_count": -1}, "document_count must be"),
+    ({"vocab_size": -1}, "vocab_size must be"),
+    ({"batch_size": 2**15, "seq_len": 2**15}, "4,294,967,296 bytes"),
+    ({"batch_size": 2**16, "seq_len": 2**15, "dtype": U16}, "4,294,967,296 bytes"),
+])  # fmt: skip
 def test_impossible_descriptions_are_refused(changes, message):
     with pytest.raises(ArgumentError, match=message):
         replace(META, **changes)

@@ -1,0 +1,55 @@
+"""Work in processes of their own: Python code in a new interpreter, and functions in a fork of this one."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+import warnings
+
+
+def started(code, *arguments, **options):
+    """Start an interpreter with pipes to its streams of text."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], text=True, **{**pipes, **options})
+
+
+@contextlib.contextmanager
+def running(*processes):
+    """Return one process or several, and see that they end."""
+    with contextlib.ExitStack() as stack:
+        for process in processes:
+            stack.enter_context(process)
+            stack.callback(process.kill)
+        yield processes if len(processes) > 1 else processes[0]
+
+
+def python(code, *arguments, **options):
+    """Run code to its end."""
+    how = {"capture_output": True, "text": True, "timeout": 120, **options}
+    return subprocess.run([sys.executable, "-c", code, *map(str, arguments)], **how)
+
+
+def wait_until(condition, process, step_s=0.001):
+    """Wait for what a process will do."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < end
+        time.sleep(step_s)
+
+
+@contextlib.contextmanager
+def forked(function):
+    """Call a function in a fork, while this process goes on; it must return what is true."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and threads: of torch, idle here
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = 0 if function() else 2
+        finally:
+            os._exit(code)
+    yield
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -20,17 +20,10 @@ from commandline import run
 from contents import batches_of, write_stream
 from damage import flip, flip_token
 from packed import write_packed
+from processes import python
 
 import zb_hdf5.converters.run
-from zb_hdf5 import (
-    ChecksumError,
-    FormatError,
-    HDF5ShardWriter,
-    Loader,
-    ShardIndex,
-    open_reader,
-    open_writer,
-)
+from zb_hdf5 import ChecksumError, FormatError, HDF5ShardWriter, Loader, ShardIndex, open_reader, open_writer
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.files.publishing import PartialDirectory
@@ -158,8 +151,6 @@ def document_arguments(name, out):
 
 
 # --- help ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize("option", ["--help", "-h"])
 def test_help_fits_a_terminal_of_80_columns_and_has_an_example(name, option):
@@ -185,8 +176,6 @@ def test_every_option_says_what_it_does_without_pointing_at_another_line():
 
 
 # --- streams ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", LEAVES)
 @pytest.mark.thin
 def test_a_report_is_json_nothing_or_aligned_lines_and_alone_on_stdout(name, places, tmp_path):
@@ -222,8 +211,6 @@ def test_the_json_of_a_conversion(places, tmp_path):
 
 
 # --- exit codes ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("arguments", [
     (), ("no-such-command",), ("npy-to-hdf5",), ("npy-to-hdf5", "only-one"),
     ("npy-to-hdf5", "a", "b", "--batch-size", "0"), ("npy-to-hdf5", "a", "b", "--batch-size", "many"),
@@ -358,8 +345,6 @@ def test_what_goes_wrong_underneath_is_one_message(error, code, text, places, tm
 
 
 # --- zb info ---------------------------------------------------------------------------------------------------
-
-
 def info(path, *options):
     return json.loads(said(0, "info", path, "--json", *options))
 
@@ -540,8 +525,6 @@ def test_info_of_an_interrupted_conversion(places, tmp_path):
 
 
 # --- dry runs --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["t9.hdf5", "t9.npz", "t9.batch", "no/folder/t9", "in.npy"])
 def test_a_dry_run_refuses_what_the_run_refuses(name, places, tmp_path):
     command = ("npy-to-hdf5", places["npy"], tmp_path / name, *SHAPE)
@@ -563,21 +546,16 @@ def test_a_dry_run_says_shape_and_dtype(places, tmp_path):
     assert (planned["batch_size"], planned["seq_len"], planned["dtype"]) == (4, 8, "uint16")
 
 
-@pytest.mark.parametrize(
-    ("file_system", "meaning"),
-    [
-        (None, "auto (local file system: batches in the page cache are read from a mapping, others by position)"),
-        ("nfs", "auto (nfs file system: all tokens are read by position, none are mapped)"),
-    ],
-)
+@pytest.mark.parametrize(("file_system", "meaning"), [
+    (None, "auto (local file system: batches in the page cache are read from a mapping, others by position)"),
+    ("nfs", "auto (nfs file system: all tokens are read by position, none are mapped)"),
+])  # fmt: skip
 def test_info_says_what_auto_means_here(file_system, meaning, places, monkeypatch):
     monkeypatch.setattr("zb_hdf5.commands.info.network_file_system", lambda file: file_system)
     assert meaning in " ".join(run(zb, "info", places["h5"]).stdout.split())
 
 
 # --- zb verify -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("kind", "checks"), [
     ("h5", ["crc32", "sha256"]),
     ("h5-store", ["crc32", "sha256", "index"]),
@@ -665,10 +643,7 @@ def test_a_swapped_batch_shard_is_not_read(places):
         other.rename(one)
         (store / "aside").rename(other)
     for verify in ("none", "batch"):
-        with (
-            pytest.raises(ChecksumError, match="belongs elsewhere; verify it"),
-            open_reader(store, verify=verify) as r,
-        ):
+        with pytest.raises(ChecksumError, match="belongs elsewhere; verify it"), open_reader(store, verify=verify) as r:
             r.read_batch(0)
     assert run(zb, "verify", store).exit_code == 3
 
@@ -739,13 +714,6 @@ def test_info_describes_arrays_of_records(tmp_path):
 
 
 # --- in a process of its own -----------------------------------------------------------------------------------
-
-
-def python(code, *arguments, **options):
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, **options)
-
-
 CONVERT = "from zb_hdf5.converters.cli import convert; convert()"
 ZB = "from zb_hdf5.commands.zb import zb; zb()"
 LOADED = """

@@ -5,28 +5,16 @@ import fcntl
 import json
 
 import pytest
-from click.testing import CliRunner
+from commandline import run_zb
 
 from zb_hdf5 import UnavailableError, open_writer
-from zb_hdf5.commands.zb import zb
 from zb_hdf5.formats.hdf5 import file
 
 
 def doctor(path, code=0):
-    result = CliRunner().invoke(zb, ["doctor", str(path), "--json"], catch_exceptions=False)
+    result = run_zb("doctor", path, "--json")
     assert result.exit_code == code, result.stderr
     return {finding["name"]: finding for finding in json.loads(result.stdout)["findings"]}
-
-
-@pytest.mark.parametrize("suffix", [".h5", ".batch"])
-def test_a_good_file_has_no_problem(suffix, tmp_path, tokens, write_file):
-    path = write_file(tmp_path / f"x{suffix}", tokens).path
-    before = sorted(tmp_path.iterdir())
-    found = doctor(path)
-    assert {"locks", "filters", "layout", "open files", "page cache", "first batch", "use"} <= found.keys()
-    assert "problem" not in {finding["state"] for finding in found.values()}
-    assert "1 run, " in found["layout"]["text"]
-    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_faster_access_is_named(tmp_path, tokens, write_file, monkeypatch):

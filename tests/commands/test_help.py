@@ -9,6 +9,7 @@ import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from commandline import succeed
 from contents import write_batches, write_stream
 
 from zb_hdf5 import Loader, MixedLoader, train_tokenizer
@@ -65,7 +66,7 @@ def folder(tmp_path_factory):
     stored = (("npy-to-hdf5", "tokens", "train-h5"), ("npy-to-batch", "tokens", "train-batch"))
     for name, *paths in (*stored, ("npy-to-stream", "tokens", "stream", "--boundary-token-id=50256")):
         paths = [part if part.startswith("-") else str(folder / part) for part in paths]
-        assert CliRunner().invoke(convert, [name, *paths, "--quiet"]).exit_code == 0
+        succeed(convert, name, *paths, "--quiet")
     return folder
 
 
@@ -80,7 +81,7 @@ def data(folder, tmp_path_factory):
     np.save(made / "tokens.npy", tokens.reshape(-1, 8))
     for name in ("train", "web", "code"):
         words = ["npy-to-hdf5", made / "tokens.npy", made / "data" / name, "--batch-size=1", "--shards=2", "--quiet"]
-        assert CliRunner().invoke(convert, [*map(str, words)]).exit_code == 0
+        succeed(convert, *words)
     with Loader(made / "data/train", rank=0, world_size=1) as loader:
         (made / "loader.json").write_text(json.dumps(loader.state_dict()))
     sources = {name: made / "data" / name for name in ("web", "code")}
@@ -92,8 +93,7 @@ def data(folder, tmp_path_factory):
     (made / "data/train.h5").rename(made / "data/train.h5.partial")
     (made / "data/train.batch.crc32").unlink()
     for part in ("0/2", "1/2"):
-        words = ["npy-to-hdf5", made / "tokens.npy", made / "train-h5", "--shards=2", "--shard-range", part]
-        assert CliRunner().invoke(convert, [*map(str, words)]).exit_code == 0
+        succeed(convert, "npy-to-hdf5", made / "tokens.npy", made / "train-h5", "--shards=2", "--shard-range", part)
     return made
 
 
@@ -109,8 +109,7 @@ def test_the_examples_of_any_other_help_run_as_printed(name, data, tmp_path, mon
         Path(made).unlink()
     for program, *arguments in examples_of(name):
         assert program == "zb"
-        done = CliRunner().invoke(zb, arguments, catch_exceptions=False)
-        assert done.exit_code == 0, (arguments, done.output)
+        succeed(zb, *arguments)
 
 
 @pytest.mark.parametrize("name", sorted(f"convert {each}" for each in convert.commands))
@@ -122,8 +121,7 @@ def test_the_example_of_a_help_runs_as_printed(name, folder, tmp_path, monkeypat
             (shutil.copytree if each.is_dir() else shutil.copy)(each, tmp_path / each.name)
     for program, *arguments in examples_of(name):
         assert program == "zb"
-        done = CliRunner().invoke(zb, arguments, catch_exceptions=False)
-        assert done.exit_code == 0, done.output
+        succeed(zb, *arguments)
 
 
 def test_no_help_has_two_notes_in_one():

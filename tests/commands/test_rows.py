@@ -11,7 +11,6 @@ from packed import write_packed
 from zb_hdf5 import HDF5ShardWriter, open_reader
 from zb_hdf5.commands import rows as rows_module
 from zb_hdf5.commands.rows import PADDING, document_row, parts_of, rows_of, summary_of_field
-from zb_hdf5.errors import BackendError
 
 LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=8)
 
@@ -103,20 +102,11 @@ def test_spans_that_cannot_be_decoded_here_are_bytes(tmp_path):
     assert (start, stop, type(value)) == (0, 2, bytes)
 
 
-def test_batches_without_documents_have_none(tmp_path, write_file):
-    write_file(tmp_path / "a.h5", np.zeros((1, 2, 4), np.uint16))
-    with open_reader(tmp_path / "a.h5") as reader, pytest.raises(BackendError, match="holds no documents"):
-        document_row(reader, 0)
-
-
-@pytest.mark.parametrize(
-    ("values", "text"),
-    [
-        (np.array([b"a", b"a", b"b"]), "b'a' × 2, b'b' × 1"),
-        (np.zeros(2, [("x", "u1"), ("y", "f4")]), "(0, 0.0) × 2"),
-        (np.zeros((2, 3), "S2"), "bytes16[3]"),
-        (np.zeros((2, 3), "f4"), "float32[3], 0.0 to 0.0"),
-    ],
-)
+@pytest.mark.parametrize(("values", "text"), [
+    (np.array([b"a", b"a", b"b"]), "b'a' × 2, b'b' × 1"),
+    (np.zeros(2, [("x", "u1"), ("y", "f4")]), "(0, 0.0) × 2"),
+    (np.zeros((2, 3), "S2"), "bytes16[3]"),
+    (np.zeros((2, 3), "f4"), "float32[3], 0.0 to 0.0"),
+])  # fmt: skip
 def test_fields_of_any_dtype_are_summed_up(values, text):
     assert summary_of_field(values) == text

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commandline import report_of, run_zb
 from contents import write_batches, write_stream
 from contract import random_tokens
 
@@ -36,13 +36,13 @@ def folder(tmp_path):
 
 
 def stage(*arguments, code=0):
-    done = CliRunner().invoke(zb, ["stage", *map(str, arguments)])
+    done = run_zb("stage", *arguments)
     assert done.exit_code == code, done.output
     return done
 
 
 def staged(*arguments):
-    return json.loads(stage(*arguments, "--json", "--quiet").stdout)
+    return report_of(zb, "stage", *arguments, "--quiet")
 
 
 def batches_in(folder, store, **options):
@@ -90,17 +90,13 @@ def same(found, expected):
             np.testing.assert_array_equal(a[name], b[name])
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"shuffle": "records", "seed": 7, "batch_size": 2},
-        {"shuffle": "block", "epoch": 3},
-        {"shuffle": "sequential", "batch_size": 6},
-        {"seq_len": 64, "batch_size": 8},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("options", [
+    {},
+    {"shuffle": "records", "seed": 7, "batch_size": 2},
+    {"shuffle": "block", "epoch": 3},
+    {"shuffle": "sequential", "batch_size": 6},
+    {"seq_len": 64, "batch_size": 8},
+], ids=str)  # fmt: skip
 @pytest.mark.thin
 def test_the_ranks_read_what_was_copied_and_nothing_else_was(options, store, folder):
     words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
@@ -166,20 +162,17 @@ def test_a_full_cache_is_said_and_no_error(store, folder):
     assert left_line.endswith("units: the cache or its disk is full; see 'zb cache'")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--ranks", "8-15", "--world-size", "8"], "expected ranks below --world-size 8, found 15"),
-        (["--ranks", "0-999999999"], "expected ranks below --world-size 1, found 999999999"),
-        (["--ranks", "0-99999999999"], "is no list of ranks"),
-        (["--ranks", "1,8-5", "--world-size", "8"], "'1,8-5' is no list of ranks"),
-        (["--ranks", "7-5"], "'7-5' is no list of ranks such as 8-15"),
-        (["--ranks", "a"], "'a' is no list of ranks"),
-        (["--cache-bytes", "much"], "'much' is not a size"),
-        (["--field", "none"], "expected a field that is stored (mask), found 'none'"),
-        (["--batch-size", "1000"], "too few"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--ranks", "8-15", "--world-size", "8"], "expected ranks below --world-size 8, found 15"),
+    (["--ranks", "0-999999999"], "expected ranks below --world-size 1, found 999999999"),
+    (["--ranks", "0-99999999999"], "is no list of ranks"),
+    (["--ranks", "1,8-5", "--world-size", "8"], "'1,8-5' is no list of ranks"),
+    (["--ranks", "7-5"], "'7-5' is no list of ranks such as 8-15"),
+    (["--ranks", "a"], "'a' is no list of ranks"),
+    (["--cache-bytes", "much"], "'much' is not a size"),
+    (["--field", "none"], "expected a field that is stored (mask), found 'none'"),
+    (["--batch-size", "1000"], "too few"),
+])  # fmt: skip
 def test_wrong_usage_is_one_message(arguments, message, store, folder, tmp_path):
     assert message in stage(store, folder, *arguments, code=2).stderr
     (tmp_path / "file").touch()

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commandline import run_zb, succeed
 from contents import write_batches
 from packed import write_packed
 
@@ -29,25 +29,9 @@ def rows_named(batch):
 
 
 def run(*arguments, code=0):
-    result = CliRunner().invoke(zb, ["which", *map(str, arguments), "--json"])
+    result = run_zb("which", *arguments, "--json")
     assert result.exit_code == code, result.output
     return json.loads(result.stdout)["batches"] if code == 0 else result.stderr
-
-
-@pytest.mark.parametrize(("shuffle", "batch_size"), [("global", 4), ("records", 4), ("block", 8), ("global", 6)])
-@pytest.mark.thin
-def test_named_rows_are_the_tokens_of_the_step(store, tmp_path, shuffle, batch_size):
-    loaders = [Loader(store, shuffle=shuffle, batch_size=batch_size, rank=r, world_size=2, epoch=1) for r in range(2)]
-    steps = list(zip(*loaders, strict=True))
-    state = tmp_path / "state.json"
-    state.write_text(json.dumps(loaders[0].state_dict()))
-    for step in (0, 1, len(steps) - 1):
-        found = run(store, "--state", state, "--step", step, "--world-size", 2, "--batch-size", batch_size)
-        for batch, expected in zip(found, steps[step], strict=True):
-            if shuffle == "records":  # rows are grouped by stored batch: compare as sets of records
-                assert sorted(rows_named(batch).tolist()) == sorted(expected.tolist())
-            else:
-                np.testing.assert_array_equal(rows_named(batch), expected.numpy())
 
 
 def test_mixtures_are_answered_before_and_after_a_change_of_weights(store, tmp_path):
@@ -162,8 +146,7 @@ def test_a_value_of_a_state_that_cannot_be_is_told(value, store, tmp_path):
     states += [(f"a={store}", mixed.state_dict() | {"sources": [of_source | {key: value}]}) for key in of_source]
     for name, content in states:
         state.write_text(json.dumps(content))
-        found = CliRunner().invoke(zb, ["which", str(name), "--state", str(state), "--step", "0"])
-        assert found.exception is None or isinstance(found.exception, SystemExit), (content, found.exception)
+        run_zb("which", name, "--state", state, "--step", 0)  # no exception but an exit
     mixed.close()
 
 
@@ -186,9 +169,7 @@ def test_a_batch_of_a_growing_store_lies_in_its_unfinished_shard(tmp_path):
 
 
 def printed(*arguments):
-    result = CliRunner().invoke(zb, ["which", *map(str, arguments)])
-    assert result.exit_code == 0, result.output
-    return result.stdout.splitlines()
+    return succeed(zb, "which", *arguments).stdout.splitlines()
 
 
 def test_lines_are_limited_and_say_so(packed, monkeypatch):

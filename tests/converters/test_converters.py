@@ -29,7 +29,7 @@ from zb_hdf5.converters.npy_source import NpySource
 from zb_hdf5.converters.run import convert as run_pipe
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.loaders.order import write_order
-from zb_hdf5.spec import INDEX_NAME, bad_token_message
+from zb_hdf5.spec import INDEX_NAME
 
 SEQ_LEN = 8
 SHAPE = ("--batch-size", 4, "--seq-len", SEQ_LEN)
@@ -39,8 +39,6 @@ INTEGERS = ["<i1", "<i2", "<i4", "<i8", "<u1", "<u2", "<u4", "<u8", ">i2", ">i4"
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------
-
-
 def succeed(*arguments):
     """Return the report."""
     result = run(convert, *arguments, "--json")
@@ -110,8 +108,6 @@ def native(tmp_path):
 
 
 # --- order and conservation ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("command", FROM_NPY)
 @pytest.mark.parametrize(("remainder", "stored", "padded", "dropped"), [
     ("drop", 48, 0, {"remainder": 2 * SEQ_LEN}),
@@ -202,8 +198,6 @@ def test_what_cannot_be_made_is_refused_and_nothing_is_left(command, target, opt
 
 
 # --- remainder -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shuffle", [(), ("--no-shuffle",)])
 @pytest.mark.parametrize("pad_id", [0, 7])
 def test_padding_keeps_every_record_and_comes_last(shuffle, pad_id, source, tmp_path):
@@ -215,8 +209,6 @@ def test_padding_keeps_every_record_and_comes_last(shuffle, pad_id, source, tmp_
 
 
 # --- what a source may be --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shuffle", [(), ("--no-shuffle",)])
 def test_several_files_are_one_sequence_of_records(shuffle, tmp_path):
     save(tmp_path / "whole.npy", numbered(50))
@@ -330,8 +322,6 @@ def test_tokens_are_conserved(lengths, batch_size, seq_len, shuffle, remainder, 
 
 
 # --- which dtype is stored -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("command", "source_dtype", "options", "expected"), [
     ("npy-to-hdf5", "<u2", (), "uint16"),
     ("npy-to-hdf5", ">u2", (), "uint16"),
@@ -364,7 +354,6 @@ def test_one_wide_source_file_makes_all_of_them_wide(tmp_path):
 
 
 # --- token ids that cannot be stored ---------------------------------------------------------------------------
-
 BAD_TOKENS = [
     ("<i1", -1, (), "outside 0..4,294,967,295 (dtype uint32)"),
     ("<i8", -5, (), "outside 0..4,294,967,295 (dtype uint32)"),
@@ -407,18 +396,7 @@ def test_the_largest_id_that_fits_is_no_error(options, tmp_path):
     assert succeed("npy-to-hdf5", tmp_path / "in.npy", tmp_path / "o.h5", *SHAPE, *options)["max_token"] == 65535
 
 
-def test_the_message_does_not_depend_on_the_reading(tmp_path):
-    """The one sentence for bad ids, as the writers say it as well."""
-    with open_writer(tmp_path / "o.h5", batch_size=1, seq_len=2, vocab_size=9) as writer:
-        with pytest.raises(ConvertError) as error:
-            writer.write(np.array([[3, 9]]))
-        assert str(error.value).endswith(bad_token_message("", "index 1", 9, writer.meta).removeprefix(":"))
-        writer.write(np.array([[3, 8]]))
-
-
 # --- sources that are not tokens -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("array", "message"), [
     *((np.zeros((8, SEQ_LEN), kind), "integer") for kind in ("<f4", bool, "U3", "<c8", "<M8[s]", [("id", "<i4")])),
     (np.full((8, SEQ_LEN), None, object), "integer"),
@@ -508,8 +486,6 @@ def test_a_source_of_the_other_format_is_refused(command, suffix, tmp_path):
 
 
 # --- there and back --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", ["uint32", "uint16"])
 @pytest.mark.parametrize("middle", ["middle.h5", "middle"])
 @pytest.mark.parametrize("shards", [1, 3])
@@ -582,8 +558,6 @@ def test_any_way_through_the_formats_keeps_every_token(num_batches, shape, dtype
 
 
 # --- damage is not copied --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("backend", ["hdf5", "batch"])
 @pytest.mark.parametrize(("target", "options"), [
     ("same-cut", ()),
@@ -649,8 +623,6 @@ def test_a_store_without_batches_is_an_error(backend, tmp_path):
 
 
 # --- HDF5 files of another origin ------------------------------------------------------------------------------
-
-
 def foreign(path, tokens, **options):
     with h5py.File(path, "w") as h5:
         h5.create_dataset("data/tokens", data=tokens, **options)
@@ -696,8 +668,6 @@ def test_a_dataset_of_a_store_is_not_ignored(source, tmp_path):
 
 
 # --- what is there already -------------------------------------------------------------------------------------
-
-
 @pytest.fixture(params=["out.h5", "out"])
 def old(request, tmp_path):
     """An older output, to be kept or replaced: one file, or a folder."""

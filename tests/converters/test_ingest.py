@@ -318,15 +318,12 @@ def test_errors_come_before_the_work(tmp_path, files, name, options, message):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", *kept, "out"]
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("corpus", SMALL, r"corpus: is or holds the source .*shard-0\.jsonl; choose another output"),
-        ("out.npy", SMALL, r"out\.npy: expected a folder or a name that ends in \.h5"),
-        ("out.h5", SMALL | {"shard_bytes": 64}, r"out\.h5: is one file; name a folder"),
-        ("no/out", SMALL, "no such folder"),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "message"), [
+    ("corpus", SMALL, r"corpus: is or holds the source .*shard-0\.jsonl; choose another output"),
+    ("out.npy", SMALL, r"out\.npy: expected a folder or a name that ends in \.h5"),
+    ("out.h5", SMALL | {"shard_bytes": 64}, r"out\.h5: is one file; name a folder"),
+    ("no/out", SMALL, "no such folder"),
+])  # fmt: skip
 def test_a_bad_destination_is_refused_before_the_work(tmp_path, monkeypatch, name, options, message):
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus/shard-0.jsonl").write_text('{"text": "the only copy"}\n')
@@ -349,8 +346,6 @@ def test_a_parquet_file_without_row_groups_has_no_documents(tmp_path, how):
 
 
 # --- interruptions -------------------------------------------------------------------------------------------------
-
-
 def tokenized(monkeypatch):
     """Return a list that grows with each file of tokens that is made."""
     real, routes = Route.read, []
@@ -453,8 +448,6 @@ def test_tokens_of_other_documents_are_not_gone_on_with(tmp_path, files):
 
 
 # --- the commands --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_every_kind_of_file_gives_the_same_store(tmp_path, texts):
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
@@ -524,22 +517,19 @@ def test_the_report_names_dropped_lines(tmp_path):
     assert f"           line 2 of {path}: bad JSON\n" in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "message"),
-    [
-        (["--tokenizer", "nonsense"], 2, "expected byte"),
-        (["--tokenizer", "byte", "--boundary-token", "<s>"], 2, "no special token '<s>'"),
-        (["--tokenizer", "byte", "--boundary-token", "<s>", "--no-boundary"], 2, "not both"),
-        (["--tokenizer", "byte", "--text-column", "body"], 1, "no documents in 1 file ("),
-        (["--tokenizer", "byte", "--val-fraction", "0.1", "--val-last-shard"], 2, "not both"),
-        (["--tokenizer", "byte", "--val-last-shard"], 1, "leaves nothing to train on"),
-        (["--tokenizer", "byte", "--seed", 2**64], 2, "seed must be between 0 and 2**64 - 1, found 1844"),
-        (["--tokenizer", "byte", "--seed", 2**64, "--val-fraction", "0.1"], 2, "seed must be between 0 and 2**64 - 1"),
-        (["--tokenizer", "byte", "--shard-per-source"], 2, "belongs to --layout stream"),
-        (["--tokenizer", "byte", "--layout", "stream", "--shard-per-source", "--shards", 2], 2, "not both"),
-        ([], 2, "Missing option '--tokenizer'"),
-    ],
-)
+@pytest.mark.parametrize(("options", "code", "message"), [
+    (["--tokenizer", "nonsense"], 2, "expected byte"),
+    (["--tokenizer", "byte", "--boundary-token", "<s>"], 2, "no special token '<s>'"),
+    (["--tokenizer", "byte", "--boundary-token", "<s>", "--no-boundary"], 2, "not both"),
+    (["--tokenizer", "byte", "--text-column", "body"], 1, "no documents in 1 file ("),
+    (["--tokenizer", "byte", "--val-fraction", "0.1", "--val-last-shard"], 2, "not both"),
+    (["--tokenizer", "byte", "--val-last-shard"], 1, "leaves nothing to train on"),
+    (["--tokenizer", "byte", "--seed", 2**64], 2, "seed must be between 0 and 2**64 - 1, found 1844"),
+    (["--tokenizer", "byte", "--seed", 2**64, "--val-fraction", "0.1"], 2, "seed must be between 0 and 2**64 - 1"),
+    (["--tokenizer", "byte", "--shard-per-source"], 2, "belongs to --layout stream"),
+    (["--tokenizer", "byte", "--layout", "stream", "--shard-per-source", "--shards", 2], 2, "not both"),
+    ([], 2, "Missing option '--tokenizer'"),
+])  # fmt: skip
 def test_usage_errors(tmp_path, options, code, message):
     (tmp_path / "a.jsonl").write_text('{"text": "abc"}\n')
     result = run("jsonl-to-hdf5", tmp_path / "a.jsonl", tmp_path / "out", *options)

@@ -10,17 +10,15 @@ import pytest
 from commandline import run, succeed
 from contents import files_in
 from damage import flip
-from hypothesis import given
-from hypothesis import strategies as st
 from interrupted import Failing, Stops
-from packed import places_of
+from packed import require_same_pieces
 
 from zb_hdf5 import FormatError, HDF5ShardWriter, MmapTokenStore, ShardIndex, open_reader
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters import document_target
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.converters.engines import Inline, open_engine
-from zb_hdf5.converters.packed import PACKINGS, pieces_of
+from zb_hdf5.converters.packed import PACKINGS
 from zb_hdf5.converters.run import convert as run_conversion
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.converters.text_source import Recipe, TextSource
@@ -101,38 +99,7 @@ def require_tokens(reader, known, *, at_least=0.8):
 
 
 # --- packings --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("packing", sorted(PACKINGS))
-@given(st.lists(st.integers(0, 20), max_size=20), st.integers(1, 9))
-def test_pieces_of_a_packing_are_those_of_its_tokens(packing, lengths, seq_len):
-    lengths = np.array(lengths, np.int64)
-    plan, edges = PACKINGS[packing](lengths, seq_len), np.concatenate([[0], np.cumsum(lengths)])
-    document_of = np.repeat(np.arange(len(lengths)), lengths)
-    pieces = pieces_of(plan.offsets, plan.lengths, np.diff(plan.first), edges.astype("u8"), seq_len)
-    rows = np.full((plan.num_rows, seq_len), -1)  # the place of each token in the stream, one by one
-    for offset, length, row, column in zip(plan.offsets, plan.lengths, *places_of(plan), strict=True):
-        for k in range(length):
-            rows[row, column + k] = offset + k
-    expected = []
-    for row in rows.tolist():
-        found = []
-        for column, place in enumerate(row):
-            before = row[column - 1] if column else None
-            begins = column == 0 or (place < 0) != (before < 0)
-            if not begins and place >= 0:
-                begins = place != before + 1 or document_of[place] != document_of[before]
-            if begins:
-                found.append((column, place if place >= 0 else NO_DOCUMENT))
-        expected.append(found)
-    ends = pieces.ends.tolist()
-    flat = list(zip(pieces.columns.tolist(), pieces.offsets.tolist(), strict=True))
-    assert [flat[a:b] for a, b in zip(ends, ends[1:], strict=False)] == expected  # noqa: RUF007
-
-
 # --- text ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("packing", sorted(PACKINGS))
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.thin
@@ -157,9 +124,7 @@ def test_every_token_of_a_store_of_text_has_its_document(tmp_path, corpus, packi
             rng = np.random.default_rng(0)
             some = rng.integers(0, reader.num_records, 30)  # from all shards, in any order, some twice
             whole = reader.read_pieces(np.arange(reader.num_records))
-            found, expected = reader.read_pieces(some), whole.take(some)
-            for name in ("ends", "columns", "offsets"):
-                np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
+            require_same_pieces(reader.read_pieces(some), whole.take(some))
             halves = reader.read_pieces(np.arange(2 * reader.num_records), seq_len=16)
             assert halves.seq_len == 16
             assert halves.num_records == 2 * reader.num_records
@@ -216,17 +181,12 @@ def test_workers_and_resumes_give_the_same_tables(tmp_path, corpus, layout, monk
 
 
 # --- columns ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-@pytest.mark.parametrize(
-    ("ids", "message"),
-    [
-        (["a", None, "c"], r"(line|row) 2 of .*: column 'id': expected an id, a text or a whole number, found None"),
-        (["a", "", "c"], r"(line|row) 2 of .*: column 'id': expected an id"),
-        (["a", "b", "a"], r"(line|row) 3 of .*: the id 'a' was there before, in (line|row) 1 of "),
-    ],
-)
+@pytest.mark.parametrize(("ids", "message"), [
+    (["a", None, "c"], r"(line|row) 2 of .*: column 'id': expected an id, a text or a whole number, found None"),
+    (["a", "", "c"], r"(line|row) 2 of .*: column 'id': expected an id"),
+    (["a", "b", "a"], r"(line|row) 3 of .*: the id 'a' was there before, in (line|row) 1 of "),
+])  # fmt: skip
 @pytest.mark.parametrize("layout", ["batches", "stream"])
 def test_bad_ids_are_refused(tmp_path, kind, ids, message, layout):
     path = write_table(tmp_path, kind, {"text": ["some text"] * 3, "id": ids})
@@ -299,8 +259,6 @@ def test_undecodable_values_are_refused(tmp_path):
 
 
 # --- conversions -----------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def store(tmp_path, corpus):
     """Return a store of text of one split, and what is known of its documents."""
@@ -319,9 +277,7 @@ def test_documents_survive_there_and_back(tmp_path, store, shards):
     for name in ("between", "back"):
         with open_reader(tmp_path / name) as reader:
             require_tokens(reader, known)
-            found = reader.read_pieces(np.arange(reader.num_records))
-            for name in ("ends", "columns", "offsets"):
-                np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
+            require_same_pieces(reader.read_pieces(np.arange(reader.num_records)), expected)
     if not shards:  # written once, the same from then on
         for path in source.glob("*.h5"):
             assert path.read_bytes() == (tmp_path / "back" / path.name).read_bytes(), path.name
@@ -407,8 +363,6 @@ def test_pieces_of_another_store_are_refused(tmp_path, corpus, store):
 
 
 # --- the writer of documents -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("boundary", [-1, 9])
 def test_documents_are_written_with_what_is_known_of_them(tmp_path, boundary):
     path = tmp_path / "x.h5"

@@ -1,21 +1,17 @@
 """`.npy` streams with a boundary token: their documents are known in the stream, and in batches that are made of it."""
 
-import os
-
 import numpy as np
 import pytest
 from commandline import run as run_command
 from commandline import succeed
 from hypothesis import given
 from hypothesis import strategies as st
-from interrupted import Failing, Recorded, Stops
+from interrupted import Failing, Stops
 
 from examples import examples
 from zb_hdf5 import ArgumentError, ConvertError, Loader, MmapTokenStore, ShardIndex, convert
 from zb_hdf5.converters import npy_source
 from zb_hdf5.converters.cli import convert as command
-from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.converters.run import run
 from zb_hdf5.store.verify import verify_store
 
 END = 9
@@ -99,39 +95,15 @@ def test_an_interrupted_run_goes_on(tmp_path):
     assert (again.exit_code, "exists" in again.output) == (1, True)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "how", "message"),
-    [
-        (np.array([[1, 2]]), {}, r"expected a 1-D stream of tokens, found shape \(1, 2\)"),
-        (np.array([1.0]), {}, "integer"),
-        (np.array([], "u2"), {}, "no documents in 1 file"),
-        (np.array([1, 7]), {"vocab_size": 7}, r"a\.npy: .*7"),
-        (np.array([1, 70_000]), {"dtype": "uint16"}, r"a\.npy: .*70,?000"),
-    ],
-)
+@pytest.mark.parametrize(("tokens", "how", "message"), [
+    (np.array([[1, 2]]), {}, r"expected a 1-D stream of tokens, found shape \(1, 2\)"),
+    (np.array([1.0]), {}, "integer"),
+    (np.array([], "u2"), {}, "no documents in 1 file"),
+    (np.array([1, 7]), {"vocab_size": 7}, r"a\.npy: .*7"),
+    (np.array([1, 70_000]), {"dtype": "uint16"}, r"a\.npy: .*70,?000"),
+])  # fmt: skip
 def test_what_cannot_be_cut_is_refused(tmp_path, tokens, how, message):
     np.save(tmp_path / "a.npy", tokens)
     with pytest.raises((ConvertError, ArgumentError), match=message):
         convert([tmp_path / "a.npy"], "stream", tmp_path / "stream", boundary_token_id=1, **how)
-    assert not (tmp_path / "stream").exists()
-
-
-def test_the_destination_never_replaces_a_source(tmp_path):
-    source = tmp_path / "tokens"
-    source.mkdir()
-    np.save(source / "shard-00000.npy", np.array([1, END], "u2"))
-    before = (source / "shard-00000.npy").read_bytes()
-    for paths in ([source], [source / "shard-00000.npy"]):
-        with pytest.raises(ConvertError, match=r"tokens: is or holds the source .*shard-00000\.npy; choose another"):
-            convert(paths, "stream", source, boundary_token_id=END, overwrite=True)
-    assert [(path.name, path.read_bytes()) for path in source.iterdir()] == [("shard-00000.npy", before)]
-    assert list(tmp_path.iterdir()) == [source]
-
-
-def test_a_source_that_changes_under_the_run_is_told(tmp_path):
-    source = save(tmp_path / "tokens", [1, END], [3, END])
-    shown = Recorded()
-    shown.advance = lambda amount: os.utime(source / "part-0.npy", ns=(0, 0))
-    with pytest.raises(ConvertError, match=r"part-0\.npy: changed while it was converted"):
-        run(Conversion([source], "stream", tmp_path / "stream", boundary_token_id=END), shown)
     assert not (tmp_path / "stream").exists()

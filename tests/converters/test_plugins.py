@@ -103,14 +103,11 @@ def test_a_store_is_written_as_flat_tokens(tok, tmp_path, run):
     assert (tmp_path / "narrow.tok").stat().st_size == tok.stat().st_size
 
 
-@pytest.mark.parametrize(
-    ("data", "error", "message"),
-    [
-        (b"TOKEN", IncompleteError, "expected a header of 16 bytes, found 5"),
-        (struct.pack("<8sQ", b"NOTHING!", 0), FormatError, "expected magic b'TOKENS16', found b'NOTHING!'"),
-        (struct.pack("<8sQ", b"TOKENS16", 9) + b"12", IncompleteError, "9 tokens"),
-    ],
-)
+@pytest.mark.parametrize(("data", "error", "message"), [
+    (b"TOKEN", IncompleteError, "expected a header of 16 bytes, found 5"),
+    (struct.pack("<8sQ", b"NOTHING!", 0), FormatError, "expected magic b'TOKENS16', found b'NOTHING!'"),
+    (struct.pack("<8sQ", b"TOKENS16", 9) + b"12", IncompleteError, "9 tokens"),
+])  # fmt: skip
 def test_damaged_flat_files_are_refused(data, error, message, tmp_path):
     (tmp_path / "x.tok").write_bytes(data)
     with pytest.raises(error, match=message):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from contents import write_batches
+from packed import require_same_pieces
 
 from zb_hdf5 import ArgumentError, MmapTokenStore, ShardIndex, convert, open_reader, verify_store
 from zb_hdf5.converters.cli import convert as commands
@@ -41,11 +42,6 @@ def packed(text, tmp_path):
     run("jsonl-to-hdf5", text, tmp_path / "packed", "--tokenizer", "byte", "--seq-len", 32, "--batch-size", 4,
         "--val-fraction", 0.3, "--id-column", "id", "--shards", 2, "--codec", "zstd")  # fmt: skip
     return tmp_path / "packed"
-
-
-def require_same(pieces, others):
-    for name in ("ends", "columns", "offsets"):
-        np.testing.assert_array_equal(getattr(pieces, name), getattr(others, name))
 
 
 def require_whole(path):
@@ -86,7 +82,7 @@ def test_a_store_is_compressed_or_not_and_keeps_everything(options, packed, tmp_
     with open_reader(packed) as old, open_reader(tmp_path / "other") as new:
         np.testing.assert_array_equal(np.stack(list(new)), np.stack(list(old)))
         for number in range(old.num_batches):
-            require_same(new.read_batch_pieces(number), old.read_batch_pieces(number))
+            require_same_pieces(new.read_batch_pieces(number), old.read_batch_pieces(number))
         assert [new.documents.document(k).id for k in range(9)] == [old.documents.document(k).id for k in range(9)]
 
 
@@ -104,7 +100,7 @@ def test_another_layout_keeps_records_and_documents_of_each_split(batch_size, se
         with open_reader(packed, split=split) as before, open_reader(tmp_path / "new", split=split) as after:
             assert after.meta.shape == (batch_size, seq_len)
             records = np.arange(after.num_records)
-            require_same(after.read_pieces(records), before.read_pieces(records, seq_len))
+            require_same_pieces(after.read_pieces(records), before.read_pieces(records, seq_len))
     assert report["tokens_dropped"] == ({"remainder": lost} if lost else {})
     assert len(ShardIndex.load(tmp_path / "new").shards) == len(ShardIndex.load(packed).shards)
 

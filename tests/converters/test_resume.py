@@ -21,6 +21,7 @@ from commandline import succeed as run_well
 from contents import files_in
 from damage import flip
 from interrupted import Failing, Recorded, Stops
+from processes import started, wait_until
 
 import zb_hdf5.converters.run
 from zb_hdf5 import FormatError, ZbError, open_reader, verify_store
@@ -60,9 +61,8 @@ def fail(code, *arguments):
     return result.stderr
 
 
-def started(*arguments, code=CONVERT):
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+def begun(*arguments, code=CONVERT):
+    return started(code, *arguments, start_new_session=True)
 
 
 def stopped_after(num_shards, source, target="hdf5"):
@@ -104,8 +104,6 @@ def whole(source, tmp_path):
 
 
 # --- any number of workers, any engine -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("command", ["npy-to-hdf5", "npy-to-batch", "hdf5-to-npy", "hdf5-to-batch"])
 @pytest.mark.thin
 def test_several_processes_write_the_same_bytes(command, source, whole, tmp_path):
@@ -130,8 +128,6 @@ def test_mpi_ranks_write_the_same_bytes(source, whole, tmp_path):
 
 
 # --- job arrays ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("num_jobs", [1, 2, 4, 6, 9])
 @pytest.mark.thin
 def test_the_jobs_of_an_array_write_the_same_bytes(num_jobs, source, whole, tmp_path):
@@ -169,13 +165,10 @@ def test_a_merge_says_what_is_missing(source, whole, tmp_path):
     assert files_in(tmp_path / "out") == whole
 
 
-@pytest.mark.parametrize(
-    ("change", "more", "message"),
-    [
-        (lambda source: None, ("--seed", 1), "another conversion: its seed is "),
-        (lambda source: save(source, first=1), (), "changed between the jobs"),
-    ],
-)
+@pytest.mark.parametrize(("change", "more", "message"), [
+    (lambda source: None, ("--seed", 1), "another conversion: its seed is "),
+    (lambda source: save(source, first=1), (), "changed between the jobs"),
+])  # fmt: skip
 def test_parts_of_different_conversions_do_not_merge(change, more, message, source, tmp_path):
     interrupt(source, tmp_path / "one", 2)
     result = run(zb, "index", "merge", tmp_path / "one")
@@ -213,8 +206,6 @@ def test_a_shard_range_that_is_none_is_a_usage_error(value, source, tmp_path):
 
 
 # --- resume ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("num_finished", [1, 3, 5])
 def test_a_resumed_conversion_is_that_of_an_undisturbed_run(num_finished, source, whole, tmp_path):
     partial = interrupt(source, tmp_path / "out", num_finished)
@@ -420,14 +411,11 @@ def test_a_source_of_another_size_is_no_resume(source, tmp_path):
     assert "--force" in message
 
 
-@pytest.mark.parametrize(
-    ("target", "change", "message"),
-    [
-        ("out", lambda path: os.utime(path, ns=(0, 0)), "changed while it was converted"),
-        ("out", lambda path: os.truncate(path, 5000), r"in\.npy.*(shorter|changed)"),
-        ("o.h5", lambda path: os.utime(path, ns=(0, 0)), "changed while it was converted"),
-    ],
-)
+@pytest.mark.parametrize(("target", "change", "message"), [
+    ("out", lambda path: os.utime(path, ns=(0, 0)), "changed while it was converted"),
+    ("out", lambda path: os.truncate(path, 5000), r"in\.npy.*(shorter|changed)"),
+    ("o.h5", lambda path: os.utime(path, ns=(0, 0)), "changed while it was converted"),
+])  # fmt: skip
 def test_a_source_that_changes_meanwhile_is_told(target, change, message, source, tmp_path):
     opened = NpySource([source], batch_size=B, seq_len=S, seed=42)
     how = {"num_shards": NUM_SHARDS} if target == "out" else {}
@@ -460,8 +448,6 @@ def test_a_resumed_part_keeps_the_other_parts(source, whole, tmp_path):
 
 
 # --- the plan --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("target", ["hdf5", "batch"])
 def test_a_dry_run_writes_nothing_and_says_what_would_be(target, source, tmp_path):
     command = (f"npy-to-{target}", source, tmp_path / "out", *OPTIONS)
@@ -487,8 +473,6 @@ def test_no_room_is_told_before_any_work(source, tmp_path, monkeypatch):
 
 
 # --- processes that die ----------------------------------------------------------------------------------------
-
-
 def processes_of(session):
     """Return the processes of a session, by /proc."""
     found = []
@@ -504,9 +488,8 @@ def processes_of(session):
 
 def wait_for_a_shard(folder, process):
     """Wait until the journal of a conversion has a shard below its head."""
-    while not any(path.read_bytes().count(b"\n") > 1 for path in folder.glob("journal-*.jsonl")):
-        assert process.poll() is None
-        time.sleep(0.005)
+    journals = "journal-*.jsonl"
+    wait_until(lambda: any(path.read_bytes().count(b"\n") > 1 for path in folder.glob(journals)), process, 0.005)
 
 
 def wait_for_end_of(session):
@@ -517,7 +500,7 @@ def wait_for_end_of(session):
 
 
 def run_to_the_end(command):
-    with started(*command) as process:
+    with begun(*command) as process:
         _, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
 
@@ -535,7 +518,7 @@ def test_killed_at_any_moment_and_resumed_it_is_the_same(trials, source, whole, 
     chance, finished = random.Random(trials), 0
     shutil.rmtree(tmp_path / "out")
     for _ in range(trials):
-        with started(*command) as process:
+        with begun(*command) as process:
             time.sleep(chance.uniform(0.5, 1.05) * undisturbed_s)
             process.kill()
             process.communicate(timeout=100)
@@ -594,7 +577,7 @@ def test_signals_wait_until_no_lock_of_the_pool_is_held(monkeypatch):
 def test_a_stopped_conversion_stops_its_workers_and_can_be_resumed(number, send, code, tmp_path):
     big = save(tmp_path / "in.npy", num_batches=30_000)
     command = ("npy-to-hdf5", big, tmp_path / "out", *OPTIONS[:-2], "--shard-size", "2MiB", "--workers", 2)
-    with started(*command) as process:
+    with begun(*command) as process:
         wait_for_a_shard(tmp_path / "out.partial", process)
         send(process.pid, number)
         _, err = process.communicate(timeout=100)
@@ -626,7 +609,7 @@ with open_engine("local", 2):
 
 def test_ctrl_c_while_workers_start_is_for_the_parent_alone():
     """Interpreters that are just starting have no handler of ours: they must not get it at all."""
-    with started(code=SIGINT_BLOCKED) as process:
+    with begun(code=SIGINT_BLOCKED) as process:
         out, err = process.communicate(timeout=100)
     assert (out.split(), err) == (["True", "False"], "")
 
@@ -635,7 +618,7 @@ def test_ctrl_c_while_workers_start_is_for_the_parent_alone():
 def test_a_worker_that_dies_is_told_and_costs_one_shard(tmp_path):
     big = save(tmp_path / "in.npy", num_batches=30_000)
     command = ("npy-to-hdf5", big, tmp_path / "out", *OPTIONS[:-2], "--shard-size", "2MiB", "--workers", 2)
-    with started(*command) as process:
+    with begun(*command) as process:
         wait_for_a_shard(tmp_path / "out.partial", process)
         workers = [
             pid
@@ -668,14 +651,14 @@ def test_a_disk_that_fills_ends_in_one_error_and_can_be_resumed(size_kib, mount_
         "import zb_hdf5.converters.batch_target; zb_hdf5.converters.batch_target.require_room = lambda *_: None\n"
         + CONVERT
     )
-    with started(*arguments, code=crowded) as process:
+    with begun(*arguments, code=crowded) as process:
         _, err = process.communicate(timeout=100)
     assert process.returncode == 1
     assert err.startswith("Error: ")
     assert "No space left" in err
     assert not (disk / "out").exists()
     subprocess.run(["mount", "-o", "remount,size=100m", str(disk)], check=True)
-    with started(*arguments, "--resume") as process:
+    with begun(*arguments, "--resume") as process:
         _, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
     with open_reader(disk / "out", verify="store") as reader:
@@ -685,7 +668,7 @@ def test_a_disk_that_fills_ends_in_one_error_and_can_be_resumed(size_kib, mount_
 
 def test_of_two_conversions_with_workers_one_wins(source, whole, tmp_path):
     command = ("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--workers", 2, "--quiet", "--force")
-    with started(*command) as first, started(*command) as second:
+    with begun(*command) as first, begun(*command) as second:
         errors = [process.communicate(timeout=100)[1] for process in (first, second)]
     codes = sorted([first.returncode, second.returncode])
     assert codes in ([0, 0], [0, 5]), errors
@@ -734,8 +717,6 @@ def test_an_engine_that_is_left_early_ends_its_tasks(tmp_path):
 
 
 # --- what reviewers broke --------------------------------------------------------------------------------------
-
-
 def test_a_resume_that_fails_early_loses_no_finished_shard(source, whole, tmp_path, monkeypatch):
     partial = interrupt(source, tmp_path / "out", 3)
     kept = {path.name: path.stat().st_ino for path in partial.glob("shard-*")}

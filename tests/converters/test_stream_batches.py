@@ -289,30 +289,27 @@ def test_spans_of_several_encodings_are_refused(tmp_path):
         pack(tmp_path / "s", tmp_path / "out")
 
 
-@pytest.mark.parametrize(
-    ("tokens", "facts", "message"),
-    [
-        (9, {"spans": [(5, 10, "x")]}, r"document 0: span 0 is tokens 5 to 10: expected 0 <= start < stop <= 9"),
-        (9, {"spans": [(-1, 2, "x")]}, r"span 0 is tokens -1 to 2: expected 0 <= start < stop <= 9"),
-        (9, {"spans": [(4, 4, "x")]}, r"span 0 is tokens 4 to 4: expected 0 <= start < stop"),
-        (9, {"spans": [(0, 4, "x"), (3, 5, "y")]}, r"span 1 is tokens 3 to 5: spans must ascend and not overlap"),
-        (9, {"spans": [(0, 4, b"\xff")]}, r"the value of span 0 cannot be encoded: .*choose another spans_codec"),
-        (9, {"id": b"\xff"}, r"document 0: expected an id, a text or a whole number, found b'\\xff'"),
-        (9, {"id": "\ud800"}, r"the id '\\ud800' is no Unicode text"),
-        (9, {"id": 1.5}, r"document 0: expected an id"),
-        (9, {"id": ""}, r"document 0: expected an id"),
-        (9, {"metadata": {1: {(): 2}}}, r"expected metadata that JSON can hold"),
-        (9, {"metadata": {(): 1}}, r"document 0: "),
-        (9, {"spans": [(0, 1, {1})]}, r"document 0: "),
-        (9, {"spans": [(4, 6, 1), (0, 2, 1)]}, "span 1 is tokens 0 to 2: spans must ascend"),
-        (9, {"spans": [(0, 1, 1), (2, 4)]}, r"document 0: span 1: expected \(start, stop, value\) .* found \(2, 4\)"),
-        (9, {"spans": [(0.5, 2, 1)]}, r"document 0: span 0: expected \(start, stop, value\) .* found \(0\.5, 2, 1\)"),
-        (9, {"spans": [(0, 2.5, 1)]}, r"document 0: span 0: expected"),
-        (9, {"spans": [7]}, r"document 0: span 0: expected .* found 7"),
-        (9, {"fields": {"number": np.zeros(8, "u4")}}, r"field number: expected shape \(9,\).*found.*\(8,\)"),
-        (9, {"fields": {}}, r"number"),
-    ],
-)
+@pytest.mark.parametrize(("tokens", "facts", "message"), [
+    (9, {"spans": [(5, 10, "x")]}, r"document 0: span 0 is tokens 5 to 10: expected 0 <= start < stop <= 9"),
+    (9, {"spans": [(-1, 2, "x")]}, r"span 0 is tokens -1 to 2: expected 0 <= start < stop <= 9"),
+    (9, {"spans": [(4, 4, "x")]}, r"span 0 is tokens 4 to 4: expected 0 <= start < stop"),
+    (9, {"spans": [(0, 4, "x"), (3, 5, "y")]}, r"span 1 is tokens 3 to 5: spans must ascend and not overlap"),
+    (9, {"spans": [(0, 4, b"\xff")]}, r"the value of span 0 cannot be encoded: .*choose another spans_codec"),
+    (9, {"id": b"\xff"}, r"document 0: expected an id, a text or a whole number, found b'\\xff'"),
+    (9, {"id": "\ud800"}, r"the id '\\ud800' is no Unicode text"),
+    (9, {"id": 1.5}, r"document 0: expected an id"),
+    (9, {"id": ""}, r"document 0: expected an id"),
+    (9, {"metadata": {1: {(): 2}}}, r"expected metadata that JSON can hold"),
+    (9, {"metadata": {(): 1}}, r"document 0: "),
+    (9, {"spans": [(0, 1, {1})]}, r"document 0: "),
+    (9, {"spans": [(4, 6, 1), (0, 2, 1)]}, "span 1 is tokens 0 to 2: spans must ascend"),
+    (9, {"spans": [(0, 1, 1), (2, 4)]}, r"document 0: span 1: expected \(start, stop, value\) .* found \(2, 4\)"),
+    (9, {"spans": [(0.5, 2, 1)]}, r"document 0: span 0: expected \(start, stop, value\) .* found \(0\.5, 2, 1\)"),
+    (9, {"spans": [(0, 2.5, 1)]}, r"document 0: span 0: expected"),
+    (9, {"spans": [7]}, r"document 0: span 0: expected .* found 7"),
+    (9, {"fields": {"number": np.zeros(8, "u4")}}, r"field number: expected shape \(9,\).*found.*\(8,\)"),
+    (9, {"fields": {}}, r"number"),
+])  # fmt: skip
 def test_bad_documents_are_refused_and_nothing_of_them_is_written(tmp_path, tokens, facts, message):
     facts = {"fields": {"number": np.zeros(tokens, "u4")}, **facts}
     with HDF5ShardWriter(tmp_path / "s.h5", fields={"number": "u4"}) as writer:
@@ -326,18 +323,15 @@ def test_bad_documents_are_refused_and_nothing_of_them_is_written(tmp_path, toke
         assert len(reader.documents) == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"packing": "tight"}, "packing must be one of"),
-        ({"remainder": "keep"}, "remainder must be one of"),
-        ({"pad_id": 2**16}, "pad_id: token id 65536"),
-        ({"num_shards": 2, "shard_bytes": 96}, "either a number of shards or their size"),
-        ({"seq_len": 1000, "packing": "concat"}, "do not fill one batch"),
-        ({"num_shards": 10**6, "shard_bytes": None}, "cannot fill 1,000,000 shards"),
-        ({"remainder": "error", "batch_size": 7}, "left over; pass remainder='drop'"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"packing": "tight"}, "packing must be one of"),
+    ({"remainder": "keep"}, "remainder must be one of"),
+    ({"pad_id": 2**16}, "pad_id: token id 65536"),
+    ({"num_shards": 2, "shard_bytes": 96}, "either a number of shards or their size"),
+    ({"seq_len": 1000, "packing": "concat"}, "do not fill one batch"),
+    ({"num_shards": 10**6, "shard_bytes": None}, "cannot fill 1,000,000 shards"),
+    ({"remainder": "error", "batch_size": 7}, "left over; pass remainder='drop'"),
+])  # fmt: skip
 def test_bad_options_are_refused(tmp_path, stream, options, message):
     with pytest.raises((ArgumentError, ConvertError), match=message):
         pack(stream, tmp_path / "out", **options)

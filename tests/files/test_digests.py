@@ -1,13 +1,12 @@
 """crc32 by the fast library is that of zlib, whatever the callers pass."""
 
-import subprocess
-import sys
 import zlib
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import python
 
 from zb_hdf5.files.checked import batch_crc32s, crc32_of
 
@@ -20,17 +19,13 @@ def test_it_is_the_crc32_of_zlib(data, start, cut):
     assert crc32_of(data[cut:], crc32_of(data[:cut])) == zlib.crc32(data)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        np.arange(3 * 5 * 7, dtype="<u2").reshape(3, 5, 7),
-        np.zeros((2, 3), np.dtype([("score", "<f4"), ("tags", "u1", (3,))])),
-        np.arange(1 << 17, dtype="<u4")[1:],
-        np.zeros((0, 4), "<u4"),
-        np.array(7, "<u8"),
-    ],
-    ids=["odd", "structured", "large", "empty", "scalar"],
-)
+@pytest.mark.parametrize("values", [
+    np.arange(3 * 5 * 7, dtype="<u2").reshape(3, 5, 7),
+    np.zeros((2, 3), np.dtype([("score", "<f4"), ("tags", "u1", (3,))])),
+    np.arange(1 << 17, dtype="<u4")[1:],
+    np.zeros((0, 4), "<u4"),
+    np.array(7, "<u8"),
+], ids=["odd", "structured", "large", "empty", "scalar"])  # fmt: skip
 def test_arrays(values):
     values.flags.writeable = False
     assert crc32_of(values) == zlib.crc32(values) == zlib.crc32(values.tobytes())
@@ -51,7 +46,7 @@ def test_without_the_library_it_is_zlib():
     code = (
         "import sys; sys.modules['isal'] = None\nfrom zb_hdf5.files.checked import crc32_of\nprint(crc32_of.__module__)"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = python(code, check=True)
     assert found.stdout.strip() == "zlib"
     pytest.importorskip("isal", reason="no wheel for this processor")
     assert crc32_of.__module__ != "zlib"

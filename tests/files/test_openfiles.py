@@ -1,23 +1,19 @@
 """Files stay open as long as the process has room for them; what is counted here are openings, not seconds."""
 
 import errno
-import gc
 import json
 import os
-import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
 from contract import random_tokens
+from processes import forked, python
 
 import zb_hdf5.files.paths
 import zb_hdf5.formats.npy
-from zb_hdf5 import MmapTokenStore, open_reader
-from zb_hdf5.files.paths import OpenFiles
+from zb_hdf5 import open_reader
 from zb_hdf5.files.ranges import Extents, Run
-from zb_hdf5.files.tokens import FileTokens
 from zb_hdf5.formats.npy import read_npy_header
 
 SHARDS = 100
@@ -54,9 +50,7 @@ def folder(tmp_path_factory, expected, write_store):
 
 
 def read_under_limits(folder, access, soft, hard, taken=0):
-    arguments = [sys.executable, "-c", CHILD, str(folder), access, str(soft), str(hard), str(taken)]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    return json.loads(python(CHILD, folder, access, soft, hard, taken, check=True).stdout)
 
 
 @pytest.mark.parametrize("access", ["mmap", "pread"])
@@ -102,17 +96,7 @@ def test_a_store_that_is_dropped_closes_its_files_and_frees_its_room(folder):
     assert (len(os.listdir("/proc/self/fd")), len(zb_hdf5.files.paths._STORES)) == (before, stores)
 
 
-def test_what_is_used_again_outlives_what_is_not(monkeypatch):
-    monkeypatch.setattr("zb_hdf5.files.paths.descriptor_room", lambda needed: zb_hdf5.files.paths._held() and 10)
-    closed = []
-    files = OpenFiles("pread", lambda number, file: closed.append(number))
-    for number in range(200):
-        for wanted in (0, number):
-            assert (files.known.get(wanted) or files.open(wanted, "file {}".format)) == f"file {wanted}"
-        assert len(files.files()) <= 10
-    assert 0 not in closed
-    assert closed == sorted(closed)  # the oldest first
-
+def test_a_process_that_holds_no_store_says_that_it_has_no_descriptor(monkeypatch):
     def refuse():
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -121,79 +105,19 @@ def test_what_is_used_again_outlives_what_is_not(monkeypatch):
         zb_hdf5.files.paths.open_with_room(refuse)
 
 
-def test_threads_that_want_the_same_file_get_the_same(monkeypatch):
-    opened, start = [], threading.Barrier(8)
-
-    def open_slowly(number):
-        start.wait(10)  # all of them open it at once
-        opened.append(object())
-        return opened[-1]
-
-    files, found = OpenFiles("pread"), []
-    threads = [threading.Thread(target=lambda: found.append(files.open(3, open_slowly))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    assert len(opened) == 8
-    assert set(map(id, found)) == {id(files.known[3])}
-
-
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_process_forked_while_a_file_is_opened_reads_on(folder, expected):
     with open_reader(folder, access="pread") as reader, zb_hdf5.files.paths._LOCK:
-        code = []
-        thread = threading.Thread(target=lambda: code.append(_read_in_a_fork(reader, expected)))
+        done = []
+        thread = threading.Thread(target=lambda: done.append(_read_in_a_fork(reader, expected)))
         thread.start()
         thread.join(30)
-    assert code == [0]
+    assert done == [True]
 
 
 def _read_in_a_fork(reader, expected):
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if np.array_equal(reader.read_batch(7), expected[7]) else 1)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def test_a_shard_is_proved_by_the_batch_that_is_read_anyway(tmp_path, tokens, write_store, monkeypatch):
-    folder = write_store(tmp_path / "store", tokens, (4,))  # of HDF5
-    read, found = [], (FileTokens.view, FileTokens.read)
-    noted = lambda self, start, *how: read.append(start // tokens[0].size) or found[0](self, start, *how)  # noqa: E731
-    into = lambda self, runs: read.append(runs[0][0] // tokens[0].size) or found[1](self, runs)  # noqa: E731
-    monkeypatch.setattr(FileTokens, "view", noted)
-    monkeypatch.setattr(FileTokens, "read", into)
-    with open_reader(folder, access="mmap") as reader:
-        assert read == []  # the index says all that opening needs
-        reader.read_batch(1)
-    assert set(read) == {1}
-
-
-def test_an_index_is_parsed_without_an_object_for_each_shard(folder):
-    gc.collect()
-    before = len(gc.get_objects())
-    with open_reader(folder):
-        assert len(gc.get_objects()) - before < SHARDS
-
-
-def test_each_npy_file_of_a_folder_is_opened_once_however_many_there_are(tmp_path, monkeypatch):
-    parts = np.split(np.arange(6000, dtype=np.uint16), 300)
-    for number, part in enumerate(parts):
-        np.save(tmp_path / f"{number:04}.npy", part)
-    with MmapTokenStore(tmp_path, access="pread") as store:
-        opened = []
-        monkeypatch.setattr(zb_hdf5.formats.npy, "open_npy", _counting(opened))
-        for seed in range(3):
-            starts = np.random.default_rng(seed).integers(0, 5980, 200)
-            out = np.empty((200, 15), np.uint16)
-            store.gather_into(starts, out)
-            np.testing.assert_array_equal(out, starts[:, np.newaxis] + np.arange(15))
-        assert len(opened) == len(set(opened)) <= 300
-
-
-def _counting(opened):
-    real = zb_hdf5.formats.npy.open_npy
-    return lambda path, *options: opened.append(path) or real(path, *options)
+    with forked(lambda: np.array_equal(reader.read_batch(7), expected[7])):
+        return True
 
 
 @pytest.mark.parametrize("dtype", ["<u2", ">u4", "|u1", "<i8"])
@@ -207,3 +131,14 @@ def test_a_plain_npy_header_says_what_numpy_says(dtype, count, tmp_path, monkeyp
 
 def test_chunks_at_one_place_have_ranges_of_their_own():
     assert Extents([Run(4096, 0, 2)], 4096).byte_ranges == [(4096, 8192), (4096, 8192)]
+
+
+@pytest.mark.parametrize("runs", [[Run(64, 32, 9)], [Run(64, 32, 4), Run(512, 64, 5)]])
+@pytest.mark.parametrize("start", [71, 72, 200])
+def test_tokens_behind_the_last_extent_are_an_error(runs, start):
+    extents = Extents(runs, 32)
+    with pytest.raises(BatchIndexError, match="after the last one"):
+        list(extents.places_of_tokens(start, np.empty(2, "<u4")))
+    assert [offset for offset, _ in extents.places_of_tokens(71, np.empty(1, "<u4"))] == [
+        runs[-1].base + (runs[-1].num_batches - 1) * runs[-1].stride + 28
+    ]

@@ -1,9 +1,8 @@
 """What each access does with a file: where bytes are read by position, and when it is mapped."""
 
-import multiprocessing
 import os
-import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -35,11 +34,6 @@ def expected(request):
 @pytest.fixture(params=BACKENDS, ids="-".join)
 def store(request, expected, tmp_path, write_store):
     return write_store(tmp_path / "store", expected, (2, 4), request.param)
-
-
-@pytest.fixture
-def on_network(monkeypatch):
-    monkeypatch.setattr("zb_hdf5.files.ranges.network_file_system", lambda file: "nfs")
 
 
 CONVERSIONS = {
@@ -153,15 +147,6 @@ def test_mmap_reads_nothing_by_system_calls(name, access, factor, expected, tmp_
         assert bytes_read() - before - 2 * counting == pytest.approx(factor * expected.nbytes, abs=200)
 
 
-@pytest.mark.parametrize("access", ["auto", "mmap", "pread"])
-@pytest.mark.thin
-def test_a_reader_says_what_was_asked_for(access, store, on_network):
-    with open_reader(store, access=access) as reader:
-        assert reader.access == access
-        with pickle.loads(pickle.dumps(reader)) as copy:
-            assert copy.access == access
-
-
 @pytest.mark.parametrize("read", [*CONVERSIONS.values(), *MAPPINGS.values(), narrow])
 def test_a_file_cut_before_its_first_mapping_is_an_error_and_no_bus_error(read, expected, tmp_path, write_file):
     path = write_file(tmp_path / "x.batch", expected).path
@@ -181,63 +166,18 @@ def test_a_late_mapping_is_of_the_file_that_was_opened(expected, tmp_path, write
         np.testing.assert_array_equal(all_of(other, narrow), expected)
 
 
-def test_threads_that_map_at_once_share_one_private_mapping(tmp_path, write_file):
-    path = write_file(tmp_path / "x.batch", random_tokens(2, *SHAPE, "uint32")).path
-    for _ in range(20):
-        with open_reader(path) as reader:
-            ready, found = threading.Barrier(4), []
-
-            def read(ready=ready, found=found, reader=reader):
-                ready.wait()
-                found.append(reader.read_batch_int32(0))
-
-            threads = [threading.Thread(target=read) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            found[0][0, 0] = -7
-            assert [int(batch[0, 0]) for batch in found] == [-7] * 4, "what one writes, all see"
-            del found[:]
-
-
-@pytest.mark.thin
-def test_threads_have_a_buffer_each(store, expected):
-    with open_reader(store) as reader:
-        failed = []
-
-        def read(seed):
-            for index in np.random.default_rng(seed).integers(0, len(reader), 300).tolist():
-                if not np.array_equal(reader.read_batch_torch(index).numpy(), expected[index]):
-                    failed.append(index)
-
-        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not failed
-
-
-@pytest.mark.parametrize("first", ["int64", "view"])
-@pytest.mark.thin
-def test_a_fork_goes_on_reading_and_mapping(first, store, expected):
-    with open_reader(store) as reader:
-        {**CONVERSIONS, **MAPPINGS}[first](reader, 0)
-        receiver, sender = multiprocessing.Pipe(duplex=False)
-        child = multiprocessing.get_context("fork").Process(
-            target=lambda: sender.send([all_of(reader, CONVERSIONS["int64"]), all_of(reader, MAPPINGS["view"])])
-        )
-        child.start()
-        assert receiver.poll(30)
-        for found in receiver.recv():
-            np.testing.assert_array_equal(found, expected)
-        child.join()
-        receiver.close()
-        sender.close()
-        np.testing.assert_array_equal(all_of(reader, MAPPINGS["gather"]), expected)
-
-
 def test_an_array_of_another_dtype_is_refused(store):
     with open_reader(store) as reader, pytest.raises(ArgumentError, match="expected an array of uint"):
         reader.tokens.read([(0, np.empty(64, np.uint64))])
+
+
+def test_threads_that_map_at_once_share_one_private_mapping(tmp_path, write_file):
+    path = write_file(tmp_path / "x.batch", random_tokens(2, *SHAPE, "uint32")).path
+    for _ in range(20):
+        with open_reader(path) as reader, ThreadPoolExecutor(4) as pool:
+            ready = threading.Barrier(4)
+            read = lambda _, ready=ready, reader=reader: ready.wait() >= 0 and reader.read_batch_int32(0)  # noqa: E731
+            found = list(pool.map(read, range(4)))
+            found[0][0, 0] = -7
+            assert [int(batch[0, 0]) for batch in found] == [-7] * 4, "what one writes, all see"
+            del found[:]

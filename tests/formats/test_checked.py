@@ -18,7 +18,6 @@ import zb_hdf5.files.checked
 from zb_hdf5 import (
     ChecksumError,
     DocumentLoader,
-    FormatError,
     HDF5ShardWriter,
     Loader,
     MmapTokenStore,
@@ -27,7 +26,6 @@ from zb_hdf5 import (
     open_reader,
 )
 from zb_hdf5.files.checked import Crc32Rows
-from zb_hdf5.files.publishing import write_atomically
 from zb_hdf5.spec import CRC32_CHUNK_ROWS
 from zb_hdf5.store.streams import add_crc32_file, index_streams
 
@@ -146,8 +144,9 @@ def test_where_no_crc32_is_stored_nothing_is_checked_and_the_reader_says_so(tmp_
         with open_reader(path, **options) as reader:
             assert reader.verified == "none"
             np.testing.assert_array_equal(reader[2], expected[2])
-        with pytest.raises(UnverifiableError):
-            open_reader(path, verify="batch", **options)
+        for verify in ("batch", "store"):
+            with pytest.raises(UnverifiableError):
+                open_reader(path, verify=verify, **options)
 
 
 def test_a_store_of_which_one_shard_has_no_crc32_says_so(tmp_path, expected, make_stored):
@@ -170,13 +169,6 @@ def test_a_batch_file_that_replaces_another_one_is_not_compared_with_its_crc32(t
         np.testing.assert_array_equal(reader[0], expected[-1])
 
 
-def test_a_crc32_file_of_another_length_is_an_error(tmp_path, expected, write_file):
-    path = write_file(tmp_path / "x.batch", expected).path
-    (tmp_path / "x.batch.crc32").write_bytes(bytes(12))
-    with open_reader(path, access="pread") as reader, pytest.raises(FormatError, match="expected 32 bytes, found 12"):
-        reader.read_batch_torch(0)
-
-
 @contextmanager
 def counted_reads(monkeypatch):
     """Count the bytes of crc32 rows that are read, by the file that they are read from."""
@@ -190,21 +182,6 @@ def counted_reads(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(zb_hdf5.files.checked, "_read_placed", count)
         yield counts
-
-
-def test_rows_of_crc32_are_read_16_kib_at_a_time_when_they_are_needed(tmp_path, write_file, monkeypatch):
-    tokens = np.arange((2 * CRC32_CHUNK_ROWS + 5) * 2, dtype="<u4").reshape(-1, 1, 2)
-    path = write_file(tmp_path / "x.h5", tokens, expected_batches=len(tokens)).path
-    with counted_reads(monkeypatch) as counts, open_reader(path, access="pread") as reader:
-        assert not counts
-        reader.read_batch_torch(CRC32_CHUNK_ROWS + 7)
-        reader.read_batch_torch(CRC32_CHUNK_ROWS)
-        assert sum(counts.values()) == 4 * CRC32_CHUNK_ROWS == 16384
-        reader.read_batch_torch(len(tokens) - 1)
-        assert sum(counts.values()) == 16384 + 4 * 5
-        for number in range(len(tokens)):
-            reader.read_into(number, np.empty((1, 2), "<u4"))
-        assert sum(counts.values()) == 4 * len(tokens)
 
 
 @pytest.mark.parametrize("verify", ["auto", "batch"])
@@ -232,33 +209,6 @@ def test_rows_go_with_their_file(tmp_path, write_store):
         del kept
     gc.collect()
     assert not [one for one in gc.get_objects() if type(one) is Crc32Rows]
-
-
-def test_rows_of_a_file_that_may_be_mapped_are_a_view_and_take_no_memory(tmp_path, write_file):
-    tokens = np.arange((CRC32_CHUNK_ROWS + 5) * 2, dtype="<u4").reshape(-1, 1, 2)
-    path = write_file(tmp_path / "x.h5", tokens, expected_batches=len(tokens)).path
-    with open_reader(path) as mapped, open_reader(path, access="pread") as read:
-        assert read.tokens.plain.rows.view is None
-        np.testing.assert_array_equal(mapped.tokens.plain.rows.view, read.stored_crc32())
-        assert [mapped.tokens.plain.rows[k] for k in range(len(tokens))] == read.stored_crc32().tolist()
-
-
-def test_rows_in_several_runs(tmp_path):
-    chunk, places = 4 * CRC32_CHUNK_ROWS, [3, 4, 0, 7]  # where the chunks lie, in chunks
-    stored = np.arange(3 * CRC32_CHUNK_ROWS + 100, dtype="<u4")
-    data = np.zeros(8 * CRC32_CHUNK_ROWS, "<u4")
-    for number, place in enumerate(places):
-        part = stored[number * CRC32_CHUNK_ROWS :][:CRC32_CHUNK_ROWS]
-        data[place * CRC32_CHUNK_ROWS :][: len(part)] = part
-    write_atomically(tmp_path / "rows", data.tobytes())
-    from zb_hdf5.files.ranges import Run, open_ranges
-
-    ranges = open_ranges(tmp_path / "rows")
-    rows = Crc32Rows.placed(len(stored), ranges, (Run(3 * chunk, chunk, 2), Run(0, chunk, 1), Run(7 * chunk, chunk, 1)))
-    assert [rows[number] for number in (0, 4096, 8191, 8192, 12387)] == [0, 4096, 8191, 8192, 12387]
-    np.testing.assert_array_equal(rows.all(), stored)
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(rows)).all(), stored)
-    ranges.close()
 
 
 @pytest.fixture

@@ -2,12 +2,9 @@
 
 import json
 import os
-import pickle
 import shutil
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -15,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 from contents import batches_of
+from processes import python
 
 from zb_hdf5 import (
     ArgumentError,
@@ -22,7 +20,6 @@ from zb_hdf5 import (
     ChecksumError,
     FormatError,
     HDF5ShardWriter,
-    Loader,
     ShardIndex,
     UnavailableError,
     open_reader,
@@ -93,33 +90,6 @@ def test_hdf5_tools_read_it_and_a_table_of_another_file_is_not_believed(tokens, 
 def test_a_mapping_is_refused_and_the_others_are_named(packed):
     with pytest.raises(BackendError, match="plain extents, but it is compressed; use access='pread', 'h5py' or 'auto'"):
         open_reader(packed[0], access="mmap")
-
-
-def test_threads_and_copies_of_a_reader_read_the_same(packed, tokens):
-    with open_reader(packed[0]) as reader, ThreadPoolExecutor(4) as pool:
-        assert reader.wants_threads
-        copy = pickle.loads(pickle.dumps(reader))
-        order = np.random.default_rng(0).permutation(np.repeat(np.arange(40), 5)).tolist()
-        for found in (pool.map(reader.read_batch, order), map(copy.read_batch, order)):
-            for number, batch in zip(order, found, strict=True):
-                np.testing.assert_array_equal(batch, tokens[number])
-        copy.close()
-
-
-def test_a_loader_unpacks_in_threads_unless_told_otherwise(packed, tokens, monkeypatch):
-    seen = set()
-    read = Decoded.read
-
-    def noted(self, runs):
-        seen.add(threading.current_thread().name.partition("_")[0])
-        read(self, runs)
-
-    monkeypatch.setattr(Decoded, "read", noted)
-    for prefetch, names in (("auto", {"zb-prefetch"}), (0, {"MainThread"})):
-        seen.clear()
-        with Loader(packed[0], shuffle="sequential", prefetch=prefetch, rank=0, world_size=1) as loader:
-            np.testing.assert_array_equal(np.stack([batch.numpy() for batch in loader]), tokens)
-        assert seen == names
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -224,13 +194,10 @@ def test_what_unpacks_to_something_else_is_refused(codec, change):
 OUTSIDE = "batch 3 lies outside of the file"
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        *(((first, size), OUTSIDE) for first, size in ((-1, 10), (10, 0), (0, 2**62), (2**62, 1))),
-        ((1 << 20, 2**40), "batch 3: expected at most "),  # a buffer of that size would be a MemoryError
-    ],
-)
+@pytest.mark.parametrize(("row", "message"), [
+    *(((first, size), OUTSIDE) for first, size in ((-1, 10), (10, 0), (0, 2**62), (2**62, 1))),
+    ((1 << 20, 2**40), "batch 3: expected at most "),  # a buffer of that size would be a MemoryError
+])  # fmt: skip
 def test_chunks_outside_of_the_file_or_larger_than_plain_ones_are_refused(row, message, packed, tmp_path):
     with open_reader(packed[0]) as reader:
         meta = reader.meta
@@ -292,5 +259,5 @@ def test_hdf5_itself_needs_a_plugin_for_zstd(tokens, tmp_path, write_file):
                 print(error)
     """
     for how, expected in (("with", str(tokens[0].sum())), ("without", "pip install '.[codecs]'")):
-        done = subprocess.run([sys.executable, "-c", code, how], capture_output=True, text=True)
+        done = python(code, how)
         assert expected in done.stdout, done.stderr

@@ -9,22 +9,15 @@ import pytest
 from contents import batches_of, write_batches
 from contract import random_tokens
 from damage import flip
+from interrupted import failing
 
 from zb_hdf5 import ChecksumError, ZbError, open_reader, open_writer, verify_store
-from zb_hdf5.converters.npy_source import NpySource
 from zb_hdf5.converters.run import convert
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.formats.hdf5.h5_writer import HDF5Writer
 
 SUFFIXES = {"hdf5": ".h5", "batch": ".batch"}
 SHAPES = {"packed": (4, 1024), "padded": (3, 1000)}
-
-
-def refuse(number):
-    def copy_file_range(*arguments):
-        raise OSError(number, os.strerror(number))
-
-    return copy_file_range
 
 
 @pytest.fixture(params=sorted(SHAPES))
@@ -67,7 +60,7 @@ def test_the_fast_way_gives_the_bytes_of_the_slow_way(
     if (form, backend) != ("file", "batch"):  # a lone .batch has nothing that would prove the copy
         assert bool(calls) == slots_fit
     for number in (errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ETXTBSY):
-        monkeypatch.setattr(os, "copy_file_range", refuse(number))
+        monkeypatch.setattr(os, "copy_file_range", failing(number))
         (tmp_path / str(number)).mkdir()
         assert copy(source, backend, tmp_path / str(number) / name, target) == fast
     np.testing.assert_array_equal(batches_of(tmp_path / "fast" / name), tokens)
@@ -130,18 +123,6 @@ def test_a_copy_that_stops_in_the_middle_is_finished_by_hand(taken, tmp_path, wr
     assert len(calls) == taken
 
 
-def test_there_and_back_again_is_the_same_file(tokens, tmp_path):
-    """Written batch by batch, copied to the native format, and copied back."""
-    np.save(tmp_path / "in.npy", tokens.reshape(-1, tokens.shape[-1]))
-    source = NpySource([tmp_path / "in.npy"], batch_size=tokens.shape[1], seq_len=tokens.shape[2], seed=3)
-    convert(source, "hdf5", tmp_path / "a", num_shards=3)
-    copy(tmp_path / "a", "hdf5", tmp_path / "b")
-    assert [report.problem for report in verify_store(tmp_path / "b")] == [None] * 3
-    back = copy(tmp_path / "b", "batch", tmp_path / "c", "hdf5")
-    shards = sorted((tmp_path / "a").glob("*.h5"))
-    assert [back[path.name] for path in shards] == [path.read_bytes() for path in shards]
-
-
 @pytest.mark.parametrize("limit", [0, 4096, 5000, 100_000])  # no progress is no endless loop
 @pytest.mark.thin
 def test_short_copies_go_on(limit, tokens, tmp_path, write_file, monkeypatch):
@@ -175,7 +156,7 @@ def test_a_source_cut_in_the_middle_and_a_full_disk_are_errors(tokens, tmp_path,
         os.truncate(tmp_path / "in.h5", os.path.getsize(tmp_path / "in.h5") // 2 + (1 << 19))
         return real(*arguments)
 
-    for fault, error in ((refuse(errno.ENOSPC), OSError), (cut, ZbError)):  # a full disk is no refusal
+    for fault, error in ((failing(errno.ENOSPC), OSError), (cut, ZbError)):  # a full disk is no refusal
         monkeypatch.setattr(os, "copy_file_range", fault)
         with pytest.raises(error):
             copy(tmp_path / "in.h5", "hdf5", tmp_path / "out.batch")

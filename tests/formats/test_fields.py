@@ -15,6 +15,7 @@ from contents import write_batches
 from damage import flip
 from hypothesis import given
 from hypothesis import strategies as st
+from interrupted import failing
 
 from examples import examples
 from zb_hdf5 import (
@@ -161,15 +162,12 @@ def test_a_field_reader_is_pickled_and_closed_with_its_tokens(path):
     copy.close()
 
 
-@pytest.mark.parametrize(
-    ("fields", "match"),
-    [
-        ({"tokens": "u1"}, "none of"), ({"a b": "u1"}, "letters, digits"), ({"x": "O"}, "fixed size"),
-        ({"x": "U3"}, "fixed size"), ({"x": ">u2"}, "fixed size"), ({"x": "nonsense"}, "expected a dtype"),
-        (np.dtype("u1"), "structured dtype"), (["loss_mask"], "'loss_mask' without a dtype"),
-        ([Field("a", np.dtype("u1"))] * 2, "each name once"), ({"x": [("a", "i4"), ("a", "i4")]}, "expected a dtype"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("fields", "match"), [
+    ({"tokens": "u1"}, "none of"), ({"a b": "u1"}, "letters, digits"), ({"x": "O"}, "fixed size"),
+    ({"x": "U3"}, "fixed size"), ({"x": ">u2"}, "fixed size"), ({"x": "nonsense"}, "expected a dtype"),
+    (np.dtype("u1"), "structured dtype"), (["loss_mask"], "'loss_mask' without a dtype"),
+    ([Field("a", np.dtype("u1"))] * 2, "each name once"), ({"x": [("a", "i4"), ("a", "i4")]}, "expected a dtype"),
+])  # fmt: skip
 def test_what_cannot_be_stored_is_refused(fields, match, tmp_path):
     with pytest.raises(ArgumentError, match=match):
         open_writer(tmp_path / "x.h5", batch_size=1, seq_len=4, fields=fields)
@@ -177,16 +175,13 @@ def test_what_cannot_be_stored_is_refused(fields, match, tmp_path):
     assert [field.name for field in parse_fields({"b": "u1", "a": "u2"})] == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "error", "match"),
-    [
-        (None, ArgumentError, r"expected the fields \['mask'\], found none"),
-        ({"other": np.zeros((1, *SHAPE), "u1")}, ArgumentError, r"found \['other'\]"),
-        ({"mask": np.zeros((2, *SHAPE), "u1")}, ArgumentError, "expected shape"),
-        ({"mask": np.full((1, *SHAPE), 256)}, ConvertError, "256 does not fit uint8"),
-        ({"mask": np.zeros((1, *SHAPE), "f4")}, ArgumentError, "expected uint8, found float32"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "error", "match"), [
+    (None, ArgumentError, r"expected the fields \['mask'\], found none"),
+    ({"other": np.zeros((1, *SHAPE), "u1")}, ArgumentError, r"found \['other'\]"),
+    ({"mask": np.zeros((2, *SHAPE), "u1")}, ArgumentError, "expected shape"),
+    ({"mask": np.full((1, *SHAPE), 256)}, ConvertError, "256 does not fit uint8"),
+    ({"mask": np.zeros((1, *SHAPE), "f4")}, ArgumentError, "expected uint8, found float32"),
+])  # fmt: skip
 def test_values_of_another_kind_are_refused_and_nothing_is_written(fields, error, match, tmp_path):
     path = tmp_path / "x.h5"
     with open_writer(path, batch_size=SHAPE[0], seq_len=SHAPE[1], fields={"mask": "u1"}) as writer:
@@ -276,15 +271,12 @@ def test_a_lost_index_is_made_anew_with_the_fields(store):
 def test_batches_whose_write_failed_can_be_written_again(call, commit_bytes, tmp_path, monkeypatch):
     """Neither their digests nor their crc32 rows count twice."""
 
-    def fail(*_):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     meta = StoreMeta(*SHAPE, TOKENS.dtype, fields=parse_fields(FIELDS))
     with HDF5BatchWriter(tmp_path / "x.h5", meta, durable=True, commit_bytes=commit_bytes) as writer:
         for start, stop in ((0, 2), (2, 5), (5, NUM_BATCHES)):
             part = TOKENS[start:stop], {name: values[start:stop] for name, values in VALUES.items()}
             with monkeypatch.context() as patch, suppress(OSError):
-                patch.setattr(os, call, fail)
+                patch.setattr(os, call, failing(errno.EIO))
                 writer.write(*part)
             if writer.num_batches == start:
                 writer.write(*part)
@@ -390,14 +382,11 @@ def test_a_field_whose_digest_is_none_is_refused(tmp_path):
             reader.field("concept")
 
 
-@pytest.mark.parametrize(
-    ("dtype", "value", "error", "match"),
-    [
-        ("S4", b"abcdef", ConvertError, "does not fit"),
-        ("f4", 1e39, ConvertError, "does not fit float32"),
-        ([("a", "i1")], np.array(300, [("a", "i8")]), ArgumentError, "expected exactly"),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "value", "error", "match"), [
+    ("S4", b"abcdef", ConvertError, "does not fit"),
+    ("f4", 1e39, ConvertError, "does not fit float32"),
+    ([("a", "i1")], np.array(300, [("a", "i8")]), ArgumentError, "expected exactly"),
+])  # fmt: skip
 def test_no_value_of_a_field_is_changed(dtype, value, error, match, tmp_path):
     with open_writer(tmp_path / "x.h5", batch_size=SHAPE[0], seq_len=SHAPE[1], fields={"x": dtype}) as writer:
         with pytest.raises(error, match=match):

@@ -75,15 +75,12 @@ def test_files_pass_verify(name):
     assert [report.problem for report in verify_store(DATA / name)] == [None] * (2 if name == "store" else 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "verify", "fingerprint"),
-    [
-        ("v3.h5", "none", CONTENT),
-        ("v1.batch", "store", CONTENT),
-        ("v1.batch", "none", SAMPLED),
-        ("store", "none", STORE),
-    ],
-)
+@pytest.mark.parametrize(("name", "verify", "fingerprint"), [
+    ("v3.h5", "none", CONTENT),
+    ("v1.batch", "store", CONTENT),
+    ("v1.batch", "none", SAMPLED),
+    ("store", "none", STORE),
+])  # fmt: skip
 def test_checkpoints_still_match(name, verify, fingerprint, tmp_path):
     """A loader's state holds the fingerprint: were it computed otherwise, no run could be resumed."""
     path = DATA / name

@@ -2,14 +2,14 @@
 
 import errno
 import os
-import subprocess
-import sys
 
 import h5py
 import numpy as np
 import pytest
 from contents import batches_of
 from contract import random_tokens
+from interrupted import failing
+from processes import python
 
 from zb_hdf5 import open_writer
 from zb_hdf5.formats.hdf5.file import end_of_file
@@ -50,12 +50,9 @@ def test_a_commit_brings_the_superblock_along(writer, tokens, tmp_path):
 
 
 def test_room_is_taken_before_hdf5_is_touched(writer, tokens, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     more = np.concatenate([tokens] * 3)  # 16 batches have room already
     with monkeypatch.context() as patch:
-        patch.setattr(os, "posix_fallocate", full)
+        patch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
         with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
             writer.write(more)
     assert len(writer._main.stored) == 16
@@ -94,10 +91,9 @@ def test_batches_written_past_hdf5_give_the_bytes_that_hdf5_writes(shape, expect
 def test_a_live_file_cannot_be_opened_for_writing(mode, writer, tmp_path):
     """Mode "w" is not here: HDF5 2.0 is refused the lock as well, but has cut the file to nothing before it asks."""
     code = "import h5py, sys; h5py.File(sys.argv[1], sys.argv[2])"
-    command = [sys.executable, "-c", code, str(tmp_path / "x.h5.partial"), mode]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = python(code, tmp_path / "x.h5.partial", mode)
     assert done.returncode != 0
     assert "errno = 11" in done.stderr
     code = "import h5py, sys; print(h5py.File(sys.argv[1], 'r', swmr=True)['batches'].attrs['num_batches'])"
-    found = subprocess.run([sys.executable, "-c", code, command[3]], capture_output=True, text=True)
+    found = python(code, tmp_path / "x.h5.partial")
     assert found.stdout == "2\n", found.stderr

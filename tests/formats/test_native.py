@@ -15,7 +15,6 @@ from zb_hdf5 import (
     FormatError,
     IncompleteError,
     StoreMeta,
-    UnverifiableError,
     open_reader,
     open_writer,
     write_batch_dataset,
@@ -23,7 +22,6 @@ from zb_hdf5 import (
 )
 from zb_hdf5.formats.native import BatchFileWriter
 from zb_hdf5.loaders.order import write_order
-from zb_hdf5.store.streams import add_crc32_file
 
 SIZE = 4096 + 7 * 4096  # of the file of the `tokens` fixture
 
@@ -93,19 +91,16 @@ def broken():
     raise ZeroDivisionError
 
 
-@pytest.mark.parametrize(
-    ("stream", "message"),
-    [
-        (lambda: records(19), "expected 20 records, found 19"),
-        (lambda: records(21), "expected 20 records, found more"),
-        (lambda: [*records(10), np.zeros(9, np.uint32)], r"record 10: expected shape \(10,\), found \(9,\)"),
-        (lambda: records(20).reshape(10, 2, 10), r"record 0: expected shape \(10,\), found \(2, 10\)"),
-        (lambda: [*records(19).astype(int), np.full(10, -1)], "record 19: token id -1 at index 0"),
-        (lambda: [*records(19).astype(int), np.full(10, 2**32)], "record 19: token id 4294967296"),
-        (lambda: records(20).astype("f4"), "record 0: expected token ids of an integer dtype, found float32"),
-        (lambda: (), "expected 20 records, found 0"),
-    ],
-)
+@pytest.mark.parametrize(("stream", "message"), [
+    (lambda: records(19), "expected 20 records, found 19"),
+    (lambda: records(21), "expected 20 records, found more"),
+    (lambda: [*records(10), np.zeros(9, np.uint32)], r"record 10: expected shape \(10,\), found \(9,\)"),
+    (lambda: records(20).reshape(10, 2, 10), r"record 0: expected shape \(10,\), found \(2, 10\)"),
+    (lambda: [*records(19).astype(int), np.full(10, -1)], "record 19: token id -1 at index 0"),
+    (lambda: [*records(19).astype(int), np.full(10, 2**32)], "record 19: token id 4294967296"),
+    (lambda: records(20).astype("f4"), "record 0: expected token ids of an integer dtype, found float32"),
+    (lambda: (), "expected 20 records, found 0"),
+])  # fmt: skip
 def test_a_bad_stream_is_an_error_and_leaves_nothing(stream, message, tmp_path):
     with pytest.raises(ConvertError, match=message):
         write_batch_dataset(tmp_path / "x.batch", iter(stream()), 20, 4, 10, 1)
@@ -114,18 +109,15 @@ def test_a_bad_stream_is_an_error_and_leaves_nothing(stream, message, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        (records(20, 9), r"expected shape \(num_records, 10\), found \(20, 9\)"),
-        (records(20)[0], r"found \(10,\)"),
-        (records(3), "3 records do not fill one batch of 4"),
-        (records(0), "0 records do not fill one batch of 4"),
-        (np.full((20, 10), -1), "token id -1"),
-        (np.full((20, 10), 2**32), "token id 4294967296"),
-        (records(20).astype(float), "integer dtype"),
-    ],
-)
+@pytest.mark.parametrize(("source", "message"), [
+    (records(20, 9), r"expected shape \(num_records, 10\), found \(20, 9\)"),
+    (records(20)[0], r"found \(10,\)"),
+    (records(3), "3 records do not fill one batch of 4"),
+    (records(0), "0 records do not fill one batch of 4"),
+    (np.full((20, 10), -1), "token id -1"),
+    (np.full((20, 10), 2**32), "token id 4294967296"),
+    (records(20).astype(float), "integer dtype"),
+])  # fmt: skip
 def test_a_bad_array_is_an_error_and_leaves_nothing(source, message, tmp_path):
     with pytest.raises(ConvertError, match=message):
         write_batch_file(tmp_path / "x.batch", source, 4, 10, 1)
@@ -149,13 +141,10 @@ def test_a_seed_above_32_bits_is_refused_before_any_work(seed, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda path, **how: write_batch_file(path, records(8), 4, 10, 1, **how),
-        lambda path, **how: write_batch_dataset(path, records(8), 8, 4, 10, 1, **how),
-    ],
-)
+@pytest.mark.parametrize("write", [
+    lambda path, **how: write_batch_file(path, records(8), 4, 10, 1, **how),
+    lambda path, **how: write_batch_dataset(path, records(8), 8, 4, 10, 1, **how),
+])  # fmt: skip
 def test_what_exists_is_replaced_only_on_request(write, path):
     before = path.read_bytes()
     with pytest.raises(ConvertError, match="exists already"):
@@ -189,27 +178,8 @@ def test_trailing_bytes_are_a_format_error(extra, path):
     assert not isinstance(caught.value, IncompleteError)
 
 
-def test_verifying_batches_needs_the_sidecar(path):
-    path.with_name("x.batch.crc32").unlink()
-    for verify in ("batch", "store"):
-        with pytest.raises(UnverifiableError, match=r"x\.batch\.crc32 is missing; .*make one") as caught:
-            open_reader(path, verify=verify)
-        assert caught.value.exit_code == 6
-
-
 @pytest.mark.parametrize("size", [0, 27, 29, 32])
 def test_a_sidecar_of_another_length_is_a_format_error(size, path):
     path.with_name("x.batch.crc32").write_bytes(bytes(size))
     with pytest.raises(FormatError, match=f"expected 28 bytes, found {size}"):
         open_reader(path, verify="batch")
-
-
-def test_verifying_the_store_turns_the_sample_into_a_digest(path, tmp_path, tokens, write_file):
-    with open_reader(path) as reader:
-        assert reader.sha256 is None
-        assert reader.fingerprint.startswith("sampled:")
-    info = write_file(tmp_path / "y.batch", tokens)
-    add_crc32_file(path)
-    with open_reader(path, verify="store") as reader:
-        assert reader.sha256 == info.sha256
-        assert reader.fingerprint.startswith("sha256:")

@@ -16,16 +16,7 @@ from contract import check_closing, check_reader, check_writer, random_tokens
 from damage import flip_token
 from interrupted import Failing, Stops
 
-from zb_hdf5 import (
-    BatchReader,
-    FormatError,
-    IncompleteError,
-    Loader,
-    ShardIndex,
-    StoreMeta,
-    open_reader,
-    open_writer,
-)
+from zb_hdf5 import BatchReader, FormatError, IncompleteError, Loader, ShardIndex, StoreMeta, open_reader, open_writer
 from zb_hdf5.converters import run as pipe
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.files.paths import regular
@@ -123,9 +114,7 @@ class TailWriter(RawWriter):
 
     def _complete(self, info):
         write_fully(
-            self._file.fd,
-            info.crc32.tobytes() + info.sha256.encode(),
-            SLOTS + info.num_batches * self.meta.batch_bytes,
+            self._file.fd, info.crc32.tobytes() + info.sha256.encode(), SLOTS + info.num_batches * self.meta.batch_bytes
         )
         return super()._complete(info)
 

@@ -15,6 +15,7 @@ from contents import write_batches
 from descriptors import open_files
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import forked
 
 from examples import examples
 from zb_hdf5 import BackendError, BatchIndexError, ChecksumError, FormatError, open_reader
@@ -80,8 +81,6 @@ def per_token(pieces):
 
 
 # --- tables ----------------------------------------------------------------------------------------------------
-
-
 def test_what_was_appended_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(tables_module, "BUFFER_BYTES", 64)  # the columns go on in files
     path, rng = tmp_path / "x.h5", np.random.default_rng(0)
@@ -126,29 +125,23 @@ def test_the_same_rows_give_the_same_bytes(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_reader_reads(tmp_path):
     some_tables(tmp_path / "x.h5")
-    with closing(TableFile(tmp_path / "x.h5", PIECES)) as file:
-        pid = os.fork()
-        if pid == 0:
-            os._exit(int(file.read("offsets", 2, 3)[0]))
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 90
+    with closing(TableFile(tmp_path / "x.h5", PIECES)) as file, forked(lambda: file.read("offsets", 2, 3)[0] == 90):
+        pass
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda h5: h5.attrs.modify("format", "other"), "expected root attribute format='zb-tables', found"),
-        (lambda h5: h5.attrs.modify("format_version", 7), "expected format_version 2, found 7"),
-        (lambda h5: h5.attrs.modify("kind", "documents"), "expected root attribute kind='pieces'"),
-        (lambda h5: h5.attrs.pop("split"), "attribute 'split' is missing"),
-        (lambda h5: h5.create_dataset("more", data=[1]), "found 'more'"),
-        (lambda h5: h5.create_dataset("ends", data=np.zeros((2, 2), "u8")), "each 1-D"),
-        (lambda h5: h5.create_dataset("ends", data=np.zeros(2, "i8")), "each 1-D"),
-        (lambda h5: h5.create_dataset("ends", data=np.zeros(2, "u8"), chunks=(1,)), "is not contiguous"),
-        (lambda h5: h5.attrs.modify("format_version", 1), "written by an early build: convert again"),
-        (lambda h5: h5.create_dataset("ends", data=np.zeros(2, "u8")), "sha256 differs from its content"),
-        (lambda h5: h5.attrs.modify("seq_len", 9), "sha256 differs from its content"),
-    ],
-)
+@pytest.mark.parametrize(("damage", "message"), [
+    (lambda h5: h5.attrs.modify("format", "other"), "expected root attribute format='zb-tables', found"),
+    (lambda h5: h5.attrs.modify("format_version", 7), "expected format_version 2, found 7"),
+    (lambda h5: h5.attrs.modify("kind", "documents"), "expected root attribute kind='pieces'"),
+    (lambda h5: h5.attrs.pop("split"), "attribute 'split' is missing"),
+    (lambda h5: h5.create_dataset("more", data=[1]), "found 'more'"),
+    (lambda h5: h5.create_dataset("ends", data=np.zeros((2, 2), "u8")), "each 1-D"),
+    (lambda h5: h5.create_dataset("ends", data=np.zeros(2, "i8")), "each 1-D"),
+    (lambda h5: h5.create_dataset("ends", data=np.zeros(2, "u8"), chunks=(1,)), "is not contiguous"),
+    (lambda h5: h5.attrs.modify("format_version", 1), "written by an early build: convert again"),
+    (lambda h5: h5.create_dataset("ends", data=np.zeros(2, "u8")), "sha256 differs from its content"),
+    (lambda h5: h5.attrs.modify("seq_len", 9), "sha256 differs from its content"),
+])  # fmt: skip
 def test_another_file_is_refused(tmp_path, damage, message):
     some_tables(tmp_path / "x.h5")
     with h5py.File(tmp_path / "x.h5", "a") as h5:
@@ -199,8 +192,6 @@ def test_a_full_disk_is_named_and_leaves_nothing(owner, name, message, tmp_path,
 
 
 # --- pieces ----------------------------------------------------------------------------------------------------
-
-
 def write_pieces(path, seq_len, rows, groups=3):
     writer = PiecesWriter(path)
     for start in range(0, len(rows), groups):
@@ -271,7 +262,6 @@ def test_ends_that_do_not_ascend_are_damage(tmp_path):
 
 
 # --- documents -------------------------------------------------------------------------------------------------
-
 SPAN_VALUES = st.none() | st.integers(-5, 5) | st.text(max_size=3) | st.lists(st.integers(0, 3), max_size=2)
 
 
@@ -471,16 +461,11 @@ def test_a_table_of_another_file_is_refused(tmp_path):
 
 
 # --- spans -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("codec", "value", "message"),
-    [
-        ("json", {1, 2}, r"x: the value of span 0 cannot be encoded: .* choose another spans_codec"),
-        (str, 7, r"must be encoded to bytes, at least one, found '7'"),
-        (lambda value: b"", 7, r"must be encoded to bytes, at least one, found b''"),
-    ],
-)
+@pytest.mark.parametrize(("codec", "value", "message"), [
+    ("json", {1, 2}, r"x: the value of span 0 cannot be encoded: .* choose another spans_codec"),
+    (str, 7, r"must be encoded to bytes, at least one, found '7'"),
+    (lambda value: b"", 7, r"must be encoded to bytes, at least one, found b''"),
+])  # fmt: skip
 def test_values_that_cannot_be_encoded(codec, value, message):
     with pytest.raises(ConvertError, match=message):
         encoded_spans([(0, 1, value)], 8, encoder(codec)[1], "x")
@@ -578,3 +563,30 @@ def test_large_values_of_spans_do_not_wait_for_many_documents(tmp_path):
     assert peak < 50_000_000, "half of the values"
     with closing(DocumentFile(tmp_path / "x.h5")) as file:
         assert file.spans(np.array([2997], np.uint64), np.array([3000], np.uint64), bytes).values == [value]
+
+
+SEQ_LEN, LENGTH, ROWS = 2048, 500, 4000
+TOKEN_BYTES = ROWS * SEQ_LEN * 2  # uint16
+
+
+def test_pieces_take_a_fiftieth_of_the_tokens(tmp_path):
+    tokens = ROWS * SEQ_LEN
+    starts = np.union1d(np.arange(0, tokens, SEQ_LEN), np.arange(0, tokens, LENGTH))
+    ends = starts.searchsorted(np.arange(0, tokens + 1, SEQ_LEN))
+    writer = PiecesWriter(tmp_path / "x.h5")
+    writer.append_pieces(Pieces(ends, (starts % SEQ_LEN).astype(np.uint32), starts.astype(np.uint64), SEQ_LEN))
+    info = writer.publish(seq_len=SEQ_LEN, split="train", tokens_sha256="")
+    assert info.path.stat().st_size == info.num_bytes
+    assert info.num_bytes <= 0.02 * TOKEN_BYTES
+
+
+def test_a_document_table_with_sources_and_rows_takes_little_more(tmp_path):
+    count = ROWS * SEQ_LEN // LENGTH
+    with DocumentsWriter(tmp_path / "d.h5") as writer:
+        for start in range(0, count, 1000):
+            some = min(1000, count - start)
+            rows = np.arange(start + 1, start + some + 1, dtype=np.uint64)
+            writer.append([LENGTH] * some, DocumentRows(["a.parquet"], np.zeros(some, np.uint32), rows))
+        info = writer.publish()
+    assert info.path.stat().st_size == info.num_bytes
+    assert info.num_bytes <= 0.022 * TOKEN_BYTES

@@ -8,9 +8,9 @@ import pytest
 from contents import batches_of
 from contract import check_writer, check_writer_of_fields, random_tokens
 
-from zb_hdf5 import BatchWriter, ConvertError, ShardIndex, open_reader, open_writer
+from zb_hdf5 import ConvertError, ShardIndex, open_reader, open_writer
 from zb_hdf5.field import parse_fields
-from zb_hdf5.formats.registry import FORMATS, backends
+from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import StoreMeta, combine_sha256
 
 EXPECTED = 9
@@ -112,13 +112,6 @@ def test_a_replacement_that_is_not_finished_leaves_what_was_there(way, path, tok
                 raise error
     assert path.read_bytes() == before
     assert in_folder(path) == [path.name]
-
-
-def test_open_writer_returns_what_it_says(tmp_path):
-    for name, options in (("x.h5", {}), ("x.batch", {}), ("x", {"live": True, "shard_batches": 2})):
-        with open_writer(tmp_path / name, batch_size=2, seq_len=4, **options) as writer:
-            assert isinstance(writer, BatchWriter)
-    assert all(issubclass(backend.writer_class(), BatchWriter) for backend in backends().values())
 
 
 @pytest.mark.parametrize("shard_batches", [2, 5])

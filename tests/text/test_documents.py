@@ -13,15 +13,7 @@ from hypothesis import strategies as st
 from zb_hdf5 import ConvertError, FormatError, UnavailableError
 from zb_hdf5.console import message_of
 from zb_hdf5.text import corpus as documents
-from zb_hdf5.text.corpus import (
-    FILE_KINDS,
-    Dropped,
-    JsonLinesFile,
-    ParquetFile,
-    PlainTextFile,
-    Reason,
-    open_documents,
-)
+from zb_hdf5.text.corpus import FILE_KINDS, Dropped, JsonLinesFile, ParquetFile, PlainTextFile, Reason, open_documents
 
 
 def read(file):

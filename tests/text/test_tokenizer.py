@@ -3,16 +3,14 @@
 import base64
 import json
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
-from commandline import run_zb
+from commandline import run_zb, succeed
 from hypothesis import example, given
 from hypothesis import strategies as st
+from processes import python
 
 from zb_hdf5 import ArgumentError, ConvertError, FormatError, Loader, StateError, TextLoader, UnavailableError
 from zb_hdf5.converters.cli import convert
@@ -194,9 +192,8 @@ def test_both_names_open_a_store_and_its_states_move(trained, tmp_path):
     (tmp_path / "text" / "a.jsonl").write_text(lines)
     fast, slow = f"tiktoken:{trained.ranks_path}", f"hf:{trained.path}"
     for name, spec in (("fast", fast), ("slow", slow)):
-        shape = ["--batch-size", "4", "--seq-len", "64", "--packing", "best-fit"]
-        arguments = ["jsonl-to-hdf5", str(tmp_path / "text"), str(tmp_path / name), "--tokenizer", spec, *shape]
-        assert CliRunner().invoke(convert, arguments).exit_code == 0
+        shape = ["--batch-size", 4, "--seq-len", 64, "--packing", "best-fit"]
+        succeed(convert, "jsonl-to-hdf5", tmp_path / "text", tmp_path / name, "--tokenizer", spec, *shape)
     how = {"rank": 0, "world_size": 1}
     with Loader(tmp_path / "fast", tokenizer=slow, **how) as loader:
         batches = iter(loader)
@@ -281,25 +278,22 @@ def test_a_merge_that_ranks_would_do_otherwise_has_its_own_digest(trained, tmp_p
     assert (ranks.digest, ranks.encode("abc").tolist()) == (agreeing, [258])
 
 
-@pytest.mark.parametrize(
-    ("spec", "kind", "message"),
-    [
-        ("gpt2", ArgumentError, "'gpt2': expected byte, a tokenizer.json, a file of ranks .tiktoken, or tiktoken:NAME"),
-        ("tiktoken:", ArgumentError, "expected byte"),
-        ("tiktoken:nonsense", ArgumentError, "no such file, and no encoding of tiktoken: .*cl100k_base"),
-        ("tiktoken:{tmp}/alone.tiktoken", ArgumentError, "expected alone.json in the same folder"),
-        ("hf:gpt2", ArgumentError, "hf:gpt2: expected a tokenizer.json .* hub are not looked up: download"),
-        ("nothing.json", ArgumentError, "nothing.json: expected a tokenizer.json of this machine, found none"),
-        ("tiktoken:{tmp}/bad.json", ArgumentError, r"found a \.json file; pass hf:.*/bad\.json"),
-        ("tiktoken:{tmp}/bad.tiktoken", FormatError, "not a file of ranks that goes with bad.json"),
-        ("tiktoken:{tmp}/hole.tiktoken", FormatError, r"hole\.tiktoken: not a file of ranks that goes with hole\.json"),
-        ("tiktoken:{tmp}/words.tiktoken", FormatError, "splits or normalizes text in a way that tiktoken has not"),
-        ("hf:{tmp}/alone.tiktoken", FormatError, "not a tokenizer.json"),
-        ("hf:{tmp}/empty.json", FormatError, "it has no 'model'"),
-        ("hf:{tmp}/model.json", FormatError, "not a tokenizer.json"),
-        ("hf:{tmp}/untrained.json", FormatError, r"untrained\.json: expected a trained tokenizer, found no tokens"),
-    ],
-)
+@pytest.mark.parametrize(("spec", "kind", "message"), [
+    ("gpt2", ArgumentError, "'gpt2': expected byte, a tokenizer.json, a file of ranks .tiktoken, or tiktoken:NAME"),
+    ("tiktoken:", ArgumentError, "expected byte"),
+    ("tiktoken:nonsense", ArgumentError, "no such file, and no encoding of tiktoken: .*cl100k_base"),
+    ("tiktoken:{tmp}/alone.tiktoken", ArgumentError, "expected alone.json in the same folder"),
+    ("hf:gpt2", ArgumentError, "hf:gpt2: expected a tokenizer.json .* hub are not looked up: download"),
+    ("nothing.json", ArgumentError, "nothing.json: expected a tokenizer.json of this machine, found none"),
+    ("tiktoken:{tmp}/bad.json", ArgumentError, r"found a \.json file; pass hf:.*/bad\.json"),
+    ("tiktoken:{tmp}/bad.tiktoken", FormatError, "not a file of ranks that goes with bad.json"),
+    ("tiktoken:{tmp}/hole.tiktoken", FormatError, r"hole\.tiktoken: not a file of ranks that goes with hole\.json"),
+    ("tiktoken:{tmp}/words.tiktoken", FormatError, "splits or normalizes text in a way that tiktoken has not"),
+    ("hf:{tmp}/alone.tiktoken", FormatError, "not a tokenizer.json"),
+    ("hf:{tmp}/empty.json", FormatError, "it has no 'model'"),
+    ("hf:{tmp}/model.json", FormatError, "not a tokenizer.json"),
+    ("hf:{tmp}/untrained.json", FormatError, r"untrained\.json: expected a trained tokenizer, found no tokens"),
+])  # fmt: skip
 def test_error_messages(trained, tmp_path, spec, kind, message):
     content = json.loads(trained.path.read_text())
     (tmp_path / "alone.tiktoken").write_bytes(trained.ranks_path.read_bytes())
@@ -347,7 +341,7 @@ try:
 except UnavailableError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python(code, check=True)
     assert done.stdout == f"this needs the package {package}: pip install '.[text]'\n"
 
 

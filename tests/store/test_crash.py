@@ -1,22 +1,20 @@
 """Kills, interrupts, full disks and races, in real processes: nothing that looks whole is not, and nothing is lost."""
 
-import contextlib
 import errno
 import hashlib
 import inspect
-import json
 import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from itertools import product
 
 import numpy as np
 import pytest
 from contents import write_batches
+from interrupted import failing
+from processes import python, running, started, wait_until
 
 from zb_hdf5 import ConvertError, ZbError, open_reader, open_writer, verify_store
 from zb_hdf5.files.publishing import PartialDirectory, PartialFile
@@ -41,7 +39,6 @@ def mostly_slow(quick, *axes):
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------
-
 CONVERT = "from zb_hdf5.converters.cli import convert; convert()"
 #: Before CONVERT: there is room at the start, and others take it.
 CROWDED = "import zb_hdf5.converters.batch_target; zb_hdf5.converters.batch_target.require_room = lambda *_: None\n"
@@ -57,40 +54,19 @@ def batches(first, count):
 COMMON = f"import numpy as np\nB, S = {B}, {S}\n" + inspect.getsource(batches)
 
 
-def started(code, *arguments):
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-@contextlib.contextmanager
-def running(code, *arguments):
-    """Start a process, and see that it ends."""
-    with started(code, *arguments) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 def run(code, *arguments):
     """Return (exit code, stdout, stderr) of a process."""
-    with running(code, *arguments) as process:
-        out, err = process.communicate(timeout=100)
-        return process.returncode, out, err
+    done = python(code, *arguments)
+    return done.returncode, done.stdout, done.stderr
 
 
-def wait_until(condition, process):
-    """Wait for what a process will do."""
-    end = time.monotonic() + 60
-    while not condition():
-        assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < end
-        time.sleep(0.001)
+def let_go(*processes):
+    """Let processes that are ready go on, all at the same moment."""
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
 
 
 def size_of(path):
@@ -156,7 +132,6 @@ def cut(target):
 
 
 # --- kill -9 of a writer ---------------------------------------------------------------------------------------
-
 WRITER = (
     COMMON
     + """
@@ -173,7 +148,7 @@ with open_writer(sys.argv[1], batch_size=B, seq_len=S, dtype="uint16") as writer
 
 def kill_a_writer(path, chance, at_work=False):
     """Kill a writer at a random moment, or when it is at work; return how many batches it had acknowledged."""
-    with running(WRITER, path) as process:
+    with running(started(WRITER, path)) as process:
         assert process.stdout.readline() == "ready\n"
         count = int(process.stdout.readline()) if at_work else 0
         time.sleep(chance.uniform(0, 0.12))
@@ -224,13 +199,11 @@ def test_a_killed_batch_writer_leaves_no_file_under_the_final_name(trials, tmp_p
 
 
 # --- signals to a conversion -----------------------------------------------------------------------------------
-
-
 def signal_a_conversion(number, backend, destination, source, *options):
     """Send a signal to a conversion that is well under way; return (exit code, stderr)."""
     partial = destination.with_name(destination.name + ".partial")
     command = (f"npy-to-{backend}", source, destination, *SHAPE, *cut(destination.name), *options)
-    with running(CONVERT, *command) as process:
+    with running(started(CONVERT, *command)) as process:
         wait_until(lambda: size_of(partial) > 9 << 20, process)
         time.sleep(random.uniform(0, 0.05))
         process.send_signal(number)
@@ -238,11 +211,7 @@ def signal_a_conversion(number, backend, destination, source, *options):
         return process.returncode, err
 
 
-STOPPED = [
-    (signal.SIGKILL, ("hdf5", "out")),
-    (signal.SIGTERM, ("hdf5", "out.h5")),
-    (signal.SIGINT, ("batch", "out")),
-]
+STOPPED = [(signal.SIGKILL, ("hdf5", "out")), (signal.SIGTERM, ("hdf5", "out.h5")), (signal.SIGINT, ("batch", "out"))]
 
 
 @pytest.mark.parametrize(("number", "place"), mostly_slow(STOPPED, CODES, TARGETS))
@@ -294,10 +263,8 @@ def test_a_conversion_stopped_at_any_moment_is_whole_or_was_never_there(trials, 
     for trial in range(trials):
         number = chance.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
         command = (f"npy-to-{backend}", tmp_path / "in.npy", destination, *SHAPE, *cut(target), "--resume")
-        with running(READY + CONVERT, *command) as process:
-            assert process.stdout.readline() == "ready\n"
-            process.stdin.write("\n")
-            process.stdin.flush()
+        with running(started(READY + CONVERT, *command)) as process:
+            let_go(process)
             time.sleep(chance.uniform(0, 0.15))
             process.send_signal(number)
             process.communicate(timeout=100)
@@ -319,10 +286,8 @@ def test_a_replacement_killed_at_any_moment_leaves_the_old_or_the_new(trials, pl
     for trial in range(trials):
         source = sources[(trial + 1) % 2][0]
         command = (f"npy-to-{backend}", source, destination, *SHAPE, *cut(target), "--force")
-        with running(READY + CONVERT, *command) as process:
-            assert process.stdout.readline() == "ready\n"
-            process.stdin.write("\n")
-            process.stdin.flush()
+        with running(started(READY + CONVERT, *command)) as process:
+            let_go(process)
             time.sleep(chance.uniform(0, 0.12))
             process.kill()
         for aside in tmp_path.glob(f".{target}.replaced-*"):
@@ -336,8 +301,6 @@ def test_a_replacement_killed_at_any_moment_leaves_the_old_or_the_new(trials, pl
 
 
 # --- a full disk -----------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def small_disk(mount_disk):
     """A file system of 8 MiB."""
@@ -389,7 +352,7 @@ print("ended", flush=True)
 
 @pytest.mark.parametrize("end", ["finish", *slow(["abort"])])
 def test_batches_committed_before_the_disk_was_full_stay_readable(end, small_disk):
-    with running(FILL, small_disk / "x.h5", end) as process:
+    with running(started(FILL, small_disk / "x.h5", end)) as process:
         number, count = map(int, process.stdout.readline().split())
         assert number == errno.ENOSPC
         assert count > 1000
@@ -406,17 +369,18 @@ def test_batches_committed_before_the_disk_was_full_stay_readable(end, small_dis
         check_whole(small_disk / "x.h5", batches(0, count))
 
 
-@pytest.mark.parametrize(("suffix", "call"), [(".h5", "posix_fallocate"), (".batch", "pwrite")])
+@pytest.mark.parametrize(
+    ("suffix", "call"),
+    [(".h5", "posix_fallocate"), (".batch", "pwrite"), (".h5", "fdatasync"), (".batch", "fdatasync")],
+)
 def test_a_failed_write_can_be_repeated(suffix, call, tmp_path, monkeypatch):
     """Space was made: the digests must not count the group that failed."""
 
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with open_writer(tmp_path / f"x{suffix}", batch_size=B, seq_len=S, dtype="uint16") as writer:
+    how = {"batch_size": B, "seq_len": S, "dtype": "uint16", "durable": call == "fdatasync"}
+    with open_writer(tmp_path / f"x{suffix}", **how) as writer:
         writer.write(batches(0, 2))
         with monkeypatch.context() as patch:
-            patch.setattr(os, call, full)
+            patch.setattr(os, call, failing(errno.ENOSPC))
             patch.setattr(os, "fstat", lambda fd: os.stat(os.devnull))  # nothing is reserved yet
             with pytest.raises(OSError, match="No space left"):
                 writer.write(batches(2, 64))  # more than there is room for
@@ -455,77 +419,7 @@ def test_groups_before_the_one_that_fails_stay_committed_and_digested(suffix, tm
 
 
 # --- followers of a live file ----------------------------------------------------------------------------------
-
-LIVE = (
-    COMMON
-    + """
-import random, sys, time
-from zb_hdf5 import open_writer
-end = time.monotonic() + float(sys.argv[2])
-with open_writer(sys.argv[1], batch_size=B, seq_len=S, dtype="uint16") as writer:
-    while time.monotonic() < end:
-        first = writer.num_batches
-        writer.write(batches(first, random.randint(1, 5)))
-        time.sleep(random.choice([0, 0, 0.002]))
-    print(writer.num_batches, flush=True)
-"""
-)
-
-FOLLOWER = (
-    COMMON
-    + """
-import json, random, sys, time
-from zb_hdf5 import ZbError, open_reader
-def check(index):
-    if not np.array_equal(reader.read_batch(index), batches(index, 1)[0]):
-        sys.exit(f"batch {index} of {reader.num_batches} is wrong")
-end = time.monotonic() + 60
-while True:
-    try:
-        reader = open_reader(sys.argv[1])
-        break
-    except (OSError, ZbError):  # not there yet, or not yet open to readers
-        if time.monotonic() > end:
-            raise
-        time.sleep(0.002)
-seen, growths = 0, 0
-while not reader.complete:
-    count = reader.refresh()
-    if count < seen:
-        sys.exit(f"{seen} batches became {count}")
-    growths += count > seen
-    for index in [*range(seen, count), *random.sample(range(count), min(count, 5))]:
-        check(index)
-    seen = count
-print(json.dumps({"seen": seen, "growths": growths, "sha256": reader.sha256}))
-reader.close()
-"""
-)
-
-
-@pytest.mark.parametrize("seconds", [pytest.param(3, marks=pytest.mark.slow), pytest.param(20, marks=LONGEST)])
-def test_followers_of_a_live_writer_see_whole_batches_and_its_end(seconds, tmp_path):
-    path, partial = tmp_path / "x.h5", tmp_path / "x.h5.partial"
-    with (
-        running(LIVE, path, seconds) as writer,
-        running(FOLLOWER, partial) as first,
-        running(FOLLOWER, partial) as second,
-    ):
-        written, errors = writer.communicate(timeout=100)
-        assert (writer.returncode, errors) == (0, "")
-        for follower in (first, second):
-            out, err = follower.communicate(timeout=100)
-            assert (follower.returncode, err) == (0, "")
-            report = json.loads(out)
-            assert report["seen"] == int(written)
-            assert report["growths"] > 10
-            with open_reader(path) as reader:
-                assert report["sha256"] == reader.sha256
-    check_whole(path, batches(0, int(written)))
-
-
 # --- races -----------------------------------------------------------------------------------------------------
-
 READY = """
 import sys
 import zb_hdf5.converters.npy_source, zb_hdf5.converters.store_source
@@ -550,13 +444,8 @@ def test_of_two_conversions_into_one_place_one_wins(rounds, place, force, tmp_pa
         for k in range(2):
             save(folder / f"{k}.npy", 40, first=k)
             commands.append((f"npy-to-{backend}", folder / f"{k}.npy", folder / target, *SHAPE, *force))
-        with running(READY + CONVERT, *commands[0]) as first, running(READY + CONVERT, *commands[1]) as second:
-            both = (first, second)
-            for process in both:
-                assert process.stdout.readline() == "ready\n"
-            for process in both:
-                process.stdin.write("\n")
-                process.stdin.flush()
+        with running(*(started(READY + CONVERT, *command) for command in commands)) as both:
+            let_go(*both)
             errors = [process.communicate(timeout=100)[1] for process in both]
         codes = [process.returncode for process in both]
         assert 0 in codes, errors
@@ -597,7 +486,7 @@ def test_a_rival_at_the_handover_of_the_lock_does_no_damage(moment, tmp_path, mo
     path, (when, name) = tmp_path / "x.h5", moment.split()
     real, theirs = getattr(PartialFile, name), []
 
-    with running(RIVAL, path) as rival:
+    with running(started(RIVAL, path)) as rival:
 
         def with_a_rival(self):
             if when == "after":
@@ -636,7 +525,6 @@ def test_a_file_that_appears_before_publishing_is_kept(suffix, tmp_path):
 
 
 # --- files that change under a reader --------------------------------------------------------------------------
-
 READER = """
 import sys, time
 from zb_hdf5 import ZbError, open_reader
@@ -693,7 +581,7 @@ def test_a_file_cut_under_a_reader_is_an_error_and_no_signal(change, how, tmp_pa
     if change is not truncate:
         way = "read_batch"  # importing torch takes longer than all the rest
     path = write_300(tmp_path / f"x{suffix}")
-    with running(READER, path, access, way) as reader:
+    with running(started(READER, path, access, way)) as reader:
         assert reader.stdout.readline() == "ready\n"
         if access != "mmap":
             time.sleep(random.uniform(0, 0.02))
@@ -703,35 +591,6 @@ def test_a_file_cut_under_a_reader_is_an_error_and_no_signal(change, how, tmp_pa
     assert err == ""
     assert out.split()[0] in ("IncompleteError", "FormatError", "ChecksumError")  # HDF5 returns zeros for what is cut
     assert str(path) in out
-
-
-@pytest.mark.parametrize("suffix", [".h5", ".batch"])
-@pytest.mark.parametrize("access", ["mmap", "pread"])
-def test_a_file_replaced_by_rename_changes_nothing_for_its_readers(suffix, access, tmp_path):
-    path = write_300(tmp_path / f"x{suffix}")
-    with open_reader(path, access=access) as reader:
-        view = reader.read_batch(299)
-        write_batches(path, batches(5, 3), dtype="uint16", overwrite=True)
-        np.testing.assert_array_equal(view, batches(0, 300)[299])
-        np.testing.assert_array_equal(reader.read_batch(298), batches(0, 300)[298])
-    check_whole(path, batches(5, 3))
-
-
-@pytest.mark.parametrize("suffix", [".h5", ".batch"])
-def test_a_commit_that_fails_is_not_counted(suffix, tmp_path, monkeypatch):
-    """The disk fails at the flush of a durable write: the batches can be written again, once."""
-
-    def fail(*_):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    with open_writer(tmp_path / f"x{suffix}", batch_size=B, seq_len=S, dtype="uint16", durable=True) as writer:
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "fdatasync", fail)
-            with pytest.raises(OSError, match="Input/output error"):
-                writer.write(batches(0, 3))
-        assert writer.num_batches == 0
-        writer.write(batches(0, 3))
-    check_whole(tmp_path / f"x{suffix}", batches(0, 3).astype("<u2"))
 
 
 def test_a_partial_folder_with_foreign_files_is_not_emptied(tmp_path):

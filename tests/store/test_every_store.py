@@ -5,13 +5,12 @@ import json
 import h5py
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commandline import run_zb
 from contents import files_in, write_stream, write_streams
 from damage import flip
 
 from zb_hdf5 import Loader, MixedLoader, ShardIndex, open_reader, rebuild_index, verify_store
 from zb_hdf5.commands.doctor import diagnose
-from zb_hdf5.commands.zb import zb
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.repair import repair
 from zb_hdf5.store.streams import UNKNOWN_SHUFFLE
@@ -57,7 +56,7 @@ def make(tmp_path, write_file, write_store):
 
 
 def run(*arguments, code=0):
-    result = CliRunner().invoke(zb, [*map(str, arguments), "--json"], catch_exceptions=False)
+    result = run_zb(*arguments, "--json")
     assert result.exit_code == code, result.output
     return json.loads(result.stdout) if result.stdout else result.stderr
 
@@ -175,17 +174,20 @@ def shape_for(kind, batch_size, seq_len):
     return {"batch_size": batch_size, "seq_len": seq_len} if kind in STREAMS else {"batch_size": batch_size}
 
 
-@pytest.mark.parametrize("shuffle", ["global", "records", "sequential"])
+@pytest.mark.parametrize(
+    ("shuffle", "batch_size"), [("global", 3), ("records", 3), ("sequential", 3), ("block", 6), ("global", 4)]
+)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.thin
-def test_which_names_the_tokens_of_a_step(kind, shuffle, make, tmp_path):
+def test_which_names_the_tokens_of_a_step(kind, shuffle, batch_size, make, tmp_path):
     path, state = make(kind), tmp_path / "state.json"
-    options = shape_for(kind, 3, 20)
+    options = shape_for(kind, batch_size, 20)
     loaders = [Loader(path, shuffle=shuffle, rank=rank, world_size=2, epoch=1, **options) for rank in range(2)]
     steps = list(zip(*loaders, strict=True))
     state.write_text(json.dumps(loaders[0].state_dict()))
     for step in (0, 1, len(steps) - 1):
-        found = run("which", path, "--state", state, "--step", step, "--world-size", 2)["batches"]
+        asked = ("--step", step, "--world-size", 2, "--batch-size", batch_size)
+        found = run("which", path, "--state", state, *asked)["batches"]
         for batch, expected in zip(found, steps[step], strict=True):
             named = tokens_of(batch["rows"])
             if kind in STREAMS:
@@ -208,7 +210,7 @@ def test_which_knows_the_targets_and_another_batch_size(kind, make, tmp_path):
     inputs, targets = steps[5]
     np.testing.assert_array_equal(tokens_of(found["rows"])[:, :-1], inputs)
     np.testing.assert_array_equal(tokens_of(found["rows"])[:, 1:], targets)
-    shown = CliRunner().invoke(zb, ["which", str(path), "--state", str(state), "--step", "5", "--batch-size", "7"])
+    shown = run_zb("which", path, "--state", state, "--step", 5, "--batch-size", 7)
     row = found["rows"][0]
     assert f"{row['shard']} tokens {row['start']:,} to {row['stop']:,} (row 0)" in " ".join(shown.stdout.split())
 

@@ -1,19 +1,19 @@
 """Live stores: real writers and followers in processes of their own; every batch is told by its number alone."""
 
-import contextlib
+import errno
 import inspect
 import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 import threading
 import time
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commandline import report_of, run, run_zb, succeed
+from interrupted import failing
+from processes import forked, python, running, started
 
 from zb_hdf5 import (
     ArgumentError,
@@ -38,7 +38,6 @@ from zb_hdf5.formats.hdf5.h5_writer import HDF5Writer
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.live import LiveReader, LiveStoreWriter
 from zb_hdf5.store.repair import repair_store
-from zb_hdf5.store.shards import StoreReader
 
 B, S = 4, 16
 SHAPE = {"batch_size": B, "seq_len": S, "dtype": "uint16"}
@@ -60,7 +59,7 @@ def follow(folder, timeout_s=30.0, **options):
 
 def kill_store(folder, count, shard_batches=4):
     """Make the store that a writer leaves that was killed after `count` batches."""
-    run(WRITER, folder, shard_batches, count, "kill")
+    python(COMMON + WRITER, folder, shard_batches, count, "kill")
     return folder
 
 
@@ -69,8 +68,15 @@ def expect_batches(reader, count):
     np.testing.assert_array_equal(np.stack(list(reader)), batches(0, count))
 
 
-# --- processes -------------------------------------------------------------------------------------------------
+def expect_store(folder, count, *, complete):
+    """Compare the batches of a folder; return the fingerprint."""
+    with open_reader(folder) as reader:
+        assert reader.complete is complete
+        expect_batches(reader, count)
+        return reader.fingerprint
 
+
+# --- processes -------------------------------------------------------------------------------------------------
 COMMON = f"""
 import os, sys, time
 import numpy as np
@@ -134,14 +140,8 @@ print(before, "finished" if reader.complete else "timeout")
 """
 
 
-def started(code, *arguments, stdout=subprocess.PIPE):
-    command = [sys.executable, "-c", COMMON + code, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True)
-
-
-def run(code, *arguments):
-    with started(code, *arguments) as process:
-        return process.communicate()[0]
+def begun(code, *arguments, **options):
+    return started(COMMON + code, *arguments, **options)
 
 
 def ended(process):
@@ -152,23 +152,12 @@ def ended(process):
     return int(count), end
 
 
-@contextlib.contextmanager
-def running(*processes):
-    with contextlib.ExitStack() as stack:
-        for process in processes:
-            stack.enter_context(process)
-            stack.callback(process.kill)
-        yield processes
-
-
 def acknowledged_in(said):
     """Return the last number in the output of a writer, which may have been killed while it wrote one."""
     return int(said.read_text().rpartition("\n")[0].rpartition("\n")[2] or 0)
 
 
 # --- under load ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("seconds", "shard_batches"), [(0.5, 8), (3, 40), (3, 2), pytest.param(30, 400, marks=pytest.mark.longest)]
@@ -178,10 +167,10 @@ def test_followers_see_every_committed_batch_of_a_writer_that_is_killed(seconds,
     with (
         open(said, "w") as file,
         running(
-            started(WRITER, folder, shard_batches, 1 << 40, "never", 0.001, stdout=file),
-            started(FOLLOWER, folder, 0, 1, B, 5),
-            started(FOLLOWER, folder, 1, 2, 7, 5),
-            started(READER, folder, 5),
+            begun(WRITER, folder, shard_batches, 1 << 40, "never", 0.001, stdout=file),
+            begun(FOLLOWER, folder, 0, 1, B, 5),
+            begun(FOLLOWER, folder, 1, 2, 7, 5),
+            begun(READER, folder, 5),
         ) as (writer, *followers),
     ):
         while acknowledged_in(said) <= 2 * shard_batches:  # until it is at work in a third shard
@@ -194,9 +183,8 @@ def test_followers_see_every_committed_batch_of_a_writer_that_is_killed(seconds,
         (whole, *ends), (steps, end), (read, reader_end) = map(ended, followers)
     assert [*ends, end, reader_end] == ["timeout"] * 3
     with open_reader(folder) as reader:
-        assert not reader.complete
         committed = reader.num_batches
-        expect_batches(reader, committed)
+    expect_store(folder, committed, complete=False)
     assert acknowledged_in(said) <= committed
     assert (whole, read, steps) == (committed, committed, committed * B // (2 * 7))
 
@@ -206,15 +194,12 @@ def test_followers_see_every_committed_batch_of_a_writer_that_is_killed(seconds,
 def test_all_ranks_make_the_same_steps_to_the_end(count, shard_batches, tmp_path):
     folder = tmp_path / "store"
     with running(
-        started(WRITER, folder, shard_batches, count, "finish", 0.01),
-        *(started(FOLLOWER, folder, rank, 3, 6, 60) for rank in range(3)),
+        begun(WRITER, folder, shard_batches, count, "finish", 0.01),
+        *(begun(FOLLOWER, folder, rank, 3, 6, 60) for rank in range(3)),
     ) as (writer, *followers):
         assert {ended(follower) for follower in followers} == {(count * B // 18, "finished")}
         assert writer.wait() == 0
-    with open_reader(folder) as reader:
-        assert type(reader) is StoreReader
-        assert reader.complete
-        expect_batches(reader, count)
+    expect_store(folder, count, complete=True)
     assert not [path.name for path in folder.iterdir() if path.name.endswith(".partial")]
     assert not [report.problem for report in verify_store(folder) if report.problem]
 
@@ -222,10 +207,8 @@ def test_all_ranks_make_the_same_steps_to_the_end(count, shard_batches, tmp_path
 @pytest.mark.parametrize("count", [30, pytest.param(150, marks=pytest.mark.slow)])
 def test_shards_of_one_batch_are_renamed_under_many_readers(count, tmp_path):
     folder = tmp_path / "store"
-    with running(started(WRITER, folder, 1, count, "finish"), *(started(READER, folder, 60) for _ in range(3))) as (
-        writer,
-        *readers,
-    ):
+    readers = (begun(READER, folder, 60) for _ in range(3))
+    with running(begun(WRITER, folder, 1, count, "finish"), *readers) as (writer, *readers):
         assert {ended(reader) for reader in readers} == {(count, "finished")}
         assert writer.wait() == 0
 
@@ -254,8 +237,6 @@ def test_a_growing_shard_that_is_first_read_before_its_last_cut_is_read_behind_i
 
 
 # --- the loader ------------------------------------------------------------------------------------------------
-
-
 def test_a_step_waits_for_the_records_of_all_ranks(tmp_path):
     with start_store(tmp_path / "store") as writer:
         writer.write(batches(0, 5))  # of 2 x 2 batches a step: one step and a half
@@ -351,8 +332,6 @@ def test_what_a_following_loader_refuses(tmp_path):
 
 
 # --- the reader ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("access", ["auto", "h5py"])
 def test_a_reader_shows_what_is_committed(access, tmp_path):
     folder = tmp_path / "store"
@@ -382,9 +361,7 @@ def test_a_reader_shows_what_is_committed(access, tmp_path):
         assert reader.refresh() == 13
         assert (reader.complete, reader.fingerprint, reader.sha256) == (True, named, writer.index.sha256)
         expect_batches(reader, 13)
-    with open_reader(folder) as reader:
-        assert reader.fingerprint == named
-        expect_batches(reader, 13)
+    assert expect_store(folder, 13, complete=True) == named
 
 
 def test_a_forked_child_reads_a_shard_that_was_renamed_since(tmp_path):
@@ -394,14 +371,8 @@ def test_a_forked_child_reads_a_shard_that_was_renamed_since(tmp_path):
         reader.refresh()
         expect_batches(reader, 3)
         writer.write(batches(3, 3))
-        child = os.fork()
-        if child == 0:
-            status = 1
-            with contextlib.suppress(BaseException):
-                expect_batches(reader, 3)
-                status = 0
-            os._exit(status)
-        assert os.waitpid(child, 0)[1] == 0
+        with forked(lambda: expect_batches(reader, 3) is None):
+            pass
 
 
 def test_another_store_in_the_same_folder_is_an_error(tmp_path):
@@ -415,19 +386,11 @@ def test_another_store_in_the_same_folder_is_an_error(tmp_path):
 
 
 # --- what commands say -----------------------------------------------------------------------------------------
-
-
-def zb_json(code, *arguments):
-    done = CliRunner().invoke(zb, [*map(str, arguments), "--json", "--quiet"])
-    assert done.exit_code == code, done.output
-    return json.loads(done.stdout)
-
-
 def test_info_and_verify_of_a_growing_store(tmp_path):
     folder = tmp_path / "store"
     with start_store(folder) as writer:
         writer.write(batches(0, 6))
-        info = zb_json(0, "info", folder)
+        info = report_of(zb, "info", folder)
         assert info["state"].startswith("growing")
         assert (info["kind"], info["num_batches"], info["sha256"]) == ("store", 6, None)
         assert info["shards"] == {"count": 2, "min_batches": 2, "max_batches": 4}
@@ -435,33 +398,28 @@ def test_info_and_verify_of_a_growing_store(tmp_path):
         assert whole.problem is None
         assert growing.num_batches == 2
         assert isinstance(growing.problem, IncompleteError)
-        zb_json(4, "verify", folder)
+        assert run_zb("verify", folder).exit_code == 4
         with pytest.raises(UnavailableError):
             repair_store(folder)
         assert not ShardIndex.load(folder).complete
-    assert zb_json(0, "info", folder)["state"] == "complete"
-    zb_json(0, "verify", folder)
+    assert report_of(zb, "info", folder)["state"] == "complete"
+    succeed(zb, "verify", folder)
 
 
 @pytest.mark.parametrize("count", [1, 4, 6, 8])
 @pytest.mark.thin
 def test_repair_makes_a_killed_store_whole(count, tmp_path):
     folder = kill_store(tmp_path / "store", count)
-    live_id = ShardIndex.load(folder).live_id
-    with open_reader(folder) as reader:
-        expect_batches(reader, count)
-        named = reader.fingerprint
-    zb_json(4, "verify", folder)
-    zb_json(0, "repair", folder, "--dry-run")
+    live_id, named = ShardIndex.load(folder).live_id, expect_store(folder, count, complete=False)
+    assert run_zb("verify", folder).exit_code == 4
+    succeed(zb, "repair", folder, "--dry-run")
     assert not ShardIndex.load(folder).complete
-    zb_json(0, "repair", folder)
+    succeed(zb, "repair", folder)
     index = ShardIndex.load(folder)
     assert (index.complete, index.live_id, len(index.shards)) == (True, live_id, -(-count // 4))
-    zb_json(0, "verify", folder)
-    with open_reader(folder) as reader:
-        assert reader.fingerprint == named
-        expect_batches(reader, count)
-    zb_json(0, "repair", folder)
+    succeed(zb, "verify", folder)
+    assert expect_store(folder, count, complete=True) == named
+    succeed(zb, "repair", folder)
 
 
 def test_a_last_shard_that_was_renamed_and_not_yet_counted(tmp_path):
@@ -471,14 +429,10 @@ def test_a_last_shard_that_was_renamed_and_not_yet_counted(tmp_path):
     repair_store(folder)
     (folder / "shard-00001.h5.partial").unlink()
     growing.save(folder)
-    with open_reader(folder) as reader:
-        assert not reader.complete
-        expect_batches(reader, 6)
+    expect_store(folder, 6, complete=False)
     assert [type(report.problem) for report in verify_store(folder)] == [type(None), IncompleteError]
     assert [report.state for report in repair_store(folder)] == ["whole", "whole"]
-    with open_reader(folder) as reader:
-        assert reader.complete
-        expect_batches(reader, 6)
+    expect_store(folder, 6, complete=True)
     assert not [report.problem for report in verify_store(folder) if report.problem]
 
 
@@ -500,8 +454,6 @@ def test_repair_that_drops_batches_gives_the_store_another_name(tmp_path):
 
 
 # --- the writer ------------------------------------------------------------------------------------------------
-
-
 def test_an_exception_loses_nothing_that_was_committed(tmp_path):
     folder = tmp_path / "store"
 
@@ -515,36 +467,25 @@ def test_an_exception_loses_nothing_that_was_committed(tmp_path):
     (writer,) = caught.value.args
     with pytest.raises(ClosedError):
         writer.write(batches(6, 1))
-    with open_reader(folder) as reader:
-        assert not reader.complete
-        expect_batches(reader, 6)
+    expect_store(folder, 6, complete=False)
     repair_store(folder)
-    with open_reader(folder) as reader:
-        assert reader.complete
-        expect_batches(reader, 6)
+    expect_store(folder, 6, complete=True)
 
 
 def test_a_failure_to_publish_loses_nothing_that_was_committed(tmp_path, monkeypatch):
     folder = tmp_path / "store"
-
-    def fail(self):
-        raise OSError(28, "No space left on device")
-
     writer = start_store(folder)
     writer.write(batches(0, 6))
     with monkeypatch.context() as patch:
-        patch.setattr(PartialFile, "publish", fail)
+        patch.setattr(PartialFile, "publish", failing(errno.ENOSPC))
         with pytest.raises(OSError, match="No space"):
             writer.write(batches(6, 2))
     with pytest.raises(ClosedError, match="repair it"):
         writer.finish()
     writer.abort()
-    with open_reader(folder) as reader:
-        expect_batches(reader, 8)
+    expect_store(folder, 8, complete=False)
     repair_store(folder)
-    with open_reader(folder) as reader:
-        assert reader.complete
-        expect_batches(reader, 8)
+    expect_store(folder, 8, complete=True)
 
 
 def test_a_full_disk_loses_nothing_that_was_committed(mount_disk):
@@ -584,8 +525,7 @@ def test_what_a_live_writer_refuses(tmp_path):
         with pytest.raises(ConvertError):
             writer.write(np.full((B, S), -1))
         writer.write(batches(0, 5))
-    with open_reader(tmp_path / "store") as reader:
-        expect_batches(reader, 5)
+    expect_store(tmp_path / "store", 5, complete=True)
 
 
 @pytest.mark.parametrize(("key", "value"), [("live_id", ""), ("live_id", 3), ("complete", "no")])
@@ -602,16 +542,13 @@ def test_a_live_conversion_gives_the_batches_of_any_other(tmp_path):
     np.save(tmp_path / "in.npy", np.arange(480, dtype="<u2").reshape(48, 10))
     shape = ["--batch-size", "4", "--seq-len", "10"]
     for name, how in (("live", ["--live"]), ("plain", [])):
-        command = ["npy-to-hdf5", str(tmp_path / "in.npy"), str(tmp_path / name), *shape, "--shards", "5", *how]
-        result = CliRunner().invoke(convert, command, catch_exceptions=False)
-        assert result.exit_code == 0, result.stderr
-        assert "shuffle  direct: " in result.stdout  # of both: they gather the records in their new order
+        command = ["npy-to-hdf5", tmp_path / "in.npy", tmp_path / name, *shape, "--shards", "5", *how]
+        assert "shuffle  direct: " in succeed(convert, *command).stdout  # they gather the records in their new order
     with open_reader(tmp_path / "live") as live, open_reader(tmp_path / "plain") as plain:
         assert live.complete
         np.testing.assert_array_equal([np.array(b) for b in live], [np.array(b) for b in plain])
     assert [report.problem for report in verify_store(tmp_path / "live")] == [None] * 4
     for option in ("--resume", "--force", "--dry-run", "--workers=2", "--shard-range=0/2", "--executor=mpi"):
-        command = ["npy-to-hdf5", str(tmp_path / "in.npy"), str(tmp_path / "other"), *shape, "--live", option]
-        result = CliRunner().invoke(convert, command)
+        result = run(convert, "npy-to-hdf5", tmp_path / "in.npy", tmp_path / "other", *shape, "--live", option)
         assert (result.exit_code, "--live is written by one process" in result.stderr) == (2, True)
     assert not (tmp_path / "other").exists()

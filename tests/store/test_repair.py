@@ -6,8 +6,6 @@ import os
 import random
 import re
 import shutil
-import subprocess
-import sys
 import time
 from dataclasses import replace
 
@@ -18,8 +16,8 @@ from commandline import run_zb as run
 from contents import batches_of, write_batches
 from contract import random_tokens
 from damage import flip
-from interrupted import stopped_before_the_index
-from test_crash import WRITER, batches, names, running, small_disk, snapshot  # noqa: F401
+from processes import python, running, started
+from test_crash import WRITER, batches, names, small_disk, snapshot  # noqa: F401
 
 from zb_hdf5 import (
     ArgumentError,
@@ -60,7 +58,7 @@ def require_good(path):
 @pytest.mark.thin
 def test_a_killed_writers_batches_are_published(delay_s, tmp_path):
     path, partial = tmp_path / "x.h5", tmp_path / "x.h5.partial"
-    with running(WRITER, path) as process:
+    with running(started(WRITER, path)) as process:
         assert process.stdout.readline() == "ready\n"
         process.stdout.readline()
         time.sleep(delay_s)
@@ -91,7 +89,7 @@ def leave_partial(path, data):
     )
     source = path.with_name("source.npy")
     np.save(source, data)
-    assert subprocess.run([sys.executable, "-c", code, path, source]).returncode == -9
+    assert python(code, path, source).returncode == -9
     source.unlink()
     return path.with_name(path.name + ".partial")
 
@@ -108,7 +106,7 @@ def test_a_killed_copy_is_kept_up_to_its_last_commit(data, tmp_path):
         "writer._room_for(6, 3)\n"  # the first thing that the next call would do
         "os.kill(os.getpid(), 9)\n"
     )
-    subprocess.run([sys.executable, "-c", code, tmp_path / "in.batch", tmp_path / "x.h5"])
+    python(code, tmp_path / "in.batch", tmp_path / "x.h5")
     with h5py.File(tmp_path / "x.h5.partial", swmr=True) as h5:
         assert len(h5["batches"]) == 9
     report = repair_file(tmp_path / "x.h5.partial")
@@ -258,17 +256,6 @@ def test_a_store_is_repaired(data, tmp_path, write_store):
     assert {**before, INDEX_NAME: after[INDEX_NAME]}.items() <= after.items()
 
 
-def test_a_repair_stopped_before_the_index_goes_on(data, tmp_path, write_store, monkeypatch):
-    store = write_store(tmp_path / "s", data, (3, 6))
-    flip_batch(store / "shard-00001.h5", 1)
-    index = (store / INDEX_NAME).read_bytes()
-    with stopped_before_the_index(monkeypatch):
-        repair_store(store)
-    assert (store / INDEX_NAME).read_bytes() == index
-    repair_store(store)
-    np.testing.assert_array_equal(batches_of(store), np.delete(data, 4, axis=0))
-
-
 @pytest.mark.parametrize("damage", ["lost", "garbled"])
 def test_an_index_is_made_anew(damage, data, tmp_path, write_store):
     store = write_store(tmp_path / "s", data, (3, 6), ("hdf5", "batch"))
@@ -301,13 +288,10 @@ def test_an_index_made_anew_keeps_what_only_the_old_one_knew(data, tmp_path, wri
     assert report["not_recovered"] == ["shuffle", "source", "splits", "vocab_size", "tokenizer"]
 
 
-@pytest.mark.parametrize(
-    ("names", "missing"),
-    [
-        (["shard-00000-of-00005.h5", "shard-00002-of-00005.h5"], "shards 1, 3, 4 are missing"),
-        (["shard-20240101120000.h5"], r"shards 0, 1, 2, .*, 19, and more are missing"),  # a date for a number
-    ],
-)
+@pytest.mark.parametrize(("names", "missing"), [
+    (["shard-00000-of-00005.h5", "shard-00002-of-00005.h5"], "shards 1, 3, 4 are missing"),
+    (["shard-20240101120000.h5"], r"shards 0, 1, 2, .*, 19, and more are missing"),  # a date for a number
+])  # fmt: skip
 def test_missing_numbers_are_listed(names, missing, data, tmp_path, write_file):
     for name in names:
         write_file(tmp_path / name, data[:2])

@@ -2,9 +2,6 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
 
 import h5py
 import numpy as np
@@ -16,13 +13,14 @@ from descriptors import open_files
 from hypothesis import given
 from hypothesis import strategies as st
 from interrupted import STREAM_WRITER, stopped_before_the_index
+from processes import python, running, started
 
 from examples import examples
 from zb_hdf5 import HDF5ShardWriter, IncompleteError, MmapTokenStore, ShardIndex, UnavailableError, verify_store
 from zb_hdf5.commands.doctor import diagnose
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, Remedy
 from zb_hdf5.formats.registry import open_chunks
-from zb_hdf5.spec import CRC32, DOC_OFFSETS, INDEX_NAME, TOKENS
+from zb_hdf5.spec import CRC32, DOC_OFFSETS, INDEX_NAME
 from zb_hdf5.store.repair import repair, repair_file
 from zb_hdf5.store.streams import index_streams, rebuild_index
 
@@ -69,8 +67,6 @@ def require_good(path):
 
 
 # --- bad chunks ------------------------------------------------------------------------------------------------
-
-
 @examples(60)
 @given(
     lengths=st.lists(st.integers(0, 200), min_size=1, max_size=12),
@@ -126,26 +122,14 @@ def test_what_a_stream_says_of_itself_is_kept(tmp_path):
             assert getattr(old.meta, name) == getattr(new.meta, name), name
 
 
-def test_a_compressed_stream_is_saved_too(tmp_path):
+def test_a_compressed_stream_is_saved_too(tmp_path, gzip_copy):
     documents = documents_of([90] * 8)
-    path = write(tmp_path / "plain.h5", documents)
-    with h5py.File(path) as old, h5py.File(tmp_path / "s.h5", "w") as new:
-        new.attrs.update(old.attrs)
-        made = new.create_dataset(TOKENS, data=old[TOKENS][:], chunks=(CHUNK,), compression="gzip")
-        for name, value in old[TOKENS].attrs.items():
-            made.attrs.create(name, value, dtype=np.asarray(value).dtype)
-        old.copy(DOC_OFFSETS, new)
-        old.copy(CRC32, new)
-        place = made.id.get_chunk_info(4)
+    with h5py.File(gzip_copy(write(tmp_path / "plain.h5", documents), tmp_path / "s.h5")) as h5:
+        place = h5["tokens"].id.get_chunk_info(4).byte_offset
     require_good(tmp_path / "s.h5")
-    with open(tmp_path / "s.h5", "r+b") as file:
-        file.seek(place.byte_offset + 10)
-        file.write(b"damaged!")
-    assert verify_store(tmp_path / "s.h5")[0].problem is not None
-    report = repair_file(tmp_path / "s.h5")
-    kept = kept_of(documents, [4])
-    assert report.kept == len(kept) == 6
-    assert content(tmp_path / "s.repaired.h5") == [documents[number].tolist() for number in kept]
+    flip(tmp_path / "s.h5", place + 10, 0xFF)
+    assert repair_file(tmp_path / "s.h5").kept == 6
+    assert content(tmp_path / "s.repaired.h5") == [documents[k].tolist() for k in kept_of(documents, [4])]
 
 
 def test_the_output_is_chosen_and_never_replaced_by_mistake(tmp_path):
@@ -196,8 +180,6 @@ def test_a_damaged_crc32_row_costs_no_document(tmp_path):
 
 
 # --- the places of the documents -------------------------------------------------------------------------------
-
-
 def damage_offsets(path, rows):
     with h5py.File(path, "r+") as h5:
         for row, value in rows.items():
@@ -224,15 +206,12 @@ def test_damaged_places_of_documents_are_found_again_by_the_boundary_token(rows,
     require_good(tmp_path / "s.repaired.h5")
 
 
-@pytest.mark.parametrize(
-    ("documents", "boundary", "more"),
-    [
-        (documents_of([20, 30, 70]), -1, False),
-        (documents_of([20, 30, 70]), 7, False),  # it is nowhere
-        ([np.array([1, 7, 2, 7]), np.array([5] * 60)], 7, False),  # it is elsewhere
-        (documents_of([20, 30, 70], 7), 7, True),
-    ],
-)
+@pytest.mark.parametrize(("documents", "boundary", "more"), [
+    (documents_of([20, 30, 70]), -1, False),
+    (documents_of([20, 30, 70]), 7, False),  # it is nowhere
+    ([np.array([1, 7, 2, 7]), np.array([5] * 60)], 7, False),  # it is elsewhere
+    (documents_of([20, 30, 70], 7), 7, True),
+])  # fmt: skip
 def test_places_of_documents_are_never_guessed(documents, boundary, more, tmp_path):
     path = write(tmp_path / "s.h5", documents, boundary_token_id=boundary)
     damage_offsets(path, {1: 3})
@@ -246,16 +225,14 @@ def test_places_of_documents_are_never_guessed(documents, boundary, more, tmp_pa
 
 
 # --- killed writers --------------------------------------------------------------------------------------------
-
-
 def killed(path, documents):
     """Return the partial of a writer that was killed when it had said that it has so many documents."""
-    with subprocess.Popen([sys.executable, "-c", STREAM_WRITER, path], stdout=subprocess.PIPE, text=True) as process:
+    with running(started(STREAM_WRITER, path)) as process:
         for _ in range(documents):
             process.stdout.readline()
         with pytest.raises(UnavailableError, match="another process is writing it"):
             repair_file(path.with_name(path.name + ".partial"))
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         written = sum(1 for _ in process.stdout) + documents
     return path.with_name(path.name + ".partial"), written
 
@@ -360,15 +337,13 @@ def test_an_unfinished_stream_without_a_whole_document_is_told(tmp_path):
         "writer.write_documents(np.arange(1000), [1000])\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    assert subprocess.run([sys.executable, "-c", code, tmp_path / "s.h5"]).returncode == -9
+    assert python(code, tmp_path / "s.h5").returncode == -9
     with pytest.raises(IncompleteError, match="no document can be saved: its writer has not finished"):
         repair_file(tmp_path / "s.h5.partial")
     assert [file.name for file in tmp_path.iterdir()] == ["s.h5.partial"]
 
 
 # --- stores ----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def store(tmp_path):
     """A store of three streams of five documents each, of which the last is for validation."""

@@ -4,8 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 
@@ -16,6 +14,7 @@ from contract import check_closing, check_reader, random_tokens
 from damage import flip
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import python
 
 from examples import examples
 from zb_hdf5 import (
@@ -60,7 +59,6 @@ def change_index(folder, *keys_and_value):
 
 
 # --- shards.json -----------------------------------------------------------------------------------------------
-
 names = st.sampled_from(["shard-00000.h5", "ä-é_9.batch", "x.h5"])
 free_json = st.dictionaries(st.text(max_size=5), st.none() | st.booleans() | st.integers() | st.text(max_size=9))
 
@@ -124,43 +122,39 @@ def test_what_is_no_index_is_a_format_error(content, store):
         open_reader(store)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        ("format", "zb-batches"), ("format", MISSING), ("format", 1),
-        ("version", 1), ("version", 4), ("version", "1"), ("version", True), ("version", 1.0), ("version", MISSING),
-        ("layout", "streams"), ("layout", MISSING),
-        ("dtype", "int64"), ("dtype", "float32"), ("dtype", 4), ("dtype", "u"), ("dtype", MISSING),
-        ("batch_size", 0), ("batch_size", -3), ("batch_size", "3"), ("batch_size", 3.0), ("batch_size", True),
-        ("batch_size", None), ("batch_size", 2**40), ("batch_size", MISSING),
-        ("seq_len", 0), ("seq_len", [10]), ("seq_len", MISSING),
-        ("seed", -1), ("seed", 2**64), ("seed", None), ("seed", MISSING),
-        ("shuffle", 5), ("shuffle", None), ("shuffle", MISSING),
-        ("total_records", -1), ("total_records", "many"), ("total_records", MISSING),
-        ("document_count", MISSING), ("vocab_size", MISSING), ("vocab_size", -1),
-        ("token_count", 211), ("token_count", "210"), ("token_count", MISSING),
-        ("sha256", "0" * 64), ("sha256", None), ("sha256", MISSING),
-        ("source", "a text"), ("source", [1]),
-        ("tokenizer", "gpt2"), ("tokenizer", [1]),
-        ("shards", []), ("shards", {}), ("shards", None), ("shards", MISSING), ("shards", ["shard-00000.batch"]),
-        ("shards", 1, "path", "../x.h5"), ("shards", 1, "path", "a/../../x.h5"), ("shards", 1, "path", "/etc/passwd"),
-        ("shards", 1, "path", ""), ("shards", 1, "path", "."), ("shards", 1, "path", 5), ("shards", 1, "path", MISSING),
-        ("shards", 1, "path", "x\0.h5"),
-        ("shards", 1, "backend", "zarr"), ("shards", 1, "backend", None), ("shards", 1, "backend", MISSING),
-        ("shards", 1, "num_batches", 4), ("shards", 1, "num_batches", -3), ("shards", 1, "num_batches", True),
-        ("shards", 1, "num_batches", 3.0), ("shards", 1, "num_batches", MISSING),
-        ("shards", 1, "token_count", 91), ("shards", 1, "token_count", MISSING),
-        ("shards", 1, "sha256", "0" * 63), ("shards", 1, "sha256", "x" * 64), ("shards", 1, "sha256", "A" * 64),
-        ("shards", 1, "sha256", 5), ("shards", 1, "sha256", MISSING),
-        ("shards", 1, "complete", 1), ("shards", 1, "complete", MISSING),
-        ("shards", 1, "split", None), ("shards", 1, "split", MISSING),
-        ("shards", 1, "split", "tarin"), ("shards", 1, "split", ""),
-        ("shards", 1, "document_count", "3"), ("shards", 1, "document_count", -2),
-        ("shards", 1, "document_count", None), ("shards", 1, "document_count", True),
-        ("fields", None), ("fields", [1]),
-    ],
-    ids=lambda change: "-".join("missing" if part is MISSING else repr(part)[:18] for part in change),
-)  # fmt: skip
+@pytest.mark.parametrize("change", [
+    ("format", "zb-batches"), ("format", MISSING), ("format", 1),
+    ("version", 1), ("version", 4), ("version", "1"), ("version", True), ("version", 1.0), ("version", MISSING),
+    ("layout", "streams"), ("layout", MISSING),
+    ("dtype", "int64"), ("dtype", "float32"), ("dtype", 4), ("dtype", "u"), ("dtype", MISSING),
+    ("batch_size", 0), ("batch_size", -3), ("batch_size", "3"), ("batch_size", 3.0), ("batch_size", True),
+    ("batch_size", None), ("batch_size", 2**40), ("batch_size", MISSING),
+    ("seq_len", 0), ("seq_len", [10]), ("seq_len", MISSING),
+    ("seed", -1), ("seed", 2**64), ("seed", None), ("seed", MISSING),
+    ("shuffle", 5), ("shuffle", None), ("shuffle", MISSING),
+    ("total_records", -1), ("total_records", "many"), ("total_records", MISSING),
+    ("document_count", MISSING), ("vocab_size", MISSING), ("vocab_size", -1),
+    ("token_count", 211), ("token_count", "210"), ("token_count", MISSING),
+    ("sha256", "0" * 64), ("sha256", None), ("sha256", MISSING),
+    ("source", "a text"), ("source", [1]),
+    ("tokenizer", "gpt2"), ("tokenizer", [1]),
+    ("shards", []), ("shards", {}), ("shards", None), ("shards", MISSING), ("shards", ["shard-00000.batch"]),
+    ("shards", 1, "path", "../x.h5"), ("shards", 1, "path", "a/../../x.h5"), ("shards", 1, "path", "/etc/passwd"),
+    ("shards", 1, "path", ""), ("shards", 1, "path", "."), ("shards", 1, "path", 5), ("shards", 1, "path", MISSING),
+    ("shards", 1, "path", "x\0.h5"),
+    ("shards", 1, "backend", "zarr"), ("shards", 1, "backend", None), ("shards", 1, "backend", MISSING),
+    ("shards", 1, "num_batches", 4), ("shards", 1, "num_batches", -3), ("shards", 1, "num_batches", True),
+    ("shards", 1, "num_batches", 3.0), ("shards", 1, "num_batches", MISSING),
+    ("shards", 1, "token_count", 91), ("shards", 1, "token_count", MISSING),
+    ("shards", 1, "sha256", "0" * 63), ("shards", 1, "sha256", "x" * 64), ("shards", 1, "sha256", "A" * 64),
+    ("shards", 1, "sha256", 5), ("shards", 1, "sha256", MISSING),
+    ("shards", 1, "complete", 1), ("shards", 1, "complete", MISSING),
+    ("shards", 1, "split", None), ("shards", 1, "split", MISSING),
+    ("shards", 1, "split", "tarin"), ("shards", 1, "split", ""),
+    ("shards", 1, "document_count", "3"), ("shards", 1, "document_count", -2),
+    ("shards", 1, "document_count", None), ("shards", 1, "document_count", True),
+    ("fields", None), ("fields", [1]),
+], ids=lambda change: "-".join("missing" if part is MISSING else repr(part)[:18] for part in change))  # fmt: skip
 @pytest.mark.thin
 def test_a_malformed_index_is_a_format_error(change, store):
     change_index(store, *change)
@@ -182,8 +176,6 @@ def test_a_path_that_leaves_the_folder_is_refused_though_the_file_is_there(make,
 
 
 # --- the shards and the index ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["shard-00000.batch", "shard-00001.h5", "shard-00002.batch"])
 def test_a_missing_shard_is_named(name, store):
     (store / name).rename(store / "aside")
@@ -203,15 +195,12 @@ def test_shards_may_lie_in_folders(store, tokens):
     np.testing.assert_array_equal(batches_of(store), tokens)
 
 
-@pytest.mark.parametrize(
-    ("field", "make"),
-    [
-        ("num_batches", lambda tokens: tokens[:2]),
-        ("shape", lambda tokens: tokens[:3].reshape(3, 10, 3)),
-        ("dtype", lambda tokens: (tokens[:3] % 100).astype("uint16")),
-        ("sha256", lambda tokens: np.ascontiguousarray(tokens[:3])),
-    ],
-)
+@pytest.mark.parametrize(("field", "make"), [
+    ("num_batches", lambda tokens: tokens[:2]),
+    ("shape", lambda tokens: tokens[:3].reshape(3, 10, 3)),
+    ("dtype", lambda tokens: (tokens[:3] % 100).astype("uint16")),
+    ("sha256", lambda tokens: np.ascontiguousarray(tokens[:3])),
+])  # fmt: skip
 def test_another_file_in_place_of_a_shard_is_found_when_it_is_read(field, make, store, tokens, write_file):
     write_file(store / "shard-00001.h5", make(tokens), overwrite=True)
     assert f" has {'num_batches 3, the file has 2' if field == 'num_batches' else 'sha256'}" in str(problems(store)[1])
@@ -240,13 +229,10 @@ def test_another_batch_file_in_place_of_a_shard_is_found(field, store, tokens, w
         reader.read_batch(0)
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda store: change_index(store, "shards", 1, "complete", False), r"shard-00001\.h5: its writer has not"),
-        (lambda store: os.truncate(store / "shard-00001.h5", 1 << 20), r"shard-00001\.h5"),
-    ],
-)
+@pytest.mark.parametrize(("spoil", "message"), [
+    (lambda store: change_index(store, "shards", 1, "complete", False), r"shard-00001\.h5: its writer has not"),
+    (lambda store: os.truncate(store / "shard-00001.h5", 1 << 20), r"shard-00001\.h5"),
+])  # fmt: skip
 def test_a_shard_that_is_not_complete_is_refused(spoil, message, store):
     spoil(store)
     with open_reader(store) as reader, pytest.raises(IncompleteError, match=message):
@@ -269,8 +255,6 @@ def test_a_store_may_be_moved_and_copied(store, tokens, tmp_path, monkeypatch):
 
 
 # --- one sequence of batches -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("backends", [("batch",), ("hdf5",), ("batch", "hdf5")], ids="-".join)
 @pytest.mark.parametrize("cuts", [(), (1,), (0,), (7,), (3, 3), (0, 0, 4, 4, 7), (1, 2, 3, 4, 5, 6)], ids=str)
 @pytest.mark.thin
@@ -328,8 +312,6 @@ def test_a_shard_that_changes_after_it_was_let_go_of_is_refused(tmp_path, tokens
 
 
 # --- verify ----------------------------------------------------------------------------------------------------
-
-
 def flip_token(path, tokens, last_token_at):
     """Flip the lowest bit of the token that ends at a byte offset from the end of the file's last batch."""
     flip(path, path.read_bytes().rindex(tokens.tobytes()) + last_token_at)
@@ -391,8 +373,6 @@ def test_an_index_describes_its_store(store, tokens):
 
 
 # --- an index that spares HDF5 ---------------------------------------------------------------------------------
-
-
 def test_a_store_is_read_without_hdf5_where_the_index_knows_the_places(tokens, tmp_path, write_store):
     folder = write_store(tmp_path / "store", tokens, (2, 5))
     assert all(shard.columns for shard in ShardIndex.load(folder).shards)
@@ -403,7 +383,7 @@ def test_a_store_is_read_without_hdf5_where_the_index_knows_the_places(tokens, t
         "reader = open_reader(sys.argv[1]); print(sum(int(np.array(batch).sum()) for batch in reader))\n"
         "print('h5py' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
+    done = python(code, folder, check=True)
     assert done.stdout.split() == [str(int(tokens.astype("u8").sum())), "False"]
 
 
@@ -440,14 +420,10 @@ def test_a_damaged_batch_that_is_the_first_to_be_read_is_told(tokens, tmp_path, 
         reader.read_batch(2)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        ("runs", "x"), ("runs", [1]), ("runs", [1, -2]), ("runs", [True, -1]), ("offset", [-4096]), ("offset", []),
-        ("stride", ["a"]), ("stride", [0]), ("chunks", [2]), ("chunks", [2**70]), ("chunks", MISSING),
-    ],
-    ids=lambda change: f"{change[0]}-{'missing' if change[1] is MISSING else change[1]}",
-)  # fmt: skip
+@pytest.mark.parametrize("change", [
+    ("runs", "x"), ("runs", [1]), ("runs", [1, -2]), ("runs", [True, -1]), ("offset", [-4096]), ("offset", []),
+    ("stride", ["a"]), ("stride", [0]), ("chunks", [2]), ("chunks", [2**70]), ("chunks", MISSING),
+], ids=lambda change: f"{change[0]}-{'missing' if change[1] is MISSING else change[1]}")  # fmt: skip
 def test_places_that_are_none_are_told(change, tokens, tmp_path, write_store):
     folder = write_store(tmp_path / "store", tokens, (3,))
     content = json.loads((folder / "shards.json").read_text())

@@ -1,16 +1,12 @@
 """Which documents a step takes, and where they lie in a batch: equal to a reference, one document at a time."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zb_hdf5.documents.segments import cu_seqlens, document_ids
-from zb_hdf5.errors import ArgumentError
 from zb_hdf5.loaders import document_loader, order
-from zb_hdf5.loaders.document_loader import Documents, LengthOrder, gather, packed_pieces, packed_steps, padded_pieces
+from zb_hdf5.loaders.document_loader import Documents, LengthOrder, packed_steps
 from zb_hdf5.loaders.order import GlobalOrder, StepPlan
 
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=60)
@@ -32,15 +28,6 @@ def plan_of(order, batch_size, rank, world_size, drop_last):
     return StepPlan(order, batch_size, rank, world_size, drop_last, batch_size, True, True)
 
 
-class Numbers:
-    """A column whose values are the numbers of its tokens."""
-
-    dtype, meta = np.dtype(np.uint32), SimpleNamespace(field=None)
-
-    def get_slice(self, start, stop):
-        return np.arange(start, stop, dtype=np.uint32)
-
-
 @given(LENGTHS, st.integers(1, 9), st.sampled_from(["truncate", "drop"]))
 def test_empty_and_long_documents_are_left_out_or_cut_and_counted(lengths, max_tokens, too_long):
     documents = Documents(offsets_of(lengths), max_tokens, too_long)
@@ -54,33 +41,6 @@ def test_empty_and_long_documents_are_left_out_or_cut_and_counted(lengths, max_t
     longer = [length - max_tokens for length in lengths if length > max_tokens]
     cut = (len(longer), sum(longer), 0) if too_long == "truncate" else (0, 0, len(longer))
     assert (documents.truncated_documents, documents.truncated_tokens, documents.dropped_documents) == cut
-
-
-def test_a_document_that_is_too_long_is_refused_unless_it_may_be_cut():
-    with pytest.raises(ArgumentError, match=r"at most max_tokens=4 tokens, found 2 longer ones, up to 6"):
-        Documents(offsets_of([5, 4, 6]), 4, "refuse")
-    assert Documents(offsets_of([5, 4, 6]), None, "refuse").count == 3
-
-
-@given(st.integers(0, 50), st.integers(1, 5), st.integers(1, 4), st.booleans(), st.data())
-def test_padded_steps_are_consecutive_positions(count, batch_size, world_size, drop_last, data):
-    position = data.draw(st.integers(0, count))
-    order = GlobalOrder(count, 1, 2)
-    plans = [plan_of(order, batch_size, rank, world_size, drop_last) for rank in range(world_size)]
-    steps_of = [zip(plan.requests_from(position), plan.positions_from(position), strict=False) for plan in plans]
-    ranks = [[(part.tolist(), stop) for part, stop in steps] for steps in steps_of]
-    expected = order.indices(np.arange(position, count)).tolist()
-    step = batch_size * world_size
-    whole = len(expected) // step if drop_last else -(-len(expected) // step)
-    found = [document for parts in zip(*ranks, strict=True) for part, _ in parts for document in part]
-    assert len(found) == whole * step
-    assert found[: len(expected)] == expected[: len(found)]
-    if len(found) > len(expected):
-        again = order.indices(np.arange(len(found) - len(expected)) % count).tolist()
-        assert found[len(expected) :] == again
-    for stops in zip(*ranks, strict=True):
-        assert len({stop for _, stop in stops}) == 1
-    assert [stop for _, stop in ranks[0]] == [position + step * (k + 1) for k in range(whole)]
 
 
 def packed(lengths, order, position, max_tokens):
@@ -147,21 +107,3 @@ def test_the_order_by_length_never_changes():
         [8, 1, 11, 7, 19, 2, 15, 18, 14, 17, 10, 0, 12, 4, 3, 9, 16, 5, 13, 6],
         [0, 13, 12, 18, 9, 2, 14, 17, 8, 11, 10, 3, 5, 15, 1, 4, 6, 16, 19, 7],
     ]
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 8), st.data())
-def test_documents_lie_in_a_batch_as_its_pieces_say(lengths, multiple, data):
-    starts = np.array([data.draw(st.integers(0, 10**9)) for _ in lengths], np.uint64)
-    texts = [list(range(start, start + length)) for start, length in zip(starts.tolist(), lengths, strict=True)]
-    longest = -(-max(lengths) // multiple) * multiple
-    padded = padded_pieces(starts, np.array(lengths), multiple)
-    rows = [[*text, *[7] * (longest - len(text))] for text in texts]
-    assert gather(Numbers(), padded, 7, np.int64).tolist() == rows
-    total = sum(lengths)
-    whole = -(-total // multiple) * multiple
-    one = packed_pieces(starts, np.array(lengths), multiple)
-    flat = [token for text in texts for token in text]
-    assert gather(Numbers(), one, 7).tolist() == [[*flat, *[7] * (whole - total)]]
-    ends = np.cumsum([0, *lengths]).tolist()
-    assert cu_seqlens(one).tolist() == ends + [whole] * (whole > total)
-    assert document_ids(one)[0].tolist() == np.repeat([*range(len(lengths)), -1], [*lengths, whole - total]).tolist()

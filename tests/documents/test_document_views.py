@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 
 from zb_hdf5 import HDF5ShardWriter
 from zb_hdf5.documents.pieces import Pieces, concatenate
-from zb_hdf5.documents.segments import (
-    cu_seqlens,
-    document_ids,
-    max_seqlen,
-    pieces_of_windows,
-    position_ids,
-    targets,
-)
+from zb_hdf5.documents.segments import pieces_of_windows
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.formats.hdf5.h5_reader import DocumentOffsets
 from zb_hdf5.spec import NO_DOCUMENT, NO_SHA256, StoreMeta
@@ -62,70 +55,6 @@ def same(found, expected):
     assert found.seq_len == expected.seq_len
 
 
-@given(some_pieces())
-def test_segments_are_those_of_a_walk_over_the_tokens(pieces):
-    rows = tokens_of(pieces)
-    segments = [cell[0] for row in rows for cell in row]
-    begins = [place for place, segment in enumerate(segments) if place == 0 or segments[place - 1] != segment]
-    found = cu_seqlens(pieces)
-    assert found.dtype == np.int32
-    assert found.tolist() == [*begins, len(segments)]
-    assert max_seqlen(pieces) == max((stop - start for start, stop in pairwise(found.tolist())), default=0)
-    positions = position_ids(pieces)
-    assert (positions.dtype, positions.shape) == (np.int32, (len(rows), pieces.seq_len))
-    assert positions.tolist() == [[place for _, _, place in row] for row in rows]
-
-
-@given(some_pieces())
-def test_document_ids_are_places_in_cu_seqlens(pieces):
-    numbers, expected = {}, []
-    for row in tokens_of(pieces):
-        for segment, _offset, _place in row:
-            numbers.setdefault(segment, len(numbers))
-        expected.append([-1 if offset is None else numbers[segment] for segment, offset, _ in row])
-    found = document_ids(pieces)
-    assert found.dtype == np.int32
-    assert found.tolist() == expected
-    starts = cu_seqlens(pieces)[:-1]
-    for number, (start, padding) in enumerate(zip(starts, pieces.is_padding, strict=True)):
-        assert found.reshape(-1)[start] == (-1 if padding else number)
-
-
-@given(st.data(), st.sampled_from(["uint16", "uint32", "int64"]))
-def test_a_target_is_the_next_token_of_the_segment(data, dtype):
-    pieces = data.draw(some_pieces())
-    shape = (pieces.num_records, pieces.seq_len)
-    tokens = np.random.default_rng(7).integers(0, 60_000, shape).astype(dtype)
-    expected = [
-        [
-            int(tokens[row, column + 1])
-            if offset is not None and column + 1 < len(cells) and cells[column + 1][0] == segment
-            else -100
-            for column, (segment, offset, _) in enumerate(cells)
-        ]
-        for row, cells in enumerate(tokens_of(pieces))
-    ]
-    found = targets(tokens, pieces)
-    assert (found.dtype, found.shape) == (np.int64, shape)
-    assert found.tolist() == expected
-
-
-def test_the_inputs_of_windows_of_one_more_token_all_have_a_target():
-    pieces = Pieces(np.array([0, 2]), np.array([0, 3], np.uint32), np.array([10, 40], np.uint64), 6)
-    tokens = np.array([[1, 2, 3, 4, 5, 6]])
-    assert targets(tokens, pieces)[:, :-1].tolist() == [[2, 3, -100, 5, 6]]
-    assert cu_seqlens(pieces.first_columns(5)).tolist() == [0, 3, 5]
-
-
-@given(some_pieces(), st.integers(0, 9))
-def test_boundaries_are_filled_up_to_a_capacity(pieces, more):
-    needed = cu_seqlens(pieces)
-    padded = cu_seqlens(pieces, capacity=len(needed) + more)
-    assert padded.tolist() == [*needed.tolist(), *[int(needed[-1])] * more]
-    with pytest.raises(ArgumentError, match=f"at least {len(needed)} for this batch, found {len(needed) - 1}"):
-        cu_seqlens(pieces, capacity=len(needed) - 1)
-
-
 @given(st.data())
 def test_records_are_taken_joined_and_narrowed(data):
     pieces = data.draw(some_pieces())
@@ -137,19 +66,6 @@ def test_records_are_taken_joined_and_narrowed(data):
     width = data.draw(st.integers(1, pieces.seq_len))
     narrow = pieces.first_columns(width)
     assert [[cell[1:] for cell in row] for row in tokens_of(narrow)] == [row[:width] for row in rows]
-
-
-@given(st.data(), st.integers(1, 4), st.integers(1, 4))
-def test_pieces_are_cut_where_records_are(data, seq_len, parts):
-    pieces = data.draw(some_pieces(seq_len=seq_len * parts))
-    whole = [cell[1] for row in tokens_of(pieces) for cell in row]
-    segments = [cell[0] for row in tokens_of(pieces) for cell in row]
-    cut = pieces.cut(seq_len)
-    assert (cut.num_records, cut.seq_len) == (pieces.num_records * parts, seq_len)
-    assert [cell[1] for row in tokens_of(cut) for cell in row] == whole
-    begins = [place for place in range(len(whole)) if place % seq_len == 0 or segments[place] != segments[place - 1]]
-    assert cut.starts.tolist() == begins
-    same(pieces.cut(pieces.seq_len), pieces)
 
 
 def test_pieces_of_several_lengths_are_refused():

@@ -5,7 +5,6 @@ import json
 import pickle
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -46,31 +45,6 @@ def test_items_are_the_steps_of_this_rank(loader):
     loader.set_batch_size(2)
     assert [dataset[i].shape for i in range(3)] == [(2, 16)] * 3
     assert all(torch.equal(dataset[i], step) for i, step in zip(range(4), loader, strict=False))
-
-
-class CountedOrder:
-    """An order that keeps count of what it is asked."""
-
-    def __init__(self, order):
-        self.order, self.n, self.calls, self.positions = order, order.n, 0, 0
-
-    def indices(self, positions):
-        self.calls, self.positions = self.calls + 1, self.positions + positions.size
-        return self.order.indices(positions)
-
-
-@pytest.mark.parametrize("stride", [1, 2, 3, 8, 0])  # the steps that one of so many workers is asked for; 0: at random
-@pytest.mark.parametrize(("shuffle", "per_step"), [("global", 1), ("records", 4)])
-@pytest.mark.thin
-def test_the_order_of_single_steps_is_computed_once(shuffle, per_step, stride, tmp_path):
-    write_batches(tmp_path / "t.h5", np.arange(3000 * 8, dtype=np.uint16).reshape(3000, 4, 2), dtype="uint16")
-    with Loader(tmp_path / "t.h5", shuffle=shuffle, rank=0, world_size=1) as loader:
-        expected, dataset = list(loader), loader.dataset()
-        counted = CountedOrder(loader.plan.order)
-        loader.plan = replace(loader.plan, order=counted)
-        for step in range(0, 3000, stride) if stride else np.random.default_rng(3).permutation(3000).tolist():
-            assert torch.equal(dataset[step], expected[step])
-        assert (counted.calls == 1 or not stride, counted.positions) == (True, 3000 * per_step)
 
 
 @pytest.mark.parametrize("shuffle", ["global", "records", "block", "sequential"])

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import threading
 from itertools import chain, count, islice
 
 import numpy as np
@@ -13,15 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples import examples
-from zb_hdf5 import (
-    ArgumentError,
-    DocumentLoader,
-    HDF5ShardWriter,
-    MmapTokenStore,
-    StateError,
-    load_tokenizer,
-)
-from zb_hdf5.loaders import document_loader as module
+from zb_hdf5 import ArgumentError, DocumentLoader, HDF5ShardWriter, MmapTokenStore, StateError, load_tokenizer
 from zb_hdf5.store.streams import index_streams
 
 BOUNDARY = 60_000
@@ -223,7 +214,6 @@ def test_arguments_that_contradict_each_other_are_refused(options, message, stre
 
 
 # --- fields ------------------------------------------------------------------------------------------------------
-
 FIELDS = {"loss_mask": "u1", "weight": "f4", "vector": ("i2", (2, 3))}
 DTYPES = {
     "tokens": torch.int64,
@@ -351,8 +341,6 @@ def test_fields_that_are_not_there_are_refused(options, message, with_fields):
 
 
 # --- arguments that every loader of tokens has -----------------------------------------------------------------
-
-
 @pytest.mark.parametrize("way", ["pad", "lengths", "pack"])
 def test_positions_that_are_jumped_over_give_no_documents_on_any_number_of_ranks(way, stream):
     with loader_of(stream, way, drop_last=False) as loader:
@@ -433,25 +421,3 @@ def test_tokens_of_another_tokenizer_are_refused(tmp_path):
     other.digest = "0" * 64
     with pytest.raises(StateError, match="expected the tokenizer that it was made with, byte"):
         DocumentLoader(tmp_path / "s.h5", tokenizer=other, **options)
-
-
-def test_batches_on_their_way_to_a_device(stream, monkeypatch):
-    """Without a device: threads pin, and the consumer moves."""
-    pinned = []
-
-    def pin(tensor):
-        assert threading.current_thread().name.startswith("zb-prefetch")
-        pinned.append(tensor)
-        return tensor
-
-    def moved(tensor, device):
-        assert device == "cuda"
-        assert any(tensor is one for one in pinned)
-        return tensor
-
-    monkeypatch.setattr(module, "cuda_device", lambda device: device)
-    monkeypatch.setattr("zb_hdf5.loaders.steps.pinned", pin)
-    monkeypatch.setattr("zb_hdf5.loaders.steps.moved", moved)
-    with loader_of(stream, "pack", targets=True) as plain, loader_of(stream, "pack", targets=True, device="cuda") as it:
-        assert [seen(batch) for batch in it] == [seen(batch) for batch in plain]
-    assert pinned

@@ -14,7 +14,7 @@ from examples import examples
 from zb_hdf5 import ArgumentError, BatchNativeLoader, Loader, StateError, ZbError, open_reader, open_writer
 from zb_hdf5.converters.run import convert
 from zb_hdf5.converters.store_source import StoreSource
-from zb_hdf5.loaders.order import LAST_BLOCK, SHUFFLES, GlobalOrder, make_order, resolve_rank
+from zb_hdf5.loaders.order import SHUFFLES, GlobalOrder, make_order, resolve_rank
 from zb_hdf5.store.streams import add_crc32_file
 
 B, S = 2, 4
@@ -27,8 +27,6 @@ SRUN = {"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------
-
-
 def tokens_of(count):
     """Record r begins with token r * S."""
     return np.arange(count * B * S, dtype="<u4").reshape(count, B, S)
@@ -113,8 +111,6 @@ def ranks(open_loader, path, world_size, **options):
 
 
 # --- one epoch -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shuffle", BATCH_SHUFFLES)
 def test_a_batch_stays_what_was_stored(shuffle, stores, open_loader):
     stored = {(record, record + 1) for record in range(0, RECORDS, B)}
@@ -158,12 +154,6 @@ def test_blocks_of_the_order_join_without_a_seam(shuffle, stores, open_loader, m
         assert interleave(per_rank) == order_of(N, shuffle)[: (N - N % world_size) * B]
 
 
-def test_an_epoch_longer_than_one_block_of_the_order(tmp_path, open_loader):
-    count = LAST_BLOCK * 2 + 7
-    write_batches(tmp_path / "long.h5", tokens_of(count))
-    assert epoch_of(open_loader(tmp_path / "long.h5")) == batches_of(count, "global")
-
-
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_the_same_seed_is_the_same_epoch_in_every_backend(shuffle, world_size, stores, open_loader):
@@ -173,11 +163,6 @@ def test_the_same_seed_is_the_same_epoch_in_every_backend(shuffle, world_size, s
     ]
     assert found.count(found[0]) == len(PLACES)
     assert interleave(found[0]) == order_of(N, shuffle, 7, 3)[: (N - N % world_size) * B]
-
-
-@pytest.mark.parametrize("access", ["mmap", "pread", "h5py"])
-def test_every_access_serves_the_same_epoch(access, stores, open_loader):
-    assert epoch_of(open_loader(stores["one.h5"], access=access)) == batches_of(N, "global")
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
@@ -222,8 +207,6 @@ def test_impossible_arguments_are_named(options, name, stores, open_loader):
 
 
 # --- tensors and readers ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("place", PLACES)
 def test_batches_are_fresh_int64_tensors(place, stores, open_loader):
     first, second, *_ = list(open_loader(stores[place], shuffle="sequential"))
@@ -233,16 +216,6 @@ def test_batches_are_fresh_int64_tensors(place, stores, open_loader):
         assert batch.is_contiguous()
     first.zero_()
     assert rows(second) == (2, 3)
-
-
-@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
-@pytest.mark.parametrize("suffix", [".h5", ".batch"])
-def test_the_largest_token_survives_the_widening(dtype, suffix, tmp_path, open_loader):
-    largest = int(np.iinfo(dtype).max)
-    write_batches(tmp_path / f"x{suffix}", np.full((3, B, S), largest), dtype=dtype)
-    for access in ("mmap", "pread"):
-        batch = next(iter(open_loader(tmp_path / f"x{suffix}", access=access)))
-        assert batch.unique().tolist() == [largest]
 
 
 def test_a_reader_is_a_source_as_well(stores, open_loader):
@@ -283,8 +256,6 @@ def test_a_growing_file_does_not_change_a_running_epoch(tmp_path, open_loader, m
 
 
 # --- ZeroBatch's own loader ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("block_size", "seed", "epoch"), [(5, 42, 0), (4, 1, 1), (1, 7, 2), (23, 0, 0), (100, 3, 9)])
 def test_batch_native_loader_is_the_documented_block_shuffle(block_size, seed, epoch, stores):
     blocks = np.random.RandomState(seed ^ epoch).permutation(-(-N // block_size)).tolist()
@@ -307,22 +278,6 @@ def test_batch_native_loader_has_zerobatch_defaults(stores, monkeypatch):
 
 
 # --- state -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("shuffle", SHUFFLES)
-@pytest.mark.thin
-def test_the_state_is_small_json_that_counts_what_was_yielded(place, shuffle, stores, open_loader):
-    loader = open_loader(stores[place], shuffle=shuffle, rank=2, world_size=3)
-    assert loader.state_dict()["position"] == 0
-    for step, _ in enumerate(loader, 1):
-        state = loader.state_dict()
-        assert state["position"] == 3 * step * B
-        assert json.loads(json.dumps(state)) == state
-        assert len(json.dumps(state)) < 1024
-    assert {"version", "fingerprint", "shuffle", "block_size", "seed", "epoch", "position"} <= set(state)
-
-
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.slow), 3])
@@ -385,26 +340,6 @@ def test_a_state_is_of_its_moment_until_another_epoch_begins(stores, open_loader
     assert epoch_of(resumed) == batches_of(N, "global", epoch=1)
 
 
-@pytest.mark.parametrize("after", [2, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 8))])
-@pytest.mark.parametrize("drop_last", [True, False])
-@pytest.mark.parametrize("shuffle", SHUFFLES)
-@pytest.mark.thin
-def test_another_number_of_ranks_goes_on_with_the_same_sequence(after, drop_last, shuffle, stores, open_loader):
-    options = {"shuffle": shuffle, "drop_last": drop_last}
-    order = order_of(N, shuffle)
-    for steps in range(1, N // 4 + 1):
-        four = ranks(open_loader, stores["one.h5"], 4, **options)
-        before = interleave([epoch_of(loader, steps) for loader in four])
-        resumed = ranks(open_loader, stores["one.h5"], after, **options)
-        for loader in resumed:
-            loader.load_state_dict(four[0].state_dict())
-        found = before + interleave([epoch_of(loader) for loader in resumed])
-        assert found[:RECORDS] == order[: len(found)]
-        assert found[RECORDS:] == order[: max(0, len(found) - RECORDS)]
-        left = RECORDS - len(found)
-        assert 0 <= left < after * B if drop_last else 0 <= -left < after * B
-
-
 @examples(80)
 @given(
     count=st.integers(1, 60),
@@ -414,12 +349,13 @@ def test_another_number_of_ranks_goes_on_with_the_same_sequence(after, drop_last
     shuffle=st.sampled_from(SHUFFLES),
     seed=st.integers(0, 2**63),
     epoch=st.integers(0, 5),
+    drop_last=st.booleans(),
 )
 def test_any_stop_with_any_ranks_leaves_the_sequence_whole(
-    many_batches, count, before, after, part, shuffle, seed, epoch
+    many_batches, count, before, after, part, shuffle, seed, epoch, drop_last
 ):
-    path = many_batches(count)
-    options = {"shuffle": shuffle, "seed": seed, "epoch": epoch, "drop_last": False, "block_size": BLOCK}
+    path, drop_last = many_batches(count), drop_last and count >= max(before, after)  # else there is no step
+    options = {"shuffle": shuffle, "seed": seed, "epoch": epoch, "drop_last": drop_last, "block_size": BLOCK}
     order = order_of(count, shuffle, seed, epoch)
     with contextlib.ExitStack() as stack:
 
@@ -439,9 +375,9 @@ def test_any_stop_with_any_ranks_leaves_the_sequence_whole(
             loader.load_state_dict(states[-1])
         found += interleave([epoch_of(loader) for loader in second])
     records = count * B
-    assert found[:records] == order
-    assert len(found) - records < max(before, after) * B
-    assert found[records:] == [order[position % records] for position in range(len(found) - records)]
+    assert found == [order[position % records] for position in range(len(found))]
+    left = records - len(found)
+    assert 0 <= left < max(before, after) * B if drop_last else 0 <= -left < max(before, after) * B
 
 
 @pytest.fixture(scope="module")
@@ -459,8 +395,6 @@ def many_batches(tmp_path_factory):
 
 
 # --- states that fit, and states that do not -------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("first", "second"), [("batch-shards", "hdf5-shards"), ("one.batch", "one.h5")])
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_state_fits_the_same_tokens_in_the_other_backend(first, second, turned, stores, open_loader):
@@ -530,25 +464,7 @@ def test_the_block_size_matters_to_the_block_shuffle_only(stores, open_loader):
     open_loader(stores["one.h5"], shuffle="global", block_size=5).load_state_dict(state)
 
 
-@pytest.mark.parametrize(("field", "value"), [
-    ("version", 1), ("version", 3), ("version", None), ("kind", "text"), ("kind", None), ("fingerprint", None),
-    ("fingerprint", 7), ("shuffle", "GLOBAL"), ("seed", "42"), ("epoch", -1), ("epoch", None), ("epoch", 0.5),
-    ("epoch", "1"), ("position", -1), ("position", None), ("position", 1.5), ("position", [1]),
-])  # fmt: skip
-def test_garbage_in_a_state_is_named(field, value, stores, open_loader):
-    loader = open_loader(stores["one.h5"])
-    before = loader.state_dict()
-    with pytest.raises(StateError, match=field):
-        loader.load_state_dict({**before, field: value})
-    with pytest.raises(StateError, match=field):
-        loader.load_state_dict({key: kept for key, kept in before.items() if key != field})
-    assert loader.state_dict() == before
-    assert epoch_of(loader) == batches_of(N, "global")
-
-
 # --- which rank am I -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("environment", "expected"), [
     ({}, (0, 1)),
     ({"RANK": "3", "WORLD_SIZE": "8"}, (3, 8)),

@@ -72,20 +72,17 @@ def test_records_of_a_batch_stay_together_and_in_place(shuffle):
     np.testing.assert_array_equal(found, make_order("global", 80, seed=42, epoch=1).indices(np.arange(80)))
 
 
-@pytest.mark.parametrize(
-    ("n", "seed", "epoch", "first", "last"),
-    [
-        (1, 42, 0, [0], 0),
-        (5, 42, 0, [1, 0, 2, 4, 3], 3),
-        (10, 42, 0, [1, 0, 7, 5, 3, 4, 2, 8, 9, 6], 6),
-        (10, 42, 1, [0, 7, 6, 4, 2, 9, 8, 3, 5, 1], 1),
-        (10, 0, 0, [4, 8, 9, 2, 7, 3, 1, 5, 0, 6], 6),
-        (65, 7, 3, [22, 43, 14, 45, 20, 34, 16, 5, 17, 52], 27),
-        (3275, 42, 0, [715, 1605, 1200, 2175, 532, 2314, 370, 2182, 2622, 3088], 1013),
-        (1_000_003, 2**63 + 5, 12, [70074, 959802, 221347, 686348, 90333, 710872, 246797, 3919, 817681], 690402),
-        (2**40, 1, 2, [915796282457, 457286235366, 466898753820, 617629534051, 697608050171], 391349765296),
-    ],
-)
+@pytest.mark.parametrize(("n", "seed", "epoch", "first", "last"), [
+    (1, 42, 0, [0], 0),
+    (5, 42, 0, [1, 0, 2, 4, 3], 3),
+    (10, 42, 0, [1, 0, 7, 5, 3, 4, 2, 8, 9, 6], 6),
+    (10, 42, 1, [0, 7, 6, 4, 2, 9, 8, 3, 5, 1], 1),
+    (10, 0, 0, [4, 8, 9, 2, 7, 3, 1, 5, 0, 6], 6),
+    (65, 7, 3, [22, 43, 14, 45, 20, 34, 16, 5, 17, 52], 27),
+    (3275, 42, 0, [715, 1605, 1200, 2175, 532, 2314, 370, 2182, 2622, 3088], 1013),
+    (1_000_003, 2**63 + 5, 12, [70074, 959802, 221347, 686348, 90333, 710872, 246797, 3919, 817681], 690402),
+    (2**40, 1, 2, [915796282457, 457286235366, 466898753820, 617629534051, 697608050171], 391349765296),
+])  # fmt: skip
 def test_global_order_is_pinned(n, seed, epoch, first, last):
     order = make_order("global", n, seed=seed, epoch=epoch)
     assert order.indices(np.arange(len(first))).tolist() == first
@@ -93,23 +90,19 @@ def test_global_order_is_pinned(n, seed, epoch, first, last):
 
 
 @pytest.mark.parametrize(
-    ("n", "first"),
-    [(10, [0, 5, 6, 7, 2, 9, 8, 4, 1, 3]), (104_829, [33913, 79046, 24793, 25453, 54336, 9213])],
+    ("n", "first"), [(10, [0, 5, 6, 7, 2, 9, 8, 4, 1, 3]), (104_829, [33913, 79046, 24793, 25453, 54336, 9213])]
 )
 def test_write_order_is_pinned(n, first):
     assert write_order(n, 42).indices(np.arange(len(first))).tolist() == first
 
 
-@pytest.mark.parametrize(
-    ("n", "seed", "epoch", "block_size", "first"),
-    [
-        (10, 42, 0, 3, [3, 4, 5, 9, 0, 1, 2, 6, 7, 8]),
-        (10, 42, 1, 3, [6, 7, 8, 3, 4, 5, 9, 0, 1, 2]),
-        (10, 43, 0, 4, [4, 5, 6, 7, 8, 9, 0, 1, 2, 3]),
-        (3275, 42, 0, 256, [2816, 2817, 2818, 2819]),
-        (1, 0, 0, 256, [0]),
-    ],
-)
+@pytest.mark.parametrize(("n", "seed", "epoch", "block_size", "first"), [
+    (10, 42, 0, 3, [3, 4, 5, 9, 0, 1, 2, 6, 7, 8]),
+    (10, 42, 1, 3, [6, 7, 8, 3, 4, 5, 9, 0, 1, 2]),
+    (10, 43, 0, 4, [4, 5, 6, 7, 8, 9, 0, 1, 2, 3]),
+    (3275, 42, 0, 256, [2816, 2817, 2818, 2819]),
+    (1, 0, 0, 256, [0]),
+])  # fmt: skip
 def test_block_order_is_pinned(n, seed, epoch, block_size, first):
     order = make_order("block", n, seed=seed, epoch=epoch, block_size=block_size)
     assert order.indices(np.arange(len(first))).tolist() == first

@@ -3,11 +3,13 @@
 import contextlib
 import inspect
 import json
+import threading
 
 import numpy as np
 import pytest
+import torch
 from contents import write_batches, write_stream
-from contract import check_loader, parts_of, random_tokens
+from contract import assert_same, check_fields_of_a_state, check_loader, parts_of, random_tokens, taken
 
 import zb_hdf5.loaders.mixture
 from zb_hdf5 import (
@@ -130,7 +132,7 @@ def test_every_kind_of_state_is_refused_by_every_other_kind(data):
     for kind, giver in made.items():
         state = json.loads(json.dumps(giver.state_dict()))
         assert (state["kind"], state["version"]) == (kind, STATE_VERSION)
-        giver.load_state_dict(state)
+        check_fields_of_a_state(giver)
         for other, taker in made.items():
             if other != kind:
                 with pytest.raises(
@@ -224,6 +226,38 @@ def test_the_boundary_token_stands_before_or_after_each_document(data):
         loader.load_state_dict(state)
     with pytest.raises(ArgumentError, match="boundary_position"):
         TextLoader(data / "text", boundary_position="between", **options)
+
+
+#: The module of a loader that looks for a device.
+DEVICES = {
+    "Loader": "loader",
+    "Loader, records": "loader",
+    "DocumentLoader, pack": "document_loader",
+    "TextLoader, after": "text_loader",
+}
+
+
+@pytest.mark.parametrize(("name", "module"), DEVICES.items())
+def test_batches_on_their_way_to_a_device(name, module, data, monkeypatch):
+    """Without a device: threads pin, and the consumer moves."""
+    threads = set()
+
+    def pinned(tensor):
+        threads.add(threading.current_thread().name[:3])
+        return tensor + 1
+
+    def moved(tensor, device):
+        assert (threading.current_thread(), device) == (threading.main_thread(), torch.device("cuda"))
+        return tensor - 1
+
+    with LOADERS[name](data) as loader:
+        expected = taken(loader, 5)
+    monkeypatch.setattr(f"zb_hdf5.loaders.{module}.cuda_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr("zb_hdf5.loaders.steps.pinned", pinned)
+    monkeypatch.setattr("zb_hdf5.loaders.steps.moved", moved)
+    with LOADERS[name](data) as loader:
+        assert_same(taken(loader, 5), expected)
+    assert threads == {"zb-"}
 
 
 class Forgetful(Loader):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples import examples
-from zb_hdf5 import ArgumentError, Loader, StateError, open_reader, open_writer
+from zb_hdf5 import ArgumentError, Loader, StateError, open_reader
 
 NUM_BATCHES, BATCH_SIZE, SEQ_LEN = 40, 8, 64
 TOKENS = np.random.default_rng(5).integers(0, 50_000, (NUM_BATCHES, BATCH_SIZE, SEQ_LEN), dtype=np.uint32)
@@ -52,32 +52,6 @@ def test_last_step_is_filled_from_the_start_of_the_order(opened):
     positions = np.arange(len(found)) % loader.num_records
     assert len(found) >= loader.num_records
     np.testing.assert_array_equal(found, TOKENS.reshape(-1, SEQ_LEN)[loader.plan_of_epoch(0).order.indices(positions)])
-
-
-def test_record_shuffle_changes_the_batch_mates(opened):
-    mates = []
-    for epoch in (0, 1):
-        loader = Loader(opened, shuffle="records", epoch=epoch, rank=0, world_size=1)
-        order = loader.plan_of_epoch(epoch).order.indices(np.arange(loader.num_records)).reshape(-1, BATCH_SIZE)
-        mates.append({frozenset(batch.tolist()) for batch in order})
-    assert not mates[0] & mates[1]
-
-
-def test_records_are_gathered_across_shards(tmp_path):
-    from zb_hdf5 import ShardEntry, ShardIndex, StoreMeta
-
-    entries = []
-    for number, part in enumerate(np.array_split(TOKENS, 3)):
-        with open_writer(tmp_path / f"shard-{number}.h5", batch_size=BATCH_SIZE, seq_len=SEQ_LEN) as writer:
-            writer.write(part)
-            info = writer.finish()
-        entries.append(ShardEntry.of(info))
-    ShardIndex(StoreMeta(BATCH_SIZE, SEQ_LEN, np.dtype("<u4")), tuple(entries)).save(tmp_path)
-    for access in ("mmap", "pread"):
-        with open_reader(tmp_path, access=access) as reader:
-            found, loader = epoch_of(reader, 2, shuffle="records", batch_size=6)
-            order = loader.plan_of_epoch(0).order.indices(np.arange(len(found)))
-            np.testing.assert_array_equal(found, TOKENS.reshape(-1, SEQ_LEN)[order])
 
 
 @examples(40)

@@ -1,8 +1,6 @@
 """States that were damaged or made up: a StateError that names the field, or an exact resume; never anything else."""
 
-import contextlib
 import copy
-import json
 
 import numpy as np
 import pytest
@@ -12,8 +10,6 @@ from hypothesis import strategies as st
 
 from examples import examples
 from zb_hdf5 import (
-    BatchNativeLoader,
-    DatasetLoader,
     DocumentLoader,
     FollowingLoader,
     Loader,
@@ -32,7 +28,6 @@ B, S, N = 2, 4, 15
 RECORDS = N * B
 ALONE = {"rank": 0, "world_size": 1}
 
-NO_STATES = [None, [], "state", 7, True, [("version", 1)]]
 VALUES = st.one_of(
     st.sampled_from([None, True, False, "", "1", [], {}, -1, 0, 1, 2, 0.5, 1.0, RECORDS, RECORDS + 1, float("nan")]),
     st.sampled_from([10**6, 2**31, 2**62, 2**63 - 1, 2**63, 2**64, -(2**63), 10**40, 10**5000]),
@@ -101,60 +96,7 @@ def stores(tmp_path_factory):
 
 
 # --- what is no state ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def loaders(stores, tmp_path):
-    """Every kind of loader that has a state."""
-    np.save(tmp_path / "tokens.npy", np.arange(500))
-    with contextlib.ExitStack() as stack:
-        batches = stack.enter_context(Loader(stores / "a.h5", **ALONE))
-        kinds = [
-            batches,
-            batches.dataset(),
-            batches.dataset().sampler,
-            stack.enter_context(FollowingLoader(stores / "a.h5", **ALONE)),
-            stack.enter_context(Loader(stores / "stream.h5", batch_size=2, seq_len=5, **ALONE)),
-            stack.enter_context(DocumentLoader(stores / "stream.h5", collate="pad", batch_size=1, **ALONE)),
-            stack.enter_context(BatchNativeLoader(stores / "b.batch")),
-            stack.enter_context(MixedLoader({"a": stores / "a.h5"}, {"a": 1}, **ALONE)),
-            stack.enter_context(contextlib.closing(DatasetLoader(2, 5, 0, 1, tmp_path / "tokens.npy"))),
-        ]
-        yield kinds
-
-
-@pytest.mark.parametrize("state", NO_STATES)
-def test_what_is_no_dict_is_refused(state, loaders):
-    for loader in loaders:
-        with pytest.raises(StateError, match="expected a dict"):
-            loader.load_state_dict(state)
-    with pytest.raises(StateError, match="expected a dict"):
-        loaders[0].load_state_dict(state, force=True)
-
-
-def test_an_unknown_or_missing_field_is_named(loaders):
-    for loader in loaders:
-        state = loader.state_dict()
-        loader.load_state_dict(json.loads(json.dumps(state)))
-        with pytest.raises(StateError, match="'surprise'"):
-            loader.load_state_dict({**state, "surprise": 1})
-        for name in state:
-            with pytest.raises(StateError, match=f"'{name}'"):
-                loader.load_state_dict({key: value for key, value in state.items() if key != name})
-
-
-def test_a_number_of_another_type_is_named(loaders):
-    for loader in loaders:
-        state = loader.state_dict()
-        for name in [name for name, value in state.items() if type(value) is int]:
-            for value in (float(state[name]), bool(state[name]), str(state[name]), [state[name]], 10**40, -1):
-                with pytest.raises(StateError, match=name):
-                    loader.load_state_dict({**state, name: value})
-
-
 # --- positions -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("position", [RECORDS + 1, 10**6, 2**63, 2**64, 10**40, pytest.param(10**5000, id="long")])
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 def test_a_position_behind_the_epoch_is_refused(shuffle, position, stores):
@@ -231,8 +173,6 @@ def test_a_batch_size_that_changes_after_a_state_was_loaded_keeps_its_position(t
 
 
 # --- any damage ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("source", ["a.h5", "b.batch", "stream.h5"])
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @examples(40)
@@ -339,8 +279,6 @@ def test_segments_that_contradict_each_other_are_refused(stores):
 
 
 # --- documents -------------------------------------------------------------------------------------------------
-
-
 @examples(100)
 @given(data=st.data())
 def test_a_document_loader_refuses_a_state_or_resumes_exactly(tmp_path_factory, data):
@@ -356,7 +294,6 @@ def test_a_document_loader_refuses_a_state_or_resumes_exactly(tmp_path_factory, 
 
 
 # --- text ------------------------------------------------------------------------------------------------------
-
 #: Documents of each row group of the training split.
 TEXTS = [["one", "two words", "three"], ["4"], ["five five five", "six"]]
 

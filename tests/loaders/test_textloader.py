@@ -103,21 +103,6 @@ def test_targets_are_the_next_tokens_and_none_is_lost(folder, texts):
             np.testing.assert_array_equal(y.numpy().ravel(), expected[start + 1 : stop + 1])
 
 
-def test_ranks_share_all_row_groups(folder, texts):
-    """An epoch of three ranks holds each document once."""
-    whole = sorted(bytes(part).decode() for part in documents_of(reference(texts, 0, 1, epochs=1)))
-    ranks = [reference(texts, rank, 3, epochs=1) for rank in range(3)]
-    found = []
-    for rank, expected in enumerate(ranks):
-        tokens = take(make(folder, rank, 3, batch_size=1, seq_len=1), len(expected)).ravel()
-        found += [bytes(part).decode() for part in documents_of(tokens)]
-    assert sorted(found) == whole
-
-
-def documents_of(tokens):
-    return [part[1:].astype(np.uint8) for part in np.split(tokens, np.flatnonzero(tokens == 256)) if len(part)]
-
-
 @given(piece=st.integers(1, 200), batch_size=st.integers(1, 5), seq_len=st.integers(1, 40), prefetch=st.integers(1, 5))
 def test_batches_depend_on_nothing_but_the_text(folder, texts, piece, batch_size, seq_len, prefetch):
     """Not on how documents are grouped for the tokenizer, nor on how far ahead it is."""
@@ -245,15 +230,12 @@ class OtherTokenizer(ByteTokenizer):
         self.digest = "0" * 64
 
 
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        ({"rank": 0, "world_size": 3}, "state has world_size 2, this loader 3; each rank has its own row groups"),
-        ({"rank": 1, "world_size": 2}, "state has rank 0, this loader 1; each rank saves"),
-        ({"split": "val"}, "state has fingerprint"),
-        ({"tokenizer": OtherTokenizer()}, r"state has tokenizer .*, this loader '0+'; the same text"),
-    ],
-)
+@pytest.mark.parametrize(("other", "message"), [
+    ({"rank": 0, "world_size": 3}, "state has world_size 2, this loader 3; each rank has its own row groups"),
+    ({"rank": 1, "world_size": 2}, "state has rank 0, this loader 1; each rank saves"),
+    ({"split": "val"}, "state has fingerprint"),
+    ({"tokenizer": OtherTokenizer()}, r"state has tokenizer .*, this loader '0+'; the same text"),
+])  # fmt: skip
 def test_the_state_of_another_share_or_tokenizer_is_refused(folder, other, message):
     with make(folder, 0, 2) as loader:
         state = loader.state_dict()
@@ -263,15 +245,11 @@ def test_the_state_of_another_share_or_tokenizer_is_refused(folder, other, messa
         assert loader.get_batch() is not None
 
 
-@pytest.mark.parametrize(
-    ("name", "groups", "same_size"),
-    [
-        ("aa.parquet", [["new"]], False),
-        ("a.parquet", [["t" * 99] * n for n in (3, 1, 2)], False),
-        ("a.parquet", [["text"], ["text"] * 3], True),
-    ],
-    ids=["more", "larger", "other row groups"],
-)
+@pytest.mark.parametrize(("name", "groups", "same_size"), [
+    ("aa.parquet", [["new"]], False),
+    ("a.parquet", [["t" * 99] * n for n in (3, 1, 2)], False),
+    ("a.parquet", [["text"], ["text"] * 3], True),
+], ids=["more", "larger", "other row groups"])  # fmt: skip
 def test_the_state_of_other_files_is_refused(tmp_path, name, groups, same_size):
     first = tmp_path / "a.parquet"
     write_parquet(first, [["text"] * 3, ["text"]])
@@ -285,25 +263,14 @@ def test_the_state_of_other_files_is_refused(tmp_path, name, groups, same_size):
         loader.load_state_dict(state)
 
 
-@pytest.mark.parametrize(
-    "change", [{"row_group": 1}, {"row_group": 99}, {"token": -1}, {"epoch": None}, {"document": 1.0}, {"epoch": True}]
-)
-def test_a_malformed_state_is_refused(folder, change):
-    with make(folder, 0, 2) as loader, pytest.raises(StateError, match=f"expected {next(iter(change))} "):
-        loader.load_state_dict({**loader.state_dict(), **change})
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        *(({name: 0}, ArgumentError, f"{name} must be .*at least 1, found 0")
-          for name in ("batch_size", "seq_len", "num_threads", "prefetch")),
-        ({"split": "test"}, ArgumentError, "split must be one of train, val"),
-        ({"split": "val", "world_size": 4}, ArgumentError, "split 'val' has 3 row groups for 4 ranks"),
-        ({"text_column": "body"}, ConvertError, r"a\.parquet: no column 'body'.*id, text"),
-        ({"device": "mps"}, ArgumentError, "must be a CUDA device or the CPU, found mps"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "error", "message"), [
+    *(({name: 0}, ArgumentError, f"{name} must be .*at least 1, found 0")
+      for name in ("batch_size", "seq_len", "num_threads", "prefetch")),
+    ({"split": "test"}, ArgumentError, "split must be one of train, val"),
+    ({"split": "val", "world_size": 4}, ArgumentError, "split 'val' has 3 row groups for 4 ranks"),
+    ({"text_column": "body"}, ConvertError, r"a\.parquet: no column 'body'.*id, text"),
+    ({"device": "mps"}, ArgumentError, "must be a CUDA device or the CPU, found mps"),
+])  # fmt: skip
 def test_what_cannot_work_is_refused_at_once(folder, tmp_path, options, error, message):
     with pytest.raises(error, match=message):
         make(folder, **options)
@@ -400,24 +367,6 @@ def test_a_process_that_never_closes_ends_quietly(last, folder):
     )
     done = subprocess.run([sys.executable, "-c", code, folder], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "torch.Size([2, 7])\n", "")
-
-
-def test_on_the_way_to_a_device(folder, texts, monkeypatch):
-    """Without a device: a thread pins, and the consumer moves."""
-
-    def pinned(tensor):
-        assert threading.current_thread() is not threading.main_thread()
-        return tensor + 1
-
-    def moved(tensor, device):
-        assert threading.current_thread() is threading.main_thread()
-        return tensor - 1
-
-    monkeypatch.setattr(module, "cuda_device", lambda device: torch.device(device))
-    monkeypatch.setattr("zb_hdf5.loaders.steps.pinned", pinned)
-    monkeypatch.setattr("zb_hdf5.loaders.steps.moved", moved)
-    found = take(make(folder, device="cuda"), 20)
-    np.testing.assert_array_equal(found.ravel(), reference(texts, 0, 1)[: found.size])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

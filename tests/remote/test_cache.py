@@ -15,10 +15,11 @@ from functools import partial
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commandline import report_of, run_zb, succeed
 from contents import batches_of, write_batches, write_stream
 from contract import check_reader, random_tokens
 from damage import flip
+from processes import forked
 from torch.utils.data import DataLoader
 
 from zb_hdf5 import ArgumentError, ChecksumError, Loader, MixedLoader, open_reader, open_writer
@@ -105,8 +106,6 @@ def check_all(reader, times=1):
 
 
 # --- what is fetched -------------------------------------------------------------------------------------------
-
-
 def test_each_batch_is_fetched_once_whatever_reads_it(store, folder):
     reader, source = counted(store, folder)
     with reader:
@@ -212,8 +211,6 @@ def test_a_batch_that_a_running_process_has_missed_is_found_when_another_one_bri
 
 
 # --- columns ---------------------------------------------------------------------------------------------------
-
-
 FIELDS = {"mask": "u1", "weight": np.dtype([("a", "<f4"), ("b", "<i8")])}
 
 
@@ -282,8 +279,6 @@ def test_files_that_only_a_sample_identifies_are_told_apart(tmp_path, folder, wr
 
 
 # --- what was compared -----------------------------------------------------------------------------------------
-
-
 def flip_tokens(path, stored):
     """Flip a bit of a token that is stored as these bytes; return a function that restores the file."""
     data = path.read_bytes()
@@ -367,8 +362,6 @@ def test_flipped_bits_of_the_cache_are_never_seen_by_a_reader_that_compares(veri
 
 
 # --- objects ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["store", "lone.h5", "lone.batch"])
 def test_objects_are_asked_for_once(name, web, tokens, write_store, write_file, folder):
     place, proxy = web
@@ -409,27 +402,20 @@ def test_a_loader_reads_what_is_in_the_cache_without_threads(served, write_store
 def test_a_store_behind_a_url_is_staged_and_diagnosed(served, write_store, tokens, folder):
     place, url = served
     write_store(place / "store", tokens, (2,))
-    done = CliRunner().invoke(zb, ["stage", f"{url}/store", str(folder), "--json", "--quiet"])
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["copied"] == len(tokens)
+    assert report_of(zb, "stage", f"{url}/store", folder, "--quiet")["copied"] == len(tokens)
     (place / "store" / "shard-00000.h5").unlink()
     with open_reader(f"{url}/store", cache=folder) as reader:
         np.testing.assert_array_equal(np.stack([reader.read_batch_torch(k).numpy() for k in range(2)]), tokens[:2])
-    done = CliRunner().invoke(zb, ["doctor", f"{url}/store"])
-    assert done.exit_code == 1
-    assert "shard-00000.h5: no such object" in done.stderr or "no such object" in done.output
+    done = run_zb("doctor", f"{url}/store")
+    assert (done.exit_code, "no such object" in done.output) == (1, True)
     write_store(place / "other", tokens, (2,))
-    done = CliRunner().invoke(zb, ["doctor", f"{url}/other", "--json"])
-    assert done.exit_code == 0, done.output
-    found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
+    found = {finding["name"]: finding for finding in report_of(zb, "doctor", f"{url}/other")["findings"]}
     assert found["reads"]["state"] == "ok"
     assert found["reads"]["text"].endswith(f"over {len(tokens)} shuffled batches")
     assert found["use"]["text"] == f"Loader('{url}/other')"
 
 
 # --- processes -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_of_a_data_loader_share_it(method, store, folder):
     with Loader(store, cache=folder, shuffle="records", **ONE_RANK) as loader:
@@ -446,11 +432,8 @@ def test_a_fork_while_a_thread_fetches_does_not_wait_for_it(store, folder):
         fetching = pool.submit(reader.read_batch_torch, 7)
         while not source.whole:
             time.sleep(0.001)
-        child = os.fork()
-        if child == 0:
-            signal.alarm(20)
-            os._exit(0 if np.array_equal(reader.read_batch_torch(7).numpy(), BATCHES[7]) else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        with forked(lambda: signal.alarm(20) == 0 and np.array_equal(reader.read_batch_torch(7).numpy(), BATCHES[7])):
+            pass
         np.testing.assert_array_equal(fetching.result().numpy(), BATCHES[7])
 
 
@@ -491,8 +474,6 @@ def test_a_kill_at_any_moment_costs_no_more_than_what_was_under_way(store, folde
 
 
 # --- damage ----------------------------------------------------------------------------------------------------
-
-
 DAMAGE = {
     "a bit of the data": lambda data, marks: flip(data, 5 * BATCHES[0].nbytes + 777),
     "a bit of a crc32": lambda data, marks: flip(marks, 5 * 8 + 2),
@@ -543,8 +524,6 @@ def test_a_folder_that_is_removed_under_a_reader_does_not_disturb_it(store, fold
 
 
 # --- disks -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.filterwarnings("ignore:.*the cache is full")
 def test_a_full_disk_ends_the_filling_and_nothing_else(store, mount_disk):
     disk = mount_disk(400)
@@ -574,8 +553,6 @@ def test_a_folder_that_cannot_be_written_is_one_error_at_the_beginning(store, mo
 
 
 # --- room ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.filterwarnings("ignore:.*the cache is full")
 def test_it_fills_up_to_its_size_and_then_stops(store, folder):
     limit = 20 * BATCHES[0].nbytes
@@ -617,19 +594,17 @@ def test_a_full_cache_names_what_fills_it_once_and_is_freed_by_a_command(store, 
     assert re.search(rf"cache is full.*KiB of {other}", message)
     (folder / "mine").write_text("keep")
     (folder / "zb-cache-notes").mkdir()
-    listed = json.loads(CliRunner().invoke(zb, ["cache", "ls", str(folder), "--json"]).stdout)
+    listed = report_of(zb, "cache", "ls", folder)
     assert {each["store"] for each in listed["stores"]} == {str(store), str(other)}
-    done = CliRunner().invoke(zb, ["cache", "rm", str(folder), "--store", str(other)])
-    assert (done.exit_code, len(list(folder.iterdir()))) == (0, 3), done.output
+    succeed(zb, "cache", "rm", folder, "--store", other)
+    assert len(list(folder.iterdir())) == 3
     with open_reader(store, cache=folder) as reader:
-        assert CliRunner().invoke(zb, ["cache", "rm", str(folder)]).stdout.startswith("removed  1 store, ")
+        assert run_zb("cache", "rm", folder).stdout.startswith("removed  1 store, ")
         check_all(reader)
     assert sorted(path.name for path in folder.iterdir()) == ["mine", "zb-cache-notes"]
 
 
 # --- arguments -------------------------------------------------------------------------------------------------
-
-
 def test_sizes_are_numbers_or_texts(store, tmp_path):
     folder = tmp_path / "cache"
     assert Cache.of(folder, "2GiB").max_bytes == 2**31

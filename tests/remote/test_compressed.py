@@ -6,7 +6,6 @@ import pytest
 from contents import batches_of, write_stream
 
 from zb_hdf5 import BackendError, Loader, open_reader, verify_store
-from zb_hdf5.commands.info import describe
 from zb_hdf5.store.streams import index_streams
 
 TOKENS = np.random.default_rng(4).choice(np.arange(0, 60_000, 1500), (30, 8, 64)).astype("<u2")
@@ -46,11 +45,3 @@ def test_lone_files_and_streams_are_read(served, write_file):
         with open_reader(f"{url}/{name}", batch_size=3, seq_len=50) as reader:
             found = np.concatenate(list(reader)).reshape(-1)
             np.testing.assert_array_equal(found, flat[: len(found)])
-
-
-@pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_info_names_the_access_of_objects(codec, served, write_store):
-    folder, url = served
-    write_store(folder / "z", TOKENS, (7, 20), codec=codec)
-    for name in ("z", "z/shard-00000.h5"):
-        assert describe(f"{url}/{name}")["access"] == "remote"

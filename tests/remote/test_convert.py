@@ -1,10 +1,10 @@
 """Conversions from and to buckets, and the commands that look at them."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commandline import report_of, succeed
 from commandline import run_zb as run
 from contents import batches_of, write_batches
 from contract import random_tokens
@@ -20,6 +20,7 @@ from zb_hdf5 import (
     open_reader,
     verify_store,
 )
+from zb_hdf5.commands.zb import zb
 
 TOKENS = random_tokens(9, 3, 32)
 
@@ -34,16 +35,14 @@ def local(tmp_path, write_store, monkeypatch):
 
 def test_a_store_goes_to_a_bucket_and_comes_back(s3, local, tmp_path):
     url = "s3://bucket/stores/train-h5"
-    result = run("convert", "hdf5-to-batch", local, url, "--shards", "3", "--json")
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["path"] == url
+    assert report_of(zb, "convert", "hdf5-to-batch", local, url, "--shards", 3)["path"] == url
     names = [name for method, name, _ in s3.requests if method in ("PUT", "POST")]
     assert names[-1] == "shards.json"
     assert len({name for name in names if name.endswith(".batch")}) == 3
     assert not list(Path.cwd().iterdir())
     np.testing.assert_array_equal(batches_of(url), TOKENS)
     assert run("verify", url).exit_code == 0
-    described = json.loads(run("info", url, "--json").stdout)
+    described = report_of(zb, "info", url)
     assert (described["path"], described["num_batches"], described["file_system"]) == (url, 9, "objects")
     assert "remote" in run("info", url).stdout
     report = convert(url, "hdf5", tmp_path / "back", dtype="uint32")
@@ -56,7 +55,7 @@ def test_a_store_behind_http_is_converted_looked_at_and_verified(web, local, tmp
     folder, proxy = web
     write_store(folder / "store", TOKENS, (4,))
     url = f"{proxy.url}/store"
-    assert run("convert", "hdf5-to-npy", url, tmp_path / "records.npy").exit_code == 0
+    succeed(zb, "convert", "hdf5-to-npy", url, tmp_path / "records.npy")
     np.testing.assert_array_equal(np.load(tmp_path / "records.npy").reshape(TOKENS.shape), TOKENS)
     assert "2 of 2 files" in run("verify", url).stdout
     assert url in run("info", f"{url}/shard-00000.h5").stdout
@@ -86,17 +85,14 @@ def test_nothing_is_overwritten_and_force_makes_new_objects(s3, local, tmp_path,
 def test_a_codec_compresses_what_is_uploaded(s3, local):
     url = "s3://bucket/small"
     convert(local, "hdf5", url)  # of the same tokens: its objects are other ones
-    result = run("convert", "hdf5-to-hdf5", local, url, "--codec", "gzip:3", "--force")
-    assert result.exit_code == 0, result.output
+    succeed(zb, "convert", "hdf5-to-hdf5", local, url, "--codec", "gzip:3", "--force")
     assert {shard.compressed and shard.compressed.codec for shard in ShardIndex.load(url).shards} == {"gzip:3"}
     np.testing.assert_array_equal(batches_of(url), TOKENS)
 
 
 def test_a_dry_run_says_what_would_be_uploaded(s3, local):
     url = "s3://bucket/store"
-    result = run("convert", "hdf5-to-batch", local, url, "--dry-run", "--json")
-    assert result.exit_code == 0, result.output
-    planned = json.loads(result.stdout)
+    planned = report_of(zb, "convert", "hdf5-to-batch", local, url, "--dry-run")
     assert (planned["path"], planned["num_shards"]) == (url, 2)
     assert planned["free"]["bytes"] > 0  # of the folder from which it is uploaded
     assert not list(Path.cwd().iterdir())

@@ -58,21 +58,15 @@ def test_batches_bring_all_that_lies_beside_them(batches, shape, shuffle):
         assert_same(loader, expected)
 
 
-def test_the_document_table_is_read(batches):
-    local, url = batches
-    with open_reader(url) as reader, open_reader(local) as expected:
-        assert len(reader.documents) == len(LENGTHS)
-        for number in range(len(LENGTHS)):
-            assert reader.documents.document(number) == expected.documents.document(number)
-
-
 def test_a_conversion_keeps_the_documents(batches, tmp_path):
     local, url = batches
     convert(url, "hdf5", tmp_path / "copy")
-    with open_reader(tmp_path / "copy") as copy, open_reader(local) as expected:
-        assert copy.documents.token_count == expected.documents.token_count
+    with open_reader(tmp_path / "copy") as copy, open_reader(url) as far, open_reader(local) as expected:
+        assert len(far.documents) == len(LENGTHS)
         for number in range(len(LENGTHS)):
-            assert copy.documents.document(number) == expected.documents.document(number)
+            document = expected.documents.document(number)
+            assert copy.documents.document(number) == far.documents.document(number) == document
+        assert copy.documents.token_count == expected.documents.token_count
         rows = np.arange(expected.num_records)
         np.testing.assert_array_equal(copy.read_pieces(rows).offsets, expected.read_pieces(rows).offsets)
 

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from commandline import run_zb
 from contents import files_in
 
 from zb_hdf5 import ArgumentError, ChecksumError, FormatError, UnavailableError
@@ -130,8 +130,6 @@ def only_problem(reports):
 
 
 # --- what works ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("workers", [1, 3])
 def test_all_files_arrive(server, fetch, tmp_path, workers):
     reports = fetch(4, workers=workers)
@@ -183,8 +181,6 @@ def test_progress_counts_bytes_and_expects_all_files_to_be_alike(fetch):
 
 
 # --- what is tried again ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("status", [500, 503, 429, 408])
 def test_passing_failures_are_tried_again(server, status, arrives):
     server.faults[NAMES[0]] = [(status,)] * 4
@@ -236,8 +232,6 @@ def test_what_arrived_is_kept_for_the_next_run(server, fetch, tmp_path, arrives)
 
 
 # --- versions --------------------------------------------------------------------------------------------------
-
-
 def change(server):
     """A fault that changes the file before it is served."""
 
@@ -301,8 +295,6 @@ def test_a_partial_of_unknown_origin_is_not_kept(tmp_path, arrives):
 
 
 # --- digests ---------------------------------------------------------------------------------------------------
-
-
 def digests_of(files):
     return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
 
@@ -334,8 +326,6 @@ def test_digest_lists(tmp_path):
 
 
 # --- what is refused -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("template", "message"), [
     ("http://host/shard.parquet", "names must differ"), ("http://host/{:05d}/shard.parquet", "names must differ"),
     ("http://host/{:05d}/", "ends in a file name"), ("http://host/{:05d}/%2e%2e", "ends in a file name"),
@@ -390,26 +380,24 @@ def test_a_full_disk_is_no_failure_of_the_server(server, fetch, mount_disk):
 
 
 # --- the command -----------------------------------------------------------------------------------------------
-
-
-def run_zb(*arguments):
-    return CliRunner().invoke(zb, ["fetch", *map(str, arguments)])
+def fetch_zb(*arguments):
+    return run_zb("fetch", *arguments)
 
 
 def test_the_example_of_the_help_runs_as_printed_but_for_its_server(server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     [line] = re.findall(r"Example: zb fetch (.*)", zb.commands["fetch"].help)
     server.files = {f"shard_{number:05d}.parquet": b"some" for number in range(10)}
-    done = run_zb(*shlex.split(line.replace("https://example.org", server.url.rpartition("/data")[0])))
+    done = fetch_zb(*shlex.split(line.replace("https://example.org", server.url.rpartition("/data")[0])))
     assert done.exit_code == 0, done.output
     assert files_in(tmp_path / "text") == server.files
 
 
 def test_command(server, tmp_path):
-    done = run_zb(server.url, "-n", 2, "-w", 2, "-o", tmp_path / "out")
+    done = fetch_zb(server.url, "-n", 2, "-w", 2, "-o", tmp_path / "out")
     assert done.exit_code == 0
     assert done.stdout == "fetched  2 of 2 files, 195.3 KiB; 0 were there already\n"
-    done = run_zb(server.url, "-n", 5, "-o", tmp_path / "out", "--json")
+    done = fetch_zb(server.url, "-n", 5, "-o", tmp_path / "out", "--json")
     assert done.exit_code == 5
     report = json.loads(done.stdout)
     assert [file["fetched"] for file in report["files"]] == [False, False, True, True, False]
@@ -421,7 +409,7 @@ def test_command_with_digests(server, tmp_path):
     good = digests_of(server.files)
     (tmp_path / "list").write_text("".join(f"{digest} *{name}\n" for name, digest in good.items()))
     server.files[NAMES[1]] = b"other"
-    done = run_zb(server.url, "-n", 2, "--sha256-file", tmp_path / "list", "-o", tmp_path / "out", "--quiet")
+    done = fetch_zb(server.url, "-n", 2, "--sha256-file", tmp_path / "list", "-o", tmp_path / "out", "--quiet")
     assert (done.exit_code, done.stdout, done.stderr) == (3, "", "")
     assert files_in(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
 
@@ -442,6 +430,6 @@ def test_a_killed_run_goes_on(server, tmp_path):
         assert run.wait(20) == 143
     assert set(files_in(tmp_path / "out")) == {partial.name, partial.name + ".version"}
     asked = len(server.requests)
-    assert run_zb(server.url, "-n", 1, "-o", tmp_path / "out").exit_code == 0
+    assert fetch_zb(server.url, "-n", 1, "-o", tmp_path / "out").exit_code == 0
     assert files_in(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
     assert all(span != "bytes=0-9999" for _, span, _ in server.requests[asked:])

@@ -9,7 +9,6 @@ from contract import check_loader, random_tokens
 from torch.utils.data import DataLoader
 
 from zb_hdf5 import Loader
-from zb_hdf5.files.objects import IN_FLIGHT
 
 
 @pytest.fixture
@@ -77,16 +76,6 @@ def test_many_reads_are_under_way_and_no_more_than_are_wanted(store):
     with Loader(url, prefetch=4, shuffle="sequential") as loader:
         assert sum(1 for _ in loader) == 40
     assert proxy.most_under_way <= 4 + 1
-
-
-@pytest.mark.parametrize(("batch_bytes", "shuffle"), [(64 << 10, "global"), (1 << 20, "global"), (4 << 10, "records")])
-def test_the_default_fills_the_line_with_bounded_memory(served, write_store, batch_bytes, shuffle):
-    folder, url = served
-    write_store(folder / "store", random_tokens(4, 8, batch_bytes // 32), (2,))
-    with Loader(f"{url}/store", shuffle=shuffle) as loader:
-        depth, threads = loader.steps.depth(loader.plan)
-    most_bytes, most_reads = IN_FLIGHT
-    assert depth == threads == min(most_bytes // batch_bytes, most_reads // (8 if shuffle == "records" else 1))
 
 
 def test_an_error_is_raised_at_its_batch(store):

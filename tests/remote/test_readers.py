@@ -1,6 +1,5 @@
 """Readers of objects: the same contract as any reader, few requests, and one object only."""
 
-import gc
 import os
 import pickle
 import shutil
@@ -19,7 +18,6 @@ from zb_hdf5 import (
     FormatError,
     IncompleteError,
     Loader,
-    MmapTokenStore,
     UnavailableError,
     open_reader,
     open_writer,
@@ -28,7 +26,6 @@ from zb_hdf5 import (
 from zb_hdf5.commands.statistics import measure
 from zb_hdf5.files.objects import BLOCK_BYTES, PART_BYTES, RemoteObject
 from zb_hdf5.files.paths import any_path, open_file
-from zb_hdf5.files.tokens import FileTokens
 
 
 def write_documents(folder, tokens, shards=2):
@@ -211,28 +208,6 @@ def test_a_store_that_grows_is_refused(web, tokens):
         with pytest.raises(IncompleteError, match="is still written"):
             open_reader(f"{proxy.url}/store")
     shutil.rmtree(folder / "store")
-
-
-def test_a_batch_that_proved_a_shard_is_not_kept(served, write_store, tokens):
-    folder, url = served
-    write_store(folder / "store", tokens, (2, 5))
-    stream = np.arange(2000, dtype=np.uint16)
-    write_documents(folder / "stream", stream)
-    with open_reader(f"{url}/store") as reader:
-        out = np.empty((2, tokens.shape[2]), reader.dtype)
-        reader.read_records_into(np.array([0, reader.num_records - 1]), out)
-        np.testing.assert_array_equal(out, tokens.reshape(-1, tokens.shape[2])[[0, -1]])
-        assert remembered() == []
-    with MmapTokenStore(f"{url}/stream") as store:
-        np.testing.assert_array_equal(store.get_slice(0, len(stream)), stream)
-        assert remembered() == []
-
-
-def remembered():
-    """Return the batches that sources keep for a later read."""
-    sources = [one for one in gc.get_objects() if type(one) is FileTokens and one.access == "remote"]
-    assert sources
-    return [source for source in sources if source._read_before is not None]
 
 
 def test_after_an_error_nothing_is_written_to_the_arrays_of_the_caller(web):

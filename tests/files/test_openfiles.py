@@ -13,6 +13,7 @@ from processes import forked, python
 import zb_hdf5.files.paths
 import zb_hdf5.formats.npy
 from zb_hdf5 import open_reader
+from zb_hdf5.errors import BatchIndexError
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.formats.npy import read_npy_header
 

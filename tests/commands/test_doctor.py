@@ -8,7 +8,6 @@ import pytest
 from commandline import run_zb
 
 from zb_hdf5 import UnavailableError, open_writer
-from zb_hdf5.formats.hdf5 import file
 
 
 def doctor(path, code=0):
@@ -55,5 +54,5 @@ def test_a_missing_filter_is_a_problem(tmp_path, tokens, write_file, gzip_copy, 
     def refuse(codec, what):
         raise UnavailableError(f"{what}: {codec}")
 
-    monkeypatch.setattr(file, "require_codec", refuse)
+    monkeypatch.setattr("zb_hdf5.formats.hdf5.file.require_codec", refuse)
     assert doctor(path, 5)["filters"]["state"] == "problem"

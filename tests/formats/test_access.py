@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from contract import random_tokens
 
 from zb_hdf5 import ArgumentError, IncompleteError, Loader, MmapTokenStore, open_reader
@@ -82,12 +81,6 @@ def test_a_lone_file_is_mapped_for_what_is_converted_only_where_its_crc32_rows_a
         np.testing.assert_array_equal(all_of(reader, CONVERSIONS[name]), expected)
         assert reader.fingerprint
         assert is_mapped(path) is (verify != "none")
-
-
-def test_pread_maps_nothing_for_an_epoch_of_int64(store, expected):
-    with Loader(store, access="pread", shuffle="sequential", rank=0, world_size=1) as loader:
-        np.testing.assert_array_equal(torch.stack(list(loader)).numpy(), expected)
-        assert not is_mapped(store)
 
 
 def test_auto_maps_nothing_for_the_fingerprint_of_a_lone_file(expected, tmp_path, write_file):

@@ -32,7 +32,6 @@ ACCESSES = {
 CASES = [(stored, access) for stored, accesses in ACCESSES.items() for access in accesses]
 SHAPES = {"padded": (5, 3, 10), "whole pages": (4, 4, 1024), "one token": (3, 1, 1)}
 BACKENDS_OF = {"batch store": ("batch",), "hdf5 store": ("hdf5",), "mixed store": ("batch", "hdf5")}
-CHECKED = [case for case in CASES if case[0] != "foreign hdf5"]
 each_case = pytest.mark.parametrize(("stored", "access"), CASES, ids=lambda value: value.replace(" ", "-"))
 
 
@@ -73,17 +72,6 @@ def test_reader_keeps_the_contract(stored, access, shape, dtype, tmp_path, make_
     assert reader.access == access
     check_reader(reader, expected)
     check_closing(reader, expected)
-
-
-@pytest.mark.parametrize("verify", ["batch", "store"])
-@pytest.mark.parametrize(("stored", "access"), CHECKED, ids=lambda value: value.replace(" ", "-"))
-@pytest.mark.thin
-def test_verifying_reader_keeps_the_contract(stored, access, verify, tokens, tmp_path, make_stored):
-    if stored == "batch":
-        stored = "batch store"  # a lone .batch has no crc32 to verify with
-    reader = open_stored(stored, make_stored(stored, tmp_path, tokens), access, verify)
-    check_reader(reader, tokens)
-    check_closing(reader, tokens)
 
 
 @each_case

@@ -16,7 +16,6 @@ from processes import python
 
 from zb_hdf5 import (
     ArgumentError,
-    BackendError,
     ChecksumError,
     FormatError,
     HDF5ShardWriter,
@@ -85,11 +84,6 @@ def test_hdf5_tools_read_it_and_a_table_of_another_file_is_not_believed(tokens, 
     with open_reader(plain) as reader:
         assert (reader.access, reader.meta.codec) == ("auto", NO_CODEC)
         np.testing.assert_array_equal(np.stack(list(reader)), tokens)
-
-
-def test_a_mapping_is_refused_and_the_others_are_named(packed):
-    with pytest.raises(BackendError, match="plain extents, but it is compressed; use access='pread', 'h5py' or 'auto'"):
-        open_reader(packed[0], access="mmap")
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -463,8 +463,9 @@ def test_a_backend_that_was_named_is_never_replaced(backend, tmp_path):
     folder = write_npy(tmp_path / "folder", [TOKENS])
     with pytest.raises(BackendError, match="found a 'npy' stream"):
         open_reader(folder, backend=backend, batch_size=2, seq_len=8)
-    with pytest.raises(UnverifiableError, match="hold no digests"):
-        open_reader(folder, batch_size=2, seq_len=8, verify="store")
+    for verify, message in (("store", "hold no digests"), ("batch", r"\.npy files have none")):
+        with pytest.raises(UnverifiableError, match=message):
+            open_reader(folder, batch_size=2, seq_len=8, verify=verify)
 
 
 # --- the loaders of the seeds ----------------------------------------------------------------------------------

@@ -351,11 +351,15 @@ class ClosedTokens(Wrapper):
 
     def __init__(self, tokens: Tokens) -> None:
         self._wrap(tokens)
+        del self.tokens  # and with them their mapping and its file
 
     def _refuse(self, *_: object) -> Any:
         raise ClosedError(f"{self.name}: this reader was closed")
 
     read = gather = view = ready = will_need = _refuse  # type: ignore[assignment]
+
+    def close(self) -> None:
+        pass
 
 
 class Converted(Wrapper):

@@ -412,21 +412,11 @@ def token_limit(dtype: np.dtype[Any], vocab_size: int) -> int:
 
 
 def find_bad_token(tokens: TokenArray, limit: int) -> int | None:
-    """Return the flat index of the first token below 0 or above `limit`, or None.
-
-    Types that cannot hold a bad value are not scanned.
-    """
-    if tokens.size == 0:
-        return None
-    bounds = np.iinfo(tokens.dtype)
-    too_low = bounds.min < 0 and int(tokens.min()) < 0
-    too_high = bounds.max > limit and int(tokens.max()) > limit
-    if not (too_low or too_high):
-        return None
-    bad = tokens > limit
-    if bounds.min < 0:
-        bad |= tokens < 0
-    return int(bad.reshape(-1).argmax())
+    """Return the flat index of the first token below 0 or above `limit`, or None."""
+    bounds = np.iinfo(tokens.dtype)  # types that cannot hold a bad value are not scanned
+    too_low = bounds.min < 0 and int(tokens.min(initial=0)) < 0
+    too_high = bounds.max > limit and int(tokens.max(initial=0)) > limit
+    return int(((tokens < 0) | (tokens > limit)).reshape(-1).argmax()) if too_low or too_high else None
 
 
 def require_integers(tokens: TokenArray, what: object) -> None:
@@ -441,14 +431,7 @@ def signed(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def as_stored(tokens: TokenArray, meta: StoreMeta, what: object) -> TokenArray:
-    """Return `tokens` as a C-contiguous array of the stored dtype, checked against its range and the vocabulary.
-
-    Raises
-    ------
-    ConvertError
-        If the dtype is not an integer or an id is negative, too large for the stored dtype, or at or above
-        `vocab_size`; the message names the flat index and the value.
-    """
+    """Return `tokens` C-contiguous, of the stored dtype; `ConvertError` names the first id out of its range."""
     require_integers(tokens, what)
     limit = token_limit(meta.dtype, meta.vocab_size)
     bad = find_bad_token(tokens, limit)

@@ -178,21 +178,12 @@ class BatchWriter(Writer):
 
 
 class TokenWriter(Writer):
-    """Publishes one file of tokens: `x.partial` until `finish`, then `x`. The base of the writers of all formats.
+    """Publishes one file of tokens: `x.partial` until `finish`, then `x`. The base of the writers of all formats."""
 
-    Parameters
-    ----------
-    overwrite
-        Replace an existing file (at the end, by rename); otherwise it is an error.
-    durable
-        Also flush to disk at each commit, so that committed batches outlive a power loss.
-    known_sha256
-        For exact copies: the digest that the original has stored. The caller compares `crc32()` with the original's.
-    origin
-        "source" (JSON), "shuffle" and "split" of the tokens, as in `shards.json`, for a format that keeps them.
-    commit_bytes
-        Commit when at least so many bytes of tokens were written since, and at the end; 0: each call.
-    """
+    # overwrite: an existing file is replaced at the end, by rename; durable: each commit is flushed to disk;
+    # known_sha256: of exact copies, the digest of the original, whose crc32 rows the caller compares;
+    # origin: "source", "shuffle" and "split" as in `shards.json`, for a format that keeps them;
+    # commit_bytes: tokens that are committed together, 0: those of each call
 
     backend: ClassVar[str]
     max_token = 0
@@ -275,10 +266,7 @@ class TokenWriter(Writer):
 
 
 class FileWriter(TokenWriter, BatchWriter):
-    """Writes the batches of one file; `options` are those of `TokenWriter`. The base of the writers of all backends.
-
-    `expected_batches`, where known, are allocated together; more or fewer may follow.
-    """
+    """Writes the batches of one file; `expected_batches` are allocated together, and more or fewer may follow."""
 
     num_batches = 0
     token_count = 0

@@ -417,10 +417,7 @@ def _examined(reader: BatchReader, stored: npt.NDArray[np.uint32] | None) -> tup
 
 
 def _offsets_of(reader: HDF5StreamReader, is_bad: bool) -> tuple[npt.NDArray[np.int64], str]:
-    """Return the offsets of the documents, and the trouble with them.
-
-    Damaged ones are found again by the boundary tokens, if their crc32 proves it: nothing is guessed.
-    """
+    """Return the offsets of the documents, and the trouble with them; of damaged ones what their crc32 proves."""
     try:
         return reader.doc_offsets().astype(np.int64), ""
     except (FormatError, ChecksumError) as error:

@@ -366,10 +366,7 @@ def chunk_offsets(stored: h5py.Dataset) -> npt.NDArray[np.int64]:
 
 
 def chunk_table(stored: h5py.Dataset, num_chunks: int) -> npt.NDArray[np.int64]:
-    """Return byte offset, bytes and filter mask of the first chunks along the first axis, shape (N, 3); -1: no chunk.
-
-    Each bit of the mask is a filter that the chunk was not sent through.
-    """
+    """Return byte offset, bytes and skipped filters of the first chunks along the first axis, (N, 3); -1: no chunk."""
     found: list[tuple[int, int, int, int]] = []  # by one `chunk_iter`: single questions take the square of the time
 
     def record(chunk: Any) -> None:

@@ -196,13 +196,10 @@ def table_sha256(path: Path) -> str:
 
 
 class DocumentOffsets(Table):
-    """The column `offsets` of a file of tokens: the starts of its documents, and the end of the last. Not picklable.
+    """The column `offsets` of a file of tokens: the starts of its documents, and the end of the last. Not picklable."""
 
-    A mapped view takes no memory of the process: rows of a trillion tokens would take gigabytes in each of its ranks.
-    Compressed files of other tools, unfinished ones, objects and files on network file systems are read at once, and a
-    1-D `.npy` file or a stream of others is one document. Rows of a finished stream are compared with their crc32,
-    unless `verify` is "none".
-    """
+    # a mapped view takes no memory of the process: rows of a trillion tokens would take gigabytes in each of its ranks;
+    # a 1-D `.npy` file or a stream of others is one document; only rows of a finished stream have a crc32
 
     def __init__(self, path: Path, num_tokens: int, identity: Identity | None = None, verify: str = "auto") -> None:
         self._mapped: Tokens | None = None

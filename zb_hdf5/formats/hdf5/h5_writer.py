@@ -283,11 +283,8 @@ class HDF5Writer(TokenWriter):
     # --- allocation
 
     def _allocate(self, num_chunks: int, num_offsets: int) -> None:
-        """Extend all datasets, flush, and allocate the disk space of all metadata between the new chunks.
-
-        Tables and crc32 rows come first, so that they never part the run of the chunks.
-        """
-        if self._offsets is not None:
+        """Extend all datasets, flush, and allocate the disk space of all metadata between the new chunks."""
+        if self._offsets is not None:  # tables and crc32 rows come first: they never part the run of the chunks
             self._offsets.resize(num_offsets)
         for column in self._columns:
             column.crc32.resize(num_chunks)
@@ -346,10 +343,8 @@ class HDF5Writer(TokenWriter):
     # --- writes
 
     def _write_chunks(self, first: int, tokens: npt.NDArray[Any], fields: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Write whole chunks: through HDF5 if they are compressed or of a field, else all neighbours at once.
-
-        HDF5 would write them one by one, and hold the interpreter lock meanwhile; it keeps no sizes of plain chunks.
-        """
+        """Write whole chunks: through HDF5 if they are compressed or of a field, else all neighbours at once."""
+        # HDF5 would write them one by one, and hold the interpreter lock meanwhile; it keeps no sizes of plain chunks
         with self._hdf5():
             for name, values in fields.items():
                 self._fields[name].write(first, values)
@@ -362,10 +357,7 @@ class HDF5Writer(TokenWriter):
             write_fully(self._file.fd, tokens[start:stop], int(offsets[start]))
 
     def _commit_chunks(self, new: list[Digested], num_bytes: int, marker: dict[str, int | bytes]) -> None:
-        """Make the chunks written since the last call part of the file, now or with later ones: see `commit_bytes`.
-
-        `new` has the digests of each column, in their order; after a failure all is as it was.
-        """
+        """Make chunks, of these digests of each column, part of the file, now or with later ones: `commit_bytes`."""
         num_bytes += self._waiting_bytes
         new = new or [([], column.sha256) for column in self._columns]
         crc32s = [column.waiting + crc32 for column, (crc32, _) in zip(self._columns, new, strict=True)]
@@ -446,10 +438,7 @@ class HDF5Writer(TokenWriter):
 
 
 class HDF5BatchWriter(HDF5Writer, FileWriter):
-    """Writes a `.h5` batch store in SWMR mode: other processes may open `<path>.partial` and follow. See `FileWriter`.
-
-    After `write` returns, a kill of this process loses nothing of it (`durable=True`: nor does a power loss).
-    """
+    """Writes a `.h5` batch store in SWMR mode: other processes may follow `<path>.partial`. See `FileWriter`."""
 
     _attributes, _noun = BATCHES_ATTRIBUTES, "batches"
 

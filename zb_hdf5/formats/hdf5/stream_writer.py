@@ -1,8 +1,4 @@
-"""Writes the HDF5 token stream: whole chunks, committed in the order of the batch store's writer.
-
-Tokens are buffered up to a whole chunk; the marker `token_count` commits it. The last chunk is filled up with zeros,
-and `token_count` is the end of the stream.
-"""
+"""Writes the HDF5 token stream: whole chunks, which `token_count` commits; zeros fill up the last one."""
 
 from __future__ import annotations
 

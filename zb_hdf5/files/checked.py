@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import threading
 from abc import abstractmethod
-from array import array
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
@@ -104,7 +103,7 @@ class Crc32Rows:
 
     def __init__(self, num_rows: int, read: ReadRows | npt.NDArray[np.uint32]) -> None:
         self._num_rows, self._read = num_rows, read
-        self._blocks: dict[int, array[int]] | None = None
+        self._blocks: dict[int, memoryview] | None = None
         self._place: tuple[LocalFile, int] | None = None  # the file in which they are one array, and its offset
         self._view = read if isinstance(read, np.ndarray) else None
 
@@ -131,11 +130,12 @@ class Crc32Rows:
         if (view := self._view) is not None or (view := self.view) is not None:
             return int(view[number])
         block, row = divmod(number, CRC32_CHUNK_ROWS)
-        rows = (self._blocks or {}).get(block)
-        if rows is None:
+        kept = (self._blocks or {}).get(block)
+        if kept is None:
             start = block * CRC32_CHUNK_ROWS
-            rows = self._keep(block, self._rows(start, min(start + CRC32_CHUNK_ROWS, self._num_rows)))
-        return rows[row]
+            kept = self._rows(start, min(start + CRC32_CHUNK_ROWS, self._num_rows)).data
+            self._blocks = {**(self._blocks or {}), block: kept}  # what two threads lose is read again
+        return kept[row]
 
     def all(self, *others: Range) -> npt.NDArray[np.uint32]:
         """Return all rows, in as few reads as they allow, and keep them."""
@@ -143,20 +143,15 @@ class Crc32Rows:
         if self.view is not None and not others:
             return self.view
         rows = self._rows(0, self._num_rows, *others)
-        for block, start in enumerate(range(0, len(rows) if self.view is None else 0, CRC32_CHUNK_ROWS)):
-            self._keep(block, rows[start : start + CRC32_CHUNK_ROWS])
+        if self.view is None:
+            starts = range(0, len(rows), CRC32_CHUNK_ROWS)
+            self._blocks = {block: rows[k : k + CRC32_CHUNK_ROWS].data for block, k in enumerate(starts)}
         return rows
 
     def _rows(self, start: int, stop: int, *others: Range) -> npt.NDArray[np.uint32]:
         rows = np.empty(stop - start, "<u4")
         cast(ReadRows, self._read)(start, rows, *others)
         return rows
-
-    def _keep(self, block: int, rows: npt.NDArray[np.uint32]) -> array[int]:
-        kept = array("I", rows.astype("u4", copy=False).tobytes())
-        self._blocks = self._blocks or {}
-        self._blocks[block] = kept
-        return kept
 
     def __getstate__(self) -> tuple[Any, ...]:
         return self._num_rows, self._read

@@ -147,9 +147,7 @@ class Decoded(UnitTokens):
 
     # threads read in parallel: neither the lock of HDF5 nor that of the interpreter is held while a chunk is decoded
 
-    __slots__ = (
-        "_chunks", "_decode", "_local", "_noun", "dtype", "file", "identity", "name", "num_tokens", "unit", "wait",
-    )  # fmt: skip
+    __slots__ = ("_chunks", "_decode", "_noun", "dtype", "file", "identity", "name", "num_tokens", "unit", "wait")
     access = "pread"
     file: Ranges
 
@@ -158,14 +156,9 @@ class Decoded(UnitTokens):
     ) -> None:
         super().__init__()
         self.file, self._chunks, self._noun = file, chunks, noun
-        self.dtype, self.unit, self.num_tokens, self.name, self.identity = (
-            dtype,
-            unit,
-            num_tokens,
-            file.name,
-            file.identity,
-        )
+        self.dtype, self.unit, self.num_tokens = dtype, unit, num_tokens
         require_codec(chunks.codec, file.name)
+        self.name, self.identity = file.name, file.identity
         offsets, sizes = chunks.table.T
         bad = np.flatnonzero((offsets < 0) | (sizes < 1) | (sizes > file.num_bytes - offsets))
         if len(bad):

@@ -180,11 +180,6 @@ class LockedFolder:
                 if keep_locked(fd, self.partial_path, kind):
                     return fd
 
-    def clear(self) -> None:
-        """Remove the content of the folder."""
-        for name in os.listdir(self.partial_path):
-            remove(self.partial_path / name)
-
     def keep(self) -> None:
         """Have an exception leave the folder as it is, for a later process to go on with."""
         self._keep = True
@@ -249,7 +244,8 @@ class PartialDirectory(LockedFolder):
 def scratch_directory(path: Path) -> Generator[Path]:
     """Make and lock `<path>.partial/` for temporary files; remove it at the end, also after an error."""
     with LockedFolder(path) as folder:
-        folder.clear()  # the leftovers of a dead process
+        for name in os.listdir(folder.partial_path):  # the leftovers of a dead process
+            remove(folder.partial_path / name)
         yield folder.partial_path
 
 

@@ -34,8 +34,7 @@ from zb_hdf5.loaders.order import GlobalOrder, resolve_rank, write_order
 from zb_hdf5.loaders.protocol import MAX_COUNT, STATE_VERSION, TokenLoader, require_count, require_fields, shown
 from zb_hdf5.loaders.text_loader import TextLoader, paths_of_split
 from zb_hdf5.spec import StoreMeta, TokenArray, as_stored, stored_dtype
-from zb_hdf5.store.shards import StoreReader
-from zb_hdf5.store.streams import stream_index
+from zb_hdf5.store.shards import StoreReader, stream_index
 from zb_hdf5.text.corpus import DocumentFile, ParquetFile, open_documents
 from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, load_tokenizer
 from zb_hdf5.text.tokenizers import Tokenizer as TextTokenizer

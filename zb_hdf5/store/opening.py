@@ -26,7 +26,7 @@ from zb_hdf5.spec import (
     stored_dtype,
 )
 from zb_hdf5.store.index import ShardIndex, find_index, layout_of, require_files
-from zb_hdf5.store.shards import StoreReader
+from zb_hdf5.store.shards import StoreReader, stream_index
 from zb_hdf5.store.store_documents import attach_documents
 
 
@@ -231,7 +231,6 @@ def _open_file(wanted: _Wanted) -> BatchReader:
 
 
 def _open_windows(wanted: _Wanted, index: ShardIndex | None) -> BatchReader:
-    from zb_hdf5.store.streams import stream_index
     from zb_hdf5.store.verify import require_digests
 
     path, batch_size, seq_len = wanted.path, wanted.batch_size, wanted.seq_len
@@ -265,8 +264,6 @@ def open_tokens(
     dataset: str | None = None,
 ) -> StoreReader:
     """Open a token stream as single tokens: batches of one record of one token. Arguments as for `open_reader`."""
-    from zb_hdf5.store.streams import stream_index
-
     path = any_path(path)
     index, identities = stream_index(path, split, dataset)
     return StoreReader(path, index, access=access, verify=verify, dataset=dataset, identities=identities)

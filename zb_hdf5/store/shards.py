@@ -8,6 +8,7 @@ import hashlib
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from functools import partial
 from itertools import accumulate, chain, groupby
 from pathlib import Path
@@ -31,23 +32,28 @@ from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath, require_remote_
 from zb_hdf5.files.ranges import map_side_by_side, open_ranges
 from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wait, gather_from, open_extents, read_together
 from zb_hdf5.formats.batch_reader import BatchReader, require_options
+from zb_hdf5.formats.batch_writer import FieldDigest
 from zb_hdf5.formats.native import sidecar_rows
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import (
     BATCHES_LAYOUT,
     CRC32,
+    DEFAULT_CHUNK_TOKENS,
+    DEFAULT_SPLIT,
     INDEX_NAME,
     NO_CODEC,
     NO_SHA256,
     NOT_KNOWN,
+    STREAM_LAYOUT,
     StoreMeta,
     TokenArray,
     combine_sha256,
     content_fingerprint,
     extents_column,
     live_fingerprint,
+    stored_dtype,
 )
-from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.index import ShardIndex, find_index, require_files
 from zb_hdf5.store.store_documents import StoreDocuments, StreamDocuments
 from zb_hdf5.store.table import ShardEntry
 
@@ -248,9 +254,10 @@ class Sharded(Tokens):
         tokens = (self._open_compressed if compressed else self._open_plain)(path, entry, identity)
         if tokens is None:
             return None
-        rows = sidecar_rows(path, entry.num_batches)
         if CRC32 in entry.columns:
             rows = Crc32Rows.placed(entry.num_batches, tokens.file, entry.columns[CRC32])
+        else:
+            rows = sidecar_rows(path, entry.num_batches)
         try:
             problem = "" if identity else self._problem(tokens, rows, entry, unit)
         except (OSError, ChecksumError, FormatError, UnverifiableError, IndexError) as error:
@@ -541,3 +548,54 @@ class StoreReader(BatchReader):
         if not isinstance(self.record_documents, StreamDocuments):
             raise ArgumentError(f"{self.path}: expected a token stream, found batches")
         return self.record_documents.edges()
+
+
+def stream_index(
+    path: Path, split: str | None = None, dataset: str | None = None, index: ShardIndex | None = None
+) -> tuple[ShardIndex, dict[int, Identity]]:
+    """Return the index of a token stream, made of the headers where none is stored, and the identities of its files."""
+    if index is not None or find_index(path):
+        index = (index or ShardIndex.load(path)).of_split(split)
+        folder, values = path if path.is_dir() else path.parent, index.table.values
+        if not all(values["complete"]):
+            name = values["path"][list(values["complete"]).index(False)]
+            raise IncompleteError(f"{folder / name}: its writer has not finished; make it again")
+        if not isinstance(folder, RemotePath):  # of objects each would be asked for
+            require_files(folder, index)
+        return index, {}
+    if split not in (None, DEFAULT_SPLIT):
+        raise ArgumentError(f"{path}: split={split!r} needs a store, found none")
+    if path.is_dir() or path.suffix == ".npy":
+        return _index_of_arrays(path), {}
+    from zb_hdf5.formats.hdf5.h5_reader import DocumentOffsets  # h5py, which a finished store does not need
+    from zb_hdf5.formats.hdf5.inspection import look_at_stream
+
+    found, count = look_at_stream(path, None, dataset), NOT_KNOWN
+    if found.marker:
+        count = found.meta.document_count
+        if not found.complete:  # a killed writer may have been ahead with documents
+            with closing(DocumentOffsets(path, found.num_tokens, found.identity)) as offsets:
+                count = len(offsets.rows()) - 1
+    entry = ShardEntry(
+        path.name, "hdf5", 0, found.num_units, found.num_tokens, found.sha256 or NO_SHA256, document_count=count,
+        complete=found.complete, fields={field.name: FieldDigest() for field in found.meta.fields},
+        compressed=found.compressed,
+    )  # fmt: skip
+    return ShardIndex(found.meta, [entry]), {0: found.identity}
+
+
+def _index_of_arrays(path: Path) -> ShardIndex:
+    """Return the index of `.npy` files, whose tokens become uint16 where that holds the dtypes of all, else uint32."""
+    from zb_hdf5.formats.npy import npy_files, stream_header
+
+    files = npy_files(path)
+    if not files:
+        raise FormatError(f"{path}: no .npy files in this folder")
+    counts, dtypes, _ = zip(*map(stream_header, files), strict=True)
+    small = all(dtype.kind == "u" and dtype.itemsize <= 2 for dtype in dtypes)
+    meta = StoreMeta(1, DEFAULT_CHUNK_TOKENS, stored_dtype("uint16" if small else "uint32"), layout=STREAM_LAYOUT)
+    entries = [
+        ShardEntry(file.name, "npy", 0, -(-count // DEFAULT_CHUNK_TOKENS), count, NO_SHA256)
+        for file, count in zip(files, counts, strict=True)
+    ]
+    return ShardIndex(meta, entries, source={NPY_DTYPE: np.result_type(*dtypes).str})

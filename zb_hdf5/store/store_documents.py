@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -163,7 +163,6 @@ class StreamDocuments(FileDocuments):
 
     def _forget(self) -> None:
         self._all: npt.NDArray[np.uint64] | None = None
-        self._kept: dict[int, npt.NDArray[np.uint64]] = {}  # of few documents, until there are all
 
     def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
         starts = records * self._stride
@@ -184,19 +183,12 @@ class StreamDocuments(FileDocuments):
                         look = pool.map if isinstance(self._paths[0], RemotePath) else map
                         ends = list(look(self._ends_of, range(len(self._paths))))
                     self._all = np.concatenate([np.zeros(1, np.uint64), *ends])
-                    self._kept = {}
         return self._all
 
     def _ends_of(self, number: int) -> npt.NDArray[np.uint64]:
-        return self._read(number)[1:] + np.uint64(self._starts[number])
-
-    def _read(self, number: int) -> npt.NDArray[np.uint64]:
-        """Return the rows of a file, of which nothing stays open."""
-        kept = self._kept.get(number)
-        if kept is not None:
-            return kept
-        with closing(self.open(number)) as file:
-            return file.rows().copy()
+        known: DocumentOffsets | None = self._files.known.get(number)
+        with nullcontext(known) if known else closing(self.open(number)) as file:
+            return file.rows()[1:] + np.uint64(self._starts[number])
 
     def near(self, starts: npt.NDArray[np.int64], length: int) -> tuple[npt.NDArray[np.uint64], int]:
         """Return the part of `edges()` that `pieces_of_windows` needs, and where the last document ends.
@@ -204,7 +196,7 @@ class StreamDocuments(FileDocuments):
         `starts` are the first token of each window, in any order, and `length` the tokens of each. The end is behind
         all tokens where no window reaches the last file.
         """
-        if self._all is not None or (self._keeps and len(self._paths) - len(self._kept) <= FEW_FILES):
+        if self._all is not None or (self._keeps and len(self._paths) - len(self._files.known) <= FEW_FILES):
             edges = self.edges()
             return edges, int(edges[-1])
         ordered = np.sort(starts)
@@ -231,8 +223,6 @@ class StreamDocuments(FileDocuments):
         return self._starts[last] + int(self._rows(last)[-1]) if number == last else self._starts[-1]
 
     def _rows(self, number: int) -> npt.NDArray[np.uint64]:
-        if self._keeps:
-            return self._kept.setdefault(number, self._read(number))
         file: DocumentOffsets = self._file(number)
         return file.rows()
 
@@ -241,7 +231,7 @@ class StreamDocuments(FileDocuments):
         self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_all", "_kept")}
+        return {key: value for key, value in self.__dict__.items() if key != "_all"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -11,39 +11,31 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from zb_hdf5.documents.document import TableInfo
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, part_of
 from zb_hdf5.documents.pieces import pieces_path
 from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import ArgumentError, BackendError, ExistsError, FormatError, IncompleteError, Remedy, ZbError
 from zb_hdf5.files.checked import crc32_of
-from zb_hdf5.files.paths import Identity, RemotePath, local_path
+from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import FieldDigest
-from zb_hdf5.formats.hdf5.h5_reader import DocumentOffsets, table_sha256
-from zb_hdf5.formats.hdf5.inspection import look_at_stream
+from zb_hdf5.formats.hdf5.h5_reader import table_sha256
 from zb_hdf5.formats.native import ensure_crc32_file
-from zb_hdf5.formats.npy import npy_files, stream_header
 from zb_hdf5.formats.registry import FORMATS, backends, detect_backend, open_chunks
 from zb_hdf5.spec import (
     BATCHES_LAYOUT,
-    DEFAULT_CHUNK_TOKENS,
     DEFAULT_SPLIT,
     DOCUMENTS_PREFIX,
     DOCUMENTS_STORE_SUFFIX,
     INDEX_NAME,
-    NO_SHA256,
     NOT_KNOWN,
     SHARD_PREFIX,
     STREAM_LAYOUT,
     StoreMeta,
-    stored_dtype,
 )
-from zb_hdf5.store.index import ShardIndex, find_index, require_files
-from zb_hdf5.store.shards import NPY_DTYPE
+from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.table import ShardEntry
 
 UNKNOWN_SHUFFLE: Final = "unknown"  # of an index made from shards that do not name theirs
@@ -55,52 +47,6 @@ _NAME: Final = re.compile(
 MAX_SHOWN: Final = 20
 #: The facts of a store that files with a sidecar cannot hold.
 ONLY_IN_SOME_FILES: Final = ("vocab_size", "tokenizer")
-
-
-def stream_index(
-    path: Path, split: str | None = None, dataset: str | None = None, index: ShardIndex | None = None
-) -> tuple[ShardIndex, dict[int, Identity]]:
-    """Return the index of a token stream, made of the headers where none is stored, and the identities of its files."""
-    if index is not None or find_index(path):
-        index = (index or ShardIndex.load(path)).of_split(split)
-        folder, values = path if path.is_dir() else path.parent, index.table.values
-        if not all(values["complete"]):
-            name = values["path"][list(values["complete"]).index(False)]
-            raise IncompleteError(f"{folder / name}: its writer has not finished; make it again")
-        if not isinstance(folder, RemotePath):  # of objects each would be asked for
-            require_files(folder, index)
-        return index, {}
-    if split not in (None, DEFAULT_SPLIT):
-        raise ArgumentError(f"{path}: split={split!r} needs a store, found none")
-    if path.is_dir() or path.suffix == ".npy":
-        return _index_of_arrays(path), {}
-    found, count = look_at_stream(path, None, dataset), NOT_KNOWN
-    if found.marker:
-        count = found.meta.document_count
-        if not found.complete:  # a killed writer may have been ahead with documents
-            with closing(DocumentOffsets(path, found.num_tokens, found.identity)) as offsets:
-                count = len(offsets.rows()) - 1
-    entry = ShardEntry(
-        path.name, "hdf5", 0, found.num_units, found.num_tokens, found.sha256 or NO_SHA256, document_count=count,
-        complete=found.complete, fields={field.name: FieldDigest() for field in found.meta.fields},
-        compressed=found.compressed,
-    )  # fmt: skip
-    return ShardIndex(found.meta, [entry]), {0: found.identity}
-
-
-def _index_of_arrays(path: Path) -> ShardIndex:
-    """Return the index of `.npy` files, whose tokens become uint16 where that holds the dtypes of all, else uint32."""
-    files = npy_files(path)
-    if not files:
-        raise FormatError(f"{path}: no .npy files in this folder")
-    counts, dtypes, _ = zip(*map(stream_header, files), strict=True)
-    small = all(dtype.kind == "u" and dtype.itemsize <= 2 for dtype in dtypes)
-    meta = StoreMeta(1, DEFAULT_CHUNK_TOKENS, stored_dtype("uint16" if small else "uint32"), layout=STREAM_LAYOUT)
-    entries = [
-        ShardEntry(file.name, "npy", 0, -(-count // DEFAULT_CHUNK_TOKENS), count, NO_SHA256)
-        for file, count in zip(files, counts, strict=True)
-    ]
-    return ShardIndex(meta, entries, source={NPY_DTYPE: np.result_type(*dtypes).str})
 
 
 def index_streams(

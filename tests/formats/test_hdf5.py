@@ -205,7 +205,7 @@ def test_batches_behind_the_commit_marker_do_not_exist(access, path, tokens):
             reader.read_batch(4)
 
 
-def test_more_batches_than_there_is_room_for_are_a_format_error(path):
+def test_more_batches_than_there_is_first_slot_are_a_format_error(path):
     edited(path, lambda h5: h5["batches"].attrs.modify("num_batches", np.uint64(8)))
     with pytest.raises(FormatError, match="expected 8 batches, found space for 7"):
         open_reader(path)

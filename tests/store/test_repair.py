@@ -103,7 +103,7 @@ def test_a_killed_copy_is_kept_up_to_its_last_commit(data, tmp_path):
         "reader = open_reader(sys.argv[1])\n"
         "writer = open_writer(sys.argv[2], batch_size=4, seq_len=1024, dtype='uint16', expected_batches=9)\n"
         "assert writer.write_from(reader, 0, 6) == 6\n"
-        "writer._room_for(6, 3)\n"  # the first thing that the next call would do
+        "writer._first_slot(6, 3)\n"  # the first thing that the next call would do
         "os.kill(os.getpid(), 9)\n"
     )
     python(code, tmp_path / "in.batch", tmp_path / "x.h5")

@@ -320,7 +320,7 @@ class FileWriter(TokenWriter, BatchWriter):
         if count == 0 or reader.extents is None or self.meta.fields:
             return 0
         with disk_errors(self._file.partial_path):
-            offset = self._room_for(before, count)
+            offset = self._first_slot(before, count)
             if offset is None:
                 return 0
             self._copy_from(reader.path, reader.extents, start, count, offset)
@@ -386,7 +386,7 @@ class FileWriter(TokenWriter, BatchWriter):
     def _append(self, batches: TokenArray, digest: GroupDigest, fields: Mapping[str, npt.NDArray[Any]]) -> None:
         """Write and commit a group; `fields` are empty for a format that holds none."""
 
-    def _room_for(self, first: int, count: int) -> int | None:
+    def _first_slot(self, first: int, count: int) -> int | None:
         """Return the offset of batch `first`, if it and those behind it have slots of `padded_batch_bytes` in a row."""
         return None
 

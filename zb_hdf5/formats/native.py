@@ -115,7 +115,7 @@ class BatchFileWriter(FileWriter):
         slots[:, : raw.shape[1]] = raw
         return slots
 
-    def _room_for(self, first: int, count: int) -> int:
+    def _first_slot(self, first: int, count: int) -> int:
         return batch_file_bytes(self.meta, first)
 
     def _complete(self, info: ShardInfo) -> ShardInfo:

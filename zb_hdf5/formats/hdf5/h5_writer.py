@@ -47,12 +47,16 @@ from zb_hdf5.spec import (
     BATCHES_ATTRIBUTES,
     BATCHES_LABELS,
     CRC32_CHUNK_ROWS,
+    DOC_OFFSETS,
+    DOC_OFFSETS_CHUNK_ROWS,
+    DOCUMENTS_SHA256,
     EXTENTS_CHUNK_ROWS,
     FIELD_ATTRIBUTES,
     HDF5_ALIGNMENT,
     HDF5_LIBVER,
     NO_CODEC,
     NO_SHA256,
+    SHA256_CHARS,
     STREAM_LAYOUT,
     StoreMeta,
     TokenArray,
@@ -234,14 +238,17 @@ class HDF5Writer(TokenWriter):
             meta_block_size=meta_block_bytes(self._expected_batches, len(metas)),
         )  # fmt: skip
         create_root(h5, self.meta, self._origin)
-        self._offsets = self._create_offsets(h5)
+        if self.meta.layout == STREAM_LAYOUT:
+            h5.attrs.create(DOCUMENTS_SHA256, b"", dtype=f"S{SHA256_CHARS}")
+            self._offsets = Rows(h5, DOC_OFFSETS, "<u8", DOC_OFFSETS_CHUNK_ROWS)
         self._columns = tuple(Column(h5, meta, self._encode, alignment) for meta in metas)
         self._fields = {field.name: column for field, column in zip(self.meta.fields, self._columns, strict=False)}
         self._main = self._columns[-1]
-        first = self._first_values()
+        first = {"sha256": NO_SHA256.encode(), "boundary_token_id": self.meta.boundary_token_id}
+        first |= {"chunk_tokens": self.meta.chunk_tokens}
         for name, dtype in self._attributes.items():
             self._main.stored.attrs.create(name, first.get(name, 0), dtype=dtype)
-        for column in self._columns if self.meta.layout != STREAM_LAYOUT else ():
+        for column in self._columns if self._offsets is None else ():
             for axis, label in enumerate(BATCHES_LABELS):
                 column.stored.dims[axis].label = label
         self._allocate(self._expected_batches, 1)
@@ -251,14 +258,6 @@ class HDF5Writer(TokenWriter):
         h5.swmr_mode = True
         # opening them for each commit would take most of its time; SWMR cannot begin while one is open
         self._marker = {name: h5py.h5a.open(self._main.stored.id, name.encode()) for name in self._attributes}
-
-    def _create_offsets(self, h5: h5py.File) -> Rows | None:
-        """Create the objects of one layout only; return the offsets of documents, if it has some."""
-        return None
-
-    def _first_values(self) -> dict[str, int | bytes]:
-        """Return the first values of the attributes that are not 0."""
-        return {"sha256": NO_SHA256.encode()}
 
     @contextlib.contextmanager
     def _hdf5(self) -> Iterator[None]:
@@ -308,7 +307,7 @@ class HDF5Writer(TokenWriter):
         if begin < end:
             os.posix_fallocate(self._file.fd, begin, end - begin)
 
-    def _make_room(self, stop: int, num_offsets: int = 0) -> None:
+    def _allocate_up_to(self, stop: int, num_offsets: int = 0) -> None:
         """Allocate the chunks before `stop` and so many offsets of documents, with their disk space."""
         there = self._num_chunks
         if stop > there or (self._offsets is not None and num_offsets > len(self._offsets.stored)):
@@ -449,12 +448,12 @@ class HDF5BatchWriter(HDF5Writer, FileWriter):
         return meta_block_bytes(num_batches) + crc32 + HDF5_ALIGNMENT + tokens
 
     def _append(self, batches: TokenArray, digest: GroupDigest, fields: Mapping[str, npt.NDArray[Any]]) -> None:
-        self._make_room(self.num_batches + len(batches))
+        self._allocate_up_to(self.num_batches + len(batches))
         self._write_chunks(self.num_batches, batches, fields)
         self._commit(batches, digest, *(self._fields[name].digest(values) for name, values in fields.items()))
 
-    def _room_for(self, first: int, count: int) -> int | None:
-        self._make_room(first + count)
+    def _first_slot(self, first: int, count: int) -> int | None:
+        self._allocate_up_to(first + count)
         if self._encode is not None:
             return None
         begin, last = self._main.offsets[[first, first + count - 1]].tolist()

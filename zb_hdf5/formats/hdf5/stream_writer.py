@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
@@ -21,11 +20,8 @@ from zb_hdf5.formats.batch_writer import FieldArrays, ShardInfo, stored_fields
 from zb_hdf5.formats.hdf5.h5_writer import HDF5Writer, Rows
 from zb_hdf5.spec import (
     DEFAULT_CHUNK_TOKENS,
-    DOC_OFFSETS,
-    DOC_OFFSETS_CHUNK_ROWS,
     DOCUMENTS_SHA256,
     NO_BOUNDARY,
-    SHA256_CHARS,
     STREAM_LAYOUT,
     TOKENS_ATTRIBUTES,
     StoreMeta,
@@ -104,8 +100,9 @@ class HDF5ShardWriter(HDF5Writer):
         self._spans_codec, self._encode_spans = encoder(spans_codec)
         # one chunk has the limits of one batch
         meta = StoreMeta(
-            1, chunk_tokens, stored_dtype(dtype), vocab_size=vocab_size, tokenizer=tokenizer, layout=STREAM_LAYOUT,
-            fields=parse_fields(fields), codec=codec_named(codec),
+            1, chunk_tokens, stored_dtype(dtype), vocab_size=vocab_size, tokenizer=tokenizer,
+            boundary_token_id=boundary_token_id, layout=STREAM_LAYOUT, fields=parse_fields(fields),
+            codec=codec_named(codec),
         )  # fmt: skip
         self.boundary_token_id = boundary_token_id
         self._boundary = np.array([] if boundary_token_id < 0 else [boundary_token_id], dtype=np.int64)
@@ -123,14 +120,6 @@ class HDF5ShardWriter(HDF5Writer):
     def _begin(self) -> None:
         self._documents = DocumentsWriter(documents_path(self._file.path), self._spans_codec)
         super()._begin()
-
-    def _create_offsets(self, h5: h5py.File) -> Rows:
-        h5.attrs.create(DOCUMENTS_SHA256, b"", dtype=f"S{SHA256_CHARS}")
-        return Rows(h5, DOC_OFFSETS, "<u8", DOC_OFFSETS_CHUNK_ROWS)
-
-    def _first_values(self) -> dict[str, int | bytes]:
-        numbers = {"boundary_token_id": self.boundary_token_id, "chunk_tokens": self.meta.chunk_tokens}
-        return super()._first_values() | numbers
 
     @property
     def token_count(self) -> int:
@@ -278,7 +267,7 @@ class HDF5ShardWriter(HDF5Writer):
         number, stop = len(self._crc32), self.token_count
         ends = np.concatenate([*self._ends, np.empty(0, "<u8")])
         whole = int(np.searchsorted(ends, stop, side="right"))
-        self._make_room(-(-stop // self.meta.chunk_tokens), self._offsets.count + whole)
+        self._allocate_up_to(-(-stop // self.meta.chunk_tokens), self._offsets.count + whole)
         crc32, digests = list[int](), []
         if self._buffered:
             # HDF5 would unpack a last chunk later that its column does not fill, and pack it again, to clear the rest

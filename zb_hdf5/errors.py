@@ -133,16 +133,11 @@ _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*((?:[kmgt]i?)?)b?\s*", re.IGNOR
 def parse_size(text: str) -> int:
     """Return a number of bytes, at least 1: "4096", "64k", "512MB" (10**6), "1GiB" (2**30)."""
     match = _SIZE.fullmatch(text)
-    size = int(float(match[1]) * _unit(match[2])) if match else 0
+    number, prefix = (float(match[1]), match[2].lower()) if match else (0.0, "")
+    size = int(number * (1024 if prefix[1:] else 1000) ** " kmgt".index(prefix[:1] or " "))
     if size < 1:
         raise ArgumentError(f"{text!r} is not a size such as 512MB or 1GiB")
     return size
-
-
-def _unit(prefix: str) -> int:
-    """Return 1000 for "k", 1024 for "Ki", and so on; 1 for no prefix."""
-    base = 1024 if prefix[1:] else 1000
-    return int(base ** " kmgt".index(prefix[:1].lower() or " "))
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:

@@ -169,10 +169,10 @@ def _usage(found: Statistics, vocab_size: int) -> tuple[int, int]:
 def _cards(d: dict[str, Any], found: Statistics, reader: BatchReader, vocab_size: int) -> Markup:
     (used, outside), copies = _usage(found, vocab_size), found.duplicates.units
     padding = 0 if found.packing is None else found.packing.padding / max(1, found.num_tokens)
-    share = copies / max(1, found.units)
+    share, noun = copies / max(1, found.units), "file" if found.unit == "file" else "document"
     items = [
         (True, format_count(found.num_tokens), "tokens", False),
-        (d["documents"], f"{d['documents']:,}" if d["documents"] else "", f"{_documents(found)}s", False),
+        (d["documents"], f"{d['documents']:,}" if d["documents"] else "", f"{noun}s", False),
         (d["kind"] != "stream", f"{reader.num_records:,}", "records", False),
         (found.packing is not None, f"{padding:.2%}", "padding", padding > MUCH_PADDING),
         (True, f"{used:,}", f"ids used of {vocab_size:,}" if vocab_size else "ids used", False),
@@ -261,10 +261,6 @@ def _length_facts(lengths: Counts) -> dict[str, float]:
     return {"min": int(lengths.min()), **named, "max": int(lengths.max()), "mean": round(float(lengths.mean()), 1)}
 
 
-def _documents(found: Statistics) -> str:
-    return "file" if found.unit == "file" else "document"
-
-
 def _document_parts(d: dict[str, Any], found: Statistics) -> list[Markup]:
     if found.lengths is None:
         count = f"{d['documents']:,} documents were packed into the records. " if d["documents"] else ""
@@ -276,7 +272,7 @@ def _document_parts(d: dict[str, Any], found: Statistics) -> list[Markup]:
     low = int(np.flatnonzero(powers)[0])
     edges = [0 if k == 0 else 1 << (k - 1) for k in range(low, len(powers) + 1)]
     marks = [(float(number), f"{edge:,}") for number, edge in enumerate(edges)]
-    caption = f"Lengths of {_documents(found)}s, in tokens; each bar is twice as wide as the one before."
+    caption = f"Lengths of {found.unit}s, in tokens; each bar is twice as wide as the one before."
     figure = bars(powers[low:].tolist(), edges, marks, log=False, caption=caption)
     named = {f"#{name}": f"{value:,}" for name, value in _length_facts(found.lengths).items()}
     return [figure, table(list(named), [list(named.values())]), _packing(found)]

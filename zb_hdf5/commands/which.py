@@ -42,6 +42,7 @@ ORDER_OF_A_STATE: Final = {"shuffle": (str,), "seed": (int,), "seq_len": (int,),
 class Origin(NamedTuple):
     """The origin of a batch: its shards and stored batches, and its rows if their documents are stored."""
 
+    title: str
     name: dict[str, Any]
     shards: list[dict[str, Any]]
     rows: list[Row] | None
@@ -60,14 +61,10 @@ class Origin(NamedTuple):
         ]
         return {**self.name, "rows": self.shards, "documents": None if self.rows is None else pieces}
 
-    @property
-    def rank(self) -> str:
-        return f"rank {self.name['rank']}" if "rank" in self.name else ""
-
 
 def shard_lines(found: list[Origin]) -> list[tuple[str, str]]:
     """Return the shards, batches and rows of all ranks."""
-    lines = [(each.rank or "rows", f"{row['shard']} {_rows_text(row)}") for each in found for row in each.shards]
+    lines = [(each.title or "rows", f"{row['shard']} {_rows_text(row)}") for each in found for row in each.shards]
     absent = any(each.rows is None for each in found)
     return lines + [("documents", "none are stored with these tokens")] * absent
 
@@ -82,7 +79,7 @@ def drawn_origins(found: list[Origin], most_parts: int | None) -> Iterator[str]:
                 left += 1
                 continue
             parts += len(row.columns)
-            named = row._replace(name=f"{each.rank} row {number}: {row.name}".strip())
+            named = row._replace(name=f"{each.title} row {number}: {row.name}".strip())
             yield from drawn_rows([named], each.tokenizer, lines=lines, exact=True)
     if left:
         yield f"\n{counted(left, 'row')} more; --all shows them, --json has them"
@@ -201,7 +198,8 @@ def _origin(
     if text and known is None:
         raise ArgumentError(f"{reader.path}: the tokenizer of its text is not known here; pass --tokenizer")
     rows = rows_of(reader, records, seq_len) if reader.has_pieces or text else None
-    return Origin(name, list(_shards(reader, records, seq_len)), rows, known)
+    title = f"rank {name['rank']}" if "rank" in name else ""
+    return Origin(title, name, list(_shards(reader, records, seq_len)), rows, known)
 
 
 def _shards(reader: BatchReader, records: IndexArray, seq_len: int) -> Iterator[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -342,12 +343,9 @@ def describe_interrupted(folder: Path) -> dict[str, Any] | None:
     records = [read_journal(path, dict) for path in journal_paths(folder).values()]
     if not records:
         return None
-    at_work = False
-    try:
-        with leftover_of_dead_writer(folder):
-            pass
-    except UnavailableError:
-        at_work = True
+    at_work = True
+    with suppress(UnavailableError), leftover_of_dead_writer(folder):
+        at_work = False
     return {
         "path": str(folder),
         "kind": "unfinished conversion",

@@ -51,10 +51,6 @@ class Dropped:
     counts: dict[str, int] = field(default_factory=dict)
     first: list[str] = field(default_factory=list)
 
-    def add(self, reason: Reason, where: str) -> None:
-        """Count one. `where` is a file and a line or row, counted from 1."""
-        self.merge(Dropped({reason.value: 1}, [f"{where}: {reason.value}"]))
-
     def merge(self, later: Dropped) -> None:
         """Add the drops of a later part."""
         for reason, count in later.counts.items():
@@ -128,8 +124,8 @@ class DocumentFile(ABC):
         block, characters = Block(), 0
         for number, (text, more) in enumerate(found, first):
             if isinstance(text, Reason) or not text:
-                reason = text if isinstance(text, Reason) else Reason.EMPTY
-                block.dropped.add(reason, row_of_source(self.path, number))
+                reason = (text if isinstance(text, Reason) else Reason.EMPTY).value
+                block.dropped.merge(Dropped({reason: 1}, [f"{row_of_source(self.path, number)}: {reason}"]))
                 continue
             block.texts.append(text)
             block.rows.append(number)

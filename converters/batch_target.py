@@ -42,7 +42,6 @@ from zb_hdf5.converters.shuffle import (
     UNSHUFFLED,
     Shuffle,
     choose_shuffle,
-    halved,
     require_memory,
     scatter_path,
     scattered,
@@ -71,7 +70,6 @@ def write_batches(source: Source, conversion: Conversion, workers: Workers) -> R
     lost = left_behind(source, keeps_fields=keeps, keeps_documents=keeps)
     plan, one_file = _planned(source, destination, conversion)
     source = plan.source
-    workers.shown.begin("writing", source.num_batches * source.meta.batch_tokens)
     if any(source.sha256_of(*cut) is None for cut in plan.cuts):
         source.check_reads()  # damage is found by whole shards where they stay whole, else batch by batch
     write = _write_file if one_file else _write_folder
@@ -243,14 +241,14 @@ def _write_file(
     if not conversion.overwrite:
         refuse_existing(path)
     shuffle = _choose_shuffle(source, [cut], conversion, Inline())
-    progress = halved(workers.shown.advance, shuffle)
     require_room(path.parent, plan.shard_bytes(0) + shuffle.temp_bytes, 1)
-    with scattered(source, shuffle, path, Inline(), progress) as readable:
+    with scattered(source, shuffle, path, Inline(), workers.shown) as readable:
+        workers.shown.begin("writing", source.num_batches * source.meta.batch_tokens)
         task = ShardTask(
             readable, conversion.target, path, *cut, source.meta, in_store=False, files=plan.files,
             overwrite=bool(conversion.overwrite), split=(source.shard_splits or [DEFAULT_SPLIT])[0],
         )  # fmt: skip
-        return [write_shard(task, progress)], shuffle, NOTHING_KEPT
+        return [write_shard(task, workers.shown.advance)], shuffle, NOTHING_KEPT
 
 
 def _write_folder(
@@ -272,9 +270,8 @@ def _write_folder(
         )  # fmt: skip
         journal.take_up(workers.engine, is_intact)
         kept = Kept.of(journal.finished.values(), time.monotonic() - start_s)
-        workers.shown.keep(kept.tokens)
         with journal.kept_for_resume():
-            finished, shuffle = _write_missing(plan, journal, folder.partial_path, conversion, workers)
+            finished, shuffle = _write_missing(plan, journal, folder.partial_path, conversion, workers, kept)
             if 0 in shards and not FORMATS[plan.target].tokens_only:
                 copy_documents(plan.source, folder.partial_path)
             if part == WHOLE:
@@ -283,17 +280,19 @@ def _write_folder(
 
 
 def _write_missing(
-    plan: Plan, journal: Journal[ShardTask, FinishedShard], folder: Path, conversion: Conversion, workers: Workers
-) -> tuple[list[FinishedShard], Shuffle]:
+    plan: Plan, journal: Journal[ShardTask, FinishedShard], folder: Path, conversion: Conversion, workers: Workers,
+    kept: Kept,
+) -> tuple[list[FinishedShard], Shuffle]:  # fmt: skip
     missing, shuffle = journal.missing, NOTHING_LEFT
     if missing:
         shuffle = _choose_shuffle(plan.source, [plan.cuts[shard] for shard in missing], conversion, workers.engine)
-    progress = halved(workers.shown.advance, shuffle)
     require_room(folder, sum(map(plan.shard_bytes, missing)) + shuffle.temp_bytes, plan.num_inodes())
     first = part_of(conversion).shards(len(plan.cuts))[0]
-    with scattered(plan.source, shuffle, folder / plan.name(first), workers.engine, progress) as source:
+    with scattered(plan.source, shuffle, folder / plan.name(first), workers.engine, workers.shown) as source:
+        workers.shown.begin("writing", source.num_batches * source.meta.batch_tokens)
+        workers.shown.keep(kept.tokens)
         tasks = {shard: replace(task, source=source) for shard, task in missing.items()}
-        finished = journal.run(workers.engine, write_shard, tasks, progress)
+        finished = journal.run(workers.engine, write_shard, tasks, workers.shown.advance)
     require_unchanged(plan.source.paths, plan.files)
     return finished, shuffle
 

@@ -53,14 +53,13 @@ TYPES: Final[Mapping[str, Any]] = {
     "size": SIZE, "text": str, "names": Parsed("NAME,...", _names), "codec": Parsed("CODEC", _codec),
     "part": Parsed("I/N", _part),
 }  # fmt: skip
-#: Further notes of the help, for a target.
-_NOTES: Final[Mapping[tuple[str, str], str]] = {("dtype", "batch"): " Other readers of .batch files take uint32 only."}
 
 
 def _click_option(name: str, each: Option, default: Any, target: str, kind: SourceKind) -> Callable[..., Any]:
     """Return the option of a command, whose help ends with the default."""
     shown = default.words if isinstance(default, Unset) else _shown(default, each.kind)
-    text = each.help + _NOTES.get((name, target), "") + (f" [default: {shown}]" if shown else "")
+    note = " Other readers of .batch files take uint32 only." if (name, target) == ("dtype", "batch") else ""
+    text = each.help + note + (f" [default: {shown}]" if shown else "")
     if each.kind == "flag":
         return click.option(each.flag, name, is_flag=True, default=None, help=each.help)
     values = kind.choices.get(name, each.kind)

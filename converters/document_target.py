@@ -124,13 +124,6 @@ def _bad_token(encoded: Encoded, source: DocumentSource) -> str:
     return bad_token_message(encoded.source, where, encoded.tokens[bad], meta)
 
 
-def routes_of(source: DocumentSource, conversion: Conversion, num_shards: int | None) -> list[Route]:
-    """Deal the documents of a source to files of tokens, as a conversion asks. Raises as `route`."""
-    seed = 42 if conversion.seed is None else conversion.seed
-    held_out, last = conversion.val_fraction or 0.0, bool(conversion.val_last_shard)
-    return route(source, num_shards, val_fraction=held_out, val_last_shard=last, seed=seed)
-
-
 @dataclass(frozen=True)
 class TokensPlan:
     """A source of documents, its routes, and JSON of what else decides the store that is made of the tokens."""
@@ -278,7 +271,7 @@ def stage_and_write(source: DocumentSource, conversion: Conversion, workers: Wor
     refuse_bad_destination(source.paths, destination)
     meta = StoreMeta(conversion.batch_size or 0, conversion.seq_len or 0, source.dtype, vocab_size=source.vocab_size)
     require_pad_id(source.boundary_token_id or 0 if conversion.pad_id is None else conversion.pad_id, meta)
-    plan, staging = staging_plan(source, conversion), destination.with_name(destination.name + ".tokens")
+    plan, staging = tokens_plan(source, conversion), destination.with_name(destination.name + ".tokens")
     if plan.is_made(destination, conversion):
         if partial_path(staging).exists():
             with LockedFolder(staging):  # removes what a dead process has left
@@ -304,13 +297,20 @@ def stage_and_write(source: DocumentSource, conversion: Conversion, workers: Wor
     )  # fmt: skip
 
 
-def staging_plan(source: DocumentSource, conversion: Conversion) -> TokensPlan:
-    """Cut the documents so that many workers have work. The stored bytes do not depend on the cuts."""
-    num_bytes = sum(path.stat().st_size for path in source.paths)
-    wanted = max(MIN_STAGED, *(min(most, num_bytes // size) for size, most in STAGED))
-    count = None if conversion.val_last_shard or not source.groups else min(len(source.groups), wanted)
-    deciding = {name: getattr(conversion, name) for name in _DECIDING}
-    return TokensPlan(source, routes_of(source, conversion, count), deciding)
+def tokens_plan(source: DocumentSource, conversion: Conversion) -> TokensPlan:
+    """Deal the documents of a source to streams: as asked, or for rows so that many workers have work."""
+    held_out, last = conversion.val_fraction or 0.0, bool(conversion.val_last_shard)
+    if conversion.is_stream:
+        count = conversion.num_shards
+        options: dict[str, Any] = {} if conversion.codec in (None, NO_CODEC) else {"codec": conversion.codec}
+    else:  # the stored bytes do not depend on the cuts
+        num_bytes = sum(path.stat().st_size for path in source.paths)
+        wanted = max(MIN_STAGED, *(min(most, num_bytes // size) for size, most in STAGED))
+        count = None if last or not source.groups else min(len(source.groups), wanted)
+        options = {name: getattr(conversion, name) for name in _DECIDING}
+    seed = 42 if conversion.seed is None else conversion.seed
+    routes = route(source, count, val_fraction=held_out, val_last_shard=last, seed=seed)
+    return TokensPlan(source, routes, options)
 
 
 def _require_free(destination: Path, conversion: Conversion) -> None:
@@ -327,15 +327,9 @@ def write_streams(source: DocumentSource, conversion: Conversion, workers: Worke
     """Write a store of streams. Its bytes depend on the source and on the options, never on the workers."""
     destination, start_s = Path(local_path(conversion.destination)), time.monotonic()
     refuse_bad_destination(source.paths, destination)
-    plan, codec = stream_plan(source, conversion), conversion.codec or NO_CODEC
+    plan, codec = tokens_plan(source, conversion), conversion.codec or NO_CODEC
     if plan.is_made(destination, conversion):
         return Done(destination)
     with PartialDirectory(destination, overwrite=bool(conversion.overwrite)) as folder:
         made = plan.write(folder, conversion, workers, codec)
     return replace(made, seconds=time.monotonic() - start_s)
-
-
-def stream_plan(source: DocumentSource, conversion: Conversion) -> TokensPlan:
-    """Deal the documents of a source to streams."""
-    options: dict[str, Any] = {} if conversion.codec in (None, NO_CODEC) else {"codec": conversion.codec}
-    return TokensPlan(source, routes_of(source, conversion, conversion.num_shards), options)

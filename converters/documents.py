@@ -31,29 +31,17 @@ Choose: TypeAlias = Callable[[int], npt.NDArray[np.bool_]]
 
 
 class Encoded(NamedTuple):
-    """Consecutive documents as tokens, one after the other, each with its boundary token.
-
-    Attributes
-    ----------
-    source, rows
-        The file that they are from, and the row of each, counted from 1.
-    ids, metadata
-        UTF-8 of each id, and the text of a JSON object for each; None: they have none.
-    cut, dropped
-        Tokens that were beyond the limit of a document, and rows that were no documents.
-    read
-        Bytes of the group that were read so far, of its `num_bytes`.
-    """
+    """Consecutive documents as tokens, one after the other, each with its boundary token."""
 
     tokens: TokenArray
     lengths: npt.NDArray[np.int64]
-    source: str
-    rows: npt.NDArray[np.uint64]
-    ids: Sequence[bytes] | None = None
-    metadata: Sequence[bytes] | None = None
-    cut: int = 0
-    dropped: Dropped | None = None
-    read: int = 0
+    source: str  # the file that they are from
+    rows: npt.NDArray[np.uint64]  # that of each document in it, counted from 1
+    ids: Sequence[bytes] | None = None  # UTF-8 of each id; None: they have none
+    metadata: Sequence[bytes] | None = None  # the text of a JSON object for each; None: they have none
+    cut: int = 0  # tokens that were beyond the limit of a document
+    dropped: Dropped | None = None  # rows that were no documents
+    read: int = 0  # bytes of the group that were read so far, of its `num_bytes`
 
     def table_rows(self) -> DocumentRows:
         """Return the facts of the documents, for their table."""

@@ -52,7 +52,11 @@ class ArrayKind(NamedTuple):
         for path in map(Path, paths):
             if path.is_dir():
                 found = sorted(path.rglob(f"*{self.suffix}"))
-                inside = [file for file in found if not _is_unfinished(file.relative_to(path))]
+                inside = [
+                    file
+                    for file in found
+                    if not any(part.endswith(PARTIAL_SUFFIX) for part in file.relative_to(path).parts)
+                ]
                 if not inside:
                     raise ConvertError(f"{path}: no {self.suffix} files in this folder, nor below it")
                 files += inside
@@ -66,10 +70,6 @@ class ArrayKind(NamedTuple):
             if count > 1:
                 raise ConvertError(f"{path}: is named {count} times; its tokens would be stored as often")
         return files
-
-
-def _is_unfinished(path: Path) -> bool:
-    return any(part.endswith(PARTIAL_SUFFIX) for part in path.parts)
 
 
 NPY: Final = ArrayKind("npy", ".npy", read_npy_header)

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError
 from zb_hdf5.console import counted, format_bytes
-from zb_hdf5.converters.engines import Engine, Progress
+from zb_hdf5.converters.engines import Engine, Progress, Shown
 from zb_hdf5.converters.source import GROUPS, Source
 from zb_hdf5.errors import BatchIndexError, ChecksumError, IncompleteError
 from zb_hdf5.files.checked import crc32_of
@@ -316,10 +316,10 @@ class RunTask:
 
     @property
     def amount(self) -> int:
-        return self.plan.records_in(self.run) * self.plan.record_tokens
+        return self.plan.records_in(self.run) * self.plan.record_bytes
 
     def amount_done(self) -> int:
-        """Count the tokens of a run that another process has begun to write."""
+        """Count the bytes of a run that another process has begun to write."""
         return self.amount if self.plan.run_path(self.folder, self.run).exists() else 0
 
 
@@ -334,9 +334,7 @@ def scatter_path(destination: Path) -> Path:
 
 
 @contextmanager
-def scattered(
-    source: Source, shuffle: Shuffle, destination: Path, engine: Engine, progress: Progress
-) -> Generator[Source]:
+def scattered(source: Source, shuffle: Shuffle, destination: Path, engine: Engine, shown: Shown) -> Generator[Source]:
     """Do the first pass, if there is one: yield the source to write from, and remove its run files at the end."""
     plan = shuffle.plan
     if plan is None:
@@ -344,21 +342,8 @@ def scattered(
         return
     with scratch_directory(scatter_path(destination)) as folder:
         tasks = [RunTask(source, plan, run, folder) for run in range(plan.num_runs)]
-        with closing(engine.run(run_task, tasks, progress)) as results:
+        shown.begin("scattering", sum(task.amount for task in tasks), "B")
+        with closing(engine.run(run_task, tasks, shown.advance)) as results:
             for _ in results:
                 pass
         yield ScatteredSource(source, plan, folder)
-
-
-def halved(progress: Progress, shuffle: Shuffle) -> Progress:
-    """Return progress of which each of two passes makes one half."""
-    if shuffle.plan is None:
-        return progress
-    rest = 0
-
-    def half(tokens: int) -> None:
-        nonlocal rest
-        done, rest = divmod(rest + tokens, 2)
-        progress(done)
-
-    return half

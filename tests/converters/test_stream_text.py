@@ -14,7 +14,7 @@ from zb_hdf5.commands.info import describe_interrupted
 from zb_hdf5.converters.batch_target import merge_parts
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.converters.document_target import stream_plan
+from zb_hdf5.converters.document_target import tokens_plan
 from zb_hdf5.converters.documents import Route
 from zb_hdf5.converters.engines import open_engine
 from zb_hdf5.converters.run import convert as run_conversion
@@ -137,7 +137,7 @@ def test_finished_shards_are_kept(num_tasks, damage, tmp_path, files, monkeypatc
     again = run_one(conversion, shown)
     assert len(done) == 4 - num_tasks + (damage != "" and num_tasks > 0)
     assert again.shards_kept == 4 - len(done)
-    total = stream_plan(source, conversion).num_bytes
+    total = tokens_plan(source, conversion).num_bytes
     assert (again.tokens_kept > 0, sum(shown.amounts[0])) == (num_tasks - bool(damage) > 0, total)
     assert (again.index, again.counts) == (whole.index, whole.counts)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {

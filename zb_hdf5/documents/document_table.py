@@ -34,7 +34,7 @@ from zb_hdf5.spec import (
 )
 
 if TYPE_CHECKING:  # h5py, which a store without documents does not need
-    from zb_hdf5.documents.table_file import Table
+    from zb_hdf5.documents.table_file import TableFile
 
 Offsets: TypeAlias = npt.NDArray[np.uint64]
 #: The source of a document of which none is known.
@@ -99,7 +99,7 @@ def joined_spans(parts: Sequence[Spans]) -> Spans:
 
 
 #: Opens the offsets of a part that has no table, by its number.
-OpenOffsets: TypeAlias = "Callable[[int], Table]"
+OpenOffsets: TypeAlias = "Callable[[int], TableFile]"
 
 
 class DocumentFile:
@@ -109,7 +109,7 @@ class DocumentFile:
     """
 
     def __init__(
-        self, path: Path, part: DocumentPart | None = None, verify: str = "auto", offsets: Table | None = None
+        self, path: Path, part: DocumentPart | None = None, verify: str = "auto", offsets: TableFile | None = None
     ) -> None:
         self.path = path
         self._table = offsets or _open_table(path, part.sha256 if part else "", verify)
@@ -235,7 +235,7 @@ class DocumentFile:
         self._table.close()
 
 
-def _open_table(path: Path, sha256: str, verify: str) -> Table:
+def _open_table(path: Path, sha256: str, verify: str) -> TableFile:
     from zb_hdf5.documents.table_file import TableFile
 
     return TableFile(path, DOCUMENTS, sha256, verify)

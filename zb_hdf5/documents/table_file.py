@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -216,59 +215,11 @@ class _Dataset(NamedTuple):
         return start * size // TABLES_BLOCK_BYTES, -(-stop * size // TABLES_BLOCK_BYTES)
 
 
-class Table(ABC):
-    """The columns of a table by their names. Thread-safe; `close` must not race with reads.
+class TableFile:
+    """Reads the columns of a table file of one kind by their names. Thread-safe; `close` must not race with reads.
 
-    `attributes` are those of the root group, `sha256` is the digest of the whole table, "" where there is none, and
-    `num_bytes` the size of its file.
-    """
-
-    path: Path
-    attributes: Mapping[str, str | int] = {}
-    sha256, num_bytes = "", 0
-
-    @abstractmethod
-    def __contains__(self, name: str) -> bool: ...
-
-    @abstractmethod
-    def num_rows(self, name: str) -> int:
-        """Return the rows of a column; 0 if there is none of this name."""
-
-    @abstractmethod
-    def read(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
-        """Return some rows of a column, read-only."""
-
-    @abstractmethod
-    def search(self, name: str, values: npt.NDArray[np.uint64], side: Side) -> npt.NDArray[np.int64]:
-        """Return the result of `searchsorted` in a column that ascends."""
-
-    def read_texts(self, name: str, start: int, stop: int) -> list[bytes]:
-        """Return some byte strings: at most two reads, however many they are."""
-        edges, data = self.read_joined_texts(name, start, stop)
-        return [data[a:b] for a, b in pairwise(edges.tolist())]
-
-    def read_joined_texts(self, name: str, start: int, stop: int) -> tuple[npt.NDArray[np.uint64], bytes]:
-        """Return some byte strings, joined, and the offset at which each begins and the last one ends."""
-        edges = self.read(f"{name}_ends", max(0, start - 1), stop)
-        if not start:
-            edges = np.append(np.uint64(0), edges)
-        return edges - edges[0], self.read(name, int(edges[0]), int(edges[-1])).tobytes()
-
-    def damaged(self, problem: str) -> FormatError:
-        """Return the error of a table whose rows contradict each other."""
-        return FormatError(f"{self.path}: {problem}: it is damaged", remedy=Remedy.VERIFY, at=self.path.parent)
-
-    @abstractmethod
-    def check(self) -> None:
-        """Compare the whole table with its digests; `ChecksumError` if one differs."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the file. Views stay valid."""
-
-
-class TableFile(Table):
-    """Reads a table file of one kind. HDF5 looks at it once, when it is opened, and holds no lock afterwards.
+    HDF5 looks at the file once, when it is opened, and holds no lock afterwards. `attributes` are those of the root
+    group, and `num_bytes` is the size of the file.
 
     Each block of 64 KiB is compared with its crc32 when it is first touched, unless `verify` is "none", and each range
     of a large object at every read. `sha256` is the expected digest, "" where it is not known. Usable after fork,
@@ -310,10 +261,11 @@ class TableFile(Table):
         return name in self._datasets
 
     def num_rows(self, name: str) -> int:
+        """Return the rows of a column; 0 if there is none of this name."""
         return self._datasets[name].num_rows if name in self._datasets else 0
 
     def read(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
-        """Return a view of a mapping, or a copy by one positioned read; `FormatError` if there are no such rows."""
+        """Return rows as a view of a mapping, or a copy by one positioned read; `FormatError` if there are none."""
         dataset = self._datasets[name]
         if not 0 <= start <= stop <= dataset.num_rows:
             raise self.damaged(f"{name} has {dataset.num_rows:,} rows, a row of it points to {start:,} to {stop:,}")
@@ -324,6 +276,22 @@ class TableFile(Table):
             first, last = dataset.blocks(start, stop)
             self._compare(name, rows, (pending[first:last].nonzero()[0] + first).tolist())
         return rows[start:stop]
+
+    def read_texts(self, name: str, start: int, stop: int) -> list[bytes]:
+        """Return some byte strings: at most two reads, however many they are."""
+        edges, data = self.read_joined_texts(name, start, stop)
+        return [data[a:b] for a, b in pairwise(edges.tolist())]
+
+    def read_joined_texts(self, name: str, start: int, stop: int) -> tuple[npt.NDArray[np.uint64], bytes]:
+        """Return some byte strings, joined, and the offset at which each begins and the last one ends."""
+        edges = self.read(f"{name}_ends", max(0, start - 1), stop)
+        if not start:
+            edges = np.append(np.uint64(0), edges)
+        return edges - edges[0], self.read(name, int(edges[0]), int(edges[-1])).tobytes()
+
+    def damaged(self, problem: str) -> FormatError:
+        """Return the error of a table whose rows contradict each other."""
+        return FormatError(f"{self.path}: {problem}: it is damaged", remedy=Remedy.VERIFY, at=self.path.parent)
 
     def gather(
         self, names: Sequence[str], starts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64] | None = None
@@ -351,6 +319,7 @@ class TableFile(Table):
         return rows[wanted]
 
     def search(self, name: str, values: npt.NDArray[np.uint64], side: Side) -> npt.NDArray[np.int64]:
+        """Return the result of `searchsorted` in a column that ascends."""
         anchors = self.num_rows(TABLES_ANCHORS[name]) - 1
         if anchors < 1:
             return np.zeros(len(values), np.int64)
@@ -366,6 +335,7 @@ class TableFile(Table):
         return lows[where] + found - ends[where]
 
     def check(self) -> None:
+        """Compare the whole table with its digests; `ChecksumError` if one differs."""
         for name, dataset in self._datasets.items():
             for block in range(dataset.num_blocks):
                 start = block * TABLES_BLOCK_BYTES

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.documents.table_file import Side, Table
+from zb_hdf5.documents.table_file import Side, TableFile
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, UnverifiableError
 from zb_hdf5.files.checked import Crc32Rows, crc32_of
 from zb_hdf5.files.paths import Identity, RemotePath, any_path
@@ -195,14 +195,15 @@ def table_sha256(path: Path) -> str:
         return str(text_of(h5.attrs.get(DOCUMENTS_SHA256, "")))
 
 
-class DocumentOffsets(Table):
+class DocumentOffsets(TableFile):
     """The column `offsets` of a file of tokens: the starts of its documents, and the end of the last. Not picklable."""
 
     # a mapped view takes no memory of the process: rows of a trillion tokens would take gigabytes in each of its ranks;
     # a 1-D `.npy` file or a stream of others is one document; only rows of a finished stream have a crc32
 
     def __init__(self, path: Path, num_tokens: int, identity: Identity | None = None, verify: str = "auto") -> None:
-        self._mapped: Tokens | None = None
+        self._offsets: Tokens | None = None
+        self.attributes, self.sha256, self.num_bytes = {}, "", 0
         self.path, self._count, self._rows = path, 2, np.array([0, num_tokens], np.uint64)
         if path.suffix == ".npy":
             return
@@ -222,17 +223,17 @@ class DocumentOffsets(Table):
             self._open(open_extents(path, extents, np.dtype("<u8"), self._count, "auto", found))
         if not complete:
             self._rows = self._rows[self._rows <= num_tokens]  # a killed writer may have been ahead
-        self._require(num_tokens, complete, crc32 if complete and verify != "none" else None)
+        self._require_offsets(num_tokens, complete, crc32 if complete and verify != "none" else None)
 
     def _open(self, tokens: Tokens) -> None:
         if tokens.flat() is not None:
-            self._mapped = tokens
+            self._offsets = tokens
             return
         self._rows = np.empty(self._count, "<u8")
         with closing(tokens):
             tokens.read([(0, self._rows)])
 
-    def _require(self, num_tokens: int, complete: bool, crc32: int | None) -> None:
+    def _require_offsets(self, num_tokens: int, complete: bool, crc32: int | None) -> None:
         known = self.rows()
         ends = known[[0, -1]].tolist() if len(known) else []
         if not ends or ends[0] or (complete and ends[1] != num_tokens) or np.any(known[1:] < known[:-1]):
@@ -250,7 +251,7 @@ class DocumentOffsets(Table):
 
     def rows(self) -> npt.NDArray[np.uint64]:
         """Return all rows, uint64, shape (D + 1,), read-only. Not to be kept: ask again, and a cut file is noticed."""
-        mapped = None if self._mapped is None else self._mapped.flat()
+        mapped = None if self._offsets is None else self._offsets.flat()
         return self._rows if mapped is None else mapped[: self._count]
 
     def __contains__(self, name: str) -> bool:
@@ -269,6 +270,6 @@ class DocumentOffsets(Table):
         """Do nothing: the rows are compared when the file is opened."""
 
     def close(self) -> None:
-        if self._mapped is not None:
-            self._mapped.close()
-            self._mapped = None
+        if self._offsets is not None:
+            self._offsets.close()
+            self._offsets = None

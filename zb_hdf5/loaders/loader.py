@@ -292,16 +292,10 @@ class Loader(EpochLoader[BatchT]):
         how = {"block_size": self.block_size, "records_per_batch": records_per_batch}
         order = make_order(self.shuffle, reader.num_batches, seed=self.seed, epoch=epoch, **how)
         return StepPlan(
-            order,
-            self.batch_size,
-            self.rank,
-            self.world_size,
-            drop_last=self.drop_last,
-            records_per_batch=records_per_batch,
-            scattered=self.shuffle == "records",
-            whole_records=self.seq_len == reader.seq_len,
+            order, self.batch_size, self.rank, self.world_size, self.drop_last, records_per_batch,
+            scattered=self.shuffle == "records", whole_records=self.seq_len == reader.seq_len,
             skip=Skip.of(self.skip, epoch, order.n),
-        )
+        )  # fmt: skip
 
     def set_batch_size(self, batch_size: int) -> None:
         """Change the batch size from the next step on, also in the middle of an iteration: nothing is skipped."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import count
@@ -30,27 +30,25 @@ MixedRequest: TypeAlias = tuple[str, Request]
 class Schedule:
     """The source of each batch: after any n batches, each source is within one batch of its share."""
 
-    def __init__(self, weights: tuple[float, ...], start: int = 0, before: tuple[int, ...] = ()) -> None:
+    def __init__(self, weights: tuple[float, ...], start: int = 0, before: Sequence[int] = ()) -> None:
         #: It holds from global batch `start` on, and each source has given so many batches `before`.
-        self.weights, self.start, self.before = weights, start, before or (0,) * len(weights)
-        self.shares = _shares(weights)
-        self.period = sum(self.shares)
-        self._sources = _period(self.shares)
+        self.weights, self.start, self.before = weights, start, np.array(before or [0] * len(weights))
+        shares = _shares(weights)
+        self.shares, self.period, self._sources = np.array(shares), sum(shares), _period(shares)
         taken = self._sources[:, np.newaxis] == np.arange(len(weights))
         self._taken = np.vstack([np.zeros(len(weights), np.int64), np.cumsum(taken, axis=0)])
 
     def counts(self, position: int) -> list[int]:
         """Return the batches that each source has given before a global batch."""
         periods, rest = divmod(position - self.start, self.period)
-        parts = zip(self.before, self.shares, self._taken[rest].tolist(), strict=True)
-        return [before + periods * share + taken for before, share, taken in parts]
+        found: list[int] = (self.before + periods * self.shares + self._taken[rest]).tolist()
+        return found
 
     def places(self, batches: IndexArray) -> tuple[IndexArray, IndexArray]:
         """Return the source of each global batch, and its number among the batches of that source."""
         periods, rest = np.divmod(batches - self.start, self.period)
         sources = self._sources[rest]
-        before = np.array(self.before)[sources] + periods * np.array(self.shares)[sources]
-        return sources, before + self._taken[rest, sources]
+        return sources, self.before[sources] + periods * self.shares[sources] + self._taken[rest, sources]
 
 
 def _shares(weights: tuple[float, ...]) -> tuple[int, ...]:
@@ -159,7 +157,7 @@ class MixedLoader(TokenLoader[Any]):
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
         """Change the shares from the next step on. Every rank must do so at the same step."""
-        schedule = Schedule(self._ordered(weights), self._position, tuple(self.counts().values()))
+        schedule = Schedule(self._ordered(weights), self._position, [*self.counts().values()])
         self._schedules = [s for s in self._schedules if s.start < self._position] + [schedule]
         self._stop_reading()
 
@@ -197,7 +195,7 @@ class MixedLoader(TokenLoader[Any]):
         return {"version": STATE_VERSION, "kind": "mixture"}
 
     def _place(self) -> dict[str, Any]:
-        segments = [{"start": s.start, "weights": [*s.weights], "counts": [*s.before]} for s in self._schedules]
+        segments = [{"start": s.start, "weights": [*s.weights], "counts": s.before.tolist()} for s in self._schedules]
         return {"sources": self._sources(), "segments": segments, "position": self._position}
 
     def _take_over(self, state: dict[str, Any], force: bool) -> None:
@@ -230,7 +228,7 @@ class MixedLoader(TokenLoader[Any]):
         try:
             if not isinstance(weights, list) or {*map(type, weights)} != {float}:
                 raise ArgumentError("they are no list of numbers")
-            return Schedule(self._ordered(dict(zip(self.loaders, weights, strict=True))), start, tuple(counts))
+            return Schedule(self._ordered(dict(zip(self.loaders, weights, strict=True))), start, counts)
         except ValueError as error:  # too few, too many, or not positive
             names = [*self.loaders]
             raise StateError(f"{where}: state: expected weights of {names}, found {shown(weights)}: {error}") from error

@@ -249,12 +249,13 @@ class NpySource(Source):
             out[...] = file.map("F")[inside]
             return
         opened, offsets = self._open(number), file.offset_of(inside, self.meta.seq_len).tolist()
-        if np.all(np.diff(inside) == 1):
-            opened.read_ranges([(offsets[0], out)])
-            return
-        for offset in offsets if self.cold else ():
+        follow = bool(np.all(np.diff(inside) == 1))
+        for offset in offsets if self.cold and not follow else ():
             os.posix_fadvise(opened.fd, offset, out[0].nbytes, os.POSIX_FADV_WILLNEED)
-        opened.read_ranges(zip(offsets, out, strict=True))
+        try:
+            opened.read_ranges([(offsets[0], out)] if follow else zip(offsets, out, strict=True))
+        except IncompleteError as error:
+            raise IncompleteError(f"{file.path}: became shorter while it was read; convert again") from error
 
 
 class CutSource(DocumentSource):

@@ -100,7 +100,7 @@ class Field:
             raise ArgumentError(f"{what}: field {self.name}: expected shape {expected}, found {found.shape}")
         if found.dtype == self.dtype:
             return np.ascontiguousarray(found)
-        if not np.can_cast(found.dtype, self.dtype, "same_kind") and found.dtype.kind + self.dtype.kind not in _COUNTS:
+        if not np.can_cast(found.dtype, self.dtype, "same_kind") and not {found.dtype.kind, self.dtype.kind} <= _COUNTS:
             raise ArgumentError(f"{what}: field {self.name}: expected {self.dtype}, found {found.dtype}")
         if self.dtype.names is not None:
             raise ArgumentError(f"{what}: field {self.name}: expected exactly {self.dtype}, found {found.dtype}")
@@ -113,8 +113,8 @@ class Field:
         return stored
 
 
-#: Casts between whole numbers and truth values that are checked value by value.
-_COUNTS: Final = frozenset({"iu", "ui", "ib", "ub", "bu", "bi"})
+#: Kinds of whole numbers and truth values: casts between these are checked value by value.
+_COUNTS: Final = frozenset("iub")
 
 
 def _is_stored(dtype: np.dtype[Any]) -> bool:

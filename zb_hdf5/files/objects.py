@@ -176,12 +176,11 @@ def _first_line(error: BaseException) -> str:
 
 
 class RemoteObject:
-    """The bytes of one object, which never change under the reader: its size and ETag identify it.
+    """The bytes of one object, which never change under the reader: its size and ETag identify it. Thread-safe."""
 
-    Thread-safe; usable after fork; picklable (a copy refuses another object). Each read is a ranged `get` on condition
-    of the first ETag; without one, or with a weak one, the answers are compared. No answer takes more memory than its
-    range. All attempts of one read together take at most the seconds of ZB_REMOTE_TIMEOUT (180).
-    """
+    # usable after fork; picklable (a copy refuses another object); each read is a ranged `get` on condition of the
+    # first ETag; without one, or with a weak one, the answers are compared; no answer takes more memory than its
+    # range; all attempts of one read together take at most the seconds of ZB_REMOTE_TIMEOUT (180)
 
     access, fd, maps = "remote", -1, False
 

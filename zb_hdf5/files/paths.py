@@ -132,12 +132,6 @@ def size_of(handle: Handle) -> int:
     return os.fstat(handle).st_size if isinstance(handle, int) else handle.num_bytes
 
 
-def close_reading(fd: int) -> None:
-    """Close a descriptor that was only read: an error of a file system that is gone loses nothing."""
-    with contextlib.suppress(OSError):
-        os.close(fd)
-
-
 def require_regular(mode: int, path: str | os.PathLike[str]) -> None:
     """Raise as `regular` does, unless `mode` is that of a regular file."""
     if stat.S_ISDIR(mode):

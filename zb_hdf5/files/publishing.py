@@ -17,7 +17,6 @@ import shutil
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy.typing as npt
@@ -184,9 +183,7 @@ class LockedFolder:
         """Have an exception leave the folder as it is, for a later process to go on with."""
         self._keep = True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         try:
             if kind is None and not self._shared:
                 self._finish()

@@ -6,6 +6,7 @@ its chunk index; from here on both are the same.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -28,16 +29,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import BatchIndexError
 from zb_hdf5.files.objects import RemoteObject
-from zb_hdf5.files.paths import (
-    Identity,
-    RemotePath,
-    any_path,
-    close_reading,
-    cut_short,
-    identity_of,
-    regular,
-    require_identity,
-)
+from zb_hdf5.files.paths import Identity, RemotePath, any_path, cut_short, identity_of, regular, require_identity
 from zb_hdf5.spec import TokenArray
 
 #: Parts of a file that are mapped one by one: a process may have 65,530 mappings.
@@ -198,6 +190,12 @@ NETWORK_FILE_SYSTEMS: Final = {
 NO_COPY_RANGE: Final = frozenset(
     {errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ETXTBSY}
 )
+
+
+def close_reading(fd: int) -> None:
+    """Close a descriptor that was only read: an error of a file system that is gone loses nothing."""
+    with contextlib.suppress(OSError):
+        os.close(fd)
 
 
 class LocalFile:

@@ -44,7 +44,9 @@ def helps(command: Any = None, name: str = "zb") -> Iterator[str]:
     """Yield the help of each command."""
     click = importlib.import_module("click")
     command = importlib.import_module("zb_hdf5.commands.zb").zb if command is None else command
-    with click.Context(command, info_name=name, terminal_width=120, max_content_width=120) as context:
+    with click.Context(
+        command, info_name=name, terminal_width=120, max_content_width=120, show_default=True
+    ) as context:
         yield f"$ {name} --help\n{command.get_help(context)}\n"
         for each in command.list_commands(context) if hasattr(command, "list_commands") else []:
             yield from helps(command.get_command(context, each), f"{name} {each}")

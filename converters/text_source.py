@@ -74,7 +74,7 @@ class TextSource(DocumentSource):
         tokenizer, file, read = load_tokenizer(self._recipe.tokenizer), self._files[group.file_number], 0
         for block in file.row_group(group.number):
             read += sum(map(len, block.texts))
-            chosen = block if choose is None else block.only(choose(len(block.texts)).tolist(), block.dropped)
+            chosen = block if choose is None else block.only(choose(len(block.texts)).tolist())
             tokens, lengths, cut = self._recipe.encode(tokenizer, chosen.texts, num_threads)
             rows = np.array(chosen.rows, np.uint64)
             yield Encoded(tokens, lengths, str(file.path), rows, chosen.ids, chosen.metadata, cut, block.dropped, read)

@@ -75,10 +75,10 @@ class Block:
     ids: list[bytes] = field(default_factory=list)  # UTF-8; empty where no column of them was named, as is `metadata`
     metadata: list[bytes] = field(default_factory=list)  # the text of a JSON object for each document
 
-    def only(self, keep: Sequence[bool], dropped: Dropped) -> Block:
+    def only(self, keep: Sequence[bool]) -> Block:
         """Return the block with some of its documents."""
         texts, rows = list(compress(self.texts, keep)), list(compress(self.rows, keep))
-        return Block(texts, dropped, rows, list(compress(self.ids, keep)), list(compress(self.metadata, keep)))
+        return Block(texts, self.dropped, rows, list(compress(self.ids, keep)), list(compress(self.metadata, keep)))
 
 
 class DocumentFile(ABC):
@@ -96,15 +96,11 @@ class DocumentFile(ABC):
     ) -> None:
         self.path, self.column = path, column
         self.id_column, self.metadata_columns = id_column, tuple(metadata_columns)
+        self.more_columns = (*filter(None, [id_column]), *metadata_columns)  # those that are read besides the text
         self._look()
 
     def _look(self) -> None:  # noqa: B027 - most files are looked at when they are read
         """Look at the file: count its row groups, and refuse one without the columns."""
-
-    @property
-    def more_columns(self) -> tuple[str, ...]:
-        """The columns that are read besides the text."""
-        return (*([self.id_column] if self.id_column else []), *self.metadata_columns)
 
     def blocks(self) -> Iterator[Block]:
         """Yield all documents in order."""

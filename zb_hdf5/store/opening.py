@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy, UnverifiableError
+from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy
 from zb_hdf5.field import Fields, parse_fields
 from zb_hdf5.files.paths import RemotePath, any_path, local_path, require_remote_access
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, partial_path
@@ -155,25 +155,23 @@ def _open_cached(wanted: _Wanted, cache: str | os.PathLike[str] | None, cache_by
 
 
 def _open(wanted: _Wanted) -> BatchReader:
-    if wanted.path.is_dir() or wanted.path.name == INDEX_NAME:
+    index, in_folder = None, wanted.path.is_dir() or wanted.path.name == INDEX_NAME
+    if in_folder:
         wanted = _of_backend(wanted)
         index = ShardIndex.load(wanted.path) if find_index(wanted.path) else None
         if index and isinstance(wanted.path, RemotePath) and not index.complete:
             raise IncompleteError(
                 f"{wanted.path}: is still written: a store that grows is read on its own machine only"
             )
-        if index.holds_stream if index else is_stream(wanted.path, wanted.backend):
-            return _open_windows(wanted, index)
-        _require_batches(wanted)
-        return _open_store(wanted, index or ShardIndex.load(wanted.path))
-    shaped = wanted.batch_size is not None and wanted.seq_len is not None
+    shaped, is_plain = wanted.batch_size is not None and wanted.seq_len is not None, wanted.dataset is None
     # without a shape a lone HDF5 file is taken for batches, which saves a look into it; its reader refuses a stream
     unsure = shaped or wanted.path.suffix not in {row.suffix for row in backends().values()}
-    if wanted.dataset is None and unsure and is_stream(wanted.path, wanted.backend):
-        return _open_windows(wanted, None)
-    if wanted.dataset is None:
-        _require_batches(wanted)
-    return _open_file(wanted)
+    if index.holds_stream if index else (in_folder or (is_plain and unsure)) and is_stream(wanted.path, wanted.backend):
+        return _open_windows(wanted, index)
+    refused = wanted.backend not in ("auto", *backends()) or ((shaped or wanted.overlap) and not wanted.for_loader)
+    if refused and (in_folder or is_plain):
+        raise ArgumentError(f"{wanted.path}: is no token stream: its batches have the shape that they were stored with")
+    return _open_store(wanted, index or ShardIndex.load(wanted.path)) if in_folder else _open_file(wanted)
 
 
 def _of_backend(wanted: _Wanted) -> _Wanted:
@@ -196,13 +194,6 @@ def _of_backend(wanted: _Wanted) -> _Wanted:
             f"{known[other]}; convert one of them again"
         )
     return replace(wanted, path=path / name, backend=name)
-
-
-def _require_batches(wanted: _Wanted) -> None:
-    shaped = wanted.batch_size is not None and wanted.seq_len is not None
-    unknown = wanted.backend != "auto" and wanted.backend not in backends()
-    if unknown or ((shaped or wanted.overlap) and not wanted.for_loader):
-        raise ArgumentError(f"{wanted.path}: is no token stream: its batches have the shape that they were stored with")
 
 
 def _open_file(wanted: _Wanted) -> BatchReader:
@@ -244,8 +235,6 @@ def _open_windows(wanted: _Wanted, index: ShardIndex | None) -> BatchReader:
             f"{path}: asked for backend {wanted.backend!r}, dataset {wanted.dataset!r}, found a {kind!r} stream"
         )
     if wanted.verify == "store":
-        if wanted.dataset is not None:
-            raise UnverifiableError(f"{path}: cannot be verified: a dataset of another origin has no digests")
         require_digests(path, wanted.split)
     index, identities = stream_index(path, wanted.split, wanted.dataset, index)
     windows = batch_size, seq_len, wanted.overlap
@@ -255,18 +244,10 @@ def _open_windows(wanted: _Wanted, index: ShardIndex | None) -> BatchReader:
     )  # fmt: skip
 
 
-def open_tokens(
-    path: str | os.PathLike[str],
-    *,
-    split: str | None = None,
-    access: str = "auto",
-    verify: str = "auto",
-    dataset: str | None = None,
-) -> StoreReader:
+def open_tokens(path: Path, split: str | None = None, dataset: str | None = None) -> StoreReader:
     """Open a token stream as single tokens: batches of one record of one token. Arguments as for `open_reader`."""
-    path = any_path(path)
     index, identities = stream_index(path, split, dataset)
-    return StoreReader(path, index, access=access, verify=verify, dataset=dataset, identities=identities)
+    return StoreReader(path, index, dataset=dataset, identities=identities)
 
 
 def _open_store(wanted: _Wanted, index: ShardIndex) -> BatchReader:

@@ -55,14 +55,23 @@ def clock(monkeypatch):
     return clock
 
 
+@pytest.fixture
+def bar(clock):
+    """Return `bar(total, *steps)`: what a progress bar shows of steps, each of seconds, a method and its arguments."""
+
+    def shown(total, *steps, name="convert", stream=Terminal, **options):
+        with Progress(name, total, stream=(opened := stream()), **options) as progress:
+            for seconds, method, *arguments in steps:
+                clock.now += seconds
+                getattr(progress, method)(*arguments)
+        return opened.getvalue()
+
+    return shown
+
+
 # --- progress --------------------------------------------------------------------------------------------------
-def test_a_terminal_shows_one_line_and_clears_it(clock):
-    stream = Terminal()
-    with Progress("convert", 100, stream=stream) as progress:
-        for _ in range(10):
-            clock.now += 1
-            progress.advance(10)
-    text = stream.getvalue()
+def test_a_terminal_shows_one_line_and_clears_it(bar):
+    text = bar(100, *[(1, "advance", 10)] * 10)
     assert "\n" not in text
     updates = text.split("\r\x1b[K")
     assert updates[0] == ""  # every update begins by clearing the line
@@ -72,95 +81,53 @@ def test_a_terminal_shows_one_line_and_clears_it(clock):
     assert "100%" in updates[-2]
 
 
-def test_the_bar_fills_and_the_numbers_are_right(clock):
-    stream = Terminal()
-    with Progress("convert", 4000, stream=stream) as progress:
-        clock.now += 10
-        progress.advance(1000)
-    shown = stream.getvalue()
+def test_the_bar_fills_and_the_numbers_are_right(bar):
+    shown = bar(4000, (10, "advance", 1000))
     assert " 25%  100 tok/s  0:30 left" in shown
     assert shown.count("█") == round(0.25 * console.BAR_WIDTH)
-    with Progress("npy-to-batch", 10**13, stream=(stream := Terminal())) as progress:
-        clock.now += 3000
-        progress.advance(10**11)
-    assert max(len(update) for update in stream.getvalue().split("\r\x1b[K")) < 80
+    shown = bar(10**13, (3000, "advance", 10**11), name="npy-to-batch")
+    assert max(len(update) for update in shown.split("\r\x1b[K")) < 80
 
 
-def test_a_total_that_is_known_later_is_not_reached_before(clock):
-    stream = Terminal()
-    with Progress("fetch", 0, stream=stream, unit="B") as progress:
-        clock.now += 1
-        progress.advance(10)
-        assert not re.search("100%|left", stream.getvalue())
-        clock.now += 9
-        progress.advance(990, 4000)
-    assert " 25%  100 B/s  0:30 left" in stream.getvalue()
+def test_a_total_that_is_known_later_is_not_reached_before(bar):
+    first = (1, "advance", 10)
+    assert not re.search("100%|left", bar(0, first, unit="B"))
+    assert " 25%  100 B/s  0:30 left" in bar(0, first, (9, "advance", 990, 4000), name="fetch", unit="B")
 
 
-def test_what_was_kept_counts_for_the_share_but_not_for_the_rate(clock):
-    stream = Terminal()
-    with Progress("convert", 4000, stream=stream) as progress:
-        clock.now += 50  # to look at it
-        progress.keep(2000)
-        clock.now += 10
-        progress.advance(1000)
-    assert " 75%  100 tok/s  0:10 left" in stream.getvalue()
+def test_what_was_kept_counts_for_the_share_but_not_for_the_rate(bar):
+    assert " 75%  100 tok/s  0:10 left" in bar(4000, (50, "keep", 2000), (10, "advance", 1000))  # 50 s to look at it
 
 
-def test_no_time_is_named_before_anything_is_done(clock):
-    stream = Terminal()
-    with Progress("tokenize", 100, stream=stream) as progress:
-        clock.now += 17
-        progress.advance(0)
-        progress.keep(50)
-        clock.now += 1
-        progress.advance(0)
-        assert "left" not in stream.getvalue()
-        clock.now += 1
-        progress.advance(10)
-    assert " 60%  " in stream.getvalue()
-    assert " left" in stream.getvalue()
+def test_no_time_is_named_before_anything_is_done(bar):
+    nothing = (17, "advance", 0), (0, "keep", 50), (1, "advance", 0)
+    assert "left" not in bar(100, *nothing)
+    assert re.search(" 60%  .* left", bar(100, *nothing, (1, "advance", 10)))
 
 
-def test_a_terminal_is_not_flooded(clock):
-    stream = Terminal()
-    with Progress("convert", 10**6, stream=stream) as progress:
-        for _ in range(10**4):
-            clock.now += 0.001
-            progress.advance(100)
-    assert stream.getvalue().count("\r") <= 102
+def test_a_terminal_is_not_flooded(bar):
+    assert bar(10**6, *[(0.001, "advance", 100)] * 10**4).count("\r") <= 102
 
 
-def test_a_log_gets_plain_lines_now_and_then(clock):
-    stream = io.StringIO()
-    with Progress("convert", 100, stream=stream) as progress:
-        for _ in range(50):
-            clock.now += 1
-            progress.advance(2)
-    lines = stream.getvalue().splitlines()
+def test_a_log_gets_plain_lines_now_and_then(bar):
+    shown = bar(100, *[(1, "advance", 2)] * 50, stream=io.StringIO)
+    lines = shown.splitlines()
     assert len(lines) == 5
     assert all(re.fullmatch(r"convert: \d+%  .*tok/s  .* left", line) for line in lines)
-    assert not {"\r", "\x1b"} & set(stream.getvalue())
+    assert not {"\r", "\x1b"} & set(shown)
     assert lines[-1].startswith("convert: 100%")
 
 
-@pytest.mark.parametrize(
-    ("stream", "seconds", "enabled"), [(io.StringIO(), 100, False), (Terminal(), 100, False), (io.StringIO(), 5, True)]
-)
-def test_disabled_progress_and_that_of_short_work_in_a_log_are_silent(stream, seconds, enabled, clock):
-    with Progress("convert", 100, enabled=enabled, stream=stream) as progress:
-        clock.now += seconds
-        progress.advance(100)
-    assert stream.getvalue() == ""
+@pytest.mark.parametrize(("stream", "seconds", "enabled"), [
+    (io.StringIO, 100, False), (Terminal, 100, False), (io.StringIO, 5, True),
+])  # fmt: skip
+def test_disabled_progress_and_that_of_short_work_in_a_log_are_silent(stream, seconds, enabled, bar):
+    assert bar(100, (seconds, "advance", 100), stream=stream, enabled=enabled) == ""
 
 
 @pytest.mark.parametrize(("total", "done"), [(0, 0), (0, 5), (100, 0), (100, 500)])
-def test_odd_totals_are_shown_without_fuss(total, done, clock):
-    stream = io.StringIO()
-    with Progress("convert", total, stream=stream) as progress:
-        clock.now += 20
-        progress.advance(done)
-    assert re.search(r"\b(0|100)%", stream.getvalue())
+def test_odd_totals_are_shown_without_fuss(total, done, bar):
+    assert re.search(r"\b(0|100)%", bar(total, (20, "advance", done), stream=io.StringIO))
 
 
 def test_a_terminal_is_cleared_after_an_error_too(clock):

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from damage import flip, flip_token
+from damage import fields_of, flip, flip_bits, flip_token, steps_of, tables_of, write_batches, write_streams
 
 from zb_hdf5 import ChecksumError, IncompleteError, Loader, convert, open_reader
 from zb_hdf5.loaders import steps
@@ -107,3 +107,35 @@ def test_batches_in_a_cache_are_those_of_the_store_though_some_are_absent_or_dam
         np.testing.assert_array_equal(arrays(map(loader.dataset().__getitem__, range(NUM_BATCHES))), expected)
         os.truncate(data, size // 3)
         np.testing.assert_array_equal(arrays(loader), expected)
+
+
+@pytest.mark.parametrize("write", [write_batches, write_streams])
+@pytest.mark.parametrize("verify", ["auto", "batch", "none"])
+def test_a_flipped_bit_of_a_table(write, verify, tmp_path, thinned):
+    store, shape = write(tmp_path)
+    tables = tables_of(store)
+    assert len({path for path, *_ in tables}) >= 3
+    found = flip_bits(tables, lambda: steps_of(store, **shape, verify=verify), thinned(range(300), 20))
+    assert found["refused"] > 0
+    assert verify == "none" or found["silent"] == 0, found
+
+
+@pytest.mark.parametrize(
+    ("write", "verify"), [(write_batches, "auto"), (write_batches, "batch"), (write_streams, "batch")]
+)
+def test_a_flipped_bit_of_a_field(write, verify, tmp_path, thinned):
+    store, shape = write(tmp_path)
+    found = flip_bits(fields_of(store), lambda: steps_of(store, **shape, verify=verify), thinned(range(150), 10))
+    assert found["refused"] > 0
+    assert found["silent"] == 0, found
+
+
+@pytest.mark.parametrize("write", [write_batches, write_streams])
+@pytest.mark.parametrize("verify", ["auto", "batch"])
+def test_a_flipped_bit_of_a_cache_is_never_seen(write, verify, tmp_path, thinned):
+    store, shape = write(tmp_path)
+    shape |= {"cache": tmp_path / "cache", "verify": verify}
+    steps_of(store, **shape)
+    files = [path for path in sorted((tmp_path / "cache").rglob("*")) if path.is_file() and path.stat().st_size]
+    files = [(path, 0, path.stat().st_size) for path in files]
+    assert flip_bits(files, lambda: steps_of(store, **shape), thinned(range(150), 10)).keys() == {"same"}

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import urllib.request
+from contextlib import contextmanager
 
 import pytest
 
@@ -59,6 +60,18 @@ def wait_for(port):
     raise TimeoutError(f"nothing listens on {port}")
 
 
+@contextmanager
+def serving(port, *command):
+    """Run a server until it is not needed any more."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(port)
+        yield
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
 def free_port():
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -76,20 +89,14 @@ def www(tmp_path_factory):
     folder.mkdir()
     os.chmod(place, 0o755)
     user = "user root;" if os.geteuid() == 0 else ""
-    temporary = "".join(
-        f"{name}_temp_path {place}/{name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    )
+    names = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    temporary = "".join(f"{name}_temp_path {place}/{name};" for name in names)
     (place / "nginx.conf").write_text(
         f"{user} daemon off; pid {place}/pid; error_log {place}/error.log; events {{}} "
         f"http {{ access_log off; {temporary} server {{ listen 127.0.0.1:{port}; root {folder}; }} }}"
     )
-    process = subprocess.Popen([nginx, "-p", place, "-c", place / "nginx.conf"], stderr=subprocess.DEVNULL)
-    try:
-        wait_for(port)
+    with serving(port, nginx, "-p", place, "-c", place / "nginx.conf"):
         yield folder, port
-    finally:
-        process.terminate()
-        process.wait(10)
 
 
 class Harm(http.server.BaseHTTPRequestHandler):
@@ -109,9 +116,8 @@ class Harm(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         with proxy.lock:
             number = len(proxy.requests)
-            proxy.requests.append(
-                (self.command, self.path.rsplit("/", 1)[1].partition("?")[0], self.headers.get("Range"))
-            )
+            name = self.path.rsplit("/", 1)[1].partition("?")[0]
+            proxy.requests.append((self.command, name, self.headers.get("Range")))
             proxy.under_way += 1
             proxy.most_under_way = max(proxy.most_under_way, proxy.under_way)
         try:
@@ -151,14 +157,12 @@ class Harm(http.server.BaseHTTPRequestHandler):
     def _forward(self, body):
         upstream = http.client.HTTPConnection("127.0.0.1", self.server.upstream, timeout=30)
         try:
-            upstream.request(
-                self.command, self.path, body or None, {k: v for k, v in self.headers.items() if k != "Connection"}
-            )
+            headers = {k: v for k, v in self.headers.items() if k != "Connection"}
+            upstream.request(self.command, self.path, body or None, headers)
             answer = upstream.getresponse()
             data = answer.read()
-            skipped = {"connection", "transfer-encoding", "server", "date"} | (
-                set() if self.command == "HEAD" else {"content-length"}
-            )
+            skipped = {"connection", "transfer-encoding", "server", "date"}
+            skipped |= set() if self.command == "HEAD" else {"content-length"}
             return answer.status, {k: v for k, v in answer.getheaders() if k.lower() not in skipped}, data
         finally:
             upstream.close()
@@ -208,14 +212,8 @@ def moto():
     """Return the port of a server that speaks S3."""
     pytest.importorskip("moto.server")
     port = free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        wait_for(port)
+    with serving(port, sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)):
         yield port
-    finally:
-        process.terminate()
-        process.wait(10)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 import torch
 from contents import write_stream
 from contract import random_tokens
+from damage import fields_of, flip_bits, steps_of, tables_of, write_batches, write_streams
 from h5py._objects import phil
 from packed import FIELDS, write_packed
 from source_tokens import ALL
@@ -227,3 +228,15 @@ def test_threads_that_wait_for_a_table_share_the_error_of_the_one_that_fetches_i
 
     alone = failed_requests(1)
     assert failed_requests(8) <= 2 * alone  # else each tries for minutes, one after the other
+
+
+@pytest.mark.parametrize("write", [write_batches, write_streams])
+@pytest.mark.parametrize("verify", ["auto", "batch"])
+def test_a_flipped_bit_of_an_object(write, verify, served, thinned):
+    folder, url = served
+    store, shape = write(folder)
+    # windows of streams compare their fields with "batch" only
+    ranges = tables_of(store) + (fields_of(store) if verify == "batch" or write is write_batches else [])
+    found = flip_bits(ranges, lambda: steps_of(f"{url}/store", **shape, verify=verify), thinned(range(150), 10))
+    assert found["refused"] > 0
+    assert found["silent"] == 0, found

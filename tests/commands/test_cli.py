@@ -34,9 +34,10 @@ SHAPE = ("--batch-size", "4", "--seq-len", str(SEQ_LEN))
 FILE_OF_STORE = {"h5-store": "shard-00001-of-00003.h5", "batch-store": "shard-00001-of-00003.batch"}
 
 
-def one_error(result):
+def one_error(result, code=None):
     """Return the message of a failed command: all that it printed."""
     assert result.exit_code != 0
+    assert result.exit_code == (code or result.exit_code)
     assert result.stdout == ""
     assert result.stderr.startswith("Error: ")
     assert result.stderr.count("Error: ") == 1
@@ -258,17 +259,14 @@ def test_a_path_that_cannot_be_read_exits_2(name, path, reason, tmp_path, monkey
     (tmp_path / "busy.h5.partial").touch()
     arguments = (path, "out") if name.startswith("convert") else (path,)
     text = ("--tokenizer", "byte") if name in TEXT_COMMANDS else ()
-    result = run(zb, *name.split(), *arguments, *text)
-    assert result.exit_code == 2
-    assert reason in result.stderr
+    assert reason in said(2, *name.split(), *arguments, *text)
 
 
 @pytest.mark.parametrize("name", [name for name in LEAVES if re.match(r"convert (text|jsonl|stream|\w+-to-npy)", name)])
 def test_a_url_is_no_destination(name, places):
-    result = run(zb, *name.split(), places["h5"], "s3://bucket/x")
-    assert result.exit_code == 2
-    assert "download" not in result.stderr
-    assert "s3://bucket/x: is a URL" in result.stderr
+    text = said(2, *name.split(), places["h5"], "s3://bucket/x")
+    assert "download" not in text
+    assert "s3://bucket/x: is a URL" in text
 
 
 @pytest.mark.parametrize("command", ["info", "verify"])
@@ -276,16 +274,14 @@ def test_a_url_is_no_destination(name, places):
 def test_an_unknown_file_or_folder_is_an_error(command, content, tmp_path):
     path = tmp_path / "what"
     path.mkdir() if content is None else path.write_bytes(content)
-    result = run(zb, command, path)
-    assert result.exit_code == 1  # its first bytes are not what a file of ours has
-    assert f"{path}: no {INDEX_NAME if content is None else 'known file'}" in result.output
-    assert result.output.endswith("; 'zb convert --help' lists what becomes a store\n")
+    text = said(1, command, path)  # its first bytes are not what a file of ours has
+    assert f"{path}: no {INDEX_NAME if content is None else 'known file'}" in text
+    assert text.endswith("; 'zb convert --help' lists what becomes a store\n")
     if content is None:
         (path / "shard-00000-of-00002.h5").touch()
     else:
         path = path.rename(tmp_path / "what.h5")
-    result = run(zb, "verify", path)
-    assert (result.exit_code, "BAD: " in result.output) == (3, True)  # of a store, by its name
+    assert "BAD: " in said(3, "verify", path)  # of a store, by its name
 
 
 def test_a_file_of_another_program_has_no_digests(tmp_path):
@@ -307,9 +303,7 @@ def test_a_file_that_is_being_written_exits_5(places, tmp_path):
         path = tmp_path / f"busy{suffix}"
         with open_writer(path, batch_size=4, seq_len=SEQ_LEN) as writer:
             writer.write(batches(1))
-            result = run(convert, command, places["npy"], path, *SHAPE)
-            assert "another process is writing it" in one_error(result)
-            assert result.exit_code == 5
+            assert "another process is writing it" in one_error(run(convert, command, places["npy"], path, *SHAPE), 5)
         with open_reader(path) as reader:
             assert reader.num_batches == 1
 
@@ -323,9 +317,8 @@ def test_a_missing_filter_exits_5(tmp_path):
         space = h5py.h5s.create_simple((2, 4, SEQ_LEN))
         dataset = h5py.h5d.create(h5.id, b"tokens", h5py.h5t.STD_U32LE, space, plist)
         dataset.write_direct_chunk((0, 0, 0), b"compressed by another filter", filter_mask=0)
-    result = run(convert, "hdf5-to-batch", path, tmp_path / "o.batch", "--dataset", "tokens")
-    assert "filter" in one_error(result)
-    assert result.exit_code == 5
+    command = ("hdf5-to-batch", path, tmp_path / "o.batch", "--dataset", "tokens")
+    assert "filter" in one_error(run(convert, *command), 5)
 
 
 @pytest.mark.parametrize(("error", "code", "text"), [
@@ -339,9 +332,7 @@ def test_what_goes_wrong_underneath_is_one_message(error, code, text, places, tm
         raise type(error)(*error.args) if not getattr(error, "filename", None) else OSError(*error.args, error.filename)
 
     monkeypatch.setattr(zb_hdf5.converters.run, "run", fail)
-    result = run(convert, "npy-to-hdf5", places["npy"], tmp_path / "out", *SHAPE)
-    assert text in one_error(result)
-    assert result.exit_code == code
+    assert text in one_error(run(convert, "npy-to-hdf5", places["npy"], tmp_path / "out", *SHAPE), code)
 
 
 # --- zb info ---------------------------------------------------------------------------------------------------

@@ -255,7 +255,7 @@ class NpySource(Source):
         try:
             opened.read_ranges([(offsets[0], out)] if follow else zip(offsets, out, strict=True))
         except IncompleteError as error:
-            raise IncompleteError(f"{file.path}: became shorter while it was read; convert again") from error
+            raise IncompleteError(f"{file.path}: was cut short while it was read; convert again") from error
 
 
 class CutSource(DocumentSource):

@@ -79,11 +79,6 @@ class FileFormat:
         """The dtype of new tokens: uint32 where others read no other one, else "auto", the smaller one that fits."""
         return "uint32" if self.uint16_note else "auto"
 
-    def has_magic(self, head: bytes) -> bool:
-        """Return whether the first `HEAD_BYTES` of a file are those of this format."""
-        magic = self.magic()
-        return bool(magic) and any(head.startswith(magic, offset) for offset in self.magic_offsets)
-
     def total_bytes(self, meta: StoreMeta, num_batches: int) -> int:
         """Return about how many bytes these batches and their fields take."""
         fields = (meta.of_field(field.name).padded_batch_bytes for field in meta.fields)
@@ -201,7 +196,10 @@ def backend_in(path: Path) -> str:
     """Return the name of the first backend whose magic bytes a file carries; "": none."""
     with open_file(path) as file:
         head = file.read(HEAD_BYTES)
-    return next((name for name, backend in backends().items() if backend.has_magic(head)), "")
+    for name, row in backends().items():
+        if (magic := row.magic()) and any(head.startswith(magic, offset) for offset in row.magic_offsets):
+            return name
+    return ""
 
 
 def open_chunks(path: Path) -> BatchReader:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from zb_hdf5.documents.table_file import Side, TableFile
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, UnverifiableError
 from zb_hdf5.files.checked import Crc32Rows, crc32_of
-from zb_hdf5.files.paths import Identity, RemotePath, any_path
+from zb_hdf5.files.paths import Identity, any_path
 from zb_hdf5.files.ranges import Extents
 from zb_hdf5.files.tokens import Tokens, open_extents
 from zb_hdf5.formats.batch_reader import BatchReader, require_options
@@ -156,10 +156,7 @@ class HDF5StreamReader(HDF5Reader):
     """Reads an HDF5 stream as its chunks: batches of one record, of which the last may hold fewer tokens."""
 
     def __init__(self, path: str | os.PathLike[str], identity: Identity | None = None) -> None:
-        path = any_path(path)
-        found = look_at_stream(path, identity)
-        access = "h5py" if found.extents is None else "auto" if isinstance(path, RemotePath) else "pread"
-        super().__init__(found, access, "none")
+        super().__init__(look_at_stream(any_path(path), identity), "auto", "none")
 
     def name_of(self, number: int) -> str:
         start, chunk_tokens = number * self.meta.chunk_tokens, self.meta.chunk_tokens

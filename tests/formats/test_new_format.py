@@ -94,7 +94,7 @@ class RawWriter(FileWriter):
 
     def _append(self, batches, digest, fields):
         write_fully(self._file.fd, batches, SLOTS + self.num_batches * self.meta.batch_bytes)
-        self._commit(batches, digest.result())
+        self._commit(batches, digest)
 
     def _complete(self, info):
         m = self.meta

@@ -116,6 +116,7 @@ READERS = {
     "ShardIndex.load": ("store", ShardIndex.load),
     "ShardIndex.save": ("store", lambda path: ShardIndex.load(path).save(path)),
     "ShardIndex.from_json": ("store/shards.json", lambda path: ShardIndex.from_json(Path(path).read_text(), path)),
+    "ShardEntry.file": ("store", lambda path: ShardIndex.load(path).shards[0].file(path)),
     "rebuild_index": ("store", lambda path: rebuild_index(path, force=True)),
     "repair": ("store", repair),
     "convert": ("npy", lambda path: convert(path, "hdf5", f"{os.fspath(path)}.h5", batch_size=4, overwrite=True)),

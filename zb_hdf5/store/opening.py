@@ -74,7 +74,7 @@ def open_reader(
         Split of a store whose shards alone are read ("train", "val"); None: all shards. A lone file is "train".
     batch_size, seq_len, overlap
         For a token stream (an HDF5 stream, a store of them, 1-D `.npy` files): the shape of its windows, and how many
-        tokens each of them shares with the next. See `WindowReader`.
+        tokens each of them shares with the next. See `StoreReader`.
     cache, cache_bytes
         A folder on a fast local disk, in which batches are kept when they are first read, and how much it may hold in
         all (200 * 2**30 or "200GiB"; None: nine tenths of what is free). Several readers, processes and jobs may share
@@ -215,10 +215,9 @@ def _open_file(wanted: _Wanted) -> BatchReader:
         raise BackendError(f"{path}: dataset={wanted.dataset!r} needs an HDF5 file, found a {found!r} file")
     if is_stream(path, dataset=wanted.dataset):
         return _open_windows(wanted, None)
-    from zb_hdf5.formats.hdf5.h5_reader import ForeignReader
+    from zb_hdf5.formats.hdf5.h5_reader import open_foreign
 
-    options = {"access": wanted.access, "verify": wanted.verify}
-    return ForeignReader(path, wanted.dataset, wanted.batch_size, **options)
+    return open_foreign(path, wanted.dataset, wanted.batch_size, wanted.access, wanted.verify)
 
 
 def _open_windows(wanted: _Wanted, index: ShardIndex | None) -> BatchReader:

@@ -134,17 +134,14 @@ class HDF5BatchReader(HDF5Reader):
         super().__init__(look_at_batches(any_path(path)), access, verify)
 
 
-class ForeignReader(HDF5Reader):
-    """Reads an integer dataset of another origin: batches `(N, B, S)`, or records `(R, S)`."""
-
-    def __init__(
-        self, path: Path, dataset: str, batch_size: int | None = None, *, access: str = "auto", verify: str = "auto"
-    ) -> None:
-        column, axes = look_at_foreign(path, dataset)
-        super().__init__(column, access, verify)
-        if axes == 2 and batch_size is not None:
-            self.meta = StoreMeta(batch_size, column.meta.seq_len, column.meta.dtype)
-            self.num_batches //= batch_size
+def open_foreign(path: Path, dataset: str, batch_size: int | None, access: str, verify: str) -> HDF5Reader:
+    """Open an integer dataset of another origin: batches `(N, B, S)`, or records `(R, S)`."""
+    column, axes = look_at_foreign(path, dataset)
+    reader = HDF5Reader(column, access, verify)
+    if axes == 2 and batch_size is not None:
+        reader.meta = StoreMeta(batch_size, column.meta.seq_len, column.meta.dtype)
+        reader.num_batches //= batch_size
+    return reader
 
 
 def open_field(path: str | os.PathLike[str], name: str, access: str = "auto", verify: str = "auto") -> HDF5Reader:

@@ -130,12 +130,6 @@ class DocumentCounts:
         self.dropped.merge(later.dropped)
         self.tokens.add(later.tokens)
 
-    def add_encoded(self, encoded: Encoded) -> None:
-        """Add those of some documents, but not the dropped rows."""
-        self.documents += len(encoded.lengths)
-        self.tokens.tokens_in += len(encoded.tokens) + encoded.cut
-        self.tokens.drop("beyond --max-document-tokens", encoded.cut)
-
 
 @dataclass(frozen=True)
 class Route:
@@ -156,7 +150,9 @@ class Route:
         for group in self.groups:
             choose = None if self.holdout is None else self.holdout.chooser(group, self.split)
             for encoded in source.read(group, choose, num_threads):
-                counts.add_encoded(encoded)
+                counts.documents += len(encoded.lengths)
+                counts.tokens.tokens_in += len(encoded.tokens) + encoded.cut
+                counts.tokens.drop("beyond --max-document-tokens", encoded.cut)
                 if choose is None or self.split == TRAIN:
                     counts.dropped.merge(encoded.dropped or Dropped())
                 if len(encoded.lengths):

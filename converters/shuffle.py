@@ -14,14 +14,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError
 from zb_hdf5.console import counted, format_bytes
@@ -108,21 +106,9 @@ class ScatterPlan:
         """Return how many source records a run has."""
         return min(self.run_records, self.order.n - run * self.run_records)
 
-    @cached_property
-    def bucket_records(self) -> int:
-        """Records of the largest bucket."""
-        return max(stop - start for start, stop in self.buckets)
-
     def run_path(self, folder: Path, run: int) -> Path:
         """Return the file of a run: its records by bucket, where each bucket begins and the crc32 of each (u64)."""
         return folder / f"{SHARD_PREFIX}run-{run:06}"
-
-    def buckets_of(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the bucket of each stored position, -1 for none."""
-        limits = np.array(self.buckets)
-        buckets: npt.NDArray[np.int64] = np.searchsorted(limits[:, 0], positions, side="right") - 1
-        buckets[positions >= limits[buckets, 1]] = -1
-        return buckets
 
 
 def scatter_run(plan: ScatterPlan, run: int, read: ReadRecords, folder: Path) -> None:
@@ -132,7 +118,9 @@ def scatter_run(plan: ScatterPlan, run: int, read: ReadRecords, folder: Path) ->
     step = max(1, GROUP_BYTES // plan.record_bytes)
     for start in range(0, count, step):
         read(first + start, records[start : start + step])
-    buckets = plan.buckets_of(plan.order.positions(np.arange(first, first + count)))
+    positions, limits = plan.order.positions(np.arange(first, first + count)), np.array(plan.buckets)
+    buckets = limits[:, 0].searchsorted(positions, side="right") - 1
+    buckets[positions >= limits[buckets, 1]] = -1  # in none
     by_bucket = np.argsort(buckets, kind="stable")[np.count_nonzero(buckets < 0) :]
     starts = np.zeros(len(plan.buckets) + 1, dtype="<u8")
     np.cumsum(np.bincount(buckets[by_bucket], minlength=len(plan.buckets)), out=starts[1:])
@@ -182,7 +170,8 @@ class BucketReader:
         start, stop = plan.buckets[bucket]
         self._number, done = -1, 0
         if not len(self._records):
-            self._records = np.empty((plan.bucket_records, plan.record_tokens), plan.dtype)
+            largest = max(stop - start for start, stop in plan.buckets)
+            self._records = np.empty((largest, plan.record_tokens), plan.dtype)
         for run in range(plan.num_runs):
             done += self._read_segment(plan.run_path(self._folder, run), bucket, self._records[done : stop - start])
         if done != stop - start:

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zb_hdf5 import HDF5ShardWriter
-from zb_hdf5.documents.pieces import Pieces, concatenate
-from zb_hdf5.documents.segments import pieces_of_windows
+from zb_hdf5.documents.pieces import Pieces, concatenate, pieces_of_windows
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.formats.hdf5.h5_reader import DocumentOffsets
 from zb_hdf5.spec import NO_DOCUMENT, NO_SHA256, StoreMeta

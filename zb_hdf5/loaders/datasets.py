@@ -14,8 +14,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 from torch.utils.data.distributed import DistributedSampler
 
-from zb_hdf5.documents.pieces import ranges
-from zb_hdf5.documents.segments import IGNORED_TARGET, position_ids
+from zb_hdf5.documents.pieces import IGNORED_TARGET, position_ids, ranges
 from zb_hdf5.errors import BatchIndexError
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.order import StepRequests

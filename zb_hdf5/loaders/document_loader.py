@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.documents import segments as views
+from zb_hdf5.documents import pieces as views
 from zb_hdf5.documents.pieces import Pieces, ends_of
 from zb_hdf5.documents.spans import WantedSpans, spans_of_pieces
 from zb_hdf5.errors import ArgumentError

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.documents import segments as views
+from zb_hdf5.documents import pieces as views
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.documents.spans import WantedSpans, spans_of_pieces
 from zb_hdf5.errors import ArgumentError, UnavailableError, ZbError

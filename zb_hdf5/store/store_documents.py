@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable
-from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, pieces_path
-from zb_hdf5.documents.segments import pieces_of_windows
+from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, pieces_of_windows, pieces_path
 from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath, finding
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import DOCUMENTS_SUFFIX, INDEX_NAME, NO_SHA256

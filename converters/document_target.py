@@ -28,6 +28,7 @@ from zb_hdf5.documents.document_table import DocumentTable, documents_path, part
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import LockedFolder, PartialDirectory, partial_path, refuse_existing
 from zb_hdf5.spec import INDEX_NAME, NO_BOUNDARY, NO_CODEC, SHARD_PREFIX, bad_token_message, find_bad_token, token_limit
+from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.streams import index_streams
 from zb_hdf5.text.corpus import row_of_source
 
@@ -110,15 +111,17 @@ def write_stream(task: TokensTask, progress: Progress = no_progress) -> Finished
             try:
                 writer.write_documents(encoded.tokens, encoded.lengths, documents=encoded.table_rows())
             except ConvertError as error:
-                raise ConvertError(_bad_token(encoded, source)) from error
+                raise ConvertError(_bad_token(encoded, source) or f"{encoded.source}: {error}") from error
         info = writer.finish()
     return FinishedTokens(info.token_count, counts, files_sha256(task.paths), info.max_token)
 
 
 def _bad_token(encoded: Encoded, source: DocumentSource) -> str:
-    """Name the document of the first token that cannot be stored."""
+    """Name the document of the first token that cannot be stored; "" if all can."""
     meta = StoreMeta(1, 1, source.dtype, vocab_size=source.vocab_size)
-    bad = find_bad_token(encoded.tokens, token_limit(meta.dtype, meta.vocab_size)) or 0
+    bad = find_bad_token(encoded.tokens, token_limit(meta.dtype, meta.vocab_size))
+    if bad is None:
+        return ""
     document = int(np.searchsorted(np.cumsum(encoded.lengths), bad, side="right"))
     where = f"the document of {row_of_source(Path(encoded.source).name, encoded.rows[document])}"
     return bad_token_message(encoded.source, where, encoded.tokens[bad], meta)
@@ -283,8 +286,10 @@ def stage_and_write(source: DocumentSource, conversion: Conversion, workers: Wor
         held_out = {"val_fraction": conversion.val_fraction, "val_seed": conversion.seed}
         described = {"packing": conversion.packing, **(held_out if conversion.val_fraction else {})}
         try:
+            path, splits = folder.partial_path, dict.fromkeys(shard.split for shard in made.index.shards)
+            stores = {split: StoreReader(path, made.index.of_split(split)) for split in splits}
             rows = PackedSource(
-                folder.partial_path, folder.partial_path, replace(conversion, dtype=None), paths=source.paths,
+                path, stores, path, replace(conversion, dtype=None), paths=source.paths,
                 description={**plan.description, **described}, token_counts=made.counts.tokens,
             )  # fmt: skip
             report = write_batches(rows, replace(conversion, num_shards=None, shard_bytes=None), workers)

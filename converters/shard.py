@@ -39,7 +39,7 @@ from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.formats.batch_reader import GROUP_BYTES
 from zb_hdf5.formats.native import crc32_path
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.spec import BATCHES, DEFAULT_SPLIT, SHARD_PREFIX
+from zb_hdf5.spec import BATCHES, CRC32_SUFFIX, DEFAULT_SPLIT, PIECES_SUFFIX, SHARD_PREFIX
 
 #: The word for the files in the journal and in messages.
 SHARDS: Final = "shards"
@@ -143,7 +143,7 @@ class ShardTask:
 
 def files_of_shard(path: Path) -> tuple[Path, ...]:
     """Return the file of a shard, and its sidecars."""
-    return path, crc32_path(path), pieces_path(path)
+    return path, *(path.with_name(path.name + suffix) for suffix in (CRC32_SUFFIX, PIECES_SUFFIX))
 
 
 def is_intact(check: CheckTask[ShardTask, FinishedShard], progress: Progress = no_progress) -> bool:

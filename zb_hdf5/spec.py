@@ -320,6 +320,11 @@ class StoreMeta:
         return self.batch_size * self.seq_len
 
     @property
+    def noun(self) -> str:
+        """The name of a batch in messages: a stream calls it a chunk."""
+        return "batch" if self.layout == BATCHES_LAYOUT else "chunk"
+
+    @property
     def column(self) -> str:
         """Name of the column that holds these batches."""
         return TOKEN_COLUMNS[self.layout] if self.field is None else field_column(self.field.name)

@@ -18,7 +18,7 @@ from zb_hdf5.files.checked import VERIFIED, Crc32Rows, batch_crc32s, checked
 from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.tokens import ClosedTokens, Tokens, Wait
-from zb_hdf5.spec import BATCHES_LAYOUT, StoreMeta, TokenArray, content_fingerprint, signed
+from zb_hdf5.spec import StoreMeta, TokenArray, content_fingerprint, signed
 
 if TYPE_CHECKING:
     import torch
@@ -476,8 +476,7 @@ class BatchReader:
                 raise UnverifiableError(f"{self.path}: cannot be verified: {self.missing_digests()}")
             if rows is not None and verify == "batch" and self.num_batches:
                 rows[0]  # damaged ones are an error now
-            noun = "batch" if self.meta.layout == BATCHES_LAYOUT else "chunk"
-            self.tokens = checked(self.tokens, rows, self.path, noun, verify)
+            self.tokens = checked(self.tokens, rows, self.path, self.meta.noun, verify)
             verify = verify if rows is not None else "none"
         self._checks = verify
 

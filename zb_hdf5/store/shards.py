@@ -234,10 +234,6 @@ class Sharded(Tokens):
 
     # --- the files ------------------------------------------------------------------------------------------------
 
-    @property
-    def noun(self) -> str:
-        return "batch" if self.index.meta.layout == BATCHES_LAYOUT else "chunk"
-
     def _open(self, number: int, start: int) -> Tokens:
         """Open a shard, of which the token at position `start` of all is about to be read."""
         entry, path = self.index.shards[number], self.folder / self.index.table.values["path"][number]
@@ -269,7 +265,7 @@ class Sharded(Tokens):
         if problem:
             tokens.close()
             return None
-        return checked(tokens, rows, path, self.noun, self._verify)
+        return checked(tokens, rows, path, self.index.meta.noun, self._verify)
 
     def _is_placed(self, entry: ShardEntry) -> bool:
         placed = entry.complete and self.asked != "h5py" and entry.is_placed(self.index.meta.column)
@@ -298,7 +294,7 @@ class Sharded(Tokens):
             if ranges.num_bytes == entry.num_bytes:
                 table = read_extents(ranges, entry.columns[extents_column(meta.column)], entry.num_batches)
                 chunks = CodedChunks(entry.compressed.codec, table)
-                return Decoded(ranges, chunks, meta.dtype, meta.batch_tokens, entry.token_count, self.noun)
+                return Decoded(ranges, chunks, meta.dtype, meta.batch_tokens, entry.token_count, self.index.meta.noun)
         except FormatError:
             pass
         except BaseException:
@@ -359,7 +355,7 @@ class Sharded(Tokens):
             return f"its rows of crc32 are not those in {INDEX_NAME}"
         expected, crc32 = int(found[unit]), crc32_of(read)
         if crc32 != expected:
-            return f"{self.noun} {unit:,}: expected crc32 {expected:08x}, found {crc32:08x}"
+            return f"{self.index.meta.noun} {unit:,}: expected crc32 {expected:08x}, found {crc32:08x}"
         if isinstance(tokens, FileTokens) and self.wait is Wait.FAR:
             tokens.remember(start, read)
         return ""

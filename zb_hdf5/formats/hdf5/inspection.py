@@ -91,11 +91,6 @@ class Column(NamedTuple):
         return -(-self.num_tokens // self.meta.batch_tokens)
 
     @property
-    def noun(self) -> str:
-        """The name of a unit in messages."""
-        return "batch" if self.meta.layout == BATCHES_LAYOUT else "chunk"
-
-    @property
     def compressed(self) -> CompressedTokens | None:
         """The codec of compressed units, and their bytes."""
         found = self.extents
@@ -108,7 +103,7 @@ class Column(NamedTuple):
             return open_extents(self.path, extents, meta.dtype, self.num_tokens, access, self.identity)
         if isinstance(extents, CodedChunks) and access in ("auto", "pread"):
             ranges = open_ranges(self.path, self.identity)
-            return Decoded(ranges, extents, meta.dtype, meta.batch_tokens, self.num_tokens, self.noun)
+            return Decoded(ranges, extents, meta.dtype, meta.batch_tokens, self.num_tokens, meta.noun)
         if access in ("mmap", "pread"):
             others = "'h5py' or 'auto'" if extents is None else "'pread', 'h5py' or 'auto'"
             raise BackendError(
@@ -172,7 +167,7 @@ class H5pyTokens(UnitTokens):
                 first, stop = start // values, -(-(start + len(out)) // values)
                 found = stored[first:stop].reshape(-1)[start - first * values :][: len(out)]
                 if self._column.meta.field is None:
-                    what = f"{self.name}: {name} ({self._column.noun} {start // self.unit:,})"
+                    what = f"{self.name}: {name} ({self._column.meta.noun} {start // self.unit:,})"
                     found = as_stored(found, self._column.meta, what)
                 out[...] = found
         except (OSError, FormatError) as error:
@@ -181,7 +176,7 @@ class H5pyTokens(UnitTokens):
                     f"{self.name}: this HDF5 installation lacks a filter that the file needs: {lacking[0]}; "
                     "pip install '.[codecs]' has the common ones"
                 ) from error
-            where = f"{self._column.noun} {start // self.unit:,}"
+            where = f"{self._column.meta.noun} {start // self.unit:,}"
             raise FormatError(f"{self.name}: {where}: HDF5 cannot read it: {error}") from error
 
     def _check_size(self) -> None:

@@ -89,7 +89,7 @@ def _text(name: str) -> SourceKind:
     options = {key: value for key, value in _TEXT.items() if kind.has_columns or key not in columns}
     return SourceKind(
         kind.noun, f"{kind.example} {{target}} \\\n           --tokenizer tok.json --seq-len 2048 --packing best-fit",
-        "zb_hdf5.converters.text_source:open_text", ("hdf5",), options, PACKED,
+        "zb_hdf5.converters.documents:open_text", ("hdf5",), options, PACKED,
         f"{kind.documents} Documents are tokenized, packed into rows of --seq-len tokens, and the rows are "
         "shuffled once, which needs as much disk again as the store meanwhile; or, with --layout stream, kept as they "
         "are, one after the other. A folder stands for all such files in and below it.",

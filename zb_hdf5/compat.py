@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.commands.fetch import fetch_shards
+from zb_hdf5.converters.documents import Recipe, TextSource
 from zb_hdf5.converters.reports import StreamReport
 from zb_hdf5.converters.run import convert
-from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.errors import ArgumentError, BatchIndexError, ConvertError, Remedy
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.publishing import refuse_existing, scratch_directory

@@ -32,14 +32,13 @@ from zb_hdf5 import (
 )
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.converters.documents import Route
+from zb_hdf5.converters.documents import Recipe, Route, TextSource
 from zb_hdf5.converters.engines import Inline, open_engine
 from zb_hdf5.converters.journal import WHOLE
 from zb_hdf5.converters.packed import PACKINGS, PackedSource
 from zb_hdf5.converters.reports import Done
 from zb_hdf5.converters.run import convert as run_conversion
 from zb_hdf5.converters.run import run as run_one
-from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.documents.document_table import documents_path
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.loaders.order import write_order

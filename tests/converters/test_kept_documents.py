@@ -17,11 +17,11 @@ from zb_hdf5 import FormatError, HDF5ShardWriter, MmapTokenStore, ShardIndex, op
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters import document_target
 from zb_hdf5.converters.cli import convert
+from zb_hdf5.converters.documents import Recipe, TextSource
 from zb_hdf5.converters.engines import Inline, open_engine
 from zb_hdf5.converters.packed import PACKINGS
 from zb_hdf5.converters.run import convert as run_conversion
 from zb_hdf5.converters.store_source import StoreSource
-from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.documents.document_table import DocumentRows, documents_path
 from zb_hdf5.documents.document_writer import DocumentsWriter
 from zb_hdf5.documents.pieces import pieces_path

@@ -15,11 +15,10 @@ from zb_hdf5.converters.batch_target import merge_parts
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.document_target import tokens_plan
-from zb_hdf5.converters.documents import Route
+from zb_hdf5.converters.documents import Recipe, Route, TextSource
 from zb_hdf5.converters.engines import open_engine
 from zb_hdf5.converters.run import convert as run_conversion
 from zb_hdf5.converters.run import run as run_one
-from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.spec import DOC_OFFSETS, TOKENS
 from zb_hdf5.store.index import ShardIndex

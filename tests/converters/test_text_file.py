@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zb_hdf5 import ArgumentError, ConvertError
-from zb_hdf5.converters.documents import TRAIN, VAL, DocumentCounts, route
-from zb_hdf5.converters.text_source import Recipe, TextSource
+from zb_hdf5.converters.documents import TRAIN, VAL, DocumentCounts, Recipe, TextSource, route
 from zb_hdf5.text import corpus as documents
 from zb_hdf5.text.corpus import open_documents
 from zb_hdf5.text.tokenizers import load_tokenizer

@@ -18,16 +18,7 @@ from damage import flip
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zb_hdf5 import (
-    ArgumentError,
-    BatchIndexError,
-    ChecksumError,
-    ConvertError,
-    IncompleteError,
-    open_reader,
-    write_batch_dataset,
-    write_batch_file,
-)
+import zb_hdf5
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.converters.npy_source import NpySource
 from zb_hdf5.converters.shuffle import (
@@ -98,10 +89,10 @@ def test_a_run_file_cut_short_is_an_error(cut, tmp_path):
     scatter_all(plan, numbered(100), tmp_path)
     path = plan.run_path(tmp_path, 1)
     os.truncate(path, path.stat().st_size - cut)
-    with pytest.raises(IncompleteError, match="cut short"):
+    with pytest.raises(zb_hdf5.IncompleteError, match="cut short"):
         BucketReader(plan, tmp_path).read_into(0, np.empty((1, L), "<u2"))
     scatter_all(plan_of(100, 50, [(0, 60)], seed=2), numbered(100), tmp_path)  # of another plan
-    with pytest.raises(IncompleteError):
+    with pytest.raises(zb_hdf5.IncompleteError):
         BucketReader(plan, tmp_path).read_into(0, np.empty((1, L), "<u2"))
 
 
@@ -110,14 +101,14 @@ def test_a_flipped_bit_in_a_run_file_is_an_error(offset, tmp_path):
     plan = plan_of(100, 50, [(0, 60), (60, 100)])
     path = scatter_all(plan, numbered(100), tmp_path) / plan.run_path(tmp_path, 1).name
     flip(path, offset, 4)
-    with pytest.raises(ChecksumError, match="did not keep"):
+    with pytest.raises(zb_hdf5.ChecksumError, match="did not keep"):
         BucketReader(plan, tmp_path).read_into(0, np.empty((100, L), "<u2"))
 
 
 @pytest.mark.parametrize("first", [9, 50, 70, 99])
 def test_a_position_of_no_bucket_is_an_error(first, tmp_path):
     plan = plan_of(100, 50, [(10, 50), (60, 70)])
-    with pytest.raises(BatchIndexError, match="no bucket"):
+    with pytest.raises(zb_hdf5.BatchIndexError, match="no bucket"):
         BucketReader(plan, scatter_all(plan, numbered(100), tmp_path)).read_into(first, np.empty((1, L), "<u2"))
 
 
@@ -127,7 +118,7 @@ def test_a_fitted_plan_stays_within_its_memory(n, spare, tokens, num_shards):
     ranges = list(pairwise(shards))
     record_bytes = 2 * tokens
     if spare < record_bytes + 48:
-        with pytest.raises(ArgumentError, match="too little"):
+        with pytest.raises(zb_hdf5.ArgumentError, match="too little"):
             ScatterPlan.fit(write_order(n, 0), tokens, np.dtype("<u2"), ranges, PROCESS_BYTES + spare)
         return
     plan = ScatterPlan.fit(write_order(n, 0), tokens, np.dtype("<u2"), ranges, PROCESS_BYTES + spare)
@@ -214,15 +205,15 @@ def test_a_probe_tells_cold_from_warm(tmp_path):
 
 def test_a_stream_larger_than_memory_gives_the_file_of_an_array(tmp_path):
     records = numbered(1003)
-    assert write_batch_file(tmp_path / "a.batch", records, 8, L, 5) == 125
+    assert zb_hdf5.write_batch_file(tmp_path / "a.batch", records, 8, L, 5) == 125
     for number, spare in enumerate((600, 5000, 10**8)):  # few records in memory, some, all
         path = tmp_path / f"{number}.batch"
         stream = iter(records)
-        assert write_batch_dataset(path, stream, 1003, 8, L, 5, memory_bytes=PROCESS_BYTES + spare) == 125
+        assert zb_hdf5.write_batch_dataset(path, stream, 1003, 8, L, 5, memory_bytes=PROCESS_BYTES + spare) == 125
         assert path.read_bytes() == (tmp_path / "a.batch").read_bytes()
     for wrong in (1002, 1004):
-        with pytest.raises(ConvertError, match=f"expected {wrong:,} records"):
-            write_batch_dataset(tmp_path / "b.batch", iter(records), wrong, 8, L, 5)
+        with pytest.raises(zb_hdf5.ConvertError, match=f"expected {wrong:,} records"):
+            zb_hdf5.write_batch_dataset(tmp_path / "b.batch", iter(records), wrong, 8, L, 5)
     assert len(list(tmp_path.glob("*.batch"))) == len(list(tmp_path.glob("*.batch.crc32"))) == 4
     assert len(list(tmp_path.iterdir())) == 8
 
@@ -282,5 +273,5 @@ def test_memory_is_bounded(method, tmp_path):
     command += ["--shuffle-method", method, "--memory", "200MiB"]
     done = subprocess.run([sys.executable, "-c", PEAK, *map(str, command)], capture_output=True, text=True, check=True)
     assert int(done.stdout.split()[-1]) <= 1.1 * 200 * 1024
-    with open_reader(tmp_path / "out.h5") as reader:
+    with zb_hdf5.open_reader(tmp_path / "out.h5") as reader:
         assert reader.num_records == 300 * 1024

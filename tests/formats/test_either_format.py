@@ -9,14 +9,7 @@ import numpy as np
 import pytest
 from contents import batches_of
 
-from zb_hdf5 import (
-    ConvertError,
-    FormatError,
-    IncompleteError,
-    UnavailableError,
-    open_reader,
-    open_writer,
-)
+import zb_hdf5
 
 ACCESSES = ("auto", "mmap", "pread")
 
@@ -32,7 +25,7 @@ def written(path, tokens, write_file):
 
 
 def open_new(path, **options):
-    return open_writer(path, **{"batch_size": 3, "seq_len": 10, **options})
+    return zb_hdf5.open_writer(path, **{"batch_size": 3, "seq_len": 10, **options})
 
 
 def reads_of(reader, number):
@@ -52,8 +45,8 @@ def test_nothing_has_its_final_name_before_it_is_whole(path, tokens):
     with open_new(path) as writer:
         writer.write(tokens)
         assert not path.exists()
-        with pytest.raises((FileNotFoundError, FormatError)):
-            open_reader(path)
+        with pytest.raises((FileNotFoundError, zb_hdf5.FormatError)):
+            zb_hdf5.open_reader(path)
     assert not list(path.parent.glob("*.partial"))
     np.testing.assert_array_equal(batches_of(path, verify="store"), tokens)
 
@@ -61,7 +54,7 @@ def test_nothing_has_its_final_name_before_it_is_whole(path, tokens):
 def test_ids_at_or_above_the_vocabulary_are_refused(path):
     with open_new(path, batch_size=1, seq_len=2, vocab_size=100) as writer:
         writer.write([[0, 99]])
-        with pytest.raises(ConvertError, match="token id 100 at index 1"):
+        with pytest.raises(zb_hdf5.ConvertError, match="token id 100 at index 1"):
             writer.write([[0, 100]])
     np.testing.assert_array_equal(batches_of(path), [[[0, 99]]])  # batches before it are kept
 
@@ -69,7 +62,7 @@ def test_ids_at_or_above_the_vocabulary_are_refused(path):
 def test_a_second_writer_of_one_path_is_told(path, tokens):
     with open_new(path) as writer:
         writer.write(tokens[:2])
-        with pytest.raises(UnavailableError, match="another process is writing it"):
+        with pytest.raises(zb_hdf5.UnavailableError, match="another process is writing it"):
             open_new(path)
         writer.write(tokens[2:])
     np.testing.assert_array_equal(batches_of(path, verify="store"), tokens)
@@ -85,7 +78,7 @@ def test_the_leftover_of_a_dead_writer_is_replaced(path, tokens, write_file):
 def test_a_file_of_no_batches_is_a_file(access, path):
     with open_new(path) as writer:
         assert writer.finish().num_batches == 0
-    with open_reader(path, access=access) as reader:
+    with zb_hdf5.open_reader(path, access=access) as reader:
         assert (len(reader), list(reader)) == (0, [])
         with pytest.raises(IndexError):
             reader.read_batch(0)
@@ -93,10 +86,10 @@ def test_a_file_of_no_batches_is_a_file(access, path):
 
 @pytest.mark.parametrize("access", ACCESSES)
 def test_a_reader_of_a_file_cut_since_is_not_unpickled_and_leaves_nothing_open(access, written):
-    with open_reader(written, access=access) as reader:
+    with zb_hdf5.open_reader(written, access=access) as reader:
         data = pickle.dumps(reader)
     os.truncate(written, written.stat().st_size - 4096)
-    with pytest.raises(IncompleteError, match=r"cut short|truncated") as caught:
+    with pytest.raises(zb_hdf5.IncompleteError, match=r"cut short|truncated") as caught:
         pickle.loads(data)
     still_open = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.exists(entry.path)]
     assert str(written) not in still_open, f"for as long as the error lives: {caught.value}"
@@ -105,22 +98,22 @@ def test_a_reader_of_a_file_cut_since_is_not_unpickled_and_leaves_nothing_open(a
 @pytest.mark.parametrize("access", ACCESSES)
 @pytest.mark.parametrize("size", [0, 100, 4096, -4096, -4096 + 119])
 def test_a_file_cut_under_a_reader_is_an_error_and_no_bus_error(size, access, written):
-    with open_reader(written, access=access) as reader:
+    with zb_hdf5.open_reader(written, access=access) as reader:
         reader.read_batch(0)
         os.truncate(written, size % written.stat().st_size)
         for read in reads_of(reader, len(reader) - 1):
-            with pytest.raises(IncompleteError, match="cut short"):
+            with pytest.raises(zb_hdf5.IncompleteError, match="cut short"):
                 read()
 
 
 @pytest.mark.parametrize("access", ACCESSES)
 def test_a_file_replaced_or_removed_under_a_reader_stays_the_old_one(access, written, tokens, write_file):
-    with open_reader(written, access=access) as reader:
+    with zb_hdf5.open_reader(written, access=access) as reader:
         view = reader.read_batch(3)
         write_file(written, tokens[::-1], overwrite=True)
         np.testing.assert_array_equal(np.stack(list(reader)), tokens)
         np.testing.assert_array_equal(view, tokens[3])
-        with open_reader(written, access=access) as new:
+        with zb_hdf5.open_reader(written, access=access) as new:
             written.unlink()
             np.testing.assert_array_equal(np.stack(list(new)), tokens[::-1])
 
@@ -129,7 +122,7 @@ def test_mmap_gives_views_and_pread_copies(written):
     def mapped():
         return str(written) in Path("/proc/self/maps").read_text()
 
-    with open_reader(written, access="mmap") as reader:
+    with zb_hdf5.open_reader(written, access="mmap") as reader:
         assert np.shares_memory(reader.read_batch(3), reader.read_batch(3))
         assert not np.shares_memory(reader.read_batch(3), reader.read_batch(4))
         view = reader.read_batch(0)
@@ -137,5 +130,5 @@ def test_mmap_gives_views_and_pread_copies(written):
     del view
     gc.collect()
     assert not mapped()
-    with open_reader(written, access="pread") as reader:
+    with zb_hdf5.open_reader(written, access="pread") as reader:
         assert not np.shares_memory(reader.read_batch(3), reader.read_batch(3))

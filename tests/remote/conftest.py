@@ -138,11 +138,12 @@ class Harm(http.server.BaseHTTPRequestHandler):
         else:
             status, headers, data = self._forward(body)
         headers |= {"Content-Length": str(len(data))} if self.command != "HEAD" else {}
-        changed = fault.get("headers", {})
+        changed = fault.get("headers", {})  # None: there is no such header
         headers = {k: v for k, v in headers.items() if k.lower() not in {name.lower() for name in changed}} | changed
         self.send_response(status)
         for name, value in headers.items():
-            self.send_header(name, value)
+            if value is not None:
+                self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data[: fault.get("cut", len(data))])

@@ -9,17 +9,7 @@ from commandline import run_zb as run
 from contents import batches_of, write_batches
 from contract import random_tokens
 
-from zb_hdf5 import (
-    ArgumentError,
-    ConvertError,
-    ExistsError,
-    FormatError,
-    ShardIndex,
-    UnavailableError,
-    convert,
-    open_reader,
-    verify_store,
-)
+import zb_hdf5
 from zb_hdf5.commands.zb import zb
 
 TOKENS = random_tokens(9, 3, 32)
@@ -45,8 +35,8 @@ def test_a_store_goes_to_a_bucket_and_comes_back(s3, local, tmp_path):
     described = report_of(zb, "info", url)
     assert (described["path"], described["num_batches"], described["file_system"]) == (url, 9, "objects")
     assert "remote" in run("info", url).stdout
-    report = convert(url, "hdf5", tmp_path / "back", dtype="uint32")
-    with open_reader(tmp_path / "back") as reader:
+    report = zb_hdf5.convert(url, "hdf5", tmp_path / "back", dtype="uint32")
+    with zb_hdf5.open_reader(tmp_path / "back") as reader:
         np.testing.assert_array_equal(np.stack(list(reader)), TOKENS)
         assert reader.sha256 == report.sha256
 
@@ -65,28 +55,28 @@ def test_a_store_behind_http_is_converted_looked_at_and_verified(web, local, tmp
 
 def test_nothing_is_overwritten_and_force_makes_new_objects(s3, local, tmp_path, write_store):
     url = "s3://bucket/store"
-    convert(local, "hdf5", url)
-    old = set(ShardIndex.load(url).table.values["path"])
-    with pytest.raises(ExistsError, match=r"has a shards.json already"):
-        convert(local, "batch", url)
+    zb_hdf5.convert(local, "hdf5", url)
+    old = set(zb_hdf5.ShardIndex.load(url).table.values["path"])
+    with pytest.raises(zb_hdf5.ExistsError, match=r"has a shards.json already"):
+        zb_hdf5.convert(local, "batch", url)
     s3.reset()
     other = write_store(tmp_path / "other", TOKENS + 1, (4,))
-    convert(other, "hdf5", url, overwrite=True)
-    assert old.isdisjoint(ShardIndex.load(url).table.values["path"])
+    zb_hdf5.convert(other, "hdf5", url, overwrite=True)
+    assert old.isdisjoint(zb_hdf5.ShardIndex.load(url).table.values["path"])
     changes = [(method, name) for method, name, _ in s3.requests if method in ("POST", "PUT")]
     assert changes[0][0] == "POST"  # how S3 deletes: the index, before anything is written
     assert changes[-1] == ("PUT", "shards.json")
-    with open_reader(url) as reader:
+    with zb_hdf5.open_reader(url) as reader:
         np.testing.assert_array_equal(reader[8], TOKENS[8] + 1)
-    with open_reader(f"s3://bucket/store/{sorted(old)[0]}") as reader:  # whoever still reads it can
+    with zb_hdf5.open_reader(f"s3://bucket/store/{sorted(old)[0]}") as reader:  # whoever still reads it can
         np.testing.assert_array_equal(reader[0], TOKENS[0])
 
 
 def test_a_codec_compresses_what_is_uploaded(s3, local):
     url = "s3://bucket/small"
-    convert(local, "hdf5", url)  # of the same tokens: its objects are other ones
+    zb_hdf5.convert(local, "hdf5", url)  # of the same tokens: its objects are other ones
     succeed(zb, "convert", "hdf5-to-hdf5", local, url, "--codec", "gzip:3", "--force")
-    assert {shard.compressed and shard.compressed.codec for shard in ShardIndex.load(url).shards} == {"gzip:3"}
+    assert {shard.compressed and shard.compressed.codec for shard in zb_hdf5.ShardIndex.load(url).shards} == {"gzip:3"}
     np.testing.assert_array_equal(batches_of(url), TOKENS)
 
 
@@ -101,7 +91,7 @@ def test_a_dry_run_says_what_would_be_uploaded(s3, local):
     again = run("convert", "hdf5-to-batch", local, url, "--dry-run")
     assert (again.exit_code, "store.upload: exists already" in again.stderr) == (1, True)
     Path("store.upload").rmdir()
-    convert(local, "batch", url)
+    zb_hdf5.convert(local, "batch", url)
     again = run("convert", "hdf5-to-batch", local, url, "--dry-run", "--resume")
     assert (again.exit_code, "has a shards.json already" in again.stderr) == (1, True)
     assert run("convert", "hdf5-to-batch", local, url, "--dry-run", "--force").exit_code == 0
@@ -110,26 +100,26 @@ def test_a_dry_run_says_what_would_be_uploaded(s3, local):
 def test_an_interrupted_upload_goes_on(s3, local):
     url = "s3://bucket/store"
     s3.fault = lambda number, method, name, span: {"status": 403} if "shard-00001" in name else None
-    with pytest.raises(UnavailableError, match="access denied"):
-        convert(local, "hdf5", url)
+    with pytest.raises(zb_hdf5.UnavailableError, match="access denied"):
+        zb_hdf5.convert(local, "hdf5", url)
     s3.reset()
-    with pytest.raises(FormatError, match=r"no shards.json"):
-        open_reader(url)
-    with pytest.raises(ExistsError, match=r"store\.upload"):
-        convert(local, "hdf5", url)
-    convert(local, "hdf5", url, resume=True)
+    with pytest.raises(zb_hdf5.FormatError, match=r"no shards.json"):
+        zb_hdf5.open_reader(url)
+    with pytest.raises(zb_hdf5.ExistsError, match=r"store\.upload"):
+        zb_hdf5.convert(local, "hdf5", url)
+    zb_hdf5.convert(local, "hdf5", url, resume=True)
     assert [name[-8:] for method, name, _ in s3.requests if method == "PUT"] == ["00002.h5", "rds.json"]
     np.testing.assert_array_equal(batches_of(url), TOKENS)
     assert not list(Path.cwd().iterdir())
 
 
 def test_a_store_is_written_to_a_folder_of_a_bucket_only(s3, web, local):
-    with pytest.raises(ArgumentError, match="expected a folder in a bucket"):
-        convert(local, "hdf5", f"{web[1].url}/store")
-    with pytest.raises(ArgumentError, match="expected a folder in a bucket"):
-        convert(local, "hdf5", "s3://bucket/one.h5")
-    with pytest.raises(ConvertError, match="parts are merged on one machine"):
-        convert(local, "hdf5", "s3://bucket/store", part=(0, 2))
+    with pytest.raises(zb_hdf5.ArgumentError, match="expected a folder in a bucket"):
+        zb_hdf5.convert(local, "hdf5", f"{web[1].url}/store")
+    with pytest.raises(zb_hdf5.ArgumentError, match="expected a folder in a bucket"):
+        zb_hdf5.convert(local, "hdf5", "s3://bucket/one.h5")
+    with pytest.raises(zb_hdf5.ConvertError, match="parts are merged on one machine"):
+        zb_hdf5.convert(local, "hdf5", "s3://bucket/store", part=(0, 2))
 
 
 def test_a_command_that_needs_a_file_of_this_machine_refuses_a_url(s3):
@@ -143,7 +133,7 @@ def test_the_same_tokens_with_other_fields_are_new_objects(s3, tmp_path, monkeyp
     for value in (1, 2):
         path = tmp_path / f"{value}.h5"
         write_batches(path, TOKENS, {"mask": np.full(TOKENS.shape, value)}, fields={"mask": "u1"})
-        convert(path, "hdf5", "s3://bucket/store", num_shards=2, overwrite=True)
-    with open_reader("s3://bucket/store") as reader:
+        zb_hdf5.convert(path, "hdf5", "s3://bucket/store", num_shards=2, overwrite=True)
+    with zb_hdf5.open_reader("s3://bucket/store") as reader:
         assert (reader.field("mask").read_batch(0) == 2).all()
-    assert all(report.problem is None for report in verify_store("s3://bucket/store"))
+    assert all(report.problem is None for report in zb_hdf5.verify_store("s3://bucket/store"))

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -25,75 +24,44 @@ ROOT = Path(__file__).parents[2]
 NAMES = [f"s_{number:02}.parquet" for number in range(4)]
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Serves `server.files` by the rules of HTTP, but for the faults that `server.faults[name]` lists, in order."""
+class Server:
+    """nginx behind the proxy, with four files of 100,000 bytes.
 
-    protocol_version = "HTTP/1.1"
+    `faults[name]` is what the proxy does at each read of a file, in order: None, a fault of `Proxy`, or a function
+    that is called before the file is served. `headers` are sent with all answers.
+    """
 
-    def do_HEAD(self):
-        self.do_GET()
+    def __init__(self, folder, proxy):
+        self.folder, self.proxy = folder, proxy
+        self.url = f"{proxy.url}/s_{{:02d}}.parquet"
+        self.faults, self.headers, self.released = {}, {}, threading.Event()
+        self.stall = {"cut": 5000, "then": lambda handler: self.released.wait(30)}
+        for name in NAMES:
+            self.put(name, os.urandom(100_000))
+        proxy.fault = self._fault
 
-    def do_GET(self):
-        server, name = self.server, self.path.rpartition("/")[2]
-        fault = None
-        if self.command == "GET":
-            server.requests.append((name, self.headers.get("Range"), self.headers.get("If-Match")))
-            fault = server.faults[name].pop(0) if server.faults.get(name) else None
-        if callable(fault):
-            fault = fault()
-        if isinstance(fault, tuple):
-            return self.answer(*fault)
-        if name not in server.files:
-            return self.answer(404)
-        return self.serve(server.files[name], fault)
+    @property
+    def files(self):
+        return files_in(self.folder)
 
-    def answer(self, status, headers=(), body=b"", cut=None):
-        self.send_response(status)
-        for header in {"Content-Length": str(len(body)), **dict(headers)}.items():
-            self.send_header(*header)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body[:cut])
-        if cut is not None:
-            self.close_connection = True
+    @property
+    def requests(self):
+        """(name, range) of each read."""
+        return [(name, span) for method, name, span in self.proxy.requests if method == "GET"]
 
-    def serve(self, data, fault):
-        etag = self.server.etag(data)
-        headers = {"ETag" if etag.startswith(('"', "W/")) else "Last-Modified": etag} if etag else {}
-        if self.headers.get("If-Match") not in (None, etag):
-            return self.answer(412)
-        asked = self.headers.get("Range")
-        if asked is None or fault == "ignore range":
-            return self.answer(200, headers, data)
-        start, last = map(int, asked.removeprefix("bytes=").split("-"))
-        if start >= len(data):
-            return self.answer(416)
-        body = data[start : last + 1]
-        headers["Content-Range"] = f"bytes {start}-{start + len(body) - 1}/{len(data)}"
-        self.answer(206, headers, body, len(body) // 2 if fault in ("cut", "stall") else None)
-        if fault == "stall":
-            self.wfile.flush()
-            self.server.released.wait(30)
-        return None
+    def put(self, name, data):
+        (self.folder / name).write_bytes(data)
 
-    def log_message(self, *args):
-        pass
+    def _fault(self, number, method, name, span):
+        fault = self.faults[name].pop(0) if method == "GET" and self.faults.get(name) else None
+        return {"headers": self.headers, **((fault() if callable(fault) else fault) or {})}
 
 
 @pytest.fixture
-def server():
-    """A server of four files of 100,000 bytes; `faults[name]` is what goes wrong at each request, in order."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
-        made.files = {name: os.urandom(100_000) for name in NAMES}
-        made.faults, made.requests, made.released = {}, [], threading.Event()
-        made.etag = lambda data: f'"{hashlib.md5(data).hexdigest()}"'
-        made.url = f"http://127.0.0.1:{made.server_port}/data/s_{{:02d}}.parquet"
-        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01}, name="http")
-        thread.start()
-        yield made
-        made.released.set()
-        made.shutdown()
-        thread.join()
+def server(web):
+    made = Server(*web)
+    yield made
+    made.released.set()
 
 
 @pytest.fixture(autouse=True)
@@ -148,28 +116,20 @@ def test_finished_files_are_not_asked_for(server, fetch):
     assert len(server.requests) == 20
     reports = fetch(3)
     assert [report.fetched for report in reports] == [False, False, True]
-    assert {name for name, _, _ in server.requests[20:]} == {NAMES[2]}
+    assert {name for name, _ in server.requests[20:]} == {NAMES[2]}
 
 
 def test_an_empty_file_is_a_file(server, arrives):
-    server.files[NAMES[0]] = b""
+    server.put(NAMES[0], b"")
     arrives()
 
 
 def test_a_redirect_keeps_the_range(server, fetch, tmp_path):
-    del server.files[NAMES[0]]
-    server.files["x"] = os.urandom(25_000)
-    moved = (302, {"Location": "/elsewhere/x"})
-    Handler.do_HEAD, do_head = (
-        lambda self: self.answer(*moved) if NAMES[0] in self.path else do_head(self),
-        Handler.do_HEAD,
-    )
-    try:
-        server.faults = {NAMES[0]: [moved] * 3}
-        assert fetch()[0].fetched
-    finally:
-        Handler.do_HEAD = do_head
-    assert server.requests[-1][:2] == ("x", "bytes=20000-29999")
+    (server.folder / NAMES[0]).rename(server.folder / "x")
+    moved = {"status": 302, "headers": {"Location": "/x"}}
+    server.proxy.fault = lambda number, method, name, span: moved if name == NAMES[0] else None
+    assert fetch()[0].fetched
+    assert server.requests[-1] == ("x", "bytes=90000-99999")
     assert files_in(tmp_path / "out") == {NAMES[0]: server.files["x"]}
 
 
@@ -183,12 +143,12 @@ def test_progress_counts_bytes_and_expects_all_files_to_be_alike(fetch):
 # --- what is tried again ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("status", [500, 503, 429, 408])
 def test_passing_failures_are_tried_again(server, status, arrives):
-    server.faults[NAMES[0]] = [(status,)] * 4
+    server.faults[NAMES[0]] = [{"status": status}] * 4
     arrives()
 
 
 def test_as_many_attempts_as_a_read_has_and_no_more(server, fetch, tmp_path):
-    server.faults[NAMES[0]] = [(503,)] * 9
+    server.faults[NAMES[0]] = [{"status": 503}] * 9
     problem = only_problem(fetch())
     assert isinstance(problem, UnavailableError)
     assert "503 Service Unavailable" in str(problem)
@@ -198,13 +158,13 @@ def test_as_many_attempts_as_a_read_has_and_no_more(server, fetch, tmp_path):
 
 @pytest.mark.parametrize("status", [400, 403, 404, 410])
 def test_lasting_failures_are_not_tried_again(server, fetch, tmp_path, status):
-    server.faults[NAMES[0]] = [(status,)]
+    server.faults[NAMES[0]] = [{"status": status}]
     assert NAMES[0] in str(only_problem(fetch()))
     assert len(server.requests) == 1
 
 
 def test_one_missing_file_does_not_stop_the_others(server, fetch, tmp_path):
-    del server.files[NAMES[1]]
+    (server.folder / NAMES[1]).unlink()
     reports = fetch(4, workers=1)
     assert [report.fetched for report in reports] == [True, False, True, True]
     assert files_in(tmp_path / "out") == server.files
@@ -215,15 +175,15 @@ def test_nobody_listens(fetch, tmp_path):
     assert files_in(tmp_path / "out") == {}
 
 
-@pytest.mark.parametrize("fault", ["cut", "stall"])
-def test_a_part_that_is_cut_is_read_again(server, fault, arrives):
-    server.faults[NAMES[0]] = [None, fault]
+@pytest.mark.parametrize("stalls", [False, True])
+def test_a_part_that_is_cut_is_read_again(server, stalls, arrives):
+    server.faults[NAMES[0]] = [None, server.stall if stalls else {"cut": 5000}]
     arrives()
-    assert [span for _, span, _ in server.requests[1:3]] == ["bytes=10000-19999"] * 2
+    assert [span for _, span in server.requests[1:3]] == ["bytes=10000-19999"] * 2
 
 
 def test_what_arrived_is_kept_for_the_next_run(server, fetch, tmp_path, arrives):
-    server.faults[NAMES[0]] = [None, None, *[(503,)] * 5]
+    server.faults[NAMES[0]] = [None, None, *[{"status": 503}] * 5]
     assert only_problem(fetch()) is not None
     assert set(files_in(tmp_path / "out")) == {NAMES[0] + ".partial", NAMES[0] + ".partial.version"}
     asked = len(server.requests)
@@ -236,7 +196,7 @@ def change(server):
     """A fault that changes the file before it is served."""
 
     def before():
-        server.files[NAMES[0]] = os.urandom(90_000)
+        server.put(NAMES[0], os.urandom(90_000))
 
     return before
 
@@ -247,43 +207,43 @@ def test_two_versions_are_never_glued(server, arrives):
 
 
 def test_a_change_between_two_runs(server, fetch, arrives):
-    server.faults[NAMES[0]] = [*[None] * 5, (404,)]
+    server.faults[NAMES[0]] = [*[None] * 5, {"status": 404}]
     only_problem(fetch())
-    server.files[NAMES[0]] = os.urandom(30_000)  # less than what is there
+    server.put(NAMES[0], os.urandom(30_000))  # less than what is there
     arrives()
 
 
 def test_a_server_without_ranges_is_named(server, fetch, tmp_path):
-    server.faults[NAMES[0]] = ["ignore range"] * 9
+    server.faults[NAMES[0]] = [{"status": 200, "body": server.files[NAMES[0]]}] * 9
     assert "expected a server that answers ranged reads" in str(only_problem(fetch()))
 
 
 def test_the_time_of_the_last_change_is_a_version(server, fetch, arrives):
-    server.etag = lambda data: "Sat, 21 Nov 2026 05:00:00 GMT"
-    server.faults[NAMES[0]] = [None, (404,)]
+    server.headers = {"ETag": None, "Last-Modified": "Sat, 21 Nov 2026 05:00:00 GMT"}
+    server.faults[NAMES[0]] = [None, {"status": 404}]
     only_problem(fetch())
-    server.etag = lambda data: "Sat, 21 Nov 2026 06:00:00 GMT"
-    server.files[NAMES[0]] = os.urandom(100_000)
+    server.headers["Last-Modified"] = "Sat, 21 Nov 2026 06:00:00 GMT"
+    server.put(NAMES[0], os.urandom(100_000))
     arrives()
 
 
-@pytest.mark.parametrize("etag", ["", 'W/"weak"'])
+@pytest.mark.parametrize("etag", [None, 'W/"weak"'])
 def test_without_a_version_a_digest_is_needed_and_each_run_begins_anew(server, fetch, arrives, etag):
-    server.etag = lambda data: etag
+    server.headers = {"ETag": etag, "Last-Modified": None}
     assert "pass --sha256-file" in str(only_problem(fetch()))
-    server.faults[NAMES[0]] = [None, (404,)]
+    server.faults[NAMES[0]] = [None, {"status": 404}]
     digests = digests_of(server.files)
     only_problem(fetch(sha256=digests))
     arrives(sha256=digests)
-    assert [span for _, span, _ in server.requests].count("bytes=0-9999") == 2
+    assert [span for _, span in server.requests].count("bytes=0-9999") == 2
 
 
 def test_killed_before_the_rename(server, arrives, tmp_path):
     """All bytes of a version are there: nothing more is asked for."""
     (tmp_path / "out").mkdir()
-    data = server.files[NAMES[0]]
+    data, server.headers = server.files[NAMES[0]], {"ETag": '"v"'}
     (tmp_path / "out" / f"{NAMES[0]}.partial").write_bytes(data)
-    (tmp_path / "out" / f"{NAMES[0]}.partial.version").write_text(json.dumps([len(data), server.etag(data)]))
+    (tmp_path / "out" / f"{NAMES[0]}.partial.version").write_text(json.dumps([len(data), '"v"']))
     arrives()
     assert server.requests == []
 
@@ -306,7 +266,7 @@ def test_digests_are_compared(server, fetch, tmp_path):
     assert isinstance(problem, ChecksumError)
     assert f"expected sha256 {good[NAMES[0]]}, found {digests_of(server.files)[NAMES[0]]}" in str(problem)
     assert files_in(tmp_path / "out") == {}
-    server.files[NAMES[0]] = original
+    server.put(NAMES[0], original)
     assert fetch(4, sha256=good)[0].fetched
     assert files_in(tmp_path / "out") == server.files
 
@@ -348,10 +308,10 @@ def test_a_failure_of_this_machine_stops_the_other_files(server, fetch, tmp_path
     """The first file stalls, the second one cannot be written: nothing more is asked for."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / f"{NAMES[1]}.partial").mkdir()
-    server.faults[NAMES[0]] = ["stall"]
+    server.faults[NAMES[0]] = [server.stall]
     with pytest.raises(IsADirectoryError):
         fetch(4, workers=2)
-    assert {name for name, _, _ in server.requests} <= {NAMES[0]}  # or not even that
+    assert {name for name, _ in server.requests} <= {NAMES[0]}  # or not even that
 
 
 def test_a_list_without_the_file(server, tmp_path):
@@ -387,10 +347,12 @@ def fetch_zb(*arguments):
 def test_the_example_of_the_help_runs_as_printed_but_for_its_server(server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     [line] = re.findall(r"Example: zb fetch (.*)", zb.commands["fetch"].help)
-    server.files = {f"shard_{number:05d}.parquet": b"some" for number in range(10)}
-    done = fetch_zb(*shlex.split(line.replace("https://example.org", server.url.rpartition("/data")[0])))
+    expected = {f"shard_{number:05d}.parquet": b"some" for number in range(10)}
+    for name, data in expected.items():
+        server.put(name, data)
+    done = fetch_zb(*shlex.split(line.replace("https://example.org", server.proxy.url)))
     assert done.exit_code == 0, done.output
-    assert files_in(tmp_path / "text") == server.files
+    assert files_in(tmp_path / "text") == expected
 
 
 def test_command(server, tmp_path):
@@ -408,7 +370,7 @@ def test_command(server, tmp_path):
 def test_command_with_digests(server, tmp_path):
     good = digests_of(server.files)
     (tmp_path / "list").write_text("".join(f"{digest} *{name}\n" for name, digest in good.items()))
-    server.files[NAMES[1]] = b"other"
+    server.put(NAMES[1], b"other")
     done = fetch_zb(server.url, "-n", 2, "--sha256-file", tmp_path / "list", "-o", tmp_path / "out", "--quiet")
     assert (done.exit_code, done.stdout, done.stderr) == (3, "", "")
     assert files_in(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
@@ -416,7 +378,7 @@ def test_command_with_digests(server, tmp_path):
 
 def test_a_killed_run_goes_on(server, tmp_path):
     """SIGTERM in the middle of a stalled file: exit 143 soon after the read ends, nothing half under its name."""
-    server.faults[NAMES[0]] = [None, "stall"]
+    server.faults[NAMES[0]] = [None, server.stall]
     code = "from zb_hdf5.files import objects; objects.PART_BYTES = 50_000; from zb_hdf5.commands.zb import zb; zb()"
     command = [sys.executable, "-c", code, "fetch", server.url, "-n", "1", "-o", str(tmp_path / "out")]
     partial = tmp_path / "out" / f"{NAMES[0]}.partial"
@@ -432,4 +394,4 @@ def test_a_killed_run_goes_on(server, tmp_path):
     asked = len(server.requests)
     assert fetch_zb(server.url, "-n", 1, "-o", tmp_path / "out").exit_code == 0
     assert files_in(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
-    assert all(span != "bytes=0-9999" for _, span, _ in server.requests[asked:])
+    assert all(span != "bytes=0-9999" for _, span in server.requests[asked:])

@@ -11,16 +11,7 @@ from contents import write_stream
 from damage import flip, flip_token
 from packed import damage_table, require_same_pieces
 
-from zb_hdf5 import (
-    FormatError,
-    HDF5ShardWriter,
-    IncompleteError,
-    Loader,
-    MmapTokenStore,
-    ShardIndex,
-    open_reader,
-    verify_store,
-)
+import zb_hdf5
 from zb_hdf5.converters import run as pipe
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.documents.document_table import DocumentRows, documents_path
@@ -76,7 +67,7 @@ def store(tmp_path):
 
 def require_whole(folder, per_split=6 * B):
     for split in ("train", "val"):
-        with open_reader(folder, split=split) as reader:
+        with zb_hdf5.open_reader(folder, split=split) as reader:
             pieces = reader.read_pieces(np.arange(reader.num_records))
             tokens = np.concatenate(list(reader))
             assert reader.num_records == per_split
@@ -87,12 +78,12 @@ def require_whole(folder, per_split=6 * B):
 
 
 def problems(path):
-    return [(os.path.basename(report.path), report.problem) for report in verify_store(path) if report.problem]
+    return [(os.path.basename(report.path), report.problem) for report in zb_hdf5.verify_store(path) if report.problem]
 
 
 def test_a_whole_store_is_verified(store):
     require_whole(store)
-    reports = verify_store(store)
+    reports = zb_hdf5.verify_store(store)
     assert not problems(store)
     assert [report.document_count for report in reports] == [0] * 4 + [6] * 2
     assert all("pieces" in report.checks for report in reports[:4])
@@ -111,27 +102,27 @@ def test_each_table_is_checked(store, name):
     assert len(problems(store)) == 1
     path.unlink()
     [(_, problem)] = problems(store)
-    assert isinstance(problem, FormatError)
+    assert isinstance(problem, zb_hdf5.FormatError)
     assert "is not there" in str(problem)
 
 
 def test_a_lone_file_is_checked_with_what_lies_beside_it(tmp_path):
     path = tmp_path / "x.h5"
     write_file(path, 3)
-    [report] = verify_store(path)
+    [report] = zb_hdf5.verify_store(path)
     assert report.problem is None
     assert {"pieces", "documents"} <= {*report.checks}
     for beside in (pieces_path(path), documents_path(path)):
         damage_table(beside)
-        assert isinstance(verify_store(path)[0].problem, ChecksumError)
+        assert isinstance(zb_hdf5.verify_store(path)[0].problem, ChecksumError)
         damage_table(beside)
 
 
 def test_a_lost_index_is_made_again(store):
-    before = ShardIndex.load(store)
+    before = zb_hdf5.ShardIndex.load(store)
     (store / INDEX_NAME).unlink()
     rebuild_index(store)
-    after = ShardIndex.load(store)
+    after = zb_hdf5.ShardIndex.load(store)
     assert list(after.shards) == list(before.shards)  # their splits too, which the pieces know
     assert after.documents == before.documents
     require_whole(store)
@@ -144,7 +135,7 @@ def test_repair_keeps_the_pieces_of_the_kept_batches(store):
     assert [report.state for report in reports] == ["whole", "repaired", "whole", "whole"]
     assert reports[1].dropped == [1]
     assert not problems(store)
-    with open_reader(store, split="train") as reader:
+    with zb_hdf5.open_reader(store, split="train") as reader:
         assert reader.num_batches == 5
         pieces = reader.read_pieces(np.arange(reader.num_records))
         np.testing.assert_array_equal(np.concatenate(list(reader))[pieces.rows, pieces.columns], pieces.offsets % 97)
@@ -154,7 +145,7 @@ def test_repair_keeps_the_pieces_of_the_kept_batches(store):
 
 
 def require_same_documents(one, other):
-    with open_reader(one) as first, open_reader(other) as second:
+    with zb_hdf5.open_reader(one) as first, zb_hdf5.open_reader(other) as second:
         require_same_pieces(*(reader.read_pieces(np.arange(first.num_records)) for reader in (first, second)))
         assert first.documents.parts == second.documents.parts
 
@@ -164,7 +155,7 @@ def test_repair_of_a_lone_file_keeps_its_documents(tmp_path):
     write_file(path, 4)
     flip_token(path, 2)
     [report] = repair(path)
-    with open_reader(report.output) as reader:
+    with zb_hdf5.open_reader(report.output) as reader:
         pieces = reader.read_pieces(np.arange(reader.num_records))
         np.testing.assert_array_equal(np.concatenate(list(reader))[pieces.rows, pieces.columns], pieces.offsets % 97)
         assert reader.documents.document(3).id == "d"
@@ -184,7 +175,7 @@ def streams(tmp_path):
     folder.mkdir()
     paths = [folder / f"shard-{number:05}-of-00002.h5" for number in range(2)]
     for number, path in enumerate(paths):
-        with HDF5ShardWriter(path, chunk_tokens=16) as writer:
+        with zb_hdf5.HDF5ShardWriter(path, chunk_tokens=16) as writer:
             for k in range(20):
                 facts = {} if number else {"id": f"d{k}", "spans": [(1, 3, f"v{k}")]}
                 writer.write_document(np.full(5, k), **facts)
@@ -204,12 +195,12 @@ def require_stream(store, kept):
 
 
 def test_streams_are_verified_rebuilt_and_repaired(streams):
-    with MmapTokenStore(streams) as store:
+    with zb_hdf5.MmapTokenStore(streams) as store:
         require_stream(store, range(20))
         assert store.documents.document(25) == (25, 125, 5, None, None, None, {})
     assert not problems(streams)
-    assert [report.checks for report in verify_store(streams)][-1] == ["documents"]
-    before = ShardIndex.load(streams)
+    assert [report.checks for report in zb_hdf5.verify_store(streams)][-1] == ["documents"]
+    before = zb_hdf5.ShardIndex.load(streams)
     (streams / INDEX_NAME).unlink()
     assert rebuild_index(streams).documents == before.documents
     first = streams / "shard-00000-of-00002.h5"
@@ -220,7 +211,7 @@ def test_streams_are_verified_rebuilt_and_repaired(streams):
     [report, _] = repair(streams)
     assert report.dropped == [6, 7, 8, 9]
     assert not problems(streams)
-    with MmapTokenStore(streams) as store:
+    with zb_hdf5.MmapTokenStore(streams) as store:
         require_stream(store, [*range(6), *range(10, 20)])
         assert len(store.documents) == 36
 
@@ -252,26 +243,26 @@ def test_an_index_that_contradicts_itself_is_refused(store, key, change, message
     value = json.loads((store / INDEX_NAME).read_text())
     del value["check"]
     value[key] |= change
-    with pytest.raises(FormatError, match=message):
-        ShardIndex.from_json(json.dumps(value), "x")
+    with pytest.raises(zb_hdf5.FormatError, match=message):
+        zb_hdf5.ShardIndex.from_json(json.dumps(value), "x")
 
 
 def test_a_stream_without_its_table_is_refused(tmp_path):
     path = tmp_path / "s.h5"
-    with HDF5ShardWriter(path) as writer:
+    with zb_hdf5.HDF5ShardWriter(path) as writer:
         writer.write_document(np.arange(40), id="a", spans=[(3, 9, "x")])
-    with Loader(path, batch_size=1, seq_len=8, rank=0, world_size=1, spans=True) as loader:
+    with zb_hdf5.Loader(path, batch_size=1, seq_len=8, rank=0, world_size=1, spans=True) as loader:
         assert next(loader)["spans"] is not None
     documents_path(path).unlink()
     lost = r"s\.h5\.documents: is not there, and holds the ids, metadata and spans of s\.h5: restore it"
     for use in (
-        lambda: Loader(path, batch_size=1, seq_len=8, rank=0, world_size=1, spans=True),
-        lambda: MmapTokenStore(path).documents,
+        lambda: zb_hdf5.Loader(path, batch_size=1, seq_len=8, rank=0, world_size=1, spans=True),
+        lambda: zb_hdf5.MmapTokenStore(path).documents,
         lambda: index_streams([path]),
     ):
-        with pytest.raises(IncompleteError, match=lost):
+        with pytest.raises(zb_hdf5.IncompleteError, match=lost):
             use()
-    assert isinstance(verify_store(path)[0].problem, IncompleteError)
+    assert isinstance(zb_hdf5.verify_store(path)[0].problem, zb_hdf5.IncompleteError)
     write_stream(path, np.arange(40), overwrite=True)
     assert not documents_path(path).exists()
-    assert verify_store(path)[0].problem is None
+    assert zb_hdf5.verify_store(path)[0].problem is None

@@ -19,19 +19,7 @@ from damage import flip
 from processes import python, running, started
 from test_crash import WRITER, batches, names, small_disk, snapshot  # noqa: F401
 
-from zb_hdf5 import (
-    ArgumentError,
-    ConvertError,
-    FormatError,
-    IncompleteError,
-    ShardIndex,
-    StoreMeta,
-    UnavailableError,
-    ZbError,
-    open_reader,
-    open_writer,
-    verify_store,
-)
+import zb_hdf5
 from zb_hdf5.spec import CRC32, INDEX_NAME
 from zb_hdf5.store.repair import repair_file, repair_store
 from zb_hdf5.store.streams import rebuild_index
@@ -45,13 +33,13 @@ def data():
 
 
 def flip_batch(path, number, within=5):
-    with open_reader(path) as reader:
+    with zb_hdf5.open_reader(path) as reader:
         offset = reader.extents.offset(number)
     flip(path, offset + within)
 
 
 def require_good(path):
-    assert [report.problem for report in verify_store(path)] == [None] * len(verify_store(path))
+    assert [report.problem for report in zb_hdf5.verify_store(path)] == [None] * len(zb_hdf5.verify_store(path))
 
 
 @pytest.mark.parametrize("delay_s", [0.03, 0.08, 0.15])
@@ -62,7 +50,7 @@ def test_a_killed_writers_batches_are_published(delay_s, tmp_path):
         assert process.stdout.readline() == "ready\n"
         process.stdout.readline()
         time.sleep(delay_s)
-        with pytest.raises(UnavailableError, match="another process is writing it"):
+        with pytest.raises(zb_hdf5.UnavailableError, match="another process is writing it"):
             repair_file(partial)
         assert names(tmp_path) == [partial.name]
         process.kill()
@@ -130,7 +118,7 @@ def test_what_has_the_final_name_is_replaced_only_with_force(data, tmp_path, wri
     write_file(tmp_path / "y.h5", data[:2])
     os.rename(tmp_path / "y.h5", tmp_path / "x.h5")
     before = snapshot(tmp_path)
-    with pytest.raises(ConvertError, match="exists already; remove it"):
+    with pytest.raises(zb_hdf5.ConvertError, match="exists already; remove it"):
         repair_file(partial)
     assert snapshot(tmp_path) == before
     repair_file(partial, overwrite=True)
@@ -165,7 +153,7 @@ def test_the_crc32_of_a_whole_file_are_not_those_of_its_unfinished_successor(dat
     partial = leave_partial(tmp_path / "x.batch", data)
     os.rename(tmp_path / "y.batch", tmp_path / "x.batch")
     os.rename(tmp_path / "y.batch.crc32", tmp_path / "x.batch.crc32")
-    shape = StoreMeta(4, 1024, np.dtype("<u2"))
+    shape = zb_hdf5.StoreMeta(4, 1024, np.dtype("<u2"))
     assert repair_file(partial, shape=shape, overwrite=True).kept == 9
     np.testing.assert_array_equal(batches_of(tmp_path / "x.batch"), data)
     assert names(tmp_path) == ["x.batch", "x.batch.crc32", "x.batch.partial"]
@@ -180,7 +168,7 @@ def test_flipped_tokens_are_found_by_verify_and_dropped_by_repair(seed, data, tm
     for number in bad:
         flip_batch(path, number, chance.randrange(data[0].nbytes))
     before = path.read_bytes()
-    assert verify_store(path)[0].problem is not None
+    assert zb_hdf5.verify_store(path)[0].problem is not None
     dry = repair_file(path, dry_run=True)
     assert names(tmp_path) == ["x.h5"]
     report = repair_file(path)
@@ -196,7 +184,7 @@ def test_flipped_tokens_are_found_by_verify_and_dropped_by_repair(seed, data, tm
 @pytest.mark.parametrize("suffix", [".h5", ".batch"])
 def test_a_sector_that_cannot_be_read_costs_its_batch_only(suffix, data, tmp_path, write_file, monkeypatch):
     path, preadv = write_file(tmp_path / f"x{suffix}", data).path, os.preadv
-    with open_reader(path) as reader:
+    with zb_hdf5.open_reader(path) as reader:
         bad = reader.extents.offset(3) + 512
 
     def fail(fd, buffers, offset, *flags):
@@ -229,7 +217,7 @@ def test_a_whole_file_is_left_alone_and_a_damaged_crc32_row_costs_no_batch(data,
 
 
 def test_a_full_disk_leaves_nothing(small_disk, tmp_path):  # noqa: F811
-    with open_writer(tmp_path / "x.h5", batch_size=32, seq_len=64, dtype="uint16") as writer:
+    with zb_hdf5.open_writer(tmp_path / "x.h5", batch_size=32, seq_len=64, dtype="uint16") as writer:
         writer.write(batches(0, 1100))  # of 4 KiB each: a copy does not fit
     shutil.copyfile(tmp_path / "x.h5", small_disk / "x.h5")
     flip_batch(small_disk / "x.h5", 3)
@@ -269,18 +257,18 @@ def test_an_index_is_made_anew(damage, data, tmp_path, write_store):
     assert json.loads((store / INDEX_NAME).read_text())["shards"] == text["shards"]
     require_good(store)
     np.testing.assert_array_equal(batches_of(store), data)
-    with pytest.raises(ConvertError, match="exists already, and is valid"):
+    with pytest.raises(zb_hdf5.ConvertError, match="exists already, and is valid"):
         rebuild_index(store)
 
 
 def test_an_index_made_anew_keeps_what_only_the_old_one_knew(data, tmp_path, write_store):
     store = write_store(tmp_path / "s", data, (3,), ("batch",))
-    old = ShardIndex.load(store)
+    old = zb_hdf5.ShardIndex.load(store)
     known = replace(old.meta, vocab_size=65536, tokenizer='{"name": "byte"}')
     replace(old, meta=known, live_id="a1b2").save(store)
     made = rebuild_index(store, force=True)
     assert (made.meta.vocab_size, made.meta.tokenizer, made.live_id) == (65536, known.tokenizer, "a1b2")
-    assert made == ShardIndex.load(store)
+    assert made == zb_hdf5.ShardIndex.load(store)
     (store / made.shards[1].path).unlink()
     assert rebuild_index(store, force=True).live_id == ""  # other tokens: a state taken live names other records
     (store / INDEX_NAME).unlink()
@@ -295,7 +283,7 @@ def test_an_index_made_anew_keeps_what_only_the_old_one_knew(data, tmp_path, wri
 def test_missing_numbers_are_listed(names, missing, data, tmp_path, write_file):
     for name in names:
         write_file(tmp_path / name, data[:2])
-    with pytest.raises(IncompleteError, match=missing):
+    with pytest.raises(zb_hdf5.IncompleteError, match=missing):
         rebuild_index(tmp_path)
     assert len(rebuild_index(tmp_path, force=True).shards) == len(names)
 
@@ -304,13 +292,13 @@ def test_an_index_is_looked_for_in_a_folder_only_and_made_of_shards_that_agree(d
     (tmp_path / "s").mkdir()
     write_file(tmp_path / "s" / "shard-00000.h5", data)
     write_file(tmp_path / "s" / "shard-00001.h5", data.astype("<u4"))
-    with pytest.raises(ZbError, match=r"expected \(4, 1024\) uint16"):
+    with pytest.raises(zb_hdf5.ZbError, match=r"expected \(4, 1024\) uint16"):
         rebuild_index(tmp_path / "s")
     path = write_file(tmp_path / "x.h5", data).path
     for place in (path, tmp_path / "nothing"):
-        with pytest.raises(FormatError, match=re.escape(f"{place}: no shards.json")):
-            ShardIndex.load(place)
-        with pytest.raises(ArgumentError, match=re.escape(f"{place}: expected the folder of a store")):
+        with pytest.raises(zb_hdf5.FormatError, match=re.escape(f"{place}: no shards.json")):
+            zb_hdf5.ShardIndex.load(place)
+        with pytest.raises(zb_hdf5.ArgumentError, match=re.escape(f"{place}: expected the folder of a store")):
             rebuild_index(place)
 
 

@@ -16,7 +16,7 @@ from processes import forked
 
 from examples import examples
 from zb_hdf5 import ArgumentError, BackendError, open_reader
-from zb_hdf5.formats.hdf5.h5_reader import HDF5BatchReader
+from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
 
 #: name of what is stored -> the accesses that can serve it
 ACCESSES = {
@@ -282,5 +282,5 @@ def test_hdf5_behind_a_user_block_is_read(tokens, tmp_path, make_stored):
             old.copy(name, h5)
     for access in ACCESSES["hdf5"]:
         np.testing.assert_array_equal(batches_of(path, access=access), tokens)
-        with HDF5BatchReader(path, access=access) as reader:
+        with HDF5Reader(path, access=access) as reader:
             assert reader.sha256

@@ -32,7 +32,7 @@ from zb_hdf5 import (
     open_writer,
     verify_store,
 )
-from zb_hdf5.formats.hdf5.h5_reader import HDF5BatchReader
+from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
 from zb_hdf5.formats.hdf5.h5_writer import HDF5BatchWriter
 from zb_hdf5.spec import BATCHES_ATTRIBUTES, CRC32_CHUNK_ROWS, DESCRIPTIONS, NO_SHA256, ROOT_ATTRIBUTES
 
@@ -549,7 +549,7 @@ def refuse_locks(monkeypatch):
 def test_without_file_locks_a_file_is_read_with_a_warning(number, path, tokens, refuse_locks):
     opened = refuse_locks(number)
     with pytest.warns(UserWarning, match="this file system has no file locks"):
-        reader = HDF5BatchReader(path, access="pread")
+        reader = HDF5Reader(path, access="pread")
     with reader:
         np.testing.assert_array_equal(np.stack(list(reader)), tokens)
     assert opened == [None, False]

@@ -33,7 +33,7 @@ from zb_hdf5 import (
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.files.publishing import PartialFile
-from zb_hdf5.formats.hdf5.h5_reader import HDF5BatchReader
+from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
 from zb_hdf5.formats.hdf5.h5_writer import HDF5Writer
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.live import LiveReader, LiveStoreWriter
@@ -218,7 +218,7 @@ def test_a_growing_shard_that_is_first_read_before_its_last_cut_is_read_behind_i
     cut_off, readers, sizes = HDF5Writer._cut_off, [], []
 
     def read_before_the_cut(file, num_chunks):
-        readers.append(HDF5BatchReader(growing))  # the file is complete, and maps
+        readers.append(HDF5Reader(growing))  # the file is complete, and maps
         for reader in readers:
             np.testing.assert_array_equal(reader.read_batch(2), batches(2, 1)[0])
         sizes.append(growing.stat().st_size)
@@ -228,7 +228,7 @@ def test_a_growing_shard_that_is_first_read_before_its_last_cut_is_read_behind_i
     monkeypatch.setattr(HDF5Writer, "_cut_off", read_before_the_cut)
     with start_store(tmp_path / "store", 8) as writer:
         writer.write(batches(0, 3))
-        with HDF5BatchReader(growing) as reader:
+        with HDF5Reader(growing) as reader:
             readers.append(pickle.loads(pickle.dumps(reader)))  # opens the file at its first read
     assert sizes[1] < sizes[0]
     for reader in readers:

@@ -84,7 +84,6 @@ class BatchReader:
         self._fingerprint: str | None = None
         self.record_documents: RecordDocuments | None = None
         self._is_int32 = meta.dtype == np.uint32
-        self._open_field: Callable[[str], BatchReader] | None = None
         self.origin: dict[str, Any] = {}  # "source", "shuffle" and "split" of the tokens, where a file has them
         self._fields: dict[str, BatchReader] = {}
         self.in_front: Callable[[BatchReader], None] | None = None
@@ -129,11 +128,6 @@ class BatchReader:
     def wants_threads(self) -> bool:
         """Whether reading in several threads is faster also where nothing waits for a disk."""
         return self.tokens.wait is not Wait.LOCAL
-
-    @property
-    def in_flight(self) -> tuple[int, int] | None:
-        """How many bytes and reads to keep under way, where each read waits for a far server; None: for a disk."""
-        return self.tokens.in_flight
 
     @property
     def fingerprint(self) -> str:
@@ -188,9 +182,7 @@ class BatchReader:
         return text if self.backend == "batch" else ""
 
     def _field_reader(self, name: str) -> BatchReader:
-        if self._open_field is None:
-            raise ArgumentError(f"{self.path}: cannot be read with its fields")
-        return self._open_field(name)
+        raise ArgumentError(f"{self.path}: cannot be read with its fields")
 
     @property
     def token_fingerprint(self) -> str:
@@ -679,12 +671,3 @@ class BrokenFile(NamedTuple):
     reader: BatchReader  # of the batches that may hold
     crc32: npt.NDArray[np.uint32] | None  # the stored rows
     reason: str  # the damage that is known already, or ""
-
-
-def open_unfinished(reader: BatchReader) -> BrokenFile:
-    """Take what a reader can open as it is; the reader is closed if its crc32 rows cannot be read."""
-    try:
-        return BrokenFile(reader, reader.stored_crc32(), "" if reader.complete else "its writer has not finished")
-    except BaseException:
-        reader.close()
-        raise

@@ -91,9 +91,14 @@ class FileFormat:
 
     def open_broken(self, path: Path, shape: StoreMeta | None) -> BrokenFile:
         """Open a damaged or unfinished file."""
-        from zb_hdf5.formats.batch_reader import open_unfinished
+        from zb_hdf5.formats.batch_reader import BrokenFile
 
-        return open_unfinished(open_chunks(path))
+        reader = open_chunks(path)
+        try:
+            return BrokenFile(reader, reader.stored_crc32(), "" if reader.complete else "its writer has not finished")
+        except BaseException:
+            reader.close()
+            raise
 
     def look_at(self, path: Path) -> tuple[int, str]:
         """Return the number of tokens of a file without digests, and the reason why it cannot be verified."""
@@ -128,7 +133,7 @@ class HDF5Format(FileFormat):
     name, suffix, noun = "hdf5", ".h5", "an HDF5 file"
     as_source = as_target = ("an HDF5 store", "train-h5")
     other_suffixes = (".hdf5", ".hdf", ".he5")
-    reader, writer = "zb_hdf5.formats.hdf5.h5_reader:HDF5BatchReader", "zb_hdf5.formats.hdf5.h5_writer:HDF5BatchWriter"
+    reader, writer = "zb_hdf5.formats.hdf5.h5_reader:HDF5Reader", "zb_hdf5.formats.hdf5.h5_writer:HDF5BatchWriter"
     stream_writer = "zb_hdf5.formats.hdf5.stream_writer:HDF5ShardWriter"
     magic_name = "zb_hdf5.spec:HDF5_MAGIC"
     magic_offsets = (0, 512, 1024, 2048)  # behind a user block HDF5 doubles the offset; nobody uses more
@@ -139,9 +144,10 @@ class HDF5Format(FileFormat):
         return is_stream_file(path)
 
     def open_chunks(self, path: Path) -> BatchReader:
-        from zb_hdf5.formats.hdf5.h5_reader import HDF5StreamReader
+        from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
+        from zb_hdf5.formats.hdf5.inspection import look_at_batches, look_at_stream
 
-        return HDF5StreamReader(path) if self.holds_stream(path) else super().open_chunks(path)
+        return HDF5Reader(path, "auto", "none", look_at_stream if self.holds_stream(path) else look_at_batches)
 
     def problems_of(self, path: Path) -> Iterator[tuple[str, str]]:
         from zb_hdf5.formats.hdf5.file import missing_filters

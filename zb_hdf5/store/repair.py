@@ -42,7 +42,7 @@ from zb_hdf5.files.publishing import (
     refuse_existing,
 )
 from zb_hdf5.formats.batch_reader import GROUP_BYTES, BatchReader, BrokenFile
-from zb_hdf5.formats.hdf5.h5_reader import HDF5StreamReader
+from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
 from zb_hdf5.formats.native import crc32_path
 from zb_hdf5.formats.registry import FORMATS, backend_of_suffix, open_chunks
 from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_BOUNDARY, NOT_KNOWN, STREAM_LAYOUT, StoreMeta, TokenArray
@@ -230,7 +230,7 @@ class Salvage:
 
     def __init__(self, broken: BrokenFile) -> None:
         self.reader, stored, self.reason = broken
-        self._stream = self.reader if isinstance(self.reader, HDF5StreamReader) else None
+        self._stream = self.reader if isinstance(self.reader, HDF5Reader) and self.reader.is_stream else None
         self.unit = "batch" if self._stream is None else "document"
         self._chunk_tokens = self.reader.meta.batch_tokens
         bad = np.array(self._examine(stored), np.int64)
@@ -416,7 +416,7 @@ def _examined(reader: BatchReader, stored: npt.NDArray[np.uint32] | None) -> tup
     return crc32, bad, sha256.hexdigest()
 
 
-def _offsets_of(reader: HDF5StreamReader, is_bad: bool) -> tuple[npt.NDArray[np.int64], str]:
+def _offsets_of(reader: HDF5Reader, is_bad: bool) -> tuple[npt.NDArray[np.int64], str]:
     """Return the offsets of the documents, and the trouble with them; of damaged ones what their crc32 proves."""
     try:
         return reader.doc_offsets().astype(np.int64), ""

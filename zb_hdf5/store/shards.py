@@ -7,7 +7,7 @@ import errno
 import hashlib
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import accumulate, chain, groupby
@@ -335,11 +335,12 @@ class Sharded(Tokens):
 
             return open_npy(path, meta, self.asked, identity)
         from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader  # h5py, which whoever has an index does not need
-        from zb_hdf5.formats.hdf5.inspection import look_at_field, look_at_stream
+        from zb_hdf5.formats.hdf5.inspection import Column, look_at_field, look_at_stream
 
+        look: Callable[..., Column] = partial(look_at_stream, dataset=self.dataset)
         if meta.field is not None:
-            return HDF5Reader(look_at_field(path, meta.field.name, identity), self.asked, "none")
-        return HDF5Reader(look_at_stream(path, identity, self.dataset), self.asked, "none")
+            look = partial(look_at_field, name=meta.field.name)
+        return HDF5Reader(path, self.asked, "none", partial(look, identity=identity))
 
     def _problem(self, tokens: Tokens, rows: Crc32Rows | None, entry: ShardEntry, unit: int) -> str:
         """Read a unit and the crc32 of all, and return how they differ from the index; "" if the file is proved."""

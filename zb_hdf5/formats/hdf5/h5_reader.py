@@ -38,7 +38,6 @@ from zb_hdf5.formats.hdf5.inspection import (
     look_at_batches,
     look_at_field,
     look_at_foreign,
-    look_at_stream,
     read_marker,
     token_dataset,
 )
@@ -57,12 +56,20 @@ _FOREIGN: Final = "a dataset of another origin has no digests; convert it to a s
 
 
 class HDF5Reader(BatchReader):
-    """Reads one column of an HDF5 file:"""
+    """Reads an HDF5 file, by default its batches. `BatchReader` describes its functions.
+
+    `look` finds the column that is read. A stream is read as its chunks: batches of one record, of which the last may
+    hold fewer tokens.
+    """
 
     backend = "hdf5"
 
-    def __init__(self, column: Column, access: str = "auto", verify: str = "auto") -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], access: str = "auto", verify: str = "auto",
+        look: Callable[[Path], Column] = look_at_batches,
+    ) -> None:  # fmt: skip
         require_options(access, verify)
+        column = look(any_path(path))
         if verify in ("batch", "store"):
             field = "" if column.meta.field is None else f"field {column.meta.field.name}: "
             if not column.complete:
@@ -77,9 +84,9 @@ class HDF5Reader(BatchReader):
         self.extents = column.extents if isinstance(column.extents, Extents) else None
         self.compressed = column.compressed
         self.identity: Identity = column.identity
-        self.origin = column.origin
+        self.origin, self.is_stream = column.origin, column.meta.layout == STREAM_LAYOUT and column.meta.field is None
         how = "none" if verify == "store" else verify
-        self._open_field = partial(open_field, column.path, access=access, verify=how)
+        self._field_options = column.path, access, how
         if not self.complete:
             self.refresh()  # opens the file now: once it is published, its partial's name is gone
         if self.complete:
@@ -125,48 +132,23 @@ class HDF5Reader(BatchReader):
                 field.refresh()
         return self.num_batches
 
-
-class HDF5BatchReader(HDF5Reader):
-    """Reads an HDF5 batch store. `BatchReader` describes its functions."""
-
-    def __init__(self, path: str | os.PathLike[str], *, access: str = "auto", verify: str = "auto") -> None:
-        require_options(access, verify)
-        super().__init__(look_at_batches(any_path(path)), access, verify)
-
-
-def open_foreign(path: Path, dataset: str, batch_size: int | None, access: str, verify: str) -> HDF5Reader:
-    """Open an integer dataset of another origin: batches `(N, B, S)`, or records `(R, S)`."""
-    column, axes = look_at_foreign(path, dataset)
-    reader = HDF5Reader(column, access, verify)
-    if axes == 2 and batch_size is not None:
-        reader.meta = StoreMeta(batch_size, column.meta.seq_len, column.meta.dtype)
-        reader.num_batches //= batch_size
-    return reader
-
-
-def open_field(path: str | os.PathLike[str], name: str, access: str = "auto", verify: str = "auto") -> HDF5Reader:
-    """Open the values of one field of batches, or of a stream. Raises as `HDF5Reader` and `look_at_field` do."""
-    return HDF5Reader(look_at_field(any_path(path), name), access, verify)
-
-
-class HDF5StreamReader(HDF5Reader):
-    """Reads an HDF5 stream as its chunks: batches of one record, of which the last may hold fewer tokens."""
-
-    def __init__(self, path: str | os.PathLike[str], identity: Identity | None = None) -> None:
-        super().__init__(look_at_stream(any_path(path), identity), "auto", "none")
+    def _field_reader(self, name: str) -> HDF5Reader:
+        return HDF5Reader(*self._field_options, partial(look_at_field, name=name))
 
     def name_of(self, number: int) -> str:
+        if not self.is_stream:
+            return super().name_of(number)
         start, chunk_tokens = number * self.meta.chunk_tokens, self.meta.chunk_tokens
         return f"chunk {number:,} (tokens {start:,} to {min(start + chunk_tokens, self.token_count):,})"
 
     def doc_offsets(self) -> npt.NDArray[np.uint64]:
-        """Return where the documents begin and the last one ends, shape (D + 1,): all that are committed."""
+        """Return where the documents of a stream begin and the last one ends, shape (D + 1,), as committed."""
         with closing(DocumentOffsets(self.path, self.token_count, self.identity)) as offsets:
             return offsets.rows().copy()
 
     def compare_digests(self, progress: Callable[[int], None] = lambda tokens: None) -> tuple[str, list[str]]:
         sha256, checks = super().compare_digests(progress)
-        if self.complete and self._marker:
+        if self.is_stream and self.complete and self._marker:
             self.doc_offsets()
             checks.append("documents")
         return sha256, checks
@@ -176,6 +158,16 @@ class HDF5StreamReader(HDF5Reader):
         with h5_damage(self.path), open_h5_for_reading(self.path, self.identity) as h5:
             marker = read_marker(token_dataset(h5, self.path, STREAM_LAYOUT), self.path)
             return bool(crc32_of(offsets) == marker["doc_offsets_crc32"])
+
+
+def open_foreign(path: Path, dataset: str, batch_size: int | None, access: str, verify: str) -> HDF5Reader:
+    """Open an integer dataset of another origin: batches `(N, B, S)`, or records `(R, S)`."""
+    column, axes = look_at_foreign(path, dataset)
+    reader = HDF5Reader(path, access, verify, lambda _: column)
+    if axes == 2 and batch_size is not None:
+        reader.meta = StoreMeta(batch_size, column.meta.seq_len, column.meta.dtype)
+        reader.num_batches //= batch_size
+    return reader
 
 
 # --- the documents of a stream ---------------------------------------------------------------------------------------

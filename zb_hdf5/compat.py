@@ -30,7 +30,7 @@ from zb_hdf5.formats.batch_reader import GROUP_BYTES, require_choice
 from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter as HDF5ShardWriter
 from zb_hdf5.formats.native import crc32_path, pack_header
 from zb_hdf5.loaders.loader import Loader
-from zb_hdf5.loaders.order import GlobalOrder, resolve_rank, write_order
+from zb_hdf5.loaders.order import GlobalOrder, require_positive, resolve_rank, write_order
 from zb_hdf5.loaders.protocol import MAX_COUNT, STATE_VERSION, TokenLoader, require_count, require_fields, shown
 from zb_hdf5.loaders.text_loader import TextLoader, paths_of_split
 from zb_hdf5.spec import StoreMeta, TokenArray, as_stored, stored_dtype
@@ -193,7 +193,7 @@ class DatasetLoader:
         ranks: dict[str, Any] = {"rank": process_rank, "world_size": num_processes, "device": device}
         self._loader: Loader[Any] = Loader(dataset_dir, backend="npy", **shape, **ranks)
         reader: Any = self._loader.reader
-        self.filepaths, self._starts = list(map(str, reader.paths)), reader.tokens.starts
+        self.filepaths, self._starts = [str(path) for path in reader.paths], reader.tokens.starts
 
     file_idx = property(lambda self: self._next_token()[0])
     tok_idx = property(lambda self: self._next_token()[1])
@@ -201,10 +201,8 @@ class DatasetLoader:
 
     def _next_token(self) -> tuple[int, int]:
         """Return the file, and the offset in it, at which the next batch begins."""
-        step = self.batch * self.num_processes
-        position = int(self._loader.state_dict()["position"])
-        if position + step > len(self) * step:  # the next batch is the first one of the next epoch
-            position = 0
+        position = self._loader.state_dict()["position"]
+        position *= self._loader.plan.steps_from(position) > 0  # else the next batch begins the next epoch
         token = (position + self.process_rank * self.batch) * self.seq_len
         number = bisect_right(self._starts, token) - 1
         return number, token - self._starts[number]
@@ -363,8 +361,7 @@ class ShardedTokenizationPipeline:
     ) -> None:
         if isinstance(documents, str):
             raise ArgumentError("documents: expected an iterable of texts, found one text; pass [text]")
-        if num_shards is not None and num_shards < 1:
-            raise ArgumentError(f"num_shards must be at least 1, found {num_shards}")
+        require_positive(num_shards=num_shards)
         spec = tokenizer.spec if isinstance(tokenizer, Tokenizer) else tokenizer
         known = load_tokenizer(spec)
         boundary = known.boundary_token_id if boundary_token is None else known.special_token_id(boundary_token)
@@ -492,13 +489,13 @@ def get_dist_info() -> tuple[bool, int, int, int]:
 
 def download_single_file(index: int) -> bool:
     """Download file number `index` of the corpus into `base_data`, unless it is there. Return whether it is."""
-    [report] = fetch_shards(f"{BASE_URL}/shard_{{:05d}}.parquet", 1, _base() / "base_data", first=index)
+    [report] = fetch_shards(f"{BASE_URL}/shard_{{:05d}}.parquet", 1, _data(), first=index)
     return report.problem is None
 
 
 def list_parquet_files(data_dir: str | os.PathLike[str] | None = None) -> list[str]:
     """Return the `.parquet` files of a folder, by default of `base_data`, in the order of their names."""
-    folder = _base() / "base_data" if data_dir is None else Path(data_dir)
+    folder = _data(data_dir)
     return [str(folder / name) for name in sorted(os.listdir(folder)) if name.endswith(".parquet")]
 
 
@@ -506,7 +503,7 @@ def parquets_iter_batched(
     split: str, start: int = 0, step: int = 1, *, data_dir: str | os.PathLike[str] | None = None
 ) -> Iterator[list[str]]:
     """Yield the texts of row groups `start`, `start + step`, ... of the last file ("val"), or of each other one."""
-    for path in paths_of_split(_base() / "base_data" if data_dir is None else Path(data_dir), split):
+    for path in paths_of_split(_data(data_dir), split):
         file = ParquetFile(path, "text")
         for number in range(start, file.num_row_groups, step):
             yield [text for block in file.row_group(number) for text in block.texts]
@@ -534,10 +531,9 @@ class TokenizingLoader(TextLoader):
     ) -> None:
         import torch
 
-        if tokenizer_batch_size < 1:
-            raise ArgumentError(f"tokenizer_batch_size must be at least 1, found {tokenizer_batch_size}")
+        require_positive(tokenizer_batch_size=tokenizer_batch_size)
         super().__init__(
-            _base() / "base_data" if data_dir is None else data_dir,
+            _data(data_dir),
             tokenizer=tokenizer or get_tokenizer().spec,
             batch_size=B,
             seq_len=T,
@@ -562,3 +558,7 @@ tokenizing_distributed_data_loader = TokenizingLoader
 
 def _base() -> Path:
     return Path(os.environ.get(BASE_VARIABLE) or BASE_DIR).expanduser()
+
+
+def _data(folder: str | os.PathLike[str] | None = None) -> Path:
+    return _base() / "base_data" if folder is None else Path(folder)

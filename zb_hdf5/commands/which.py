@@ -154,8 +154,7 @@ def _mixed_loader(stores: tuple[str, ...], state: dict[str, Any], path: Path) ->
     sources = dict(store.partition("=")[::2] for store in stores)
     try:
         identities = {identity["name"]: identity for identity in state["sources"]}
-        first = state["sources"][0]
-        options = {**_options(first, path), "batch_size": _option(first, path, "batch_size", (int,))}
+        options = _options(state["sources"][0], path, batch_size=(int,))
     except (KeyError, IndexError, TypeError) as error:
         raise StateError(f"{path}: not a mixture's state: {error!r}") from error
     if set(sources) != set(identities):
@@ -177,18 +176,13 @@ def _opened(store: str, state: dict[str, Any], path: Path) -> str | BatchReader:
         raise StateError(f"{path}: {error}") from error
 
 
-def _options(state: dict[str, Any], path: Path) -> dict[str, Any]:
+def _options(state: dict[str, Any], path: Path, **more: tuple[type[Any], ...]) -> dict[str, Any]:
     """Return the arguments that make a loader of this state's order."""
-    options = {name: _option(state, path, name, kinds) for name, kinds in ORDER_OF_A_STATE.items()}
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _option(state: dict[str, Any], path: Path, name: str, kinds: tuple[type[Any], ...]) -> Any:
-    if name not in state:
-        raise StateError(f"{path}: not a loader's state: key {name!r} is missing")
-    if type(state[name]) not in kinds:
-        raise StateError(f"{path}: not a loader's state: {name}: expected {kinds[0].__name__}, found {state[name]!r}")
-    return state[name]
+    for name, kinds in (ORDER_OF_A_STATE | more).items():
+        if type(state.get(name, ...)) not in kinds:
+            found = f"found {state[name]!r}" if name in state else "it is missing"
+            raise StateError(f"{path}: not a loader's state: {name}: expected {kinds[0].__name__}, {found}")
+    return {name: state[name] for name in (*ORDER_OF_A_STATE, *more) if state[name] is not None}
 
 
 def _origin(

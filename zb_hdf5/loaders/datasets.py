@@ -34,13 +34,8 @@ class ToldEpoch:
     """
 
     def __init__(self, epoch: int) -> None:
-        self._shared = torch.tensor([epoch, 0, 0]).share_memory_()  # type: ignore[no-untyped-call]
-        self._process = os.getpid()
-        self._bind()
-
-    def _bind(self) -> None:
-        self._numbers = self._shared.numpy().data
-        self._heard = self._numbers[0]
+        self._numbers: torch.Tensor = torch.tensor([epoch, 0, 0]).share_memory_()  # type: ignore[no-untyped-call]
+        self._process, self._heard = os.getpid(), epoch
 
     def tell(self, epoch: int) -> None:
         """Tell every copy of the epoch."""
@@ -49,10 +44,8 @@ class ToldEpoch:
 
     def news(self) -> int | None:
         """Return the epoch that was told last, if this copy has not heard of it."""
-        if self._numbers[0] == self._heard:
-            return None
-        self._heard = self._numbers[0]
-        return int(self._heard)
+        before, self._heard = self._heard, self._numbers.tolist()[0]
+        return None if self._heard == before else self._heard
 
     def warn_once(self, number: int, message: str) -> None:
         """Give warning 1 or 2, once for all copies."""
@@ -63,15 +56,7 @@ class ToldEpoch:
 
     def close(self) -> None:
         """Release the shared memory, which has a descriptor."""
-        self._shared = torch.tensor(self._numbers.tolist())
-        self._bind()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_shared": self._shared, "_process": self._process}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._bind()
+        self._numbers = self._numbers.clone()
 
 
 class BatchDataset(Dataset[Step]):

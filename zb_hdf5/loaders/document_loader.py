@@ -32,7 +32,7 @@ from zb_hdf5.loaders.order import (
     require_positive,
     resolve_rank,
 )
-from zb_hdf5.loaders.protocol import STATE_VERSION, EpochLoader, masked_numbers
+from zb_hdf5.loaders.protocol import MAX_COUNT, STATE_VERSION, EpochLoader, masked_numbers
 from zb_hdf5.loaders.steps import (
     as_tensor,
     cuda_device,
@@ -66,21 +66,21 @@ DOCUMENTS_AT_ONCE: Final = 4096
 class Documents:
     """The documents of a stream that are read, numbered from 0: none is empty, or longer than `max_tokens`."""
 
-    def __init__(self, doc_offsets: npt.NDArray[np.uint64], max_tokens: int | None, too_long: str) -> None:
+    def __init__(
+        self, doc_offsets: npt.NDArray[np.uint64], max_tokens: int | None, too_long: str, path: object = "documents"
+    ) -> None:
         self._offsets, self._max_tokens = doc_offsets, max_tokens
-        lengths = np.diff(doc_offsets)
-        is_long = lengths > np.uint64(max_tokens) if max_tokens else np.zeros(len(lengths), np.bool_)
-        if too_long == "refuse" and is_long.any():
+        lengths, longest, drops = np.diff(doc_offsets).view(np.int64), max_tokens or MAX_COUNT, too_long == "drop"
+        is_long = lengths > longest
+        count, excess = int(is_long.sum()), int(lengths[is_long].sum()) - longest * int(is_long.sum())
+        if too_long == "refuse" and count:
             raise ArgumentError(
-                f"expected documents of at most max_tokens={max_tokens:,} tokens, found {int(is_long.sum()):,} longer "
-                f"ones, up to {int(lengths.max()):,}; pass a larger max_tokens, or too_long='truncate' or 'drop'"
+                f"{path}: expected documents of at most max_tokens={max_tokens:,} tokens, found {count:,} longer "
+                f"ones, up to {lengths.max():,}; pass a larger max_tokens, or too_long='truncate' or 'drop'"
             )
-        self.dropped_documents = int(is_long.sum()) if too_long == "drop" else 0
-        self.truncated_documents = int(is_long.sum()) - self.dropped_documents
-        self.truncated_tokens = 0
-        if self.truncated_documents and max_tokens:
-            self.truncated_tokens = int((lengths[is_long] - np.uint64(max_tokens)).sum())
-        read = (lengths > 0) & ~is_long if too_long == "drop" else lengths > 0
+        self.dropped_documents = count if drops else 0
+        self.truncated_documents, self.truncated_tokens = (0, 0) if drops else (count, excess)
+        read = (lengths > 0) & ~is_long if drops else lengths > 0
         self._numbers = None if read.all() else np.flatnonzero(read)
         self.count = len(lengths) if self._numbers is None else len(self._numbers)
 
@@ -387,10 +387,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         self.drop_last, self._prefetch, self._device = drop_last, prefetch, cuda_device(device)
         self.rank, self.world_size = resolve_rank(rank, world_size)
         offsets = self.store.doc_offsets
-        try:
-            self.documents = Documents(offsets, max_tokens, too_long)
-        except ArgumentError as error:
-            raise ArgumentError(f"{self.path}: {error}") from None
+        self.documents = Documents(offsets, max_tokens, too_long, self.path)
         self._batches = DocumentBatches(
             self.store, self.documents, collate, pad_to_multiple_of, pad_token_id, targets, loss_mask, tuple(fields),
             spans, numpy_dtype(dtype),
@@ -478,8 +475,8 @@ def _open_stream(
         raise ArgumentError(
             f"{path}: expected a token stream, whose documents are whole, found none; convert text into a stream"
         )
-    reader = open_reader(path, batch_size=1, seq_len=1, cache=cache, cache_bytes=cache_bytes, **options)
-    return cast(StoreReader, reader)
+    how: dict[str, Any] = {"cache": cache, "cache_bytes": cache_bytes, **options}
+    return cast(StoreReader, open_reader(path, batch_size=1, seq_len=1, **how))
 
 
 def _require_sizes(

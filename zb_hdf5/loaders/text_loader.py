@@ -280,8 +280,7 @@ class TextLoader(TokenLoader[Any]):
 
 def paths_of_split(folder: Path, split: str) -> list[Path]:
     """Return the `.parquet` files of a split: the last one is "val", the others are "train"."""
-    if split not in SPLITS:
-        raise ArgumentError(f"split must be one of {', '.join(SPLITS)}, found {split!r}")
+    require_choice("split", split, SPLITS)
     paths = sorted(folder / name for name in os.listdir(folder) if name.endswith(".parquet"))
     chosen = paths[:-1] if split == "train" else paths[-1:]
     if not chosen:

@@ -88,7 +88,7 @@ class FinishedShard:
         return self.entry.token_count
 
     def to_json(self) -> dict[str, Any]:
-        return {"entry": self.entry.to_json(), "max_token": self.max_token, "frame_sha256": self.frame_sha256}
+        return {"entry": asdict(self.entry), "max_token": self.max_token, "frame_sha256": self.frame_sha256}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:

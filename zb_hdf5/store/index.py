@@ -24,7 +24,6 @@ from zb_hdf5.formats.registry import FORMATS, backends
 from zb_hdf5.spec import (
     CRC32,
     INDEX_DOCUMENTS_KEYS,
-    INDEX_FIELD_KEYS,
     INDEX_FORMAT,
     INDEX_META_KEYS,
     INDEX_NAME,
@@ -168,8 +167,8 @@ class ShardIndex:
         head = json.dumps(content, indent=1).removesuffix("\n}")
         parts = self.table.to_json()
         if meta.fields:
-            digests = {field.name: plain_arrays(self._digests_of(field.name)) for field in meta.fields}
-            parts["fields"] = {field.name: field.to_json() | digests[field.name] for field in meta.fields}
+            digests = self.table.fields
+            parts["fields"] = {each.name: each.to_json() | plain_arrays(digests[each.name]) for each in meta.fields}
         if self.documents:
             arrays = map(list, zip(*self.documents, strict=True))
             parts["documents"] = dict(zip(INDEX_DOCUMENTS_KEYS, arrays, strict=True))
@@ -180,9 +179,6 @@ class ShardIndex:
         )  # fmt: skip
         body = f"{head},\n {tables}"
         return f'{body}{_CHECK}{_digest(body)}"\n}}\n'
-
-    def _digests_of(self, field: str) -> dict[str, Any]:
-        return self.table.fields.get(field, {key: [] for key in INDEX_FIELD_KEYS})
 
     def without_crc32(self) -> str:
         """Return the path of the first shard whose index has no crc32 of its batches; "" if there is none."""
@@ -199,7 +195,7 @@ class ShardIndex:
         """
         meta, table = self.meta.of_field(name), self.table
         counts = table.values["token_count"] * (meta.batch_tokens // self.meta.batch_tokens)
-        values = {**table.values, "token_count": counts, **self._digests_of(name)}
+        values = {**table.values, "token_count": counts, **table.fields[name]}
         codecs = {section: arrays for section, arrays in table.optional.items() if section == "codecs"}
         extents = extents_column(meta.column)
         stored = {meta.column: meta.column, CRC32: crc32_column(meta.column), extents: extents}

@@ -169,11 +169,8 @@ def repair_file(
         if not reader.complete and not is_partial:
             stack.enter_context(leftover_of_dead_writer(path))
         found = Salvage(broken)
-        report = RepairReport(
-            str(path), "damaged", None, found.kept, found.dropped, found.reason, found.unit, found.kept_tokens,
-            found.dropped_tokens,
-        )  # fmt: skip
-        if reader.complete and not found.reason and not is_partial:
+        report = found.report
+        if reader.complete and not report.reason and not is_partial:
             report.state = "whole"
             return report
         if not report.kept_tokens:
@@ -226,29 +223,30 @@ def _move(staged: Path, output: Path) -> None:
 
 
 class Salvage:
-    """The good part of one file, by the attributes of `RepairReport`; `IncompleteError` if its documents are lost."""
+    """The good part of one file, and the report of it; `IncompleteError` if its documents are lost."""
 
     def __init__(self, broken: BrokenFile) -> None:
-        self.reader, stored, self.reason = broken
+        self.reader, stored, reason = broken
         self._stream = self.reader if isinstance(self.reader, HDF5Reader) and self.reader.is_stream else None
-        self.unit = "batch" if self._stream is None else "document"
+        self._reasons = [reason] if reason else []
         self._chunk_tokens = self.reader.meta.batch_tokens
         bad = np.array(self._examine(stored), np.int64)
         if self._stream is None:
             self._offsets = np.arange(self.reader.num_batches + 1) * self._chunk_tokens
         else:
-            self._offsets, trouble = _offsets_of(self._stream, bool(len(bad)))
-            self.reason = _joined(self.reason, trouble)
+            self._offsets = self._offsets_of(self._stream, bool(len(bad)))
         starts, ends = self._offsets[:-1], self._offsets[1:]
         first_bad = bad.searchsorted(starts // self._chunk_tokens)  # of the bad chunks that a unit touches
         whole = (first_bad == bad.searchsorted((ends - 1) // self._chunk_tokens, side="right")) | (starts == ends)
         if not self.reader.complete and len(bad):
             whole &= ends <= bad[0] * self._chunk_tokens
-        self.dropped: list[int] = np.flatnonzero(~whole).tolist()
-        self.kept = int(whole.sum())
         self._lengths = (ends - starts)[whole]
-        self.kept_tokens = int(self._lengths.sum())
-        self.dropped_tokens = self.reader.token_count - self.kept_tokens
+        kept_tokens = int(self._lengths.sum())
+        self.report = RepairReport(
+            str(self.reader.path), "damaged", None, len(self._lengths), np.flatnonzero(~whole).tolist(),
+            "; ".join(self._reasons), "batch" if self._stream is None else "document", kept_tokens,
+            self.reader.token_count - kept_tokens,
+        )  # fmt: skip
 
     def _examine(self, stored: npt.NDArray[np.uint32] | None) -> list[int]:
         """Return the chunks that differ from their crc32; if the crc32 rows are damaged, the sha256 of all decides."""
@@ -260,19 +258,39 @@ class Salvage:
             rows = values.stored_crc32()
             bad_values |= set(range(total)) if rows is None else _examined(values, rows)[1]
         if bad and reader.sha256 == sha256 and not bad_values and reader.complete:
-            self.reason = f"{len(bad):,} stored crc32 are bad, no token is"
+            self._reasons = [f"{len(bad):,} stored crc32 are bad, no token is"]
             return []
         bad |= bad_values
         if bad and not reader.complete:
             first = min(bad)
-            self.reason += f"; {reader.name_of(first)} is bad, and {total - first:,} are lost with it"
+            self._reasons.append(f"{reader.name_of(first)} is bad, and {total - first:,} are lost with it")
             return list(range(first, total))
         if bad:
             found = counted(len(bad), "batch" if self._stream is None else "chunk")
-            self.reason = _joined(self.reason, f"the tokens of {found} are not those that were written")
+            self._reasons.append(f"the tokens of {found} are not those that were written")
         elif reader.sha256 not in (None, sha256):
-            self.reason = _joined(self.reason, "its sha256 is not that of its tokens, though each crc32 is right")
+            self._reasons.append("its sha256 is not that of its tokens, though each crc32 is right")
         return sorted(bad)
+
+    def _offsets_of(self, reader: HDF5Reader, is_bad: bool) -> npt.NDArray[np.int64]:
+        """Return the offsets of the documents; of damaged ones the offsets that their crc32 proves."""
+        try:
+            return reader.doc_offsets().astype(np.int64)
+        except (FormatError, ChecksumError) as error:
+            boundary = reader.meta.boundary_token_id
+            if reader.complete and not is_bad and boundary != NO_BOUNDARY:
+                size, found = reader.meta.chunk_tokens, [np.empty(0, np.int64)]
+                found += [number * size + np.flatnonzero(tokens == boundary) for number, tokens in reader.groups()]
+                edges = np.concatenate(found)
+                for rows in (np.append(0, edges + 1), np.append(edges, reader.token_count)):  # it ends or begins one
+                    if reader.has_written(rows.astype("<u8")):
+                        self._reasons.append(
+                            "the offsets of its documents are damaged: its boundary tokens gave them back"
+                        )
+                        return rows
+            raise IncompleteError(
+                f"{reader.path}: no document can be saved: the offsets of its documents are damaged; make it again"
+            ) from error
 
     def is_in(self, path: Path) -> bool:
         """Return whether a whole file has exactly the kept batches or documents."""
@@ -281,7 +299,7 @@ class Salvage:
                 other = Salvage(BrokenFile(reader, reader.stored_crc32(), ""))
                 expected, found = ((m.shape, m.layout, m.fields) for m in (self.reader.meta, reader.meta))
                 same = expected == found and np.array_equal(other._lengths, self._lengths)
-                return same and reader.complete and not other.reason and other._sha256() == self._sha256()
+                return same and reader.complete and not other._reasons and other._sha256() == self._sha256()
         except (ZbError, OSError):
             return False
 
@@ -295,14 +313,11 @@ class Salvage:
 
     def copy(self, path: Path, *, overwrite: bool) -> None:
         """Write the kept batches or documents to a new file."""
-        if self._stream is None:
-            self._copy_batches(path, overwrite)
-        else:
+        if self._stream is not None:
             self._copy_documents(path, overwrite)
-
-    def _copy_batches(self, path: Path, overwrite: bool) -> None:
+            return
         row, meta = FORMATS[backend_of_suffix(path)], self.reader.meta
-        options = {"expected_batches": self.kept, "overwrite": overwrite, "origin": self.reader.origin}
+        options = {"expected_batches": self.report.kept, "overwrite": overwrite, "origin": self.reader.origin}
         with row.begin(path, meta, **options) as writer:
             for _, tokens, values in self._parts():
                 batches = tokens.reshape(-1, *meta.shape)
@@ -350,7 +365,7 @@ class Salvage:
     def _groups(self) -> Iterator[tuple[int, int]]:
         """Yield (first, stop) of kept units that follow each other: many small ones at once, or one large one."""
         first, size = 0, GROUP_BYTES // self.reader.dtype.itemsize
-        for end in [*self.dropped, len(self._offsets) - 1]:
+        for end in [*self.report.dropped, len(self._offsets) - 1]:
             while first < end:
                 stop = int(self._offsets.searchsorted(self._offsets[first] + size, side="right")) - 1
                 stop = min(max(stop, first + 1), end)
@@ -391,20 +406,14 @@ def _tokens_of(reader: BatchReader, number: int, chunk: TokenArray) -> TokenArra
     return chunk.reshape(-1)[: reader.token_count - number * reader.meta.batch_tokens]
 
 
-def _joined(*reasons: str) -> str:
-    return "; ".join(filter(None, reasons))
-
-
 def _examined(reader: BatchReader, stored: npt.NDArray[np.uint32] | None) -> tuple[list[int], set[int], str]:
     """Return the crc32 of each chunk, -1 if it cannot be read, those that are bad, and the sha256 of what was read."""
     crc32, sha256, chunk = list[int](), hashlib.sha256(), np.empty(reader.meta.shape, reader.dtype)
     for number in range(reader.num_batches):
         try:
             reader.read_into(number, chunk)
-        except (FormatError, ConvertError, ChecksumError):  # the last one: it does not unpack
-            crc32.append(-1)
-        except OSError as error:
-            if error.errno != errno.EIO:  # that is a bad sector; any other is not of this chunk alone
+        except (FormatError, ConvertError, ChecksumError, OSError) as error:  # the third one: it does not unpack
+            if isinstance(error, OSError) and error.errno != errno.EIO:  # that is a bad sector, of this chunk alone
                 raise
             crc32.append(-1)
         else:
@@ -414,24 +423,6 @@ def _examined(reader: BatchReader, stored: npt.NDArray[np.uint32] | None) -> tup
     expected = crc32 if stored is None else stored[: len(crc32)].tolist()
     bad = {number for number, found in enumerate(crc32) if found < 0 or found != expected[number]}
     return crc32, bad, sha256.hexdigest()
-
-
-def _offsets_of(reader: HDF5Reader, is_bad: bool) -> tuple[npt.NDArray[np.int64], str]:
-    """Return the offsets of the documents, and the trouble with them; of damaged ones what their crc32 proves."""
-    try:
-        return reader.doc_offsets().astype(np.int64), ""
-    except (FormatError, ChecksumError) as error:
-        boundary = reader.meta.boundary_token_id
-        if reader.complete and not is_bad and boundary != NO_BOUNDARY:
-            size, found = reader.meta.chunk_tokens, [np.empty(0, np.int64)]
-            found += [number * size + np.flatnonzero(tokens == boundary) for number, tokens in reader.groups()]
-            edges = np.concatenate(found)
-            for rows in (np.append(0, edges + 1), np.append(edges, reader.token_count)):  # it ends or begins one
-                if reader.has_written(rows.astype("<u8")):
-                    return rows, "the offsets of its documents are damaged: its boundary tokens gave them back"
-        raise IncompleteError(
-            f"{reader.path}: no document can be saved: the offsets of its documents are damaged; make it again"
-        ) from error
 
 
 # --- a store ---------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from zb_hdf5.files.checked import VERIFIED, Crc32Rows, checked, crc32_of
 from zb_hdf5.files.codecs import CodedChunks, Decoded, read_extents
 from zb_hdf5.files.objects import RemoteObject
 from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath, require_remote_access
-from zb_hdf5.files.ranges import map_side_by_side, open_ranges
+from zb_hdf5.files.ranges import Extents, map_side_by_side, open_ranges
 from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wait, gather_from, open_extents, read_together
 from zb_hdf5.formats.batch_reader import BatchReader, require_options
 from zb_hdf5.formats.batch_writer import FieldDigest
@@ -273,10 +273,10 @@ class Sharded(Tokens):
 
     def _open_plain(self, path: Path, entry: ShardEntry, identity: Identity | None) -> FileTokens | None:
         meta = self.index.meta
-        extents = entry.extents(meta.column, meta.batch_bytes)
-        strides = (meta.batch_bytes, meta.padded_batch_bytes)
-        if extents is None or any(run.stride not in strides for run in extents.runs if run.num_batches > 1):
+        runs, strides = entry.columns[meta.column], (meta.batch_bytes, meta.padded_batch_bytes)
+        if any(run.stride not in strides for run in runs if run.num_batches > 1):
             return None  # one batch proves the places of all only where they follow each other as ours do
+        extents = Extents(runs, meta.batch_bytes)
         try:
             tokens = open_extents(path, extents, meta.dtype, entry.token_count, self.asked, identity, entry.num_bytes)
         except IncompleteError:

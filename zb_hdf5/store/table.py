@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self, overload
 
@@ -21,7 +21,7 @@ from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.publishing import partial_path
-from zb_hdf5.files.ranges import Extents, Run
+from zb_hdf5.files.ranges import Run
 from zb_hdf5.formats.batch_writer import FieldDigest, ShardInfo
 from zb_hdf5.spec import (
     CODECS,
@@ -105,13 +105,9 @@ class ShardEntry:
             fields=info.fields, compressed=info.compressed,
         )  # fmt: skip
 
-    def to_json(self) -> dict[str, Any]:
-        """Return what `from_json` takes."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        """Return the entry that `to_json` has written, of a journal: the index keeps its arrays otherwise."""
+        """Return the entry of which a journal has the `asdict`: the index keeps its arrays otherwise."""
         columns = {name: tuple(Run(*run) for run in runs) for name, runs in value["columns"].items()}
         fields = {name: FieldDigest(*facts) for name, facts in value["fields"].items()}
         pieces = TableInfo(*value["pieces"]) if value["pieces"] else None
@@ -127,11 +123,6 @@ class ShardEntry:
     def is_placed(self, column: str) -> bool:
         """Return whether the index has the ranges of the chunks of a column, or the range of their table."""
         return column in self.columns or (self.compressed is not None and extents_column(column) in self.columns)
-
-    def extents(self, column: str, chunk_bytes: int) -> Extents | None:
-        """Return the ranges of the chunks of a column, or None if the index lacks them."""
-        runs = self.columns.get(column)
-        return None if runs is None else Extents(runs, chunk_bytes)
 
 
 class ShardTable(Sequence[ShardEntry]):

@@ -129,17 +129,13 @@ Count = Callable[[int], None]
 EntryCheck = Callable[[BatchReader, ShardReport], None]
 
 
-def _ignore(count: int) -> None:
-    pass
-
-
 def verify_store(
     path: str | os.PathLike[str],
     *,
     split: str | None = None,
     workers: int | None = None,
-    progress: Count = _ignore,
-    announce: Count = _ignore,
+    progress: Count = lambda tokens: None,
+    announce: Count = lambda tokens: None,
 ) -> list[ShardReport]:
     """Check a file, or every shard of a store, several shards at a time: batches, streams and `.npy` files.
 
@@ -177,7 +173,6 @@ def verify_store(
         jobs: list[tuple[Path, EntryCheck]] = [
             (entry.file(folder), partial(_check_entry, index, entry)) for entry in index.shards
         ]
-        announce = _ignore
     else:
         jobs = [(file, check_beside) for file in files]
     with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0)), thread_name_prefix="zb-verify") as pool:
@@ -214,33 +209,30 @@ def _check_records(folder: Path, index: ShardIndex, reports: list[ShardReport]) 
 
 def _verify_file(path: Path, check_entry: EntryCheck, progress: Count, announce: Count) -> ShardReport:
     report = ShardReport(str(path))
-    with _recorded(report, is_lone=check_entry is check_beside):
+    is_lone = check_entry is check_beside
+    with _recorded(report, is_lone=is_lone):
         row = format_of(path)
         report.backend = row.name
         if not row.holds_batches:
             report.token_count, report.missing = row.look_at(path)
             return report
         with open_chunks(path) as reader:
-            announce(reader.token_count)
-            _verify_reader(reader, check_entry, report, progress)
+            if is_lone:  # of a store all are announced at once
+                announce(reader.token_count)
+            report.total_records, report.token_count = reader.meta.total_records, reader.token_count
+            report.num_batches = reader.num_batches if reader.meta.layout == BATCHES_LAYOUT else 0
+            report.sha256, report.checks = reader.compare_digests(progress)
+            for column in reader.meta.fields:
+                report.fields[column.name], _ = reader.field(column.name).compare_digests()
+            check_entry(reader, report)
+            if not report.checks:
+                report.missing = reader.missing_digests()
+            report.checks += [f"field {name}" for name in report.fields]
+            if not reader.complete:
+                counted = f"{report.num_batches:,} batches" if report.num_batches else f"{report.token_count:,} tokens"
+                problem = f"{path}: its writer has not finished: {counted} are committed"
+                raise IncompleteError(problem, remedy=Remedy.REPAIR, at=path)
     return report
-
-
-def _verify_reader(reader: BatchReader, check_entry: EntryCheck, report: ShardReport, progress: Count) -> None:
-    report.total_records, report.token_count = reader.meta.total_records, reader.token_count
-    report.num_batches = reader.num_batches if reader.meta.layout == BATCHES_LAYOUT else 0
-    report.sha256, report.checks = reader.compare_digests(progress)
-    for column in reader.meta.fields:
-        report.fields[column.name], _ = reader.field(column.name).compare_digests()
-    check_entry(reader, report)
-    if not report.checks:
-        report.missing = reader.missing_digests()
-    report.checks += [f"field {name}" for name in report.fields]
-    if not reader.complete:
-        counted = f"{report.num_batches:,} batches" if report.num_batches else f"{report.token_count:,} tokens"
-        raise IncompleteError(
-            f"{reader.path}: its writer has not finished: {counted} are committed", remedy=Remedy.REPAIR, at=reader.path
-        )
 
 
 def _check_entry(index: ShardIndex, entry: ShardEntry, reader: BatchReader, report: ShardReport) -> None:

@@ -2,6 +2,7 @@
 
 import json
 
+import click
 from click.testing import CliRunner
 
 from zb_hdf5.commands.zb import zb
@@ -24,3 +25,19 @@ def succeed(group, *arguments):
 def report_of(group, *arguments):
     """Return what a command that succeeds prints with --json."""
     return json.loads(succeed(group, *arguments, "--json").stdout)
+
+
+def one_error(result, code=None):
+    """Return the message of a failed command: all that it printed."""
+    assert result.exit_code == (code or result.exit_code) != 0, result.output
+    assert (result.stdout, result.stderr.count("Error: ")) == ("", 1), result.output
+    assert result.stderr.startswith("Error: ")
+    assert "Traceback" not in result.stderr
+    return result.stderr.removeprefix("Error: ").strip()
+
+
+def commands_of(group, *names):
+    """Yield the words of each command and each group, and the command."""
+    yield " ".join(names) or group.name, group
+    for name in group.list_commands(click.Context(group)) if isinstance(group, click.Group) else ():
+        yield from commands_of(group.get_command(click.Context(group), name), *names, name)

@@ -1,7 +1,9 @@
 """Work in processes of their own: Python code in a new interpreter, and functions in a fork of this one."""
 
 import contextlib
+import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -53,3 +55,35 @@ def forked(function):
             os._exit(code)
     yield
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def in_forks(*functions, limit_s=60):
+    """Call functions in forks, all at the same moment; return what each returns, or "died of" and a signal."""
+    starting, start = os.pipe()
+    children = []
+    for function in functions:
+        receiving, sending = os.pipe()
+        child, code = os.fork(), 1
+        if child == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process even inside a library
+            signal.alarm(limit_s)
+            try:
+                os.close(start)
+                os.read(starting, 1)  # until the parent closes the other end
+                os.write(sending, json.dumps(function()).encode())
+                code = 0
+            finally:
+                os._exit(code)
+        os.close(sending)
+        children.append((child, receiving))
+    os.close(start)
+    os.close(starting)
+    return [_result_of(*child) for child in children]
+
+
+def _result_of(child, receiving):
+    with open(receiving, "rb") as file:
+        data = file.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code <= 0
+    return f"died of {signal.Signals(-code).name}" if code else json.loads(data)

@@ -173,12 +173,26 @@ def test_what_is_no_size_is_refused(text):
 
 
 # --- numbers for people ----------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("value", "expected"), [
-    (0, "0 "), (7, "7 "), (999, "999 "), (1000, "1 k"), (1234, "1.23 k"), (1_234_567, "1.23 M"),
-    (45_600_000, "45.6 M"), (2e9, "2 G"), (3.5e12, "3.5 T"),
+@pytest.mark.parametrize(("form", "value", "expected"), [
+    *((format_count, *case) for case in (
+        (0, "0 "), (7, "7 "), (999, "999 "), (1000, "1 k"), (1234, "1.23 k"), (1_234_567, "1.23 M"),
+        (45_600_000, "45.6 M"), (2e9, "2 G"), (3.5e12, "3.5 T"),
+    )),
+    *((format_bytes, *case) for case in (
+        (0, "0 bytes"), (1023, "1023 bytes"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (2**20, "1.0 MiB"),
+        (3 * 2**29, "1.5 GiB"), (2**40, "1.0 TiB"), (5000 * 2**40, "5000.0 TiB"),
+    )),
+    *((format_seconds, *case) for case in (
+        (0, "0:00"), (0.4, "0:00"), (9, "0:09"), (59.7, "1:00"), (61, "1:01"), (3599.6, "1:00:00"),
+        (3725, "1:02:05"), (360000, "100:00:00"),
+    )),
+    *((lambda count: counted(count, "batch", "batches"), *case) for case in (
+        (0, "0 batches"), (1, "1 batch"), (2, "2 batches"), (1234, "1,234 batches"),
+    )),
+    (lambda count: counted(count, "run"), 1, "1 run"), (lambda count: counted(count, "run"), 2, "2 runs"),
 ])  # fmt: skip
-def test_counts(value, expected):
-    assert format_count(value) == expected
+def test_numbers_for_people(form, value, expected):
+    assert form(value) == expected
 
 
 @given(st.floats(0, 9.9e14))
@@ -188,22 +202,6 @@ def test_counts_are_short_right_and_without_exponent(value):
     assert len(number) <= 8
     assert math.isclose(shown, value, rel_tol=0.006, abs_tol=0.006)
     assert not any("e" in format_count(edge) for edge in (999.7, 999_999, 999_999_999, 10**12 - 1))
-
-
-@pytest.mark.parametrize(("value", "expected"), [
-    (0, "0 bytes"), (1023, "1023 bytes"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (2**20, "1.0 MiB"),
-    (3 * 2**29, "1.5 GiB"), (2**40, "1.0 TiB"), (5000 * 2**40, "5000.0 TiB"),
-])  # fmt: skip
-def test_bytes(value, expected):
-    assert format_bytes(value) == expected
-
-
-@pytest.mark.parametrize(("value", "expected"), [
-    (0, "0:00"), (0.4, "0:00"), (9, "0:09"), (59.7, "1:00"), (61, "1:01"), (3599.6, "1:00:00"), (3725, "1:02:05"),
-    (360000, "100:00:00"),
-])  # fmt: skip
-def test_seconds(value, expected):
-    assert format_seconds(value) == expected
 
 
 # --- the group -------------------------------------------------------------------------------------------------
@@ -319,14 +317,6 @@ def test_no_report_and_no_error_commands_the_terminal(capsysbinary):
         raise FormatError(f"{name}: found nothing\nof a file")
 
     assert run(work).stderr == f"Error: {spelt.decode()}: found nothing\nof a file\n"
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 batches"), (1, "1 batch"), (2, "2 batches"), (1234, "1,234 batches")]
-)
-def test_counted(count, text):
-    assert counted(count, "batch", "batches") == text
-    assert (counted(1, "run"), counted(2, "run")) == ("1 run", "2 runs")
 
 
 # --- Ctrl+C while modules are imported --------------------------------------------------------------------------

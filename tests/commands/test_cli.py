@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from commandline import run
+from commandline import commands_of, one_error, run
 from contents import batches_of, write_stream
 from damage import flip, flip_token
 from packed import write_packed
@@ -32,17 +32,6 @@ from zb_hdf5.spec import INDEX_NAME
 SEQ_LEN = 8
 SHAPE = ("--batch-size", "4", "--seq-len", str(SEQ_LEN))
 FILE_OF_STORE = {"h5-store": "shard-00001-of-00003.h5", "batch-store": "shard-00001-of-00003.batch"}
-
-
-def one_error(result, code=None):
-    """Return the message of a failed command: all that it printed."""
-    assert result.exit_code != 0
-    assert result.exit_code == (code or result.exit_code)
-    assert result.stdout == ""
-    assert result.stderr.startswith("Error: ")
-    assert result.stderr.count("Error: ") == 1
-    assert "Traceback" not in result.stderr
-    return result.stderr.removeprefix("Error: ").strip()
 
 
 def said(code, *arguments):
@@ -80,19 +69,7 @@ def places(made_places, tmp_path):
     return {name: tmp_path / path.name for name, path in made_places.items()}
 
 
-def all_commands(group, path=()):
-    """Yield (name, command) of a group and of everything below it."""
-    yield " ".join(path) or group.name, group
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        if isinstance(command, click.Group):
-            yield from all_commands(command, (*path, name))
-        else:
-            yield " ".join((*path, name)), command
-
-
-COMMANDS = dict(all_commands(zb))
+COMMANDS = dict(commands_of(zb))
 LEAVES = sorted(name for name, command in COMMANDS.items() if not isinstance(command, click.Group))
 
 

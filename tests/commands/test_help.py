@@ -9,7 +9,7 @@ import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from commandline import succeed
+from commandline import commands_of, succeed
 from contents import write_batches, write_stream
 
 from zb_hdf5 import Loader, MixedLoader, train_tokenizer
@@ -20,19 +20,10 @@ RNG = np.random.default_rng(1)
 TEXTS = [" ".join(map(str, RNG.integers(0, 10_000, 600))) for _ in range(60)]
 
 
-def commands_of(group, *names):
-    """Yield the words of each command, and the command."""
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        if isinstance(command, click.Group):
-            yield from commands_of(command, *names, name)
-        else:
-            yield " ".join((*names, name)), command
-
-
 #: `zb fetch` needs a server: tests/remote/test_fetch.py runs it.
-COMMANDS = {name: command for name, command in commands_of(zb) if name != "fetch"}
+COMMANDS = {
+    name: command for name, command in commands_of(zb) if name != "fetch" and not isinstance(command, click.Group)
+}
 
 
 def examples_of(name):

@@ -12,7 +12,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from commandline import run
+from commandline import one_error, run
 from contents import files_in
 from damage import flip_token
 from descriptors import open_files
@@ -51,12 +51,7 @@ def succeed(*arguments):
 
 def fail(code, *arguments):
     """Return the one error message."""
-    result = run(convert, *arguments)
-    assert result.exit_code == code, result.output
-    assert result.stdout == ""
-    assert result.stderr.startswith("Error: ")
-    assert result.stderr.count("Error: ") == 1
-    return result.stderr.removeprefix("Error: ").strip()
+    return one_error(run(convert, *arguments), code)
 
 
 def save(path, array):

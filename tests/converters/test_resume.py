@@ -65,27 +65,16 @@ def begun(*arguments, code=CONVERT):
     return started(code, *arguments, start_new_session=True)
 
 
-def stopped_after(num_shards, source, target="hdf5"):
-    """Return progress that raises once `num_shards` shards were written."""
-
-    class Stop(Exception):
-        pass
-
-    seen = []
+def interrupt(path, destination, num_shards, target="hdf5", note="--resume", dtype="auto", **how):
+    """Leave a conversion of which some shards are finished."""
+    source, seen = NpySource([path], batch_size=B, seq_len=S, seed=42, dtype=dtype), []
 
     def progress(tokens):
         seen.append(tokens)
         if sum(seen) > num_shards * source.num_batches * source.meta.batch_tokens // NUM_SHARDS:
-            raise Stop
+            raise Stops
 
-    return Stop, progress
-
-
-def interrupt(path, destination, num_shards, target="hdf5", note="--resume", dtype="auto", **how):
-    """Leave a conversion of which some shards are finished."""
-    source = NpySource([path], batch_size=B, seq_len=S, seed=42, dtype=dtype)
-    stop, progress = stopped_after(num_shards, source)
-    with pytest.raises(stop) as caught:
+    with pytest.raises(Stops) as caught:
         zb_hdf5.converters.run.convert(source, target, destination, num_shards=NUM_SHARDS, progress=progress, **how)
     assert note in caught.value.__notes__[0]
     return destination.with_name(destination.name + ".partial")

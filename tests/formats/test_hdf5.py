@@ -3,10 +3,8 @@
 import errno
 import hashlib
 import io
-import os
 import re
 import shutil
-import signal
 import subprocess
 import zlib
 
@@ -17,7 +15,7 @@ from contents import batches_of
 from contract import random_tokens
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import started
+from processes import in_forks, started
 
 from zb_hdf5 import (
     BackendError,
@@ -415,28 +413,10 @@ def damaged(tmp_path_factory, tokens, write_file):
             changed[offset] ^= mask
         path = folder / "changed.h5"
         path.write_bytes(changed)
-        return in_child(lambda: verdict(path, tokens))
+        return in_forks(lambda: verdict(path, tokens), limit_s=10)[0]  # it may not hang or kill its reader
 
     look.original = data
     return look
-
-
-def in_child(function, limit_s=10):
-    """Return the text that `function` returns, or how its process died: a file may not hang or kill its reader."""
-    receive, send = os.pipe()
-    child = os.fork()
-    if child == 0:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process even inside the HDF5 library
-        signal.alarm(limit_s)
-        try:
-            os.write(send, function().encode())
-        finally:
-            os._exit(0)
-    os.close(send)
-    with os.fdopen(receive) as answer:
-        found = answer.read()
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return found if code == 0 else f"died of {signal.Signals(-code).name}"
 
 
 def verdict(path, expected):

@@ -1,6 +1,5 @@
 """The cache: whatever happens to its files, each token is the right one, and nothing is fetched twice that was kept."""
 
-import json
 import os
 import pickle
 import random
@@ -19,7 +18,7 @@ from commandline import report_of, run_zb, succeed
 from contents import batches_of, write_batches, write_stream
 from contract import check_reader, random_tokens
 from damage import flip
-from processes import forked
+from processes import forked, in_forks
 from torch.utils.data import DataLoader
 
 from zb_hdf5 import ArgumentError, ChecksumError, Loader, MixedLoader, open_reader, open_writer
@@ -159,34 +158,6 @@ def test_an_error_of_the_source_is_raised_and_nothing_is_kept(store, folder):
         np.testing.assert_array_equal(reader.read_batch_torch(3).numpy(), BATCHES[3])
 
 
-def in_processes(*calls):
-    """Call each function in a process of its own, all at the same moment; return what they return."""
-    starting, start = os.pipe()
-    running = []
-    for call in calls:
-        receiving, sending = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                os.close(start)
-                os.read(starting, 1)  # until the parent closes the other end
-                os.write(sending, json.dumps(call()).encode())
-                code = 0
-            finally:
-                os._exit(code)
-        os.close(sending)
-        running.append((pid, receiving))
-    os.close(start)
-    os.close(starting)
-    found = []
-    for pid, receiving in running:
-        with open(receiving, "rb") as file:
-            found.append(file.read())
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    return [json.loads(data) for data in found]
-
-
 def test_two_processes_share_a_folder(store, folder):
     def read_share(rank):
         reader, source = counted(store, folder)
@@ -196,9 +167,9 @@ def test_two_processes_share_a_folder(store, folder):
             np.testing.assert_array_equal(steps, expected)
         return source.whole
 
-    first, second = in_processes(partial(read_share, 0), partial(read_share, 1))
+    first, second = in_forks(partial(read_share, 0), partial(read_share, 1))
     assert sorted(first + second) == list(range(len(BATCHES)))
-    assert in_processes(partial(read_share, 1), partial(read_share, 0)) == [[], []]
+    assert in_forks(partial(read_share, 1), partial(read_share, 0)) == [[], []]
 
 
 def test_a_batch_that_a_running_process_has_missed_is_found_when_another_one_brings_it(store, folder):
@@ -576,7 +547,7 @@ def test_processes_that_fill_one_folder_keep_its_size(store, folder):
             order = np.random.default_rng(number).permutation(len(BATCHES)).tolist()
             return all(np.array_equal(reader.read_batch_torch(index), BATCHES[index]) for index in order)
 
-    assert in_processes(*(partial(read_all, number) for number in range(4))) == [True] * 4
+    assert in_forks(*(partial(read_all, number) for number in range(4))) == [True] * 4
     assert occupied_bytes(folder) <= limit + 4 * BATCHES[0].nbytes
 
 

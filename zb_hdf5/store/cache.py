@@ -55,7 +55,7 @@ class CachedColumn:
 
     def __init__(self, folder: Path, name: str, tokens: Tokens, max_bytes: int) -> None:
         self._path, self._max_bytes = folder / name, max_bytes
-        self._unit, self._dtype, self._num_tokens = tokens.unit, tokens.dtype, tokens.num_tokens
+        self._unit, self._dtype = tokens.unit, tokens.dtype
         self._bytes, self._num_units = tokens.unit * tokens.dtype.itemsize, -(-tokens.num_tokens // tokens.unit)
         self._reset()
         folder.mkdir(parents=True, exist_ok=True)
@@ -85,14 +85,6 @@ class CachedColumn:
         if os.fstat(self._fd).st_size < size:
             os.ftruncate(self._fd, size)
 
-    def mark(self, number: int) -> int:
-        """Return the mark of a unit, whose lower half is its crc32; 0 where it is absent."""
-        try:
-            mark = int.from_bytes(os.pread(self._marks_fd, MARK_BYTES, number * MARK_BYTES), "little")
-        except OSError:
-            return 0
-        return mark if mark >> 32 == MARK else 0
-
     @property
     def view(self) -> npt.NDArray[np.int64] | None:
         """The crc32 of each unit now, -1 where it is absent; None where so many marks take too long to read."""
@@ -107,23 +99,25 @@ class CachedColumn:
 
     def has(self, number: int) -> bool:
         """Return whether a unit has a mark."""
-        return self.mark(number) != 0
+        return self[number] >= 0
 
     def __getitem__(self, number: int) -> int:
         """Return the crc32 of a unit; -1 where it is absent."""
-        mark = self.mark(number)
-        return mark & U32_MAX if mark else -1
+        try:
+            mark = int.from_bytes(os.pread(self._marks_fd, MARK_BYTES, number * MARK_BYTES), "little")
+        except OSError:
+            return -1
+        return mark & U32_MAX if mark >> 32 == MARK else -1
 
     def read_into(self, number: int, out: TokenArray) -> bool:
         """Fill 1-D `out` with a unit and compare it with its crc32; return False if it is absent or damaged."""
-        mark = self.mark(number)
-        if not mark:
+        if (expected := self[number]) < 0:
             return False
         try:
             read_fully(self._fd, out, number * self._bytes)
         except OSError:
             return False
-        good = self.seen[number] = crc32_of(out) == mark & U32_MAX
+        good = self.seen[number] = crc32_of(out) == expected
         return good
 
     def put(self, number: int, tokens: TokenArray) -> None:
@@ -139,7 +133,10 @@ class CachedColumn:
         except OSError:  # such as a full disk
             self.full = True
         if self.full and not was_full:
-            warnings.warn(self._contents(), stacklevel=2)
+            root = self._path.parent.parent
+            held = ", ".join(f"{format_bytes(size)} of {source}" for _, source, size in stores_in(root))
+            message = f"{root}: the cache is full, or its disk, by {held}: further reads keep nothing"
+            warnings.warn(message, stacklevel=2)
         self.seen[number] = not self.full
 
     def _take_room(self) -> bool:
@@ -153,12 +150,6 @@ class CachedColumn:
         self._granted -= self._bytes
         self._written += self._bytes
         return True
-
-    def _contents(self) -> str:
-        """Return a message that names the stores in a full cache folder."""
-        root = self._path.parent.parent
-        held = [f"{format_bytes(size)} of {source}" for _, source, size in stores_in(root)]
-        return f"{root}: the cache is full, or its disk, by {', '.join(held)}: further reads keep nothing"
 
     def mend(self) -> None:
         """Forget the units that were seen: the file was cut short, or cannot be read."""
@@ -177,7 +168,7 @@ class CachedColumn:
         self.full = True
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("_path", "_max_bytes", "_unit", "_dtype", "_num_tokens", "_bytes", "_num_units")
+        kept = ("_path", "_max_bytes", "_unit", "_dtype", "_bytes", "_num_units")
         return {name: self.__dict__[name] for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -313,7 +304,6 @@ class Cached(Wrapper):
         self._wrap(tokens)
         self.source, self.column = source, column
         self._fetching: dict[tuple[int, int], threading.Event] = {}
-        self._plain: FileTokens | None = None
 
     @property
     def plain(self) -> FileTokens | None:  # type: ignore[override]
@@ -321,10 +311,9 @@ class Cached(Wrapper):
         rows = getattr(self.column, "rows", None)
         if rows is None or os.lseek(rows.file.fd, 0, os.SEEK_END) < rows.file.size:
             return None
-        if self._plain is None:
-            self._plain = FileTokens(rows.file, rows.extents, self.dtype, rows.num_tokens)
-            self._plain.rows = self.column
-        return self._plain
+        plain = FileTokens(rows.file, rows.extents, self.dtype, rows.num_tokens)
+        plain.rows = self.column
+        return plain
 
     def _size(self, number: int) -> int:
         return min(self.unit, self.num_tokens - number * self.unit)
@@ -452,4 +441,4 @@ class Cached(Wrapper):
         self.tokens.close()
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_fetching": {}, "_plain": None}
+        return {**self.__dict__, "_fetching": {}}

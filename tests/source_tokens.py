@@ -4,6 +4,8 @@ import json
 
 import numpy as np
 
+from zb_hdf5 import HDF5ShardWriter
+
 ALL = ("cu_seqlens", "max_seqlen", "seq_lens", "position_ids", "document_ids", "documents")
 FIELDS = {"number": "u4", "pair": ("<u2", (2,))}
 
@@ -11,6 +13,27 @@ FIELDS = {"number": "u4", "pair": ("<u2", (2,))}
 def spans_of(number, length):
     """Return the spans of a document: every other pair of tokens."""
     return [(start, min(start + 2, length), [number, start]) for start in range(0, length, 4) if number % 3]
+
+
+def write_documents(writer, lengths, first, *, spans=spans_of, named=True):
+    """Write documents of these lengths; `first` is the number of the first one and of its first token.
+
+    A document without spans is one of which only its place is known, unless it is `named`.
+    """
+    number, start = first
+    for length in lengths:
+        places = np.arange(start, start + length)
+        values = {"number": places.astype("u4"), "pair": np.stack([places % 7, places % 11], axis=-1).astype("u2")}
+        facts = {"id": f"doc-{number}", "metadata": {"place": start}} if named else {}
+        writer.write_document(places + 1000, values, spans=spans(number, length), **facts)
+        start, number = start + length, number + 1
+    return number, start
+
+
+def make_stream(path, lengths, **how):
+    with HDF5ShardWriter(path, chunk_tokens=16, fields=FIELDS) as writer:
+        write_documents(writer, lengths, (0, 0), **how)
+    return path
 
 
 def span_at(lengths, place, spans):

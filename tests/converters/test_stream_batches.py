@@ -14,7 +14,7 @@ from damage import flip
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from interrupted import Failing, Stops
-from source_tokens import ALL, FIELDS, check_step, spans_of
+from source_tokens import ALL, FIELDS, check_step, make_stream, spans_of, write_documents
 
 from examples import examples
 from zb_hdf5 import ArgumentError, ChecksumError, FormatError, HDF5ShardWriter, Loader, convert, open_reader
@@ -30,27 +30,6 @@ from zb_hdf5.store.verify import verify_store
 LENGTHS = [5, 17, 3, 0, 8, 40, 1, 1, 22, 9, 30]
 HOW = {"seed": 3, "rank": 0, "world_size": 1, "drop_last": False}
 CARRIED = {"targets": True, "fields": ("number", "pair"), "documents": ALL, "spans": True}
-
-
-def write_documents(writer, lengths, first, *, spans=spans_of, named=True):
-    """Write documents of these lengths; `first` is the number of the first one and of its first token.
-
-    A document without spans is one of which only its place is known, unless it is `named`.
-    """
-    number, start = first
-    for length in lengths:
-        places = np.arange(start, start + length)
-        values = {"number": places.astype("u4"), "pair": np.stack([places % 7, places % 11], axis=-1).astype("u2")}
-        facts = {"id": f"doc-{number}", "metadata": {"place": start}} if named else {}
-        writer.write_document(places + 1000, values, spans=spans(number, length), **facts)
-        start, number = start + length, number + 1
-    return number, start
-
-
-def make_stream(path, lengths, **how):
-    with HDF5ShardWriter(path, chunk_tokens=16, fields=FIELDS) as writer:
-        write_documents(writer, lengths, (0, 0), **how)
-    return path
 
 
 def make_streams(folder, lengths, cuts, *, splits=None, spans=spans_of, named=None):

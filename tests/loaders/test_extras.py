@@ -9,7 +9,7 @@ import torch
 from contents import write_batches
 from hypothesis import given
 from hypothesis import strategies as st
-from source_tokens import ALL, FIELDS, check_step, spans_of
+from source_tokens import ALL, check_step, make_stream
 from torch.utils.data import DataLoader
 
 from examples import examples
@@ -25,65 +25,17 @@ from zb_hdf5 import (
 )
 from zb_hdf5.converters import run as pipe
 from zb_hdf5.converters.store_source import StoreSource
-from zb_hdf5.documents.document_table import documents_path
-from zb_hdf5.documents.document_writer import DocumentsWriter, encoded_spans
-from zb_hdf5.documents.pieces import Pieces
-from zb_hdf5.documents.spans import encoder
-from zb_hdf5.documents.table_file import PiecesWriter
 from zb_hdf5.errors import BackendError
-from zb_hdf5.spec import NO_DOCUMENT
 
 HOW = {"rank": 0, "world_size": 1, "shuffle": "records", "seed": 7}
 EVERYTHING = {"targets": True, "fields": ("number", "pair"), "documents": ALL, "spans": True}
 
 
-def packed(lengths, batch_size, seq_len):
-    """Return, for each column of each row, the place in the stream of its token, -1 for padding; and its piece.
-
-    Documents follow each other and break at the end of a row; a document is cut there.
-    """
-    starts = np.concatenate([[0], np.cumsum(lengths)])
-    rows = -(-int(starts[-1]) // seq_len)
-    rows += -rows % batch_size
-    places = np.full(rows * seq_len, -1, np.int64)
-    places[: starts[-1]] = np.arange(starts[-1])
-    begins = np.zeros(rows * seq_len, bool)
-    begins[::seq_len] = True
-    begins[starts[starts < len(begins)]] = True  # of each document, and of the padding behind the last one
-    return places.reshape(rows, seq_len), begins.reshape(rows, seq_len)
-
-
-def pieces_of(places, begins):
-    """Return the pieces that begin at these columns."""
-    ends = np.concatenate([[0], np.cumsum(begins.sum(axis=1))])
-    columns = np.nonzero(begins)[1].astype(np.uint32)
-    offsets = places[begins]
-    return Pieces(ends, columns, np.where(offsets < 0, NO_DOCUMENT, offsets).astype(np.uint64), places.shape[1])
-
-
-def make(path, lengths, *, batch_size=3, seq_len=8):
-    """Write documents of these lengths; the field `number` is the place of each token in their stream.
-
-    Token t of the stream is `t + 1000`, padding is 0. Returns the place of the token of each column of each row.
-    """
-    places, begins = packed(lengths, batch_size, seq_len)
-    tokens = np.where(places < 0, 0, places + 1000).reshape(-1, batch_size, seq_len)
-    values = np.where(places < 0, 0, places).reshape(tokens.shape)
-    size = {"batch_size": batch_size, "seq_len": seq_len}
-    with open_writer(path, **size, fields=FIELDS) as writer:
-        writer.write(tokens, {"number": values, "pair": np.stack([values % 7, values % 11], axis=-1)})
-        sha256 = writer.sha256()
-    beside = PiecesWriter(path)
-    beside.append_pieces(pieces_of(places, begins))
-    beside.publish(seq_len=seq_len, split="train", tokens_sha256=sha256)
-    beside.close()
-    documents = DocumentsWriter(documents_path(path), "json")
-    for number, length in enumerate(lengths):
-        spans = encoded_spans(spans_of(number, length), length, encoder("json")[1], "test")
-        documents.add(length, f"doc-{number}".encode(), b"", spans)
-    documents.publish(split="train", tokens_sha256=sha256)
-    documents.close()
-    return places
+def make(path, lengths, *, batch_size=3, seq_len=8, packing="concat"):
+    """Write documents of these lengths, as `make_stream` has them, in batches; padding is 0."""
+    stream = make_stream(path.with_name(f"stream-{path.name}"), lengths)
+    size = {"batch_size": batch_size, "seq_len": seq_len, "pad_id": 0}
+    pipe.convert(stream, "hdf5", path, shuffle=False, packing=packing, workers=1, **size)
 
 
 @pytest.fixture(scope="module")
@@ -120,13 +72,7 @@ def test_a_store_of_shards_and_a_data_set_give_the_same(lone, tmp_path):
 
 def test_windows_of_a_stream_have_them_too(tmp_path):
     lengths = [5, 17, 3, 8, 40, 1, 1, 22]
-    with HDF5ShardWriter(tmp_path / "s.h5", chunk_tokens=16, fields=FIELDS) as writer:
-        start = 0
-        for number, length in enumerate(lengths):
-            places = np.arange(start, start + length)
-            values = {"number": places, "pair": np.stack([places % 7, places % 11], axis=-1)}
-            writer.write_document(places + 1000, values, spans=spans_of(number, length), id=number)
-            start += length
+    make_stream(tmp_path / "s.h5", lengths)
     with Loader(tmp_path / "s.h5", batch_size=3, seq_len=8, **HOW, **EVERYTHING) as loader:
         steps = 0
         for step in loader:
@@ -319,7 +265,7 @@ def test_a_skipped_epoch_is_that_epoch_only(lone):
 @pytest.mark.slow
 def test_a_mixture_carries_them_and_never_has_padding_as_a_target(lone, tmp_path):
     path, _ = lone
-    make(tmp_path / "y.h5", [7, 7, 7, 2])
+    make(tmp_path / "y.h5", [7, 7, 7, 2], packing="pad")
     with MixedLoader(
         {"x": path, "y": tmp_path / "y.h5"}, {"x": 1, "y": 1}, rank=0, world_size=1, **EVERYTHING
     ) as mixed:

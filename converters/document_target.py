@@ -29,7 +29,7 @@ from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import LockedFolder, PartialDirectory, partial_path, refuse_existing
 from zb_hdf5.spec import INDEX_NAME, NO_BOUNDARY, NO_CODEC, SHARD_PREFIX, bad_token_message, find_bad_token, token_limit
 from zb_hdf5.store.shards import StoreReader
-from zb_hdf5.store.streams import index_streams
+from zb_hdf5.store.streams import index_files
 from zb_hdf5.text.corpus import row_of_source
 
 #: The word for the files in the journal and in messages.
@@ -204,7 +204,7 @@ class TokensPlan:
         tokens_kept = sum(done.counts.tokens.tokens_in for done in kept.values())
         described = with_largest_token(self.description, (done.max_token for done in finished))
         splits = {task.path.name: task.route.split for task in tasks.values()}
-        index = index_streams(paths, splits=splits, source=described)
+        index = index_files(paths, splits=splits, source=described, shuffle="none")
         index.save(folder.partial_path)
         return StreamReport(folder.path, index, counts, time.monotonic() - start_s, len(kept), tokens_kept)
 

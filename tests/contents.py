@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from zb_hdf5 import HDF5ShardWriter, open_reader, open_writer
-from zb_hdf5.store.streams import index_streams
+from zb_hdf5.store.streams import index_files
 
 
 def files_in(folder):
@@ -41,5 +41,5 @@ def write_streams(folder, parts, splits=(), source=None, **options):
     for path, part in zip(paths, parts, strict=True):
         write_stream(path, *(part if isinstance(part, tuple) else (part,)), **options)
     splits = dict(zip([path.name for path in paths], splits, strict=False))
-    index_streams(paths, **{"splits": splits} if splits else {}, **{"source": source} if source else {}).save(folder)
+    index_files(paths, **{"splits": splits} if splits else {}, **{"source": source} if source else {}).save(folder)
     return Path(folder)

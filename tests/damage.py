@@ -10,7 +10,7 @@ from source_tokens import ALL, spans_of
 
 from zb_hdf5 import HDF5ShardWriter, Loader, convert, open_reader
 from zb_hdf5.errors import ZbError
-from zb_hdf5.store.streams import index_streams
+from zb_hdf5.store.streams import index_files
 
 HOW = {"rank": 0, "world_size": 1, "documents": ALL, "spans": True, "targets": True, "seed": 3, "prefetch": 0}
 LENGTHS = np.random.default_rng(7).integers(1, 60, 150).tolist()
@@ -32,7 +32,7 @@ def write_streams(folder):
                 tokens = np.arange(length)
                 writer.write_document(tokens, spans=spans_of(number, length), id=number, fields={"mask": tokens % 3})
                 number += 1
-    index_streams(paths).save(store)
+    index_files(paths).save(store)
     return store, {"fields": ("mask",), "batch_size": 4, "seq_len": 32}
 
 

@@ -40,7 +40,7 @@ from zb_hdf5.commands.fetch import fetch_shards
 from zb_hdf5.compat import list_parquet_files, parquets_iter_batched, tokenizing_distributed_data_loader
 from zb_hdf5.store.live import LiveStoreWriter
 from zb_hdf5.store.repair import repair_file, repair_store
-from zb_hdf5.store.streams import index_streams
+from zb_hdf5.store.streams import index_files
 from zb_hdf5.text.corpus import open_documents
 
 META = StoreMeta(4, 512, np.dtype("<u4"))
@@ -70,7 +70,7 @@ def made(tmp_path_factory, write_file, write_store):
     write_stream(folder / "stream.h5", np.arange(5000), [5000])
     (folder / "streams").mkdir()
     shutil.copy(folder / "stream.h5", folder / "streams")
-    index_streams([folder / "streams" / "stream.h5"]).save(folder / "streams")
+    index_files([folder / "streams" / "stream.h5"]).save(folder / "streams")
     (folder / "npy").mkdir()
     for name in ("a", "b"):
         np.save(folder / "npy" / f"{name}.npy", ROWS.reshape(-1))
@@ -180,7 +180,7 @@ LOCAL = {
     "LiveStoreWriter": lambda path: LiveStoreWriter(path, META, shard_batches=1),
     "fetch_shards": lambda path: fetch_shards("http://127.0.0.1:9/{:05d}", 0, folder=path),
     "ShardIndex.save": ShardIndex(META, ()).save,
-    "index_streams": lambda path: index_streams([path]),
+    "index_files": lambda path: index_files([path]),
 }
 
 

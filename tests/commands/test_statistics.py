@@ -13,7 +13,7 @@ from packed import write_packed
 from zb_hdf5 import ArgumentError, HDF5ShardWriter, MmapTokenStore
 from zb_hdf5.commands import statistics
 from zb_hdf5.commands.statistics import MAX_COUNTED_ID, Part, measure
-from zb_hdf5.store.streams import index_streams
+from zb_hdf5.store.streams import index_files
 
 #: Few tokens and short documents: many of them are equal.
 DOCUMENTS = st.lists(st.lists(st.integers(0, 2), max_size=3), min_size=1, max_size=40)
@@ -118,7 +118,7 @@ def test_sources_are_counted_with_one_table_open_at_a_time(tmp_path):
     for path in paths:
         with HDF5ShardWriter(path, chunk_tokens=64) as writer:
             writer.write_document(np.arange(9), id="a")
-    index_streams(paths).save(tmp_path)
+    index_files(paths).save(tmp_path)
     with MmapTokenStore(tmp_path) as store:
         table, before = store.documents, open_files()
         assert statistics._sources(table) == []

@@ -44,7 +44,7 @@ from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.loaders.order import write_order
 from zb_hdf5.spec import NOT_KNOWN
 from zb_hdf5.store.opening import open_tokens
-from zb_hdf5.store.streams import index_streams, rebuild_index
+from zb_hdf5.store.streams import index_files, rebuild_index
 from zb_hdf5.text.corpus import open_documents
 
 pytest_plugins = ["corpus"]  # the fixtures `texts` and `files`
@@ -216,7 +216,7 @@ def test_the_counts_balance(tmp_path_factory, lengths, packing, remainder, batch
     parts = {"train": lengths[num_val:], "val": lengths[:num_val]}
     staged = [write_stream_of(folder, split, part) for split, part in parts.items() if sum(part)]
     assume(staged)
-    index_streams(staged, splits={path.name: path.stem for path in staged}).save(folder)
+    index_files(staged, splits={path.name: path.stem for path in staged}).save(folder)
     options = TextOptions(batch_size, seq_len, shuffle=shuffle, packing=packing, remainder=remainder)
     try:
         stores = {path.stem: open_tokens(folder, split=path.stem) for path in staged}

@@ -24,7 +24,7 @@ from zb_hdf5.converters.cli import convert as command
 from zb_hdf5.converters.engines import open_engine
 from zb_hdf5.documents.document_table import documents_path
 from zb_hdf5.errors import ConvertError
-from zb_hdf5.store.streams import index_streams
+from zb_hdf5.store.streams import index_files
 from zb_hdf5.store.verify import verify_store
 
 LENGTHS = [5, 17, 3, 0, 8, 40, 1, 1, 22, 9, 30]
@@ -50,7 +50,7 @@ def make_streams(folder, lengths, cuts, *, splits=None, spans=spans_of, named=No
             first = reached.get(splits[file], (0, 0))
             how = {"spans": spans, "named": named[file]}
             reached[splits[file]] = write_documents(writer, lengths[a:b], first, **how)
-    index_streams(paths, splits=dict(zip([p.name for p in paths], splits, strict=False))).save(folder)
+    index_files(paths, splits=dict(zip([p.name for p in paths], splits, strict=False))).save(folder)
     return folder
 
 
@@ -263,7 +263,7 @@ def test_spans_of_several_encodings_are_refused(tmp_path):
     for name, codec in (("a.h5", "json"), ("b.h5", str.encode)):
         with HDF5ShardWriter(tmp_path / "s" / name, spans_codec=codec) as writer:
             writer.write_document(np.arange(9), spans=[(0, 3, "a value")])
-    index_streams([tmp_path / "s" / "a.h5", tmp_path / "s" / "b.h5"]).save(tmp_path / "s")
+    index_files([tmp_path / "s" / "a.h5", tmp_path / "s" / "b.h5"]).save(tmp_path / "s")
     with pytest.raises(FormatError, match=r"expected spans encoded as 'json', found 'custom'.*stores of their own"):
         pack(tmp_path / "s", tmp_path / "out")
 

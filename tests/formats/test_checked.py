@@ -27,7 +27,7 @@ from zb_hdf5 import (
 )
 from zb_hdf5.files.checked import Crc32Rows
 from zb_hdf5.spec import CRC32_CHUNK_ROWS
-from zb_hdf5.store.streams import add_crc32_file, index_streams
+from zb_hdf5.store.streams import add_crc32_file, index_files
 
 SHAPE = (4, 512)  # whole pages
 STORED = {
@@ -220,7 +220,7 @@ def streams(tmp_path):
         with HDF5ShardWriter(path, chunk_tokens=100, dtype="uint16", fields={"mask": "u1"}) as writer:
             writer.write_documents(part, [len(part)], fields={"mask": part % 3})
             paths.append(writer.finish().path)
-    index_streams(paths).save(tmp_path / "streams")
+    index_files(paths).save(tmp_path / "streams")
     return tmp_path / "streams", tokens
 
 

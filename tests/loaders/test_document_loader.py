@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from examples import examples
 from zb_hdf5 import ArgumentError, DocumentLoader, HDF5ShardWriter, MmapTokenStore, StateError, load_tokenizer
-from zb_hdf5.store.streams import index_streams
+from zb_hdf5.store.streams import index_files
 
 BOUNDARY = 60_000
 LENGTHS = np.random.default_rng(3).integers(0, 25, 140).tolist()
@@ -285,7 +285,7 @@ def test_fields_spans_and_targets_are_those_of_each_token(drawn, chunk_tokens, w
         with HDF5ShardWriter(path, chunk_tokens=chunk_tokens, fields=FIELDS) as writer:
             for document in file:
                 writer.write_document(*columns_of(document), spans=spans_of(next(number), len(document)))
-    index_streams(paths).save(folder)
+    index_files(paths).save(folder)
     documents = [columns_of(document) for file in drawn for document in file]
     options = {"fields": list(FIELDS), "pad_to_multiple_of": multiple, "pad_token_id": 7, "drop_last": False}
     with loader_of(folder, way, spans=True, targets=True, loss_mask=mask, **options, **SIZES[way]) as loader:

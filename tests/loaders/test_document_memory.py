@@ -12,7 +12,7 @@ from zb_hdf5.documents.document_table import DocumentRows, documents_path
 from zb_hdf5.documents.document_writer import DocumentsWriter
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.documents.table_file import PiecesWriter
-from zb_hdf5.store.streams import index_streams
+from zb_hdf5.store.streams import index_files
 
 BATCH_SIZE, SEQ_LEN, LENGTH = 32, 512, 8
 
@@ -59,7 +59,7 @@ def write_streams(folder, num_batches):
         rows = DocumentRows(ids=[b"%d" % k for k in range(count)]) if number % 2 else None
         with HDF5ShardWriter(path, dtype="uint16") as writer:
             writer.write_documents(np.zeros(count * LENGTH, np.uint16), np.full(count, LENGTH), documents=rows)
-    index_streams(paths).save(folder)
+    index_files(paths).save(folder)
     return 10 * count
 
 

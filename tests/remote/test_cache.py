@@ -26,7 +26,7 @@ from zb_hdf5.commands.zb import zb
 from zb_hdf5.errors import UnverifiableError
 from zb_hdf5.files.tokens import Tokens, Wait
 from zb_hdf5.store.cache import Cache, column_of, occupied_bytes
-from zb_hdf5.store.streams import index_streams
+from zb_hdf5.store.streams import index_files
 
 BATCHES = random_tokens(48, 4, 1024)  # 16 KiB each
 ONE_RANK = {"rank": 0, "world_size": 1}
@@ -287,7 +287,7 @@ def test_windows_are_kept_in_whole_chunks_that_were_compared(kind, tmp_path, fol
         write_stream(path / f"{number}.h5", part, dtype="uint32", chunk_tokens=512)
     file = path / "0.h5"
     if kind == "store":
-        index_streams(sorted(path.iterdir())).save(path)
+        index_files(sorted(path.iterdir())).save(path)
     path = path if kind == "store" else file
     restore = flip_tokens(file, tokens[1000:1100])
     windows = {"batch_size": 4, "seq_len": 64, "cache": folder}

@@ -17,7 +17,7 @@ from source_tokens import ALL
 
 from zb_hdf5 import DocumentLoader, HDF5ShardWriter, Loader, MixedLoader, convert, open_reader
 from zb_hdf5.errors import UnavailableError
-from zb_hdf5.store.streams import index_streams
+from zb_hdf5.store.streams import index_files
 
 HOW = {"documents": ALL, "spans": True, "rank": 0, "world_size": 1}
 LENGTHS = [30, 40, 0, 7, 90, 3, 50, 61]
@@ -86,7 +86,7 @@ def streams(served):
                 spans = [(a, b, {"shard": number, "at": a}) for a, b in pairwise(edges)]
                 tokens = rng.integers(0, 50_000, length)
                 writer.write_document(tokens, spans=spans, fields={"mask": tokens % 3})
-    index_streams(paths).save(folder / "stream")
+    index_files(paths).save(folder / "stream")
     return folder / "stream", f"{url}/stream"
 
 
@@ -139,7 +139,7 @@ def test_where_the_documents_of_many_shards_lie_is_read_at_once(web):
     paths[0].parent.mkdir()
     for number, path in enumerate(paths):
         write_stream(path, np.arange(number + 1), chunk_tokens=64)
-    index_streams(paths).save(folder / "store")
+    index_files(paths).save(folder / "store")
     proxy.fault = lambda *request: {"wait": 0.02}
     with DocumentLoader(f"{proxy.url}/store", collate="pad", batch_size=1) as loader:
         assert proxy.most_under_way > 4
@@ -164,7 +164,7 @@ def beside(web, tmp_path, request):
                     spans = [(0, 3, "a")] if length and name != "plain.h5" else ()
                     writer.write_document(np.arange(length), spans=spans)
         if name == "streams":
-            index_streams(paths).save(folder / name)
+            index_files(paths).save(folder / name)
     batches = name in ("lone.h5", "store")
     shape = {"fields": tuple(FIELDS)} if batches else {"batch_size": 1, "seq_len": 16}
     spans = {} if name == "plain.h5" else {"spans": True}

@@ -27,7 +27,7 @@ from zb_hdf5 import (
 from zb_hdf5.commands.statistics import measure
 from zb_hdf5.files.objects import BLOCK_BYTES, PART_BYTES, RemoteObject
 from zb_hdf5.files.paths import any_path, open_file
-from zb_hdf5.store.streams import index_streams
+from zb_hdf5.store.streams import index_files
 
 
 def write_documents(folder, tokens, shards=2):
@@ -286,7 +286,7 @@ def test_lone_files_and_streams_are_read(served, write_file):
     paths = [folder / "s" / f"shard-0000{k}.h5" for k in range(2)]
     for path, part in zip(paths, np.split(flat, [5000]), strict=True):
         write_stream(path, part, chunk_tokens=512, codec="gzip")
-    index_streams(paths).save(folder / "s")
+    index_files(paths).save(folder / "s")
     for name in ("s", "s/shard-00000.h5"):
         with open_reader(f"{url}/{name}", batch_size=3, seq_len=50) as reader:
             found = np.concatenate(list(reader)).reshape(-1)

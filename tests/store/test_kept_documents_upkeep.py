@@ -22,7 +22,7 @@ from zb_hdf5.errors import ChecksumError
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.opening import open_writer
 from zb_hdf5.store.repair import repair
-from zb_hdf5.store.streams import index_files, index_streams, rebuild_index
+from zb_hdf5.store.streams import index_files, rebuild_index
 
 B, S = 2, 8
 
@@ -179,7 +179,7 @@ def streams(tmp_path):
             for k in range(20):
                 facts = {} if number else {"id": f"d{k}", "spans": [(1, 3, f"v{k}")]}
                 writer.write_document(np.full(5, k), **facts)
-    index_streams(paths).save(folder)
+    index_files(paths).save(folder)
     return folder
 
 
@@ -258,7 +258,7 @@ def test_a_stream_without_its_table_is_refused(tmp_path):
     for use in (
         lambda: zb_hdf5.Loader(path, batch_size=1, seq_len=8, rank=0, world_size=1, spans=True),
         lambda: zb_hdf5.MmapTokenStore(path).documents,
-        lambda: index_streams([path]),
+        lambda: index_files([path]),
     ):
         with pytest.raises(zb_hdf5.IncompleteError, match=lost):
             use()

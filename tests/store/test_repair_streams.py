@@ -22,7 +22,7 @@ from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, Remedy
 from zb_hdf5.formats.registry import open_chunks
 from zb_hdf5.spec import CRC32, DOC_OFFSETS, INDEX_NAME
 from zb_hdf5.store.repair import repair, repair_file
-from zb_hdf5.store.streams import index_streams, rebuild_index
+from zb_hdf5.store.streams import index_files, index_streams, rebuild_index
 
 CHUNK = 64
 RANDOM = np.random.default_rng(11)
@@ -351,7 +351,7 @@ def store(tmp_path):
     folder.mkdir()
     documents = [documents_of([70] * 5) for _ in range(3)]
     paths = [write(folder / f"shard-{number:05}.h5", found) for number, found in enumerate(documents)]
-    index_streams(paths, splits={"shard-00002.h5": "val"}, source={"format": "test"}).save(folder)
+    index_files(paths, splits={"shard-00002.h5": "val"}, source={"format": "test"}).save(folder)
     return folder, documents
 
 
@@ -439,7 +439,7 @@ def test_an_unfinished_stream_and_batches_have_no_place_in_an_index_of_streams(t
     (tmp_path / "b.h5").unlink()
     partial, _ = killed(tmp_path / "shard-00000.h5", 20)
     with pytest.raises(IncompleteError, match="repair it") as caught:
-        index_streams([partial])
+        index_files([partial])
     assert (caught.value.remedy, caught.value.at) == (Remedy.REPAIR, str(partial))
     os.unlink(partial)
     write(tmp_path / "shard-00000.h5", documents_of([9]))

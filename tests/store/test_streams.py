@@ -44,7 +44,7 @@ from zb_hdf5 import (
 from zb_hdf5.formats.registry import open_chunks
 from zb_hdf5.loaders.order import SHUFFLES
 from zb_hdf5.spec import NO_SHA256
-from zb_hdf5.store.streams import index_streams
+from zb_hdf5.store.streams import index_files
 
 TOKENS = np.random.default_rng(3).integers(0, 50_000, 5000)
 LENGTHS = np.array([0, 7, 1, 300, 0, 1992, 2000, 700])  # of documents; they sum to 5000
@@ -237,7 +237,7 @@ def test_documents_that_do_not_lie_in_the_tokens_are_damage(places, tmp_path, mo
     paths = [tmp_path / f"{number}.h5" for number in range(2)]
     for path in paths:
         write(path, np.arange(7))
-    index_streams(paths).save(tmp_path)
+    index_files(paths).save(tmp_path)
     with h5py.File(paths[0], "r+") as h5:
         h5["doc_offsets"][...] = places
     for few in (0, 10):

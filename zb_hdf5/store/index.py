@@ -138,14 +138,14 @@ class ShardIndex:
         token = document = 0
         for split in dict.fromkeys(self.table.values["split"]):
             tokens[split] = token
-            here = [part for part in self.documents if part.split == split]
             parts += [
                 part._replace(first_token=token + part.first_token, first_document=document + part.first_document)
-                for part in here
+                for part in self.documents
+                if part.split == split
             ]
-            if here:
-                token += here[-1].first_token + here[-1].token_count
-                document += here[-1].first_document + here[-1].document_count
+            if parts:
+                token = parts[-1].first_token + parts[-1].token_count
+                document = parts[-1].first_document + parts[-1].document_count
         return parts, tokens
 
     def to_json(self) -> str:

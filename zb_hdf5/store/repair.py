@@ -333,18 +333,16 @@ class Salvage:
         if not pieces_path(reader.path).exists():
             pieces_path(path).unlink(missing_ok=True)
             return
-        stored, writer = PiecesFile(reader.path, None, reader.seq_len, verify="none"), PiecesWriter(path)
-        try:
-            stored.check()
-            for first, stop in self._groups():
-                writer.append_pieces(stored.read_run(first * size, stop * size))
-            writer.publish(seq_len=reader.seq_len, split=stored.split, tokens_sha256=tokens_sha256)
-        except ZbError as error:
-            error.add_note(f"Restore it, or remove it to repair {reader.path} without its pieces.")
-            raise
-        finally:
-            stored.close()
-            writer.close()
+        stored = PiecesFile(reader.path, None, reader.seq_len, verify="none")
+        with closing(stored), closing(PiecesWriter(path)) as writer:
+            try:
+                stored.check()
+                for first, stop in self._groups():
+                    writer.append_pieces(stored.read_run(first * size, stop * size))
+                writer.publish(seq_len=reader.seq_len, split=stored.split, tokens_sha256=tokens_sha256)
+            except ZbError as error:
+                error.add_note(f"Restore it, or remove it to repair {reader.path} without its pieces.")
+                raise
 
     def _copy_documents(self, path: Path, overwrite: bool) -> None:
         writer_class = FORMATS[backend_of_suffix(path)].stream_writer_class()

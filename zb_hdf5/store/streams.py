@@ -136,8 +136,10 @@ def entry_of(reader: BatchReader, split: str | None = None) -> ShardEntry:
     fields = {field.name: reader.field(field.name) for field in reader.meta.fields}
     digests = {name: FieldDigest(size, f.sha256 or f.token_sha256(), _crc32_of(f)) for name, f in fields.items()}
     columns = reader.columns | {column: runs for field in fields.values() for column, runs in field.columns.items()}
-    has_pieces = pieces_path(reader.path).exists() and reader.meta.layout != STREAM_LAYOUT
-    pieces, known_split = _pieces_of(reader) if has_pieces else (None, DEFAULT_SPLIT)
+    pieces, known_split = None, DEFAULT_SPLIT
+    if pieces_path(reader.path).exists() and reader.meta.layout != STREAM_LAYOUT:
+        with closing(PiecesFile(reader.path, reader.num_records, reader.seq_len, tokens_sha256=reader.sha256)) as file:
+            pieces, known_split = TableInfo(file.num_bytes, file.sha256), file.split
     return ShardEntry(
         reader.path.name, reader.backend, size, reader.num_batches, reader.token_count,
         reader.sha256 or reader.token_sha256(), _crc32_of(reader),
@@ -149,11 +151,6 @@ def entry_of(reader: BatchReader, split: str | None = None) -> ShardEntry:
 def _crc32_of(reader: BatchReader) -> int:
     rows = reader.stored_crc32()
     return NOT_KNOWN if rows is None else crc32_of(rows)
-
-
-def _pieces_of(reader: BatchReader) -> tuple[TableInfo, str]:
-    with closing(PiecesFile(reader.path, reader.num_records, reader.seq_len, tokens_sha256=reader.sha256)) as file:
-        return TableInfo(file.num_bytes, file.sha256), file.split
 
 
 # --- a lost index, or a lost `.crc32` --------------------------------------------------------------------------------

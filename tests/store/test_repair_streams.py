@@ -22,7 +22,7 @@ from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, Remedy
 from zb_hdf5.formats.registry import open_chunks
 from zb_hdf5.spec import CRC32, DOC_OFFSETS, INDEX_NAME
 from zb_hdf5.store.repair import repair, repair_file
-from zb_hdf5.store.streams import index_files, index_streams, rebuild_index
+from zb_hdf5.store.streams import index_files, rebuild_index
 
 CHUNK = 64
 RANDOM = np.random.default_rng(11)
@@ -434,9 +434,11 @@ def test_one_split_is_verified_without_the_other(store):
 
 
 def test_an_unfinished_stream_and_batches_have_no_place_in_an_index_of_streams(tmp_path, tokens, write_file):
-    with pytest.raises(FormatError, match="expected a token stream, found batches"):
-        index_streams([write_file(tmp_path / "b.h5", tokens).path])
-    (tmp_path / "b.h5").unlink()
+    paths = [write(tmp_path / "a.h5", documents_of([9])), write_file(tmp_path / "b.h5", tokens).path]
+    with pytest.raises(FormatError, match=r"b\.h5: expected a stream of .*, found \(\d"):
+        index_files(paths)
+    for path in paths:
+        path.unlink()
     partial, _ = killed(tmp_path / "shard-00000.h5", 20)
     with pytest.raises(IncompleteError, match="repair it") as caught:
         index_files([partial])

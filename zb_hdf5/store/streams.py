@@ -49,19 +49,6 @@ MAX_SHOWN: Final = 20
 ONLY_IN_SOME_FILES: Final = ("vocab_size", "tokenizer")
 
 
-def index_streams(
-    paths: Sequence[str | os.PathLike[str]],
-    *,
-    splits: Mapping[str, str] | None = None,
-    source: dict[str, Any] | None = None,
-) -> ShardIndex:
-    """Return the index of HDF5 streams that lie in one folder; `index.save(folder)` makes them a store."""
-    index = index_files(paths, splits=splits, source=source or {}, shuffle="none")
-    if index.meta.layout != STREAM_LAYOUT:
-        raise FormatError(f"{paths[0]}: expected a token stream, found batches, whose index rebuild_index makes")
-    return index
-
-
 def index_files(
     paths: Sequence[str | os.PathLike[str]],
     *,
@@ -69,7 +56,7 @@ def index_files(
     source: dict[str, Any] | None = None,
     shuffle: str | None = None,
 ) -> ShardIndex:
-    """Return the index of files of batches, or of streams. See `index_streams`; None: as the files have it."""
+    """Return the index of files of one folder, of batches or of streams; None: as the files have it."""
     if not paths:
         raise ArgumentError("expected at least one file for an index, found none")
     entries: list[ShardEntry] = []

@@ -326,7 +326,9 @@ def find_index(path: Path) -> Path | None:
 
 
 def require_files(folder: Path, index: ShardIndex) -> None:
-    """Raise `FormatError` if a shard is missing: one listing per folder, no stat per shard."""
+    """Raise `FormatError` if a shard is missing: one listing per folder, no stat per shard, no question for objects."""
+    if isinstance(folder, RemotePath):
+        return
     paths = index.table.values["path"]
     paths = paths if index.complete else paths[:-1]  # the last one may be a `.partial`
     present = {

@@ -27,7 +27,7 @@ from zb_hdf5.spec import (
 )
 from zb_hdf5.store.index import ShardIndex, find_index, layout_of, require_files
 from zb_hdf5.store.shards import StoreReader, stream_index
-from zb_hdf5.store.store_documents import attach_documents
+from zb_hdf5.store.store_documents import LoneDocuments
 
 
 def open_reader(
@@ -210,7 +210,8 @@ def _open_file(wanted: _Wanted) -> BatchReader:
         raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=found)
     if wanted.dataset is None:
         reader = FORMATS[found].open(path, access=wanted.access, verify=wanted.verify)
-        return attach_documents(reader, wanted.verify)
+        reader.record_documents = LoneDocuments(reader, wanted.verify) if reader.complete else None
+        return reader
     if FORMATS[found].tokens_only:
         raise BackendError(f"{path}: dataset={wanted.dataset!r} needs an HDF5 file, found a {found!r} file")
     if is_stream(path, dataset=wanted.dataset):
@@ -257,8 +258,7 @@ def _open_store(wanted: _Wanted, index: ShardIndex) -> BatchReader:
 
         require_digests(wanted.path, wanted.split)
     folder, index = wanted.path if wanted.path.is_dir() else wanted.path.parent, index.of_split(wanted.split)
-    if not isinstance(folder, RemotePath):  # of objects each would be asked for
-        require_files(folder, index)
+    require_files(folder, index)
     for path, backend in zip(index.table.values["path"], index.table.values["backend"], strict=True):
         if wanted.backend not in ("auto", backend):
             facts = f"{folder / path}: asked for backend {wanted.backend!r}, found {backend!r}"

@@ -557,8 +557,7 @@ def stream_index(
         if not all(values["complete"]):
             name = values["path"][list(values["complete"]).index(False)]
             raise IncompleteError(f"{folder / name}: its writer has not finished; make it again")
-        if not isinstance(folder, RemotePath):  # of objects each would be asked for
-            require_files(folder, index)
+        require_files(folder, index)
         return index, {}
     if split not in (None, DEFAULT_SPLIT):
         raise ArgumentError(f"{path}: split={split!r} needs a store, found none")

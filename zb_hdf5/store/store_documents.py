@@ -66,7 +66,6 @@ class StoreDocuments(FileDocuments):
     def _set(self, folder: Path, verify: str, counts: npt.ArrayLike, bases: list[int]) -> None:
         """Take over the records of each file, and the first token of its split in all splits."""
         self._folder, self._verify, self._starts, self._bases = folder, verify, ends_of(np.asarray(counts)), bases
-        self.__dict__.pop("_edges", None)
         super().__init__(folder)
 
     @cached_property
@@ -157,11 +156,8 @@ class StreamDocuments(FileDocuments):
         self._verify, self._stride, self._seq_len = verify, stride, stride + overlap
         count = int(np.abs(index.table.values["document_count"]).sum())  # NOT_KNOWN is -1: one document
         self._keeps = count <= FEW_DOCUMENTS and not isinstance(path, RemotePath)  # each object takes a while
-        super().__init__(path)
-        self._forget()
-
-    def _forget(self) -> None:
         self._all: npt.NDArray[np.uint64] | None = None
+        super().__init__(path)
 
     def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
         starts = records * self._stride
@@ -214,12 +210,9 @@ class StreamDocuments(FileDocuments):
                 low = max(low - 1, done.get(here, 0))
                 found.append(rows[low:high] + np.uint64(base))
                 done[here] = max(low, high)
-        return np.concatenate(found), self._end(max(done))
-
-    def _end(self, number: int) -> int:
-        """Return where the last document ends; behind all tokens where a file behind this one holds it."""
-        last = len(self._paths) - 1
-        return self._starts[last] + int(self._rows(last)[-1]) if number == last else self._starts[-1]
+        last = len(self._paths) - 1  # where no window reaches it, the end is behind all tokens
+        end = self._starts[last] + int(self._rows(last)[-1]) if last in done else self._starts[-1]
+        return np.concatenate(found), end
 
     def _rows(self, number: int) -> npt.NDArray[np.uint64]:
         file: DocumentOffsets = self._file(number)
@@ -227,14 +220,10 @@ class StreamDocuments(FileDocuments):
 
     def close(self) -> None:
         super().close()
-        self._forget()
+        self._all = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_all"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget()
+        return {**self.__dict__, "_all": None}
 
     def open(self, number: int) -> DocumentOffsets:
         """Open the offsets of one file; the caller closes them."""
@@ -262,10 +251,3 @@ class StreamDocuments(FileDocuments):
             parts.append(part._replace(first_document=first, document_count=count))
             first += count
         return DocumentTable(self._paths[0].parent, parts, self._verify, self.open)
-
-
-def attach_documents(reader: BatchReader, verify: str) -> BatchReader:
-    """Give the reader of a lone file of batches its documents, where it may have some; return it."""
-    if reader.complete:
-        reader.record_documents = LoneDocuments(reader, verify)
-    return reader

@@ -60,7 +60,7 @@ def test_wrong_states_are_told(store, tmp_path):
     assert ("fingerprint" in message, "force" in message) == (True, False)
     state.write_text(json.dumps(good))
     state.write_text(json.dumps(Loader(store, rank=0, world_size=1).dataset().state_dict()))
-    assert "found that of the dataset() of a Loader" in run(store, "--state", state, "--step", 0, code=1)
+    assert "found the state of the dataset() of a Loader" in run(store, "--state", state, "--step", 0, code=1)
     state.write_text(json.dumps(good | {"kind": ["loader"]}))
     assert "kind" in run(store, "--state", state, "--step", 0, code=1)
     state.write_text(json.dumps(good))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -27,7 +27,7 @@ from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.mixture import MixedLoader
 from zb_hdf5.loaders.order import IndexArray
-from zb_hdf5.loaders.protocol import KINDS, MAX_COUNT
+from zb_hdf5.loaders.protocol import MAX_COUNT, require_kind
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.store.opening import is_stream, open_reader
 from zb_hdf5.store.shards import StoreReader, windows_of
@@ -109,10 +109,7 @@ def origins(
     if (step + 1) * world_size > MAX_COUNT:
         raise ArgumentError(f"expected a step below {MAX_COUNT // world_size:,}, found {step:,}")
     steps = np.arange(step * world_size, (step + 1) * world_size)
-    kind = str(state.get("kind"))
-    if kind in KINDS and kind not in ("loader", "mixture"):
-        raise StateError(f"{state_path}: expected the state of a Loader or a MixedLoader, found that of {KINDS[kind]}")
-    if kind == "mixture":
+    if state.get("kind") == "mixture":
         mixed = _mixed_loader(stores, state, state_path)
         requests = [(mixed.loaders[name], name, request) for name, request in mixed.requests(steps)]
     else:
@@ -144,7 +141,7 @@ def loader_of_state(stores: tuple[str, ...], state: dict[str, Any], path: Path, 
     """Return a loader of one rank at the position of a state; `path` is for messages."""
     if len(stores) != 1:
         raise ArgumentError(f"{path}: is the state of one store, found {len(stores)} stores")
-    options = _options(state, path)
+    options = _options(require_kind(path, state, "loader"), path)
     loader = Loader(_opened(stores[0], state, path), rank=0, world_size=1, batch_size=batch_size, **options)
     loader.load_state_dict(state)
     return loader
@@ -176,7 +173,7 @@ def _opened(store: str, state: dict[str, Any], path: Path) -> str | BatchReader:
         raise StateError(f"{path}: {error}") from error
 
 
-def _options(state: dict[str, Any], path: Path, **more: tuple[type[Any], ...]) -> dict[str, Any]:
+def _options(state: Mapping[str, Any], path: Path, **more: tuple[type[Any], ...]) -> dict[str, Any]:
     """Return the arguments that make a loader of this state's order."""
     for name, kinds in (ORDER_OF_A_STATE | more).items():
         if type(state.get(name, ...)) not in kinds:

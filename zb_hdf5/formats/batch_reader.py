@@ -68,13 +68,11 @@ class BatchReader:
     backend: str
     compressed: CompressedTokens | None = None
 
-    def __init__(
-        self, path: Path, meta: StoreMeta, num_batches: int, tokens: Tokens, stride: int | None = None
-    ) -> None:
+    def __init__(self, path: Path, meta: StoreMeta, num_batches: int, tokens: Tokens) -> None:
         self.path = path
         self.meta = meta
         self.tokens = tokens
-        self.stride = stride or meta.seq_len
+        self.stride = meta.seq_len
         self.num_batches = num_batches
         self.complete = True
         self.sha256: str | None = None

@@ -186,11 +186,7 @@ class StreamDocuments(FileDocuments):
             return file.rows()[1:] + np.uint64(self._starts[number])
 
     def near(self, starts: npt.NDArray[np.int64], length: int) -> tuple[npt.NDArray[np.uint64], int]:
-        """Return the part of `edges()` that `pieces_of_windows` needs, and where the last document ends.
-
-        `starts` are the first token of each window, in any order, and `length` the tokens of each. The end is behind
-        all tokens where no window reaches the last file.
-        """
+        """Return the part of `edges()` that windows need, by their first tokens, and where the last document ends."""
         if self._all is not None or (self._keeps and len(self._paths) - len(self._files.known) <= FEW_FILES):
             edges = self.edges()
             return edges, int(edges[-1])

@@ -56,11 +56,7 @@ _FOREIGN: Final = "a dataset of another origin has no digests; convert it to a s
 
 
 class HDF5Reader(BatchReader):
-    """Reads an HDF5 file, by default its batches. `BatchReader` describes its functions.
-
-    `look` finds the column that is read. A stream is read as its chunks: batches of one record, of which the last may
-    hold fewer tokens.
-    """
+    """Reads the column of an HDF5 file that `look` finds: batches, or the chunks of a stream. See `BatchReader`."""
 
     backend = "hdf5"
 
@@ -85,8 +81,7 @@ class HDF5Reader(BatchReader):
         self.compressed = column.compressed
         self.identity: Identity = column.identity
         self.origin, self.is_stream = column.origin, column.meta.layout == STREAM_LAYOUT and column.meta.field is None
-        how = "none" if verify == "store" else verify
-        self._field_options = column.path, access, how
+        self._field_options = column.path, access, "none" if verify == "store" else verify
         if not self.complete:
             self.refresh()  # opens the file now: once it is published, its partial's name is gone
         if self.complete:

@@ -329,9 +329,7 @@ class BatchReader:
             raise ArgumentError(
                 f"read_into needs a writable C-contiguous array of shape {self.meta.shape}, found {out.shape}"
             )
-        if out.dtype == self.dtype:
-            self._fill(number, out)
-        elif self.dtype.kind == "u" and out.dtype == signed(self.dtype):
+        if out.dtype == self.dtype or (self.dtype.kind == "u" and out.dtype == signed(self.dtype)):
             self._fill(number, out.view(self.dtype))
         elif out.dtype == np.int64:
             np.copyto(out, self._borrow(number))
@@ -397,7 +395,14 @@ class BatchReader:
         for start, batches in self.groups():
             digest.update(batches)
             if stored is not None:
-                self._compare_crc32(start, batch_crc32s(batches), stored)
+                crc32s = np.array(batch_crc32s(batches), np.uint32)
+                differ = crc32s != stored[start : start + len(crc32s)]
+                if differ.any():
+                    bad = int(differ.argmax())
+                    raise ChecksumError(
+                        f"{self.path}: {self.name_of(start + bad)} is the first bad one: expected crc32 "
+                        f"{stored[start + bad]:08x}, found {crc32s[bad]:08x}; restore the shard, or convert it again"
+                    )
             progress(batches.size)
         found = digest.hexdigest()
         if stored is not None:
@@ -409,15 +414,6 @@ class BatchReader:
                 )
             checks.append("sha256")
         return found, checks
-
-    def _compare_crc32(self, start: int, found: list[int], stored: npt.NDArray[np.uint32]) -> None:
-        bad = np.flatnonzero(np.array(found, dtype=np.uint32) != stored[start : start + len(found)])
-        if len(bad):
-            number = int(bad[0])
-            raise ChecksumError(
-                f"{self.path}: {self.name_of(start + number)} is the first bad one: expected crc32 "
-                f"{int(stored[start + number]):08x}, found {found[number]:08x}; restore the shard, or convert it again"
-            )
 
     def missing_digests(self) -> str:
         """Say what is missing to verify this file, if it has no digest to compare with."""

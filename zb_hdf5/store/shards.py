@@ -257,11 +257,11 @@ class Sharded(Tokens):
         try:
             problem = "" if identity else self._problem(tokens, rows, entry, unit)
         except (OSError, ChecksumError, FormatError, UnverifiableError, IndexError) as error:
-            tokens.close()
             # an error from a server is raised; where too many files are open, the caller closes some and tries again
             if self.wait is Wait.FAR or getattr(error, "errno", 0) in (errno.EMFILE, errno.ENFILE):
+                tokens.close()
                 raise
-            return None
+            problem = repr(error)
         if problem:
             tokens.close()
             return None
@@ -289,19 +289,18 @@ class Sharded(Tokens):
     def _open_compressed(self, path: Path, entry: ShardEntry, identity: Identity | None) -> Decoded | None:
         if entry.compressed is None or self.asked == "mmap":
             return None
-        meta, ranges = self.index.meta, open_ranges(path, identity, entry.num_bytes)
+        meta, ranges, found = self.index.meta, open_ranges(path, identity, entry.num_bytes), None
         try:
             if ranges.num_bytes == entry.num_bytes:
                 table = read_extents(ranges, entry.columns[extents_column(meta.column)], entry.num_batches)
                 chunks = CodedChunks(entry.compressed.codec, table)
-                return Decoded(ranges, chunks, meta.dtype, meta.batch_tokens, entry.token_count, self.index.meta.noun)
+                found = Decoded(ranges, chunks, meta.dtype, meta.batch_tokens, entry.token_count, meta.noun)
         except FormatError:
-            pass
-        except BaseException:
-            ranges.close()
-            raise
-        ranges.close()
-        return None
+            return None
+        finally:
+            if found is None:
+                ranges.close()
+        return found
 
     def _open_by_file(self, path: Path, entry: ShardEntry, unit: int, identity: Identity | None) -> Tokens:
         """Open a shard by the facts of its file, and compare them with the index."""

@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,8 @@ from zb_hdf5.text.tokenizers import Tokenizer as TextTokenizer
 
 if TYPE_CHECKING:
     import torch
+
+    from zb_hdf5.documents.document_table import DocumentTable
 
 WINDOW_ORDERS: Final = ("epoch", "random")
 #: Steps of windows whose order is computed at once: for a single one it takes longer than to read it.
@@ -323,6 +325,11 @@ class MmapTokenStore(StoreReader):
     def fingerprint(self) -> str:
         """Identity of the content: over the stored digests, or "sampled:" over all sizes and some of the tokens."""
         return self.token_fingerprint
+
+    @property
+    def documents(self) -> DocumentTable:
+        """The documents with all that is stored of them; of a file that has no table, their offsets."""
+        return cast("DocumentTable", super().documents)  # each stream has them
 
     def document(self, number: int) -> TokenArray:
         """Return the tokens of one document, its boundary token included."""

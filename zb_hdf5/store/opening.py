@@ -165,10 +165,11 @@ def _open(wanted: _Wanted) -> BatchReader:
             )
     shaped, is_plain = wanted.batch_size is not None and wanted.seq_len is not None, wanted.dataset is None
     # without a shape a lone HDF5 file is taken for batches, which saves a look into it; its reader refuses a stream
-    unsure = shaped or wanted.path.suffix not in {row.suffix for row in backends().values()}
-    if index.holds_stream if index else (in_folder or (is_plain and unsure)) and is_stream(wanted.path, wanted.backend):
+    looks = in_folder or (is_plain and (shaped or wanted.path.suffix not in {b.suffix for b in backends().values()}))
+    if index.holds_stream if index else looks and is_stream(wanted.path, wanted.backend):
         return _open_windows(wanted, index)
-    refused = wanted.backend not in ("auto", *backends()) or ((shaped or wanted.overlap) and not wanted.for_loader)
+    refused = not (wanted.backend == "auto" or wanted.backend in backends())
+    refused |= (shaped or wanted.overlap > 0) and not wanted.for_loader
     if refused and (in_folder or is_plain):
         raise ArgumentError(f"{wanted.path}: is no token stream: its batches have the shape that they were stored with")
     return _open_store(wanted, index or ShardIndex.load(wanted.path)) if in_folder else _open_file(wanted)

@@ -32,6 +32,14 @@ def python(code, *arguments, **options):
     return subprocess.run([sys.executable, "-c", code, *map(str, arguments)], **how)
 
 
+def output_of(process):
+    """Wait for the end of a process that succeeds; return what it has printed."""
+    with process:
+        out, err = process.communicate(timeout=100)
+    assert process.returncode == 0, err
+    return out
+
+
 def wait_until(condition, process, step_s=0.001):
     """Wait for what a process will do."""
     end = time.monotonic() + 60

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from on_slurm import digests, within
+from processes import output_of
 
 from zb_hdf5 import FollowingLoader, Loader, UnavailableError, ZbError, open_reader, open_writer
 from zb_hdf5.commands.zb import zb
@@ -80,13 +81,6 @@ def convert(source, target, *options):
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def succeed(process):
-    with process:
-        out, err = process.communicate(timeout=100)
-    assert process.returncode == 0, err
-    return out
-
-
 def run(*arguments):
     result = CliRunner().invoke(zb, [*map(str, arguments)])
     assert result.exit_code == 0, result.output
@@ -95,8 +89,8 @@ def run(*arguments):
 
 def test_conversion_and_reading(mounts, work):
     node = mounts.mount("node")
-    succeed(convert(work / "tokens", work / "local-h5"))
-    succeed(convert(work / "tokens", node / "train-h5"))
+    output_of(convert(work / "tokens", work / "local-h5"))
+    output_of(convert(work / "tokens", node / "train-h5"))
     assert digests(mounts.shared / "train-h5") == digests(work / "local-h5")
     assert "verified" in run("verify", node / "train-h5")
     assert "fuse file system: all tokens are read by position, none are mapped" in run("info", node / "train-h5")
@@ -140,9 +134,9 @@ def test_a_file_system_that_goes_down_while_a_conversion_writes(mounts, work):
     assert str(node) in err
     assert "Traceback" not in err
     node = mounts.mount("node")
-    out = succeed(convert(work / "tokens", node / "train-h5", "--resume"))
+    out = output_of(convert(work / "tokens", node / "train-h5", "--resume"))
     assert re.search(r"kept [1-9]\d* shards, wrote [1-9]", out)
-    succeed(convert(work / "tokens", work / "local-h5"))
+    output_of(convert(work / "tokens", work / "local-h5"))
     assert digests(mounts.shared / "train-h5") == digests(work / "local-h5")
 
 
@@ -165,7 +159,7 @@ os._exit(0)
 
 def test_a_file_system_that_goes_down_under_a_reader(mounts, work):
     node = mounts.mount("node")
-    succeed(convert(work / "tokens", node / "train-h5"))
+    output_of(convert(work / "tokens", node / "train-h5"))
     command = [sys.executable, "-c", READ, node / "train-h5"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "open\n"

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from contents import batches_of, write_batches
+from processes import output_of
 
 from zb_hdf5 import Loader, UnavailableError, open_reader
 from zb_hdf5.commands.zb import zb
@@ -65,13 +66,6 @@ def job(tmp_path):
 OPTIONS = ("--seq-len", 33, "--batch-size", 4)
 
 
-def succeed(process):
-    with process:
-        out, err = process.communicate(timeout=100)
-    assert process.returncode == 0, err
-    return out
-
-
 @pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.sh")), ids=lambda path: path.name)
 def test_every_script_is_bash(script):
     subprocess.run(["bash", "-n", script], check=True)
@@ -81,9 +75,9 @@ def test_every_script_is_bash(script):
 
 
 def test_one_node_takes_options_and_goes_on(job, tmp_path):
-    out = succeed(job("local.sh", "out", *OPTIONS, "--shard-size", "4KiB"))
+    out = output_of(job("local.sh", "out", *OPTIONS, "--shard-size", "4KiB"))
     assert "2 shards" in out
-    assert "kept 2 shards, wrote 0" in succeed(job("local.sh", "out", *OPTIONS, "--shard-size", "4KiB"))
+    assert "kept 2 shards, wrote 0" in output_of(job("local.sh", "out", *OPTIONS, "--shard-size", "4KiB"))
     with open_reader(tmp_path / "out") as reader:
         assert reader.meta.shape == (4, 33)
 
@@ -93,7 +87,7 @@ def test_a_part_of_an_array_is_written_again(job, tmp_path):
     def part(number):
         # an array that is submitted for one part has a count of its own: 1
         variables = {"SLURM_ARRAY_TASK_ID": str(number), "SLURM_ARRAY_TASK_COUNT": "1"}
-        return succeed(job("array.sh", "out", 4, *OPTIONS, "--shards", 8, **variables))
+        return output_of(job("array.sh", "out", 4, *OPTIONS, "--shards", 8, **variables))
 
     for number in (0, 3):
         assert f"part {number} of 4" in part(number)
@@ -102,7 +96,7 @@ def test_a_part_of_an_array_is_written_again(job, tmp_path):
     for number in (1, 2):
         part(number)
     assert CliRunner().invoke(zb, merge).exit_code == 0
-    succeed(job("local.sh", "whole", *OPTIONS, "--shard-size", "4KiB"))
+    output_of(job("local.sh", "whole", *OPTIONS, "--shard-size", "4KiB"))
     np.testing.assert_array_equal(batches_of(tmp_path / "out"), batches_of(tmp_path / "whole"))
 
 
@@ -114,7 +108,7 @@ def test_a_node_copies_what_its_ranks_will_read_and_trains_from_there(job, tmp_p
     write_batches(tmp_path / "train.h5", tokens, dtype="uint16")
 
     def train(*options, **where):
-        return succeed(job("train.sh", "run", *options, source="train.h5", **node, **where))
+        return output_of(job("train.sh", "run", *options, source="train.h5", **node, **where))
 
     assert "staged  8 of 8 units" in train("--steps", 9, SLURM_TMPDIR=str(disk), TMPDIR="/nowhere")
     trained = (tmp_path / "trained").read_text().split()

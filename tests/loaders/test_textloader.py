@@ -6,7 +6,6 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
 from itertools import islice
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.conftest import our_threads
 from zb_hdf5 import ArgumentError, ConvertError, FormatError, StateError, TextLoader
 from zb_hdf5.loaders import text_loader as module
 from zb_hdf5.text.tokenizers import ByteTokenizer, load_tokenizer
@@ -326,10 +326,6 @@ def test_an_error_of_the_tokenizer_arrives_as_it_is(folder):
 
     with make(folder, tokenizer=Broken()) as loader, pytest.raises(ZeroDivisionError, match="inside"):
         next(iter(loader))
-
-
-def our_threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("zb-")]
 
 
 def test_close_ends_the_threads_and_may_be_followed_by_more(folder, texts):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from contents import write_stream
 from contract import random_tokens
-from damage import fields_of, flip_bits, steps_of, tables_of, write_batches, write_streams
+from damage import are_equal, fields_of, flip_bits, steps_of, tables_of, write_batches, write_streams
 from h5py._objects import phil
 from packed import FIELDS, write_packed
 from source_tokens import ALL
@@ -25,27 +25,25 @@ LENGTHS = [30, 40, 0, 7, 90, 3, 50, 61]
 
 def assert_same(found, expected):
     """Compare all steps of two loaders of dictionaries."""
-    count = 0
-    for step, other in zip(found, expected, strict=True):
-        assert step.keys() == other.keys()
-        for name, value in other.items():
-            if isinstance(value, (torch.Tensor, np.ndarray)):
-                np.testing.assert_array_equal(step[name], value)
-            else:
-                assert step[name] == value
-        count += 1
-    assert count
+    found, expected = list(found), list(expected)
+    assert expected
+    assert [step.keys() for step in found] == [step.keys() for step in expected]
+    assert are_equal(found, expected)
+
+
+def write_documents(path):
+    """Write batches with all that can lie beside them to a file, or to a store of three shards."""
+    lone = path if path.suffix else path.with_name("packed.h5")
+    write_packed(lone, LENGTHS)
+    if lone != path:
+        convert(lone, "hdf5", path, num_shards=3)
 
 
 @pytest.fixture(params=["lone.h5", "store"])
-def batches(served, tmp_path, request):
+def batches(served, request):
     """Return (local path, url) of batches with all that can lie beside them."""
     folder, url = served
-    if request.param != "store":
-        write_packed(folder / request.param, LENGTHS)
-    else:
-        write_packed(tmp_path / "packed.h5", LENGTHS)
-        convert(tmp_path / "packed.h5", "hdf5", folder / "store", num_shards=3)
+    write_documents(folder / request.param)
     return folder / request.param, f"{url}/{request.param}"
 
 
@@ -147,14 +145,11 @@ def test_where_the_documents_of_many_shards_lie_is_read_at_once(web):
 
 
 @pytest.fixture(params=["lone.h5", "store", "stream.h5", "plain.h5", "streams"])
-def beside(web, tmp_path, request):
+def beside(web, request):
     """Return (proxy, open loader by its name) of all that may lie beside tokens."""
     (folder, proxy), name = web, request.param
-    if name.startswith("lone"):
-        write_packed(folder / name, LENGTHS)
-    elif name == "store":
-        write_packed(tmp_path / "packed.h5", LENGTHS)
-        convert(tmp_path / "packed.h5", "hdf5", folder / name, num_shards=3)
+    if name in ("lone.h5", "store"):
+        write_documents(folder / name)
     else:
         paths = [folder / "streams" / f"{number}.h5" for number in range(2)] if name == "streams" else [folder / name]
         for path in paths:

@@ -415,22 +415,15 @@ def test_a_sampled_fingerprint_comes_with_the_way_out(first, second, stores, ope
         other.load_state_dict(loader.state_dict())
 
 
-def test_a_sampled_fingerprint_is_good_enough_for_the_same_file(stores, open_loader):
-    loader, other = open_loader(stores["one.batch"]), open_loader(stores["one.batch"], access="pread")
-    assert loader.state_dict()["fingerprint"].startswith("sampled:")
-    epoch_of(loader, 3)
-    other.load_state_dict(loader.state_dict())
-    assert epoch_of(other) == batches_of(N, "global")[3:]
-
-
 @pytest.mark.parametrize("place", PLACES)
-def test_a_state_survives_moving_and_renaming_the_store(place, stores, tmp_path, open_loader):
+def test_a_state_survives_another_access_and_moving_and_renaming_the_store(place, stores, tmp_path, open_loader):
     loader = open_loader(stores[place])
     epoch_of(loader, 3)
+    assert loader.state_dict()["fingerprint"].startswith("sampled:") or place != "one.batch"  # which is good enough
     (tmp_path / place).symlink_to(stores[place])
-    other = open_loader(tmp_path / place)
-    other.load_state_dict(loader.state_dict())
-    assert epoch_of(other) == batches_of(N, "global")[3:]
+    for other in (open_loader(tmp_path / place), open_loader(stores[place], access="pread")):
+        other.load_state_dict(loader.state_dict())
+        assert epoch_of(other) == batches_of(N, "global")[3:]
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".batch"])
@@ -482,24 +475,14 @@ def test_the_environment_of_a_job_is_understood(environment, expected, monkeypat
     assert resolve_rank(None, None) == expected
 
 
-def join(monkeypatch, rank, world_size):
-    """Pretend that torch.distributed is initialised."""
-    monkeypatch.setattr(torch.distributed, "is_available", lambda: True)
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: world_size)
-
-
-def test_torch_distributed_goes_before_the_environment_and_arguments_before_both(monkeypatch):
+def test_torch_distributed_goes_before_the_environment_and_arguments_before_both(stores, monkeypatch):
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
-    join(monkeypatch, 5, 6)
-    assert resolve_rank(None, None) == (5, 6)
+    found = {"is_available": True, "is_initialized": True, "get_rank": 1, "get_world_size": 4}
+    for name, value in found.items():
+        monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
+    assert resolve_rank(None, None) == (1, 4)
     assert resolve_rank(1, 2) == (1, 2)
-
-
-def test_a_loader_takes_its_share_of_a_job(stores, monkeypatch):
-    join(monkeypatch, 1, 4)
     with contextlib.closing(Loader(stores["one.h5"])) as loader:
         assert (loader.rank, loader.world_size) == (1, 4)
         assert epoch_of(loader) == batches_of(N, "global")[1 : N - N % 4 : 4]
@@ -515,21 +498,16 @@ def test_half_of_the_pair_is_an_error(rank, world_size, stores, monkeypatch):
         Loader(stores["one.h5"], rank=rank, world_size=world_size)
 
 
-@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0), (5, 3), (0, -1)])
-def test_a_rank_outside_its_world_is_an_error(rank, world_size, monkeypatch):
-    with pytest.raises(ArgumentError, match="rank"):
-        resolve_rank(rank, world_size)
+@pytest.mark.parametrize(
+    ("rank", "world_size"), [(2, 2), (-1, 2), (0, 0), (5, 3), (0, -1), ("", 2), ("x", 2), ("1.5", 2)]
+)
+def test_a_rank_outside_its_world_or_no_number_is_an_error(rank, world_size, monkeypatch):
+    if isinstance(rank, int):
+        with pytest.raises(ArgumentError, match="rank"):
+            resolve_rank(rank, world_size)
     monkeypatch.setenv("RANK", str(rank))
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
-    with pytest.raises(ArgumentError, match="rank"):
-        resolve_rank(None, None)
-
-
-@pytest.mark.parametrize("value", ["", "x", "1.5"])
-def test_a_rank_that_is_no_number_is_named(value, monkeypatch):
-    monkeypatch.setenv("RANK", value)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ArgumentError, match="RANK"):
+    with pytest.raises(ArgumentError, match="rank" if isinstance(rank, int) else "RANK"):
         resolve_rank(None, None)
 
 

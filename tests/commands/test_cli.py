@@ -691,12 +691,8 @@ atexit.register(lambda: print(*sorted({"torch", "h5py", "numpy"} & set(sys.modul
 
 
 @pytest.mark.parametrize(("code", "arguments"), [
-    (CONVERT, ["--help"]),
-    (CONVERT, ["npy-to-hdf5", "--help"]),
-    (ZB, ["--help"]),
-    (ZB, ["verify", "--help"]),
-    (ZB, ["convert", "--help"]),
-    ("import zb_hdf5; zb_hdf5.__version__; dir(zb_hdf5)", []),
+    (CONVERT, ["--help"]), (CONVERT, ["npy-to-hdf5", "--help"]), (ZB, ["--help"]), (ZB, ["verify", "--help"]),
+    (ZB, ["convert", "--help"]), ("import zb_hdf5; zb_hdf5.__version__; dir(zb_hdf5)", []),
 ])  # fmt: skip
 def test_help_and_import_load_nothing_large(code, arguments):
     result = python(LOADED + code, *arguments)

@@ -318,18 +318,12 @@ def test_tokens_are_conserved(lengths, batch_size, seq_len, shuffle, remainder, 
 
 # --- which dtype is stored -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("command", "source_dtype", "options", "expected"), [
-    ("npy-to-hdf5", "<u2", (), "uint16"),
-    ("npy-to-hdf5", ">u2", (), "uint16"),
-    ("npy-to-hdf5", "<u1", (), "uint16"),
-    ("npy-to-hdf5", "<i2", (), "uint32"),
-    ("npy-to-hdf5", "<u4", (), "uint32"),
-    ("npy-to-hdf5", "<i8", (), "uint32"),
+    ("npy-to-hdf5", "<u2", (), "uint16"), ("npy-to-hdf5", ">u2", (), "uint16"), ("npy-to-hdf5", "<u1", (), "uint16"),
+    ("npy-to-hdf5", "<i2", (), "uint32"), ("npy-to-hdf5", "<u4", (), "uint32"), ("npy-to-hdf5", "<i8", (), "uint32"),
     ("npy-to-hdf5", "<i8", ("--vocab-size", 65536), "uint16"),
     ("npy-to-hdf5", "<i8", ("--vocab-size", 65537), "uint32"),
-    ("npy-to-hdf5", "<u2", ("--dtype", "uint32"), "uint32"),
-    ("npy-to-hdf5", "<i8", ("--dtype", "uint16"), "uint16"),
-    ("npy-to-batch", "<u2", (), "uint32"),
-    ("npy-to-batch", "<i8", ("--vocab-size", 65536), "uint32"),
+    ("npy-to-hdf5", "<u2", ("--dtype", "uint32"), "uint32"), ("npy-to-hdf5", "<i8", ("--dtype", "uint16"), "uint16"),
+    ("npy-to-batch", "<u2", (), "uint32"), ("npy-to-batch", "<i8", ("--vocab-size", 65536), "uint32"),
     ("npy-to-batch", "<u2", ("--dtype", "uint16"), "uint16"),
 ])  # fmt: skip
 def test_the_stored_dtype(command, source_dtype, options, expected, tmp_path):

@@ -194,12 +194,9 @@ def test_iterating_again_repeats_the_epoch_also_after_a_break(stores, open_loade
 
 
 @pytest.mark.parametrize(("options", "name"), [
-    ({"shuffle": "random"}, "shuffle"),
-    ({"epoch": -1}, "epoch"),
-    ({"block_size": 0, "shuffle": "block"}, "block_size"),
-    ({"access": "fast"}, "access"),
-    ({"backend": "zarr"}, "backend"),
-    ({"verify": "all"}, "verify"),
+    ({"shuffle": "random"}, "shuffle"), ({"epoch": -1}, "epoch"),
+    ({"block_size": 0, "shuffle": "block"}, "block_size"), ({"access": "fast"}, "access"),
+    ({"backend": "zarr"}, "backend"), ({"verify": "all"}, "verify"),
 ])  # fmt: skip
 def test_impossible_arguments_are_named(options, name, stores, open_loader):
     with pytest.raises(ArgumentError, match=name):

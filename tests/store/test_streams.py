@@ -185,12 +185,8 @@ def test_ids_that_are_there_twice_or_only_sometimes_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("tokens", "lengths", "error"), [
-    ([1, -1], [2], ConvertError),
-    ([1, 70_000], [2], ConvertError),
-    ([1, 99], [2], ConvertError),
-    ([1.5], [1], ConvertError),
-    ([[1, 2]], [2], ArgumentError),
-    ([1, 2], [1], ArgumentError),
+    ([1, -1], [2], ConvertError), ([1, 70_000], [2], ConvertError), ([1, 99], [2], ConvertError),
+    ([1.5], [1], ConvertError), ([[1, 2]], [2], ArgumentError), ([1, 2], [1], ArgumentError),
     ([1, 2], [3, -1], ArgumentError),
 ])  # fmt: skip
 def test_bad_tokens_are_refused_and_nothing_of_them_is_written(tokens, lengths, error, tmp_path):

@@ -406,22 +406,14 @@ class Cached(Wrapper):
         if not (seen.take(firsts).all() and seen.take(lasts).all()):
             self._see(np.unique(np.concatenate([firsts, lasts])).tolist())
         here = seen[firsts] & seen[lasts]
-        try:
-            self._gather_parts(starts, out, here)
-        except (OSError, IncompleteError):
-            self.column.mend()
-            self.tokens.gather(starts, out)
-
-    def _gather_parts(self, starts: npt.NDArray[np.int64], out: TokenArray, here: npt.NDArray[np.bool_]) -> None:
-        """Gather the rows of units that are in the cache there, and the others from the tokens."""
-        for chosen, is_kept in ((~here, False), (here, True)):
-            tokens = self.column.rows if is_kept and chosen.any() else self.tokens
-            if chosen.all():
-                tokens.gather(starts, out)
-            elif chosen.any():
-                rows = np.empty((int(chosen.sum()), out.shape[1]), out.dtype)
-                tokens.gather(starts[chosen], rows)
-                out[chosen] = rows
+        if here.any():
+            try:
+                _gather_some(self.column.rows, starts, out, here)
+            except (OSError, IncompleteError):
+                self.column.mend()
+                here[:] = False
+        if not here.all():
+            _gather_some(self.tokens, starts, out, ~here)
 
     def ready(self, starts: npt.NDArray[np.int64]) -> bool:
         if all(map(self.column.has, (starts // self.unit).tolist())):
@@ -442,3 +434,12 @@ class Cached(Wrapper):
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_fetching": {}}
+
+
+def _gather_some(tokens: Tokens, starts: npt.NDArray[np.int64], out: TokenArray, chosen: npt.NDArray[np.bool_]) -> None:
+    if chosen.all():
+        tokens.gather(starts, out)
+    else:
+        rows = np.empty((np.count_nonzero(chosen), out.shape[1]), out.dtype)
+        tokens.gather(starts[chosen], rows)
+        out[chosen] = rows

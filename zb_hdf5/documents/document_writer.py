@@ -229,8 +229,6 @@ def encoded_spans(
     spans: Sequence[tuple[int, int, object]], num_tokens: int, encode: EncodeAll, where: str
 ) -> EncodedSpans:
     """Check the spans of one document, and encode their values."""
-    if not spans:
-        return EncodedSpans(array("q"), array("q"), array("q"), b"")
     # whole lists at once: a loop over the spans takes as long as to write the tokens
     try:
         starts, stops, given = zip(*spans, strict=True)

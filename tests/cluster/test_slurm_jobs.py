@@ -9,9 +9,9 @@ from on_slurm import ROOT, digests
 pytestmark = pytest.mark.slow
 
 PAGE = (ROOT / "docs/convert.md").read_text(encoding="utf-8")
-#: The page is written for larger machines than this one. 64 shards, so that there is a middle.
+#: The page is written for larger machines than this one. 128 shards, so that there is a middle to stop in.
 SMALLER = {"0-15": "0-3", "train-h5 16": "train-h5 4", "--array=3 ": "--array=1 "}
-SHARDS = "--shard-size 64KiB"
+SHARDS = "--shard-size 32KiB"
 SHARDS_OF_ARRAY = "--shards 32"
 TASKS = "--nodes=2 --ntasks-per-node=2 "
 
@@ -75,7 +75,7 @@ def test_tasks_that_mpi_does_not_join_are_an_error(slurm):
 
 
 def submitted_and_frozen(slurm):
-    """Submit a conversion of 64 shards; stop its processes when it has some of them."""
+    """Submit a conversion of 128 shards; stop its processes when it has some of them."""
     job = slurm.submit(LOCAL)
     slurm.freeze(job, slurm.work / JOURNAL)
     assert not (slurm.work / "train-h5").exists()
@@ -88,7 +88,7 @@ def finished(slurm, job, expected):
     assert digests(slurm.work / "train-h5") == expected(slurm)
     assert not (slurm.work / "train-h5.partial").exists()
     kept, wrote = map(int, re.search(r"kept (\d+) shards, wrote (\d+)", slurm.log(job)).groups())
-    assert kept + wrote == 64
+    assert kept + wrote == 128
     assert wrote
     return kept
 

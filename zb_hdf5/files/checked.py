@@ -111,7 +111,7 @@ class Crc32Rows:
     def placed(cls, num_rows: int, file: Ranges, runs: tuple[Run, ...]) -> Crc32Rows:
         """Return the rows in chunks of a file: a view where they are one array in a file that may be mapped."""
         extents = Extents(runs, 4 * CRC32_CHUNK_ROWS)
-        rows = cls(num_rows, partial(_read_placed, file, extents))
+        rows = cls(num_rows, partial(_read_placed, file, runs))
         if isinstance(file, LocalFile) and num_rows and len(extents.byte_ranges) == 1:
             base = extents.runs[0].base
             rows._place = (file, base) if base + 4 * num_rows <= file.size else None
@@ -160,8 +160,8 @@ class Crc32Rows:
         Crc32Rows.__init__(self, *state)
 
 
-def _read_placed(file: Ranges, extents: Extents, start: int, out: npt.NDArray[np.uint32], *others: Range) -> None:
-    file.read_ranges([*others, *extents.places_of_tokens(start, out)])
+def _read_placed(file: Ranges, runs: tuple[Run, ...], start: int, out: npt.NDArray[np.uint32], *others: Range) -> None:
+    file.read_ranges([*others, *Extents(runs, 4 * CRC32_CHUNK_ROWS).places_of_tokens(start, out)])
 
 
 class Checked(Wrapper, UnitTokens):

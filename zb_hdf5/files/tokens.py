@@ -32,7 +32,7 @@ class Wait(Enum):
 
 
 #: The views of a file that was not mapped yet.
-NO_VIEWS: Final[dict[bool, list[TokenArray]]] = {}
+NO_VIEWS: Final = (None, None)
 
 
 class Rows(Protocol):
@@ -171,7 +171,7 @@ class FileTokens(Tokens):
         self.name, self.access = file.name, file.access
         self.wait = Wait.FAR if isinstance(file, RemoteObject) else Wait.LOCAL
         self.rows: Rows | None = None  # the crc32 of each unit, where whole reads are compared
-        self._views: dict[bool, list[TokenArray]] = NO_VIEWS
+        self._views: tuple[list[TokenArray] | None, list[TokenArray] | None] = NO_VIEWS  # read-only, private
         self._flat: TokenArray | None = None
         self._read_before: TokenRun | None = None
 
@@ -239,12 +239,12 @@ class FileTokens(Tokens):
     def units(self, private: bool = False) -> list[TokenArray]:
         """Return a view `(units, unit)` of the mapping for each run of extents; none where the file is not mapped."""
         # private: writable and of the signed dtype; the file never changes
-        views = self._views.get(private)
+        views = self._views[private]
         if views is None:
             data, itemsize = self.file.flat(private), self.dtype.itemsize
             kind, runs = signed(self.dtype) if private else self.dtype, self.extents.runs if data is not None else ()
             views = [np.ndarray((n, self.unit), kind, data, base, (stride, itemsize)) for base, stride, n in runs]
-            self._views = self._views | {private: views}
+            self._views = (self._views[0], views) if private else (views, self._views[1])
         elif views:
             self.file.require_whole()
         return views

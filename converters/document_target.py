@@ -264,7 +264,7 @@ _DECIDING: Final = (
 #: (bytes of the source of one staged stream, the most of these): enough for the workers of some nodes, and not too many
 #: files. The cuts do not depend on the workers: any number of them can go on with it.
 STAGED: Final = ((4 << 20, 256), (64 << 20, 4096))
-MIN_STAGED: Final = 8
+MIN_STAGED: Final = 2
 
 
 def stage_and_write(source: DocumentSource, conversion: Conversion, workers: Workers) -> Report | Done:

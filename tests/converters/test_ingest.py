@@ -30,6 +30,7 @@ from zb_hdf5 import (
     open_reader,
     verify_store,
 )
+from zb_hdf5.converters import document_target
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.documents import Recipe, Route, TextSource
@@ -57,6 +58,12 @@ def TextOptions(batch_size, seq_len, seed=42, shuffle=True, **more):
 
 
 SMALL = TextOptions(batch_size=2, seq_len=16, seed=5)
+
+
+@pytest.fixture(autouse=True)
+def many_streams(monkeypatch):
+    """Stage these few rows in as many streams as those of a large source."""
+    monkeypatch.setattr(document_target, "MIN_STAGED", 8)
 
 
 def stream_of(texts):

@@ -187,7 +187,7 @@ def serve(module: str) -> None:
 
 
 class Run(NamedTuple):
-    """What to measure: the folder of the data, this build and perhaps another one, and the tables."""
+    """The folder of the data, the builds that are compared, and the tables that are asked for."""
 
     folder: Path
     builds: list[Build]

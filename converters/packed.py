@@ -76,7 +76,7 @@ class Packing:
 def pieces_of(
     offsets: IndexArray, lengths: IndexArray, counts: IndexArray, edges: npt.NDArray[np.uint64], seq_len: int
 ) -> Pieces:
-    """Return the pieces of rows: what was packed, cut where documents begin, and the padding behind it.
+    """Return the pieces of rows: the packed ones, cut where documents begin, and the padding behind them.
 
     Each row has `counts` of the packed pieces; `edges` are the starts of the documents and the end of the last one.
     """

@@ -23,7 +23,7 @@ def succeed(group, *arguments):
 
 
 def report_of(group, *arguments):
-    """Return what a command that succeeds prints with --json."""
+    """Return the JSON that a command prints, which must succeed."""
     return json.loads(succeed(group, *arguments, "--json").stdout)
 
 

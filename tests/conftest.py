@@ -94,7 +94,7 @@ def pytest_runtest_makereport(item):
 
 
 def left_open(before, counts=lambda path: True):
-    """Return what is still open after some seconds: threads of libraries close theirs a little later."""
+    """Return the descriptors that are still open after some seconds: threads of libraries close theirs late."""
     for _ in range(30):
         gc.collect()
         leaked = {fd: path for fd, path in open_files().items() if fd not in before and counts(path)}

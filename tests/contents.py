@@ -1,4 +1,4 @@
-"""What files and stores hold: written in one call, and read to compare it."""
+"""The batches and files of stores, written in one call and read for comparisons."""
 
 from pathlib import Path
 

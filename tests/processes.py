@@ -33,7 +33,7 @@ def python(code, *arguments, **options):
 
 
 def output_of(process):
-    """Wait for the end of a process that succeeds; return what it has printed."""
+    """Wait for the end of a process, which must succeed; return its output."""
     with process:
         out, err = process.communicate(timeout=100)
     assert process.returncode == 0, err

@@ -67,7 +67,7 @@ def test_every_path_that_a_guide_names_exists(guide):
 
 
 #: Lines and files of the package; they only go down.
-MAX_LINES = 25_089
+MAX_LINES = 25_088
 MAX_FILES = 86
 #: Lines of each folder, in hundreds; they only go down.
 MAX_HUNDREDS = {

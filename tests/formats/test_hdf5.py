@@ -267,7 +267,7 @@ VALUES = {
 
 
 def malformed():
-    """Yield (edit of a file, what the error names)."""
+    """Yield (edit of a file, name in the error)."""
     names = [name for name in ROOT_ATTRIBUTES if name not in ("creator", "description")]
     for owner, name in [*(("/", name) for name in names), *(("batches", name) for name in BATCHES_ATTRIBUTES)]:
         yield lambda h5, owner=owner, name=name: h5[owner].attrs.pop(name), name

@@ -333,7 +333,7 @@ class Sharded(Tokens):
             from zb_hdf5.formats.npy import open_npy
 
             return open_npy(path, meta, self.asked, identity)
-        from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader  # h5py, which whoever has an index does not need
+        from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader  # h5py, which a store with an index does not need
         from zb_hdf5.formats.hdf5.inspection import Column, look_at_field, look_at_stream
 
         look: Callable[..., Column] = partial(look_at_stream, dataset=self.dataset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,19 +26,16 @@ if TYPE_CHECKING:  # h5py, which a store without documents does not need
     from zb_hdf5.formats.hdf5.h5_reader import DocumentOffsets
 
 
-class FileDocuments:
+class FileDocuments(ABC):
     """The documents of the records of a reader (see `RecordDocuments`), from files that are opened by their numbers."""
 
     def __init__(self, path: Path) -> None:
         self._files: OpenFiles[Any] = OpenFiles("auto", far=isinstance(path, RemotePath))
         self._table: DocumentTable | None = None
 
+    @abstractmethod
     def open(self, number: int) -> Any:
         """Open a file; the caller closes it."""
-        raise NotImplementedError
-
-    def _file(self, number: int) -> Any:
-        return self._files.get(number, self.open)
 
     def documents(self) -> DocumentTable | None:
         if self._table is None:
@@ -45,8 +43,9 @@ class FileDocuments:
                 self._table = self._table or self._open_table()
         return self._table
 
+    @abstractmethod
     def _open_table(self) -> DocumentTable | None:
-        raise NotImplementedError
+        """Open the table of all documents; None where none is stored."""
 
     def close(self) -> None:
         self._files.close()
@@ -89,14 +88,14 @@ class StoreDocuments(FileDocuments):
         return concatenate(parts).take(order.argsort())
 
     def _read_shard(self, shard: int, records: npt.NDArray[np.int64]) -> Pieces:
-        return self._moved(shard, self._file(shard).read_pieces(records - self._starts[shard]))
+        return self._moved(shard, self._files.get(shard, self.open).read_pieces(records - self._starts[shard]))
 
     def read_run(self, start: int, stop: int) -> Pieces:
         shard = bisect_right(self._edges, start) - 1
         if stop > self._edges[shard + 1]:
             return self.read_pieces(np.arange(start, stop))
         first = self._edges[shard]
-        return self._moved(shard, self._file(shard).read_run(start - first, stop - first))
+        return self._moved(shard, self._files.get(shard, self.open).read_run(start - first, stop - first))
 
     def _moved(self, shard: int, pieces: Pieces) -> Pieces:
         return pieces.moved(self._bases[shard]) if self._bases[shard] else pieces
@@ -211,7 +210,7 @@ class StreamDocuments(FileDocuments):
         return np.concatenate(found), end
 
     def _rows(self, number: int) -> npt.NDArray[np.uint64]:
-        file: DocumentOffsets = self._file(number)
+        file: DocumentOffsets = self._files.get(number, self.open)
         return file.rows()
 
     def close(self) -> None:

@@ -8,16 +8,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from zb_hdf5 import (
-    ArgumentError,
-    BatchIndexError,
-    BatchWriter,
-    ClosedError,
-    ConvertError,
-    StateError,
-    TokenLoader,
-    open_reader,
-)
+from zb_hdf5 import BatchWriter, TokenLoader, errors, open_reader
 from zb_hdf5.formats.batch_writer import ShardInfo
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.loaders.protocol import KINDS, STATE_VERSION
@@ -74,7 +65,7 @@ def check_fields(reader, expected):
         crc32 = found.stored_crc32()
         if crc32 is not None:  # a store leaves them to its shards
             assert crc32.tolist() == [zlib.crc32(batch.tobytes()) for batch in batches]
-    is_refused(ArgumentError, lambda: reader.field("no_such_field"), match="expected a field")
+    is_refused(errors.ArgumentError, lambda: reader.field("no_such_field"), match="expected a field")
 
 
 def check_description(reader, expected):
@@ -106,7 +97,7 @@ def check_batches(reader, expected):
     same(reader.read_batch(0), expected[0])
     reader.will_need(0, len(expected))
     hints = (reader.will_need, reader.is_cached, lambda count: reader.will_need(0, count + 1))
-    is_refused(BatchIndexError, *(lambda hint=hint: hint(len(expected)) for hint in hints))
+    is_refused(errors.BatchIndexError, *(lambda hint=hint: hint(len(expected)) for hint in hints))
 
 
 def with_gaps(shape, dtype):
@@ -130,7 +121,7 @@ def check_read_into(reader, expected):
         *with_gaps(shape, stored),
         *(np.zeros(shape, dtype) for dtype in ("f4", "f8", "u8", "i1", ">i8", other_size)),
     ):
-        is_refused(ArgumentError, lambda out=out: reader.read_into(0, out), match="read_into needs")
+        is_refused(errors.ArgumentError, lambda out=out: reader.read_into(0, out), match="read_into needs")
         assert not out.any()
 
 
@@ -147,14 +138,16 @@ def check_read_batches_into(reader, expected):
     shape, stored, count = expected.shape[1:], expected.dtype, len(expected)
     for start, many in ((-1, 1), (count, 1), (0, count + 1), (count - 1, 2)):
         out = np.zeros((many, *shape), stored)
-        is_refused(BatchIndexError, lambda start=start, out=out: reader.read_batches_into(start, out))
+        is_refused(errors.BatchIndexError, lambda start=start, out=out: reader.read_batches_into(start, out))
     for out in (
         np.zeros((1, *shape), np.int64),
         np.zeros((1, *shape), stored.newbyteorder(">")),
         np.zeros((1, shape[0], shape[1] + 1), stored),
         *(batch[np.newaxis] for batch in with_gaps(shape, stored)),
     ):
-        is_refused(ArgumentError, lambda out=out: reader.read_batches_into(0, out), match="read_batches_into needs")
+        is_refused(
+            errors.ArgumentError, lambda out=out: reader.read_batches_into(0, out), match="read_batches_into needs"
+        )
 
 
 def check_buffers(reader, expected):
@@ -167,11 +160,11 @@ def check_buffers(reader, expected):
     for read, first, shape in reads:
         out = np.zeros(shape, expected.dtype)
         out.flags.writeable = False
-        is_refused(ArgumentError, lambda read=read, first=first, out=out: read(first, out))
+        is_refused(errors.ArgumentError, lambda read=read, first=first, out=out: read(first, out))
         assert not out.any()
     for kind in "ui":
         out = np.zeros(expected.shape[1:], f">{kind}{expected.dtype.itemsize}")
-        is_refused(ArgumentError, lambda out=out: reader.read_into(0, out))
+        is_refused(errors.ArgumentError, lambda out=out: reader.read_into(0, out))
 
 
 def check_records(reader, expected):
@@ -182,7 +175,7 @@ def check_records(reader, expected):
         found = reader.read_record(number)
         same(found, record)
         assert not found.flags.writeable
-    is_refused(BatchIndexError, lambda: reader.read_record(-1), lambda: reader.read_record(count))
+    is_refused(errors.BatchIndexError, lambda: reader.read_record(-1), lambda: reader.read_record(count))
     for length in (length for length in range(1, seq_len + 1) if seq_len % length == 0):
         rows = expected.reshape(-1, length)
         every = np.arange(len(rows))
@@ -192,9 +185,9 @@ def check_records(reader, expected):
             same(out, rows[numbers])
         out = np.zeros((2, length), expected.dtype)
         for numbers in (np.array([0, len(rows)]), np.array([-1, 0])):
-            is_refused(BatchIndexError, lambda numbers=numbers, out=out: reader.read_records_into(numbers, out))
+            is_refused(errors.BatchIndexError, lambda numbers=numbers, out=out: reader.read_records_into(numbers, out))
     for shape, dtype in (((1, seq_len + 1), expected.dtype), ((2, seq_len), expected.dtype), ((1, seq_len), np.int64)):
-        with pytest.raises(ArgumentError, match="read_records_into needs"):
+        with pytest.raises(errors.ArgumentError, match="read_records_into needs"):
             reader.read_records_into(np.arange(1), np.zeros(shape, dtype))
 
 
@@ -202,7 +195,7 @@ def check_indices(reader, expected):
     count, out = len(expected), np.zeros(expected.shape[1:], expected.dtype)
     for bad in (count, -1, -count - 1, 10**30, np.int64(count)):
         for read in (reader.read_batch, reader.read_batch_torch, lambda index: reader.read_into(index, out)):
-            with pytest.raises(BatchIndexError, match=f"expected an index in 0..{count - 1:,}"):
+            with pytest.raises(errors.BatchIndexError, match=f"expected an index in 0..{count - 1:,}"):
                 read(bad)
     is_refused(IndexError, lambda: reader[count], lambda: reader[-count - 1])
     is_refused(TypeError, *(lambda other=other: reader.read_batch(other) for other in (0.0, "0", None)))
@@ -239,7 +232,7 @@ def check_closing(reader, expected):
     same(read_everything(pickle.loads(data)), expected)
     out = np.zeros(expected.shape[1:], expected.dtype)
     is_refused(
-        ClosedError,
+        errors.ClosedError,
         lambda: reader.read_batch(0),
         lambda: reader[0],
         lambda: reader.read_batch_torch(0),
@@ -280,7 +273,7 @@ def check_writer(make, read_back, expected, original):
     left = make(5)
     with pytest.raises(ZeroDivisionError):
         leave_with_an_error(left, expected[0])
-    is_refused(ClosedError, left.finish, match="closed")
+    is_refused(errors.ClosedError, left.finish, match="closed")
 
 
 def leave_with_an_error(writer, batch):
@@ -294,7 +287,7 @@ def check_writer_of_fields(make, expected, values):
     writer, first = make(0), {name: array[0] for name, array in values.items()}
     short = {name: array[:, :-1] for name, array in values.items()}
     for bad in (None, {}, first | {"no_such_field": first}, short):
-        is_refused(ArgumentError, lambda bad=bad: writer.write(expected[0], bad), match="expected")
+        is_refused(errors.ArgumentError, lambda bad=bad: writer.write(expected[0], bad), match="expected")
     check_written(writer, expected[:0])
     writer.write(expected[0], first)
     check_written(writer, expected[:1])
@@ -305,7 +298,7 @@ def check_writer_of_fields(make, expected, values):
     left = make(1)
     left.write(expected[0], first)
     left.abort()
-    is_refused(ClosedError, lambda: left.write(expected[0], first), match="closed")
+    is_refused(errors.ClosedError, lambda: left.write(expected[0], first), match="closed")
 
 
 def check_writing(writer, read_back, expected):
@@ -371,11 +364,11 @@ def check_writer_refusals(writer, expected, original):
     writer.write(expected[0])
     shape = expected.shape[1:]
     for bad in (expected[0, 0], expected[:, :, :-1], np.zeros((1, 1, *shape), expected.dtype)):
-        is_refused(ArgumentError, lambda bad=bad: writer.write(bad), match="expected batches of shape")
+        is_refused(errors.ArgumentError, lambda bad=bad: writer.write(bad), match="expected batches of shape")
     for bad in (np.full(shape, -1), np.full(shape, 2**40), np.zeros(shape, float)):
-        is_refused(ConvertError, lambda bad=bad: writer.write(bad))
+        is_refused(errors.ConvertError, lambda bad=bad: writer.write(bad))
     for start, count in ((-1, 1), (0, len(expected) + 1), (len(expected), 1)):
-        with pytest.raises(ArgumentError, match=r"expected .* batches, found"):
+        with pytest.raises(errors.ArgumentError, match=r"expected .* batches, found"):
             writer.write_from(original, start, count)
     check_written(writer, expected[:1])
     writer.write(expected[1:])
@@ -388,7 +381,7 @@ def check_finishing(writer, expected):
         assert entered is writer
         writer.write(expected)
     uses = (lambda: writer.write(expected[0]), lambda: writer.write(expected[:0]), writer.finish)
-    is_refused(ClosedError, *uses, match="closed")
+    is_refused(errors.ClosedError, *uses, match="closed")
     writer.abort()
     writer.close()
     check_written(writer, expected)
@@ -398,7 +391,7 @@ def check_aborting(writer, expected):
     writer.write(expected[:2])
     writer.abort()
     writer.abort()
-    is_refused(ClosedError, lambda: writer.write(expected[0]), writer.finish, match="closed")
+    is_refused(errors.ClosedError, lambda: writer.write(expected[0]), writer.finish, match="closed")
 
 
 # --- loaders ---------------------------------------------------------------------------------------------------------
@@ -488,7 +481,7 @@ def check_refused_states(make, expected):
         changed = [{**state, "version": 1}, {**state, "more": 1}, {k: v for k, v in state.items() if k != "kind"}]
         bad = [(each, force) for each in (*others, None, [], "state", {}) for force in (False, True)]
         for each, force in bad + [(each, False) for each in changed]:
-            with pytest.raises(StateError, match="state"):
+            with pytest.raises(errors.StateError, match="state"):
                 loader.load_state_dict(each, force=force)
         assert loader.state_dict() == state
         assert_same(taken([next(loader)], 1), expected[1:2])
@@ -504,7 +497,7 @@ def check_fields_of_a_state(loader):
         others = (float(number), bool(number), str(number), [number], 10**40, -1)
         wrong += [(name, {**state, name: other}) for other in others]
     for name, each in wrong:
-        with pytest.raises(StateError, match=name):
+        with pytest.raises(errors.StateError, match=name):
             loader.load_state_dict(each)
 
 
@@ -514,11 +507,11 @@ def check_epochs(make, expected):
         next(loader)
         loader.set_epoch(0)
         assert_same(taken([next(loader)], 1), expected[1:2])
-        is_refused(ArgumentError, lambda: loader.set_epoch(-1), match="epoch")
+        is_refused(errors.ArgumentError, lambda: loader.set_epoch(-1), match="epoch")
         state = loader.state_dict()
         try:
             loader.set_epoch(1)
-        except ArgumentError:  # it has one epoch
+        except errors.ArgumentError:  # it has one epoch
             assert loader.state_dict() == state
             return
         assert loader.state_dict() != state

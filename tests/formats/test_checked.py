@@ -15,16 +15,7 @@ from contract import check_closing, check_reader, random_tokens
 from damage import flip
 
 import zb_hdf5.files.checked
-from zb_hdf5 import (
-    ChecksumError,
-    DocumentLoader,
-    HDF5ShardWriter,
-    Loader,
-    MmapTokenStore,
-    ShardIndex,
-    UnverifiableError,
-    open_reader,
-)
+from zb_hdf5 import DocumentLoader, HDF5ShardWriter, Loader, MmapTokenStore, ShardIndex, errors, open_reader
 from zb_hdf5.files.checked import Crc32Rows
 from zb_hdf5.spec import CRC32_CHUNK_ROWS
 from zb_hdf5.store.streams import add_crc32_file, index_files
@@ -101,12 +92,14 @@ def test_a_flipped_bit_is_found_where_a_batch_is_read_whole(stored, access, how,
         flip_tokens(tmp_path, expected[5])
         read, whole = READS[how]
         if whole or (whole is None and access in ("pread", "h5py")):
-            with pytest.raises(ChecksumError, match=r"batch [15]: expected crc32 [0-9a-f]{8}, found [0-9a-f]{8}") as e:
+            with pytest.raises(
+                errors.ChecksumError, match=r"batch [15]: expected crc32 [0-9a-f]{8}, found [0-9a-f]{8}"
+            ) as e:
                 read(reader)
             assert any(name in str(e.value) for name in ("x.batch", "x.h5", "shard-00002"))
         else:
             read(reader)
-        with pytest.raises(ChecksumError, match=r"batch [15]: expected crc32"):
+        with pytest.raises(errors.ChecksumError, match=r"batch [15]: expected crc32"):
             read(strict)
         with open_reader(path, access=access, verify="none") as unchecked:
             unchecked[4]
@@ -118,7 +111,7 @@ def test_a_loader_finds_a_flipped_bit(stored, make_stored, expected, tmp_path):
     path = make_stored(stored)
     flip_tokens(tmp_path, expected[6])
     for options in ({}, {"access": "pread"}, {"prefetch": 2}, {"access": "pread", "dtype": torch.int32}):
-        with pytest.raises(ChecksumError, match="batch 2: expected"), Loader(path, **options) as loader:
+        with pytest.raises(errors.ChecksumError, match="batch 2: expected"), Loader(path, **options) as loader:
             list(loader)
 
 
@@ -143,7 +136,7 @@ def test_where_no_crc32_is_stored_nothing_is_checked_and_the_reader_says_so(tmp_
             assert reader.verified == "none"
             np.testing.assert_array_equal(reader[2], expected[2])
         for verify in ("batch", "store"):
-            with pytest.raises(UnverifiableError):
+            with pytest.raises(errors.UnverifiableError):
                 open_reader(path, verify=verify, **options)
 
 
@@ -155,7 +148,7 @@ def test_a_store_of_which_one_shard_has_no_crc32_says_so(tmp_path, expected, mak
     with open_reader(folder) as reader:
         assert reader.verified == "none"
         np.testing.assert_array_equal(reader[3], expected[3])
-    with pytest.raises(UnverifiableError, match="shard-00001"):
+    with pytest.raises(errors.UnverifiableError, match="shard-00001"):
         open_reader(folder, verify="batch")
 
 
@@ -241,14 +234,14 @@ def test_windows_are_checked_by_whole_chunks_if_asked_for(streams, tmp_path):
     for path, record, chunk in ((folder, 30, 3), (lone, 12, 3)):
         with open_reader(path, batch_size=2, seq_len=30, verify="batch") as reader:
             reader.read_record(record - 5)
-            with pytest.raises(ChecksumError, match=rf"shard-00001\.h5: chunk {chunk}: expected crc32"):
+            with pytest.raises(errors.ChecksumError, match=rf"shard-00001\.h5: chunk {chunk}: expected crc32"):
                 reader.read_record(record)
         with open_reader(path, batch_size=2, seq_len=30) as reader:
             assert reader.verified == "none"
             reader.read_record(record - 5)  # proves the shard
             reader.read_record(record)
     with (
-        pytest.raises(ChecksumError, match="chunk 3"),
+        pytest.raises(errors.ChecksumError, match="chunk 3"),
         DocumentLoader(folder, collate="pad", batch_size=1, verify="batch", rank=0, world_size=1) as loader,
     ):
         list(loader)

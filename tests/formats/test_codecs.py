@@ -14,18 +14,7 @@ import pytest
 from contents import batches_of
 from processes import python
 
-from zb_hdf5 import (
-    ArgumentError,
-    ChecksumError,
-    FormatError,
-    HDF5ShardWriter,
-    ShardIndex,
-    UnavailableError,
-    open_reader,
-    open_writer,
-    rebuild_index,
-    verify_store,
-)
+from zb_hdf5 import HDF5ShardWriter, ShardIndex, errors, open_reader, open_writer, rebuild_index, verify_store
 from zb_hdf5.files.codecs import CodedChunks, Decoded, Encoder, decoder
 from zb_hdf5.files.ranges import open_ranges
 from zb_hdf5.spec import EXTENTS, INDEX_NAME, NO_CODEC, codec_named
@@ -132,7 +121,7 @@ def test_shards_of_several_codecs_are_one_store(tokens, tmp_path, write_file, wr
     text = (folder / INDEX_NAME).read_text()
     text = text.replace('"gzip:9"', '"lzma:6"')[: text.rindex(',\n "check"')] + "}"
     (folder / INDEX_NAME).write_text(text)
-    with pytest.raises(FormatError, match="codecs: expected one of gzip, zstd, found 'lzma:6'"):
+    with pytest.raises(errors.FormatError, match="codecs: expected one of gzip, zstd, found 'lzma:6'"):
         ShardIndex.load(folder)
 
 
@@ -144,7 +133,10 @@ def test_another_file_of_the_same_size_is_not_taken_for_the_shard(tokens, tmp_pa
         first, size = h5[EXTENTS][0].tolist()
     data[first : first + size] = bytes(size)
     path.write_bytes(data)
-    with pytest.raises(ChecksumError, match=r"shard-00000.h5: batch 0 is damaged"), open_reader(folder) as reader:
+    with (
+        pytest.raises(errors.ChecksumError, match=r"shard-00000.h5: batch 0 is damaged"),
+        open_reader(folder) as reader,
+    ):
         reader.read_batch(0)
 
 
@@ -159,9 +151,11 @@ def test_damage_names_the_batch(packed, verify, tmp_path):
     name = codec.partition(":")[0]
     with open_reader(path, verify=verify) as reader:
         reader.read_batch(4)
-        with pytest.raises(ChecksumError, match=f"batch 5 is damaged: its {name} does not unpack: .*; verify it"):
+        with pytest.raises(
+            errors.ChecksumError, match=f"batch 5 is damaged: its {name} does not unpack: .*; verify it"
+        ):
             reader.read_batch(5)
-        with pytest.raises(ChecksumError, match="batch 5 is damaged"):
+        with pytest.raises(errors.ChecksumError, match="batch 5 is damaged"):
             reader.read_batches_into(0, np.empty(SHAPE, "<u2"))
     assert "batch 5 is damaged" in str(verify_store(path)[0].problem)
 
@@ -201,7 +195,7 @@ def test_chunks_outside_of_the_file_or_larger_than_plain_ones_are_refused(row, m
     path = Path(shutil.copy(packed[0], tmp_path))
     if message != OUTSIDE:
         os.truncate(path, sum(row))  # a sparse file is long enough for any claim, and costs nothing
-    with closing(open_ranges(path)) as ranges, pytest.raises(FormatError, match=message):
+    with closing(open_ranges(path)) as ranges, pytest.raises(errors.FormatError, match=message):
         Decoded(ranges, CodedChunks(packed[1], table), meta.dtype, meta.batch_tokens, 40 * meta.batch_tokens, "batch")
 
 
@@ -210,15 +204,15 @@ def test_codecs_that_do_not_exist_are_refused(text):
     if text == "zstd:":
         assert codec_named(text) == "zstd:3"
         return
-    with pytest.raises(ArgumentError, match="codec"):
+    with pytest.raises(errors.ArgumentError, match="codec"):
         codec_named(text)
 
 
 def test_only_hdf5_files_that_are_not_live_are_compressed(tmp_path):
     shape = {"batch_size": 1, "seq_len": 2, "codec": "zstd"}
-    with pytest.raises(ArgumentError, match="batch files are never compressed: leave out the codec zstd:3"):
+    with pytest.raises(errors.ArgumentError, match="batch files are never compressed: leave out the codec zstd:3"):
         open_writer(tmp_path / "x.batch", **shape)
-    with pytest.raises(ArgumentError, match="a live store is never compressed: leave out the codec zstd:3"):
+    with pytest.raises(errors.ArgumentError, match="a live store is never compressed: leave out the codec zstd:3"):
         open_writer(tmp_path / "x", live=True, shard_batches=1, **shape)
     assert list(tmp_path.iterdir()) == []
 
@@ -230,10 +224,10 @@ def test_a_missing_library_is_named(tokens, tmp_path, write_file, write_store, m
     )
     monkeypatch.setitem(sys.modules, "zstandard", None)
     install = r"codec zstd:3 needs the package zstandard: pip install '.\[codecs\]'"
-    with pytest.raises(UnavailableError, match=install):
+    with pytest.raises(errors.UnavailableError, match=install):
         write_file(tmp_path / "y.h5", tokens, codec="zstd")
     for opened in (path, folder):
-        with pytest.raises(UnavailableError, match=install), open_reader(opened) as reader:
+        with pytest.raises(errors.UnavailableError, match=install), open_reader(opened) as reader:
             reader.read_batch(0)
     assert not list(tmp_path.glob("y.h5*"))
 

@@ -19,13 +19,10 @@ from interrupted import failing
 
 from examples import examples
 from zb_hdf5 import (
-    ArgumentError,
-    ChecksumError,
-    ConvertError,
-    FormatError,
     HDF5ShardWriter,
     Loader,
     ShardIndex,
+    errors,
     open_reader,
     open_writer,
     rebuild_index,
@@ -113,7 +110,7 @@ def test_values_come_back_by_every_access(path, access):
 
 
 def test_a_batch_file_holds_tokens_only(tmp_path):
-    with pytest.raises(ArgumentError, match="batch files hold tokens only: write fields to an HDF5 file"):
+    with pytest.raises(errors.ArgumentError, match="batch files hold tokens only: write fields to an HDF5 file"):
         write(tmp_path / "x.batch")
     assert not list(tmp_path.iterdir())
 
@@ -154,7 +151,7 @@ def test_a_field_reader_is_pickled_and_closed_with_its_tokens(path):
         copy = pickle.loads(pickle.dumps(reader))
         field = reader.field("concept")
         assert reader.field("concept") is field
-        with pytest.raises(ArgumentError, match=r"concept, loss_mask.*found 'nothing'"):
+        with pytest.raises(errors.ArgumentError, match=r"concept, loss_mask.*found 'nothing'"):
             reader.field("nothing")
     np.testing.assert_array_equal(stored(copy, "concept"), VALUES["concept"])
     with pytest.raises(ValueError, match="closed"):
@@ -169,18 +166,18 @@ def test_a_field_reader_is_pickled_and_closed_with_its_tokens(path):
     ([Field("a", np.dtype("u1"))] * 2, "each name once"), ({"x": [("a", "i4"), ("a", "i4")]}, "expected a dtype"),
 ])  # fmt: skip
 def test_what_cannot_be_stored_is_refused(fields, match, tmp_path):
-    with pytest.raises(ArgumentError, match=match):
+    with pytest.raises(errors.ArgumentError, match=match):
         open_writer(tmp_path / "x.h5", batch_size=1, seq_len=4, fields=fields)
     assert not list(tmp_path.iterdir())
     assert [field.name for field in parse_fields({"b": "u1", "a": "u2"})] == ["a", "b"]
 
 
 @pytest.mark.parametrize(("fields", "error", "match"), [
-    (None, ArgumentError, r"expected the fields \['mask'\], found none"),
-    ({"other": np.zeros((1, *SHAPE), "u1")}, ArgumentError, r"found \['other'\]"),
-    ({"mask": np.zeros((2, *SHAPE), "u1")}, ArgumentError, "expected shape"),
-    ({"mask": np.full((1, *SHAPE), 256)}, ConvertError, "256 does not fit uint8"),
-    ({"mask": np.zeros((1, *SHAPE), "f4")}, ArgumentError, "expected uint8, found float32"),
+    (None, errors.ArgumentError, r"expected the fields \['mask'\], found none"),
+    ({"other": np.zeros((1, *SHAPE), "u1")}, errors.ArgumentError, r"found \['other'\]"),
+    ({"mask": np.zeros((2, *SHAPE), "u1")}, errors.ArgumentError, "expected shape"),
+    ({"mask": np.full((1, *SHAPE), 256)}, errors.ConvertError, "256 does not fit uint8"),
+    ({"mask": np.zeros((1, *SHAPE), "f4")}, errors.ArgumentError, "expected uint8, found float32"),
 ])  # fmt: skip
 def test_values_of_another_kind_are_refused_and_nothing_is_written(fields, error, match, tmp_path):
     path = tmp_path / "x.h5"
@@ -200,11 +197,11 @@ def test_a_flipped_bit_in_a_value_is_found(path):
         place, offset = field.path, field.extents.offset(11)
     flip(Path(place), offset, 4)
     [report] = verify_store(path)
-    assert isinstance(report.problem, ChecksumError)
+    assert isinstance(report.problem, errors.ChecksumError)
     assert "batch 11 is the first bad one" in str(report.problem)
     with open_reader(path, verify="batch") as reader:
         reader.read_batch(11)
-        with pytest.raises(ChecksumError, match="batch 11"):
+        with pytest.raises(errors.ChecksumError, match="batch 11"):
             reader.field("concept").read_batch(11)
     [outcome] = repair(path)
     kept = [n for n in range(NUM_BATCHES) if n != 11]
@@ -252,7 +249,7 @@ def test_damage_of_a_field_is_never_copied(store, tmp_path):
         assert field.meta.field == reader.field("vector").meta.field
     shard = store / field.shards[1].path
     flip(shard, field.shards[1].columns["fields/vector"][0].base + 5)
-    with pytest.raises(ChecksumError):
+    with pytest.raises(errors.ChecksumError):
         pipe.convert(StoreSource(store, "hdf5"), "hdf5", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -313,7 +310,7 @@ def test_a_stream_keeps_fields_of_each_token_and_repair_keeps_them(tmp_path):
         place = reader.field("concept").extents.offset(4)
     assert verify_store(path)[0].problem is None
     flip(path, place)
-    assert isinstance(verify_store(path)[0].problem, ChecksumError)
+    assert isinstance(verify_store(path)[0].problem, errors.ChecksumError)
     [outcome] = repair(path)
     ends = np.cumsum(lengths)
     kept = np.concatenate([np.arange(e - n, e) for n, e in zip(lengths, ends, strict=True) if e <= 64 or e - n >= 80])
@@ -378,14 +375,16 @@ def test_a_field_whose_digest_is_none_is_refused(tmp_path):
         h5["fields/concept"].attrs.modify("sha256", np.bytes_(b"z" * 64))
     with open_reader(tmp_path / "x.h5") as reader:
         reader.field("vector").read_batch(0)
-        with pytest.raises(FormatError, match=r"x\.h5: fields/concept: expected 64 hexadecimal digits in sha256"):
+        with pytest.raises(
+            errors.FormatError, match=r"x\.h5: fields/concept: expected 64 hexadecimal digits in sha256"
+        ):
             reader.field("concept")
 
 
 @pytest.mark.parametrize(("dtype", "value", "error", "match"), [
-    ("S4", b"abcdef", ConvertError, "does not fit"),
-    ("f4", 1e39, ConvertError, "does not fit float32"),
-    ([("a", "i1")], np.array(300, [("a", "i8")]), ArgumentError, "expected exactly"),
+    ("S4", b"abcdef", errors.ConvertError, "does not fit"),
+    ("f4", 1e39, errors.ConvertError, "does not fit float32"),
+    ([("a", "i1")], np.array(300, [("a", "i8")]), errors.ArgumentError, "expected exactly"),
 ])  # fmt: skip
 def test_no_value_of_a_field_is_changed(dtype, value, error, match, tmp_path):
     with open_writer(tmp_path / "x.h5", batch_size=SHAPE[0], seq_len=SHAPE[1], fields={"x": dtype}) as writer:

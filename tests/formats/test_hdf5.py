@@ -17,19 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes import in_forks, started
 
-from zb_hdf5 import (
-    BackendError,
-    ConvertError,
-    FormatError,
-    IncompleteError,
-    StoreMeta,
-    UnavailableError,
-    ZbError,
-    __version__,
-    open_reader,
-    open_writer,
-    verify_store,
-)
+from zb_hdf5 import StoreMeta, __version__, errors, open_reader, open_writer, verify_store
 from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
 from zb_hdf5.formats.hdf5.h5_writer import HDF5BatchWriter
 from zb_hdf5.spec import BATCHES_ATTRIBUTES, CRC32_CHUNK_ROWS, DESCRIPTIONS, NO_SHA256, ROOT_ATTRIBUTES
@@ -205,7 +193,7 @@ def test_batches_behind_the_commit_marker_do_not_exist(access, path, tokens):
 
 def test_more_batches_than_there_is_first_slot_are_a_format_error(path):
     edited(path, lambda h5: h5["batches"].attrs.modify("num_batches", np.uint64(8)))
-    with pytest.raises(FormatError, match="expected 8 batches, found space for 7"):
+    with pytest.raises(errors.FormatError, match="expected 8 batches, found space for 7"):
         open_reader(path)
 
 
@@ -222,7 +210,7 @@ def test_a_committed_batch_without_a_chunk_is_a_format_error(path):
         del h5["old"]
 
     edited(path, copy)
-    with pytest.raises(FormatError, match="batch 7 is committed but has no chunk"):
+    with pytest.raises(errors.FormatError, match="batch 7 is committed but has no chunk"):
         open_reader(path)
 
 
@@ -287,7 +275,7 @@ def malformed():
 @pytest.mark.parametrize(("edit", "message"), [*malformed()])
 def test_a_malformed_file_is_a_format_error(edit, message, path):
     edited(path, edit)
-    with pytest.raises(FormatError, match=message) as caught:
+    with pytest.raises(errors.FormatError, match=message) as caught:
         open_reader(path)
     assert str(path) in str(caught.value)
 
@@ -300,7 +288,7 @@ def test_a_malformed_file_is_a_format_error(edit, message, path):
 ], ids=["missing", "short", "2-D", "group"])  # fmt: skip
 def test_without_its_crc32_a_file_is_not_verified(change, path):
     edited(path, change)
-    with pytest.raises(FormatError, match="crc32"):
+    with pytest.raises(errors.FormatError, match="crc32"):
         open_reader(path, verify="batch")
     assert "crc32" in str(verify_store(path)[0].problem)
 
@@ -327,7 +315,7 @@ def test_an_id_out_of_range_is_an_error_when_it_is_met(dataset, token, foreign):
             lambda: reader.read_batch_torch(1),
             lambda: reader.read_into(1, out),
         ):
-            with pytest.raises(ConvertError, match=f"batch 1.*token id {token} at index 17"):
+            with pytest.raises(errors.ConvertError, match=f"batch 1.*token id {token} at index 17"):
                 read()
 
 
@@ -337,7 +325,7 @@ def test_an_id_out_of_range_is_an_error_when_it_is_met(dataset, token, foreign):
     ("tokens", "expected a dataset 'tokens' of one, two or three axes"),
 ])  # fmt: skip
 def test_a_dataset_that_holds_no_batches_is_refused(dataset, message, foreign):
-    with pytest.raises(FormatError, match=message):
+    with pytest.raises(errors.FormatError, match=message):
         open_reader(foreign, dataset=dataset)
 
 
@@ -362,9 +350,9 @@ def test_damage_inside_a_compressed_batch_is_found(path, tokens, tmp_path, gzip_
         file.write(bytes(8))
     with open_reader(packed) as reader:
         np.testing.assert_array_equal(reader.read_batch(4), tokens[4])
-        with pytest.raises(ZbError):
+        with pytest.raises(errors.ZbError):
             reader.read_batch(5)
-    assert isinstance(verify_store(packed)[0].problem, ZbError)
+    assert isinstance(verify_store(packed)[0].problem, errors.ZbError)
 
 
 def test_a_filter_that_is_not_installed_is_named(path, tmp_path):
@@ -381,7 +369,7 @@ def test_a_filter_that_is_not_installed_is_named(path, tmp_path):
             stored.write_direct_chunk((index, 0, 0), bytes(120))
         for name, dtype in BATCHES_ATTRIBUTES.items():
             new["batches"].attrs.create(name, old["batches"].attrs[name], dtype=dtype)
-    with open_reader(odd) as reader, pytest.raises(UnavailableError, match="lacks a filter"):
+    with open_reader(odd) as reader, pytest.raises(errors.UnavailableError, match="lacks a filter"):
         reader.read_batch(0)
 
 
@@ -394,9 +382,9 @@ def test_a_truncated_file_is_never_read(path, tmp_path):
         {*range(0, 120, 3), *range(120, 6000, 97), *range(6000, end, 30_011), *range(end - 900, end, 37)}
     ):
         cut.write_bytes(data[:size])
-        with pytest.raises(FormatError) as caught:  # IncompleteError is one
+        with pytest.raises(errors.FormatError) as caught:  # IncompleteError is one
             open_reader(cut, verify="store")
-        assert isinstance(caught.value, IncompleteError) or size < 100, f"{size}: {caught.value}"
+        assert isinstance(caught.value, errors.IncompleteError) or size < 100, f"{size}: {caught.value}"
         assert verify_store(cut)[0].problem is not None
 
 
@@ -426,7 +414,7 @@ def verdict(path, expected):
         return f"verify_store raised {error!r}"
     try:
         intact = np.array_equal(batches_of(path), expected)
-    except (ZbError, OSError) as error:
+    except (errors.ZbError, OSError) as error:
         return "reported" if problems else f"verified, but not to be opened: {error!r}"
     except Exception as error:
         return f"open_reader raised {error!r}"
@@ -493,12 +481,12 @@ def test_a_live_file_has_no_extents_and_no_digest(tmp_path, tokens):
     with open_writer(tmp_path / "x.h5", batch_size=3, seq_len=10) as writer:
         writer.write(tokens[:3])
         for options in ({"access": "mmap"}, {"access": "pread"}, {"verify": "batch"}, {"verify": "store"}):
-            with pytest.raises(BackendError, match="its writer has not finished"):
+            with pytest.raises(errors.BackendError, match="its writer has not finished"):
                 open_reader(partial, **options)
         with h5py.File(partial, "r", swmr=True) as h5:
             assert h5["batches"].attrs["sha256"] == NO_SHA256.encode()
         (report,) = verify_store(partial)
-        assert isinstance(report.problem, IncompleteError)
+        assert isinstance(report.problem, errors.IncompleteError)
         assert "3 batches are committed" in str(report.problem)
         with open_reader(partial) as reader:
             assert reader.fingerprint.startswith("sampled:")
@@ -546,7 +534,7 @@ def test_without_file_locks_a_file_is_written_with_a_warning(tmp_path, tokens, r
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.EACCES])
 def test_a_lock_that_another_process_holds_is_not_ignored(number, path, refuse_locks, monkeypatch):
     opened = refuse_locks(number)
-    kind = UnavailableError if number == errno.EAGAIN else PermissionError
+    kind = errors.UnavailableError if number == errno.EAGAIN else PermissionError
     with pytest.raises(kind):
         open_reader(path)
     assert False not in opened
@@ -563,7 +551,7 @@ def test_a_file_that_hdf5_holds_for_writing_is_unavailable(path):
     code = "import h5py, sys; h5 = h5py.File(sys.argv[1], 'r+'); print('open', flush=True); sys.stdin.read()"
     with started(code, path) as writer:  # another process: within one, HDF5 shares the file
         assert writer.stdout.readline() == "open\n"
-        with pytest.raises(UnavailableError, match="a writer has it open, or was killed"):
+        with pytest.raises(errors.UnavailableError, match="a writer has it open, or was killed"):
             open_reader(path)
         writer.stdin.close()
     open_reader(path).close()

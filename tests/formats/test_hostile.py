@@ -14,17 +14,7 @@ from contents import write_batches, write_stream
 from contract import random_tokens
 from processes import forked, python
 
-from zb_hdf5 import (
-    ArgumentError,
-    BackendError,
-    FormatError,
-    Loader,
-    MmapTokenStore,
-    ZbError,
-    open_reader,
-    open_writer,
-    verify_store,
-)
+from zb_hdf5 import Loader, MmapTokenStore, errors, open_reader, open_writer, verify_store
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.spec import HDF5_MAGIC, INDEX_NAME
@@ -96,11 +86,11 @@ def test_nothing_outside_of_a_batch_file_is_followed(name, make, tmp_path):
     write(tmp_path / "x.h5", seed=1)
     replace_dataset(tmp_path / "x.h5", name, make)
     for access in ACCESSES:
-        with pytest.raises(FormatError, match="nothing outside of a file is followed"):
+        with pytest.raises(errors.FormatError, match="nothing outside of a file is followed"):
             open_reader(tmp_path / "x.h5", access=access, verify="batch")
     [report] = verify_store(tmp_path / "x.h5")
     assert "nothing outside" in str(report.problem)
-    with pytest.raises(FormatError, match="nothing outside"):
+    with pytest.raises(errors.FormatError, match="nothing outside"):
         repair_file(tmp_path / "x.h5")
     if name == "batches":
         for command in (("info", tmp_path / "x.h5"), ("hdf5-to-batch", tmp_path / "x.h5", tmp_path / "o.batch")):
@@ -116,7 +106,7 @@ def test_nothing_outside_of_a_stream_is_followed(name, make, tmp_path):
     replace_dataset(path, name, make)
     assert "nothing outside" in str(verify_store(path)[0].problem)
     if name != "crc32":
-        with pytest.raises(FormatError, match="nothing outside"):
+        with pytest.raises(errors.FormatError, match="nothing outside"):
             MmapTokenStore(path)
 
 
@@ -127,9 +117,9 @@ def test_nothing_outside_of_a_foreign_file_is_followed(make, tmp_path):
         h5["there/batches"] = np.zeros((2, *SHAPE), "<u4")
         h5["same"] = h5py.SoftLink("there/batches")
         make(h5, "batches", (2, *SHAPE), np.dtype("<u4"))
-    with pytest.raises(FormatError, match="nothing outside"):
+    with pytest.raises(errors.FormatError, match="nothing outside"):
         open_reader(tmp_path / "x.h5", dataset="batches")
-    with pytest.raises(FormatError, match=r": there/batches; to read .* pass dataset= to open_reader$"):
+    with pytest.raises(errors.FormatError, match=r": there/batches; to read .* pass dataset= to open_reader$"):
         open_reader(tmp_path / "x.h5")
     with open_reader(tmp_path / "x.h5", dataset="same") as reader:  # a soft link that stays in the file
         assert len(reader) == 2
@@ -138,7 +128,7 @@ def test_nothing_outside_of_a_foreign_file_is_followed(make, tmp_path):
 def test_a_link_that_leads_to_itself_is_no_dataset(tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as h5:
         h5["a"], h5["b"] = h5py.SoftLink("/b"), h5py.SoftLink("/a")
-    with pytest.raises(FormatError):
+    with pytest.raises(errors.FormatError):
         open_reader(tmp_path / "x.h5", dataset="a")
 
 
@@ -201,7 +191,7 @@ def test_a_small_stream_that_claims_much_is_refused_in_little_memory(name, attri
 def test_an_npy_header_that_claims_more_than_the_file_is_refused(tmp_path):
     with open(tmp_path / "x.npy", "wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "<u2", "fortran_order": False, "shape": (2**40,)})
-    with pytest.raises(ZbError, match="expected at least 2,199,023,255,680 bytes"):
+    with pytest.raises(errors.ZbError, match="expected at least 2,199,023,255,680 bytes"):
         MmapTokenStore(tmp_path / "x.npy")
 
 
@@ -219,7 +209,7 @@ def test_counts_in_an_index_are_no_larger_than_files_can_be(count, message, writ
     del text["check"]
     (folder / INDEX_NAME).write_text(json.dumps(text))
     for opened in (Loader, open_reader):
-        with pytest.raises(FormatError, match=message):
+        with pytest.raises(errors.FormatError, match=message):
             opened(folder)
 
 
@@ -240,7 +230,7 @@ def test_a_name_that_no_file_can_have_is_a_format_error_everywhere(kind, name, w
     (folder / INDEX_NAME).write_text(json.dumps(text))
     options = {} if kind == "batches" else {"batch_size": 1, "seq_len": 8}
     for attempt in (verify_store, lambda path: Loader(path, **options), lambda path: open_reader(path, **options)):
-        with pytest.raises(FormatError, match="no name of a file"):
+        with pytest.raises(errors.FormatError, match="no name of a file"):
             attempt(folder)
     for command in ("verify", "info"):
         code, output = run(command, folder)
@@ -274,7 +264,7 @@ def test_a_fifo_is_refused_at_once_by_every_command(name, tmp_path):
         assert code != 0, output
         assert output.startswith("Error: ") or "FIFO" in output, output
     for opened in (open_reader, Loader, lambda path: open_reader(path, batch_size=1, seq_len=8)):
-        with pytest.raises((ZbError, OSError)):
+        with pytest.raises((errors.ZbError, OSError)):
             opened(path)
     for command in ("npy-to-hdf5", "hdf5-to-batch", "batch-to-hdf5"):
         assert run(command, path, tmp_path / "out", "--batch-size", 1, "--seq-len", 8)[0] != 0
@@ -297,7 +287,7 @@ def test_a_fifo_as_a_shard_or_index_of_a_store_is_refused_at_once(suffix, tmp_pa
         victim, options = sorted(folder.glob(f"*{suffix}"))[0], {}
     victim.unlink()
     os.mkfifo(victim)
-    with pytest.raises(ZbError):
+    with pytest.raises(errors.ZbError):
         next(iter(Loader(folder, shuffle="sequential", **options)))
     if suffix != ".npy":
         assert "FIFO" in str(verify_store(folder)[0].problem)
@@ -305,17 +295,17 @@ def test_a_fifo_as_a_shard_or_index_of_a_store_is_refused_at_once(suffix, tmp_pa
         (folder / INDEX_NAME).unlink()
         os.mkfifo(folder / INDEX_NAME)
         for attempt in (Loader, open_reader, verify_store):
-            with pytest.raises(FormatError, match="FIFO"):
+            with pytest.raises(errors.FormatError, match="FIFO"):
                 attempt(folder)
 
 
 @pytest.mark.usefixtures("no_hang")
 def test_devices_and_folders_are_refused(tmp_path):
     (tmp_path / "x.h5").symlink_to("/dev/zero")
-    with pytest.raises(FormatError, match="expected a file, found a device"):
+    with pytest.raises(errors.FormatError, match="expected a file, found a device"):
         open_reader(tmp_path / "x.h5")
     (tmp_path / "y.h5").mkdir()
-    with pytest.raises((ZbError, OSError)):
+    with pytest.raises((errors.ZbError, OSError)):
         open_reader(tmp_path / "y.h5")
 
 
@@ -339,18 +329,18 @@ def test_a_replaced_file_is_never_read_for_the_old_one(access, tmp_path):
     sent = pickle.dumps(reader)
     replaced(path, lambda other: write(other, seed=1))
     np.testing.assert_array_equal(reader.read_batch(3), tokens[3])  # what is open is the old file
-    with pytest.raises(FormatError, match="changed since this reader was made"):
+    with pytest.raises(errors.FormatError, match="changed since this reader was made"):
         pickle.loads(sent).read_batch(3)
     if access == "h5py":
-        with pytest.raises(FormatError, match="changed since"):
+        with pytest.raises(errors.FormatError, match="changed since"):
             unread.read_batch(3)
-    with pytest.raises(FormatError, match="changed since"):
+    with pytest.raises(errors.FormatError, match="changed since"):
         reader.stored_crc32()
 
     def reads_the_old_file_or_none():
         try:
             return np.array_equal(reader.read_batch(3), tokens[3])
-        except ZbError as error:
+        except errors.ZbError as error:
             return "changed since" in str(error)
 
     with forked(reads_the_old_file_or_none):
@@ -368,7 +358,7 @@ def test_a_replaced_stream_is_never_read_for_the_old_one(access, tmp_path):
     replaced(path, lambda other: write_tokens(other, first=9))
     later = pickle.loads(sent)
     for read in (lambda: later.get_slice(0, 100), lambda: later.doc_offsets, lambda: store.doc_offsets):
-        with pytest.raises(FormatError, match="changed since"):
+        with pytest.raises(errors.FormatError, match="changed since"):
             read()
     np.testing.assert_array_equal(store.get_slice(0, 100), old)
     store.close()
@@ -377,7 +367,7 @@ def test_a_replaced_stream_is_never_read_for_the_old_one(access, tmp_path):
 # --- arguments -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("options", [{}, {"codec": "gzip"}, {"fields": {"mask": "u1"}}])
 def test_more_batches_than_the_disk_holds_are_refused_before_anything_is_written(options, tmp_path):
-    with pytest.raises(ArgumentError, match=r"expected_batches=1,000,000,000,000 needs [\d,]+ bytes, free are"):
+    with pytest.raises(errors.ArgumentError, match=r"expected_batches=1,000,000,000,000 needs [\d,]+ bytes, free are"):
         open_writer(tmp_path / "x.h5", batch_size=2, seq_len=8, expected_batches=10**12, **options)
     assert list(tmp_path.iterdir()) == []
 
@@ -385,7 +375,7 @@ def test_more_batches_than_the_disk_holds_are_refused_before_anything_is_written
 @pytest.mark.parametrize("suffix", [".h5", ".batch"])
 @pytest.mark.parametrize("wrong", [{"expected_batches": -1}, {"batch_size": 2.5}, {"seq_len": "8"}, {"seed": None}])
 def test_arguments_that_are_no_counts_are_refused(wrong, suffix, tmp_path):
-    with pytest.raises(ArgumentError, match=next(iter(wrong))):
+    with pytest.raises(errors.ArgumentError, match=next(iter(wrong))):
         open_writer(tmp_path / f"x{suffix}", **({"batch_size": 2, "seq_len": 8} | wrong))
     assert list(tmp_path.iterdir()) == []
 
@@ -396,10 +386,12 @@ def test_fields_and_documents_that_an_early_build_left_beside_a_batch_file_are_r
     write_batches(path, np.zeros((1, 2, 8), int))
     (tmp_path / f"x.batch{suffix}").write_bytes(b"of an early build")
     for use in (open_reader, repair, lambda path: open_writer(path, batch_size=2, seq_len=8, overwrite=True)):
-        with pytest.raises(FormatError, match=rf"x\.batch{suffix}: belongs to x.batch, .* written by an early build"):
+        with pytest.raises(
+            errors.FormatError, match=rf"x\.batch{suffix}: belongs to x.batch, .* written by an early build"
+        ):
             use(path)
     shutil.copy(path, partial)
-    with pytest.raises(FormatError, match="early build"):
+    with pytest.raises(errors.FormatError, match="early build"):
         repair(partial, output=tmp_path / "y.batch")
     assert not (tmp_path / "y.batch").exists()
 
@@ -413,5 +405,5 @@ def test_a_dual_file_is_read_as_a_batch_file(tmp_path):
     with open_reader(path) as reader:
         assert reader.backend == "batch"
         np.testing.assert_array_equal(list(reader), tokens)
-    with pytest.raises(BackendError, match="asked for backend 'hdf5', found a 'batch' file"):
+    with pytest.raises(errors.BackendError, match="asked for backend 'hdf5', found a 'batch' file"):
         open_reader(path, backend="hdf5")

@@ -10,16 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples import examples
-from zb_hdf5 import (
-    ConvertError,
-    FormatError,
-    IncompleteError,
-    StoreMeta,
-    open_reader,
-    open_writer,
-    write_batch_dataset,
-    write_batch_file,
-)
+from zb_hdf5 import StoreMeta, errors, open_reader, open_writer, write_batch_dataset, write_batch_file
 from zb_hdf5.formats.native import BatchFileWriter
 from zb_hdf5.loaders.order import write_order
 
@@ -102,7 +93,7 @@ def broken():
     (lambda: (), "expected 20 records, found 0"),
 ])  # fmt: skip
 def test_a_bad_stream_is_an_error_and_leaves_nothing(stream, message, tmp_path):
-    with pytest.raises(ConvertError, match=message):
+    with pytest.raises(errors.ConvertError, match=message):
         write_batch_dataset(tmp_path / "x.batch", iter(stream()), 20, 4, 10, 1)
     with pytest.raises(ZeroDivisionError):  # of the stream itself
         write_batch_dataset(tmp_path / "x.batch", broken(), 20, 4, 10, 1)
@@ -119,24 +110,24 @@ def test_a_bad_stream_is_an_error_and_leaves_nothing(stream, message, tmp_path):
     (records(20).astype(float), "integer dtype"),
 ])  # fmt: skip
 def test_a_bad_array_is_an_error_and_leaves_nothing(source, message, tmp_path):
-    with pytest.raises(ConvertError, match=message):
+    with pytest.raises(errors.ConvertError, match=message):
         write_batch_file(tmp_path / "x.batch", source, 4, 10, 1)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_ids_above_uint16_are_refused_and_leave_nothing(tmp_path):
-    with pytest.raises(ConvertError, match="dtype uint16"):
+    with pytest.raises(errors.ConvertError, match="dtype uint16"):
         write_batch_file(tmp_path / "x.batch", np.full((8, 10), 65536), 4, 10, 1, dtype="uint16")
-    with pytest.raises(ConvertError, match="dtype uint16"):
+    with pytest.raises(errors.ConvertError, match="dtype uint16"):
         write_batch_dataset(tmp_path / "x.batch", np.full((8, 10), 65536), 8, 4, 10, 1, dtype="uint16")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("seed", [2**32, 2**64 - 1])
 def test_a_seed_above_32_bits_is_refused_before_any_work(seed, tmp_path):
-    with pytest.raises(FormatError, match="seed"):
+    with pytest.raises(errors.FormatError, match="seed"):
         write_batch_file(tmp_path / "x.batch", records(8), 4, 10, seed)
-    with pytest.raises(FormatError, match="seed"):
+    with pytest.raises(errors.FormatError, match="seed"):
         write_batch_dataset(tmp_path / "x.batch", iter(int, 1), 8, 4, 10, seed)
     assert list(tmp_path.iterdir()) == []
 
@@ -147,7 +138,7 @@ def test_a_seed_above_32_bits_is_refused_before_any_work(seed, tmp_path):
 ])  # fmt: skip
 def test_what_exists_is_replaced_only_on_request(write, path):
     before = path.read_bytes()
-    with pytest.raises(ConvertError, match="exists already"):
+    with pytest.raises(errors.ConvertError, match="exists already"):
         write(path, overwrite=False)
     assert path.read_bytes() == before
     write(path, overwrite=True)
@@ -156,7 +147,7 @@ def test_what_exists_is_replaced_only_on_request(write, path):
 
 
 def test_the_suffix_chooses_the_backend(tmp_path):
-    with pytest.raises(ConvertError, match=r"expected a name that ends in \.batch or \.h5"):
+    with pytest.raises(errors.ConvertError, match=r"expected a name that ends in \.batch or \.h5"):
         open_writer(tmp_path / "x.bin", batch_size=1, seq_len=1)
     with open_writer(tmp_path / "x.bin", batch_size=1, seq_len=1, backend="batch") as writer:
         assert isinstance(writer, BatchFileWriter)
@@ -165,7 +156,7 @@ def test_the_suffix_chooses_the_backend(tmp_path):
 @pytest.mark.parametrize("size", [8, 40, 4095, 4096, 4097, 8192, 8193, SIZE - 4096, SIZE - 1])
 def test_a_truncated_file_is_incomplete(size, path):
     os.truncate(path, size)
-    with pytest.raises(IncompleteError, match=f"found {size}|found {size:,}"):
+    with pytest.raises(errors.IncompleteError, match=f"found {size}|found {size:,}"):
         open_reader(path)
 
 
@@ -173,13 +164,13 @@ def test_a_truncated_file_is_incomplete(size, path):
 def test_trailing_bytes_are_a_format_error(extra, path):
     with open(path, "ab") as file:
         file.write(bytes(extra))
-    with pytest.raises(FormatError, match=f"expected {SIZE:,} bytes, found {SIZE + extra:,}") as caught:
+    with pytest.raises(errors.FormatError, match=f"expected {SIZE:,} bytes, found {SIZE + extra:,}") as caught:
         open_reader(path)
-    assert not isinstance(caught.value, IncompleteError)
+    assert not isinstance(caught.value, errors.IncompleteError)
 
 
 @pytest.mark.parametrize("size", [0, 27, 29, 32])
 def test_a_sidecar_of_another_length_is_a_format_error(size, path):
     path.with_name("x.batch.crc32").write_bytes(bytes(size))
-    with pytest.raises(FormatError, match=f"expected 28 bytes, found {size}"):
+    with pytest.raises(errors.FormatError, match=f"expected 28 bytes, found {size}"):
         open_reader(path, verify="batch")

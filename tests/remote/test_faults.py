@@ -11,17 +11,7 @@ from contract import random_tokens
 from damage import flip
 from packed import write_packed
 
-from zb_hdf5 import (
-    ArgumentError,
-    ChecksumError,
-    FormatError,
-    IncompleteError,
-    Loader,
-    UnavailableError,
-    ZbError,
-    convert,
-    open_reader,
-)
+from zb_hdf5 import Loader, convert, errors, open_reader
 from zb_hdf5.files.objects import RemoteObject
 
 TOKENS = random_tokens(30, 4, 256)
@@ -67,15 +57,15 @@ class TestSeenByNobody:
 
 class TestErrors:
     @pytest.mark.parametrize(("fault", "error", "match"), [
-        ({"status": 503}, UnavailableError, "503"),
-        ({"hang_up": True}, UnavailableError, "expected bytes"),
-        ({"cut": 9}, UnavailableError, "expected bytes"),
-        ({"status": 401}, UnavailableError, "access denied"),
-        ({"status": 403}, UnavailableError, "access denied"),
+        ({"status": 503}, errors.UnavailableError, "503"),
+        ({"hang_up": True}, errors.UnavailableError, "expected bytes"),
+        ({"cut": 9}, errors.UnavailableError, "expected bytes"),
+        ({"status": 401}, errors.UnavailableError, "access denied"),
+        ({"status": 403}, errors.UnavailableError, "access denied"),
         ({"status": 404}, FileNotFoundError, "no such object"),
-        ({"status": 416}, IncompleteError, "cut short"),
-        ({"status": 412}, FormatError, "changed since it was opened"),
-        ({"status": 302, "headers": {"Location": "/nowhere"}}, (ZbError, FileNotFoundError), "shard"),
+        ({"status": 416}, errors.IncompleteError, "cut short"),
+        ({"status": 412}, errors.FormatError, "changed since it was opened"),
+        ({"status": 302, "headers": {"Location": "/nowhere"}}, (errors.ZbError, FileNotFoundError), "shard"),
     ])  # fmt: skip
     @pytest.mark.thin
     def test_of_a_shard_that_cannot_be_read(self, store, fault, error, match):
@@ -94,7 +84,7 @@ class TestErrors:
     def test_of_an_index_that_cannot_be_read(self, store, status):
         proxy, url = store
         proxy.fault = lambda number, method, name, span: {"status": status}
-        with pytest.raises(ZbError, match="store"):
+        with pytest.raises(errors.ZbError, match="store"):
             open_reader(url)
 
     @pytest.mark.parametrize(("content_range", "more"), [
@@ -113,7 +103,7 @@ class TestErrors:
         with open_reader(url) as reader:
             reader.read_batch(0)
             proxy.fault = lie
-            with pytest.raises(ZbError, match="shard-00000"):
+            with pytest.raises(errors.ZbError, match="shard-00000"):
                 reader.read_batch(3)
 
 
@@ -126,7 +116,9 @@ class TestOtherObjects:
                 np.testing.assert_array_equal(next(loader), TOKENS[number])
             write_file(folder / "store/shard-00000.h5", TOKENS[:11] + 1, overwrite=True)
             os.utime(folder / "store/shard-00000.h5", (0, 0))  # nginx's ETag has the second and the size
-            with pytest.raises(FormatError, match=r"00.h5: changed since it was opened: expected \(bytes, ETag\)"):
+            with pytest.raises(
+                errors.FormatError, match=r"00.h5: changed since it was opened: expected \(bytes, ETag\)"
+            ):
                 next(loader)
 
     def test_one_that_was_replaced_before_it_was_read(self, web, write_store, write_file):
@@ -135,7 +127,7 @@ class TestOtherObjects:
         with open_reader(f"{proxy.url}/store") as reader:
             write_file(folder / "store/shard-00001.h5", TOKENS[11:] + 1, overwrite=True)
             np.testing.assert_array_equal(reader[10], TOKENS[10])
-            with pytest.raises((ChecksumError, FormatError), match="shard-00001"):
+            with pytest.raises((errors.ChecksumError, errors.FormatError), match="shard-00001"):
                 reader.read_batch(11)
 
     @pytest.mark.parametrize("kept", [0, 100, 5000, -1])
@@ -143,7 +135,7 @@ class TestOtherObjects:
         folder, proxy = web
         path = write_store(folder / "store", TOKENS, (11,)) / "shard-00001.h5"
         path.write_bytes(path.read_bytes()[:kept])
-        with open_reader(f"{proxy.url}/store") as reader, pytest.raises(IncompleteError, match="shard-00001"):
+        with open_reader(f"{proxy.url}/store") as reader, pytest.raises(errors.IncompleteError, match="shard-00001"):
             reader.read_batch(12)
 
     def test_one_that_is_gone(self, web, write_store):
@@ -156,7 +148,7 @@ class TestOtherObjects:
         folder, proxy = web
         path = write_store(folder / "store", TOKENS, (11,)) / "shard-00001.h5"
         flip(path, path.read_bytes().index(TOKENS[12].tobytes()))
-        with open_reader(f"{proxy.url}/store") as reader, pytest.raises(ChecksumError, match="shard-00001"):
+        with open_reader(f"{proxy.url}/store") as reader, pytest.raises(errors.ChecksumError, match="shard-00001"):
             reader.read_batch(12)
 
     def test_answers_are_compared_where_the_server_has_no_strong_etag(self, web):
@@ -166,7 +158,7 @@ class TestOtherObjects:
         proxy.fault = lambda number, method, name, span: {"headers": {"ETag": next(tags)}}
         source = RemoteObject(f"{proxy.url}/data.batch")
         source.read(0, 10), source.read(10, 20)
-        with pytest.raises(FormatError, match="changed since it was opened"):
+        with pytest.raises(errors.FormatError, match="changed since it was opened"):
             source.read(20, 30)
         source.close()
 
@@ -240,7 +232,7 @@ def test_a_hostile_server_is_an_error_in_time_and_within_memory(kind, way, web, 
     try:
         assert read_everything(f"{proxy.url}/store") == expected
         found = "the right values"
-    except (FormatError, IncompleteError, UnavailableError, ChecksumError) as error:
+    except (errors.FormatError, errors.IncompleteError, errors.UnavailableError, errors.ChecksumError) as error:
         found = str(error)
     hostile.end_s = 0
     assert time.monotonic() - start_s < LATEST_S
@@ -282,14 +274,14 @@ class TestManyRanges:
         source, proxy = source
         span = f"bytes={2 * number * self.SIZE}-{(2 * number + 1) * self.SIZE - 1}"
         proxy.fault = lambda _, method, name, found: {"headers": {"ETag": '"other"'}} if found == span else None
-        with pytest.raises(FormatError, match="changed since it was opened"):
+        with pytest.raises(errors.FormatError, match="changed since it was opened"):
             self.read(source)
 
     def test_take_no_more_memory_than_was_asked_for(self, source):
         (source, proxy), hostile = source, Hostile()
         proxy.fault = lambda number, *_: hostile.faults("floods") if number % 3 else None
         start_s = time.monotonic()
-        with contextlib.suppress(FormatError):  # else the bytes that were asked for came first
+        with contextlib.suppress(errors.FormatError):  # else the bytes that were asked for came first
             for start, found in self.read(source):
                 assert found.tobytes() == self.data[start : start + self.SIZE]
         assert 0 < hostile.sent < MOST_EXTRA_BYTES
@@ -301,7 +293,7 @@ class TestManyRanges:
         monkeypatch.setattr("zb_hdf5.files.objects.REQUEST_CORE_S", 60)
         (source, proxy), start_s = source, time.monotonic()
         proxy.fault = lambda *_: {"wait": 0.4}
-        with pytest.raises(UnavailableError, match=r"data.bin: not read within 3 s \(ZB_REMOTE_TIMEOUT\)"):
+        with pytest.raises(errors.UnavailableError, match=r"data.bin: not read within 3 s \(ZB_REMOTE_TIMEOUT\)"):
             self.read(source)
         assert time.monotonic() - start_s < LATEST_S
 
@@ -318,25 +310,25 @@ def test_the_limit_is_a_setting_that_is_named(web, monkeypatch):
     monkeypatch.setattr("zb_hdf5.files.objects.ATTEMPTS", 100)
     proxy.fault = lambda number, method, name, span: {"status": 503}
     start_s = time.monotonic()
-    with pytest.raises(UnavailableError, match=r"503.*attempts within 2.5 s \(ZB_REMOTE_TIMEOUT\)"):
+    with pytest.raises(errors.UnavailableError, match=r"503.*attempts within 2.5 s \(ZB_REMOTE_TIMEOUT\)"):
         RemoteObject(f"{proxy.url}/x").read(0, 10)
     assert time.monotonic() - start_s < 2.6
     for text in ("none", "0", "nan", "-3"):
         monkeypatch.setenv("ZB_REMOTE_TIMEOUT", text)
-        with pytest.raises(ArgumentError, match=f"ZB_REMOTE_TIMEOUT: expected a number of seconds.*{text}"):
+        with pytest.raises(errors.ArgumentError, match=f"ZB_REMOTE_TIMEOUT: expected a number of seconds.*{text}"):
             RemoteObject(f"{proxy.url}/{text}/x").read(0, 10)
 
 
 class TestPlaces:
     def test_a_bucket_that_is_not_there(self, s3):
-        with pytest.raises(ZbError, match=r"no_bucket/store.*bucket does not exist") as raised:
+        with pytest.raises(errors.ZbError, match=r"no_bucket/store.*bucket does not exist") as raised:
             open_reader("s3://no_bucket/store")
         assert len(str(raised.value)) < 200
         assert "<" not in str(raised.value)
 
     def test_a_server_without_tls_names_the_variable(self, s3, monkeypatch):
         monkeypatch.delenv("AWS_ALLOW_HTTP")
-        with pytest.raises(UnavailableError, match=r"s3://bucket/other/.*export AWS_ALLOW_HTTP=true"):
+        with pytest.raises(errors.UnavailableError, match=r"s3://bucket/other/.*export AWS_ALLOW_HTTP=true"):
             open_reader("s3://bucket/other")
 
     def test_the_endpoint_has_the_name_that_other_tools_give_it(
@@ -349,14 +341,14 @@ class TestPlaces:
             np.testing.assert_array_equal(reader[0], tokens[0])
 
     def test_a_folder_without_an_index(self, s3):
-        with pytest.raises(FormatError, match=r"s3://bucket/store: no shards.json"):
+        with pytest.raises(errors.FormatError, match=r"s3://bucket/store: no shards.json"):
             open_reader("s3://bucket/store")
 
     def test_wrong_credentials(self, s3, upload, tmp_path, write_store, tokens):
         url = upload(write_store(tmp_path / "store", tokens), "s3://bucket/store")
         answer = b"<Error><Code>InvalidAccessKeyId</Code></Error>"
         s3.fault = lambda number, method, name, span: {"status": 403, "body": answer}
-        with pytest.raises(UnavailableError, match="access denied: expected credentials"):
+        with pytest.raises(errors.UnavailableError, match="access denied: expected credentials"):
             open_reader(url)
 
     def test_no_credentials(self, s3, monkeypatch):
@@ -364,10 +356,10 @@ class TestPlaces:
             monkeypatch.delenv(name)
         # who runs on no machine of AWS has nobody to ask
         monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
-        with pytest.raises(UnavailableError, match=r"expected credentials.*AWS_ACCESS_KEY_ID") as raised:
+        with pytest.raises(errors.UnavailableError, match=r"expected credentials.*AWS_ACCESS_KEY_ID") as raised:
             open_reader("s3://bucket/without")
         assert "/latest/" not in str(raised.value)
 
     def test_no_server(self):
-        with pytest.raises(UnavailableError, match=r"http://127.0.0.1:9/store"):
+        with pytest.raises(errors.UnavailableError, match=r"http://127.0.0.1:9/store"):
             open_reader("http://127.0.0.1:9/store")

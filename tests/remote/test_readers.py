@@ -11,19 +11,7 @@ import pytest
 from contents import batches_of, write_batches, write_stream, write_streams
 from contract import check_reader, random_tokens
 
-from zb_hdf5 import (
-    ArgumentError,
-    BackendError,
-    DocumentLoader,
-    FollowingLoader,
-    FormatError,
-    IncompleteError,
-    Loader,
-    UnavailableError,
-    open_reader,
-    open_writer,
-    verify_store,
-)
+from zb_hdf5 import DocumentLoader, FollowingLoader, Loader, errors, open_reader, open_writer, verify_store
 from zb_hdf5.commands.statistics import measure
 from zb_hdf5.files.objects import BLOCK_BYTES, PART_BYTES, RemoteObject
 from zb_hdf5.files.paths import any_path, open_file
@@ -143,7 +131,7 @@ def test_an_object_is_read_by_merged_ranges_in_any_order(web):
     assert sorted(span for *_, span in proxy.requests) == ["bytes=0-14", "bytes=900-1099", "bytes=9990-9999"]
     assert source.num_bytes == len(data)
     assert len(proxy.requests) == 3  # the size came along
-    with pytest.raises(IncompleteError, match="expected bytes 9,990 to 10,001"):
+    with pytest.raises(errors.IncompleteError, match="expected bytes 9,990 to 10,001"):
         source.read(9_990, 10_001)
     source.close()
 
@@ -164,7 +152,7 @@ def test_a_copy_and_a_forked_process_read_the_same_object_and_refuse_another(web
     copy = pickle.loads(pickle.dumps(source))
     (folder / "data.batch").write_bytes(bytes(201))
     for each in (source, copy):
-        with pytest.raises(FormatError, match="changed since it was opened"):
+        with pytest.raises(errors.FormatError, match="changed since it was opened"):
             each.read(3, 6)
         each.close()
 
@@ -186,7 +174,7 @@ def test_a_file_of_an_object_reads_blocks(web):
 
 @pytest.mark.parametrize("url", ["ftp://host/store", "https://host/store?signature=1", "s3://"])
 def test_a_url_of_another_kind_is_refused(url):
-    with pytest.raises(ArgumentError, match="expected"):
+    with pytest.raises(errors.ArgumentError, match="expected"):
         open_reader(url)
 
 
@@ -194,11 +182,11 @@ def test_what_needs_a_file_of_this_machine_says_so(web, write_store, tokens):
     folder, proxy = web
     write_store(folder / "store", tokens)
     url = f"{proxy.url}/store"
-    with pytest.raises(BackendError, match="needs a file of this machine"):
+    with pytest.raises(errors.BackendError, match="needs a file of this machine"):
         open_reader(url, access="mmap")
-    with pytest.raises(ArgumentError, match="is a URL"):
+    with pytest.raises(errors.ArgumentError, match="is a URL"):
         FollowingLoader(url, timeout_s=1)
-    with pytest.raises(ArgumentError, match="is a URL"):
+    with pytest.raises(errors.ArgumentError, match="is a URL"):
         open_writer(f"{url}/new.h5", batch_size=2, seq_len=4)
     assert not proxy.requests
 
@@ -207,7 +195,7 @@ def test_a_store_that_grows_is_refused(web, tokens):
     folder, proxy = web
     with open_writer(folder / "store", batch_size=3, seq_len=10, live=True, shard_batches=3) as writer:
         writer.write(tokens[:4])
-        with pytest.raises(IncompleteError, match="is still written"):
+        with pytest.raises(errors.IncompleteError, match="is still written"):
             open_reader(f"{proxy.url}/store")
     shutil.rmtree(folder / "store")
 
@@ -219,7 +207,7 @@ def test_after_an_error_nothing_is_written_to_the_arrays_of_the_caller(web):
     assert source.num_bytes == 10_000_000
     proxy.fault = lambda number, method, name, span: {"status": 403} if span.startswith("bytes=0-") else {"wait": 0.3}
     out = [np.zeros(10, np.uint8) for _ in range(2)]
-    with pytest.raises(UnavailableError, match="denied"):
+    with pytest.raises(errors.UnavailableError, match="denied"):
         source.read_ranges([(0, out[0]), (9_000_000, out[1])])
     out[1][:] = 0
     time.sleep(0.5)
@@ -249,7 +237,7 @@ def test_many_ranges_of_one_object_are_read_together(web):
         np.testing.assert_array_equal(out, expected)
     (folder / "x.bin").write_bytes(data[::-1].tobytes())
     os.utime(folder / "x.bin", (0, 0))
-    with pytest.raises(FormatError, match="changed since it was opened"):
+    with pytest.raises(errors.FormatError, match="changed since it was opened"):
         source.read_ranges(runs)
     source.close()
 
@@ -262,7 +250,7 @@ def test_a_store_is_read_without_hdf5(codec, served, write_store, monkeypatch, t
     folder, url = served
     write_store(folder / "z", TOKENS, (7, 20), codec=codec)
     assert {report.outcome for report in verify_store(f"{url}/z")} == {"verified"}
-    with pytest.raises(BackendError, match="needs a file of this machine"):
+    with pytest.raises(errors.BackendError, match="needs a file of this machine"):
         open_reader(f"{url}/z", access="mmap")
     monkeypatch.setattr(h5py, "File", None)
     with open_reader(f"{url}/z", verify="batch") as reader:

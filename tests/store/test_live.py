@@ -15,21 +15,7 @@ from commandline import report_of, run, run_zb, succeed
 from interrupted import failing
 from processes import forked, python, running, started
 
-from zb_hdf5 import (
-    ArgumentError,
-    ClosedError,
-    ConvertError,
-    FollowingLoader,
-    FormatError,
-    IncompleteError,
-    Loader,
-    ShardIndex,
-    StateError,
-    UnavailableError,
-    open_reader,
-    open_writer,
-    verify_store,
-)
+from zb_hdf5 import FollowingLoader, Loader, ShardIndex, errors, open_reader, open_writer, verify_store
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.files.publishing import PartialFile
@@ -245,7 +231,9 @@ def test_a_step_waits_for_the_records_of_all_ranks(tmp_path):
                 steps = iter(loader)
                 expected = batches(0, 4).reshape(2, 2 * B, S)
                 np.testing.assert_array_equal(next(steps).numpy(), expected[rank])
-                with pytest.raises(UnavailableError, match=r"no new batch for 0.05 s after 5 batches.*repair it"):
+                with pytest.raises(
+                    errors.UnavailableError, match=r"no new batch for 0.05 s after 5 batches.*repair it"
+                ):
                     next(steps)
 
 
@@ -296,7 +284,7 @@ def test_a_state_goes_on_while_the_store_grows_and_when_it_is_finished(tmp_path)
             steps = iter(loader)
             np.testing.assert_array_equal([next(steps).numpy() for _ in range(5)], batches(1, 5))
             late = loader.state_dict()
-            with pytest.raises(UnavailableError):
+            with pytest.raises(errors.UnavailableError):
                 next(steps)
         writer.write(batches(6, 7))
         with follow(folder) as loader:
@@ -308,7 +296,7 @@ def test_a_state_goes_on_while_the_store_grows_and_when_it_is_finished(tmp_path)
             np.testing.assert_array_equal(np.stack(list(loader)), batches(6, 7))
     with start_store(tmp_path / "other") as writer:
         writer.write(batches(0, 13))
-    with follow(tmp_path / "other") as loader, pytest.raises(StateError, match="fingerprint"):
+    with follow(tmp_path / "other") as loader, pytest.raises(errors.StateError, match="fingerprint"):
         loader.load_state_dict(late)
 
 
@@ -317,15 +305,15 @@ def test_what_a_following_loader_refuses(tmp_path):
     with start_store(folder) as writer:
         writer.write(batches(0, 6))
         for options in ({"shuffle": "global"}, {"prefetch": 4}, {"device": "cuda"}, {"epoch": 1}, {"batch_size": 0}):
-            with pytest.raises(ArgumentError):
+            with pytest.raises(errors.ArgumentError):
                 follow(folder, **options)
         with follow(folder) as loader:
             assert type(loader) is FollowingLoader
             with pytest.raises(TypeError, match="has no length"):
                 len(loader)
-            with pytest.raises(ArgumentError, match="one epoch"):
+            with pytest.raises(errors.ArgumentError, match="one epoch"):
                 loader.set_epoch(1)
-        with pytest.raises(ArgumentError, match="still grows"):  # its order would be another one a moment later
+        with pytest.raises(errors.ArgumentError, match="still grows"):  # its order would be another one a moment later
             Loader(folder, rank=0, world_size=1)
         with Loader(folder, shuffle="sequential", rank=0, world_size=1) as loader:
             assert len(loader) == 6
@@ -379,7 +367,7 @@ def test_another_store_in_the_same_folder_is_an_error(tmp_path):
     with start_store(tmp_path / "store") as writer, open_reader(tmp_path / "store") as reader:
         writer.write(batches(0, 1))
         os.rename(tmp_path / "store", tmp_path / "old")
-        with start_store(tmp_path / "store"), pytest.raises(FormatError, match="was replaced"):
+        with start_store(tmp_path / "store"), pytest.raises(errors.FormatError, match="was replaced"):
             reader.refresh()
         os.rename(tmp_path / "store", tmp_path / "new")
         os.rename(tmp_path / "old", tmp_path / "store")
@@ -397,9 +385,9 @@ def test_info_and_verify_of_a_growing_store(tmp_path):
         whole, growing = verify_store(folder)
         assert whole.problem is None
         assert growing.num_batches == 2
-        assert isinstance(growing.problem, IncompleteError)
+        assert isinstance(growing.problem, errors.IncompleteError)
         assert run_zb("verify", folder).exit_code == 4
-        with pytest.raises(UnavailableError):
+        with pytest.raises(errors.UnavailableError):
             repair_store(folder)
         assert not ShardIndex.load(folder).complete
     assert report_of(zb, "info", folder)["state"] == "complete"
@@ -430,7 +418,7 @@ def test_a_last_shard_that_was_renamed_and_not_yet_counted(tmp_path):
     (folder / "shard-00001.h5.partial").unlink()
     growing.save(folder)
     expect_store(folder, 6, complete=False)
-    assert [type(report.problem) for report in verify_store(folder)] == [type(None), IncompleteError]
+    assert [type(report.problem) for report in verify_store(folder)] == [type(None), errors.IncompleteError]
     assert [report.state for report in repair_store(folder)] == ["whole", "whole"]
     expect_store(folder, 6, complete=True)
     assert not [report.problem for report in verify_store(folder) if report.problem]
@@ -449,7 +437,7 @@ def test_repair_that_drops_batches_gives_the_store_another_name(tmp_path):
         np.testing.assert_array_equal(np.stack(list(reader)), batches(0, 6)[[0, 2, 3, 4, 5]])
     with open_reader(folder) as reader:  # the repair in another process, under a reader's eyes
         shutil.copytree(copy, folder, dirs_exist_ok=True)
-        with pytest.raises(FormatError, match="replaced or repaired"):
+        with pytest.raises(errors.FormatError, match="replaced or repaired"):
             reader.refresh()
 
 
@@ -465,7 +453,7 @@ def test_an_exception_loses_nothing_that_was_committed(tmp_path):
     with pytest.raises(KeyError) as caught:
         fail()
     (writer,) = caught.value.args
-    with pytest.raises(ClosedError):
+    with pytest.raises(errors.ClosedError):
         writer.write(batches(6, 1))
     expect_store(folder, 6, complete=False)
     repair_store(folder)
@@ -480,7 +468,7 @@ def test_a_failure_to_publish_loses_nothing_that_was_committed(tmp_path, monkeyp
         patch.setattr(PartialFile, "publish", failing(errno.ENOSPC))
         with pytest.raises(OSError, match="No space"):
             writer.write(batches(6, 2))
-    with pytest.raises(ClosedError, match="repair it"):
+    with pytest.raises(errors.ClosedError, match="repair it"):
         writer.finish()
     writer.abort()
     expect_store(folder, 8, complete=False)
@@ -508,21 +496,21 @@ def test_a_full_disk_loses_nothing_that_was_committed(mount_disk):
 
 def test_what_a_live_writer_refuses(tmp_path):
     (tmp_path / "there").mkdir()
-    with pytest.raises(ConvertError, match="exists already"):
+    with pytest.raises(errors.ConvertError, match="exists already"):
         start_store(tmp_path / "there")
     for options in ({}, {"shard_batches": 0}, {"shard_batches": 4, "backend": "batch"},
                     {"shard_batches": 4, "overwrite": True}):  # fmt: skip
-        with pytest.raises(ArgumentError):
+        with pytest.raises(errors.ArgumentError):
             open_writer(tmp_path / "store", **SHAPE, live=True, **options)
-    with pytest.raises(ArgumentError, match="is for live=True"):
+    with pytest.raises(errors.ArgumentError, match="is for live=True"):
         open_writer(tmp_path / "x.h5", **SHAPE, shard_batches=4)
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
     with start_store(tmp_path / "store") as writer:
         assert isinstance(writer, LiveStoreWriter)
         for wrong in (batches(0, 1)[:, :2], np.zeros(3), 7):
-            with pytest.raises(ArgumentError, match="expected batches of shape"):
+            with pytest.raises(errors.ArgumentError, match="expected batches of shape"):
                 writer.write(wrong)
-        with pytest.raises(ConvertError):
+        with pytest.raises(errors.ConvertError):
             writer.write(np.full((B, S), -1))
         writer.write(batches(0, 5))
     expect_store(tmp_path / "store", 5, complete=True)
@@ -534,7 +522,7 @@ def test_an_index_that_contradicts_itself_is_refused(key, value, tmp_path):
         writer.write(batches(0, 5))
         index = json.loads((tmp_path / "store" / INDEX_NAME).read_text())
         (tmp_path / "store" / INDEX_NAME).write_text(json.dumps({**index, key: value, "check": ""}))
-        with pytest.raises(FormatError, match=key):
+        with pytest.raises(errors.FormatError, match=key):
             open_reader(tmp_path / "store")
 
 

@@ -10,19 +10,7 @@ import torch
 from contents import batches_of
 from contract import random_tokens
 
-from zb_hdf5 import (
-    ArgumentError,
-    BackendError,
-    ChecksumError,
-    ConvertError,
-    FormatError,
-    Loader,
-    MmapTokenStore,
-    ZbError,
-    convert,
-    open_reader,
-    verify_store,
-)
+from zb_hdf5 import Loader, MmapTokenStore, convert, errors, open_reader, verify_store
 
 ONE_RANK = {"rank": 0, "world_size": 1}
 
@@ -47,7 +35,7 @@ def test_the_backend_chooses_the_store_and_states_fit_both(books):
         next(first)
         second.load_state_dict(first.state_dict())
         assert torch.equal(next(first), next(second))
-    with pytest.raises(BackendError, match="asked for backend 'npy', found stores of batch and hdf5"):
+    with pytest.raises(errors.BackendError, match="asked for backend 'npy', found stores of batch and hdf5"):
         open_reader(folder, backend="npy")
 
 
@@ -56,14 +44,14 @@ def test_stores_of_different_tokens_are_refused(books, write_store):
     write_store(folder.parent / "other", tokens + 1, (4,), ("batch",)).rename(folder.parent / "moved")
     (folder / "batch").rename(folder.parent / "old")
     (folder.parent / "moved").rename(folder / "batch")
-    with pytest.raises(FormatError, match="expected the same tokens in hdf5 and batch"):
+    with pytest.raises(errors.FormatError, match="expected the same tokens in hdf5 and batch"):
         open_reader(folder)
 
 
 @pytest.mark.parametrize("what", [{"fields": ["mask"]}, {"documents": True}])
 def test_batch_files_are_refused_by_name_for_what_they_cannot_hold(what, books):
     with (
-        pytest.raises(ZbError, match="backend 'batch' holds tokens and nothing else"),
+        pytest.raises(errors.ZbError, match="backend 'batch' holds tokens and nothing else"),
         Loader(books[0], backend="batch", **what, **ONE_RANK) as loader,
     ):
         next(loader)
@@ -93,13 +81,13 @@ def test_a_foreign_dataset_is_a_stream_records_or_batches_by_its_axes(foreign):
         expected = flat[starts[:, np.newaxis] + np.arange(51)].reshape(-1, 3, 51)
         np.testing.assert_array_equal(np.stack(list(reader)), expected)
         assert reader.num_batches == (len(flat) - 1) // 50 // 3
-    with pytest.raises(ArgumentError, match="is a token stream: pass batch_size and seq_len"):
+    with pytest.raises(errors.ArgumentError, match="is a token stream: pass batch_size and seq_len"):
         open_reader(path, dataset="stream")
-    with pytest.raises(ArgumentError, match="batch_size must be between 1 and"):
+    with pytest.raises(errors.ArgumentError, match="batch_size must be between 1 and"):
         open_reader(path, dataset="records", batch_size=0)
-    with pytest.raises(FormatError, match="expected integers, found"):
+    with pytest.raises(errors.FormatError, match="expected integers, found"):
         open_reader(path, dataset="text")
-    with pytest.raises(FormatError, match="its integer datasets: batches, records, stream"):
+    with pytest.raises(errors.FormatError, match="its integer datasets: batches, records, stream"):
         open_reader(path, dataset="nothing")
 
 
@@ -170,19 +158,19 @@ def test_damage_to_the_files_of_the_lesson_is_found(damage, corpus):
             h5["tokens"][5] ^= damage == "token"
             h5["tokens"].attrs["token_count"] -= damage == "count"
     if damage == "index":
-        with pytest.raises(FormatError, match=r"x\.h5: expected a token_count and a sha256"):
+        with pytest.raises(errors.FormatError, match=r"x\.h5: expected a token_count and a sha256"):
             verify_store(corpus)
         return
     assert [report.outcome for report in verify_store(corpus)] == ["verified", "bad"]
     if damage != "token":
-        with pytest.raises(FormatError), MmapTokenStore(corpus) as store:
+        with pytest.raises(errors.FormatError), MmapTokenStore(corpus) as store:
             store.get_slice(1000, 1100)
 
 
 def test_a_path_of_the_lesson_names_a_file_of_its_folder(corpus):
     index = corpus / "shards.json"
     index.write_text(index.read_text().replace("shard-0001.h5", ".."))
-    with pytest.raises(FormatError, match="leaves the folder"):
+    with pytest.raises(errors.FormatError, match="leaves the folder"):
         MmapTokenStore(corpus)
 
 
@@ -203,11 +191,11 @@ def test_data_sets_of_others_are_converted(dataset, target, foreign, tmp_path):
 
 def test_the_corpus_of_the_lesson_is_converted_after_a_check(corpus, tmp_path):
     shape = {"source_format": "hdf5", "batch_size": 4, "seq_len": 32, "workers": 1}
-    with pytest.raises(ArgumentError, match="is a token stream: pass seq_len"):
+    with pytest.raises(errors.ArgumentError, match="is a token stream: pass seq_len"):
         convert(corpus, "hdf5", tmp_path / "out", source_format="hdf5")
-    with pytest.raises(ArgumentError, match="expected a stream with documents, found none"):
+    with pytest.raises(errors.ArgumentError, match="expected a stream with documents, found none"):
         convert(corpus, "hdf5", tmp_path / "out", seq_len=32)
-    with pytest.raises(ConvertError, match="tokens do not fill a batch"):
+    with pytest.raises(errors.ConvertError, match="tokens do not fill a batch"):
         convert(corpus, "hdf5", tmp_path / "out", remainder="error", **shape)
     report = convert(corpus, "hdf5", tmp_path / "out", **shape)
     assert report.num_batches == 1777 // 128
@@ -215,5 +203,5 @@ def test_the_corpus_of_the_lesson_is_converted_after_a_check(corpus, tmp_path):
         np.testing.assert_array_equal(np.stack(list(reader)).reshape(-1), tokens_of(corpus)[: 13 * 128])
     with h5py.File(corpus / "shard-0001.h5", "r+") as h5:
         h5["tokens"][5] ^= 1
-    with pytest.raises(ChecksumError):
+    with pytest.raises(errors.ChecksumError):
         convert(corpus, "hdf5", tmp_path / "again", **shape)

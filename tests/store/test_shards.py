@@ -17,17 +17,7 @@ from hypothesis import strategies as st
 from processes import python
 
 from examples import examples
-from zb_hdf5 import (
-    ChecksumError,
-    FormatError,
-    IncompleteError,
-    ShardEntry,
-    ShardIndex,
-    StoreMeta,
-    ZbError,
-    open_reader,
-    verify_store,
-)
+from zb_hdf5 import ShardEntry, ShardIndex, StoreMeta, errors, open_reader, verify_store
 from zb_hdf5.converters.npy_source import NpySource
 from zb_hdf5.converters.run import convert
 from zb_hdf5.files.ranges import Run
@@ -115,10 +105,10 @@ def test_unknown_keys_are_left_for_later_versions(store, tokens):
 )
 def test_what_is_no_index_is_a_format_error(content, store):
     (store / "shards.json").write_bytes(content)
-    with pytest.raises(FormatError, match=r"store/shards\.json"):
+    with pytest.raises(errors.FormatError, match=r"store/shards\.json"):
         open_reader(store)
     (store / "shards.json").unlink()
-    with pytest.raises(FormatError, match=r"store: no shards\.json: its index was lost"):
+    with pytest.raises(errors.FormatError, match=r"store: no shards\.json: its index was lost"):
         open_reader(store)
 
 
@@ -158,10 +148,10 @@ def test_what_is_no_index_is_a_format_error(content, store):
 @pytest.mark.thin
 def test_a_malformed_index_is_a_format_error(change, store):
     change_index(store, *change)
-    with pytest.raises(FormatError, match=r"store/shards\.json"):
+    with pytest.raises(errors.FormatError, match=r"store/shards\.json"):
         open_reader(store)
     if change == ("version", 4):
-        with pytest.raises(FormatError, match="expected version 3, found 4"):
+        with pytest.raises(errors.FormatError, match="expected version 3, found 4"):
             verify_store(store)
 
 
@@ -171,7 +161,7 @@ def test_a_path_that_leaves_the_folder_is_refused_though_the_file_is_there(make,
     shutil.copyfile(store / "shard-00001.h5", outside)
     (store / "a").mkdir()
     change_index(store, "shards", 1, "path", make(outside))
-    with pytest.raises(FormatError, match="leaves the folder of the store"):
+    with pytest.raises(errors.FormatError, match="leaves the folder of the store"):
         open_reader(store)
 
 
@@ -180,11 +170,11 @@ def test_a_path_that_leaves_the_folder_is_refused_though_the_file_is_there(make,
 def test_a_missing_shard_is_named(name, store):
     (store / name).rename(store / "aside")
     assert [problem and problem.exit_code for problem in problems(store)].count(4) == 1
-    with pytest.raises(FormatError, match=rf"names {name}, which is not there \(1 of 3 shards are missing\)"):
+    with pytest.raises(errors.FormatError, match=rf"names {name}, which is not there \(1 of 3 shards are missing\)"):
         open_reader(store)
     (store / "aside").rename(store / name)
     change_index(store, "shards", 1, "path", "far/away/shard-00001.h5")
-    with pytest.raises(FormatError, match=r"names far/away/shard-00001\.h5, which is not there"):
+    with pytest.raises(errors.FormatError, match=r"names far/away/shard-00001\.h5, which is not there"):
         open_reader(store)
 
 
@@ -206,7 +196,7 @@ def test_another_file_in_place_of_a_shard_is_found_when_it_is_read(field, make, 
     assert f" has {'num_batches 3, the file has 2' if field == 'num_batches' else 'sha256'}" in str(problems(store)[1])
     with open_reader(store) as reader:
         np.testing.assert_array_equal(reader.read_batch(1), tokens[1])
-        with pytest.raises(FormatError, match=rf"shard-00001\.h5: its index has {field}"):
+        with pytest.raises(errors.FormatError, match=rf"shard-00001\.h5: its index has {field}"):
             reader.read_batch(2)
 
 
@@ -225,7 +215,7 @@ def test_another_batch_file_in_place_of_a_shard_is_found(field, store, tokens, w
     if field == "shape":  # the same bytes: a reader cannot tell, and need not
         assert re.search(message, str(problems(store)[0]))
         return
-    with pytest.raises(FormatError, match=message), open_reader(store) as reader:
+    with pytest.raises(errors.FormatError, match=message), open_reader(store) as reader:
         reader.read_batch(0)
 
 
@@ -235,7 +225,7 @@ def test_another_batch_file_in_place_of_a_shard_is_found(field, store, tokens, w
 ])  # fmt: skip
 def test_a_shard_that_is_not_complete_is_refused(spoil, message, store):
     spoil(store)
-    with open_reader(store) as reader, pytest.raises(IncompleteError, match=message):
+    with open_reader(store) as reader, pytest.raises(errors.IncompleteError, match=message):
         reader.read_batch(2)
     change_index(store, "shards", 0, "backend", "hdf5")
     assert "shard-00000.batch" in str(problems(store)[0])
@@ -307,7 +297,7 @@ def test_a_shard_that_changes_after_it_was_let_go_of_is_refused(tmp_path, tokens
         reader.read_batch(6)
         write_file(folder / "shard-00000.h5", tokens[1::-1], overwrite=True)
         for _ in range(2):  # and stays refused
-            with pytest.raises(FormatError, match=r"shard-00000\.h5: (changed since|shards\.json has)"):
+            with pytest.raises(errors.FormatError, match=r"shard-00000\.h5: (changed since|shards\.json has)"):
                 reader.read_batch(0)
 
 
@@ -348,7 +338,7 @@ def test_verify_takes_the_cores_of_its_process_not_of_the_node(layout, store, tm
 def test_a_batch_shard_is_verified_by_its_sidecar_and_by_the_index(store, tokens, write_file):
     flip(store / "shard-00002.batch.crc32", 4)
     found = problems(store)[2]
-    assert isinstance(found, ChecksumError)
+    assert isinstance(found, errors.ChecksumError)
     assert "batch 1 is the first bad one" in str(found)
     flip(store / "shard-00002.batch.crc32", 4)
     (store / "shard-00000.batch.crc32").unlink()
@@ -358,7 +348,7 @@ def test_a_batch_shard_is_verified_by_its_sidecar_and_by_the_index(store, tokens
     assert "shards.json has sha256" in str(problems(store)[0])
     info = write_file(store / "shard-00000.batch", tokens[5:7], overwrite=True)  # consistent damage of both
     (store / "shard-00000.batch.crc32").write_bytes(info.crc32.tobytes())
-    assert isinstance(problems(store)[0], ChecksumError)
+    assert isinstance(problems(store)[0], errors.ChecksumError)
     assert "shards.json has sha256" in str(problems(store)[0])
 
 
@@ -403,7 +393,7 @@ def test_wrong_places_are_never_wrong_tokens(shift, tokens, tmp_path, write_stor
     moved = Run(run.base + shift[0], run.stride + shift[1], run.num_batches)
     rewrite_index(folder, 0, columns=columns | {"batches": (moved,)})
     message = r"shard-00000\.h5: is the shard.*rebuild the index|columns: batches lie over each other"
-    with pytest.raises(ZbError, match=message), open_reader(folder) as reader:
+    with pytest.raises(errors.ZbError, match=message), open_reader(folder) as reader:
         reader.read_batch(0)
     if shift[1] >= 0:  # else the index cannot be read
         assert [report.problem is None for report in verify_store(folder)] == [False, True]
@@ -416,7 +406,7 @@ def test_a_damaged_batch_that_is_the_first_to_be_read_is_told(tokens, tmp_path, 
     with open(folder / "shard-00000.h5", "r+b") as file:
         file.seek(offset)
         file.write(b"damage")
-    with pytest.raises(ChecksumError, match="batch 2: expected crc32"), open_reader(folder) as reader:
+    with pytest.raises(errors.ChecksumError, match="batch 2: expected crc32"), open_reader(folder) as reader:
         reader.read_batch(2)
 
 
@@ -432,7 +422,7 @@ def test_places_that_are_none_are_told(change, tokens, tmp_path, write_store):
     if value is MISSING:
         del content["columns"]["batches"][key]
     (folder / "shards.json").write_text(json.dumps(content))
-    with pytest.raises(FormatError, match="columns: "):
+    with pytest.raises(errors.FormatError, match="columns: "):
         open_reader(folder)
 
 
@@ -447,7 +437,7 @@ def test_every_flipped_bit_of_an_index_is_found(tokens, tmp_path, write_store, t
         try:
             assert ShardIndex.load(path) == expected  # only what holds nothing, such as the key "check" itself
             assert position >= text.rindex(b',\n "check"') or chr(text[position]).isspace(), position
-        except FormatError:
+        except errors.FormatError:
             pass
 
 

@@ -21,26 +21,8 @@ from processes import running, started
 
 import zb_hdf5.formats.npy
 from examples import examples
-from zb_hdf5 import (
-    ArgumentError,
-    BackendError,
-    BatchIndexError,
-    ChecksumError,
-    ConvertError,
-    DatasetLoader,
-    FormatError,
-    HDF5ShardWriter,
-    IncompleteError,
-    Loader,
-    MmapTokenStore,
-    ShardIndex,
-    SlidingWindowDataloader,
-    StateError,
-    UnverifiableError,
-    ZbError,
-    open_reader,
-    verify_store,
-)
+from zb_hdf5 import HDF5ShardWriter, Loader, MmapTokenStore, ShardIndex, errors, open_reader, verify_store
+from zb_hdf5.compat import DatasetLoader, SlidingWindowDataloader
 from zb_hdf5.formats.registry import open_chunks
 from zb_hdf5.loaders.order import SHUFFLES
 from zb_hdf5.spec import NO_SHA256
@@ -133,14 +115,14 @@ def test_the_pieces_in_which_tokens_come_do_not_matter(tmp_path):
 def test_the_boundary_token_is_not_cut_to_the_dtype_of_a_document(dtype, tmp_path):
     with HDF5ShardWriter(tmp_path / "s.h5", dtype="uint32", boundary_token_id=100_257) as writer:
         writer.write_document(np.array([1, 2], dtype))
-        with pytest.raises(ArgumentError, match="1-D"):
+        with pytest.raises(errors.ArgumentError, match="1-D"):
             writer.write_document(np.zeros((2, 2), dtype))
     with MmapTokenStore(tmp_path / "s.h5") as store:
         assert store.get_slice(0, 3).tolist() == [1, 2, 100_257]
 
 
 def test_an_exception_publishes_nothing_and_closing_does_once(tmp_path):
-    with pytest.raises(ConvertError), HDF5ShardWriter(tmp_path / "s.h5") as writer:
+    with pytest.raises(errors.ConvertError), HDF5ShardWriter(tmp_path / "s.h5") as writer:
         writer.write_document([*TOKENS, -1])
     assert list(tmp_path.iterdir()) == []
     writer = HDF5ShardWriter(tmp_path / "s.h5")
@@ -160,7 +142,9 @@ def test_a_writer_that_failed_keeps_its_committed_chunks(tmp_path, monkeypatch):
         with pytest.raises(OSError, match="No space left"):
             writer.write_documents(range(4), [4])
     for use in (lambda: writer.write_document([1]), writer.close):
-        with pytest.raises(ConvertError, match=r"the 3 chunks that were committed before it are in .*s\.h5\.partial"):
+        with pytest.raises(
+            errors.ConvertError, match=r"the 3 chunks that were committed before it are in .*s\.h5\.partial"
+        ):
             use()
     with open_chunks(tmp_path / "s.h5.partial") as reader:
         assert reader.token_count == 12
@@ -172,7 +156,7 @@ def test_ids_that_are_there_twice_or_only_sometimes_are_refused(tmp_path):
     with HDF5ShardWriter(tmp_path / "s.h5") as writer:
         writer.write_document([1, 2], id="a")
         for wrong in ({"id": "a"}, {}):
-            with pytest.raises(ConvertError, match="document 1: the "):
+            with pytest.raises(errors.ConvertError, match="document 1: the "):
                 writer.write_document([3], **wrong)
         writer.write_document([4], id="b")
     with MmapTokenStore(tmp_path / "s.h5") as store:
@@ -180,14 +164,14 @@ def test_ids_that_are_there_twice_or_only_sometimes_are_refused(tmp_path):
         np.testing.assert_array_equal(store.get_slice(0, store.num_tokens), [1, 2, 4])
     with HDF5ShardWriter(tmp_path / "t.h5") as writer:
         writer.write_document([1])
-        with pytest.raises(ConvertError, match="document 1: the documents before it have no ids, found 'a'"):
+        with pytest.raises(errors.ConvertError, match="document 1: the documents before it have no ids, found 'a'"):
             writer.write_document([2], id="a")
 
 
 @pytest.mark.parametrize(("tokens", "lengths", "error"), [
-    ([1, -1], [2], ConvertError), ([1, 70_000], [2], ConvertError), ([1, 99], [2], ConvertError),
-    ([1.5], [1], ConvertError), ([[1, 2]], [2], ArgumentError), ([1, 2], [1], ArgumentError),
-    ([1, 2], [3, -1], ArgumentError),
+    ([1, -1], [2], errors.ConvertError), ([1, 70_000], [2], errors.ConvertError), ([1, 99], [2], errors.ConvertError),
+    ([1.5], [1], errors.ConvertError), ([[1, 2]], [2], errors.ArgumentError), ([1, 2], [1], errors.ArgumentError),
+    ([1, 2], [3, -1], errors.ArgumentError),
 ])  # fmt: skip
 def test_bad_tokens_are_refused_and_nothing_of_them_is_written(tokens, lengths, error, tmp_path):
     with HDF5ShardWriter(tmp_path / "s.h5", vocab_size=99) as writer:
@@ -224,7 +208,7 @@ def test_documents_that_a_killed_writer_was_ahead_with_are_not_there(tmp_path):
         assert store.doc_offsets.tolist() == store.documents.offsets.tolist() == np.cumsum([0, *LENGTHS[:7]]).tolist()
         assert store.documents.number_of([0, 4299, 4300]).tolist() == [1, 6, -1]
         assert store.documents.document(6).length == 2000
-        with pytest.raises(BatchIndexError, match="it has 7"):
+        with pytest.raises(errors.BatchIndexError, match="it has 7"):
             store.document(7)
 
 
@@ -240,7 +224,7 @@ def test_documents_that_do_not_lie_in_the_tokens_are_damage(places, tmp_path, mo
         monkeypatch.setattr("zb_hdf5.store.store_documents.FEW_DOCUMENTS", few)
         with open_reader(tmp_path, batch_size=1, seq_len=5) as reader:
             for read in (lambda: reader.read_pieces(np.arange(2)), lambda: reader.documents.offsets):
-                with pytest.raises(FormatError, match=r"0\.h5: expected doc_offsets that ascend from 0 to 7"):
+                with pytest.raises(errors.FormatError, match=r"0\.h5: expected doc_offsets that ascend from 0 to 7"):
                     read()
 
 
@@ -260,7 +244,7 @@ def test_any_slice_is_that_of_the_array(stream):
         for start, stop in ((start, stop) for start in edges for stop in edges if start <= stop):
             np.testing.assert_array_equal(store.get_slice(start, stop), TOKENS[start:stop])
         for start, stop in [(-1, 3), (0, 5001), (4, 3)]:
-            with pytest.raises(BatchIndexError):
+            with pytest.raises(errors.BatchIndexError):
                 store.get_slice(start, stop)
 
 
@@ -306,18 +290,18 @@ def test_splits_are_read_apart(two_shards):
     with Loader(two_shards, **how) as loader:
         np.testing.assert_array_equal(next(iter(loader))[0], TOKENS[3000:3010])
     for path, split in ((two_shards, "test"), (two_shards / "shard-00000.h5", "val")):
-        with pytest.raises(ArgumentError, match="split"):
+        with pytest.raises(errors.ArgumentError, match="split"):
             MmapTokenStore(path, split=split)
 
 
 @pytest.mark.parametrize("array", [np.zeros((2, 3), int), np.zeros(3), np.zeros(3, "S1")])
 def test_an_npy_file_of_another_kind_is_told(array, tmp_path):
     np.save(tmp_path / "a.npy", array)
-    with pytest.raises(ZbError, match="expected a 1-D array of integers"):
+    with pytest.raises(errors.ZbError, match="expected a 1-D array of integers"):
         MmapTokenStore(tmp_path / "a.npy")
     told = "rows are records: convert them to a store$" if array.ndim == 2 else "expected a 1-D array of integers"
     for path in (tmp_path, tmp_path / "a.npy"):
-        with pytest.raises(ZbError, match=told):
+        with pytest.raises(errors.ZbError, match=told):
             Loader(path)
 
 
@@ -378,7 +362,7 @@ def test_a_state_of_windows_fits_another_batch_size(shuffle, targets, tmp_path):
         with loader(batch_size, drop_last=False) as resumed:
             before = resumed.state_dict()
             for broken in ({"position": 10**6}, {"seed": 7}, {"epoch": None}):
-                with pytest.raises(StateError):
+                with pytest.raises(errors.StateError):
                     resumed.load_state_dict({**state, **broken})
             assert resumed.state_dict() == before  # nothing was taken over
             resumed.load_state_dict(state)
@@ -398,14 +382,17 @@ def test_a_stream_needs_a_shape_and_a_store_has_one(tmp_path, tokens, write_file
     write(tmp_path / "s.h5")
     np.save(tmp_path / "s.npy", TOKENS)
     for path in (tmp_path / "s.h5", tmp_path / "s.npy"):
-        with pytest.raises(ZbError, match="pass batch_size and seq_len"):
+        with pytest.raises(errors.ZbError, match="pass batch_size and seq_len"):
             open_reader(path)
-    with pytest.raises(ArgumentError, match="do not fill one batch"):
+    with pytest.raises(errors.ArgumentError, match="do not fill one batch"):
         open_reader(tmp_path / "s.h5", batch_size=100, seq_len=51)
     write_file(tmp_path / "b.h5", tokens)
-    with pytest.raises(ArgumentError, match="is no token stream"):
+    with pytest.raises(errors.ArgumentError, match="is no token stream"):
         open_reader(tmp_path / "b.h5", batch_size=1, seq_len=5)
-    with open_reader(tmp_path / "s.h5", batch_size=1, seq_len=5, overlap=1) as reader, pytest.raises(ArgumentError):
+    with (
+        open_reader(tmp_path / "s.h5", batch_size=1, seq_len=5, overlap=1) as reader,
+        pytest.raises(errors.ArgumentError),
+    ):
         reader.read_records_into(np.array([0]), np.empty((1, 3), reader.dtype))
 
 
@@ -413,7 +400,7 @@ def test_ids_that_no_model_has_are_told_when_they_are_met(tmp_path):
     np.save(tmp_path / "s.npy", np.array([1, 2, 3, -1, 5, 6]))
     with open_reader(tmp_path / "s.npy", batch_size=1, seq_len=2) as reader:
         np.testing.assert_array_equal(reader.read_batch(0), [[1, 2]])
-        with pytest.raises(ConvertError, match="-1"):
+        with pytest.raises(errors.ConvertError, match="-1"):
             reader.read_batch(1)
 
 
@@ -448,10 +435,10 @@ def test_a_fingerprint_opens_some_of_many_files_and_counts_the_tokens_of_all(tmp
 @pytest.mark.parametrize("backend", ["batch", "hdf5"])
 def test_a_backend_that_was_named_is_never_replaced(backend, tmp_path):
     folder = write_npy(tmp_path / "folder", [TOKENS])
-    with pytest.raises(BackendError, match="found a 'npy' stream"):
+    with pytest.raises(errors.BackendError, match="found a 'npy' stream"):
         open_reader(folder, backend=backend, batch_size=2, seq_len=8)
     for verify, message in (("store", "hold no digests"), ("batch", "no digest is stored with it")):
-        with pytest.raises(UnverifiableError, match=message):
+        with pytest.raises(errors.UnverifiableError, match=message):
             open_reader(folder, batch_size=2, seq_len=8, verify=verify)
 
 
@@ -474,14 +461,14 @@ def test_ranks_take_turns_across_files_and_wrap_for_ever(num_processes, tmp_path
 
 def test_too_few_tokens_and_windows_that_cannot_be_are_refused(tmp_path, three_shards):
     folder = write_npy(tmp_path / "few", [TOKENS[:10]])
-    with pytest.raises(ArgumentError):
+    with pytest.raises(errors.ArgumentError):
         DatasetLoader(2, 5, 0, 1, folder)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FormatError, match=r"no \.npy files"):
+    with pytest.raises(errors.FormatError, match=r"no \.npy files"):
         DatasetLoader(2, 5, 0, 1, tmp_path / "empty")
     with MmapTokenStore(three_shards) as store:
         for window, options in ((5000, {}), (10, {"order": "sorted"})):
-            with pytest.raises(ArgumentError):
+            with pytest.raises(errors.ArgumentError):
                 SlidingWindowDataloader(store, window, 1, **options)
 
 
@@ -518,7 +505,7 @@ def test_verify_finds_the_first_bad_chunk_of_each_split_alone(two_shards):
     assert "chunk 2 (tokens 512 to 768) is the first bad one" in result.stdout
     open_reader(two_shards, batch_size=2, seq_len=9, split="train", verify="store").close()
     for split in ("val", None):
-        with pytest.raises(ZbError, match="chunk 2"):
+        with pytest.raises(errors.ZbError, match="chunk 2"):
             open_reader(two_shards, batch_size=2, seq_len=9, split=split, verify="store")
 
 
@@ -528,7 +515,7 @@ def test_rows_that_are_missing_are_damage_as_in_a_file_of_batches(name, tmp_path
     with h5py.File(tmp_path / "s.h5", "a") as h5:
         del h5[name]
     problem = verify_store(tmp_path / "s.h5")[0].problem
-    assert (type(problem), problem.exit_code) == (FormatError, 1)
+    assert (type(problem), problem.exit_code) == (errors.FormatError, 1)
     assert f"expected a dataset '{name}' of " in str(problem)
 
 
@@ -550,7 +537,7 @@ def test_a_flipped_bit_is_found_or_changes_nothing(seed, tmp_path):
     (tmp_path / "s.h5").write_bytes(data)
     try:
         problem = verify_store(tmp_path / "s.h5")[0].problem
-    except ZbError as error:
+    except errors.ZbError as error:
         problem = error
     if problem is None:
         with MmapTokenStore(tmp_path / "s.h5") as store:
@@ -565,10 +552,10 @@ def test_an_index_survives_its_own_text(two_shards):
     assert (index.token_count, index.shards[1].split) == (5000, "val")
     text = (folder / "shards.json").read_text()
     (folder / "shards.json").write_text(text.replace("3000", "3001"))
-    with pytest.raises(FormatError, match="damaged"):
+    with pytest.raises(errors.FormatError, match="damaged"):
         MmapTokenStore(folder)
     (folder / "shards.json").write_text(text.replace(index.shards[0].sha256, NO_SHA256))
-    with pytest.raises(FormatError):
+    with pytest.raises(errors.FormatError):
         ShardIndex.load(folder)
 
 
@@ -576,7 +563,7 @@ def test_an_index_survives_its_own_text(two_shards):
 def test_a_truncated_stream_is_told(cut, tmp_path):
     write(tmp_path / "s.h5")
     os.truncate(tmp_path / "s.h5", cut)
-    with pytest.raises(ZbError):
+    with pytest.raises(errors.ZbError):
         MmapTokenStore(tmp_path / "s.h5").get_slice(0, 5000)
     assert run("verify", tmp_path / "s.h5").exit_code in (1, 4)
 
@@ -608,19 +595,19 @@ def test_a_shard_of_other_tokens_or_a_damaged_chunk_is_told_at_the_first_read(ac
     write(folder / "shard-00001.h5", TOKENS[:10])
     with (
         MmapTokenStore(folder, access=access) as store,
-        pytest.raises(FormatError, match="its index has num_batches 8,"),
+        pytest.raises(errors.FormatError, match="its index has num_batches 8,"),
     ):
         store.get_slice(0, 5000)
     (folder / "shard-00001.h5").unlink()
-    with pytest.raises(FormatError, match="not there"):
+    with pytest.raises(errors.FormatError, match="not there"):
         MmapTokenStore(folder)
     write(folder / "shard-00001.h5", TOKENS[3000:] + 1)
     with h5py.File(folder / "shard-00000.h5", "r+") as h5:
         h5["tokens"][2900] += 1
     with MmapTokenStore(folder, access=access) as store:
-        with pytest.raises(ChecksumError, match=r"shard-00000\.h5: chunk 11: expected crc32"):
+        with pytest.raises(errors.ChecksumError, match=r"shard-00000\.h5: chunk 11: expected crc32"):
             store.get_slice(2817, 2818)
-        with pytest.raises(FormatError, match=r"shard-00001\.h5: its index has sha256"):
+        with pytest.raises(errors.FormatError, match=r"shard-00001\.h5: its index has sha256"):
             store.get_slice(3000, 5000)
         np.testing.assert_array_equal(store.get_slice(0, 2816), TOKENS[:2816])  # of a chunk that is whole
 
@@ -657,7 +644,7 @@ def test_a_stream_in_several_runs_that_was_cut_short_is_an_error(tmp_path):
         assert len(store.tokens.open_file(0, 0).extents.runs) > 1
         store.get_slice(0, 10)
         os.truncate(tmp_path / "s.h5", (tmp_path / "s.h5").stat().st_size - 4096)
-        with pytest.raises(IncompleteError, match="cut short"):
+        with pytest.raises(errors.IncompleteError, match="cut short"):
             store.get_slice(0, 10)
 
 

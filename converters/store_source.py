@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate, groupby, pairwise
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from zb_hdf5 import ArgumentError, BatchReader, ConvertError, IncompleteError, open_reader
 from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.converters.source import MAX_TOKEN, Source, TokenCounts
+from zb_hdf5.converters.source import MAX_TOKEN, Source, TokenCounts, batches_of
 from zb_hdf5.documents.document_table import documents_name, documents_path, part_of
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.paths import RemotePath, any_path
-from zb_hdf5.formats.batch_reader import require_choice
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_CODEC, TokenArray, find_bad_token, stored_dtype
 from zb_hdf5.store.opening import is_stream
 from zb_hdf5.store.shards import StoreReader
@@ -30,7 +30,7 @@ DEFAULT_BATCH_SIZE: Final = 32
 
 
 class StoreSource(Source):
-    """The batches of a store, in their order, as they are or in another dtype; or a stream of others, cut into rows."""
+    """The batches of a store, in their order, as they are, in another dtype or shape; or a stream of others, cut."""
 
     def __init__(
         self, path: str | os.PathLike[str], backend: str, dataset: str | None = None, dtype: str = "keep",
@@ -54,6 +54,7 @@ class StoreSource(Source):
         self.num_batches = reader.num_batches
         if self.num_batches == 0:
             raise ConvertError(f"{path}: holds no batches")
+        self._ranges = [(0, 0, self.num_batches)]  # of each split: the first stored token, and its batches
         dropped = stream.dropped_tokens if stream else 0
         self.token_counts = TokenCounts(self.num_batches * self.meta.batch_tokens + dropped)
         self.token_counts.drop("remainder", dropped)
@@ -98,32 +99,80 @@ class StoreSource(Source):
         with open_reader(self._shard_path[cut]) as shard:
             return shard.meta.total_records
 
+    def lay_out(self, batch_size: int | None, seq_len: int | None, remainder: str) -> None:
+        """Put the records, split after split in their order, into batches of another shape."""
+        stored = self.meta
+        length, size = seq_len or stored.seq_len, batch_size or stored.batch_size
+        if stored.seq_len % length:
+            raise ArgumentError(f"{self._path}: seq_len must divide the stored {stored.seq_len:,}, found {length:,}")
+        parts, padded = stored.seq_len // length, bool(self.shard_records)
+        self.meta, self._is_same = replace(stored, batch_size=size, seq_len=length), False
+        batches, splits = self.shard_batches or [self.num_batches], self.shard_splits or [DEFAULT_SPLIT]
+        known = self.shard_records or [count * stored.batch_size for count in batches]
+        shards: list[tuple[int, str, int]] = []  # batches, split, and records that are not padding
+        ranges, first, num_batches = [], 0, 0
+        for split, group in groupby(range(len(batches)), key=splits.__getitem__):
+            old = list(group)
+            records = sum(batches[k] for k in old) * stored.batch_size * parts
+            count, rest = batches_of(records, self.meta, remainder, f"records ({split})")
+            self.token_counts.drop("remainder", rest * length)
+            ranges.append((first * length, num_batches, num_batches + count))
+            first, num_batches = first + records, num_batches + count
+            written, num_shards = sum(known[k] for k in old) * parts, min(len(old), count)  # as many as there were
+            for start, stop in pairwise(k * count // num_shards for k in range(num_shards + 1)):
+                left = max(0, written - start * size)
+                shards.append((stop - start, split, min((stop - start) * size, left)))
+        self._ranges, self.num_batches = ranges, num_batches
+        new_batches, new_splits, new_records = map(list, zip(*shards, strict=True))
+        total = sum(new_records) if padded and stored.total_records else stored.total_records * parts
+        self.meta = replace(self.meta, total_records=total)
+        self.shard_records, self.shard_documents = new_records if padded else [], []
+        if self.shard_batches:
+            self.shard_batches, self.shard_splits = new_batches, new_splits
+
+    def _places(self, start: int, count: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (offset in `count`, number of batches, first stored token) of batches: those of one split at once."""
+        done = 0
+        for first_token, first, stop in self._ranges:
+            here = start + done
+            if done < count and first <= here < stop:
+                take = min(count - done, stop - here)
+                yield done, take, first_token + (here - first) * self.meta.batch_tokens
+                done += take
+
     def read_into(self, start: int, out: TokenArray) -> None:
         """Read consecutive batches; `ConvertError` if a token does not fit the dtype."""
-        if self.meta.dtype == self._reader.dtype:
-            self._reader.read_batches_into(start, out)
-            return
-        stored = np.empty(out.shape, self._reader.dtype)
-        self._reader.read_batches_into(start, stored)
-        bad = find_bad_token(stored, int(np.iinfo(self.meta.dtype).max))
-        if bad is not None:
-            number, index = start + bad // self._reader.meta.batch_tokens, bad % self._reader.meta.batch_tokens
-            raise ConvertError(
-                f"{self._path}: token id {stored.reshape(-1)[bad]} at index {index:,} of batch {number:,} does not fit "
-                f"{self.meta.dtype.name}",
-                remedy=Remedy.KEEP_DTYPE,
-            )
-        out[...] = stored
+        reader = self._reader
+        for done, count, token in self._places(start, len(out)):
+            part = out[done : done + count].reshape(-1)
+            stored = part if part.dtype == reader.dtype else np.empty(part.shape, reader.dtype)
+            reader.tokens.read([(token, stored)])
+            if stored is part:
+                continue
+            bad = find_bad_token(stored, int(np.iinfo(part.dtype).max))
+            if bad is not None:
+                number, index = divmod(token + bad, reader.meta.batch_tokens)
+                raise ConvertError(
+                    f"{self._path}: token id {stored[bad]} at index {index:,} of batch {number:,} does not fit "
+                    f"{part.dtype.name}",
+                    remedy=Remedy.KEEP_DTYPE,
+                )
+            part[...] = stored
 
     def read_field_into(self, name: str, start: int, out: TokenArray) -> None:
-        field = self._reader.field(name)
-        field.read_batches_into(start, out.reshape(len(out), *field.meta.shape))
+        size, values = math.prod(out.shape[3:]), self._reader.field(name).tokens
+        for done, count, token in self._places(start, len(out)):
+            values.read([(token * size, out[done : done + count].reshape(-1))])
 
     def read_pieces(self, start: int, stop: int) -> Pieces:
         """Return the pieces of batches of one split, whose offsets count in that split alone. Damage is found."""
-        self._check_pieces(start, stop)
-        pieces = self._reader.read_pieces(np.arange(start * self.meta.batch_size, stop * self.meta.batch_size))
-        return self._in_split(pieces, start)
+        [(_, count, token)] = self._places(start, stop - start)
+        per_batch, seq_len = self._reader.meta.batch_tokens, self.meta.seq_len
+        self._check_pieces(token // per_batch, -(-(token + count * self.meta.batch_tokens) // per_batch))
+        first = token // seq_len
+        return self._in_split(
+            self._reader.read_pieces(np.arange(first, first + count * self.meta.batch_size), seq_len), start
+        )
 
     def _in_split(self, pieces: Pieces, start: int) -> Pieces:
         shard = int(np.searchsorted(np.cumsum(self.shard_batches), start, side="right"))
@@ -160,121 +209,6 @@ class StoreSource(Source):
             self._reader = open_reader(self._path, backend=self._backend, verify="batch")
 
 
-class _SplitRange(NamedTuple):
-    """The shards of one split, which follow each other."""
-
-    split: str
-    first_record: int  # in the new length, counted over the whole source
-    start: int  # the batches that are made of them
-    stop: int
-    num_shards: int  # how many shards they were
-    written_records: int  # how many of the records are not padding
-
-
-class RelaidSource(StoreSource):
-    """The records of a store, split after split in their order, in batches of another shape."""
-
-    def __init__(
-        self, path: str | os.PathLike[str], backend: str, dataset: str | None = None, dtype: str = "keep", *,
-        batch_size: int | None = None, seq_len: int | None = None, remainder: str = "drop",
-    ) -> None:  # fmt: skip
-        super().__init__(path, backend, dataset, dtype)
-        require_choice("remainder", remainder, ("drop", "error"))
-        stored = self.meta
-        length, size = seq_len or stored.seq_len, batch_size or stored.batch_size
-        if stored.seq_len % length:
-            raise ArgumentError(f"{path}: seq_len must divide the stored {stored.seq_len:,}, found {length:,}")
-        self.meta, self._is_same = replace(stored, batch_size=size, seq_len=length), False
-        self._splits = list(self._lay_out(stored.seq_len // length, remainder))
-        self.num_batches = self._splits[-1].stop
-        self._name_shards()
-
-    def _lay_out(self, parts: int, remainder: str) -> Iterator[_SplitRange]:
-        stored = self._reader.meta
-        batches, splits = self.shard_batches or [self.num_batches], self.shard_splits or [DEFAULT_SPLIT]
-        known = self.shard_records or [count * stored.batch_size for count in batches]
-        first = start = 0
-        for split, group in groupby(range(len(batches)), key=splits.__getitem__):
-            shards = list(group)
-            records = sum(batches[k] for k in shards) * stored.batch_size * parts
-            count, rest = divmod(records, self.meta.batch_size)
-            if rest and remainder == "error":
-                raise ConvertError(
-                    f"{self._path}: {records:,} records ({split}) are no multiple of batch_size "
-                    f"{self.meta.batch_size:,}: {rest:,} are left over; pass --remainder drop"
-                )
-            if count == 0:
-                fill = f"do not fill one batch of {self.meta.batch_size:,}"
-                raise ConvertError(f"{self._path}: {records:,} records ({split}) {fill}")
-            self.token_counts.drop("remainder", rest * self.meta.seq_len)
-            yield _SplitRange(split, first, start, start + count, len(shards), sum(known[k] for k in shards) * parts)
-            first, start = first + records, start + count
-
-    def _name_shards(self) -> None:
-        """Cut each split into as many shards as it had, where it has as many batches."""
-        padded, total = bool(self.shard_records), self.meta.total_records
-        parts, batches, splits, records = self._reader.seq_len // self.meta.seq_len, [], [], []
-        for each in self._splits:
-            count = each.stop - each.start
-            num_shards = min(each.num_shards, count)
-            for start, stop in pairwise(k * count // num_shards for k in range(num_shards + 1)):
-                left = max(0, each.written_records - start * self.meta.batch_size)
-                batches.append(stop - start)
-                splits.append(each.split)
-                records.append(min((stop - start) * self.meta.batch_size, left))
-        self.meta = replace(self.meta, total_records=sum(records) if padded and total else total * parts)
-        self.shard_records, self.shard_documents = records if padded else [], []
-        if self.shard_batches:
-            self.shard_batches, self.shard_splits = batches, splits
-
-    def _records_from(self, start: int, count: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (offset in `count`, number of batches, first record) of batches: those of one split at once."""
-        done = 0
-        for each in self._splits:
-            here = start + done
-            if done < count and each.start <= here < each.stop:
-                take = min(count - done, each.stop - here)
-                yield done, take, each.first_record + (here - each.start) * self.meta.batch_size
-                done += take
-
-    def read_into(self, start: int, out: TokenArray) -> None:
-        self._cut_into(start, out, self._reader.meta.shape, self.meta.dtype, super().read_into)
-
-    def read_field_into(self, name: str, start: int, out: TokenArray) -> None:
-        field = self._reader.field(name)
-        self._cut_into(start, out, field.meta.shape, field.dtype, field.read_batches_into)
-
-    def _cut_into(
-        self,
-        start: int,
-        out: TokenArray,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        read: Callable[[int, TokenArray], None],
-    ) -> None:
-        """Fill `out` from the stored batches that its records lie in, which `read` reads in this shape and dtype."""
-        of_token = out.shape[3:]  # the values that a field has for each token
-        for done, count, record in self._records_from(start, len(out)):
-            first, stop, skipped = self._stored_batches(record, count)
-            stored = np.empty((stop - first, *shape), dtype)
-            read(first, stored)
-            part = out[done : done + count].reshape(-1, *of_token)
-            part[...] = stored.reshape(-1, *of_token)[skipped : skipped + len(part)]
-
-    def _stored_batches(self, record: int, count: int) -> tuple[int, int, int]:
-        """Return the stored batches that hold new ones, (first, stop), and how many tokens stand before these."""
-        token, per_batch = record * self.meta.seq_len, self._reader.meta.batch_tokens
-        first, skipped = divmod(token, per_batch)
-        return first, -(-(token + count * self.meta.batch_tokens) // per_batch), skipped
-
-    def read_pieces(self, start: int, stop: int) -> Pieces:
-        """Return the pieces of batches of one split, as `StoreSource` does."""
-        [(_, count, record)] = self._records_from(start, stop - start)
-        self._check_pieces(*self._stored_batches(record, count)[:2])
-        records = np.arange(record, record + count * self.meta.batch_size)
-        return self._in_split(self._reader.read_pieces(records, self.meta.seq_len), start)
-
-
 def open_stores(paths: list[Path], conversion: Conversion) -> StoreSource:
     """Open the store of a conversion: as it is, in another layout if one is named, or a stream of others, cut."""
     path, remainder = paths[0], conversion.remainder
@@ -287,8 +221,9 @@ def open_stores(paths: list[Path], conversion: Conversion) -> StoreSource:
         if remainder == "error" and (dropped := sum(source.token_counts.dropped.values())):
             raise ConvertError(f"{path}: {dropped:,} tokens do not fill a batch; pass --remainder drop")
         return source
+    source = StoreSource(*store)
     if batch_size or seq_len:
-        return RelaidSource(*store, batch_size=batch_size, seq_len=seq_len, remainder=remainder or "drop")
-    if remainder is not None:
+        source.lay_out(batch_size, seq_len, remainder or "drop")
+    elif remainder is not None:
         raise ArgumentError(f"{path}: remainder: without batch_size or seq_len no record is left over")
-    return StoreSource(*store)
+    return source

@@ -1,4 +1,4 @@
-"""The helps of all commands: their examples run as printed."""
+"""The helps of all commands: their examples run as printed, and what they report."""
 
 import json
 import shlex
@@ -20,21 +20,21 @@ RNG = np.random.default_rng(1)
 TEXTS = [" ".join(map(str, RNG.integers(0, 10_000, 600))) for _ in range(60)]
 
 
-#: `zb fetch` needs a server: tests/remote/test_fetch.py runs it.
-COMMANDS = {
-    name: command for name, command in commands_of(zb) if name != "fetch" and not isinstance(command, click.Group)
-}
+COMMANDS = {name: command for name, command in commands_of(zb) if not isinstance(command, click.Group)}
 
 
 def examples_of(name):
     """Return the lines of the examples in the help of a command, as arguments."""
+    if name == "fetch":  # what is there already needs no server; tests/remote/test_fetch.py has one
+        return [["zb", "fetch", "http://localhost/s_{}.parquet", "-n", "1", "-o", "."]]
     text = COMMANDS[name].help.partition("Example: ")[2].replace("\\\n", " ").replace("Example: ", "")
     return [shlex.split(line.replace("$TMPDIR", "tmp")) for line in text.strip().splitlines()]
 
 
 def made_by(name):
-    """Return the outputs of the examples of a conversion."""
-    return {line[4] for line in examples_of(name) if line[1] == "convert" and not line[3].startswith("-")}
+    """Return the outputs of the examples of a command that lie in the folder of its sources."""
+    made = {line[4] for line in examples_of(name) if line[1] == "convert" and not line[3].startswith("-")}
+    return made | {"index rebuild": {"data/train/shards.json"}, "tokenizer train": {"tok.json"}}.get(name, set())
 
 
 @pytest.fixture(scope="module")
@@ -83,36 +83,38 @@ def data(folder, tmp_path_factory):
         write_batches(made / "data" / name, tokens[:64].reshape(-1, 2, 8), dtype="uint16")
     (made / "data/train.h5").rename(made / "data/train.h5.partial")
     (made / "data/train.batch.crc32").unlink()
+    (made / "s_0.parquet").write_bytes(b"fetched")
     for part in ("0/2", "1/2"):
         succeed(convert, "npy-to-hdf5", made / "tokens.npy", made / "train-h5", "--shards=2", "--shard-range", part)
     return made
 
 
-@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {f"convert {each}" for each in convert.commands}))
-def test_the_examples_of_any_other_help_run_as_printed(name, data, tmp_path, monkeypatch):
-    shutil.copytree(data, tmp_path / "work")
+#: All examples as they are printed; with the options of reports, some for every day.
+REPORTS = [
+    pytest.param(name, option, marks=pytest.mark.thin if option else ())
+    for option in ("", "--json", "--quiet")
+    for name in sorted(COMMANDS)
+]
+
+
+@pytest.mark.parametrize(("name", "option"), REPORTS)
+def test_examples_run_as_printed_and_report_lines_json_or_nothing(name, option, folder, data, tmp_path, monkeypatch):
+    shutil.copytree(folder if name.startswith("convert ") else data, tmp_path / "work")
     monkeypatch.chdir(tmp_path / "work")
     if name.startswith("cache"):
         with Loader("data/train", rank=0, world_size=1, cache="tmp/cache") as loader:
             next(loader)
-    made = {"index rebuild": "data/train/shards.json", "tokenizer train": "tok.json"}.get(name)
-    if made is not None:
-        Path(made).unlink()
+    for path in map(Path, made_by(name)):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     for program, *arguments in examples_of(name):
         assert program == "zb"
-        succeed(zb, *arguments)
-
-
-@pytest.mark.parametrize("name", sorted(f"convert {each}" for each in convert.commands))
-def test_the_example_of_a_help_runs_as_printed(name, folder, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    made = made_by(name)
-    for each in folder.iterdir():
-        if each.name not in made:
-            (shutil.copytree if each.is_dir() else shutil.copy)(each, tmp_path / each.name)
-    for program, *arguments in examples_of(name):
-        assert program == "zb"
-        succeed(zb, *arguments)
+        done = succeed(zb, *arguments, *filter(None, [option]))
+        assert done.stderr == ""
+        if option == "--json":
+            assert isinstance(json.loads(done.stdout), dict)
+        else:
+            assert (bool(done.stdout), "  " in done.stdout) == (not option, not option)
+            assert "\x1b" not in done.stdout
 
 
 def test_no_help_has_two_notes_in_one():

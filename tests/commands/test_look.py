@@ -1,7 +1,11 @@
-"""`zb show` and `zb report`: what they say is so, and nothing in the data can harm the terminal or the page."""
+"""`zb show` and `zb report`: what they say is so, and nothing in the data can harm the terminal or the page.
+
+Each cell of a row has the document, the place in it, the fields and the span of its source token.
+"""
 
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -16,6 +20,7 @@ from hypothesis import strategies as st
 from packed import write_packed
 
 from zb_hdf5 import HDF5ShardWriter, ShardIndex, open_reader, open_writer
+from zb_hdf5.commands import rows as rows_module
 from zb_hdf5.commands.report import report_page, tag
 from zb_hdf5.commands.rows import PADDING, UNKNOWN, Row, document_row, parts_of, row_lines, rows_json, rows_of
 from zb_hdf5.commands.statistics import measure
@@ -223,24 +228,18 @@ def test_fields_and_spans_are_shown():
 
 
 def test_headlines_say_where_a_document_came_from(tmp_path):
-    packed = write_packed(tmp_path / "p.h5", [60], seq_len=8, lost=0)
+    packed, folder = write_packed(tmp_path / "p.h5", [60], seq_len=8, lost=0), "/some/folder"
     with open_reader(packed.path) as reader:
         row = document_row(reader, 0)
     for source, shown in (
-        ("a.jsonl", ["── document 0 · id id-0, line 1 of a.jsonl ".ljust(60, "─"), '  {"n": 0}']),
-        (
-            "/some/folder" * 2 + "/a.jsonl",
-            [f"── document 0 {'─' * 46}", f"  id id-0, line 1 of {'/some/folder' * 2}/a.jsonl"],
-        ),
-        (
-            "/some/folder" * 9 + "/a.jsonl",
-            ["── document 0 · id id-0, line 1 of …/a.jsonl ".ljust(60, "─"), '  {"n": 0}'],
-        ),
-        ("x\x1b[0m", ["── document 0 · id id-0, row 1 of x\\x1b[0m ".ljust(60, "─"), '  {"n": 0}']),
+        ("a.jsonl", ["── document 0 · id id-0, line 1 of a.jsonl ", '  {"n": 0}']),
+        (f"{folder * 2}/a.jsonl", ["── document 0 ", f"  id id-0, line 1 of {folder * 2}/a.jsonl"]),
+        (f"{folder * 9}/a.jsonl", ["── document 0 · id id-0, line 1 of …/a.jsonl ", '  {"n": 0}']),
+        ("x\x1b[0m", ["── document 0 · id id-0, row 1 of x\\x1b[0m ", '  {"n": 0}']),
     ):
         known = {0: row.known[0]._replace(source=source)}
         lines = list(row_lines(row._replace(known=known), None, limit=None, columns=60, colour=False))
-        assert lines[1:3] == shown
+        assert lines[1:3] == [shown[0].ljust(60, "─"), shown[1]]
 
 
 def test_a_document_of_batches_is_shown_with_all_that_is_known(tmp_path):
@@ -406,3 +405,104 @@ def test_a_report_of_nothing_and_one_into_no_folder_are_refused(tmp_path, monkey
     result = run(zb, "report", made.path, "-o", tmp_path / "none" / "r.html")
     assert result.exit_code == 2
     assert f"{tmp_path}/none/r.html: expected a folder to write into, found no {tmp_path}/none" in result.stderr
+
+
+# --- rows ------------------------------------------------------------------------------------------------------
+LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=8)
+
+
+def cells_of(row):
+    """Return (token, document, place, span) of each column of a row."""
+    found = []
+    for part in parts_of(row, None):
+        for k, token in enumerate(part.tokens.tolist()):
+            column = part.column + k
+            [*span] = [value for start, stop, value in row.spans if start <= column < stop]
+            is_text = part.document != PADDING
+            found.append((token, part.document, part.within + k if is_text else 0, *span))
+    return found
+
+
+def expected_cells(packed, row):
+    """Return the same from what was written."""
+    return [
+        (token, of, place, *(value for start, stop, value in packed.spans.get(of, []) if start <= place < stop))
+        for token, of, place in packed.cells[row]
+    ]
+
+
+def require_fields(row, packed, places):
+    """Compare the fields of a row with those that were written at (record, column) places."""
+    assert set(row.fields) == set(packed.fields)
+    for name, values in row.fields.items():
+        expected = np.array([packed.fields[name][place] for place in places], values.dtype)
+        np.testing.assert_array_equal(values, expected.reshape(values.shape))
+
+
+@given(LENGTHS, st.integers(0, 999), st.just(".h5"), st.sampled_from([None, 4, 2]))
+def test_cells_are_those_of_their_source(tmp_path_factory, lengths, seed, suffix, seq_len):
+    packed = write_packed(tmp_path_factory.mktemp("p") / f"x{suffix}", lengths, seed=seed)
+    size = seq_len or 8
+    with open_reader(packed.path) as reader:
+        asked = np.random.default_rng(seed).integers(0, reader.num_records * 8 // size, 5)
+        for record, row in zip(asked.tolist(), rows_of(reader, asked, seq_len), strict=True):
+            stored, first = record * size // 8, record * size % 8
+            assert cells_of(row) == expected_cells(packed, stored)[first : first + size]
+            require_fields(row, packed, [(stored, first + k) for k in range(size)])
+            for number, document in row.known.items():
+                assert (document.id, document.row, document.metadata) == (f"id-{number}", number + 1, {"n": number})
+                assert document.source == f"{number % 2}.jsonl"
+
+
+@given(LENGTHS, st.integers(0, 999), st.sampled_from([1, 3, 1 << 14]))
+def test_a_document_is_put_together_from_its_pieces(tmp_path_factory, lengths, seed, records_at_once):
+    packed = write_packed(tmp_path_factory.mktemp("p") / "x.h5", lengths, seed=seed)
+    place_of = {cell[1:]: (r, c) for r, row in enumerate(packed.cells) for c, cell in enumerate(row)}
+    with open_reader(packed.path) as reader, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows_module, "RECORDS_AT_ONCE", records_at_once)
+        for number, tokens in enumerate(packed.documents):
+            row = document_row(reader, number)
+            held = packed.held(number)
+            spans = packed.spans[number]
+            assert cells_of(row) == [
+                (token, number, place, *(value for a, b, value in spans if a <= place < b)) for place, token in held
+            ]
+            require_fields(row, packed, [place_of[number, place] for place, _ in held])
+            lost = len(tokens) - len(held)
+            assert (f"less {lost:,} tokens that are not in the store" in row.name) == (lost > 0)
+            jumps = sum(place != before + 1 for (before, _), (place, _) in zip(held, held[1:], strict=False))  # noqa: RUF007
+            assert len(parts_of(row, None)) == (jumps + 1 if held else 0)
+
+
+def test_a_document_of_a_stream_has_its_fields_and_spans(tmp_path):
+    with HDF5ShardWriter(tmp_path / "s.h5", fields={"mask": "u1", "vector": ("f4", (2,))}) as writer:
+        for number in range(3):
+            values = {"mask": np.arange(4) + number, "vector": np.arange(8).reshape(4, 2) + number}
+            writer.write_document(np.arange(4), values, spans=[(1, 3, f"span {number}")], id=f"id-{number}")
+    with open_reader(tmp_path / "s.h5", batch_size=1, seq_len=6) as reader:
+        row = document_row(reader, 1)
+        assert row.spans == [(1, 3, "span 1")]
+        assert row.known[1].id == "id-1"
+        assert row.fields["mask"].tolist() == [1, 2, 3, 4]
+        assert row.fields["vector"].tolist() == (np.arange(8).reshape(4, 2) + 1).tolist()
+        [_, window] = rows_of(reader, np.arange(2))  # tokens 6 to 12: half of document 1, and document 2
+        assert window.spans == [(0, 1, "span 1"), (3, 5, "span 2")]
+        assert window.fields["mask"].tolist() == [3, 4, 2, 3, 4, 5]
+
+
+def test_spans_that_cannot_be_decoded_here_are_bytes(tmp_path):
+    with HDF5ShardWriter(tmp_path / "s.h5", spans_codec=pickle.dumps) as writer:
+        writer.write_document([1, 2, 3], spans=[(0, 2, {"a": 1})])
+    with open_reader(tmp_path / "s.h5", batch_size=1, seq_len=3) as reader:
+        [(start, stop, value)] = document_row(reader, 0).spans
+    assert (start, stop, type(value)) == (0, 2, bytes)
+
+
+@pytest.mark.parametrize(("values", "text"), [
+    (np.array([b"a", b"a", b"b"]), "b'a' × 2, b'b' × 1"),
+    (np.zeros(2, [("x", "u1"), ("y", "f4")]), "(0, 0.0) × 2"),
+    (np.zeros((2, 3), "S2"), "bytes16[3]"),
+    (np.zeros((2, 3), "f4"), "float32[3], 0.0 to 0.0"),
+])  # fmt: skip
+def test_fields_of_any_dtype_are_summed_up(values, text):
+    assert rows_module.summary_of_field(values) == text

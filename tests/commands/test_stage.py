@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from commandline import report_of, run_zb
 from contents import write_batches, write_stream
-from contract import random_tokens
+from contract import assert_same, parts_of, random_tokens
 
 from zb_hdf5 import Loader, console, open_reader
 from zb_hdf5.commands.stage import runs_of
@@ -60,34 +60,22 @@ class Nothing(ClosedTokens):
         pass
 
 
-def read_from_cache_alone(folder, store, state=None, rank=0, **options):
-    """Return all steps of a rank, from a loader whose source has nothing."""
+def steps_of(folder, store, state=None, rank=0, **options):
+    """Return all steps of a rank; those of a cache are of a loader whose source has nothing."""
     with Loader(store, rank=rank, world_size=WORLD, cache=folder, **options) as loader:
-        for reader in (loader.reader, *map(loader.reader.field, options.get("fields", ()))):
+        for reader in (loader.reader, *map(loader.reader.field, options.get("fields", ()))) if folder else ():
             reader.tokens.tokens.close()
             reader.tokens.source = reader.tokens.tokens = Nothing(reader.tokens.tokens)
         if state is not None:
             loader.load_state_dict(state)
-        return [{name: value.numpy() for name, value in _named(step).items()} for step in loader]
+        return [parts_of(step) for step in loader]
 
 
-def _named(step):
-    return step if isinstance(step, dict) else dict(enumerate(step if isinstance(step, tuple) else (step,)))
-
-
-def plain_steps(store, state=None, rank=0, **options):
-    with Loader(store, rank=rank, world_size=WORLD, **options) as loader:
-        if state is not None:
-            loader.load_state_dict(state)
-        return [{name: value.numpy() for name, value in _named(step).items()} for step in loader]
-
-
-def same(found, expected):
-    assert len(found) == len(expected) > 0
-    for a, b in zip(found, expected, strict=True):
-        assert a.keys() == b.keys()
-        for name in a:
-            np.testing.assert_array_equal(a[name], b[name])
+def require_in_cache(folder, store, **how):
+    """Compare the steps from a cache alone with those of a loader without one."""
+    found = steps_of(folder, store, **how)
+    assert len(found) > 0
+    assert_same(found, steps_of(None, store, **how))
 
 
 @pytest.mark.parametrize("options", [
@@ -102,7 +90,7 @@ def test_the_ranks_read_what_was_copied_and_nothing_else_was(options, store, fol
     words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
     found = staged(store, folder, *words, "--ranks", "2,5-6", "--world-size", WORLD)
     for rank in (2, 5, 6):
-        same(read_from_cache_alone(folder, store, rank=rank, **options), plain_steps(store, rank=rank, **options))
+        require_in_cache(folder, store, rank=rank, **options)
     assert found["copied"] == found["units"] == len(batches_in(folder, store))
     if options.get("shuffle") != "records":
         assert len(batches_in(folder, store)) < len(TOKENS)
@@ -119,14 +107,14 @@ def test_a_state_says_what_is_left_of_its_epoch_or_that_the_next_one_is(done, st
     assert staged(*arguments)["copied"] == (8 - done or 8) * 4  # steps that are left, by ranks
     if done == 8:
         options, state = {**options, "epoch": 3}, None
-    same(read_from_cache_alone(folder, store, state, rank=3, **options), plain_steps(store, state, rank=3, **options))
+    require_in_cache(folder, store, state=state, rank=3, **options)
 
 
 def test_fields_are_copied_too(store, folder):
     found = staged(store, folder, "--field", "mask")
     assert found == {"units": 128, "num_bytes": TOKENS.nbytes + MASK.nbytes, "present": 0, "copied": 128}
     options = {"fields": ["mask"], "batch_size": 4}
-    same(read_from_cache_alone(folder, store, rank=1, **options), plain_steps(store, rank=1, **options))
+    require_in_cache(folder, store, rank=1, **options)
 
 
 @pytest.mark.parametrize("targets", [False, True])
@@ -137,7 +125,7 @@ def test_windows_of_a_stream(targets, tmp_path, folder):
     path = tmp_path / "s.h5"
     found = staged(path, folder, *words, "--ranks", 1, "--world-size", WORLD)
     assert found["copied"] == 6  # chunks of 512 tokens
-    same(read_from_cache_alone(folder, path, rank=1, **options), plain_steps(path, rank=1, **options))
+    require_in_cache(folder, path, rank=1, **options)
 
 
 def test_what_is_there_is_not_copied_again(store, folder, monkeypatch):

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
-from contents import write_batches
+from contents import write_batches, write_stream
 from descriptors import open_files
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,10 +47,9 @@ def check(found, units, tokens=None):
         assert beginning == list(units[int(group.units[0])])[: len(beginning)]
 
 
-def write_stream(path, documents):
-    with HDF5ShardWriter(path, chunk_tokens=64) as writer:
-        for document in documents:
-            writer.write_document(np.array(document, np.uint16))
+def write_documents(path, documents):
+    tokens = [token for document in documents for token in document]
+    write_stream(path, np.array(tokens, np.uint16), list(map(len, documents)), chunk_tokens=64)
 
 
 @given(DOCUMENTS, st.sampled_from([1, 5, 1 << 18]), st.booleans())
@@ -58,7 +57,7 @@ def test_a_stream(tmp_path_factory, documents, stretch, collide):
     if not any(documents):
         return
     path = tmp_path_factory.mktemp("s") / "s.h5"
-    write_stream(path, documents)
+    write_documents(path, documents)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(statistics, "STREAM_TOKENS", stretch)
         if collide:  # all hashes are equal
@@ -139,7 +138,7 @@ def test_a_sample_is_spread_evenly_and_names_units_of_the_store(tmp_path):
 def test_a_sample_of_a_stream_has_whole_documents(tmp_path, monkeypatch):
     monkeypatch.setattr(statistics, "STREAM_TOKENS", 10)
     documents = [[number] * 7 for number in range(30)]
-    write_stream(tmp_path / "s.h5", documents)
+    write_documents(tmp_path / "s.h5", documents)
     found = measure(tmp_path / "s.h5", sample_batches=4)
     assert found.units == found.tokens // 7 < 30
     assert set(found.counts.tolist()) == {0, 7}

@@ -49,28 +49,23 @@ def test_mixtures_are_answered_before_and_after_a_change_of_weights(store, tmp_p
 
 
 def test_wrong_states_are_told(store, tmp_path):
-    state = tmp_path / "state.json"
-    state.write_text("{not json")
-    assert "not JSON" in run(store, "--state", state, "--step", 0, code=1)
-    state.write_text("{}")
-    assert "missing" in run(store, "--state", state, "--step", 0, code=1)
-    good = Loader(store, rank=0, world_size=1).state_dict()
-    state.write_text(json.dumps(good | {"fingerprint": "sha256:other"}))
-    message = run(store, "--state", state, "--step", 0, code=1)
-    assert ("fingerprint" in message, "force" in message) == (True, False)
-    state.write_text(json.dumps(good))
-    state.write_text(json.dumps(Loader(store, rank=0, world_size=1).dataset().state_dict()))
-    assert "found the state of the dataset() of a Loader" in run(store, "--state", state, "--step", 0, code=1)
-    state.write_text(json.dumps(good | {"kind": ["loader"]}))
-    assert "kind" in run(store, "--state", state, "--step", 0, code=1)
-    state.write_text(json.dumps(good))
-    assert "end" in run(store, "--state", state, "--step", 10**6, code=2)
-    assert "expected a step below" in run(store, "--state", state, "--step", 10**30, code=2)
-    with MixedLoader({"a": store}, {"a": 1}, rank=0, world_size=1) as mixed:
-        state.write_text(json.dumps(mixed.state_dict()))
-    assert "expected a step below" in run(f"a={store}", "--state", state, "--step", 10**30, code=2)
-    state.write_text("[" * 100_000)
-    assert "not JSON" in run(store, "--state", state, "--step", 0, code=1)
+    how, state = {"rank": 0, "world_size": 1}, tmp_path / "state.json"
+    with Loader(store, **how) as loader, MixedLoader({"a": store}, {"a": 1}, **how) as mixed:
+        good, of_dataset, of_mixture = loader.state_dict(), loader.dataset().state_dict(), mixed.state_dict()
+    for source, content, step, code, message in (
+        (store, "{not json", 0, 1, "not JSON"),
+        (store, "[" * 100_000, 0, 1, "not JSON"),
+        (store, "{}", 0, 1, "missing"),
+        (store, json.dumps(good | {"fingerprint": "sha256:other"}), 0, 1, "fingerprint"),
+        (store, json.dumps(of_dataset), 0, 1, "found the state of the dataset() of a Loader"),
+        (store, json.dumps(good | {"kind": ["loader"]}), 0, 1, "kind"),
+        (store, json.dumps(good), 10**6, 2, "end"),
+        (store, json.dumps(good), 10**30, 2, "expected a step below"),
+        (f"a={store}", json.dumps(of_mixture), 10**30, 2, "expected a step below"),
+    ):
+        state.write_text(content)
+        found = run(source, "--state", state, "--step", step, code=code)
+        assert (message in found, "force" in found) == (True, False), found
 
 
 def require_documents(found, rows, documents):

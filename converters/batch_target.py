@@ -76,11 +76,11 @@ def write_batches(source: Source, conversion: Conversion, workers: Workers) -> R
     finished, shuffle, was_kept = write(plan, destination, conversion, workers)
     shards = [done.entry for done in finished]
     if part == WHOLE:
-        source.token_counts.require_balance(sum(shard.token_count for shard in shards))
+        source.counts.require_balance(sum(shard.token_count for shard in shards))
     max_token = max((done.max_token for done in finished if done.max_token is not None), default=None)
     return Report(
-        destination if part == WHOLE else partial_path(destination), source.meta, shards,
-        max_token, source.token_counts, str(shuffle), time.monotonic() - start_s, part, was_kept, lost,
+        destination if part == WHOLE else partial_path(destination), source.meta, shards, source.counts,
+        time.monotonic() - start_s, str(shuffle), max_token, part, was_kept, lost,
     )  # fmt: skip
 
 
@@ -193,11 +193,11 @@ def _write_live(source: Source, conversion: Conversion, workers: Workers) -> Rep
             writer.write(group.tokens, group.fields)
             workers.shown.advance(group.tokens.size)
         info = writer.finish()
-    source.token_counts.require_balance(info.token_count)
+    source.counts.require_balance(info.token_count)
     shuffle = Shuffle("direct", "one process gathers the records, as --live asks") if source.reorders else UNSHUFFLED
     return Report(
-        destination, source.meta, list(writer.index.shards), info.max_token, source.token_counts, str(shuffle),
-        time.monotonic() - start_s, left_behind=left_behind(source, keeps_fields=True, keeps_documents=False),
+        destination, source.meta, list(writer.index.shards), source.counts, time.monotonic() - start_s, str(shuffle),
+        info.max_token, left_behind=left_behind(source, keeps_fields=True, keeps_documents=False),
     )  # fmt: skip
 
 

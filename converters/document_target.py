@@ -14,16 +14,16 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from zb_hdf5 import ConvertError, HDF5ShardWriter, StoreMeta
+from zb_hdf5 import ConvertError, HDF5ShardWriter, ShardIndex, StoreMeta
 from zb_hdf5.converters.batch_target import is_one_file, refuse_bad_destination, write_batches
 from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.converters.documents import DocumentCounts, DocumentSource, Encoded, Route, route
+from zb_hdf5.converters.documents import DocumentSource, Encoded, Route, no_documents, route
 from zb_hdf5.converters.engines import Progress, Workers, no_progress
 from zb_hdf5.converters.journal import CheckTask, Head, Journal, how_to_go_on, is_result, refuse_interrupted
 from zb_hdf5.converters.packed import PackedSource
-from zb_hdf5.converters.reports import Done, Report, StreamReport
+from zb_hdf5.converters.reports import Done, Kept, Report
 from zb_hdf5.converters.shard import COMMIT_BYTES, SHARDS, file_states, require_unchanged, with_largest_token
-from zb_hdf5.converters.source import require_pad_id
+from zb_hdf5.converters.source import Counts, require_pad_id
 from zb_hdf5.documents.document_table import DocumentTable, documents_path, part_of
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import LockedFolder, PartialDirectory, partial_path, refuse_existing
@@ -43,7 +43,7 @@ class FinishedTokens:
     """A file of tokens that is whole and on disk, the counts of its documents, and the digest of all its bytes."""
 
     token_count: int
-    counts: DocumentCounts
+    counts: Counts
     files_sha256: str
     max_token: int | None = None
 
@@ -52,7 +52,7 @@ class FinishedTokens:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        counts = DocumentCounts.from_json(value["counts"])
+        counts = Counts.from_json(value["counts"])
         return cls(int(value["token_count"]), counts, str(value["files_sha256"]), value["max_token"])
 
 
@@ -84,7 +84,7 @@ class TokensTask:
     def _note(self) -> Path:
         return self.path.with_name(self.path.name + ".progress")
 
-    def read(self, counts: DocumentCounts, progress: Progress) -> Iterator[Encoded]:
+    def read(self, counts: Counts, progress: Progress) -> Iterator[Encoded]:
         """Yield the documents, some at a time, and count them."""
         done = 0
         try:
@@ -100,7 +100,7 @@ class TokensTask:
 
 def write_stream(task: TokensTask, progress: Progress = no_progress) -> FinishedTokens:
     """Write the documents of one task to an HDF5 stream."""
-    counts, source, boundary = DocumentCounts(), task.source, task.source.boundary_token_id
+    counts, source, boundary = Counts(), task.source, task.source.boundary_token_id
     with HDF5ShardWriter(
         task.path, dtype=source.dtype.name, boundary_token_id=NO_BOUNDARY if boundary is None else boundary,
         vocab_size=source.vocab_size, tokenizer=source.tokenizer, overwrite=True, codec=task.codec,
@@ -171,9 +171,7 @@ class TokensPlan:
             return False
         return is_result(store, same, self.source.paths)
 
-    def write(
-        self, folder: LockedFolder, conversion: Conversion, workers: Workers, codec: str = NO_CODEC
-    ) -> StreamReport:
+    def write(self, folder: LockedFolder, conversion: Conversion, workers: Workers, codec: str = NO_CODEC) -> Report:
         """Make a folder a store of streams, with a journal; those that an interrupted run has finished are kept."""
         start_s = time.monotonic()
         count = len(self.routes)
@@ -194,19 +192,22 @@ class TokensPlan:
         with journal.kept_for_resume():
             finished = journal.run(workers.engine, write_stream, journal.missing, workers.shown.advance)
         require_unchanged(source.paths, plan["files"])
-        counts = DocumentCounts()
+        counts = Counts()
         for done in finished:
             counts.add(done.counts)
         if not counts.documents:
-            raise ConvertError(f"{source.paths[0]}: {counts.no_documents(len(source.paths))}")
+            raise ConvertError(f"{source.paths[0]}: {no_documents(source, counts.documents_dropped)}")
         if source.has_ids:
             require_unique_ids([task.paths[1] for task in tasks.values() if task.paths[1].exists()])
-        tokens_kept = sum(done.counts.tokens.tokens_in for done in kept.values())
+        tokens_kept = sum(done.counts.tokens_in for done in kept.values())
         described = with_largest_token(self.description, (done.max_token for done in finished))
         splits = {task.path.name: task.route.split for task in tasks.values()}
         index = index_files(paths, splits=splits, source=described, shuffle="none")
         index.save(folder.partial_path)
-        return StreamReport(folder.path, index, counts, time.monotonic() - start_s, len(kept), tokens_kept)
+        return Report(
+            folder.path, index.meta, list(index.shards), counts, time.monotonic() - start_s,
+            kept=Kept.of(kept.values(), 0.0), documents_kept=tokens_kept,
+        )  # fmt: skip
 
 
 def is_intact(check: CheckTask[TokensTask, FinishedTokens], progress: Progress = no_progress) -> bool:
@@ -286,19 +287,19 @@ def stage_and_write(source: DocumentSource, conversion: Conversion, workers: Wor
         held_out = {"val_fraction": conversion.val_fraction, "val_seed": conversion.seed}
         described = {"packing": conversion.packing, **(held_out if conversion.val_fraction else {})}
         try:
-            path, splits = folder.partial_path, dict.fromkeys(shard.split for shard in made.index.shards)
-            stores = {split: StoreReader(path, made.index.of_split(split)) for split in splits}
+            path, index = folder.partial_path, ShardIndex.load(folder.partial_path)
+            stores = {split: StoreReader(path, index.of_split(split)) for split in made.batches_of_split}
             rows = PackedSource(
                 path, stores, path, replace(conversion, dtype=None), paths=source.paths,
-                description={**plan.description, **described}, token_counts=made.counts.tokens,
+                description={**plan.description, **described}, counts=made.counts,
             )  # fmt: skip
             report = write_batches(rows, replace(conversion, num_shards=None, shard_bytes=None), workers)
         except BaseException as error:
             error.add_note(f"the tokens are kept in {folder.partial_path}: {how_to_go_on(bool(conversion.overwrite))}")
             raise
     return replace(
-        report, documents=made.counts, packing=conversion.packing or "", batches_of_split=rows.batches_of_split,
-        documents_kept=made.tokens_kept, seconds=time.monotonic() - start_s,
+        report, packing=conversion.packing or "", documents_kept=made.documents_kept,
+        seconds=time.monotonic() - start_s,
     )  # fmt: skip
 
 
@@ -328,7 +329,7 @@ def _require_free(destination: Path, conversion: Conversion) -> None:
             refuse_interrupted(partial_path(destination), SHARDS)
 
 
-def write_streams(source: DocumentSource, conversion: Conversion, workers: Workers) -> StreamReport | Done:
+def write_streams(source: DocumentSource, conversion: Conversion, workers: Workers) -> Report | Done:
     """Write a store of streams. Its bytes depend on the source and on the options, never on the workers."""
     destination, start_s = Path(local_path(conversion.destination)), time.monotonic()
     refuse_bad_destination(source.paths, destination)

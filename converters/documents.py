@@ -9,7 +9,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.console import counted
 from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.converters.source import Source, TokenCounts
+from zb_hdf5.converters.source import Counts, Source
 from zb_hdf5.documents.document import TableInfo
 from zb_hdf5.documents.document_table import DocumentRows, check_documents
 from zb_hdf5.documents.pieces import pieces_path
@@ -113,31 +113,6 @@ class Holdout:
         return choose
 
 
-@dataclass
-class DocumentCounts:
-    """Counts of documents and of their tokens."""
-
-    documents: int = 0
-    dropped: Dropped = field(default_factory=Dropped)
-    tokens: TokenCounts = field(default_factory=TokenCounts)
-
-    def no_documents(self, num_files: int) -> str:
-        """Return the message that there were no documents, with the reasons."""
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.dropped.counts.items())
-        return f"no documents in {counted(num_files, 'file')} ({reasons or 'they are empty'})"
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> DocumentCounts:
-        """Return the counts that `dataclasses.asdict` was given."""
-        return cls(int(value["documents"]), Dropped(**value["dropped"]), TokenCounts(**value["tokens"]))
-
-    def add(self, later: DocumentCounts) -> None:
-        """Add those of another shard."""
-        self.documents += later.documents
-        self.dropped.merge(later.dropped)
-        self.tokens.add(later.tokens)
-
-
 @dataclass(frozen=True)
 class Route:
     """The documents of one file of tokens, in order: all of the groups, or those that `holdout` chooses. Picklable."""
@@ -151,17 +126,17 @@ class Route:
         """About how many bytes of documents are read."""
         return sum(group.num_bytes for group in self.groups)
 
-    def read(self, source: DocumentSource, num_threads: int, counts: DocumentCounts) -> Iterator[tuple[Encoded, int]]:
+    def read(self, source: DocumentSource, num_threads: int, counts: Counts) -> Iterator[tuple[Encoded, int]]:
         """Yield (documents, bytes read so far), and count them; dropped rows count in the training split only."""
         before = 0
         for group in self.groups:
             choose = None if self.holdout is None else self.holdout.chooser(group, self.split)
             for encoded in source.read(group, choose, num_threads):
                 counts.documents += len(encoded.lengths)
-                counts.tokens.tokens_in += len(encoded.tokens) + encoded.cut
-                counts.tokens.drop("beyond --max-document-tokens", encoded.cut)
+                counts.tokens_in += len(encoded.tokens) + encoded.cut
+                counts.drop("beyond --max-document-tokens", encoded.cut)
                 if choose is None or self.split == TRAIN:
-                    counts.dropped.merge(encoded.dropped or Dropped())
+                    counts.documents_dropped.merge(encoded.dropped or Dropped())
                 if len(encoded.lengths):
                     yield encoded, before + min(encoded.read, group.num_bytes)
             before += group.num_bytes
@@ -187,7 +162,7 @@ def route(
     if val_fraction and val_last_shard:
         raise ArgumentError("pass either --val-fraction or --val-last-shard, not both")
     if not source.groups:
-        raise ConvertError(f"{source.paths[0]}: {DocumentCounts().no_documents(len(source.paths))}")
+        raise ConvertError(f"{source.paths[0]}: {no_documents(source, Dropped())}")
     runs = [list(run) for _, run in groupby(source.groups, key=lambda group: group.file_number)]
     if num_shards is not None:
         runs = _cut_evenly(source.groups, num_shards)
@@ -199,6 +174,12 @@ def route(
         holdout = Holdout(val_fraction, seed)
         return [*(Route(run, TRAIN, holdout) for run in runs), Route(source.groups, VAL, holdout)]
     return list(map(Route, runs))
+
+
+def no_documents(source: DocumentSource, dropped: Dropped) -> str:
+    """Return the message that a source has no documents, with the reasons."""
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.counts.items())
+    return f"no documents in {counted(len(source.paths), 'file')} ({reasons or 'they are empty'})"
 
 
 def _cut_evenly(groups: list[Group], num_shards: int) -> list[list[Group]]:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from zb_hdf5 import ArgumentError, ConvertError, IncompleteError, StoreMeta
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.documents import Choose, DocumentSource, Encoded, Group
-from zb_hdf5.converters.source import REMAINDERS, Source, TokenCounts, batches_of, require_pad_id
+from zb_hdf5.converters.source import REMAINDERS, Counts, Source, batches_of, require_pad_id
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.paths import OpenFiles
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
@@ -172,15 +172,15 @@ class NpySource(Source):
     def _count_tokens(self, remainder: str) -> None:
         """Decide which records are stored, and count the others."""
         meta, total = self.meta, self.meta.total_records
-        self.token_counts = TokenCounts(sum(file.num_tokens for file in self._files))
+        self.counts = Counts(sum(file.num_tokens for file in self._files))
         for file in self._files:
-            self.token_counts.drop("file tail", file.num_tokens - file.num_records * meta.seq_len)
+            self.counts.drop("file tail", file.num_tokens - file.num_records * meta.seq_len)
         self.num_batches, rest = batches_of(total, meta, remainder)
         if rest and remainder == "pad":
-            self.token_counts.padding_rows = meta.batch_size - rest
-            self.token_counts.padded = self.token_counts.padding_rows * meta.seq_len
+            self.counts.padding_rows = meta.batch_size - rest
+            self.counts.padded = self.counts.padding_rows * meta.seq_len
         else:
-            self.token_counts.drop("remainder", rest * meta.seq_len)
+            self.counts.drop("remainder", rest * meta.seq_len)
 
     def read_into(self, start: int, out: TokenArray) -> None:
         rows = out.reshape(-1, self.meta.seq_len)

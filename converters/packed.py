@@ -21,7 +21,7 @@ from zb_hdf5.converters.batch_target import part_of as job_of
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.journal import WHOLE
 from zb_hdf5.converters.shard import DEFAULT_SHARD_BYTES
-from zb_hdf5.converters.source import Source, TokenCounts, batches_of, require_pad_id
+from zb_hdf5.converters.source import Counts, Source, batches_of, require_pad_id
 from zb_hdf5.documents.document_table import DocumentFile, documents_name, documents_path, part_of
 from zb_hdf5.documents.document_writer import DocumentsWriter, join_documents
 from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, ranges
@@ -329,7 +329,7 @@ class PackedSource(Source):
     """Batches of the packed documents of the streams of some splits, that for training first: each in its own order.
 
     The shards of the first split are those that were asked for. Plans and document tables are kept in `folder`. A
-    stream that was written for the conversion has the `description` and the `paths` of its source, and `token_counts`,
+    stream that was written for the conversion has the `description` and the `paths` of its source, and `counts`,
     to which the tokens that packing drops and pads are added; it is not compared with its digests.
     """
 
@@ -345,10 +345,10 @@ class PackedSource(Source):
         *,
         description: dict[str, Any] | None = None,
         paths: Sequence[Path] = (),
-        token_counts: TokenCounts | None = None,
+        counts: Counts | None = None,
     ) -> None:
         dtype, store = options.dtype or "keep", next(iter(stores.values()))
-        self._path, self._checked = path, token_counts is not None
+        self._path, self._checked = path, counts is not None
         self.meta = StoreMeta(
             options.batch_size or 0, options.seq_len or 0, store.dtype if dtype == "keep" else stored_dtype(dtype),
             (options.seed or 0) if options.shuffle else 0, 0, sum(each.document_count for each in stores.values()),
@@ -362,7 +362,7 @@ class PackedSource(Source):
         how = {"packing": options.packing, "pad_id": self._pad_id}
         self.description = description or {"format": "stream", "files": [str(path)], **how}
         self._options = replace(options, source=None, progress=None, engine=None)  # picklable
-        self.token_counts = token_counts or TokenCounts(sum(each.num_tokens for each in stores.values()))
+        self.counts = counts or Counts(sum(each.num_tokens for each in stores.values()))
         self.num_batches, self._splits = 0, list[PackedRows]()
         for split, each in stores.items():
             self._pack(PackedRows(each, split, folder, len(self._splits), self.meta, self._options, self._pad_id))
@@ -388,15 +388,15 @@ class PackedSource(Source):
     def _pack(self, rows: PackedRows) -> None:
         """Add the rows of a split, and count the tokens that are in none."""
         options, meta = self._options, self.meta
-        self.token_counts.drop("cropped by packing", rows.tokens_cropped)
+        self.counts.drop("cropped by packing", rows.tokens_cropped)
         num_batches, rest = batches_of(rows.num_rows, meta, options.remainder or "pad", f"packed rows ({rows.split})")
         left_out = 0
         if rest and options.remainder == "pad":
-            self.token_counts.padding_rows += meta.batch_size - rest
+            self.counts.padding_rows += meta.batch_size - rest
         elif rest:
             left_out = rows.tokens_in(rows.order.indices(np.arange(rows.num_rows - rest, rows.num_rows)))
-            self.token_counts.drop("remainder", left_out)
-        self.token_counts.padded += num_batches * meta.batch_tokens - (rows.tokens_kept - left_out)
+            self.counts.drop("remainder", left_out)
+        self.counts.padded += num_batches * meta.batch_tokens - (rows.tokens_kept - left_out)
         rows.first_batch, rows.num_batches = self.num_batches, num_batches
         self.num_batches += num_batches
         self._splits.append(rows)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
-from zb_hdf5 import ShardEntry, ShardIndex, StoreMeta
+from zb_hdf5 import ShardEntry, StoreMeta
 from zb_hdf5.console import counted, format_bytes, format_count
-from zb_hdf5.converters.documents import DocumentCounts
-from zb_hdf5.converters.journal import WHOLE, Part
-from zb_hdf5.converters.shard import FinishedShard
-from zb_hdf5.converters.source import TokenCounts
+from zb_hdf5.converters.journal import WHOLE, FinishedFile, Part
+from zb_hdf5.converters.source import Counts
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.spec import combine_sha256
+from zb_hdf5.spec import STREAM_LAYOUT, combine_sha256
 
 Lines = list[tuple[str, str]]
 
@@ -27,7 +26,7 @@ class Kept(NamedTuple):
     seconds: float
 
     @classmethod
-    def of(cls, finished: Iterable[FinishedShard], seconds: float) -> Self:
+    def of(cls, finished: Iterable[FinishedFile], seconds: float) -> Self:
         """Count shards that were found finished."""
         tokens = [done.token_count for done in finished]
         return cls(len(tokens), sum(tokens), seconds if tokens else 0.0)
@@ -38,41 +37,43 @@ NOTHING_KEPT: Final = Kept(0, 0, 0.0)
 
 @dataclass(frozen=True)
 class Report:
-    """The report of a conversion to batches.
+    """The report of a conversion to batches, or to streams.
 
     Attributes
     ----------
     destination
         The result; of a part of a conversion the `.partial` folder that it belongs to.
+    meta
+        The shape and dtype of the result.
     shards
         Those of this conversion, or of this part.
-    max_token
-        None: not known, of a result that was there already.
-    token_counts
+    counts
         Counts of the whole conversion, also in the report of a part.
     shuffle
         The way in which the records were read, and the reason.
+    max_token
+        None: not known.
     kept
         The part that an earlier run had written.
     left_behind
         Fields and documents that the target does not hold; "": none.
-    documents, packing, batches_of_split, documents_kept
-        For a conversion of documents: their counts, how they became rows, and the tokens that were not made again.
+    packing
+        The way in which documents became rows; "": they were kept as they are, or there were none.
+    documents_kept
+        The tokens of documents that were not made again.
     """
 
     destination: Path
     meta: StoreMeta
     shards: list[ShardEntry]
-    max_token: int | None
-    token_counts: TokenCounts
-    shuffle: str
+    counts: Counts
     seconds: float
+    shuffle: str = "none"
+    max_token: int | None = None
     part: Part = WHOLE
     kept: Kept = NOTHING_KEPT
     left_behind: str = ""
-    documents: DocumentCounts | None = None
     packing: str = ""
-    batches_of_split: dict[str, int] | None = None
     documents_kept: int = 0
 
     @property
@@ -80,8 +81,16 @@ class Report:
         return sum(shard.num_batches for shard in self.shards)
 
     @property
+    def batches_of_split(self) -> dict[str, int]:
+        """The number of batches of each split."""
+        found = Counter[str]()
+        for shard in self.shards:
+            found[shard.split] += shard.num_batches
+        return dict(found)
+
+    @property
     def tokens_stored(self) -> int:
-        return self.num_batches * self.meta.batch_tokens
+        return sum(shard.token_count for shard in self.shards)
 
     @property
     def tokens_written(self) -> int:
@@ -91,7 +100,8 @@ class Report:
     @property
     def tokens_per_second(self) -> float | None:
         """The speed of this run, without the time for checking kept shards; None if it wrote nothing."""
-        return self.tokens_written / (self.seconds - self.kept.seconds) if self.tokens_written else None
+        made = self.counts.tokens_in - self.documents_kept if self.counts.documents else self.tokens_written
+        return made / (self.seconds - self.kept.seconds) if made else None
 
     @property
     def sha256(self) -> str:
@@ -99,19 +109,26 @@ class Report:
         one_file = self.destination.is_file()
         return self.shards[0].sha256 if one_file else combine_sha256(shard.sha256 for shard in self.shards)
 
+    @property
+    def _is_stream(self) -> bool:
+        return self.meta.layout == STREAM_LAYOUT
+
     def to_json(self) -> dict[str, Any]:
         """Return the report for programs."""
-        counts, documents = self.token_counts, {}
-        if self.documents is not None:
-            documents = _documents_json(self.documents, self.documents_kept, self.seconds)
-            documents |= {"packing": self.packing, "batches_of_split": self.batches_of_split}
+        counts, meta = self.counts, self.meta
+        shape = {"batch_size": meta.batch_size, "seq_len": meta.seq_len, "num_batches": self.num_batches}
+        documents = {
+            "documents": counts.documents,
+            "documents_dropped": counts.documents_dropped.counts,
+            "documents_dropped_first": counts.documents_dropped.first,
+            "tokens_kept": self.documents_kept,
+        }
+        packed = {"packing": self.packing, "batches_of_split": self.batches_of_split}
         return {
             "path": str(self.destination),
             **({} if self.part == WHOLE else {"part": list(self.part)}),
-            "batch_size": self.meta.batch_size,
-            "seq_len": self.meta.seq_len,
-            "dtype": self.meta.dtype.name,
-            "num_batches": self.num_batches,
+            **({} if self._is_stream else shape),
+            "dtype": meta.dtype.name,
             "num_shards": len(self.shards),
             "shards_kept": self.kept.shards,
             "shards_written": len(self.shards) - self.kept.shards,
@@ -128,47 +145,49 @@ class Report:
             "left_behind": self.left_behind,
             "seconds": round(self.seconds, 3),
             "tokens_per_second": self.tokens_per_second and round(self.tokens_per_second),
-            **documents,
+            **(documents if counts.documents else {}),
+            **(packed if self.packing else {}),
         }
 
     def lines(self) -> Lines:
         """Return the report for people."""
-        counts, meta = self.token_counts, self.meta
+        counts, meta, kept = self.counts, self.meta, self.kept.shards
         padded = f" + {counts.padded:,} padded" if counts.padded else ""
-        shards = "1 file" if self.destination.is_file() else _shards(len(self.shards), self.kept.shards)
-        tokens = f"{counts.tokens_in:,} in{padded} = {self.tokens_stored:,} stored + {_dropped(counts)} dropped"
+        written = f"kept {kept:,} shards, wrote {len(self.shards) - kept:,}"
+        shards = "1 file" if self.destination.is_file() else written if kept else counted(len(self.shards), "shard")
+        dropped = " + ".join(f"{tokens:,} {reason}" for reason, tokens in counts.dropped.items()) or "0"
+        tokens = f"{counts.tokens_in:,} in{padded} = {self.tokens_stored:,} stored + {dropped} dropped"
         if self.part != WHOLE:
             tokens = f"{self.tokens_stored:,} stored by part {self.part.job} of {self.part.num_jobs}"
+        shape = f"{self.num_batches:,} of {meta.batch_size:,} x {meta.seq_len:,} {meta.dtype.name}"
         return [
             ("wrote" if self.tokens_written else "there is", f"{self.destination} ({shards})"),
-            ("batches", f"{self.num_batches:,} of {meta.batch_size:,} x {meta.seq_len:,} {meta.dtype.name}"),
+            *([] if self._is_stream else [("batches", shape)]),
             ("tokens", tokens),
             *([("padding", self._padding())] if counts.padded and self.part == WHOLE else []),
-            *([("shuffle", self.shuffle)] if self.documents is None else []),
+            *([("documents", self._documents())] if counts.documents else [("shuffle", self.shuffle)]),
             ("sha256", self.sha256),
             *[("note", note) for note in (self._extension(), self.left_behind) if note],
-            *(self._documents_lines() if self.documents else [("speed", self._speed())]),
+            ("speed", self._speed()),
+            *counts.documents_dropped.lines(),
         ]
 
-    def _documents_lines(self) -> Lines:
-        documents = self.documents or DocumentCounts()
-        splits = ", ".join(
-            f"{counted(count, 'batch', 'batches')} {split}" for split, count in (self.batches_of_split or {}).items()
-        )
-        return [
-            ("documents", f"{documents.documents:,}, {self.packing} packing: {splits}"),
-            ("speed", _documents_speed(documents, self.documents_kept, self.seconds)),
-            *documents.dropped.lines(),
-        ]
+    def _documents(self) -> str:
+        """Return how many documents there are, and how their tokens are stored."""
+        splits = Counter(shard.split for shard in self.shards) if self._is_stream else self.batches_of_split
+        noun = ("shard", "shards") if self._is_stream else ("batch", "batches")
+        parts = ", ".join(f"{counted(count, *noun)} {split}" for split, count in splits.items())
+        return f"{self.counts.documents:,}{self.packing and f', {self.packing} packing'}: {parts}"
 
     def _speed(self) -> str:
-        """Rate the tokens that this run wrote, not the shards that it kept."""
-        rate = self.tokens_per_second
+        """Rate the tokens that this run made or wrote, not those that it kept."""
+        rate, kept = self.tokens_per_second, self.documents_kept
         if rate is None:
             return f"{self.seconds:.2f} s, nothing was left to write"
-        checks = f" ({self.kept.seconds:.2f} s to check the kept shards)" if self.kept.shards else ""
+        checks = f" ({self.kept.seconds:.2f} s to check the kept shards)" if self.kept.seconds else ""
+        again = f" (kept {kept:,} tokens of documents)" if kept else ""
         bytes_rate = format_bytes(rate * self.meta.dtype.itemsize)
-        return f"{self.seconds:.2f} s{checks}, {format_count(rate)}tok/s, {bytes_rate}/s"
+        return f"{self.seconds:.2f} s{checks}{again}, {format_count(rate)}tok/s, {bytes_rate}/s"
 
     def _extension(self) -> str | None:
         """Name the tools that do not read such files; None if all do."""
@@ -179,54 +198,11 @@ class Report:
 
     def _padding(self) -> str:
         """Return the share of padding in the store, and its kinds."""
-        rows = self.token_counts.padding_rows
-        in_rows = self.token_counts.padded - rows * self.meta.seq_len
+        rows = self.counts.padding_rows
+        in_rows = self.counts.padded - rows * self.meta.seq_len
         kinds = {f"{in_rows:,} at the ends of rows": in_rows, f"{rows:,} whole rows, which fill the last batch": rows}
-        share = self.token_counts.padded / self.tokens_stored
+        share = self.counts.padded / self.tokens_stored
         return f"{share:.2%} of the stored tokens: {', '.join(text for text, count in kinds.items() if count)}"
-
-
-@dataclass(frozen=True)
-class StreamReport:
-    """The report of a conversion to streams; `tokens_kept` were not made again."""
-
-    destination: Path
-    index: ShardIndex
-    counts: DocumentCounts
-    seconds: float
-    shards_kept: int = 0
-    tokens_kept: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report for programs."""
-        index, counts = self.index, self.counts
-        return {
-            "path": str(self.destination),
-            "dtype": index.meta.dtype.name,
-            "num_shards": len(index.shards),
-            "shards_kept": self.shards_kept,
-            "shards_written": len(index.shards) - self.shards_kept,
-            "tokens_in": counts.tokens.tokens_in,
-            "tokens_stored": index.token_count,
-            "tokens_dropped": counts.tokens.dropped,
-            "sha256": index.sha256,
-            "seconds": round(self.seconds, 3),
-            **_documents_json(counts, self.tokens_kept, self.seconds),
-        }
-
-    def lines(self) -> Lines:
-        """Return the report for people."""
-        index, counts = self.index, self.counts.tokens
-        val = sum(shard.split != "train" for shard in index.shards)
-        shards = _shards(len(index.shards), self.shards_kept)
-        return [
-            ("wrote", f"{self.destination} ({shards}{f', {val:,} of them val' if val else ''})"),
-            ("documents", f"{index.meta.document_count:,}"),
-            ("tokens", f"{counts.tokens_in:,} in = {index.token_count:,} stored + {_dropped(counts)} dropped"),
-            ("sha256", index.sha256),
-            ("speed", _documents_speed(self.counts, self.tokens_kept, self.seconds)),
-            *self.counts.dropped.lines(),
-        ]
 
 
 @dataclass(frozen=True)
@@ -242,28 +218,3 @@ class Done:
     def lines(self) -> Lines:
         """Return the report for people."""
         return [("there is", f"{self.destination} already, made of these files in this way: nothing to do")]
-
-
-def _shards(count: int, kept: int) -> str:
-    return f"kept {kept:,} shards, wrote {count - kept:,}" if kept else counted(count, "shard")
-
-
-def _dropped(counts: TokenCounts) -> str:
-    return " + ".join(f"{tokens:,} {reason}" for reason, tokens in counts.dropped.items()) or "0"
-
-
-def _documents_json(counts: DocumentCounts, kept: int, seconds: float) -> dict[str, Any]:
-    return {
-        "documents": counts.documents,
-        "documents_dropped": counts.dropped.counts,
-        "documents_dropped_first": counts.dropped.first,
-        "tokens_kept": kept,
-        "tokens_per_second": round((counts.tokens.tokens_in - kept) / seconds),
-    }
-
-
-def _documents_speed(counts: DocumentCounts, kept: int, seconds: float) -> str:
-    """Rate the tokens that this run made of documents, not those of an earlier run."""
-    tokens = counts.tokens.tokens_in - kept
-    note = f" (kept {kept:,} tokens, tokenized {tokens:,})" if kept else ""
-    return f"{seconds:.2f} s{note}, {format_count(tokens / seconds)}tok/s"

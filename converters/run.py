@@ -15,7 +15,7 @@ from zb_hdf5.converters.conversion import DEFAULT_MEMORY_BYTES, OPTIONS, STREAM,
 from zb_hdf5.converters.document_target import stage_and_write, write_streams
 from zb_hdf5.converters.documents import DocumentSource
 from zb_hdf5.converters.engines import Shown, TokensShown, Workers, default_workers, open_engine
-from zb_hdf5.converters.reports import Done, Report, StreamReport
+from zb_hdf5.converters.reports import Done, Report
 from zb_hdf5.converters.source import Source
 from zb_hdf5.converters.sources import PACKED, kind_of, require_options
 from zb_hdf5.files.paths import any_path
@@ -34,7 +34,7 @@ PRELOAD: Final = (
 P = ParamSpec("P")
 
 
-def run(conversion: Conversion, shown: Shown | None = None) -> Report | StreamReport | Done | None:
+def run(conversion: Conversion, shown: Shown | None = None) -> Report | Done | None:
     """Convert; None in an MPI rank that has only served the first one. By default `conversion.progress` is called."""
     with _opened(conversion, shown or TokensShown(conversion.progress or (lambda tokens: None))) as opened:
         if opened is None:
@@ -145,7 +145,7 @@ _REST: Final = """
 
     Returns
     -------
-    Report, StreamReport, Done or None
+    Report, Done or None
         The report; None in an MPI rank that has only served the first one.
 
     Raises

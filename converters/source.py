@@ -18,6 +18,7 @@ from zb_hdf5.formats.batch_reader import GROUP_BYTES
 from zb_hdf5.loaders.order import GlobalOrder
 from zb_hdf5.loaders.steps import read_ahead
 from zb_hdf5.spec import TokenArray, bad_token_message, token_limit
+from zb_hdf5.text.corpus import Dropped
 
 #: The largest id of a store, in the `source` entry of its index: of no shard, and of no copy before it is written.
 MAX_TOKEN: Final = "max_token"
@@ -28,21 +29,30 @@ GROUPS: Final = 3
 
 
 @dataclass
-class TokenCounts:
-    """Counts of tokens: `tokens_in + padded == stored + dropped`, or the conversion is wrong."""
+class Counts:
+    """Counts of tokens: `tokens_in + padded == stored + dropped`, or the conversion is wrong; and of documents."""
 
     tokens_in: int = 0
     padded: int = 0  # positions without a token of the source
     padding_rows: int = 0  # rows of nothing else, which fill the last batch
     dropped: dict[str, int] = field(default_factory=dict)
+    documents: int = 0  # of a conversion of documents, as all that follows
+    documents_dropped: Dropped = field(default_factory=Dropped)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """Return the counts that `dataclasses.asdict` was given."""
+        return cls(**{**value, "documents_dropped": Dropped(**value["documents_dropped"])})
 
     def drop(self, reason: str, tokens: int) -> None:
         """Count tokens that are not stored."""
         if tokens:
             self.dropped[reason] = self.dropped.get(reason, 0) + tokens
 
-    def add(self, later: TokenCounts) -> None:
+    def add(self, later: Counts) -> None:
         """Add those of another file."""
+        self.documents += later.documents
+        self.documents_dropped.merge(later.documents_dropped)
         self.tokens_in += later.tokens_in
         self.padded += later.padded
         self.padding_rows += later.padding_rows
@@ -86,7 +96,7 @@ class Source(ABC):
 
     meta: StoreMeta  # shape, dtype and origin of the batches that will be stored
     num_batches: int
-    token_counts: TokenCounts  # complete before the first batch is read
+    counts: Counts  # complete before the first batch is read
     description: dict[str, Any]  # the `source` entry of `shards.json`
     identity: dict[str, Any]  # JSON of what decides the batches besides `description` and the bytes of `paths`
     paths: list[Path]  # the files and folders that are read; the destination may not replace them

@@ -14,7 +14,7 @@ import numpy as np
 
 from zb_hdf5 import ArgumentError, BatchReader, ConvertError, IncompleteError, open_reader
 from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.converters.source import MAX_TOKEN, Source, TokenCounts, batches_of
+from zb_hdf5.converters.source import MAX_TOKEN, Counts, Source, batches_of
 from zb_hdf5.documents.document_table import documents_name, documents_path, part_of
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.documents.table_file import PiecesFile
@@ -56,8 +56,8 @@ class StoreSource(Source):
             raise ConvertError(f"{path}: holds no batches")
         self._ranges = [(0, 0, self.num_batches)]  # of each split: the first stored token, and its batches
         dropped = stream.dropped_tokens if stream else 0
-        self.token_counts = TokenCounts(self.num_batches * self.meta.batch_tokens + dropped)
-        self.token_counts.drop("remainder", dropped)
+        self.counts = Counts(self.num_batches * self.meta.batch_tokens + dropped)
+        self.counts.drop("remainder", dropped)
         self.description = {"format": backend, "path": str(path)}
         self.identity = {"fingerprint": reader.fingerprint, "dataset": dataset}
         is_own = not (dataset or windows)
@@ -115,7 +115,7 @@ class StoreSource(Source):
             old = list(group)
             records = sum(batches[k] for k in old) * stored.batch_size * parts
             count, rest = batches_of(records, self.meta, remainder, f"records ({split})")
-            self.token_counts.drop("remainder", rest * length)
+            self.counts.drop("remainder", rest * length)
             ranges.append((first * length, num_batches, num_batches + count))
             first, num_batches = first + records, num_batches + count
             written, num_shards = sum(known[k] for k in old) * parts, min(len(old), count)  # as many as there were
@@ -218,7 +218,7 @@ def open_stores(paths: list[Path], conversion: Conversion) -> StoreSource:
         if seq_len is None:
             raise ArgumentError(f"{path}: is a token stream: pass seq_len, the tokens of a record")
         source = StoreSource(*store, windows=(batch_size or DEFAULT_BATCH_SIZE, seq_len))
-        if remainder == "error" and (dropped := sum(source.token_counts.dropped.values())):
+        if remainder == "error" and (dropped := sum(source.counts.dropped.values())):
             raise ConvertError(f"{path}: {dropped:,} tokens do not fill a batch; pass --remainder drop")
         return source
     source = StoreSource(*store)

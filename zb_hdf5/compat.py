@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from zb_hdf5.commands.fetch import fetch_shards
 from zb_hdf5.converters.documents import Recipe, TextSource
-from zb_hdf5.converters.reports import StreamReport
+from zb_hdf5.converters.reports import Report
 from zb_hdf5.converters.run import convert
 from zb_hdf5.errors import ArgumentError, BatchIndexError, ConvertError, Remedy
 from zb_hdf5.files.paths import any_path
@@ -374,7 +374,7 @@ class ShardedTokenizationPipeline:
         boundary = known.boundary_token_id if boundary_token is None else known.special_token_id(boundary_token)
         self._documents, self._num_shards, self._recipe = documents, num_shards, Recipe(spec, boundary)
 
-    def run(self, destination: str | os.PathLike[str], *, workers: int = 1, overwrite: bool = False) -> StreamReport:
+    def run(self, destination: str | os.PathLike[str], *, workers: int = 1, overwrite: bool = False) -> Report:
         """Write the store; meanwhile, texts are in `<destination>.texts.partial/`.
 
         Raises `ExistsError` if the destination exists, and `ConvertError` if there are fewer documents than shards.
@@ -390,7 +390,7 @@ class ShardedTokenizationPipeline:
                 files, kind = [first[0], *documents], first[0].path.suffix.removeprefix(".")
             else:
                 files, kind = self._spooled(chain(first, documents), folder), "texts"
-            report: StreamReport = convert(TextSource(files, kind, self._recipe), "stream", destination, **how)
+            report: Report = convert(TextSource(files, kind, self._recipe), "stream", destination, **how)
             return report
 
     def _spooled(self, texts: Iterator[str], folder: Path) -> list[DocumentFile]:

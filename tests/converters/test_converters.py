@@ -303,7 +303,7 @@ def test_tokens_are_conserved(lengths, batch_size, seq_len, shuffle, remainder, 
             return
         report = run_pipe(NpySource([folder], **options), "hdf5", folder / "out", num_shards=shards)
         stored = records_of(folder / "out")
-    counts, kept = report.token_counts, batches * batch_size
+    counts, kept = report.counts, batches * batch_size
     assert counts.tokens_in == first - 1
     assert counts.tokens_in + counts.padded == report.tokens_stored + sum(counts.dropped.values())
     assert counts.dropped.get("file tail", 0) == first - 1 - whole.size

@@ -112,7 +112,7 @@ def test_stored_rows_are_the_packed_documents(tmp_path, files, texts, packing, s
     assert (index.shuffle, index.meta.document_count) == ("global" if shuffle else "none", 150)
     assert json.loads(index.meta.tokenizer)["name"] == "byte"
     assert index.source["packing"] == packing
-    counts = report.token_counts
+    counts = report.counts
     assert counts.tokens_in == len(stream_of(texts))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out"]
     sizes = [shard.num_batches for shard in index.shards]
@@ -232,7 +232,7 @@ def test_the_counts_balance(tmp_path_factory, lengths, packing, remainder, batch
         return
     stored = np.empty((source.num_batches, batch_size, seq_len), np.uint32)
     source.read_into(0, stored)
-    counts = source.token_counts
+    counts = source.counts
     counts.require_balance(stored.size)
     assert counts.tokens_in == sum(lengths)
     assert np.count_nonzero(stored == 0) == counts.padded
@@ -381,12 +381,12 @@ def test_finished_tokens_and_shards_are_kept(num_tasks, tmp_path, files, monkeyp
     done = tokenized(monkeypatch)
     again = ingest(files, tmp_path / "out", options=options, resume=True)
     assert len(done) == max(0, 4 - num_tasks)
-    assert (again.documents_kept > 0, again.documents_kept == whole.documents.tokens.tokens_in) == (
+    assert (again.documents_kept > 0, again.documents_kept == whole.counts.tokens_in) == (
         num_tasks > 0,
         not done,
     )
     assert again.kept.shards == max(0, num_tasks - 4)
-    assert (again.sha256, again.documents) == (whole.sha256, whole.documents)
+    assert (again.sha256, again.counts) == (whole.sha256, whole.counts)
     assert files_in(tmp_path / "out") == files_in(tmp_path / "whole")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out", "whole"]
 
@@ -407,7 +407,7 @@ def test_a_replacement_goes_on_too(num_tasks, tmp_path, files, monkeypatch):
     ingest(files, tmp_path / "out", options=options, resume=True, overwrite=True)
     assert len(done) == max(0, 4 - num_tasks)
     assert files_in(tmp_path / "out") == files_in(tmp_path / "whole")
-    assert whole.token_counts.padded
+    assert whole.counts.padded
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out", "whole"]
 
 
@@ -575,7 +575,7 @@ def test_real_text_packs_well(tmp_path):
     files = open_documents(sorted(Path(json.__file__).parent.parent.glob("*.py")), "text")
     for packing, lost in (("best-fit", False), ("pad", True)):
         options = TextOptions(4, 2048, packing=packing, remainder="pad")
-        counts = run_conversion(TextSource(files, "text", BYTES), "hdf5", tmp_path / packing, **options).token_counts
+        counts = run_conversion(TextSource(files, "text", BYTES), "hdf5", tmp_path / packing, **options).counts
         assert (sum(counts.dropped.values()) > 0.5 * counts.tokens_in) is lost
         assert (counts.padded < 0.02 * counts.tokens_in) or lost
 

@@ -120,7 +120,7 @@ def test_every_token_of_a_store_of_text_has_its_document(tmp_path, corpus, packi
             covered[split] = require_tokens(reader, known)
             assert reader.has_pieces
             if split is None:
-                assert len(reader.documents) == report.documents.documents == len(known)
+                assert len(reader.documents) == report.counts.documents == len(known)
             rng = np.random.default_rng(0)
             some = rng.integers(0, reader.num_records, 30)  # from all shards, in any order, some twice
             whole = reader.read_pieces(np.arange(reader.num_records))
@@ -129,8 +129,8 @@ def test_every_token_of_a_store_of_text_has_its_document(tmp_path, corpus, packi
             assert halves.seq_len == 16
             assert halves.num_records == 2 * reader.num_records
     assert covered[None] == covered["train"] + covered["val"]
-    cropped = sum(report.token_counts.dropped.values())
-    assert covered[None] == report.documents.tokens.tokens_in - cropped
+    cropped = sum(report.counts.dropped.values())
+    assert covered[None] == report.counts.tokens_in - cropped
 
 
 @pytest.mark.parametrize("num_shards", [None, 3])

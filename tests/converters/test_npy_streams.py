@@ -87,10 +87,10 @@ def test_an_interrupted_run_goes_on(tmp_path):
     with pytest.raises(ConvertError, match="other"):
         convert([source], "stream", tmp_path / "stream", boundary_token_id=1, resume=True)
     report = convert([source], "stream", tmp_path / "stream", boundary_token_id=END, resume=True)
-    assert report.shards_kept == 2
+    assert report.kept.shards == 2
     arguments = ["npy-to-stream", source, tmp_path / "whole", "--boundary-token-id", END]
     assert "documents  4" in succeed(command, *arguments).output
-    assert ShardIndex.load(tmp_path / "whole").sha256 == report.index.sha256
+    assert ShardIndex.load(tmp_path / "whole").sha256 == report.sha256
     again = run_command(command, *arguments)
     assert (again.exit_code, "exists" in again.output) == (1, True)
 

@@ -66,7 +66,7 @@ def content(path):
 def test_flat_tokens_are_shuffled_into_a_store(target, as_folder, tok, tmp_path, run):
     source = tok.parent if as_folder else tok
     report = convert(source, target, tmp_path / "here", **SHAPE, num_shards=3, dtype="uint16")
-    assert (report.num_batches, report.token_counts.tokens_in) == (10, TOKENS.size)
+    assert (report.num_batches, report.counts.tokens_in) == (10, TOKENS.size)
     np.testing.assert_array_equal(
         content(tmp_path / "here"), TOKENS.reshape(-1, 16)[write_order(40, 3).indices(np.arange(40))]
     )
@@ -151,7 +151,7 @@ def test_documents_are_kept_in_a_stream(code, block, tmp_path, run, monkeypatch)
     files = [write_megatron(tmp_path / "in" / f"{k}.bin", DOCUMENTS[2 * k :][:3], code) for k in range(2)]
     report = convert(tmp_path / "in", "stream", tmp_path / "stream", workers=1)
     expected = expected_documents(DOCUMENTS[:3] + DOCUMENTS[2:])
-    assert (report.counts.documents, len(report.index.shards)) == (6, 2)
+    assert (report.counts.documents, len(report.shards)) == (6, 2)
     with MmapTokenStore(tmp_path / "stream") as store:
         assert [store.document(k).tolist() for k in range(store.document_count)] == expected
         places = [store.documents.document(k) for k in range(store.document_count)]
@@ -166,7 +166,7 @@ def test_documents_become_rows_that_know_them(tmp_path, run):
     source = write_megatron(tmp_path / "in.bin", documents)
     how = {"batch_size": 3, "seq_len": 8, "packing": "best-fit", "val_fraction": 0.2, "seed": 5, "workers": 1}
     report = convert(source, "hdf5", tmp_path / "store", **how)
-    assert report.documents.documents == 40
+    assert report.counts.documents == 40
     assert set(report.batches_of_split) == {"train", "val"}
     with Loader(tmp_path / "store", shuffle="sequential", documents=("documents", "document_ids")) as loader:
         step = next(iter(loader))
@@ -187,7 +187,7 @@ def test_an_interrupted_conversion_of_documents_is_resumed(tmp_path):
     with pytest.raises(Stops):
         convert(tmp_path / "in", "stream", tmp_path / "out", engine=Failing(2))
     report = convert(tmp_path / "in", "stream", tmp_path / "out", resume=True, workers=1)
-    assert report.shards_kept == 2
+    assert report.kept.shards == 2
     convert(tmp_path / "in", "stream", tmp_path / "whole", workers=1)
     assert (tmp_path / "out" / "shards.json").read_bytes() == (tmp_path / "whole" / "shards.json").read_bytes()
 

@@ -56,7 +56,7 @@ def test_documents_are_recovered_by_their_offsets(tmp_path, files, texts, num_sh
         report = write(tmp_path / "out", engine=engine, threads=workers)
     assert stored_documents(tmp_path / "out") == expected(texts)
     index = ShardIndex.load(tmp_path / "out")
-    assert index == report.index
+    assert (index.meta, list(index.shards)) == (report.meta, report.shards)
     assert len(index.shards) == (num_shards or 2)
     assert (index.meta.boundary_token_id, index.meta.vocab_size, index.meta.dtype.name) == (256, 257, "uint16")
     assert json.loads(index.meta.tokenizer)["name"] == "byte"
@@ -71,7 +71,7 @@ def test_splits_boundaries_and_long_documents(tmp_path, files, texts):
     train, val = (stored_documents(tmp_path / "out", split) for split in ("train", "val"))
     assert sorted(train + val) == sorted(expected(cut, end=()))
     assert 20 < len(val) < 80
-    assert report.counts.tokens.dropped == {"beyond --max-document-tokens": sum(map(len, texts)) - sum(map(len, cut))}
+    assert report.counts.dropped == {"beyond --max-document-tokens": sum(map(len, texts)) - sum(map(len, cut))}
 
 
 def test_the_destination_never_replaces_the_text(tmp_path):
@@ -125,7 +125,7 @@ def test_finished_shards_are_kept(num_tasks, damage, tmp_path, files, monkeypatc
         ):
             write(tmp_path / "out")
         if damage:
-            path = waiting / whole.index.shards[0].path
+            path = waiting / whole.shards[0].path
             data = path.read_bytes()
             path.write_bytes(data.replace(b"\x00\x01", b"\x01\x01", 1) if damage == "token" else data + b"junk")
     done = []
@@ -135,10 +135,10 @@ def test_finished_shards_are_kept(num_tasks, damage, tmp_path, files, monkeypatc
     conversion = Conversion(source, "stream", tmp_path / "out", num_shards=4, resume=True, workers=1)
     again = run_one(conversion, shown)
     assert len(done) == 4 - num_tasks + (damage != "" and num_tasks > 0)
-    assert again.shards_kept == 4 - len(done)
+    assert again.kept.shards == 4 - len(done)
     total = tokens_plan(source, conversion).num_bytes
-    assert (again.tokens_kept > 0, sum(shown.amounts[0])) == (num_tasks - bool(damage) > 0, total)
-    assert (again.index, again.counts) == (whole.index, whole.counts)
+    assert (again.documents_kept > 0, sum(shown.amounts[0])) == (num_tasks - bool(damage) > 0, total)
+    assert (again.meta, again.shards, again.counts) == (whole.meta, whole.shards, whole.counts)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         path.name for path in (tmp_path / "whole").iterdir()
     }
@@ -152,6 +152,6 @@ def test_the_command(tmp_path, files, texts):
     assert (report["documents"], report["num_shards"]) == (150, 2)
     assert report["sha256"] == ShardIndex.load(tmp_path / "out").sha256
     assert stored_documents(tmp_path / "out") == expected(texts)
-    assert "documents  150\n" in succeed(convert, *command, "--force").stdout
+    assert "documents  150: 2 shards train\n" in succeed(convert, *command, "--force").stdout
     result = run(convert, "jsonl-to-hdf5", tmp_path / "corpus", tmp_path / "two", *options, "--seq-len", 512)
     assert (result.exit_code, "--seq-len belongs to --layout batches" in result.output) == (2, True)

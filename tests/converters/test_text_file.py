@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zb_hdf5 import ArgumentError, ConvertError
-from zb_hdf5.converters.documents import TRAIN, VAL, DocumentCounts, Recipe, TextSource, route
+from zb_hdf5.converters.documents import TRAIN, VAL, Recipe, TextSource, route
+from zb_hdf5.converters.source import Counts
 from zb_hdf5.text import corpus as documents
 from zb_hdf5.text.corpus import open_documents
 from zb_hdf5.text.tokenizers import load_tokenizer
@@ -33,7 +34,7 @@ def files(tmp_path, texts, monkeypatch):
 
 def encode(files, plan, recipe=WITH_BOUNDARY, num_threads=1):
     """Return the documents of a shard as lists of ids, and their counts."""
-    counts, found, before = DocumentCounts(), [], 0
+    counts, found, before = Counts(), [], 0
     for encoded, read in plan.read(TextSource(files, "jsonl", recipe), num_threads, counts):
         assert before <= read <= plan.num_bytes
         before = read
@@ -55,7 +56,7 @@ def test_held_out_documents_do_not_depend_on_the_shards(files, texts, num_shards
     assert held_out == again
     assert sorted(kept + held_out) == sorted(tokens_of(texts))
     assert 20 <= len(held_out) <= 60
-    assert not counts.dropped.counts, "counted in the shards of the training documents"
+    assert not counts.documents_dropped.counts, "counted in the shards of the training documents"
     assert encode(files, route(TextSource(files, "jsonl", WITH_BOUNDARY), val_fraction=0.2, seed=8)[-1])[0] != held_out
 
 

@@ -11,9 +11,10 @@ import os
 from bisect import bisect_right
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from itertools import chain, islice, zip_longest
+from copy import copy
+from itertools import chain, islice, repeat, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -28,10 +29,10 @@ from zb_hdf5.files.publishing import refuse_existing, scratch_directory
 from zb_hdf5.formats import native
 from zb_hdf5.formats.batch_reader import GROUP_BYTES, require_choice
 from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter as HDF5ShardWriter
-from zb_hdf5.formats.native import crc32_path, pack_header
+from zb_hdf5.formats.native import pack_header
 from zb_hdf5.loaders.loader import Loader
-from zb_hdf5.loaders.order import GlobalOrder, require_positive, resolve_rank, write_order
-from zb_hdf5.loaders.protocol import MAX_COUNT, STATE_VERSION, TokenLoader, require_count, require_fields, shown
+from zb_hdf5.loaders.order import require_positive, resolve_rank, write_order
+from zb_hdf5.loaders.protocol import STATE_VERSION, require_count, require_fields, shown
 from zb_hdf5.loaders.text_loader import TextLoader, paths_of_split
 from zb_hdf5.spec import StoreMeta, TokenArray, as_stored, stored_dtype
 from zb_hdf5.store.shards import StoreReader, stream_index
@@ -42,11 +43,7 @@ from zb_hdf5.text.tokenizers import Tokenizer as TextTokenizer
 if TYPE_CHECKING:
     import torch
 
-    from zb_hdf5.documents.document_table import DocumentTable
-
 WINDOW_ORDERS: Final = ("epoch", "random")
-#: Steps of windows whose order is computed at once: for a single one it takes longer than to read it.
-STEPS_AT_ONCE: Final = 64
 #: The variable that names the folder of `base_data/` and `tokenizer/`, and that folder by default.
 BASE_VARIABLE: Final = "NANOCHAT_BASE_DIR"
 BASE_DIR: Final = "~/.cache/nanochat"
@@ -138,7 +135,7 @@ def write_batch_dataset(
     if not overwrite:
         refuse_existing(output)
     with scratch_directory(output.with_name(output.name + ".records")) as folder:
-        source, made = folder / "records.npy", folder / "made.batch"
+        source = folder / "records.npy"
         rows = np.lib.format.open_memmap(source, "w+", meta.dtype, (total_records, seq_len))
         for number, values in zip_longest(range(total_records), tokens_iter):
             if number is None or values is None:
@@ -150,9 +147,7 @@ def write_batch_dataset(
             rows[number] = as_stored(record, meta, name)
         del rows
         shape: dict[str, Any] = {"batch_size": batch_size, "seq_len": seq_len, "seed": seed, "dtype": dtype}
-        convert(source, "batch", made, **shape, workers=1, memory_bytes=memory_bytes)
-        os.replace(crc32_path(made), crc32_path(output))
-        os.replace(made, output)
+        convert(source, "batch", output, **shape, workers=1, memory_bytes=memory_bytes, overwrite=overwrite)
     return num_batches
 
 
@@ -170,8 +165,7 @@ def _plan(
 # --- a folder of .npy files ------------------------------------------------------------------------------------
 
 
-@TokenLoader.register
-class DatasetLoader:
+class DatasetLoader(Loader["tuple[torch.Tensor, torch.Tensor]"]):
     """Gives `(x, y)` for ever: consecutive tokens of a folder's `.npy` files, and the same shifted by one.
 
     x and y are torch.int64 of shape (batch, seq_len). Row r + 1 of x continues row r, the `num_processes` ranks take
@@ -189,62 +183,24 @@ class DatasetLoader:
         dataset_dir: str | os.PathLike[str],
         device: str | torch.device = "cpu",
     ) -> None:
-        self.batch, self.seq_len, self.device = batch, seq_len, device
-        self.process_rank, self.num_processes = process_rank, num_processes
         shape: dict[str, Any] = {"batch_size": batch, "seq_len": seq_len, "targets": True, "shuffle": "sequential"}
         ranks: dict[str, Any] = {"rank": process_rank, "world_size": num_processes, "device": device}
-        self._loader: Loader[Any] = Loader(dataset_dir, backend="npy", **shape, **ranks)
-        reader: Any = self._loader.reader
+        super().__init__(dataset_dir, backend="npy", **shape, **ranks)
+        self.batch, self.process_rank, self.num_processes, self.device = batch, process_rank, num_processes, device
+        reader: Any = self.reader
         self.filepaths, self._starts = [str(path) for path in reader.paths], reader.tokens.starts
 
+    seq_len = property(lambda self: self.reader.stride)
     file_idx = property(lambda self: self._next_token()[0])
     tok_idx = property(lambda self: self._next_token()[1])
     file_data = property(lambda self: np.load(self.filepaths[self.file_idx], mmap_mode="r"))
 
     def _next_token(self) -> tuple[int, int]:
         """Return the file, and the offset in it, at which the next batch begins."""
-        position = self._loader.state_dict()["position"]
-        position *= self._loader.plan.steps_from(position) > 0  # else the next batch begins the next epoch
-        token = (position + self.process_rank * self.batch) * self.seq_len
+        position = self._position * (self.plan.steps_from(self._position) > 0)  # else it begins the next epoch
+        token = (position + self.rank * self.batch_size) * self.seq_len
         number = bisect_right(self._starts, token) - 1
         return number, token - self._starts[number]
-
-    def get_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the next `(x, y)`."""
-        x, y = self._loader.get_batch()
-        return x, y
-
-    __next__ = get_batch
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield one epoch."""
-        return iter(self._loader)
-
-    def __len__(self) -> int:
-        """Steps of an epoch."""
-        return len(self._loader)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, as `Loader.set_epoch` does."""
-        self._loader.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position of training, as `Loader.state_dict` does."""
-        return self._loader.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
-        """Continue exactly there, on any number of processes, as `Loader.load_state_dict` does."""
-        self._loader.load_state_dict(state_dict, force=force)
-
-    def close(self) -> None:
-        """Release files and threads."""
-        self._loader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 # --- the tokenized corpus --------------------------------------------------------------------------------------
@@ -321,26 +277,12 @@ class MmapTokenStore(StoreReader):
         self.boundary_token_id, self.vocab_size = index.meta.boundary_token_id, index.meta.vocab_size
         self.tokenizer, self.fields = index.meta.tokenizer, index.meta.fields
 
-    @property
-    def fingerprint(self) -> str:
-        """Identity of the content: over the stored digests, or "sampled:" over all sizes and some of the tokens."""
-        return self.token_fingerprint
-
-    @property
-    def documents(self) -> DocumentTable:
-        """The documents with all that is stored of them; of a file that has no table, their offsets."""
-        return cast("DocumentTable", super().documents)  # each stream has them
-
     def document(self, number: int) -> TokenArray:
         """Return the tokens of one document, its boundary token included."""
         if not 0 <= number < self.document_count:
             raise BatchIndexError(f"{self.path}: no document {number:,}: it has {self.document_count:,}")
         start, stop = self.doc_offsets[number : number + 2].tolist()
         return self.get_slice(start, stop)
-
-    def gather_into(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
-        """Fill `out`, shape `(count, L)` of `dtype`, with the L tokens from each of `starts`."""
-        self.tokens.gather(starts, out)
 
     def refresh(self) -> int:
         """See the tokens that were committed since the store was opened. Return `num_tokens`."""
@@ -405,7 +347,7 @@ class ShardedTokenizationPipeline:
         return open_documents(paths, "jsonl")
 
 
-class SlidingWindowDataloader(TokenLoader[Windows]):
+class SlidingWindowDataloader(Loader[Windows]):
     """Yields `(input_ids, target_ids)`: windows of a stream, and the same shifted by one, as NumPy arrays.
 
     A window reads `window_size + 1` tokens; arrays are int64 of shape (batch_size, window_size). In the order "epoch",
@@ -425,58 +367,36 @@ class SlidingWindowDataloader(TokenLoader[Windows]):
         epoch: int = 0,
     ) -> None:
         require_choice("order", order, WINDOW_ORDERS)
-        self.num_windows = (store.num_tokens - 1) // window_size if window_size >= 1 else 0
-        if batch_size < 1 or self.num_windows < batch_size:
-            raise ArgumentError(
-                f"{store.path}: {store.num_tokens:,} tokens have {self.num_windows:,} windows of {window_size:,} and "
-                f"one more; expected at least one batch of {batch_size:,}"
-            )
-        self.store, self.path, self.window_size, self.batch_size = store, store.path, window_size, batch_size
-        self.order, self.seed, self.epoch = order, seed, -1
-        self._endless = order == "random"
-        self._end = MAX_COUNT if self._endless else self.num_windows // batch_size
-        self.set_epoch(epoch)
+        require_positive(window_size=window_size)
+        self.store, self.window_size, self.order, self._endless = store, window_size, order, order == "random"
+        windows = copy(store)
+        windows.take_windows(1, *((1, window_size) if self._endless else (window_size, 1)))
+        shape: dict[str, Any] = {"batch_size": batch_size, "targets": True, "shuffle": "records"}
+        super().__init__(windows, seed=seed, epoch=epoch, rank=0, world_size=1, **shape)
+
+    def __iter__(self) -> Iterator[Windows]:
+        """Yield the batches of one epoch; in the order "random" for ever, from the current position on."""
+        return map(Loader.get_batch, repeat(self)) if self._endless else super().__iter__()
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
         if self._endless:
-            raise TypeError(f"{self.store.path}: windows in random order have no length: they never end")
-        return self._end
+            raise TypeError(f"{self.path}: windows in random order have no length: they never end")
+        return super().__len__()
 
     def _read_from(self, position: int) -> Generator[tuple[Windows, int]]:
-        """Yield batches, each with the number of the step behind it."""
-        stride, num_starts = self.window_size, self.num_windows
-        if self._endless:
-            stride, num_starts = 1, self.store.num_tokens - self.window_size
-        order, size = GlobalOrder(num_starts, self.seed, self.epoch), self.batch_size
-        for first in range(position, self._end, STEPS_AT_ONCE):
-            windows = np.arange(first * size, min(first + STEPS_AT_ONCE, self._end) * size) % num_starts
-            for step, starts in enumerate(order.indices(windows).reshape(-1, size) * stride, first + 1):
-                tokens = np.empty((size, self.window_size + 1), self.store.dtype)
-                self.store.tokens.gather(starts, tokens)
-                wide = tokens.astype(np.int64)
-                yield (wide[:, :-1], wide[:, 1:]), step
+        return (((x.numpy(), y.numpy()), after) for (x, y), after in super()._read_from(position))
 
-    def _place(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "step": self._position}
-
-    def _take_over(self, state: dict[str, Any], force: bool) -> None:
-        if not force:
-            require_fields(self.path, state, self.identity(), ("epoch", "step"), remedy=Remedy.FORCE)
-        step = require_count(self.path, state, "step", self._end)
-        self.set_epoch(require_count(self.path, state, "epoch"))
-        self._go_to(step, resumed=True)
-
-    def identity(self) -> dict[str, Any]:
-        """Return the values that must agree for a step to mean the same windows."""
-        own = {name: getattr(self, name) for name in ("order", "seed", "window_size", "batch_size")}
-        own |= {"draws": None}  # an early build kept the state of its random numbers there
-        return {"version": STATE_VERSION, "kind": "windows", "fingerprint": self.store.token_fingerprint, **own}
-
-    def close(self) -> None:
-        """Release the files; the next read opens them again."""
-        self._stop_reading()
-        self.store.tokens.close()
+    def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
+        """Continue exactly where `state_dict` was taken, as `Loader.load_state_dict` does."""
+        if isinstance(state_dict, dict) and state_dict.get("kind") == "windows":  # of an earlier build
+            own = {name: getattr(self, name) for name in ("order", "seed", "window_size", "batch_size")}
+            own |= {"version": STATE_VERSION, "fingerprint": self.store.token_fingerprint, "draws": None}
+            if not force:
+                require_fields(self.path, state_dict, own, ("kind", "epoch", "step"), remedy=Remedy.FORCE)
+            position = require_count(self.path, state_dict, "step") * self.batch_size
+            position %= self.num_records if self._endless else position + 1
+            state_dict = self.identity() | {"epoch": state_dict["epoch"], "position": position}
+        super().load_state_dict(state_dict, force=force)
 
 
 # --- the streaming pipeline ------------------------------------------------------------------------------------

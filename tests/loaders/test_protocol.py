@@ -116,7 +116,6 @@ STATEFUL = {
     "mixture": "MixedLoader",
     "text": "TextLoader",
     "documents": "DocumentLoader",
-    "windows": "SlidingWindowDataloader",
 }
 
 

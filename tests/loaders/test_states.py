@@ -408,7 +408,7 @@ def test_random_windows_take_a_state_of_another_seed_by_force_only(sliding):
         with pytest.raises(StateError, match="seed"):
             other.load_state_dict(state)
         other.load_state_dict(state, force=True)
-        assert other.state_dict()["step"] == 1
+        assert other.state_dict()["position"] == 4
         with sliding(order="random", seed=2) as expected:
             next(expected)
             np.testing.assert_array_equal(next(other)[0], next(expected)[0])
@@ -417,19 +417,29 @@ def test_random_windows_take_a_state_of_another_seed_by_force_only(sliding):
 def test_random_windows_begin_anywhere_and_never_end(sliding):
     with sliding(order="random") as loader:
         starts = np.concatenate([next(loader)[0][:, 0] for _ in range(3 * 984 // 4)])
-    first, second, third = np.split(starts, 3)  # any range of 16 tokens and one more, each once before the next round
-    np.testing.assert_array_equal(np.sort(first), np.arange(984))
-    np.testing.assert_array_equal(np.stack([second, third]), np.stack([first, first]))
-    assert not np.array_equal(first, np.arange(984))
+    rounds = np.split(starts, 3)  # any range of 16 tokens and one more, each once before the next round
+    np.testing.assert_array_equal(np.sort(rounds), [np.arange(984)] * 3)
+    assert len({tuple(each[:20]) for each in [*rounds, np.arange(984)]}) == 4
 
 
-def test_a_state_with_draws_of_an_early_build_is_taken_by_force_only(sliding):
-    with sliding(order="random") as loader:
-        state = {**loader.state_dict(), "step": 3, "draws": {"bit_generator": "PCG64"}}
-        with pytest.raises(StateError, match=r"draws.*force=True"):
-            loader.load_state_dict(state)
-        loader.load_state_dict(state, force=True)
-        assert loader.state_dict()["step"] == 3
+@pytest.mark.parametrize("order", ["random", "epoch"])
+def test_windows_go_on_after_a_state_of_an_earlier_build(sliding, order):
+    with sliding(order=order, epoch=2) as expected, sliding(order=order) as loader:
+        of_tokens = {"version": 2, "kind": "windows", "fingerprint": loader.store.token_fingerprint, "draws": None}
+        state = {**of_tokens, "order": order, "seed": 42, "window_size": 16, "batch_size": 4, "epoch": 2, "step": 3}
+        for name, value in (("draws", {"bit_generator": "PCG64"}), ("seed", 1), ("window_size", 8), ("order", "other")):
+            with pytest.raises(StateError, match=rf"state has {name}.*force=True"):
+                loader.load_state_dict({**state, name: value})
+        for damage in ({"step": -1}, {"epoch": "2"}, {"step": None}, {"epoch": 2.0}):
+            with pytest.raises(StateError, match=next(iter(damage))):
+                loader.load_state_dict({**state, **damage})
+        for _ in range(3):
+            next(expected)
+        loader.load_state_dict(state)
+        assert loader.state_dict() == expected.state_dict()
+        np.testing.assert_array_equal(next(loader)[0], next(expected)[0])
+        loader.load_state_dict({**state, "seed": 1, "step": 4}, force=True)
+        np.testing.assert_array_equal(next(loader)[0], next(expected)[0])
 
 
 @pytest.mark.parametrize("order", ["random", "epoch"])

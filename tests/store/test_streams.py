@@ -258,7 +258,7 @@ def test_any_windows_are_those_of_the_array(starts, length, three_shards):
     for access in ("mmap", "pread", "h5py"):
         with MmapTokenStore(three_shards, access=access) as store:
             out = np.empty((len(starts), length), store.dtype)
-            store.gather_into(np.array(starts), out)
+            store.tokens.gather(np.array(starts), out)
             np.testing.assert_array_equal(out, [TOKENS[start : start + length] for start in starts])
             assert store.access == access
 
@@ -632,7 +632,7 @@ def test_a_stream_in_several_runs_is_read_as_in_one(data, tmp_path_factory):
         starts = np.array(data.draw(st.lists(st.integers(0, len(tokens) - length), min_size=1, max_size=40)))
         for store in (mapped, slow, pickle.loads(pickle.dumps(mapped))):
             out = np.empty((len(starts), length), "<u2")
-            store.gather_into(starts, out)
+            store.tokens.gather(starts, out)
             np.testing.assert_array_equal(out, tokens[starts[:, None] + np.arange(length)])
             start = int(starts[0])
             np.testing.assert_array_equal(store.get_slice(start, start + length), tokens[start : start + length])

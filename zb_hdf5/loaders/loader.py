@@ -251,10 +251,10 @@ class Loader(EpochLoader[BatchT]):
         self.rank, self.world_size = resolve_rank(rank, world_size)
         self.shuffle, self.block_size, self.seed, self.drop_last = shuffle, block_size, seed, drop_last
         self.batch_size = source.batch_size if batch_size is None else batch_size
-        self.seq_len = source.seq_len if seq_len is None else seq_len
+        self._length = source.seq_len if seq_len is None else seq_len
         self.targets = targets
-        if self.seq_len < 1 or source.seq_len % self.seq_len:
-            raise ArgumentError(f"seq_len must divide the stored {source.seq_len}, found {self.seq_len}")
+        if self._length < 1 or source.seq_len % self._length:
+            raise ArgumentError(f"seq_len must divide the stored {source.seq_len}, found {self._length}")
         require_prefetch(prefetch)
         self._prefetch = prefetch
         self._device, self._dtype = cuda_device(device), dtype
@@ -269,10 +269,15 @@ class Loader(EpochLoader[BatchT]):
 
     def _mask(self) -> None:
         masked = self.mask_documents
-        extras = Extras(self.reader, self.seq_len, targets=self.targets, mask_documents=masked, **self._extras)
+        extras = Extras(self.reader, self._length, targets=self.targets, mask_documents=masked, **self._extras)
         self.steps = StepReader(extras, self._prefetch, self._device, self._dtype, splits=self.targets)
 
     # --- position ------------------------------------------------------------------------------------------------
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of a record; of windows with targets one more than `x` and `y` have."""
+        return self._length
 
     @property
     def num_records(self) -> int:
@@ -288,12 +293,12 @@ class Loader(EpochLoader[BatchT]):
     def plan_of_epoch(self, epoch: int) -> StepPlan:
         """Return which records this rank reads at each step of an epoch. `plan` is that of the current one."""
         reader = self.reader
-        records_per_batch = reader.meta.batch_tokens // self.seq_len
+        records_per_batch = reader.meta.batch_tokens // self._length
         how = {"block_size": self.block_size, "records_per_batch": records_per_batch}
         order = make_order(self.shuffle, reader.num_batches, seed=self.seed, epoch=epoch, **how)
         return StepPlan(
             order, self.batch_size, self.rank, self.world_size, self.drop_last, records_per_batch,
-            scattered=self.shuffle == "records", whole_records=self.seq_len == reader.seq_len,
+            scattered=self.shuffle == "records", whole_records=self._length == reader.seq_len,
             skip=Skip.of(self.skip, epoch, order.n),
         )  # fmt: skip
 
@@ -358,7 +363,7 @@ class Loader(EpochLoader[BatchT]):
             "shuffle": self.shuffle,
             "block_size": int(self.block_size) if self.shuffle == "block" else None,
             "seed": int(self.seed),
-            "seq_len": int(self.seq_len),
+            "seq_len": int(self._length),
         }
 
     def dataset(self) -> BatchDataset:
@@ -375,10 +380,10 @@ class Loader(EpochLoader[BatchT]):
         """
         from zb_hdf5.loaders.datasets import RecordDataset
 
-        if self.seq_len != self.reader.seq_len:
+        if self._length != self.reader.seq_len:
             raise ArgumentError(
                 f"{self.path}: records() gives records as they are stored, of {self.reader.seq_len:,} tokens; "
-                f"make the loader without seq_len={self.seq_len:,}"
+                f"make the loader without seq_len={self._length:,}"
             )
         return RecordDataset(self.reader, documents=self.steps.as_dict)
 

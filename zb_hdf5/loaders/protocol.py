@@ -24,7 +24,6 @@ KINDS: Final = {
     "documents": "a DocumentLoader",
     "batches": "the dataset() of a Loader",
     "steps": "the sampler of a dataset()",
-    "windows": "a SlidingWindowDataloader",
 }
 #: Epochs and batches of an endless loader: every sum that is made of them fits into 64 bits.
 MAX_COUNT: Final = 2**62

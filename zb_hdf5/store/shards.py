@@ -412,7 +412,7 @@ class StoreReader(BatchReader):
             tokens.open_file(0, 0)  # names what is missing
         if is_stream:
             self.backend = "stream"
-            self._take_windows(*(windows or (1, 1, 0)))
+            self.take_windows(*(windows or (1, 1, 0)))
             if windows and not self.num_batches:
                 raise ArgumentError(
                     f"{path}: {self.num_tokens:,} tokens do not fill one batch of {windows[0]:,} x {windows[1]:,}"
@@ -425,7 +425,7 @@ class StoreReader(BatchReader):
         self.backend = " and ".join(sorted(set(index.table.values["backend"])))
         self.sha256 = index.sha256 if index.complete else None
 
-    def _take_windows(self, batch_size: int, seq_len: int, overlap: int) -> None:
+    def take_windows(self, batch_size: int, seq_len: int, overlap: int) -> None:
         """Cut the stream into windows of this shape; `ArgumentError` if it is none."""
         if overlap < 0:
             raise ArgumentError(f"overlap must be at least 0, found {overlap}")
@@ -435,7 +435,7 @@ class StoreReader(BatchReader):
             batch_size, seq_len + overlap, meta.dtype, total_records=self.num_batches * batch_size,
             vocab_size=meta.vocab_size, tokenizer=meta.tokenizer, fields=meta.fields, field=meta.field,
         )  # fmt: skip
-        self.stride, self._fingerprint = seq_len, None
+        self.stride, self._fingerprint, self._fields = seq_len, None, {}
         self.dropped_tokens = self.num_tokens - overlap - self.num_batches * batch_size * seq_len
         if meta.field is None:
             self.record_documents = StreamDocuments(
@@ -512,9 +512,8 @@ class StoreReader(BatchReader):
         if not self.index.holds_stream or fingerprint == self.fingerprint:
             return self
         other = copy.copy(self)
-        other._fields = {}
         try:
-            other._take_windows(windows_of(fingerprint)[0], self.stride, self.overlap)
+            other.take_windows(windows_of(fingerprint)[0], self.stride, self.overlap)
         except ArgumentError:  # the stream has no batch of that size
             return self
         return other if other.num_batches and other.fingerprint == fingerprint else self

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice, pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -18,8 +18,9 @@ import numpy.typing as npt
 from zb_hdf5.console import columns_of, printable
 from zb_hdf5.documents.document import Document
 from zb_hdf5.documents.document_table import DocumentTable
-from zb_hdf5.documents.pieces import Pieces, padding, ranges
+from zb_hdf5.documents.pieces import Pieces, padding
 from zb_hdf5.errors import ArgumentError, BackendError, BatchIndexError, UnavailableError
+from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.order import GlobalOrder, IndexArray
 from zb_hdf5.spec import INDEX_NAME, NO_DOCUMENT, TokenArray
@@ -114,34 +115,45 @@ def chosen_rows(reader: BatchReader, batch: int | None, document: int | None, sa
 def rows_of(reader: BatchReader, records: IndexArray, seq_len: int | None = None) -> list[Row]:
     """Return records of a reader, of `seq_len` tokens each, with their pieces, fields and spans."""
     length = seq_len or reader.seq_len
-    tokens, fields = _columns_of(reader, records, length)
+    tokens, fields = _read(reader, first_tokens(reader, records, length), np.full(len(records), length))
     pieces = reader.read_pieces(records, length) if reader.has_pieces else padding(len(records), length)
     # tokens behind the last document of a stream are text too: a killed writer left them there
     filler = PADDING if reader.has_padding else UNKNOWN
     rows = []
     for number, (a, b) in enumerate(pairwise(pieces.ends.tolist())):
+        of_row = slice(number * length, (number + 1) * length)
         here = (pieces.columns[a:b].astype(np.int64), pieces.offsets[a:b])
-        values = {name: field[number] for name, field in fields.items()}
+        values = {name: field[of_row] for name, field in fields.items()}
         name = _name_of(reader, int(records[number]), length)
-        rows.append(_row(name, tokens[number], here, values, reader.documents, filler))
+        rows.append(_row(name, tokens[of_row], here, values, reader.documents, filler))
     return rows
 
 
-def _columns_of(reader: BatchReader, records: IndexArray, seq_len: int) -> tuple[TokenArray, Values]:
-    """Return the tokens of records, shape (R, S), and their fields, shape (R, S, ...)."""
-    tokens = np.empty((len(records), seq_len), reader.dtype)
-    reader.read_records_into(records, tokens)
-    fields = {}
-    for field in reader.meta.fields:
-        values = np.empty((len(records), seq_len * field.size), field.dtype)
-        reader.field(field.name).read_records_into(records, values)
-        fields[field.name] = values.reshape(len(records), seq_len, *field.shape)
-    return tokens, fields
+def first_tokens(reader: BatchReader, records: Any, seq_len: int) -> Any:
+    """Return the positions of records of `seq_len` tokens, a divisor of those of the reader."""
+    parts = reader.seq_len // seq_len
+    return records // parts * reader.stride + records % parts * seq_len
+
+
+def _read(reader: BatchReader, starts: IndexArray, lengths: IndexArray) -> tuple[TokenArray, Values]:
+    """Return the tokens of ranges, one after the other, and the values of their fields."""
+
+    def read(tokens: Tokens, size: int) -> npt.NDArray[Any]:
+        out = np.empty(int(lengths.sum()) * size, tokens.dtype)
+        parts = np.split(out, lengths.cumsum()[:-1] * size)
+        tokens.read(zip((starts * size).tolist(), parts, strict=False))  # of no range, `split` makes one part
+        return out
+
+    fields = {
+        field.name: read(reader.field(field.name).tokens, field.size).reshape(-1, *field.shape)
+        for field in reader.meta.fields
+    }
+    return read(reader.tokens, 1), fields
 
 
 def _name_of(reader: BatchReader, record: int, seq_len: int) -> str:
     if isinstance(reader, StoreReader) and reader.backend == "stream":
-        start = reader.first_token(record, seq_len)
+        start = first_tokens(reader, record, seq_len)
         return f"tokens {start:,} to {start + seq_len:,}"
     stored, part = divmod(record, reader.seq_len // seq_len)
     batch, row = divmod(stored, reader.batch_size)
@@ -173,57 +185,41 @@ def _row(name: str, tokens: TokenArray, pieces: Runs, fields: Values, table: Doc
 
 def document_row(reader: BatchReader, number: int) -> Row:
     """Return the tokens of one document that are in the store; of batches, from the pieces of all records."""
-    table = reader.documents
+    table, name = reader.documents, f"document {number:,}"
     if table is None or not reader.has_pieces:
         raise BackendError(f"{reader.path}: holds no documents; look at a batch or sample, or convert again from text")
     document = table.document(number)
-    if not isinstance(reader, StoreReader) or reader.has_padding:
-        return _gathered(reader, document, table)
-    start, stop = document.offset, document.offset + document.length
-    fields = {}
-    for field in reader.meta.fields:
-        values = reader.field(field.name).get_slice(start * field.size, stop * field.size)
-        fields[field.name] = values.reshape(-1, *field.shape)
-    some = min(1, document.length)  # one of no tokens has no piece
-    pieces = (np.zeros(some, np.int64), np.full(some, start, np.uint64))
-    return _row(f"document {number:,}", reader.get_slice(start, stop), pieces, fields, table, UNKNOWN)
-
-
-def _gathered(reader: BatchReader, document: Document, table: DocumentTable) -> Row:
-    """Return a document, put together from the records that hold its pieces."""
-    start, stop = np.uint64(document.offset), np.uint64(document.offset + document.length)
-    offsets, held_by, firsts, lengths = find_pieces(reader, lambda found: (start <= found) & (found < stop))
-    records = np.unique(held_by)
-    tokens, fields = _columns_of(reader, records, reader.seq_len)
-    taken = ranges(firsts + reader.seq_len * records.searchsorted(held_by), lengths)
+    offsets, starts, lengths = _runs_of(reader, document)
+    tokens, fields = _read(reader, starts, lengths)
+    if reader.has_padding and len(starts):
+        records = np.unique(starts // reader.seq_len).tolist()
+        names = [_name_of(reader, record, reader.seq_len) for record in records[:PLACES]]
+        more = [f"{len(records) - PLACES:,} rows more"] if len(records) > PLACES else []
+        name += f" ({', '.join(names + more)})"
+    if left := document.length - len(tokens):
+        name += f", less {left:,} tokens that are not in the store"
     columns = np.cumsum(lengths) - lengths
     begins = np.append(True, np.diff(offsets - columns) != 0)[: len(offsets)]  # the others go on where one ends
-    names = [_name_of(reader, record, reader.seq_len) for record in records[:PLACES].tolist()]
-    more = [f"{len(records) - PLACES:,} rows more"] if len(records) > PLACES else []
-    name = f"document {document.number:,}" + (f" ({', '.join(names + more)})" if names else "")
-    if left := document.length - len(taken):
-        name += f", less {left:,} tokens that are not in the store"
-    values = {key: field.reshape(-1, *field.shape[2:])[taken] for key, field in fields.items()}
-    pieces = (columns[begins], offsets[begins].astype(np.uint64))
-    return _row(name, tokens.reshape(-1)[taken], pieces, values, table, PADDING)
+    return _row(name, tokens, (columns[begins], offsets[begins].astype(np.uint64)), fields, table, PADDING)
+
+
+def _runs_of(reader: BatchReader, document: Document) -> IndexArray:
+    """Return the offsets, positions and lengths of the stored ranges of a document, shape (3, R), by offset."""
+    start, stop = document.offset, document.offset + document.length
+    if not reader.has_padding:  # a stream holds it as one range; one of no tokens has none
+        return np.array([[start], [start], [document.length]])[:, : document.length]
+    found = [np.empty((3, 0), np.int64)]
+    for first, pieces in scan_pieces(reader):
+        facts = np.stack([pieces.offsets.view(np.int64), first * reader.seq_len + pieces.starts, pieces.lengths])
+        found.append(facts[:, (start <= facts[0]) & (facts[0] < stop)])
+    every = np.concatenate(found, axis=1)
+    return every[:, np.argsort(every[0], kind="stable")]
 
 
 def scan_pieces(reader: BatchReader) -> Iterator[tuple[int, Pieces]]:
     """Yield the pieces of all records, of some at a time, and the number of the first of these records."""
     for first in range(0, reader.num_records, RECORDS_AT_ONCE):
         yield first, reader.read_pieces(np.arange(first, min(first + RECORDS_AT_ONCE, reader.num_records)))
-
-
-def find_pieces(
-    reader: BatchReader, is_wanted: Callable[[npt.NDArray[np.uint64]], npt.NDArray[np.bool_]]
-) -> IndexArray:
-    """Return the offset, record, column and length of the pieces of wanted offsets, shape (4, P), by offset."""
-    found = [np.empty((4, 0), np.int64)]
-    for first, pieces in scan_pieces(reader):
-        facts = [pieces.offsets.view(np.int64), first + pieces.rows, pieces.columns.astype(np.int64), pieces.lengths]
-        found.append(np.stack(facts)[:, is_wanted(pieces.offsets)])
-    every = np.concatenate(found, axis=1)
-    return every[:, np.argsort(every[0], kind="stable")]
 
 
 def parts_of(row: Row, limit: int | None) -> list[Part]:

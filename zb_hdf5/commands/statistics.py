@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from hashlib import blake2b
+from itertools import groupby
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.commands.rows import find_pieces, scan_pieces
+from zb_hdf5.commands.rows import scan_pieces
 from zb_hdf5.documents.document_table import DocumentTable
-from zb_hdf5.documents.pieces import ranges
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.formats.batch_reader import BatchReader
@@ -53,6 +53,10 @@ class DuplicateGroup(NamedTuple):
     units: Counts
     length: int
     beginning: TokenArray
+
+    @property
+    def repeated(self) -> int:
+        return (len(self.units) - 1) * self.length
 
 
 class Duplicates(NamedTuple):
@@ -101,31 +105,47 @@ class Part(NamedTuple):
 
 
 class Units:
-    """Tokens as they are stored, and the units in them: documents of a stream, `.npy` files, or records of batches.
+    """Tokens as they are stored, and the units in them: documents, `.npy` files, or records of batches.
 
-    `edges` are where the units lie, `sizes` their tokens, and `cuts` where groups of whole units do.
+    They are runs of one unit each: the start of a run, its unit (-1: padding), and its offset in the unit. `sizes` are
+    the tokens of the units, and `cuts` the positions where groups of whole units begin and end.
     """
 
-    table: DocumentTable | None = None
-    packing: Packing | None = None
-
     def __init__(self, opened: BatchReader, sampled: bool) -> None:
-        self._tokens = opened.tokens
+        self._tokens, meta = opened.tokens, opened.meta
+        self.table: DocumentTable | None = None
+        self.packing: Packing | None = None
         if isinstance(opened, StoreReader) and opened.backend == "stream":
             is_npy = opened.paths[0].suffix == ".npy"
             self.unit, self.table = ("file", None) if is_npy else ("document", opened.documents)
-            self.num_tokens, self.step = opened.num_tokens, STREAM_TOKENS
-            self.edges = opened.doc_offsets.view(np.int64)
-            if self.edges[-1] < self.num_tokens:  # a killed writer left tokens behind its last document
-                self.edges = np.append(self.edges, self.num_tokens)
+            edges, self.step = opened.doc_offsets.view(np.int64), STREAM_TOKENS
+            if edges[-1] < opened.num_tokens:  # a killed writer left tokens behind its last document
+                edges = np.append(edges, opened.num_tokens)
         else:
-            self.unit, meta = "record", opened.meta
-            self.edges = np.arange(opened.num_records + 1) * opened.seq_len
-            self.num_tokens = int(self.edges[-1])
+            self.unit, edges = "record", np.arange(opened.num_records + 1) * opened.seq_len
             self.step = meta.batch_tokens * (1 if sampled else max(1, GROUP_BYTES // meta.batch_bytes))
-        self.sizes = np.diff(self.edges)
-        starts = self.edges[np.searchsorted(self.edges, np.arange(0, self.num_tokens, self.step))]
-        self.cuts = np.unique(np.append(starts, self.num_tokens))
+        self.sizes, self.num_tokens = np.diff(edges), int(edges[-1])
+        begins = edges[np.searchsorted(edges, np.arange(0, self.num_tokens, self.step))]
+        self.cuts = np.unique(np.append(begins, self.num_tokens))
+        self.units = np.flatnonzero(self.sizes)
+        self.starts, self.within = edges[self.units], np.zeros_like(self.units)
+        if opened.has_padding and opened.documents is not None:
+            self._use_documents(opened, opened.documents)
+
+    def _use_documents(self, reader: BatchReader, table: DocumentTable) -> None:
+        """Make each document of batches a unit, whichever records hold its pieces."""
+        self.unit, self.table, begins = "document", table, table.offsets.view(np.int64)
+        found = [(first * reader.seq_len + pieces.starts, pieces.offsets) for first, pieces in scan_pieces(reader)]
+        self.starts, offsets = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        self.units, self.sizes = table.number_of(offsets), np.diff(begins)
+        self.within = np.where(self.units < 0, 0, offsets.view(np.int64) - begins[self.units])
+        lengths, is_text = np.diff(self.starts, append=self.num_tokens), self.units >= 0
+        units, count = self.units[is_text], len(self.sizes)
+        held = np.bincount(units, lengths[is_text], count).astype(np.int64)
+        missing = np.maximum(self.sizes - held, 0)
+        absent = int(np.count_nonzero((held == 0) & (missing > 0)))
+        split, cropped = int(np.count_nonzero(np.bincount(units) > 1)), int(np.count_nonzero(missing)) - absent
+        self.packing = Packing(int(lengths[~is_text].sum()), split, cropped, absent, int(missing.sum()))
 
     def read(self, start: int, stop: int) -> Iterator[TokenArray]:
         """Yield the tokens of a range, in arrays that fit into memory."""
@@ -136,56 +156,10 @@ class Units:
 
     def part(self, tokens: TokenArray, at: int) -> Part:
         """Return tokens from `at` on with their runs."""
-        first, end = int(self.edges.searchsorted(at, side="right")) - 1, int(self.edges.searchsorted(at + len(tokens)))
-        units = np.arange(first, end)
-        units = units[self.sizes[first:end] > 0]
-        begins = self.edges[units]
-        return Part(tokens, np.maximum(begins - at, 0), units, np.maximum(at - begins, 0))
-
-    def find(self, units: Counts) -> None:
-        """Find units, which ascend. Only their tokens may be asked for."""
-
-    def tokens_of(self, unit: int) -> Iterator[TokenArray]:
-        """Yield the tokens of a unit."""
-        return self.read(*self.edges[unit : unit + 2].tolist())
-
-
-class Packed(Units):
-    """Batches with documents: each document is a unit, whichever records hold its pieces."""
-
-    def __init__(self, reader: BatchReader, table: DocumentTable, sampled: bool) -> None:
-        super().__init__(reader, sampled)
-        self.unit, self.table, self._reader, self._numbers_of = "document", table, reader, table.number_of
-        self._offsets = table.offsets.view(np.int64)
-        self.sizes = np.diff(self._offsets)
-        held, cuts, padding = np.zeros_like(self.sizes), np.zeros(len(self.sizes), np.int32), 0
-        for _, pieces in scan_pieces(reader):
-            units = self._numbers_of(pieces.offsets)
-            is_text = units >= 0
-            padding += int(pieces.lengths[~is_text].sum())
-            np.add.at(held, units[is_text], pieces.lengths[is_text])
-            np.add.at(cuts, units[is_text], 1)
-        missing = np.maximum(self.sizes - held, 0)
-        absent = int(np.count_nonzero((held == 0) & (missing > 0)))
-        cropped = int(np.count_nonzero(missing)) - absent
-        self.packing = Packing(padding, int(np.count_nonzero(cuts > 1)), cropped, absent, int(missing.sum()))
-
-    def part(self, tokens: TokenArray, at: int) -> Part:
-        seq_len = self._reader.seq_len
-        pieces = self._reader.read_pieces(np.arange(at // seq_len, (at + len(tokens)) // seq_len))
-        units = self._numbers_of(pieces.offsets)
-        within = np.where(units < 0, 0, pieces.offsets.view(np.int64) - self._offsets[units])
-        return Part(tokens, pieces.starts, units, within)
-
-    def find(self, units: Counts) -> None:
-        self._found = find_pieces(self._reader, lambda offsets: np.isin(self._numbers_of(offsets), units))
-
-    def tokens_of(self, unit: int) -> Iterator[TokenArray]:
-        first, last = np.searchsorted(self._found[0], self._offsets[unit : unit + 2]).tolist()
-        _, records, columns, lengths = self._found[:, first:last]
-        rows = np.empty((len(records), self._reader.seq_len), self._reader.dtype)
-        self._reader.read_records_into(records, rows)
-        yield rows.reshape(-1)[ranges(np.arange(len(records)) * self._reader.seq_len + columns, lengths)]
+        first, last = self.starts.searchsorted(at, side="right") - 1, self.starts.searchsorted(at + len(tokens))
+        starts = self.starts[first:last] - at
+        within = self.within[first:last] - np.minimum(starts, 0)
+        return Part(tokens, np.maximum(starts, 0), self.units[first:last], within)
 
 
 def measure(
@@ -195,18 +169,14 @@ def measure(
     progress: Callable[[int, int], None] = lambda tokens, total: None,
 ) -> Statistics:
     """Count the tokens of a file or store, or of evenly spread batches, and find repeated units."""
-    # memory: 40 bytes for each unit, and 300 for each that may be repeated; of batches with documents 32 more for each
-    # piece of these
+    # memory: 40 bytes for each unit, 24 for each run of one, and 300 for each unit that may be repeated
     if sample_batches is not None and sample_batches < 1:
         raise ArgumentError(f"sample_batches must be at least 1, found {sample_batches}")
     path = any_path(path)
     with open_tokens(path) if is_stream(path) else open_reader(path) as opened:
         if not opened.num_batches:
             raise ArgumentError(f"{path}: expected tokens to count, found none; wait until its writer has committed")
-        sampled = sample_batches is not None
-        table = opened.documents if opened.has_padding else None
-        source = Units(opened, sampled) if table is None else Packed(opened, table, sampled)
-        return _measure(source, sample_batches, progress)
+        return _measure(Units(opened, sample_batches is not None), sample_batches, progress)
 
 
 def _measure(source: Units, sample_batches: int | None, progress: Callable[[int, int], None]) -> Statistics:
@@ -264,23 +234,29 @@ def _hashes(part: Part) -> npt.NDArray[np.uint64]:
 
 def _find_duplicates(source: Units, units: Counts, hashes: npt.NDArray[np.uint64]) -> Duplicates:
     """Compare those of some units whose hashes are equal, by the digests of their tokens."""
-    _, numbers, copies = np.unique(hashes[units], return_inverse=True, return_counts=True)
-    units = units[copies[numbers] > 1]
-    source.find(units)
-    found = defaultdict[bytes, list[int]](list)
-    for unit in units.tolist():
-        digest = blake2b(digest_size=16)
-        for tokens in source.tokens_of(unit):
-            digest.update(tokens)
-        found[digest.digest()].append(unit)
-    groups = [group for group in found.values() if len(group) > 1]
-    repeated = {group[0]: (len(group) - 1) * int(source.sizes[group[0]]) for group in groups}
-    most = heapq.nsmallest(MAX_GROUPS, groups, key=lambda group: (-repeated[group[0]], group[0]))
-    shown = []
-    for group in most:
-        beginning = next(source.tokens_of(group[0]))[:BEGINNING_TOKENS].copy()
-        shown.append(DuplicateGroup(np.array(group), int(source.sizes[group[0]]), beginning))
-    return Duplicates(sum(map(len, groups)) - len(groups), sum(repeated.values()), shown)
+    _, numbers, counts = np.unique(hashes[units], return_inverse=True, return_counts=True)
+    suspected = np.zeros(len(hashes) + 1, bool)  # padding is the last one
+    suspected[units[counts[numbers] > 1]] = True
+    runs = np.flatnonzero(suspected[source.units])
+    runs = runs[np.lexsort((source.within[runs], source.units[runs]))]
+    stops = np.append(source.starts[1:], source.num_tokens)
+    found = dict[bytes, tuple[TokenArray, list[int]]]()
+    for unit, of_unit in groupby(runs.tolist(), lambda run: int(source.units[run])):
+        digest, beginning = blake2b(digest_size=16), np.empty(0, np.int64)
+        for run in of_unit:
+            for tokens in source.read(int(source.starts[run]), int(stops[run])):
+                digest.update(tokens)
+                beginning = np.append(beginning, tokens[: BEGINNING_TOKENS - len(beginning)])
+        found.setdefault(digest.digest(), (beginning, []))[1].append(unit)
+    groups = [
+        DuplicateGroup(np.array(group), int(source.sizes[group[0]]), beginning)
+        for beginning, group in found.values()
+        if len(group) > 1
+    ]
+    copies, repeated = sum(len(each.units) - 1 for each in groups), sum(each.repeated for each in groups)
+    return Duplicates(
+        copies, repeated, heapq.nsmallest(MAX_GROUPS, groups, lambda each: (-each.repeated, each.units[0]))
+    )
 
 
 def _sources(table: DocumentTable | None) -> list[SourceCount]:

@@ -13,6 +13,7 @@ import numpy as np
 from zb_hdf5.commands.rows import (
     Row,
     drawn_rows,
+    first_tokens,
     open_to_look,
     part_json,
     parts_of,
@@ -199,8 +200,7 @@ def _shards(reader: BatchReader, records: IndexArray, seq_len: int) -> Iterator[
     if isinstance(reader, StoreReader):
         starts, paths = np.array(reader.tokens.starts), reader.paths
     if isinstance(reader, StoreReader) and reader.backend == "stream":
-        for row, record in enumerate(records.tolist()):
-            first = reader.first_token(record, seq_len)
+        for row, first in enumerate(first_tokens(reader, records, seq_len).tolist()):
             edges = starts[(first < starts) & (starts < first + seq_len)].tolist()
             for start, stop in pairwise([first, *dict.fromkeys(edges), first + seq_len]):
                 number = int(starts.searchsorted(start, side="right")) - 1

@@ -518,11 +518,6 @@ class StoreReader(BatchReader):
             return self
         return other if other.num_batches and other.fingerprint == fingerprint else self
 
-    def first_token(self, record: int, seq_len: int) -> int:
-        """Return where a record of `seq_len` tokens, a divisor of those of a window, begins in the stream."""
-        window, part = divmod(record, self.seq_len // seq_len)
-        return window * self.stride + part * seq_len
-
     @property
     def has_documents(self) -> bool:
         """Whether it is stored where the documents of a stream begin; else each file counts as one."""

@@ -247,7 +247,7 @@ class PackedRows:
                     f"the split {split!r}: expected documents of {store.num_tokens:,} tokens, found "
                     f"{writer.token_count:,}: tokens belong to no document; write the stream again"
                 )
-            writer.publish(split)
+            writer.publish(split=split)
         edges = self._edges().astype(np.int64)
         document_lengths = edges[1:] - edges[:-1]
         packed = PACKINGS[options.packing or "concat"](document_lengths, meta.seq_len)

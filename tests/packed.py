@@ -123,7 +123,7 @@ def _write(path, cells, pieces, lengths, spans, fields, batch_size):
             [f"{number % 2}.jsonl"], np.zeros(1, "u4"), np.array([number + 1], "u8"), [f"id-{number}".encode()],
             [json.dumps({"n": number}).encode()],
         )  # fmt: skip
-        table.append([length], rows)
+        table.append_documents([length], rows)
         start = table.token_count - length
         starts, stops = (np.array([start + span[k] for span in spans[number]], np.int64) for k in (0, 1))
         table.append_spans(starts, stops, [json.dumps(value).encode() for *_, value in spans[number]])

@@ -200,8 +200,8 @@ def test_ids_are_compared_in_little_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(document_target, "BLOCK_IDS", 1 << 10)
     count = 30_000
     with DocumentsWriter(tmp_path / "documents-00000.tables") as writer:
-        writer.append(np.ones(count), DocumentRows(ids=[b"%d" % number for number in range(count)]))
-        writer.publish("train")
+        writer.append_documents(np.ones(count), DocumentRows(ids=[b"%d" % number for number in range(count)]))
+        writer.publish()
     tracemalloc.start()
     try:
         document_target.require_unique_ids([tmp_path / "documents-00000.tables"])

@@ -294,7 +294,7 @@ def write_documents(path, found, together=2):
                 [(d[3] or "").encode() for d in group] if any(d[3] for d in group) else None,
                 [encode([d[4]])[0] if d[4] else b"" for d in group] if any(d[4] for d in group) else None,
             )
-            writer.append([d[0] for d in group], rows)
+            writer.append_documents([d[0] for d in group], rows)
             for length, *_, spans in group:
                 starts, stops = (np.array([span[k] for span in spans], int) + token for k in (0, 1))
                 writer.append_spans(starts, stops, encode([span[2] for span in spans]) if spans else [])
@@ -410,7 +410,7 @@ def test_a_lookup_is_a_few_rows_however_many_there_are(tmp_path, name, network):
     lengths = np.random.default_rng(0).integers(0, 4000, 20_000)
     with DocumentsWriter(tmp_path / "x") as writer:
         for part in np.split(lengths, 20):
-            writer.append(part)
+            writer.append_documents(part)
         ends = np.cumsum(lengths).astype(np.uint64)
         writer.append_spans(np.append(0, ends[:-1])[lengths > 0], ends[lengths > 0], [b"1"] * int((lengths > 0).sum()))
         writer.publish()
@@ -446,7 +446,7 @@ def test_descriptors_are_bounded_however_many_tables_there_are(tmp_path, monkeyp
 
 def test_a_table_of_another_file_is_refused(tmp_path):
     with DocumentsWriter(documents_path(tmp_path / "x.h5")) as writer:
-        writer.append([3])
+        writer.append_documents([3])
         info = writer.publish(tokens_sha256="0" * 64)
     write_documents(documents_path(tmp_path / "y.h5"), [(3, None, None, "a", {}, [])])  # of a store
     for name, found in (("x.h5", "'?000"), ("y.h5", "none")):
@@ -490,7 +490,7 @@ def test_values_are_json_or_what_the_caller_makes_of_them():
 @pytest.mark.parametrize("bad", [b"{", b"1,2", b"\xff"])
 def test_a_value_that_cannot_be_decoded_names_its_span(tmp_path, bad):
     with DocumentsWriter(documents_path(tmp_path / "x.h5")) as writer:
-        writer.append([9])
+        writer.append_documents([9])
         writer.append_spans(np.array([1, 4, 6]), np.array([2, 6, 7]), [b"1", bad, b"2"])
         writer.publish()
     table = DocumentTable.of_file(tmp_path / "x.h5")
@@ -506,7 +506,7 @@ def test_a_value_that_cannot_be_decoded_names_its_span(tmp_path, bad):
 def test_spans_that_do_not_ascend_are_damage(tmp_path, places, count):
     for number in range(count):
         with DocumentsWriter(tmp_path / f"{number}.documents") as writer:
-            writer.append([9])
+            writer.append_documents([9])
             writer.append_spans(np.array([1, 2, 4, 6]), np.array([2, 4, 6, 8]), [b"1", b"2", b"3", b"4"])
             writer.publish()
     with h5py.File(tmp_path / "0.documents", "r+") as h5:
@@ -535,8 +535,8 @@ def test_json_values_are_told_apart_whatever_is_in_them(values):
 def test_an_id_or_metadata_that_cannot_be_read_is_named(stored, damaged, tmp_path):
     with DocumentsWriter(tmp_path / "d.h5") as writer:
         metadata = [b'{"a": 1}', stored] if stored == b"[7]" else [b"", b'{"a": 1}']
-        writer.append(np.array([5, 5]), DocumentRows(ids=[b"id-0", b"id-1"], metadata=metadata))
-        writer.publish("train", "")
+        writer.append_documents(np.array([5, 5]), DocumentRows(ids=[b"id-0", b"id-1"], metadata=metadata))
+        writer.publish()
     data = (tmp_path / "d.h5").read_bytes()
     assert data.count(stored) == 1
     (tmp_path / "d.h5").write_bytes(data.replace(stored, damaged))
@@ -586,7 +586,7 @@ def test_a_document_table_with_sources_and_rows_takes_little_more(tmp_path):
         for start in range(0, count, 1000):
             some = min(1000, count - start)
             rows = np.arange(start + 1, start + some + 1, dtype=np.uint64)
-            writer.append([LENGTH] * some, DocumentRows(["a.parquet"], np.zeros(some, np.uint32), rows))
+            writer.append_documents([LENGTH] * some, DocumentRows(["a.parquet"], np.zeros(some, np.uint32), rows))
         info = writer.publish()
     assert (tmp_path / "d.h5").stat().st_size == info.num_bytes
     assert info.num_bytes <= 0.022 * TOKEN_BYTES

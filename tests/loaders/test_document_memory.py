@@ -31,7 +31,7 @@ def write(path, num_batches):
     pieces.append_pieces(Pieces(ends, (starts % SEQ_LEN).astype(np.uint32), starts.astype(np.uint64), SEQ_LEN))
     pieces.publish(seq_len=SEQ_LEN, split="train", tokens_sha256=sha256)
     with DocumentsWriter(documents_path(path)) as writer:
-        writer.append(np.full(len(starts), LENGTH))
+        writer.append_documents(np.full(len(starts), LENGTH))
         writer.publish(tokens_sha256=sha256)
     return len(starts)
 

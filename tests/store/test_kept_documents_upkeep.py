@@ -42,8 +42,8 @@ def write_file(path, num_batches, first=0, split="train", documents=True):
     pieces.publish(seq_len=S, split=split, tokens_sha256=sha256)
     if documents:
         with DocumentsWriter(documents_path(path)) as table:
-            table.append([5] * 4, DocumentRows(ids=[b"a", b"b", b"c", b"d"]))
-            table.publish(split, sha256)
+            table.append_documents([5] * 4, DocumentRows(ids=[b"a", b"b", b"c", b"d"]))
+            table.publish(split=split, tokens_sha256=sha256)
 
 
 @pytest.fixture
@@ -58,8 +58,8 @@ def store(tmp_path):
         write_file(paths[-1], 3, first, split, documents=False)
     for number, split in enumerate(("train", "val")):
         with DocumentsWriter(folder / f"documents-{number:05}.tables") as table:
-            table.append([16] * 6, DocumentRows(ids=[f"{split}{k}".encode() for k in range(6)]))
-            table.publish(split)
+            table.append_documents([16] * 6, DocumentRows(ids=[f"{split}{k}".encode() for k in range(6)]))
+            table.publish(split=split)
     index = index_files(paths)
     index.save(folder)
     return folder

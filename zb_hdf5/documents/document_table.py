@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ from zb_hdf5.documents.document import Document, Spans
 from zb_hdf5.documents.pieces import Pieces, ranges
 from zb_hdf5.documents.spans import Decode, WantedSpans, decoder, first_refused
 from zb_hdf5.errors import BatchIndexError, FormatError, IncompleteError
-from zb_hdf5.files.paths import OpenFiles, RemotePath, any_path
+from zb_hdf5.files.paths import OpenFiles, RemotePath, any_path, finding
 from zb_hdf5.spec import (
     DEFAULT_SPLIT,
     DOCUMENTS,
@@ -253,25 +254,6 @@ def check_documents(path: Path, part: DocumentPart | None = None) -> None:
         file.check()
 
 
-class RecordDocuments(Protocol):
-    """The documents of the records of a reader; `has_pieces`: of every record. Thread-safe, picklable."""
-
-    @property
-    def has_pieces(self) -> bool: ...
-
-    def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
-        """Return the pieces of records that exist."""
-
-    def read_run(self, start: int, stop: int) -> Pieces:
-        """Return the pieces of consecutive records that exist."""
-
-    def documents(self) -> DocumentTable | None:
-        """Return the table of the documents, where there is one."""
-
-    def close(self) -> None:
-        """Close the files."""
-
-
 class DocumentTable:
     """The documents of a store, a split of it, a stream or a lone file, by their numbers and by the offsets of tokens.
 
@@ -437,3 +419,45 @@ class DocumentTable:
 
     def close(self) -> None:
         self._files.close()
+
+
+class RecordDocuments(ABC):
+    """The documents of the records of a reader, from files that are opened by their numbers. Thread-safe, picklable."""
+
+    def __init__(self, path: Path) -> None:
+        self._files: OpenFiles[Any] = OpenFiles("auto", far=isinstance(path, RemotePath))
+        self._table: DocumentTable | None = None
+
+    @property
+    @abstractmethod
+    def has_pieces(self) -> bool:
+        """Whether the pieces of every record are stored."""
+
+    @abstractmethod
+    def open(self, number: int) -> Any:
+        """Open a file; the caller closes it."""
+
+    @abstractmethod
+    def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
+        """Return the pieces of records that exist."""
+
+    def read_run(self, start: int, stop: int) -> Pieces:
+        """Return the pieces of consecutive records that exist."""
+        return self.read_pieces(np.arange(start, stop))
+
+    def documents(self) -> DocumentTable | None:
+        """Return the table of all documents, where one is stored."""
+        if self._table is None:
+            with finding(self):
+                self._table = self._table or self._open_table()
+        return self._table
+
+    @abstractmethod
+    def _open_table(self) -> DocumentTable | None:
+        """Open the table."""
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.close()
+        if self._table is not None:
+            self._table.close()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 from operator import index, le, lt
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,8 @@ from zb_hdf5.documents.table_file import TableWriter
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError
 from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS
 
-#: The values of a column for the documents that have none.
-_NOTHING: Final = {"source": NO_SOURCE, "row": 0}
+#: Columns of some documents -> the value for one that has none; None: the end of the text before.
+_NOTHING: Final = {"source": NO_SOURCE, "row": 0, **{f"{name}_ends": None for name in TEXT_COLUMNS}}
 #: Documents that are moved from table to table at once.
 BLOCK_DOCUMENTS: Final = 1 << 14
 #: Documents that wait to be appended together, unless the values of their spans take more bytes than this.
@@ -30,64 +30,53 @@ WAITING_BYTES: Final = 8 << 20
 
 
 class EncodedSpans(NamedTuple):
-    """Spans as they are stored: 64-bit starts, stops and lengths of values, and the values one behind the other."""
+    """The spans of one document as they are stored: 64-bit starts, stops and lengths of values, and these joined."""
 
     starts: array[int]
     stops: array[int]
     lengths: array[int]
-    data: bytes | bytearray
+    data: bytes
 
 
-class DocumentsWriter:
+class DocumentsWriter(TableWriter):
     """Takes documents in order, and publishes their table at `path`. Not thread-safe.
 
     `spans_codec` is the stored name of the encoding of the values of spans; `count` and `token_count` are those so far.
     """
 
     def __init__(self, path: str | os.PathLike[str], spans_codec: str = "json") -> None:
-        self._table, self.spans_codec = TableWriter(path, DOCUMENTS), spans_codec
-        self._table.append("offsets", [0])
+        super().__init__(path, DOCUMENTS)
+        self.append("offsets", [0])
+        self.spans_codec = spans_codec
         self._sources: dict[str, int] = {}
         self._names: Sequence[str] = ()
         self._own = np.array([NO_SOURCE], np.uint32)
         self._span_stop = 0
-        self.count = self.token_count = 0
-        self._waiting: list[tuple[int, bytes, bytes]] = []  # length, id and metadata of each document
-        self._waiting_tokens = 0
-        self._forget_waiting_spans()
-
-    @property
-    def path(self) -> Path:
-        """The file to publish."""
-        return self._table.path
+        self.count = self.token_count = self._waiting_bytes = 0
+        self._waiting: list[tuple[int, bytes, bytes, EncodedSpans | None]] = []
 
     @property
     def has_more(self) -> bool:
         """Whether there is more than the offsets of the documents."""
         self._take_waiting()
-        return any(self._table.num_rows(name) for name in (*_NOTHING, "ids_ends", "metadata_ends", "span_starts"))
+        return any(self.num_rows(name) for name in (*_NOTHING, "span_starts"))
 
-    @property
-    def has_spans(self) -> bool:
-        """Whether a document has had a span."""
-        return self._span_stop > 0
-
-    def append(self, lengths: npt.ArrayLike, rows: DocumentRows | None = None) -> None:
+    def append_documents(self, lengths: npt.ArrayLike, rows: DocumentRows | None = None) -> None:
         """Append documents of these lengths."""
         self._take_waiting()
         sizes, rows = np.asarray(lengths, np.int64), rows or DocumentRows()
         for name, values in (("source", self._numbers(rows)), ("row", rows.rows)):
             if values is not None:
                 self._fill(name)
-                self._table.append(name, values)
-        for name, texts in (("ids", rows.ids), ("metadata", rows.metadata)):
+                self.append(name, values)
+        for name, texts in zip(TEXT_COLUMNS, (rows.ids, rows.metadata), strict=True):
             if texts is not None:
-                self._fill(name)
-                self._table.append_texts(name, texts)
+                self._fill(f"{name}_ends")
+                self.append_texts(name, texts)
         if rows.spans is not None:
             base = np.uint64(self.token_count)
             self.append_spans(rows.spans.starts + base, rows.spans.stops + base, rows.spans.values)
-        self._table.append("offsets", self.token_count + np.cumsum(sizes))
+        self.append("offsets", self.token_count + np.cumsum(sizes))
         self.count += len(sizes)
         self.token_count += int(sizes.sum())
 
@@ -96,35 +85,24 @@ class DocumentsWriter:
 
         `text` is the UTF-8 of its id, `metadata` the text of a JSON object; its spans count from its first token.
         """
-        if spans is not None:
-            starts, stops, lengths, data = self._waiting_spans
-            # at once: thousands of small values that wait for each other leave the processor's cache
-            starts += spans.starts
-            stops += spans.stops
-            lengths += spans.lengths
-            data += spans.data
-            self._bases.append((self.token_count + self._waiting_tokens, len(spans.starts)))
-        self._waiting.append((length, text, metadata))
-        self._waiting_tokens += length
-        if len(self._waiting) == WAITING_DOCUMENTS or len(self._waiting_spans.data) > WAITING_BYTES:
+        self._waiting.append((length, text, metadata, spans))
+        self._waiting_bytes += len(spans.data) if spans else 0
+        if len(self._waiting) == WAITING_DOCUMENTS or self._waiting_bytes > WAITING_BYTES:
             self._take_waiting()
 
     def _take_waiting(self) -> None:
-        waiting, self._waiting, self._waiting_tokens = self._waiting, [], 0
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         if not waiting:
             return
-        lengths, ids, metadata = zip(*waiting, strict=True)
-        self.append(lengths, DocumentRows(ids=ids if any(ids) else None, metadata=metadata if any(metadata) else None))
-        if self._bases:
-            bases = np.repeat(*np.array(self._bases).T)
-            *columns, data = self._waiting_spans
+        lengths, ids, metadata, spans = zip(*waiting, strict=True)
+        firsts = self.token_count + np.cumsum((0, *lengths[:-1]))
+        rows = DocumentRows(ids=ids if any(ids) else None, metadata=metadata if any(metadata) else None)
+        self.append_documents(lengths, rows)
+        if any(spans):
+            bases = firsts.repeat([len(each.starts) if each else 0 for each in spans])
+            *columns, data = (b"".join(column) for column in zip(*filter(None, spans), strict=True))
             starts, stops, sizes = (np.frombuffer(column, np.int64) for column in columns)
             self._append_spans(bases + starts, bases + stops, sizes, data)
-            self._forget_waiting_spans()
-
-    def _forget_waiting_spans(self) -> None:
-        self._waiting_spans = EncodedSpans(array("q"), array("q"), array("q"), bytearray())
-        self._bases: list[tuple[int, int]] = []  # first token of each document that has some, and how many
 
     def _numbers(self, rows: DocumentRows) -> npt.NDArray[np.uint32] | None:
         """Return the sources of some documents by the numbers that they have in this table."""
@@ -138,15 +116,10 @@ class DocumentsWriter:
 
     def append_spans(self, starts: npt.NDArray[Any], stops: npt.NDArray[Any], values: Sequence[bytes]) -> None:
         """Append spans behind all earlier ones: their offsets in the document stream, and their encoded values."""
-        lengths = np.fromiter(map(len, values), np.int64, len(values))
-        self._append_spans(starts, stops, lengths, b"".join(values))
+        self._append_spans(starts, stops, np.fromiter(map(len, values), np.int64, len(values)), b"".join(values))
 
     def _append_spans(
-        self,
-        starts: npt.NDArray[Any],
-        stops: npt.NDArray[Any],
-        lengths: npt.NDArray[np.int64],
-        data: bytes | bytearray,
+        self, starts: npt.NDArray[Any], stops: npt.NDArray[Any], lengths: npt.NDArray[np.int64], data: bytes
     ) -> None:
         if len(starts) == 0:
             return
@@ -154,50 +127,55 @@ class DocumentsWriter:
         # a gap is a span without bytes: one lies before each span that does not begin where the last one ends
         gaps = (befores < starts) & ((np.arange(len(starts)) > 0) | (self._span_stop > 0))
         kept = np.stack([gaps, np.ones_like(gaps)], axis=1)
-        self._table.append("span_starts", np.stack([befores, starts], axis=1)[kept])
-        self._table.append_joined_texts("span_values", data, np.stack([np.zeros_like(lengths), lengths], axis=1)[kept])
+        self.append("span_starts", np.stack([befores, starts], axis=1)[kept])
+        self.append_joined_texts("span_values", data, np.stack([np.zeros_like(lengths), lengths], axis=1)[kept])
         self._span_stop = int(stops[-1])
 
     def _fill(self, name: str) -> None:
         """Give the documents before no value in a column."""
-        if name in TEXT_COLUMNS:
-            missing = self.count - self._table.num_rows(f"{name}_ends")
-            self._table.append(f"{name}_ends", np.full(missing, self._table.num_rows(name), np.uint64))
-        else:
-            self._table.append(name, np.full(self.count - self._table.num_rows(name), _NOTHING[name], np.uint64))
+        nothing, missing = _NOTHING[name], self.count - self.num_rows(name)
+        if nothing is None:
+            nothing = self.num_rows(name.removesuffix("_ends"))
+        self.append(name, np.full(missing, nothing, np.uint64))
 
-    def publish(self, split: str = DEFAULT_SPLIT, tokens_sha256: str = "") -> TableInfo:
+    def publish(self, **attributes: str | int) -> TableInfo:
         """Write the file; `tokens_sha256` is that of the one file that the table belongs to, "" in a store."""
         self._take_waiting()
-        for name in (*_NOTHING, *TEXT_COLUMNS):
-            if self._table.num_rows(f"{name}_ends" if name in TEXT_COLUMNS else name):
+        for name in _NOTHING:
+            if self.num_rows(name):
                 self._fill(name)
         if self._sources:
-            self._table.append_texts("sources", [name.encode("utf-8", "surrogateescape") for name in self._sources])
+            self.append_texts("sources", [name.encode("utf-8", "surrogateescape") for name in self._sources])
         if self._span_stop:
-            self._table.append("span_starts", [self._span_stop])
-            self._table.append_texts("span_values", [b""])
-        return self._table.publish(split=split, spans_codec=self.spans_codec, tokens_sha256=tokens_sha256)
+            self.append("span_starts", [self._span_stop])
+            self.append_texts("span_values", [b""])
+        known = {"split": DEFAULT_SPLIT, "spans_codec": self.spans_codec, "tokens_sha256": ""}
+        return super().publish(**known | attributes)
 
-    def close(self) -> None:
-        """Give up the documents that were not published."""
-        self._table.close()
+    def append_file(self, file: DocumentFile) -> None:
+        """Append the documents of another table with all their facts.
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        Values of spans are moved as they are stored; `FormatError` where tables of several encodings have some.
+        """
+        edges = file.offsets.astype(np.int64)
+        for start in range(0, len(edges) - 1, BLOCK_DOCUMENTS):
+            stop = min(start + BLOCK_DOCUMENTS, len(edges) - 1)
+            rows = file.rows(start, stop)
+            if rows.spans and rows.spans.values and file.spans_codec != self.spans_codec:
+                if self._span_stop:
+                    raise FormatError(
+                        f"{file.path}: expected spans encoded as {self.spans_codec!r}, found {file.spans_codec!r}: "
+                        "tables of several encodings cannot become one; keep them in stores of their own"
+                    )
+                self.spans_codec = file.spans_codec
+            self.append_documents(np.diff(edges[start : stop + 1]), rows)
 
 
 def join_documents(files: Iterable[DocumentFile], writer: DocumentsWriter) -> None:
-    """Append the documents of several tables with all their facts, and close each when it is done.
-
-    Values of spans are moved as they are stored; `FormatError` where tables of several encodings have some.
-    """
+    """Append the documents of several tables, and close each when it is done."""
     for file in files:
         with closing(file):
-            _append_file(file, writer)
+            writer.append_file(file)
 
 
 def write_joined(tables: Sequence[Path], path: Path, split: str, tokens_sha256: str) -> None:
@@ -207,22 +185,7 @@ def write_joined(tables: Sequence[Path], path: Path, split: str, tokens_sha256: 
         return
     with DocumentsWriter(documents_path(path)) as writer:
         join_documents(map(DocumentFile, tables), writer)
-        writer.publish(split, tokens_sha256)
-
-
-def _append_file(file: DocumentFile, writer: DocumentsWriter) -> None:
-    edges = file.offsets.astype(np.int64)
-    for start in range(0, len(edges) - 1, BLOCK_DOCUMENTS):
-        stop = min(start + BLOCK_DOCUMENTS, len(edges) - 1)
-        rows = file.rows(start, stop)
-        if rows.spans and rows.spans.values and file.spans_codec != writer.spans_codec:
-            if writer.has_spans:
-                raise FormatError(
-                    f"{file.path}: expected spans encoded as {writer.spans_codec!r}, found {file.spans_codec!r}: "
-                    "tables of several encodings cannot become one; keep them in stores of their own"
-                )
-            writer.spans_codec = file.spans_codec
-        writer.append(np.diff(edges[start : stop + 1]), rows)
+        writer.publish(split=split, tokens_sha256=tokens_sha256)
 
 
 def encoded_spans(
@@ -233,12 +196,12 @@ def encoded_spans(
     try:
         starts, stops, given = zip(*spans, strict=True)
         first_tokens, ends = array("q", starts), array("q", stops)
+        inside = starts[0] >= 0 and stops[-1] <= num_tokens
+        ascend = all(map(lt, starts, stops)) and all(map(le, stops, starts[1:]))
     except (TypeError, ValueError, OverflowError):
-        _refuse_places(spans, num_tokens, where)
-        raise
-    inside = all(map(lt, starts, stops)) and starts[0] >= 0 and stops[-1] <= num_tokens
-    if not inside or not all(map(le, stops, starts[1:])):
-        _refuse_places(spans, num_tokens, where)
+        inside = ascend = False
+    if not (inside and ascend):
+        _refuse_spans(spans, num_tokens, where)
     try:
         values = encode(given)
     except Exception as error:  # whatever an encoder of the user raises
@@ -255,20 +218,18 @@ def encoded_spans(
     return EncodedSpans(first_tokens, ends, array("q", map(len, values)), b"".join(values))
 
 
-def _refuse_places(spans: Sequence[tuple[int, int, object]], num_tokens: int, where: str) -> None:
+def _refuse_spans(spans: Sequence[tuple[int, int, object]], num_tokens: int, where: str) -> None:
     """Raise `ArgumentError` for the first span that is none, empty, outside of its document or not behind the last."""
     before = 0
     for number, span in enumerate(spans):
         try:
-            start, stop = map(index, span[:2])
-            _, _, _ = span
+            start, stop, _ = span
+            is_good = before <= index(start) < index(stop) <= num_tokens
         except (TypeError, ValueError):
+            is_good = False
+        if not is_good:
             raise ArgumentError(
-                f"{where}: span {number:,}: expected (start, stop, value) with whole numbers, found {span!r:.80}"
-            ) from None
-        if not before <= start < stop <= num_tokens:
-            inside = 0 <= start < stop <= num_tokens
-            advice = "spans must ascend and not overlap: give a list as the value of one span"
-            advice = advice if inside else f"expected 0 <= start < stop <= {num_tokens:,}"
-            raise ArgumentError(f"{where}: span {number:,} is tokens {start:,} to {stop:,}: {advice}")
+                f"{where}: span {number:,}: expected (start, stop, value) with whole numbers, {before:,} <= start < "
+                f"stop <= {num_tokens:,}, found {span!r:.80}; they must ascend and not overlap: give a list as a value"
+            )
         before = stop

@@ -39,6 +39,7 @@ from zb_hdf5.formats.hdf5.file import (
 from zb_hdf5.spec import (
     CRC32,
     HDF5_LIBVER,
+    NO_SHA256,
     PIECES,
     TABLES,
     TABLES_ANCHOR_TOKENS,
@@ -488,10 +489,10 @@ class PiecesFile(TableFile):
         pairs = {
             "records": (num_records, self.num_rows("ends")),
             "seq_len": (seq_len, self.attributes["seq_len"]),
-            "sha256 of the tokens": (tokens_sha256, self.attributes["tokens_sha256"] or None),
+            "sha256 of the tokens": (tokens_sha256, self.attributes["tokens_sha256"]),
         }
         for name, (expected, found) in pairs.items():
-            if None not in (expected, found) and expected != found:
+            if not {None, "", NO_SHA256} & {expected, found} and expected != found:
                 self.close()
                 raise FormatError(
                     f"{self.path}: belongs to another file: expected {name} {expected}, found {found}; restore it"

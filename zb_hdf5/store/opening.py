@@ -27,7 +27,7 @@ from zb_hdf5.spec import (
 )
 from zb_hdf5.store.index import ShardIndex, find_index, layout_of, require_files
 from zb_hdf5.store.shards import StoreReader, stream_index
-from zb_hdf5.store.store_documents import LoneDocuments
+from zb_hdf5.store.store_documents import StoreDocuments
 
 
 def open_reader(
@@ -211,7 +211,7 @@ def _open_file(wanted: _Wanted) -> BatchReader:
         raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=found)
     if wanted.dataset is None:
         reader = FORMATS[found].open(path, access=wanted.access, verify=wanted.verify)
-        reader.record_documents = LoneDocuments(reader, wanted.verify) if reader.complete else None
+        reader.record_documents = StoreDocuments.of_file(reader, wanted.verify) if reader.complete else None
         return reader
     if FORMATS[found].tokens_only:
         raise BackendError(f"{path}: dataset={wanted.dataset!r} needs an HDF5 file, found a {found!r} file")

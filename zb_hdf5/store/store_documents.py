@@ -2,78 +2,60 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.documents.document_table import DocumentPart, DocumentTable
+from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, RecordDocuments
 from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, pieces_of_windows, pieces_path
-from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath, finding
+from zb_hdf5.files.paths import Identity, RemotePath, finding
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import DOCUMENTS_SUFFIX, INDEX_NAME, NO_SHA256
 from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.table import ShardEntry
 
 if TYPE_CHECKING:  # h5py, which a store without documents does not need
     from zb_hdf5.documents.table_file import PiecesFile
     from zb_hdf5.formats.hdf5.h5_reader import DocumentOffsets
 
 
-class FileDocuments(ABC):
-    """The documents of the records of a reader (see `RecordDocuments`), from files that are opened by their numbers."""
+class StoreDocuments(RecordDocuments):
+    """The documents of the records of a store, over its splits one after the other, or of one file of batches."""
 
-    def __init__(self, path: Path) -> None:
-        self._files: OpenFiles[Any] = OpenFiles("auto", far=isinstance(path, RemotePath))
-        self._table: DocumentTable | None = None
-
-    @abstractmethod
-    def open(self, number: int) -> Any:
-        """Open a file; the caller closes it."""
-
-    def documents(self) -> DocumentTable | None:
-        if self._table is None:
-            with finding(self):
-                self._table = self._table or self._open_table()
-        return self._table
-
-    @abstractmethod
-    def _open_table(self) -> DocumentTable | None:
-        """Open the table of all documents; None where none is stored."""
-
-    def close(self) -> None:
-        self._files.close()
-        if self._table is not None:
-            self._table.close()
-
-
-class StoreDocuments(FileDocuments):
-    """The documents of the records of a store (see `RecordDocuments`), over its splits one after the other."""
-
-    def __init__(self, folder: Path, index: ShardIndex, verify: str) -> None:
-        self._index = index
-        self._parts, bases = index.document_parts()
-        counts = index.table.values["num_batches"] * index.meta.batch_size
-        self._set(folder, verify, counts, [bases.get(split, 0) for split in index.table.values["split"]])
-
-    def _set(self, folder: Path, verify: str, counts: npt.ArrayLike, bases: list[int]) -> None:
-        """Take over the records of each file, and the first token of its split in all splits."""
-        self._folder, self._verify, self._starts, self._bases = folder, verify, ends_of(np.asarray(counts)), bases
+    def __init__(self, folder: Path, index: ShardIndex, verify: str, *, is_lone: bool = False) -> None:
         super().__init__(folder)
+        self._folder, self._index, self._verify, self._is_lone = folder, index, verify, is_lone
+        self._parts, bases = index.document_parts()
+        self._starts = ends_of(index.table.values["num_batches"] * index.meta.batch_size)
+        self._bases = [bases[split] for split in index.table.values["split"]]  # first token of each split in all
+
+    @classmethod
+    def of_file(cls, reader: BatchReader, verify: str) -> Self:
+        """Return those of the one file of batches that a reader has."""
+        counts, sha256 = (reader.num_batches, reader.token_count), reader.sha256 or NO_SHA256
+        entry = ShardEntry(reader.path.name, reader.backend, 0, *counts, sha256)
+        return cls(reader.path.parent, ShardIndex(reader.meta, [entry]), verify, is_lone=True)
 
     @cached_property
     def _edges(self) -> list[int]:
         edges: list[int] = self._starts.tolist()  # for single searches: no store without pieces needs it
         return edges
 
+    @property
+    def _path(self) -> Path:
+        return self._folder / str(self._index.table.values["path"][0])
+
     @cached_property
     def has_pieces(self) -> bool:
+        if self._is_lone:
+            return pieces_path(self._path).exists()
         pieces = self._index.table.optional.get("pieces")
         return pieces is not None and bool((pieces["bytes"] >= 0).all())
 
@@ -93,7 +75,7 @@ class StoreDocuments(FileDocuments):
     def read_run(self, start: int, stop: int) -> Pieces:
         shard = bisect_right(self._edges, start) - 1
         if stop > self._edges[shard + 1]:
-            return self.read_pieces(np.arange(start, stop))
+            return super().read_run(start, stop)
         first = self._edges[shard]
         return self._moved(shard, self._files.get(shard, self.open).read_run(start - first, stop - first))
 
@@ -104,32 +86,16 @@ class StoreDocuments(FileDocuments):
         from zb_hdf5.documents.table_file import PiecesFile
 
         entry, meta = self._index.shards[shard], self._index.meta
-        sha256 = entry.pieces.sha256 if entry.pieces else ""
-        num_records = entry.num_batches * meta.batch_size
-        return PiecesFile(self._folder / entry.path, num_records, meta.seq_len, sha256=sha256, verify=self._verify)
+        return PiecesFile(
+            self._folder / entry.path, entry.num_batches * meta.batch_size, meta.seq_len,
+            sha256=entry.pieces.sha256 if entry.pieces else "", tokens_sha256=entry.sha256, verify=self._verify,
+        )  # fmt: skip
 
     def _open_table(self) -> DocumentTable | None:
+        if self._is_lone:
+            sha256 = self._index.table.values["sha256"][0]
+            return DocumentTable.of_file(self._path, sha256.replace(NO_SHA256, ""), self._verify)
         return DocumentTable(self._folder, self._parts, self._verify) if self._parts else None
-
-
-class LoneDocuments(StoreDocuments):
-    """The same of the one file of batches that a reader has."""
-
-    def __init__(self, reader: BatchReader, verify: str) -> None:
-        self._path, self._seq_len, self._sha256 = reader.path, reader.seq_len, reader.sha256
-        self._set(reader.path, verify, [reader.num_records], [0])
-
-    @cached_property
-    def has_pieces(self) -> bool:
-        return pieces_path(self._path).exists()
-
-    def open(self, shard: int) -> PiecesFile:
-        from zb_hdf5.documents.table_file import PiecesFile
-
-        return PiecesFile(self._path, self._edges[-1], self._seq_len, tokens_sha256=self._sha256, verify=self._verify)
-
-    def _open_table(self) -> DocumentTable | None:
-        return DocumentTable.of_file(self._path, self._sha256, self._verify)
 
 
 #: So many are kept in memory, 8 MiB of them: one search in all is faster than one in each file.
@@ -140,7 +106,7 @@ FEW_FILES: Final = 64
 FAR_THREADS: Final = 32
 
 
-class StreamDocuments(FileDocuments):
+class StreamDocuments(RecordDocuments):
     """The documents of a stream by its windows, which begin each `stride` tokens, and share `overlap` of them."""
 
     # `starts` are the first token of each file and the end of the last one, `identities` those of files that were open
@@ -164,9 +130,6 @@ class StreamDocuments(FileDocuments):
             return padding(0, self._seq_len)
         edges, end = self.near(starts, self._seq_len)
         return pieces_of_windows(edges, starts, self._seq_len, end)
-
-    def read_run(self, start: int, stop: int) -> Pieces:
-        return self.read_pieces(np.arange(start, stop))
 
     def edges(self) -> npt.NDArray[np.uint64]:
         """Return where each document begins and the last one ends, shape (D + 1,), and keep it: 8 bytes for each."""

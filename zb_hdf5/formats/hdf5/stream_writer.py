@@ -225,7 +225,7 @@ class HDF5ShardWriter(HDF5Writer):
             )
         stored = as_stored(stored, self.meta, f"{self._file.path} (token {self.token_count:,})")
         self._write(stored, sizes, stored_fields(fields, self.meta, stored.shape, self._file.path))
-        self._documents.append(sizes, documents)
+        self._documents.append_documents(sizes, documents)
         if len(sizes):
             self._has_ids = documents is not None and documents.ids is not None
 

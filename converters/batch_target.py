@@ -20,11 +20,19 @@ from zb_hdf5.console import format_bytes
 from zb_hdf5.converters.conversion import DEFAULT_MEMORY_BYTES, Conversion
 from zb_hdf5.converters.documents import copy_documents, fitted, left_behind
 from zb_hdf5.converters.engines import Engine, Inline, Workers
-from zb_hdf5.converters.journal import WHOLE, Journal, Part, is_result, journal_paths, read_journals, require_same
+from zb_hdf5.converters.journal import (
+    WHOLE,
+    Finished,
+    Journal,
+    Part,
+    is_result,
+    journal_paths,
+    read_journals,
+    require_same,
+)
 from zb_hdf5.converters.reports import NOTHING_KEPT, Kept, Report
 from zb_hdf5.converters.shard import (
     SHARDS,
-    FinishedShard,
     Plan,
     ShardTask,
     cut_into_shards,
@@ -235,7 +243,7 @@ def _choose_shuffle(source: Source, cuts: list[tuple[int, int]], conversion: Con
 
 def _write_file(
     plan: Plan, path: Path, conversion: Conversion, workers: Workers
-) -> tuple[list[FinishedShard], Shuffle, Kept]:
+) -> tuple[list[Finished], Shuffle, Kept]:
     """Write the one file of a plan in this process."""
     source, [cut] = plan.source, plan.cuts
     if not conversion.overwrite:
@@ -253,7 +261,7 @@ def _write_file(
 
 def _write_folder(
     plan: Plan, destination: Path, conversion: Conversion, workers: Workers
-) -> tuple[list[FinishedShard], Shuffle, Kept]:
+) -> tuple[list[Finished], Shuffle, Kept]:
     """Fill the `.partial/` of a destination, and publish it if it is the whole."""
     part, overwrite, resume = part_of(conversion), bool(conversion.overwrite), bool(conversion.resume)
     shards = part.shards(len(plan.cuts))
@@ -265,7 +273,7 @@ def _write_folder(
     with PartialDirectory(destination, overwrite=overwrite, shared=part != WHOLE) as folder:
         start_s = time.monotonic()
         journal = Journal(
-            folder, plan.head(), {shard: plan.task(shard, folder.partial_path) for shard in shards}, FinishedShard,
+            folder, plan.head(), {shard: plan.task(shard, folder.partial_path) for shard in shards},
             part=part, overwrite=overwrite, resume=resume,
         )  # fmt: skip
         journal.take_up(workers.engine, is_intact)
@@ -280,9 +288,9 @@ def _write_folder(
 
 
 def _write_missing(
-    plan: Plan, journal: Journal[ShardTask, FinishedShard], folder: Path, conversion: Conversion, workers: Workers,
+    plan: Plan, journal: Journal, folder: Path, conversion: Conversion, workers: Workers,
     kept: Kept,
-) -> tuple[list[FinishedShard], Shuffle]:  # fmt: skip
+) -> tuple[list[Finished], Shuffle]:  # fmt: skip
     missing, shuffle = journal.missing, NOTHING_LEFT
     if missing:
         shuffle = _choose_shuffle(plan.source, [plan.cuts[shard] for shard in missing], conversion, workers.engine)
@@ -297,7 +305,7 @@ def _write_missing(
     return finished, shuffle
 
 
-def _require_result(plan: Plan, destination: Path) -> list[FinishedShard]:
+def _require_result(plan: Plan, destination: Path) -> list[Finished]:
     """Accept an existing destination as the result of the same conversion, or refuse it."""
     source = plan.source
     if (destination / INDEX_NAME).exists():
@@ -310,11 +318,11 @@ def _require_result(plan: Plan, destination: Path) -> list[FinishedShard]:
         found = [known and entry.sha256 for known, entry in zip(digests, index.shards, strict=False)]
         same = same and found == digests
         if is_result(destination, same, map(Path, plan.files)):
-            return [FinishedShard(entry, None) for entry in index.shards]
+            return [Finished(entry, None) for entry in index.shards]
     raise ConvertError(f"{destination}: exists already and is no result of this conversion; pass --force to replace it")
 
 
-def _save_index(folder: Path, plan: Plan, finished: list[FinishedShard]) -> None:
+def _save_index(folder: Path, plan: Plan, finished: list[Finished]) -> None:
     """Write the `shards.json` of a folder, where its format has one."""
     if FORMATS[plan.target].holds_batches:
         source, entries = plan.source, tuple(done.entry for done in finished)
@@ -364,13 +372,13 @@ def _require_whole(folder: Path, target: str, index: ShardIndex) -> None:
             remove(folder / name)
 
 
-def _collect(folder: Path) -> tuple[dict[str, Any], dict[int, FinishedShard]]:
+def _collect(folder: Path) -> tuple[dict[str, Any], dict[int, Finished]]:
     """Return the plan that all journals agree on, and every shard."""
-    records = read_journals(folder, SHARDS, FinishedShard.from_json)
+    records = read_journals(folder, SHARDS)
     first = next((record.head for record in records.values()), None)
     if first is None:
         raise ConvertError(f"{folder}: another process has merged it")
-    finished: dict[int, FinishedShard] = {}
+    finished: dict[int, Finished] = {}
     for path, record in records.items():
         require_same(record.head.plan, first.plan, path)
         if record.head.files != first.files:

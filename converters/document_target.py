@@ -5,29 +5,47 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 
-from zb_hdf5 import ConvertError, HDF5ShardWriter, ShardIndex, StoreMeta
+from zb_hdf5 import ConvertError, HDF5ShardWriter, ShardEntry, ShardIndex, StoreMeta
 from zb_hdf5.converters.batch_target import is_one_file, refuse_bad_destination, write_batches
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.documents import DocumentSource, Encoded, Route, no_documents, route
 from zb_hdf5.converters.engines import Progress, Workers, no_progress
-from zb_hdf5.converters.journal import CheckTask, Head, Journal, how_to_go_on, is_result, refuse_interrupted
+from zb_hdf5.converters.journal import Finished, Head, Journal, how_to_go_on, is_result, refuse_interrupted
 from zb_hdf5.converters.packed import PackedSource
 from zb_hdf5.converters.reports import Done, Kept, Report
-from zb_hdf5.converters.shard import COMMIT_BYTES, SHARDS, file_states, require_unchanged, with_largest_token
+from zb_hdf5.converters.shard import (
+    COMMIT_BYTES,
+    SHARDS,
+    digests_of,
+    file_states,
+    is_intact,
+    require_unchanged,
+    with_largest_token,
+)
 from zb_hdf5.converters.source import Counts, require_pad_id
 from zb_hdf5.documents.document_table import DocumentTable, documents_path, part_of
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import LockedFolder, PartialDirectory, partial_path, refuse_existing
-from zb_hdf5.spec import INDEX_NAME, NO_BOUNDARY, NO_CODEC, SHARD_PREFIX, bad_token_message, find_bad_token, token_limit
+from zb_hdf5.spec import (
+    DEFAULT_CHUNK_TOKENS,
+    INDEX_NAME,
+    NO_BOUNDARY,
+    NO_CODEC,
+    SHARD_PREFIX,
+    STREAM_LAYOUT,
+    bad_token_message,
+    find_bad_token,
+    token_limit,
+)
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.streams import index_files
 from zb_hdf5.text.corpus import row_of_source
@@ -36,24 +54,6 @@ from zb_hdf5.text.corpus import row_of_source
 TOKEN_FILES: Final = "files of tokens"
 #: Ids that are looked at together.
 BLOCK_IDS: Final = 1 << 14
-
-
-@dataclass(frozen=True)
-class FinishedTokens:
-    """A file of tokens that is whole and on disk, the counts of its documents, and the digest of all its bytes."""
-
-    token_count: int
-    counts: Counts
-    files_sha256: str
-    max_token: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Self:
-        counts = Counts.from_json(value["counts"])
-        return cls(int(value["token_count"]), counts, str(value["files_sha256"]), value["max_token"])
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,10 @@ class TokensTask:
     @property
     def paths(self) -> tuple[Path, Path]:
         return self.path, documents_path(self.path)
+
+    @property
+    def meta(self) -> StoreMeta:
+        return StoreMeta(1, DEFAULT_CHUNK_TOKENS, self.source.dtype, layout=STREAM_LAYOUT)
 
     @property
     def amount(self) -> int:
@@ -98,7 +102,7 @@ class TokensTask:
             self._note.unlink(missing_ok=True)
 
 
-def write_stream(task: TokensTask, progress: Progress = no_progress) -> FinishedTokens:
+def write_stream(task: TokensTask, progress: Progress = no_progress) -> Finished:
     """Write the documents of one task to an HDF5 stream."""
     counts, source, boundary = Counts(), task.source, task.source.boundary_token_id
     with HDF5ShardWriter(
@@ -113,7 +117,9 @@ def write_stream(task: TokensTask, progress: Progress = no_progress) -> Finished
             except ConvertError as error:
                 raise ConvertError(_bad_token(encoded, source) or f"{encoded.source}: {error}") from error
         info = writer.finish()
-    return FinishedTokens(info.token_count, counts, files_sha256(task.paths), info.max_token)
+    entry = ShardEntry.of(info, task.route.split)
+    frame, _ = digests_of(task.paths, task.meta, entry, frame_only=True)
+    return Finished(entry, info.max_token, frame, counts)
 
 
 def _bad_token(encoded: Encoded, source: DocumentSource) -> str:
@@ -183,9 +189,7 @@ class TokensPlan:
             for number, (each, path) in enumerate(zip(self.routes, paths, strict=True))
         }
         head = Head(TOKEN_FILES, len(tasks), plan, {})
-        journal = Journal(
-            folder, head, tasks, FinishedTokens, overwrite=bool(conversion.overwrite), resume=bool(conversion.resume)
-        )
+        journal = Journal(folder, head, tasks, overwrite=bool(conversion.overwrite), resume=bool(conversion.resume))
         journal.take_up(workers.engine, is_intact)
         kept = dict(journal.finished)
         workers.shown.keep(sum(tasks[number].amount for number in kept))
@@ -194,12 +198,12 @@ class TokensPlan:
         require_unchanged(source.paths, plan["files"])
         counts = Counts()
         for done in finished:
-            counts.add(done.counts)
+            counts.add(done.counts or Counts())
         if not counts.documents:
             raise ConvertError(f"{source.paths[0]}: {no_documents(source, counts.documents_dropped)}")
         if source.has_ids:
             require_unique_ids([task.paths[1] for task in tasks.values() if task.paths[1].exists()])
-        tokens_kept = sum(done.counts.tokens_in for done in kept.values())
+        tokens_kept = sum(done.counts.tokens_in for done in kept.values() if done.counts)
         described = with_largest_token(self.description, (done.max_token for done in finished))
         splits = {task.path.name: task.route.split for task in tasks.values()}
         index = index_files(paths, splits=splits, source=described, shuffle="none")
@@ -208,22 +212,6 @@ class TokensPlan:
             folder.path, index.meta, list(index.shards), counts, time.monotonic() - start_s,
             kept=Kept.of(kept.values(), 0.0), documents_kept=tokens_kept,
         )  # fmt: skip
-
-
-def is_intact(check: CheckTask[TokensTask, FinishedTokens], progress: Progress = no_progress) -> bool:
-    """Return whether a finished file still has every byte that it was finished with."""
-    return files_sha256(check.task.paths) == check.finished.files_sha256
-
-
-def files_sha256(paths: Iterable[Path]) -> str:
-    """Return one digest over all bytes of some files; a missing one counts as empty."""
-    digests = hashlib.sha256()
-    for path in paths:
-        digest = hashlib.sha256()
-        with suppress(FileNotFoundError), open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256")
-        digests.update(digest.digest())
-    return digests.hexdigest()
 
 
 def require_unique_ids(paths: Sequence[Path]) -> None:

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self
 
-from zb_hdf5 import ConvertError, FormatError
-from zb_hdf5.converters.engines import Engine, Progress, Task, no_progress
+from zb_hdf5 import ConvertError, FormatError, ShardEntry
+from zb_hdf5.converters.engines import Engine, Progress, no_progress
+from zb_hdf5.converters.source import Counts
 from zb_hdf5.files.publishing import LockedFolder, remove, remove_journals, write_atomically
 from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX
 
@@ -26,33 +27,27 @@ _NAME: Final = re.compile(rf"{JOURNAL_PREFIX}(\d+)-of-(\d+)\.jsonl")
 FileState = tuple[int, int]
 
 
-class FinishedFile(Protocol):
-    """The facts of a file that is whole and on disk."""
+@dataclass(frozen=True)
+class Finished:
+    """A file of a conversion that is whole and has its name."""
 
-    @property
-    def token_count(self) -> int: ...
-    def to_json(self) -> dict[str, Any]: ...  # for its line of the journal
+    entry: ShardEntry
+    max_token: int | None  # None: not known
+    frame_sha256: str = ""  # of all its bytes and sidecars but the tokens
+    counts: Counts | None = None  # of its documents, where they are counted file by file
+
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Self: ...
-
-
-class FileTask(Task, Protocol):
-    """The work of one process that makes files."""
-
-    @property
-    def paths(self) -> tuple[Path, ...]: ...
-
-
-Finished = TypeVar("Finished", bound=FinishedFile)
-AnyTask = TypeVar("AnyTask", bound=FileTask)
-Result = TypeVar("Result")
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """Return the facts of which a journal has the `asdict`."""
+        entry, counts = ShardEntry.from_json(value["entry"]), value["counts"] and Counts.from_json(value["counts"])
+        return cls(entry, int(value["max_token"]), str(value["frame_sha256"]), counts)
 
 
 @dataclass(frozen=True)
-class CheckTask(Generic[AnyTask, Finished]):
+class CheckTask:
     """A finished file to look at once more."""
 
-    task: AnyTask
+    task: Any  # that made it
     finished: Finished
     from_source: bool  # compare with the source as well, whose files have another mtime than before
 
@@ -90,37 +85,36 @@ class Head:
     files: dict[str, FileState]  # of the source; empty where `plan` has them: then any change is another conversion
 
 
-class Record(NamedTuple, Generic[Result]):
+class Record(NamedTuple):
     """The content of a journal."""
 
     head: Head
-    finished: dict[int, Result]
+    finished: dict[int, Finished]
 
 
-class Journal(Generic[AnyTask, Finished]):
+class Journal:
     """Runs the tasks that fill a `.partial/` folder, and records which are finished. Not thread-safe."""
 
     def __init__(
         self,
         folder: LockedFolder,
         head: Head,
-        tasks: Mapping[int, AnyTask],  # by number, those of `part`
-        kind: type[Finished],
+        tasks: Mapping[int, Any],  # by number, those of `part`; each has the `paths` of its file and sidecars
         *,
         part: Part = WHOLE,
         overwrite: bool,
         resume: bool,
     ) -> None:
-        self._folder, self._head, self._tasks, self._kind = folder, head, tasks, kind
+        self._folder, self._head, self._tasks = folder, head, tasks
         self._part, self._overwrite, self._resume = part, overwrite, resume
         self.finished: dict[int, Finished] = {}  # those of earlier runs after `take_up`, the others after `run`
 
     @property
-    def missing(self) -> dict[int, AnyTask]:
+    def missing(self) -> dict[int, Any]:
         """The tasks that are left to do."""
         return {number: task for number, task in self._tasks.items() if number not in self.finished}
 
-    def take_up(self, engine: Engine, is_intact: Callable[[CheckTask[AnyTask, Finished], Progress], bool]) -> None:
+    def take_up(self, engine: Engine, is_intact: Callable[[CheckTask, Progress], bool]) -> None:
         """Find what earlier runs have finished and is as it was then; remove all else that they have left."""
         recorded, changed = self._recorded() if self._resume or not self._overwrite else ({}, False)
         checks = [CheckTask(self._tasks[number], recorded[number], changed) for number in sorted(recorded)]
@@ -136,8 +130,8 @@ class Journal(Generic[AnyTask, Finished]):
     def run(
         self,
         engine: Engine,
-        write: Callable[[AnyTask, Progress], Finished],
-        tasks: Mapping[int, AnyTask],
+        write: Callable[[Any, Progress], Finished],
+        tasks: Mapping[int, Any],
         progress: Progress,
     ) -> list[Finished]:
         """Do what is missing, and return all finished files in order."""
@@ -146,7 +140,7 @@ class Journal(Generic[AnyTask, Finished]):
             for k, done in results:
                 _append(path, _line(numbers[k], done))
                 self.finished[numbers[k]] = done
-                if done.token_count:
+                if done.entry.token_count:
                     self._folder.keep()
         return [self.finished[number] for number in self._tasks]
 
@@ -170,7 +164,7 @@ class Journal(Generic[AnyTask, Finished]):
         folder = self._folder.partial_path
         if journal_paths(folder):
             self._folder.keep()
-        records = read_journals(folder, self._head.unit, self._kind.from_json)
+        records = read_journals(folder, self._head.unit)
         finished = {k: done for record in records.values() for k, done in record.finished.items() if k in self._tasks}
         if finished and not self._resume:
             refuse_interrupted(folder, self._head.unit)
@@ -221,7 +215,7 @@ def is_result(store: Path, is_same: bool, sources: Iterable[Path]) -> bool:
 
 def refuse_interrupted(folder: Path, unit: str) -> None:
     """Raise `ConvertError` if interrupted runs have finished something in a `.partial/` folder."""
-    records = list(read_journals(folder, unit, dict).values())
+    records = list(read_journals(folder, unit).values())
     if finished := {number for record in records for number in record.finished}:
         raise ConvertError(
             f"{folder}: an interrupted conversion with {len(finished):,} of {records[0].head.total:,} finished {unit} "
@@ -241,8 +235,8 @@ def _append(path: Path, line: str) -> None:
         os.close(fd)
 
 
-def _line(number: int, done: FinishedFile) -> str:
-    return json.dumps({"number": number, **done.to_json()})
+def _line(number: int, done: Finished) -> str:
+    return json.dumps({"number": number, **asdict(done)})
 
 
 def journal_paths(folder: Path) -> dict[Part, Path]:
@@ -254,12 +248,12 @@ def journal_paths(folder: Path) -> dict[Part, Path]:
     return found
 
 
-def read_journals(folder: Path, unit: str, parse: Callable[[dict[str, Any]], Result]) -> dict[Path, Record[Result]]:
+def read_journals(folder: Path, unit: str) -> dict[Path, Record]:
     """Read the journals in a folder; `ConvertError` if they are not of files of this `unit`."""
-    return {path: read_journal(path, parse, unit) for path in journal_paths(folder).values()}
+    return {path: read_journal(path, unit) for path in journal_paths(folder).values()}
 
 
-def read_journal(path: Path, parse: Callable[[dict[str, Any]], Result], unit: str | None = None) -> Record[Result]:
+def read_journal(path: Path, unit: str | None = None) -> Record:
     """Read a journal; a last line that a kill has cut off is left out."""
     try:
         first, *rest = path.read_text(encoding="utf-8").split("\n")[:-1]
@@ -267,7 +261,7 @@ def read_journal(path: Path, parse: Callable[[dict[str, Any]], Result], unit: st
         if unit not in (None, head.unit):
             raise ConvertError(f"{path}: an interrupted conversion of another kind is there; start over with --force")
         files = {name: (int(state[0]), int(state[1])) for name, state in head.files.items()}
-        finished = {int(row["number"]): parse(row) for row in map(json.loads, rest)}
+        finished = {int(row["number"]): Finished.from_json(row) for row in map(json.loads, rest)}
         return Record(replace(head, files=files), finished)
     except ConvertError:
         raise

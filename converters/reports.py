@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from zb_hdf5 import ShardEntry, StoreMeta
 from zb_hdf5.console import counted, format_bytes, format_count
-from zb_hdf5.converters.journal import WHOLE, FinishedFile, Part
+from zb_hdf5.converters.journal import WHOLE, Finished, Part
 from zb_hdf5.converters.source import Counts
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import STREAM_LAYOUT, combine_sha256
@@ -26,9 +26,9 @@ class Kept(NamedTuple):
     seconds: float
 
     @classmethod
-    def of(cls, finished: Iterable[FinishedFile], seconds: float) -> Self:
+    def of(cls, finished: Iterable[Finished], seconds: float) -> Self:
         """Count shards that were found finished."""
-        tokens = [done.token_count for done in finished]
+        tokens = [done.entry.token_count for done in finished]
         return cls(len(tokens), sum(tokens), seconds if tokens else 0.0)
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,19 +27,17 @@ from zb_hdf5 import (
 from zb_hdf5.console import format_bytes
 from zb_hdf5.converters.documents import write_pieces
 from zb_hdf5.converters.engines import Progress, no_progress
-from zb_hdf5.converters.journal import CheckTask, FileState, Head
+from zb_hdf5.converters.journal import CheckTask, FileState, Finished, Head
 from zb_hdf5.converters.source import MAX_TOKEN, Source, read_groups
 from zb_hdf5.documents.document import TableInfo
 from zb_hdf5.documents.document_writer import write_joined
-from zb_hdf5.documents.pieces import pieces_path
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.checked import TokenDigest
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.formats.batch_reader import GROUP_BYTES
-from zb_hdf5.formats.native import crc32_path
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.spec import BATCHES, CRC32_SUFFIX, DEFAULT_SPLIT, PIECES_SUFFIX, SHARD_PREFIX
+from zb_hdf5.spec import CRC32_SUFFIX, DEFAULT_SPLIT, PIECES_SUFFIX, SHARD_PREFIX
 
 #: The word for the files in the journal and in messages.
 SHARDS: Final = "shards"
@@ -51,6 +49,8 @@ COPY_BYTES: Final = 64 << 20
 COPIES: Final = 64
 DEFAULT_SHARD_BYTES: Final = 1 << 30
 PLAN_VERSION: Final = 1
+#: The digests of a file: of its frame, and of its tokens.
+Digests: TypeAlias = tuple[str, str]
 
 
 def file_states(paths: Iterable[Path]) -> dict[str, FileState]:
@@ -73,27 +73,6 @@ def require_unchanged(paths: Iterable[Path], before: dict[str, FileState]) -> No
                 f"{path}: changed while it was converted: expected (size, mtime_ns) {before.get(path)}, found "
                 f"{found}; convert again"
             )
-
-
-@dataclass(frozen=True)
-class FinishedShard:
-    """A shard under its final name."""
-
-    entry: ShardEntry
-    max_token: int | None  # None: not known
-    frame_sha256: str = ""  # see the function of this name
-
-    @property
-    def token_count(self) -> int:
-        return self.entry.token_count
-
-    def to_json(self) -> dict[str, Any]:
-        return {"entry": asdict(self.entry), "max_token": self.max_token, "frame_sha256": self.frame_sha256}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Self:
-        # the format may be one without a `shards.json`
-        return cls(ShardEntry.from_json(value["entry"]), int(value["max_token"]), str(value["frame_sha256"]))
 
 
 def with_largest_token(source: dict[str, Any], tokens: Iterable[int | None]) -> dict[str, Any]:
@@ -146,56 +125,48 @@ def files_of_shard(path: Path) -> tuple[Path, ...]:
     return path, *(path.with_name(path.name + suffix) for suffix in (CRC32_SUFFIX, PIECES_SUFFIX))
 
 
-def is_intact(check: CheckTask[ShardTask, FinishedShard], progress: Progress = no_progress) -> bool:
-    """Return whether a finished shard still has every byte; `ConvertError` if the source has other tokens now."""
-    task, entry = check.task, check.finished.entry
-    if check.from_source and source_sha256(task) != entry.sha256:
+def is_intact(check: CheckTask, progress: Progress = no_progress) -> bool:
+    """Return whether a finished file still has every byte; `ConvertError` if the source has other tokens now."""
+    task, finished = check.task, check.finished
+    if check.from_source and source_sha256(task) != finished.entry.sha256:
         raise ConvertError(
             f"{task.path}: the source has changed since this shard was written from it; start over with --force"
         )
     try:
-        if frame_sha256(task, entry) != check.finished.frame_sha256:
-            return False
-        return BATCHES not in entry.columns or token_sha256(task, entry) == entry.sha256
+        frame, tokens = digests_of(task.paths, task.meta, finished.entry)
     except OSError:
         return False
+    return frame == finished.frame_sha256 and tokens in ("", finished.entry.sha256)
 
 
-def frame_sha256(task: ShardTask, entry: ShardEntry) -> str:
-    """Return the digest of all bytes of a finished shard but its tokens: header, padding, what lies behind, sidecar."""
-    digest = hashlib.sha256()
-    with open(task.path, "rb", buffering=0) as file:
+def digests_of(paths: Iterable[Path], meta: StoreMeta, entry: ShardEntry, *, frame_only: bool = False) -> Digests:
+    """Return the digests of all bytes of a file and its sidecars but the tokens, and of these, if they are placed."""
+    (path, *sidecars), end = paths, 0  # of the tokens so far
+    frame, tokens = hashlib.sha256(), hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
-        end = 0  # of the tokens so far
-        for start, stop in chain(_token_ranges(task, entry), [(size, size)]):
+        for start, stop in chain(_token_ranges(meta, entry), [(size, size)]):
             if start > end:
-                digest.update(f"{end} {start} ".encode())
-                _digest_bytes(digest, file, end, start)
+                frame.update(f"{end} {start} ".encode())
+                _digest_bytes(frame, file, end, start)
+            if not frame_only:
+                _digest_bytes(tokens, file, start, stop)
             end = stop
-    if FORMATS[task.target].has_sidecar:
-        digest.update(crc32_path(task.path).read_bytes())
-    if entry.pieces:
-        with open(pieces_path(task.path), "rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
+    for sidecar in sidecars:
+        with contextlib.suppress(FileNotFoundError), open(sidecar, "rb") as file:
+            frame.update(hashlib.file_digest(file, "sha256").digest())
+    return frame.hexdigest(), "" if frame_only or meta.column not in entry.columns else tokens.hexdigest()
 
 
-def token_sha256(task: ShardTask, entry: ShardEntry) -> str:
-    """Return the digest that the tokens of a finished shard have now."""
-    digest = hashlib.sha256()
-    with open(task.path, "rb", buffering=0) as file:
-        for start, stop in _token_ranges(task, entry):
-            _digest_bytes(digest, file, start, stop)
-    return digest.hexdigest()
-
-
-def _token_ranges(task: ShardTask, entry: ShardEntry) -> Iterator[tuple[int, int]]:
-    """Yield where batches that follow each other begin and end."""
-    batch_bytes = task.meta.batch_bytes
-    for first, stride, count in entry.columns.get(BATCHES, ()):  # none are known: all bytes count as the frame
-        whole = count if stride == batch_bytes else 1
+def _token_ranges(meta: StoreMeta, entry: ShardEntry) -> Iterator[tuple[int, int]]:
+    """Yield where batches that follow each other begin and end; none are known: all bytes count as the frame."""
+    left = entry.token_count * meta.dtype.itemsize
+    for first, stride, count in entry.columns.get(meta.column, ()):
+        whole = count if stride == meta.batch_bytes else 1
         for start in range(first, first + count * stride, whole * stride):
-            yield start, start + whole * batch_bytes
+            size = min(left, whole * meta.batch_bytes)
+            yield start, start + size
+            left -= size
 
 
 def _digest_bytes(digest: Any, file: io.FileIO, start: int, stop: int) -> None:
@@ -204,7 +175,7 @@ def _digest_bytes(digest: Any, file: io.FileIO, start: int, stop: int) -> None:
         digest.update(file.read(min(GROUP_BYTES, stop - piece)))
 
 
-def write_shard(task: ShardTask, progress: Progress = no_progress) -> FinishedShard:
+def write_shard(task: ShardTask, progress: Progress = no_progress) -> Finished:
     """Read the batches of one shard from the source, write them, and publish the file."""
     source, start, stop = task.source, task.start, task.stop
     sha256, original = source.sha256_of(start, stop), source.shard_of(start, stop)
@@ -230,7 +201,8 @@ def write_shard(task: ShardTask, progress: Progress = no_progress) -> FinishedSh
             pieces = _write_beside(task, writer.sha256())
             info = writer.finish()
     entry = replace(ShardEntry.of(info, task.split, task.documents), pieces=pieces)
-    return FinishedShard(entry, info.max_token, frame_sha256(task, entry))
+    frame, _ = digests_of(task.paths, task.meta, entry, frame_only=True)
+    return Finished(entry, info.max_token, frame)
 
 
 def _write_beside(task: ShardTask, tokens_sha256: str) -> TableInfo | None:

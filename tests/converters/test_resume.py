@@ -321,7 +321,7 @@ def test_a_torn_line_of_the_journal_counts_as_unfinished(cut, source, whole, tmp
     journal = partial / WHOLE.journal_name
     journal.write_bytes(journal.read_bytes()[:-cut])
     (partial / "shards.json.partial").write_text("{")  # killed while the index is written
-    assert len(read_journal(journal, dict).finished) < 3
+    assert len(read_journal(journal).finished) < 3
     succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
     assert files_in(tmp_path / "out") == whole
 
@@ -333,7 +333,7 @@ def test_a_journal_that_is_none_is_told(source, tmp_path):
     for damaged in (["{", *lines[1:]], [lines[0], "{}", *lines[2:]], ["[]", *lines[1:]], []):
         journal.write_text("\n".join(damaged))
         with pytest.raises(FormatError, match="not a journal"):
-            read_journal(journal, dict)
+            read_journal(journal)
         assert "--force" in fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
         before = files_in(partial)
         assert "not a journal" in fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS)

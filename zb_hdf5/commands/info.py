@@ -340,7 +340,7 @@ def describe_interrupted(folder: Path) -> dict[str, Any] | None:
     """Return a JSON-able description of a `.partial/` folder; None if no journal is in it."""
     if isinstance(folder, RemotePath) or not folder.is_dir():
         return None
-    records = [read_journal(path, dict) for path in journal_paths(folder).values()]
+    records = [read_journal(path) for path in journal_paths(folder).values()]
     if not records:
         return None
     at_work = True

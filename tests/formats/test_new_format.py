@@ -7,6 +7,7 @@ import json
 import os
 import struct
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +20,14 @@ from interrupted import Failing, Stops
 from zb_hdf5 import BatchReader, FormatError, IncompleteError, Loader, ShardIndex, StoreMeta, open_reader, open_writer
 from zb_hdf5.converters import run as pipe
 from zb_hdf5.converters.store_source import StoreSource
+from zb_hdf5.files.checked import Crc32Rows
 from zb_hdf5.files.paths import regular
 from zb_hdf5.files.publishing import write_atomically, write_fully
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.tokens import open_extents
 from zb_hdf5.formats.batch_reader import BrokenFile
 from zb_hdf5.formats.batch_writer import FileWriter
-from zb_hdf5.formats.native import crc32_path, read_any_crc32_file, read_crc32_file
+from zb_hdf5.formats.native import crc32_path, read_any_crc32_file, sidecar_rows
 from zb_hdf5.formats.registry import FORMATS, FileFormat
 
 MAGICS = {"raw": b"RAWSLOTS", "tail": b"TAILSLOT"}
@@ -66,8 +68,8 @@ class RawReader(BatchReader):
     def _find_digests(self):
         pass
 
-    def stored_crc32(self):
-        return read_crc32_file(self.path, self.num_batches) if crc32_path(self.path).exists() else None
+    def crc32_rows(self):
+        return sidecar_rows(self.path, self.num_batches) if crc32_path(self.path).exists() else None
 
 
 class TailReader(RawReader):
@@ -77,8 +79,8 @@ class TailReader(RawReader):
     def _find_digests(self):
         self.sha256 = self._tail()[-64:].decode()
 
-    def stored_crc32(self):
-        return np.frombuffer(self._tail()[:-64], "<u4")
+    def crc32_rows(self):
+        return Crc32Rows(partial(np.frombuffer, self._tail()[:-64], "<u4"))
 
     def _tail(self):
         with open(self.path, "rb") as file:

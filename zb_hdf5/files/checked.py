@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ChecksumError, Remedy
 from zb_hdf5.files.paths import any_path
-from zb_hdf5.files.ranges import Extents, LocalFile, Range, Ranges, Run
+from zb_hdf5.files.ranges import Extents, Range, Ranges, Run
 from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wrapper
 from zb_hdf5.spec import CRC32_CHUNK_ROWS, TokenArray
 
@@ -92,76 +92,47 @@ class UnitTokens(Tokens):
 #: The reads that a reader with this `verify` compares.
 VERIFIED: Final = {"auto": "whole reads", "batch": "all reads", "store": "store", "none": "none"}
 
-#: Fills an array (1-D, "<u4") with consecutive rows from a number on. It must be picklable.
-ReadRows = Callable[..., None]
-
 
 class Crc32Rows:
-    """The stored crc32 of each unit: a view of the mapping, else read 16 KiB at a time and kept with the open file."""
+    """The stored crc32 of each unit: a view of the mapping, else read when first asked for and kept with the file."""
 
-    __slots__ = ("_blocks", "_num_rows", "_place", "_read", "_view")  # one for each of perhaps 50,000 open files
+    __slots__ = ("_read", "_rows")  # one for each of perhaps 50,000 open files
 
-    def __init__(self, num_rows: int, read: ReadRows | npt.NDArray[np.uint32]) -> None:
-        self._num_rows, self._read = num_rows, read
-        self._blocks: dict[int, memoryview] | None = None
-        self._place: tuple[LocalFile, int] | None = None  # the file in which they are one array, and its offset
-        self._view = read if isinstance(read, np.ndarray) else None
-
-    @classmethod
-    def placed(cls, num_rows: int, file: Ranges, runs: tuple[Run, ...]) -> Crc32Rows:
-        """Return the rows in chunks of a file: a view where they are one array in a file that may be mapped."""
-        extents = Extents(runs, 4 * CRC32_CHUNK_ROWS)
-        rows = cls(num_rows, partial(_read_placed, file, runs))
-        if isinstance(file, LocalFile) and num_rows and len(extents.byte_ranges) == 1:
-            base = extents.runs[0].base
-            rows._place = (file, base) if base + 4 * num_rows <= file.size else None
-        return rows
-
-    @property
-    def view(self) -> npt.NDArray[np.uint32] | None:
-        """All rows, "<u4", where they are mapped or were read before; None: they are read."""
-        if self._view is None and self._place is not None:
-            file, base = self._place
-            data, self._place = file.flat(), None
-            self._view = None if data is None else data[base : base + 4 * self._num_rows].view("<u4")
-        return self._view
-
-    def __getitem__(self, number: int) -> int:
-        if (view := self._view) is not None or (view := self.view) is not None:
-            return int(view[number])
-        block, row = divmod(number, CRC32_CHUNK_ROWS)
-        kept = (self._blocks or {}).get(block)
-        if kept is None:
-            start = block * CRC32_CHUNK_ROWS
-            kept = self._rows(start, min(start + CRC32_CHUNK_ROWS, self._num_rows)).data
-            self._blocks = {**(self._blocks or {}), block: kept}  # what two threads lose is read again
-        return kept[row]
+    def __init__(self, read: Callable[..., npt.NDArray[np.uint32]]) -> None:
+        self._read = read  # it must be picklable
+        self._rows: npt.NDArray[np.uint32] | None = None
 
     def all(self, *others: Range) -> npt.NDArray[np.uint32]:
-        """Return all rows, in as few reads as they allow, and keep them."""
-        # others: parts of the file of placed rows that are read at the same time
-        if self.view is not None and not others:
-            return self.view
-        rows = self._rows(0, self._num_rows, *others)
-        if self.view is None:
-            starts = range(0, len(rows), CRC32_CHUNK_ROWS)
-            self._blocks = {block: rows[k : k + CRC32_CHUNK_ROWS].data for block, k in enumerate(starts)}
-        return rows
+        """Return all rows; `others` are ranges of the file of placed rows, which are read at the same time."""
+        if self._rows is None:
+            self._rows = self._read(*others)
+        return self._rows
 
-    def _rows(self, start: int, stop: int, *others: Range) -> npt.NDArray[np.uint32]:
-        rows = np.empty(stop - start, "<u4")
-        cast(ReadRows, self._read)(start, rows, *others)
-        return rows
+    def look_up(self) -> Callable[[int], int]:
+        """Return what returns the crc32 of a unit."""
+        return self.all().item
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return self._num_rows, self._read
+        return (self._read,)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         Crc32Rows.__init__(self, *state)
 
 
-def _read_placed(file: Ranges, runs: tuple[Run, ...], start: int, out: npt.NDArray[np.uint32], *others: Range) -> None:
-    file.read_ranges([*others, *Extents(runs, 4 * CRC32_CHUNK_ROWS).places_of_tokens(start, out)])
+def placed_rows(file: Ranges, runs: tuple[Run, ...], num_rows: int) -> Crc32Rows:
+    """Return the rows in chunks of a file: a view where they are one array in a file that may be mapped."""
+    return Crc32Rows(partial(_read_placed, file, runs, num_rows))
+
+
+def _read_placed(file: Ranges, runs: tuple[Run, ...], num_rows: int, *others: Range) -> npt.NDArray[np.uint32]:
+    extents = Extents(runs, 4 * CRC32_CHUNK_ROWS)
+    data = file.flat() if num_rows and not others and len(extents.byte_ranges) == 1 else None
+    base = extents.runs[0].base if data is not None else 0
+    if data is not None and base + 4 * num_rows <= len(data):
+        return data[base : base + 4 * num_rows].view("<u4")
+    rows = np.empty(num_rows, "<u4")
+    file.read_ranges([*others, *extents.places_of_tokens(0, rows)])
+    return rows
 
 
 class Checked(Wrapper, UnitTokens):
@@ -181,7 +152,7 @@ class Checked(Wrapper, UnitTokens):
         self._wrap(tokens)
         self.rows, self._path, self._noun, self._strict, self.plain = rows, str(path), noun, strict, tokens.plain
         if self.plain is not None:
-            self.plain.rows = rows
+            self.plain.look_up = rows.look_up
 
     def read(self, runs: Iterable[TokenRun]) -> None:
         runs = list(runs)
@@ -206,10 +177,10 @@ class Checked(Wrapper, UnitTokens):
         self._compare(start, out)
 
     def _compare(self, start: int, out: TokenArray) -> None:
-        unit = self.unit
+        unit, stored = self.unit, self.rows.look_up()
         number = start // unit
         for begin in range(0, len(out), unit):
-            found, expected = crc32_of(out[begin : begin + unit]), self.rows[number]
+            found, expected = crc32_of(out[begin : begin + unit]), stored(number)
             if found != expected:
                 raise ChecksumError(
                     f"{self._path}: {self._noun} {number:,}: expected crc32 {expected:08x}, found {found:08x}",

@@ -184,7 +184,7 @@ File = TypeVar("File")
 SPARE_DESCRIPTORS: Final = 256
 #: Python's mmap has a descriptor of its own.
 DESCRIPTORS_PER_MAPPED_FILE: Final = 2
-#: An object has no descriptor, and 16 KiB of crc32 rows: so few are held that these are at most 64 MiB.
+#: An object has no descriptor, and crc32 rows, mostly 16 KiB: so few are held that these are about 64 MiB at most.
 DESCRIPTORS_PER_OBJECT: Final = 8
 #: Descriptors that stores hold however low the limit is.
 MIN_DESCRIPTORS: Final = 16

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,15 +33,6 @@ class Wait(Enum):
 
 #: The views of a file that was not mapped yet.
 NO_VIEWS: Final = (None, None)
-
-
-class Rows(Protocol):
-    """The crc32 of each unit."""
-
-    @property
-    def view(self) -> npt.NDArray[Any] | None: ...
-
-    def __getitem__(self, number: int) -> int: ...
 
 
 class Tokens(ABC):
@@ -150,8 +141,8 @@ class FileTokens(Tokens):
     # never on a network file system; "pread", and "remote" of an object: nothing is mapped
 
     __slots__ = (
-        "__weakref__", "_flat", "_read_before", "_views", "access", "dtype", "extents", "file", "name", "num_tokens",
-        "rows", "unit", "wait",
+        "__weakref__", "_flat", "_read_before", "_views", "access", "dtype", "extents", "file", "look_up", "name",
+        "num_tokens", "unit", "wait",
     )  # fmt: skip
     file: Ranges
 
@@ -170,7 +161,7 @@ class FileTokens(Tokens):
         self.unit, file = self.extents.batch_bytes // self.dtype.itemsize, self.file
         self.name, self.access = file.name, file.access
         self.wait = Wait.FAR if isinstance(file, RemoteObject) else Wait.LOCAL
-        self.rows: Rows | None = None  # the crc32 of each unit, where whole reads are compared
+        self.look_up: Callable[[], Callable[[int], int]] | None = None  # see `Crc32Rows`; None: reads are not compared
         self._views: tuple[list[TokenArray] | None, list[TokenArray] | None] = NO_VIEWS  # read-only, private
         self._flat: TokenArray | None = None
         self._read_before: TokenRun | None = None
@@ -336,6 +327,10 @@ class Wrapper(Tokens):
         for name, value in [("tokens", tokens), *((name, getattr(tokens, name)) for name in names)]:
             setattr(self, name, value)  # the slots are those of a subclass
 
+    @property
+    def file(self) -> Ranges | None:  # type: ignore[override]
+        return self.tokens.file
+
     def ready(self, starts: npt.NDArray[np.int64]) -> bool:
         return self.tokens.ready(starts)
 
@@ -348,6 +343,8 @@ class Wrapper(Tokens):
 
 class ClosedTokens(Wrapper):
     """The tokens of a closed reader: every use is an error, and open readers pay nothing for the check."""
+
+    file = None
 
     def __init__(self, tokens: Tokens) -> None:
         self._wrap(tokens)

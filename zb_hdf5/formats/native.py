@@ -79,9 +79,6 @@ class BatchFileReader(BatchReader):
         """Bytes from one batch to the next: batch i begins at `4096 + i * padded_batch_bytes`."""
         return self.meta.padded_batch_bytes
 
-    def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
-        return read_crc32_file(self.path, self.num_batches) if crc32_path(self.path).exists() else None
-
     def crc32_rows(self) -> Crc32Rows | None:
         return sidecar_rows(self.path, self.num_batches) if crc32_path(self.path).exists() else None
 
@@ -249,25 +246,20 @@ def crc32_path(path: Path) -> Path:
     return path.with_name(path.name + CRC32_SUFFIX)
 
 
-def read_crc32_file(path: Path, num_batches: int) -> npt.NDArray[np.uint32]:
-    """Return the crc32 of each batch from `<path>.crc32`; `UnverifiableError` if there is no such file."""
-    return sidecar_rows(path, num_batches).all()
-
-
 def sidecar_rows(path: Path, num_batches: int) -> Crc32Rows:
-    """Return the rows of `<path>.crc32`, read when they are needed."""
-    return Crc32Rows(num_batches, partial(_read_rows, path, num_batches))
+    """Return the rows of `<path>.crc32`, read when they are needed; `UnverifiableError` if there is no such file."""
+    return Crc32Rows(partial(_read_sidecar, path, num_batches))
 
 
-def _read_rows(path: Path, num_batches: int, start: int, out: npt.NDArray[np.uint32]) -> None:
+def _read_sidecar(path: Path, num_batches: int) -> npt.NDArray[np.uint32]:
     sidecar = crc32_path(path)
     try:
-        with open_with_room(partial(open_file, sidecar)) as file:  # for 4,096 batches at once: it is not kept open
+        with open_with_room(partial(open_file, sidecar)) as file:
             size = file.seek(0, os.SEEK_END)
             if size != 4 * num_batches:
                 raise FormatError(f"{sidecar}: expected {4 * num_batches:,} bytes, found {size:,}")
-            file.seek(4 * start)
-            out[...] = np.frombuffer(file.read(out.nbytes), "<u4")
+            file.seek(0)
+            return np.frombuffer(file.read(size), "<u4")
     except FileNotFoundError as error:
         raise UnverifiableError(
             f"{path}: cannot be verified: {sidecar.name} is missing", remedy=Remedy.CRC32, at=path

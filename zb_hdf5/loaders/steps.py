@@ -422,9 +422,7 @@ class WholeBatches:
         plain = known.plain
         if plain is None or (self._is_view and not plain.file.maps):
             return None, None, None
-        rows = plain.rows if self._checks else None
-        view = None if rows is None else rows.view
-        crc32 = None if rows is None else rows.__getitem__ if view is None else view.item
+        crc32 = plain.look_up() if self._checks and plain.look_up is not None else None
         if not plain.file.maps:
             return None, crc32, plain
         return plain.units(self._is_view)[0].reshape(self._shape), crc32, None

@@ -16,7 +16,7 @@ import shutil
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -85,17 +85,16 @@ class CachedColumn:
         if os.fstat(self._fd).st_size < size:
             os.ftruncate(self._fd, size)
 
-    @property
-    def view(self) -> npt.NDArray[np.int64] | None:
-        """The crc32 of each unit now, -1 where it is absent; None where so many marks take too long to read."""
+    def look_up(self) -> Callable[[int], int]:
+        """Return what returns the crc32 of a unit, -1 where it is absent; now, if so many marks are soon read."""
         if self._num_units > MARKS_AT_ONCE:
-            return None
+            return self.__getitem__
         size = self._num_units * MARK_BYTES
         try:
             marks = np.frombuffer(os.pread(self._marks_fd, size, 0).ljust(size, b"\0"), "<i8")
         except OSError:
             marks = np.zeros(self._num_units, np.int64)
-        return np.where(marks >> 32 == MARK, marks & U32_MAX, -1)
+        return np.where(marks >> 32 == MARK, marks & U32_MAX, -1).item
 
     def has(self, number: int) -> bool:
         """Return whether a unit has a mark."""
@@ -312,7 +311,7 @@ class Cached(Wrapper):
         if rows is None or os.lseek(rows.file.fd, 0, os.SEEK_END) < rows.file.size:
             return None
         plain = FileTokens(rows.file, rows.extents, self.dtype, rows.num_tokens)
-        plain.rows = self.column
+        plain.look_up = self.column.look_up
         return plain
 
     def _size(self, number: int) -> int:

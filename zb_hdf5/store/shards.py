@@ -25,7 +25,7 @@ from zb_hdf5.errors import (
     Remedy,
     UnverifiableError,
 )
-from zb_hdf5.files.checked import VERIFIED, Crc32Rows, checked, crc32_of
+from zb_hdf5.files.checked import VERIFIED, Crc32Rows, checked, crc32_of, placed_rows
 from zb_hdf5.files.codecs import CodedChunks, Decoded, read_extents
 from zb_hdf5.files.objects import RemoteObject
 from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath, require_remote_access
@@ -251,7 +251,7 @@ class Sharded(Tokens):
         if tokens is None:
             return None
         if CRC32 in entry.columns:
-            rows = Crc32Rows.placed(entry.num_batches, tokens.file, entry.columns[CRC32])
+            rows = placed_rows(tokens.file, entry.columns[CRC32], entry.num_batches)
         else:
             rows = sidecar_rows(path, entry.num_batches)
         try:

@@ -9,7 +9,6 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from errno import EIO
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -19,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbError
-from zb_hdf5.files.checked import Crc32Rows
 from zb_hdf5.files.codecs import CodedChunks, require_codec
 from zb_hdf5.files.objects import ObjectFile, RemoteObject
 from zb_hdf5.files.paths import (
@@ -37,7 +35,6 @@ from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.spec import (
     BATCHES,
     CODECS,
-    CRC32,
     CRC32_CHUNK_ROWS,
     DESCRIPTIONS,
     EXTENTS_CHUNK_ROWS,
@@ -203,18 +200,6 @@ def require_rows(h5: h5py.File, path: Path, name: str, count: int) -> h5py.Datas
         raise FormatError(f"{path}: expected a dataset {name!r} of {count:,} rows, found {stored!r}")
     require_stored(count * stored.dtype.itemsize, h5, stored, path)
     return stored
-
-
-def rows_by_library(path: Path, num_batches: int, identity: Identity, name: str = CRC32) -> Crc32Rows:
-    """Return the crc32 of each batch of a column that only HDF5 can find, read when they are needed."""
-    return Crc32Rows(num_batches, partial(_read_by_library, path, num_batches, identity, name))
-
-
-def _read_by_library(
-    path: Path, num_batches: int, identity: Identity, name: str, start: int, out: npt.NDArray[np.uint32]
-) -> None:
-    with h5_damage(path), open_h5_for_reading(path, identity) as h5:
-        out[...] = require_rows(h5, path, name, num_batches)[start : start + len(out)]
 
 
 def text_of(value: object) -> object:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.table_file import Side, TableFile
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, UnverifiableError
-from zb_hdf5.files.checked import Crc32Rows, crc32_of
+from zb_hdf5.files.checked import Crc32Rows, crc32_of, placed_rows
 from zb_hdf5.files.paths import Identity, any_path
 from zb_hdf5.files.ranges import Extents
 from zb_hdf5.files.tokens import Tokens, open_extents
@@ -29,7 +29,6 @@ from zb_hdf5.formats.hdf5.file import (
     h5_identity,
     open_h5_for_reading,
     require_rows,
-    rows_by_library,
     text_of,
 )
 from zb_hdf5.formats.hdf5.inspection import (
@@ -87,28 +86,15 @@ class HDF5Reader(BatchReader):
         if self.complete:
             self.check_reads(verify)
 
-    def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
-        """Return the rows of crc32, or None where none are stored."""
-        if not self._marker:
-            return None
-        name = crc32_column(self.meta.column)
-        with h5_damage(self.path), open_h5_for_reading(self.path, self.identity) as h5:
-            if self.complete and self.sha256 is None and name not in h5:
-                return None
-            crc32 = np.asarray(require_rows(h5, self.path, name, self.num_batches)[: self.num_batches], "<u4")
-            rows = len(h5[self.meta.column]) if self.meta.layout == BATCHES_LAYOUT else self.num_batches
-            if self.complete and rows != self.num_batches:
-                raise IncompleteError(f"{self.path}: expected {rows:,} batches, found {self.num_batches:,}")
-            return crc32
-
     def crc32_rows(self) -> Crc32Rows | None:
-        if not self._marker or not self.complete or not (self._has_crc32 or self.verify == "batch"):
+        has_none = self.complete and not self._has_crc32 and (self.sha256 is None or self.verify == "auto")
+        if not self._marker or has_none:
             return None
         name = crc32_column(self.meta.column)
         file, runs = self.tokens.file, self.columns.get(name)
         if runs and file is not None:
-            return Crc32Rows.placed(self.num_batches, file, runs)
-        return rows_by_library(self.path, self.num_batches, self.identity, name)
+            return placed_rows(file, runs, self.num_batches)
+        return Crc32Rows(partial(_rows_by_library, self.path, self.identity, name, self.num_batches))
 
     def missing_digests(self) -> str:
         if not self._marker:
@@ -143,9 +129,15 @@ class HDF5Reader(BatchReader):
 
     def compare_digests(self, progress: Callable[[int], None] = lambda tokens: None) -> tuple[str, list[str]]:
         sha256, checks = super().compare_digests(progress)
-        if self.is_stream and self.complete and self._marker:
+        if not self.complete or not self._marker:
+            return sha256, checks
+        if self.is_stream:
             self.doc_offsets()
             checks.append("documents")
+        elif self.meta.layout == BATCHES_LAYOUT:
+            with h5_damage(self.path), open_h5_for_reading(self.path, self.identity) as h5:
+                if (rows := len(h5[self.meta.column])) != self.num_batches:
+                    raise IncompleteError(f"{self.path}: expected {rows:,} batches, found {self.num_batches:,}")
         return sha256, checks
 
     def has_written(self, offsets: npt.NDArray[np.uint64]) -> bool:
@@ -153,6 +145,11 @@ class HDF5Reader(BatchReader):
         with h5_damage(self.path), open_h5_for_reading(self.path, self.identity) as h5:
             marker = read_marker(token_dataset(h5, self.path, STREAM_LAYOUT), self.path)
             return bool(crc32_of(offsets) == marker["doc_offsets_crc32"])
+
+
+def _rows_by_library(path: Path, identity: Identity, name: str, num_rows: int) -> npt.NDArray[np.uint32]:
+    with h5_damage(path), open_h5_for_reading(path, identity) as h5:
+        return np.asarray(require_rows(h5, path, name, num_rows)[:num_rows], "<u4")
 
 
 def open_foreign(path: Path, dataset: str, batch_size: int | None, access: str, verify: str) -> HDF5Reader:

@@ -9,6 +9,7 @@ else is stored. Runs and buckets are independent: any process can do any of them
 
 from __future__ import annotations
 
+import math
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Generator
@@ -72,6 +73,8 @@ class ScatterPlan:
         """Cut so that one process stays within `memory_bytes`; each bucket lies in one of the ascending `ranges`."""
         record_bytes = record_tokens * dtype.itemsize
         fitting = (memory_bytes - PROCESS_BYTES) // (record_bytes + BYTES_PER_RECORD)
+        # no more than lets each bucket read a group from each run: touching memory for the first time takes long
+        fitting = min(fitting, math.isqrt(order.n * (GROUP_BYTES // record_bytes)) + 1)
         if fitting < 1:
             raise ArgumentError(
                 f"memory: {memory_bytes:,} bytes per process is too little: the program itself takes "

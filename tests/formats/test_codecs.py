@@ -17,6 +17,7 @@ from processes import python
 from zb_hdf5 import HDF5ShardWriter, ShardIndex, errors, open_reader, open_writer, rebuild_index, verify_store
 from zb_hdf5.files.codecs import CodedChunks, Decoded, Encoder, decoder
 from zb_hdf5.files.ranges import open_ranges
+from zb_hdf5.files.tokens import Wait
 from zb_hdf5.spec import EXTENTS, INDEX_NAME, NO_CODEC, codec_named
 
 CODECS = ("zstd:3", "gzip:1")
@@ -85,7 +86,7 @@ def test_windows_documents_and_fields_of_a_stream(codec, tokens, tmp_path):
         assert h5["tokens"].shape == (len(flat),)
         assert h5["fields/mask.extents"].shape == (-(-len(flat) // 1000), 2)
     with open_reader(tmp_path / "s.h5", batch_size=3, seq_len=70, overlap=1) as reader:
-        assert (reader.access, reader.wants_threads) == ("pread", True)
+        assert (reader.access, reader.tokens.wait) == ("pread", Wait.DECODE)
         starts = np.arange(reader.num_records) * 70
         expected = np.stack([flat[start : start + 71] for start in starts])
         np.testing.assert_array_equal(np.concatenate(list(reader)), expected)
@@ -100,7 +101,7 @@ def test_a_store_is_opened_by_its_index_alone(tokens, tmp_path, write_store, mon
     assert index["codecs"]["codec"] == ["zstd:3"] * 3
     monkeypatch.setattr(h5py, "File", None)
     with open_reader(folder) as reader:
-        assert (reader.access, reader.meta.codec, reader.wants_threads) == ("pread", "zstd:3", True)
+        assert (reader.access, reader.meta.codec, reader.tokens.wait) == ("pread", "zstd:3", Wait.DECODE)
         np.testing.assert_array_equal(np.stack(list(reader)), tokens)
         rows = np.random.default_rng(1).permutation(320)[:50]
         found = np.empty((50, 128), "<u2")

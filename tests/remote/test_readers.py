@@ -15,6 +15,7 @@ from zb_hdf5 import DocumentLoader, FollowingLoader, Loader, errors, open_reader
 from zb_hdf5.commands.statistics import measure
 from zb_hdf5.files.objects import BLOCK_BYTES, PART_BYTES, RemoteObject
 from zb_hdf5.files.paths import any_path, open_file
+from zb_hdf5.files.tokens import Wait
 from zb_hdf5.store.streams import index_files
 
 
@@ -254,7 +255,7 @@ def test_a_store_is_read_without_hdf5(codec, served, write_store, monkeypatch, t
         open_reader(f"{url}/z", access="mmap")
     monkeypatch.setattr(h5py, "File", None)
     with open_reader(f"{url}/z", verify="batch") as reader:
-        assert reader.wants_threads
+        assert reader.tokens.wait is Wait.FAR
         np.testing.assert_array_equal(np.stack(list(reader)), TOKENS)
         rows = np.random.default_rng(0).permutation(240)[:40]
         found = np.empty((40, 64), "<u2")

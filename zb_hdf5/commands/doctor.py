@@ -24,6 +24,7 @@ from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.registry import format_of
 from zb_hdf5.loaders.loader import Loader
+from zb_hdf5.spec import NO_CODEC
 from zb_hdf5.store.opening import is_stream, open_reader
 from zb_hdf5.store.shards import StoreReader
 
@@ -126,7 +127,7 @@ def _locks(folder: Path, network: str | None) -> Finding:
 
 
 def _layout(reader: BatchReader) -> Finding:
-    if reader.wants_threads:
+    if reader.meta.codec != NO_CODEC:
         return Finding("layout", "ok", "compressed chunks, which threads unpack")
     extents = getattr(reader.tokens.open_file(0, 0).unchecked(), "extents", None)
     found = describe_layout(extents, reader.meta.batch_bytes)
@@ -145,7 +146,7 @@ def _page_cache(reader: BatchReader) -> Finding:
     count = min(CACHE_SAMPLES, reader.num_batches)
     cached = sum(reader.is_cached(i * reader.num_batches // count) for i in range(count))
     unknown = " (not known through h5py)" if reader.access == "h5py" else ""
-    unknown = " (not known of compressed ones)" if reader.wants_threads else unknown
+    unknown = " (not known of compressed ones)" if reader.meta.codec != NO_CODEC else unknown
     text = f"{cached / count:.0%} of {counted(count, 'sampled batch', 'sampled batches')}{unknown}"
     return Finding("page cache", "ok", text)
 
@@ -155,7 +156,7 @@ def _speed(reader: BatchReader) -> Finding:
     is_remote, batch_bytes = isinstance(reader.path, RemotePath), reader.meta.batch_bytes
     steps = max(1, min(reader.num_batches, PASS_BYTES[is_remote] // batch_bytes))
     accesses = ["auto"]
-    if not is_remote and reader.access != "h5py" and not reader.wants_threads:
+    if not is_remote and reader.access != "h5py" and reader.meta.codec == NO_CODEC:
         accesses += ["mmap", "pread"]
     times_s: dict[str, float] = {}
     for access in accesses * (1 if is_remote else PASSES + 1):  # the first one brings the pages

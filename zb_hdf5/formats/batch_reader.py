@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import operator
-import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -17,7 +16,7 @@ from zb_hdf5.errors import ArgumentError, BackendError, BatchIndexError, Checksu
 from zb_hdf5.files.checked import VERIFIED, Crc32Rows, batch_crc32s, checked
 from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.ranges import Extents, Run
-from zb_hdf5.files.tokens import ClosedTokens, Tokens, Wait
+from zb_hdf5.files.tokens import ClosedTokens, Tokens
 from zb_hdf5.spec import StoreMeta, TokenArray, content_fingerprint, signed
 
 if TYPE_CHECKING:
@@ -85,7 +84,6 @@ class BatchReader:
         self.origin: dict[str, Any] = {}  # "source", "shuffle" and "split" of the tokens, where a file has them
         self._fields: dict[str, BatchReader] = {}
         self.in_front: Callable[[BatchReader], None] | None = None
-        self._local = threading.local()
 
     @property
     def token_count(self) -> int:
@@ -123,11 +121,6 @@ class BatchReader:
         return self.tokens.access
 
     @property
-    def wants_threads(self) -> bool:
-        """Whether reading in several threads is faster also where nothing waits for a disk."""
-        return self.tokens.wait is not Wait.LOCAL
-
-    @property
     def fingerprint(self) -> str:
         """Identity of the content, the same in every backend for the same tokens, shape and shards.
 
@@ -147,7 +140,7 @@ class BatchReader:
         text = f"{n}:{meta.batch_size}:{meta.seq_len}:{meta.dtype.name}:{meta.seed}:{meta.total_records}"
         digest = hashlib.sha256(text.encode())
         for index in sorted(sample):
-            digest.update(self._borrow(index))
+            digest.update(self._filled(index))
         return f"sampled:{digest.hexdigest()}"
 
     def field(self, name: str) -> BatchReader:
@@ -215,8 +208,7 @@ class BatchReader:
         number = self._check(index)
         batch = self._view(number)
         if batch is None:
-            batch = np.empty(self.meta.shape, self.dtype)
-            self._fill(number, batch)
+            batch = self._filled(number)
             batch.flags.writeable = False
         return batch
 
@@ -283,32 +275,26 @@ class BatchReader:
         number = self._check(index)
         if self._is_int32:
             narrow = self._view(number, private=True)
-            if narrow is None:
-                fresh = np.empty(self.meta.shape, self.dtype)
-                self._fill(number, fresh)
-                narrow = fresh.view(np.int32)
+            narrow = self._filled(number).view(np.int32) if narrow is None else narrow
         else:
-            narrow = self._borrow(number).astype(np.int32)
+            narrow = self._filled(number).astype(np.int32)
         tokens: torch.Tensor = from_numpy()(narrow)
         return tokens
 
     def read_batch_torch(self, index: SupportsIndex) -> torch.Tensor:
         """Return one batch as a new `torch.int64` tensor, shape (B, S). Raises as `read_batch` does."""
-        tokens: torch.Tensor = from_numpy()(self._borrow(self._check(index)).astype(np.int64))
+        tokens: torch.Tensor = from_numpy()(self._filled(self._check(index)).astype(np.int64))
         return tokens
 
     def read_records_torch(self, records: npt.NDArray[np.int64], seq_len: int, dtype: npt.DTypeLike) -> torch.Tensor:
         """Return any records as a new tensor, shape (count, seq_len). For orders over this reader: no check."""
-        shape = (len(records), seq_len)
-        scratch = getattr(self._local, "rows", None)
-        if scratch is None or scratch.shape != shape:
-            scratch = self._local.rows = np.empty(shape, self.dtype)
         flat = self.tokens.flat() if self.stride == self.meta.seq_len else None
         if flat is None or len(flat) % seq_len:
-            self.tokens.gather(self._starts_of(records, seq_len), scratch)
-        else:  # "clip": numpy fills `scratch` without a buffer of its own
-            flat.reshape(-1, seq_len).take(records, axis=0, out=scratch, mode="clip")
-        tokens: torch.Tensor = from_numpy()(scratch.astype(dtype))
+            rows = np.empty((len(records), seq_len), self.dtype)
+            self.tokens.gather(self._starts_of(records, seq_len), rows)
+        else:
+            rows = flat.reshape(-1, seq_len).take(records, axis=0, mode="clip")
+        tokens: torch.Tensor = from_numpy()(rows.astype(dtype))
         return tokens
 
     def read_into(self, index: SupportsIndex, out: TokenArray) -> None:
@@ -332,7 +318,7 @@ class BatchReader:
         if out.dtype == self.dtype or (self.dtype.kind == "u" and out.dtype == signed(self.dtype)):
             self._fill(number, out.view(self.dtype))
         elif out.dtype == np.int64:
-            np.copyto(out, self._borrow(number))
+            np.copyto(out, self._filled(number))
         else:
             raise ArgumentError(f"read_into needs {self.dtype}, its signed twin or int64, found {out.dtype}")
 
@@ -594,15 +580,11 @@ class BatchReader:
             records = np.arange(start * self.batch_size, start * self.batch_size + len(rows))
             self.tokens.gather(records * self.stride, rows)
 
-    def _borrow(self, index: int) -> TokenArray:
-        """Return a batch in a small buffer of this thread, which its next call fills again."""
-        # also of a mapping: copied first it is widened from the processor's cache, which is faster than from memory
-        try:
-            scratch: TokenArray = self._local.scratch
-        except AttributeError:
-            scratch = self._local.scratch = np.empty(self.meta.shape, self.dtype)
-        self._fill(index, scratch)
-        return scratch
+    def _filled(self, number: int) -> TokenArray:
+        """Return a batch in a new array."""
+        batch = np.empty(self.meta.shape, self.dtype)
+        self._fill(number, batch)
+        return batch
 
     def __len__(self) -> int:
         return self.num_batches
@@ -620,13 +602,6 @@ class BatchReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_local"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._local = threading.local()
 
     def __repr__(self) -> str:
         return (

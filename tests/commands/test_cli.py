@@ -596,18 +596,13 @@ def test_verify_of_a_truncated_or_missing_shard_exits_4(kind, size, places):
     assert "2 of 3 files" in text
 
 
-def test_info_describes_arrays_of_records(tmp_path):
-    folder = tmp_path / "tokens"
-    folder.mkdir()
-    for number, count in enumerate((700, 300)):
-        np.save(folder / f"a{number}.npy", np.zeros((count, 512), np.uint16))
-    text = said(0, "info", folder)
-    assert "1,000 of 512 tokens" in text
-    assert "npy-to-hdf5" in text
-    found = info(folder / "a0.npy")
-    assert (found["kind"], found["total_records"], found["tokens"]) == ("arrays", 700, 700 * 512)
-    np.save(folder / "a2.npy", np.zeros((3, 511), np.uint16))
-    assert "expected a 1-D array" in one_error(run(zb, "info", folder))
+def test_info_of_arrays_of_records_names_the_next_step(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros((3, 511), np.uint16))
+    for path in (tmp_path, tmp_path / "a.npy"):
+        message = one_error(run(zb, "info", path))
+        assert (
+            "expected a 1-D array of integers, found shape (3, 511) uint16; rows are records: convert them" in message
+        )
 
 
 # --- in a process of its own -----------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import os
 import resource
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Final
 import h5py
 
 from zb_hdf5.commands.info import describe_layout, layout_text
-from zb_hdf5.console import counted, format_bytes, message_of
+from zb_hdf5.console import counted, message_of
 from zb_hdf5.errors import UnavailableError
 from zb_hdf5.files.paths import DESCRIPTORS_PER_MAPPED_FILE, RemotePath, any_path, room_under
 from zb_hdf5.files.publishing import NO_LOCKS
@@ -31,8 +30,6 @@ from zb_hdf5.store.shards import StoreReader
 #: Batches that are looked up in the page cache.
 CACHE_SAMPLES: Final = 64
 GOOD_RUNS: Final = 4
-LOW_SPACE_BYTES: Final = 1 << 30
-LOW_INODES: Final = 1000
 #: A file system whose nodes keep flock to themselves, unless it brings its own.
 LOCAL_LOCKS: Final = "fuse"
 #: Bytes of a timed pass over local files, and over objects: all batches of a smaller store.
@@ -64,7 +61,10 @@ def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
     locking = os.environ.get("HDF5_USE_FILE_LOCKING", "not set")
     text = f"h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version}, HDF5_USE_FILE_LOCKING {locking}"
     findings = [Finding("libraries", "ok", text)]
-    findings += [] if is_remote else _about_folder(path if path.is_dir() else path.parent)
+    if not is_remote:
+        folder = path if path.is_dir() else path.parent
+        network = network_file_system(folder)
+        findings += [Finding("file system", "ok", network or "local"), _locks(folder, network)]
     start_s = time.perf_counter()
     try:
         size = 1 if is_stream(path) else None
@@ -95,16 +95,6 @@ def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
 
 def _note_if(noted: bool, name: str, text: str, remedy: str) -> Finding:
     return Finding(name, "note", text, remedy) if noted else Finding(name, "ok", text)
-
-
-def _about_folder(folder: Path) -> Iterator[Finding]:
-    network, found = network_file_system(folder), os.statvfs(folder)
-    yield Finding("file system", "ok", network or "local")
-    yield _locks(folder, network)
-    free = found.f_bavail * found.f_frsize
-    yield _note_if(free < LOW_SPACE_BYTES, "free space", format_bytes(free), "training needs none")
-    if found.f_files:  # some file systems do not count inodes
-        yield _note_if(found.f_favail < LOW_INODES, "free inodes", f"{found.f_favail:,}", "convert into fewer shards")
 
 
 def _locks(folder: Path, network: str | None) -> Finding:

@@ -20,7 +20,6 @@ from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.publishing import leftover_of_dead_writer
 from zb_hdf5.files.ranges import Extents, network_file_system
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.formats.npy import npy_files, read_npy_header
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT
 from zb_hdf5.store.index import ShardIndex, find_index
 from zb_hdf5.store.opening import is_stream, open_reader, open_tokens
@@ -45,8 +44,6 @@ def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[s
     """Return a JSON-able description of a file or store."""
     path = any_path(path)
     is_tokens, local = is_stream(path, dataset=dataset), not isinstance(path, RemotePath)
-    if is_tokens and local and dataset is None and (arrays := _describe_arrays(path)):
-        return arrays
     with open_tokens(path, dataset=dataset) if is_tokens else open_reader(path, dataset=dataset) as opened:
         meta, index, files, own = opened.meta, None, [opened.path], {} if is_tokens else _describe_batches(opened)
         if isinstance(opened, StoreReader):
@@ -68,25 +65,6 @@ def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[s
             **_describe_codec(opened),
             **({} if index is None else _describe_index(index, opened.num_batches)),
         }
-
-
-def _describe_arrays(path: Path) -> dict[str, Any] | None:
-    """Return the description of `.npy` files of records, all of one length; None if these are others."""
-    files = npy_files(path) if path.is_dir() or path.suffix == ".npy" else []
-    found = [read_npy_header(file) for file in files]
-    if not files or {len(shape) for shape, *_ in found} != {2} or len({shape[1] for shape, *_ in found}) > 1:
-        return None
-    records, seq_len = sum(shape[0] for shape, *_ in found), found[0][0][1]
-    return {
-        "path": str(path),
-        "kind": "arrays",
-        "num_files": len(files),
-        "total_records": records,
-        "seq_len": seq_len,
-        "tokens": records * seq_len,
-        "dtype": " and ".join(sorted({dtype.name for _, _, dtype, _ in found})),
-        "bytes": sum(map(_bytes_of, files)),
-    }
 
 
 def _describe_codec(opened: BatchReader) -> dict[str, Any]:
@@ -249,10 +227,6 @@ def describe_lines(description: dict[str, Any]) -> Lines:
     """Return the description as (name, text) lines."""
     d = description
     size = f"{d['tokens']:,} {d['dtype']} ({format_count(d['tokens']).strip()}), {format_bytes(d['bytes'])} on disk"
-    if d["kind"] == "arrays":
-        files = f"records in {counted(d['num_files'], '.npy file')}; 'zb convert npy-to-hdf5' makes a store of them"
-        records = f"{d['total_records']:,} of {d['seq_len']:,} tokens"
-        return [("path", d["path"]), ("kind", files), ("records", records), ("tokens", size)]
     is_stream = d["kind"] == "stream"
     if is_stream:
         lines = [("kind", f"token stream in {counted(d['num_files'], 'file')}"), ("tokens", size)]

@@ -101,7 +101,9 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; padding: .5rem 
 
 def report_json(path: Path, found: Statistics, vocab_size: int) -> dict[str, Any]:
     """Return the numbers of the page for programs."""
-    used, outside = _usage(found, vocab_size)
+    used = int(np.count_nonzero(found.counts[: vocab_size or None]))
+    # of ids that occur equally often, the smaller first
+    order = np.argsort(-found.counts, kind="stable")[:FREQUENT]
     return {
         "path": str(path),
         "tokens": found.num_tokens,
@@ -111,8 +113,8 @@ def report_json(path: Path, found: Statistics, vocab_size: int) -> dict[str, Any
         "vocab_size": vocab_size or None,
         "ids_used": used,
         "ids_never_used": max(0, vocab_size - used) if vocab_size else None,
-        "tokens_outside_vocabulary": outside,
-        "most_frequent": [[token, int(found.counts[token])] for token in _frequent(found)],
+        "tokens_outside_vocabulary": found.uncounted + (int(found.counts[vocab_size:].sum()) if vocab_size else 0),
+        "most_frequent": [[token, int(found.counts[token])] for token in order.tolist() if found.counts[token]],
         "packing": None if found.packing is None else found.packing._asdict(),
         "sources": [source._asdict() for source in found.sources],
         "document_lengths": None if found.lengths is None else _length_facts(found.lengths),
@@ -126,9 +128,11 @@ def report_page(
     path: Path, found: Statistics, reader: BatchReader, rows: list[Row], tokenizer: Tokenizer | None
 ) -> str:
     """Return the page. The same store gives the same bytes."""
-    d, name, vocab_size = describe(path), printable(path.resolve().name), vocabulary(reader, tokenizer)
-    subtitle = f"A token stream in {counted(d['num_files'], 'file')}" if d["kind"] == "stream" else ""
-    if not subtitle:
+    d, name = describe(path), printable(path.resolve().name)
+    numbers = report_json(path, found, vocabulary(reader, tokenizer))
+    if d["kind"] == "stream":
+        subtitle = f"A token stream in {counted(d['num_files'], 'file')}"
+    else:
         shards = f" in {counted(d['shards']['count'], 'shard')}" if "shards" in d else ""
         shape = f"{d['num_batches']:,} batches of {d['batch_size']:,} × {d['seq_len']:,}"
         subtitle = f"{shape} tokens{shards}, {d['state']}"
@@ -138,8 +142,8 @@ def report_page(
     )
     sections: dict[str, Iterable[Markup]] = {
         "Facts": [facts(_facts(d))],
-        "Tokens": _token_parts(found, vocab_size, tokenizer),
-        "Documents": _document_parts(d, found),
+        "Tokens": _token_parts(found, numbers, tokenizer),
+        "Documents": _document_parts(d, found, numbers["document_lengths"]),
         **({"Sources": [_sources(found)]} if found.sources else {}),
         f"{found.unit.capitalize()}s that are there twice": _duplicate_parts(found, reader, tokenizer),
         "Samples": [_row(row, tokenizer) for row in rows],
@@ -147,7 +151,7 @@ def report_page(
     parts = [
         tag("h1", name),
         tag("p", subtitle, class_="soft"),
-        _cards(d, found, reader, vocab_size),
+        _cards(d, found, numbers, reader),
         *([tag("p", sample, class_="box")] if found.tokens < found.num_tokens else []),
         *(Markup(tag("section", tag("h2", title), *children) + "\n") for title, children in sections.items()),
     ]
@@ -160,14 +164,8 @@ def vocabulary(reader: BatchReader, tokenizer: Tokenizer | None) -> int:
     return reader.meta.vocab_size or (tokenizer.vocab_size if tokenizer else 0)
 
 
-def _usage(found: Statistics, vocab_size: int) -> tuple[int, int]:
-    """Return how many ids of the vocabulary are used, and the tokens outside of it."""
-    outside = int(found.counts[vocab_size:].sum()) if vocab_size else 0
-    return int(np.count_nonzero(found.counts[: vocab_size or None])), found.uncounted + outside
-
-
-def _cards(d: dict[str, Any], found: Statistics, reader: BatchReader, vocab_size: int) -> Markup:
-    (used, outside), copies = _usage(found, vocab_size), found.duplicates.units
+def _cards(d: dict[str, Any], found: Statistics, numbers: dict[str, Any], reader: BatchReader) -> Markup:
+    copies, outside, vocab_size = (numbers[k] for k in ("duplicates", "tokens_outside_vocabulary", "vocab_size"))
     padding = 0 if found.packing is None else found.packing.padding / max(1, found.num_tokens)
     share, noun = copies / max(1, found.units), "file" if found.unit == "file" else "document"
     items = [
@@ -175,7 +173,7 @@ def _cards(d: dict[str, Any], found: Statistics, reader: BatchReader, vocab_size
         (d["documents"], f"{d['documents']:,}" if d["documents"] else "", f"{noun}s", False),
         (d["kind"] != "stream", f"{reader.num_records:,}", "records", False),
         (found.packing is not None, f"{padding:.2%}", "padding", padding > MUCH_PADDING),
-        (True, f"{used:,}", f"ids used of {vocab_size:,}" if vocab_size else "ids used", False),
+        (True, f"{numbers['ids_used']:,}", f"ids used of {vocab_size:,}" if vocab_size else "ids used", False),
         (outside, f"{outside:,}", "tokens outside the vocabulary", True),
         (True, f"{copies:,}", f"repeated {found.unit}s ({share:.2%})", share > MANY_COPIES),
     ]
@@ -201,18 +199,11 @@ def _facts(d: dict[str, Any]) -> list[tuple[str, str]]:
     return [(printable(name), printable(text)) for name, text in [*lines, ("fingerprint", d["fingerprint"])]]
 
 
-def _frequent(found: Statistics) -> list[int]:
-    """Return the ids that occur most often; of equal ones the smaller first."""
-    order = np.argsort(-found.counts, kind="stable")[:FREQUENT]
-    return order[found.counts[order] > 0].tolist()  # type: ignore[no-any-return]
-
-
-def _token_parts(found: Statistics, vocab_size: int, tokenizer: Tokenizer | None) -> list[Markup]:
+def _token_parts(found: Statistics, numbers: dict[str, Any], tokenizer: Tokenizer | None) -> list[Markup]:
     total = max(1, int(found.counts.sum()) + found.uncounted)  # padding is not counted
-    most, rows = max(found.counts.tolist(), default=1), []
-    for token in _frequent(found):
-        shown = [_token(tokenizer, token)] if tokenizer else []
-        rows.append([str(token), *shown, *shares(int(found.counts[token]), total, most)])
+    most, rows, vocab_size = max(found.counts.tolist(), default=1), [], numbers["vocab_size"] or 0
+    for token, count in numbers["most_frequent"]:
+        rows.append([str(token), *([_token(tokenizer, token)] if tokenizer else []), *shares(count, total, most)])
     frequent = table(["#id", *(["token"] if tokenizer else []), "#count", "#share", ""], rows)
     counts = np.zeros(max(vocab_size, len(found.counts), 1), np.int64)
     counts[: len(found.counts)] = found.counts
@@ -261,11 +252,10 @@ def _length_facts(lengths: Counts) -> dict[str, float]:
     return {"min": int(lengths.min()), **named, "max": int(lengths.max()), "mean": round(float(lengths.mean()), 1)}
 
 
-def _document_parts(d: dict[str, Any], found: Statistics) -> list[Markup]:
-    if found.lengths is None:
+def _document_parts(d: dict[str, Any], found: Statistics, named: dict[str, float] | None) -> list[Markup]:
+    if found.lengths is None or named is None:
         count = f"{d['documents']:,} documents were packed into the records. " if d["documents"] else ""
-        text = "The documents of the tokens, and the padding, are not stored with these batches."
-        return [tag("p", count + text)]
+        return [tag("p", count + "The documents of the tokens, and the padding, are not stored with these batches.")]
     if not len(found.lengths):
         return [tag("p", "There are none.")]
     powers = np.bincount(np.frexp(found.lengths.astype(np.float64))[1])  # 2**(k-1) <= length < 2**k
@@ -274,8 +264,8 @@ def _document_parts(d: dict[str, Any], found: Statistics) -> list[Markup]:
     marks = [(float(number), f"{edge:,}") for number, edge in enumerate(edges)]
     caption = f"Lengths of {found.unit}s, in tokens; each bar is twice as wide as the one before."
     figure = bars(powers[low:].tolist(), edges, marks, log=False, caption=caption)
-    named = {f"#{name}": f"{value:,}" for name, value in _length_facts(found.lengths).items()}
-    return [figure, table(list(named), [list(named.values())]), _packing(found)]
+    lengths = table([f"#{name}" for name in named], [[f"{value:,}" for value in named.values()]])
+    return [figure, lengths, _packing(found)]
 
 
 def _packing(found: Statistics) -> Markup:
@@ -340,7 +330,7 @@ def _row(row: Row, tokenizer: Tokenizer | None) -> Markup:
 
 
 def _part(row: Row, part: Part, tokenizer: Tokenizer | None) -> Markup:
-    title = part_title(part)
+    title = part_title(row, part)
     origin = origin_text(row.known.get(part.document))
     inside = [tag("div", " · ".join(filter(None, (title, origin))), class_="note")] if title else []
     if part.document != PADDING:

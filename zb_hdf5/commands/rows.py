@@ -295,15 +295,13 @@ def rows_json(rows: list[Row], tokenizer: Tokenizer | None, limit: int | None) -
     return found
 
 
-def origin_text(document: Document | None, *, short: bool = False) -> str:
-    """Return the known origin of a document in words; `short`: without the folder of its source."""
+def origin_text(document: Document | None) -> str:
+    """Return the known origin of a document in words."""
     if document is None:
         return ""
-    found = [] if document.id is None else [f"id {document.id}"]
-    if document.source is not None:
-        source = f"…/{Path(document.source).name}" if short else document.source
-        found.append(source if document.row is None else row_of_source(source, document.row))
-    return printable(", ".join(found))
+    source = document.source if document.row is None else row_of_source(document.source, document.row)
+    facts = (document.id is not None and f"id {document.id}", document.source is not None and source)
+    return printable(", ".join(fact for fact in facts if fact))
 
 
 def value_text(value: object) -> str:
@@ -319,13 +317,15 @@ def _plain(value: object) -> object:
         return repr(value)
 
 
-def part_title(part: Part) -> str:
-    """Return the document of a part; "" if none are known."""
-    if part.document == UNKNOWN:
-        return ""
-    if part.document == PADDING:
-        return f"padding, {len(part.tokens):,} tokens"
-    return f"document {part.document:,}" + (f", from its token {part.within:,}" if part.within else "")
+def part_title(row: Row, part: Part, exact: bool = False) -> str:
+    """Return the document of a part, `exact` with columns and offset; "" if none are known."""
+    title = f"document {part.document:,}" + (f", from its token {part.within:,}" if part.within else "")
+    title = {UNKNOWN: "", PADDING: f"padding, {len(part.tokens):,} tokens"}.get(part.document, title)
+    if exact:
+        document = row.known.get(part.document)
+        offset = f", offset {document.offset + part.within:,}" if document else ""
+        title = f"columns {part.column:,} to {part.stop:,}: {title or 'no document is known'}{offset}"
+    return title
 
 
 def notes_of(row: Row, part: Part) -> Iterator[str]:
@@ -361,19 +361,23 @@ def row_lines(
     Each part has at most `lines` lines of text; 0: its headline alone. `exact` headlines have columns and offset.
     """
     paint: Any = click.style if colour else lambda text, **_: text
+
+    def dim(text: str) -> str:
+        return paint(_cut(text, columns), fg="bright_black")  # type: ignore[no-any-return]
+
     left = 0 if limit is None else max(0, len(row.tokens) - limit)
     yield paint(f"{row.name} · {len(row.tokens):,} tokens", bold=True)
     at, told = 0, set[int]()
     for part in parts_of(row, limit):
         shade = COLOURS[part.document % len(COLOURS)] if part.document >= 0 else "bright_black"
         if part.column > at:
-            yield paint(f"┄┄ {left:,} tokens left out; --all shows them ┄┄", fg="bright_black")
-        document, title = row.known.get(part.document), part_title(part)
-        if exact:
-            offset = f", offset {document.offset + part.within:,}" if document else ""
-            title = f"columns {part.column:,} to {part.stop:,}: {title or 'no document is known'}{offset}"
+            yield dim(f"┄┄ {left:,} tokens left out; --all shows them ┄┄")
+        title = part_title(row, part, exact)
         if title and (part.column > at or part.column in row.columns):
-            yield from _headline(title, None if part.document in told else document, columns, paint, shade)
+            yield paint(f"── {title} ".ljust(columns, "─"), fg=shade)
+            if (document := row.known.get(part.document)) and part.document not in told:
+                facts = (origin_text(document), document.metadata and value_text(document.metadata))
+                yield from (dim(f"  {fact}") for fact in facts if fact)
             told.add(part.document)
         at = part.stop
         if part.document == PADDING or lines == 0:
@@ -382,22 +386,8 @@ def row_lines(
         for line in islice(wrapped, lines):
             yield paint("│ ", fg=shade) + "".join(_drawn(line, paint))
         if next(wrapped, None):
-            yield paint("┄┄ the rest of its text is left out; --all shows it ┄┄", fg="bright_black")
-        yield from (paint(_cut(f"  {note}", columns), fg="bright_black") for note in notes_of(row, part))
-
-
-def _headline(title: str, document: Document | None, columns: int, paint: Any, shade: str) -> Iterator[str]:
-    """Yield the first line of a part, and the origin of its document: on the same line if it fits there."""
-    origin = origin_text(document)
-    if columns_of(origin) > columns - 2:
-        origin = origin_text(document, short=True)
-    together = f"── {title} · {origin} "
-    fits = bool(origin) and columns_of(together) <= columns
-    line = together if fits else f"── {title} "
-    yield paint(line + "─" * (columns - columns_of(line)), fg=shade)
-    notes = [] if fits or not origin else [origin]
-    for note in [*notes, *([value_text(document.metadata)] if document and document.metadata else [])]:
-        yield paint(_cut(f"  {note}", columns), fg="bright_black")
+            yield dim("┄┄ the rest of its text is left out; --all shows it ┄┄")
+        yield from (dim(f"  {note}") for note in notes_of(row, part))
 
 
 def _cells(row: Row, part: Part, tokenizer: Tokenizer | None) -> Iterator[Cell]:

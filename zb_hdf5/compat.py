@@ -390,9 +390,14 @@ class SlidingWindowDataloader(Loader[Windows]):
         """Continue exactly where `state_dict` was taken, as `Loader.load_state_dict` does."""
         if isinstance(state_dict, dict) and state_dict.get("kind") == "windows":  # of an earlier build
             own = {name: getattr(self, name) for name in ("order", "seed", "window_size", "batch_size")}
-            own |= {"version": STATE_VERSION, "fingerprint": self.store.token_fingerprint, "draws": None}
+            own |= {
+                "fingerprint": self.store.token_fingerprint,
+                "version": STATE_VERSION,
+                "kind": "windows",
+                "draws": None,
+            }
             if not force:
-                require_fields(self.path, state_dict, own, ("kind", "epoch", "step"), remedy=Remedy.FORCE)
+                require_fields(self.path, state_dict, own, ("epoch", "step"), remedy=Remedy.FORCE)
             position = require_count(self.path, state_dict, "step") * self.batch_size
             position %= self.num_records if self._endless else position + 1
             state_dict = self.identity() | {"epoch": state_dict["epoch"], "position": position}

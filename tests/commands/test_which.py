@@ -55,9 +55,9 @@ def test_wrong_states_are_told(store, tmp_path):
     for source, content, step, code, message in (
         (store, "{not json", 0, 1, "not JSON"),
         (store, "[" * 100_000, 0, 1, "not JSON"),
-        (store, "{}", 0, 1, "missing"),
+        (store, "{}", 0, 1, "expected kind 'loader', found None"),
         (store, json.dumps(good | {"fingerprint": "sha256:other"}), 0, 1, "fingerprint"),
-        (store, json.dumps(of_dataset), 0, 1, "found the state of the dataset() of a Loader"),
+        (store, json.dumps(of_dataset), 0, 1, "expected kind 'loader', found 'batches'"),
         (store, json.dumps(good | {"kind": ["loader"]}), 0, 1, "kind"),
         (store, json.dumps(good), 10**6, 2, "end"),
         (store, json.dumps(good), 10**30, 2, "expected a step below"),

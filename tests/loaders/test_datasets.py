@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from contents import write_batches
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
 import zb_hdf5.loaders.order
 from zb_hdf5 import BatchIndexError, Loader, StateError
@@ -122,16 +122,6 @@ def test_workers_that_stack_batches_warn_once(loader):
     command = [sys.executable, "-c", code, str(loader.reader.path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert (done.stdout, done.stderr.count("stacks 4 of them; pass batch_size=None")) == ("12\n", 1)
-
-
-def test_a_distributed_sampler_is_warned_of_once(loader, recwarn):
-    for _ in range(2):
-        sampler = DistributedSampler(loader.dataset(), num_replicas=2, rank=0)
-        list(DataLoader(sampler.dataset, batch_size=None, sampler=sampler))
-    assert [str(warning.message).split("; ")[1] for warning in recwarn] == [
-        "make the Loader with rank and world_size, and pass sampler=dataset.sampler"
-    ]
-    assert "deals out again what this loader, rank 1 of 2, has dealt out" in str(recwarn[0].message)
 
 
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +33,7 @@ class ToldEpoch:
     """
 
     def __init__(self, epoch: int) -> None:
-        self._numbers: torch.Tensor = torch.tensor([epoch, 0, 0]).share_memory_()  # type: ignore[no-untyped-call]
+        self._numbers: torch.Tensor = torch.tensor([epoch, 0]).share_memory_()  # type: ignore[no-untyped-call]
         self._process, self._heard = os.getpid(), epoch
 
     def tell(self, epoch: int) -> None:
@@ -47,11 +46,11 @@ class ToldEpoch:
         before, self._heard = self._heard, self._numbers.tolist()[0]
         return None if self._heard == before else self._heard
 
-    def warn_once(self, number: int, message: str) -> None:
-        """Give warning 1 or 2, once for all copies."""
+    def warn_once(self, message: str) -> None:
+        """Give a warning, once for all copies."""
         worker = get_worker_info()
-        if not self._numbers[number] and (worker is None or worker.id == 0):
-            self._numbers[number] = 1
+        if not self._numbers[1] and (worker is None or worker.id == 0):
+            self._numbers[1] = 1
             warnings.warn(message, UserWarning, stacklevel=4)
 
     def close(self) -> None:
@@ -81,7 +80,7 @@ class BatchDataset(Dataset[Step]):
 
         Its `set_epoch` is that of the dataset.
         """
-        return StepSampler(self)
+        return StepSampler(self, num_replicas=1, rank=0)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, in the workers too."""
@@ -98,31 +97,25 @@ class BatchDataset(Dataset[Step]):
 
         For `StatefulDataLoader`, which counts the steps.
         """
-        return {**self.identity("batches"), "epoch": self.epoch}
+        return {**self._identity(), "epoch": self.epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the epoch of the state, unless `set_epoch` has chosen one already.
 
         Raises `StateError` if it is of other data, another seed or order, or of steps of another size.
         """
-        self.take_epoch(require_fields(self.path, state_dict, self.identity("batches"), ("epoch",), REMEDIES))
-
-    def take_epoch(self, state: Mapping[str, Any]) -> int:
-        """Take the epoch of a state, and return it, unless `set_epoch` has chosen one already."""
+        state = require_fields(self.path, state_dict, self._identity(), ("epoch",), REMEDIES)
         epoch = require_count(self.path, state, "epoch")
         self._told.news()  # was told before this state was loaded
         if not self._epoch_is_chosen:
             self._loader.set_epoch(epoch)
-        return epoch
 
-    def identity(self, kind: str) -> dict[str, Any]:
-        """Return the fields that must agree for a step number to mean the same records."""
+    def _identity(self) -> dict[str, Any]:
         plan = self._loader.plan
-        steps = {"kind": kind, "batch_size": plan.batch_size, "world_size": plan.world_size}
+        steps = {"kind": "batches", "batch_size": plan.batch_size, "world_size": plan.world_size}
         return {**self._loader.identity(), **steps}
 
     def __len__(self) -> int:
-        self._warn_of_sampler(sys._getframe(1).f_locals.get("self"))
         return len(self._loader)
 
     def __getitem__(self, index: int) -> Step:
@@ -143,21 +136,10 @@ class BatchDataset(Dataset[Step]):
     def __getitems__(self, indices: Sequence[int]) -> list[Step]:
         """Return several steps, for a `DataLoader` that makes a batch of them, and warn once that they are batches."""
         self._told.warn_once(
-            1,
             f"{self.path}: each item of dataset() is a whole batch, and this DataLoader stacks {len(indices):,} of them"
             "; pass batch_size=None to the DataLoader",
         )
         return [self[index] for index in indices]
-
-    def _warn_of_sampler(self, caller: object) -> None:
-        """Warn once if a sampler deals out steps that the loader has dealt out: it asks for the length first."""
-        if isinstance(caller, DistributedSampler) and caller.num_replicas > 1:
-            self._told.warn_once(
-                2,
-                f"{self.path}: a DistributedSampler of {caller.num_replicas:,} ranks deals out again what this loader, "
-                f"rank {self._loader.rank:,} of {self._loader.world_size:,}, has dealt out; make the Loader with rank "
-                "and world_size, and pass sampler=dataset.sampler",
-            )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_requests": None}
@@ -167,45 +149,20 @@ class StepSampler(DistributedSampler[Any]):
     """The steps of a `BatchDataset`, in order.
 
     A `DistributedSampler` of one process: the dataset has this rank's share only, and Lightning would replace any other
-    sampler by one that shares it out again. `StatefulDataLoader` keeps its position, which ends with its epoch.
+    sampler by one that shares it out again.
     """
 
-    def __init__(self, dataset: BatchDataset) -> None:
-        super().__init__(dataset, num_replicas=1, rank=0, shuffle=False)
-        self._steps = dataset
-        self._next = 0
-        self._resumed = False
+    dataset: BatchDataset
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, for the dataset too."""
-        self._steps.set_epoch(epoch)
+        self.dataset.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
-        start = self._next = self._next if self._resumed else 0
-        self._resumed = False
-        return self._rest(self._steps.epoch, start)
-
-    def _rest(self, epoch: int, start: int) -> Iterator[Any]:
-        if self._steps.epoch != epoch:  # chosen since
-            start = 0
-        for step in range(start, len(self)):
-            self._next = step + 1
-            yield step
+        return iter(range(len(self)))
 
     def __len__(self) -> int:
-        return len(self._steps)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the dataset's state and the next step."""
-        return {**self._steps.identity("steps"), "epoch": self._steps.epoch, "step": self._next}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on at the step of the state, unless `set_epoch` has chosen another epoch than that of the state."""
-        where, identity = self._steps.path, self._steps.identity("steps")
-        state = require_fields(where, state_dict, identity, ("epoch", "step"), REMEDIES)
-        step = require_count(where, state, "step", len(self), "the steps of an epoch")
-        self._next = step if self._steps.take_epoch(state) == self._steps.epoch else 0
-        self._resumed = True
+        return len(self.dataset)
 
 
 class RecordDataset(Dataset[dict[str, torch.Tensor]]):

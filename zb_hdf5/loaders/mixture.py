@@ -15,7 +15,15 @@ from zb_hdf5.errors import ArgumentError, Remedy, StateError
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import IndexArray, Request, resolve_rank
-from zb_hdf5.loaders.protocol import STATE_VERSION, TokenLoader, require_count, require_fields, shown, with_positions
+from zb_hdf5.loaders.protocol import (
+    STATE_VERSION,
+    TokenLoader,
+    require_count,
+    require_fields,
+    require_kind,
+    shown,
+    with_positions,
+)
 from zb_hdf5.loaders.steps import read_ahead
 
 #: Steps whose order is computed at once: enough to make numpy cheap, little enough to start at once.
@@ -195,43 +203,36 @@ class MixedLoader(TokenLoader[Any]):
         return {"version": STATE_VERSION, "kind": "mixture"}
 
     def _place(self) -> dict[str, Any]:
-        segments = [{"start": s.start, "weights": [*s.weights], "counts": s.before.tolist()} for s in self._schedules]
-        return {"sources": self._sources(), "segments": segments, "position": self._position}
+        return {"sources": self._sources(), "segments": self._segments(self._schedules), "position": self._position}
 
     def _take_over(self, state: dict[str, Any], force: bool) -> None:
         where = self.path
         require_fields(where, state, self.identity(), ("sources", "segments", "position"))
         position, sources, segments = require_count(where, state, "position"), state["sources"], state["segments"]
         if not force:
-            expected = self._sources()
-            if not isinstance(sources, list) or len(sources) != len(expected):
-                raise StateError(f"{where}: state: expected a list of {len(expected)} sources, found {shown(sources)}")
-            for source, found in zip(expected, sources, strict=True):
+            own = self._sources()
+            if not isinstance(sources, list) or len(sources) != len(own):
+                raise StateError(f"{where}: state: expected a list of {len(own)} sources, found {shown(sources)}")
+            for source, found in zip(own, sources, strict=True):
                 require_fields(f"{where}: source {source['name']!r}", found, source, (), remedy=Remedy.FORCE)
-        if not isinstance(segments, list) or not segments:
-            raise StateError(f"{where}: state: expected a list of segments, found {shown(segments)}")
         schedules: list[Schedule] = []
-        for number, fields in enumerate(segments):
-            schedules.append(self._schedule(f"{where}: segment {number}", fields, schedules[-1:], position))
+        try:
+            for segment in segments:
+                fields = require_kind(f"{where}: segments", segment, None)
+                start = require_count(f"{where}: segments", fields, "start", position, "the position")
+                weights = self._ordered(dict(zip(self.loaders, fields["weights"], strict=True)))
+                schedules.append(Schedule(weights, start, schedules[-1].counts(start) if schedules else ()))
+        except (ValueError, TypeError, LookupError, OverflowError) as error:
+            raise StateError(f"{where}: state: segments: {error}") from error
+        starts, expected = [each.start for each in schedules], self._segments(schedules)
+        if not starts or starts != sorted({0, *starts}) or segments != expected:
+            raise StateError(f"{where}: state: expected segments {shown(expected)} from 0 on, found {shown(segments)}")
         self._schedules = schedules
         self._go_to(position)
 
-    def _schedule(self, where: str, fields: object, earlier: list[Schedule], position: int) -> Schedule:
-        """Return a segment of a state, all of which follows from the weights and starts: the counts are checked."""
-        found = require_fields(where, fields, {}, ["start", "weights", "counts"])
-        start = require_count(where, found, "start", position, "the position")
-        if start <= earlier[0].start if earlier else start:
-            expected = f"after {earlier[0].start:,}" if earlier else "0"
-            raise StateError(f"{where}: state: expected start {expected}, found {start:,}")
-        counts = earlier[0].counts(start) if earlier else [0] * len(self.loaders)
-        weights = require_fields(where, found, {"counts": counts}, ["start", "weights"])["weights"]
-        try:
-            if not isinstance(weights, list) or {*map(type, weights)} != {float}:
-                raise ArgumentError("they are no list of numbers")
-            return Schedule(self._ordered(dict(zip(self.loaders, weights, strict=True))), start, counts)
-        except ValueError as error:  # too few, too many, or not positive
-            names = [*self.loaders]
-            raise StateError(f"{where}: state: expected weights of {names}, found {shown(weights)}: {error}") from error
+    @staticmethod
+    def _segments(schedules: list[Schedule]) -> list[dict[str, Any]]:
+        return [{"start": s.start, "weights": [*s.weights], "counts": s.before.tolist()} for s in schedules]
 
     def _sources(self) -> list[dict[str, Any]]:
         """The fields that must agree, in order: the number of a source in the list decides ties of the schedule."""

@@ -16,15 +16,6 @@ BatchT = TypeVar("BatchT")
 
 #: The version of every state, whatever its kind.
 STATE_VERSION: Final = 2
-#: The kind of a state -> the loader that gives and takes such states.
-KINDS: Final = {
-    "loader": "a Loader",
-    "mixture": "a MixedLoader",
-    "text": "a TextLoader",
-    "documents": "a DocumentLoader",
-    "batches": "the dataset() of a Loader",
-    "steps": "the sampler of a dataset()",
-}
 #: Epochs and batches of an endless loader: every sum that is made of them fits into 64 bits.
 MAX_COUNT: Final = 2**62
 #: Characters of a value that a message shows.
@@ -261,25 +252,12 @@ def masked_numbers(mask_documents: Collection[int]) -> tuple[int, ...]:
 # --- states -----------------------------------------------------------------------------------------------------
 
 
-def require_kind(where: object, state: object, kind: str) -> Mapping[str, Any]:
-    """Return `state`, or raise `StateError` if it is of another kind of loader or of an early build, or no dict."""
-    fields = _mapping(where, state)
-    found = fields.get("kind", kind)
-    if found != kind:
-        taker = KINDS.get(found) if isinstance(found, str) else None
-        theirs = f"the state of {taker}; load it there" if taker else f"kind {shown(found)}"
-        raise StateError(f"{where}: state: expected kind {kind!r}, the state of {KINDS[kind]}, found {theirs}")
-    if "kind" not in fields and fields.get("version") == 1:
-        raise StateError(
-            f"{where}: state: expected version {STATE_VERSION}, found version 1, written by an early build: start the "
-            "epoch again"
-        )
-    return fields
-
-
-def _mapping(where: object, state: object) -> Mapping[str, Any]:
+def require_kind(where: object, state: object, kind: str | None) -> Mapping[str, Any]:
+    """Return `state`, or raise `StateError` if it is of another kind of loader, or no dict."""
     if not isinstance(state, Mapping):
         raise StateError(f"{where}: state: expected a dict, as state_dict() gives, found {shown(state)}")
+    if state.get("kind") != kind:
+        raise StateError(f"{where}: state: expected kind {kind!r}, found {shown(state.get('kind'))}")
     return state
 
 
@@ -292,7 +270,7 @@ def require_fields(
     remedy: Remedy | None = None,
 ) -> Mapping[str, Any]:
     """Return a dict of `names` and the fields of `identity`, with the same values and types there, and of no others."""
-    fields = require_kind(where, state, identity["kind"]) if "kind" in identity else _mapping(where, state)
+    fields = require_kind(where, state, identity.get("kind"))
     expected = [*identity, *names]
     for name in expected:
         if name not in fields:

@@ -32,7 +32,7 @@ from zb_hdf5.converters.shard import (
     with_largest_token,
 )
 from zb_hdf5.converters.source import Counts, require_pad_id
-from zb_hdf5.documents.document_table import DocumentTable, documents_path, part_of
+from zb_hdf5.documents.document_table import DocumentTable, documents_path, in_order, part_of
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import LockedFolder, PartialDirectory, partial_path, refuse_existing
 from zb_hdf5.spec import (
@@ -216,11 +216,7 @@ class TokensPlan:
 
 def require_unique_ids(paths: Sequence[Path]) -> None:
     """Raise `ConvertError` if two documents of some tables have one id. Takes some 32 bytes for each document."""
-    parts, first = [], 0
-    for path in paths:
-        part = part_of(path)
-        parts.append(part._replace(path=str(path), first_document=first))
-        first += part.document_count
+    parts = in_order(part_of(path)._replace(path=str(path)) for path in paths)
     table = DocumentTable("", parts)
     try:
         digests = np.concatenate([_id_digests(table, number) for number in range(len(parts))])

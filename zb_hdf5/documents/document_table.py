@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import cached_property
 from itertools import chain, pairwise
@@ -70,6 +70,16 @@ class DocumentPart(NamedTuple):
     document_count: int = 0
 
 
+def in_order(parts: Iterable[DocumentPart]) -> list[DocumentPart]:
+    """Return document tables one behind the other, those of each split from token and document 0 on."""
+    found, ends = [], dict[str, tuple[int, int]]()
+    for part in parts:
+        token, document = ends.get(part.split, (0, 0))
+        found.append(part._replace(first_token=token, first_document=document))
+        ends[part.split] = token + part.token_count, document + part.document_count
+    return found
+
+
 class DocumentRows(NamedTuple):
     """The facts of consecutive documents, for a `DocumentsWriter`.
 
@@ -113,7 +123,11 @@ class DocumentFile:
         self, path: Path, part: DocumentPart | None = None, verify: str = "auto", offsets: TableFile | None = None
     ) -> None:
         self.path = path
-        self._table = offsets or _open_table(path, part.sha256 if part else "", verify)
+        if offsets is None:
+            from zb_hdf5.documents.table_file import TableFile
+
+            offsets = TableFile(path, DOCUMENTS, part.sha256 if part else "", verify)
+        self._table = offsets
         self.count = self._table.num_rows("offsets") - 1
         if self.count < 0 or (part and self.count != part.document_count):
             self.close()
@@ -234,12 +248,6 @@ class DocumentFile:
 
     def close(self) -> None:
         self._table.close()
-
-
-def _open_table(path: Path, sha256: str, verify: str) -> TableFile:
-    from zb_hdf5.documents.table_file import TableFile
-
-    return TableFile(path, DOCUMENTS, sha256, verify)
 
 
 def part_of(path: Path) -> DocumentPart:

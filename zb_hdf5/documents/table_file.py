@@ -35,6 +35,7 @@ from zb_hdf5.formats.hdf5.file import (
     open_h5_for_reading,
     own_dataset,
     require_version,
+    text_of,
 )
 from zb_hdf5.spec import (
     CRC32,
@@ -393,22 +394,17 @@ class TableFile:
 
 def _attributes(h5: h5py.File, path: Path, kind: str) -> tuple[dict[str, str | int], str]:
     """Return the attributes of a table file of one kind, and its digest."""
-    found = {name: _plain(value) for name, value in h5.attrs.items()}
-    if found.get("format") != TABLES_FORMAT:
-        raise FormatError(f"{path}: expected root attribute format={TABLES_FORMAT!r}, found {found.get('format')!r}")
+    found: dict[str, str | int] = {
+        name: str(text_of(value)) if isinstance(value, (bytes, str)) else int(value) for name, value in h5.attrs.items()
+    }
+    for name, expected in (("format", TABLES_FORMAT), ("kind", kind)):
+        if found.get(name) != expected:
+            raise FormatError(f"{path}: expected root attribute {name}={expected!r}, found {found.get(name)!r}")
     require_version(h5, TABLES_VERSION, path)
-    if found.get("kind") != kind:
-        raise FormatError(f"{path}: expected root attribute kind={kind!r}, found {found.get('kind')!r}")
     missing = [name for name in (*TABLES_ATTRIBUTES, *TABLES_KIND_ATTRIBUTES[kind]) if name not in found]
     if missing:
         raise FormatError(f"{path}: attribute {missing[0]!r} is missing")
     return {name: found[name] for name in found if name not in TABLES_ATTRIBUTES}, str(found["sha256"])
-
-
-def _plain(value: Any) -> str | int:
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    return value if isinstance(value, str) else int(value)
 
 
 def _datasets(h5: h5py.File, path: Path, kind: str) -> dict[str, _Dataset]:

@@ -383,19 +383,6 @@ class Cached(Wrapper):
             if missing and not self.column.full:
                 self._fetch(missing)
 
-    def view(self, start: int, count: int, private: bool = False) -> TokenArray | None:
-        """Return tokens as a view of the cache, where they were compared with their crc32 and its disk is local."""
-        number, within = divmod(start, self.unit)
-        if within + count <= self.unit and self.column.seen[number]:
-            try:
-                return self.column.rows.view(start, count, private)
-            except (OSError, IncompleteError):
-                self.column.mend()
-        return None
-
-    def flat(self) -> None:
-        """Return None: no mapping holds all tokens."""
-
     def gather(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
         if out.shape[1] > self.unit:
             self.read(zip(starts.tolist(), out, strict=True))

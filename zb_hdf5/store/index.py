@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from zb_hdf5.documents.document_table import DocumentPart
 from zb_hdf5.errors import ArgumentError, ExistsError, FormatError, IncompleteError, Remedy
 from zb_hdf5.field import Field
 from zb_hdf5.files.objects import delete_object, object_size, put_object
-from zb_hdf5.files.paths import RemotePath, any_path, local_path, open_file, regular
+from zb_hdf5.files.paths import RemotePath, any_path, local_path, regular
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, write_atomically
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.registry import FORMATS, backends
@@ -49,9 +48,6 @@ from zb_hdf5.store.table import (
     require_sha256,
 )
 
-_LAYOUT: Final = re.compile(rb'"layout": "(\w+)"')
-#: The shards of an index that another program has written: a row for each file.
-_ROWS: Final = re.compile(rb'"shards":\s*\[')
 #: Before the digest of all that stands before it: the last key of the file.
 _CHECK: Final = ',\n "check": "'
 #: The keys that a store written live has as well.
@@ -341,14 +337,6 @@ def require_files(folder: Path, index: ShardIndex) -> None:
             f"{folder / INDEX_NAME}: names {missing[0]}, which is not there ({len(missing):,} of {len(index.shards):,} "
             "shards are missing); restore them, or convert again"
         )
-
-
-def layout_of(path: Path) -> str:
-    """Return the layout that an index begins with, without reading all of it; "" if it names none."""
-    with open_file(path) as file:
-        head = file.read(512)
-    match = _LAYOUT.search(head)
-    return match[1].decode() if match else STREAM_LAYOUT if _ROWS.search(head) else ""
 
 
 def _read_text(path: Path) -> str:

@@ -19,13 +19,12 @@ from zb_hdf5.spec import (
     DEFAULT_SPLIT,
     INDEX_NAME,
     NO_CODEC,
-    STREAM_LAYOUT,
     StoreMeta,
     codec_named,
     content_fingerprint,
     stored_dtype,
 )
-from zb_hdf5.store.index import ShardIndex, find_index, layout_of, require_files
+from zb_hdf5.store.index import ShardIndex, find_index, require_files
 from zb_hdf5.store.shards import StoreReader, stream_index
 from zb_hdf5.store.store_documents import StoreDocuments
 
@@ -156,14 +155,11 @@ def _open_cached(wanted: _Wanted, cache: str | os.PathLike[str] | None, cache_by
 
 def _open(wanted: _Wanted) -> BatchReader:
     index, in_folder = None, wanted.path.is_dir() or wanted.path.name == INDEX_NAME
-    if in_folder:
-        wanted = _of_backend(wanted)
-        index = ShardIndex.load(wanted.path) if find_index(wanted.path) else None
-        if index and isinstance(wanted.path, RemotePath) and not index.complete:
-            raise IncompleteError(
-                f"{wanted.path}: is still written: a store that grows is read on its own machine only"
-            )
     shaped, is_plain = wanted.batch_size is not None and wanted.seq_len is not None, wanted.dataset is None
+    if in_folder:
+        if not is_plain:
+            raise BackendError(f"{wanted.path}: dataset={wanted.dataset!r} needs an HDF5 file, found a folder")
+        wanted, index = _of_backend(wanted)
     # without a shape a lone HDF5 file is taken for batches, which saves a look into it; its reader refuses a stream
     looks = in_folder or (is_plain and (shaped or wanted.path.suffix not in {b.suffix for b in backends().values()}))
     if index.holds_stream if index else looks and is_stream(wanted.path, wanted.backend):
@@ -175,14 +171,14 @@ def _open(wanted: _Wanted) -> BatchReader:
     return _open_store(wanted, index or ShardIndex.load(wanted.path)) if in_folder else _open_file(wanted)
 
 
-def _of_backend(wanted: _Wanted) -> _Wanted:
-    """Name the store of the wanted format in a folder that has one for each format, named by it; "auto": HDF5."""
+def _of_backend(wanted: _Wanted) -> tuple[_Wanted, ShardIndex | None]:
+    """Return the index of a folder, of the wanted format if it has a store for each, named by it; "auto": HDF5."""
     path = wanted.path
-    if isinstance(path, RemotePath) or find_index(path):
-        return wanted
+    if find_index(path):
+        return wanted, ShardIndex.load(path)
     found = {name: ShardIndex.load(path / name) for name in backends() if (path / name / INDEX_NAME).exists()}
     if not found:
-        return wanted
+        return wanted, None
     preferred = "hdf5" if "hdf5" in found else next(iter(found))
     name = preferred if wanted.backend == "auto" else wanted.backend
     if name not in found:
@@ -194,7 +190,7 @@ def _of_backend(wanted: _Wanted) -> _Wanted:
             f"{path}: expected the same tokens in {name} and {other}, found fingerprints {known[name]} and "
             f"{known[other]}; convert one of them again"
         )
-    return replace(wanted, path=path / name, backend=name)
+    return replace(wanted, path=path / name, backend=name), found[name]
 
 
 def _open_file(wanted: _Wanted) -> BatchReader:
@@ -223,26 +219,28 @@ def _open_file(wanted: _Wanted) -> BatchReader:
 
 
 def _open_windows(wanted: _Wanted, index: ShardIndex | None) -> BatchReader:
-    from zb_hdf5.store.verify import require_digests
-
     path, batch_size, seq_len = wanted.path, wanted.batch_size, wanted.seq_len
     kind = index.table.values["backend"][0] if index else stream_format(path, wanted.backend, wanted.dataset)
     if batch_size is None or seq_len is None:
         if kind == "npy":
             stream_index(path)  # raises for arrays that are no streams
         raise ArgumentError(f"{path}: is a token stream: pass batch_size and seq_len for windows over it")
-    if wanted.backend not in ("auto", kind) or (wanted.dataset is not None and (index or path.is_dir())):
-        raise BackendError(
-            f"{path}: asked for backend {wanted.backend!r}, dataset {wanted.dataset!r}, found a {kind!r} stream"
-        )
-    if wanted.verify == "store":
-        require_digests(path, wanted.split)
+    if wanted.backend not in ("auto", kind):
+        raise BackendError(f"{path}: asked for backend {wanted.backend!r}, found a {kind!r} stream")
+    _require_digests(wanted)
     index, identities = stream_index(path, wanted.split, wanted.dataset, index)
     windows = batch_size, seq_len, wanted.overlap
     return StoreReader(
         path, index, access=wanted.access, verify=wanted.verify, windows=windows, dataset=wanted.dataset,
         identities=identities,
     )  # fmt: skip
+
+
+def _require_digests(wanted: _Wanted) -> None:
+    if wanted.verify == "store":
+        from zb_hdf5.store.verify import require_digests
+
+        require_digests(wanted.path, wanted.split)
 
 
 def open_tokens(path: Path, split: str | None = None, dataset: str | None = None) -> StoreReader:
@@ -252,12 +250,9 @@ def open_tokens(path: Path, split: str | None = None, dataset: str | None = None
 
 
 def _open_store(wanted: _Wanted, index: ShardIndex) -> BatchReader:
-    if wanted.dataset is not None:
-        raise BackendError(f"{wanted.path}: dataset={wanted.dataset!r} needs an HDF5 file, found a store")
-    if wanted.verify == "store":
-        from zb_hdf5.store.verify import require_digests
-
-        require_digests(wanted.path, wanted.split)
+    if isinstance(wanted.path, RemotePath) and not index.complete:
+        raise IncompleteError(f"{wanted.path}: is still written: a store that grows is read on its own machine only")
+    _require_digests(wanted)
     folder, index = wanted.path if wanted.path.is_dir() else wanted.path.parent, index.of_split(wanted.split)
     require_files(folder, index)
     for path, backend in zip(index.table.values["path"], index.table.values["backend"], strict=True):
@@ -362,10 +357,9 @@ def stream_format(path: str | os.PathLike[str], backend: str = "auto", dataset: 
         from zb_hdf5.formats.hdf5.inspection import look_at_foreign
 
         return "hdf5" if look_at_foreign(path, dataset)[1] == 1 else ""
-    index = find_index(path)
-    if index is not None and (index.name != path.name or index.exists()):
-        streams = [name for name, row in backends().items() if not row.tokens_only]
-        return streams[0] if layout_of(index) == STREAM_LAYOUT else ""
+    if find_index(path):
+        index = ShardIndex.load(path)
+        return str(index.table.values["backend"][0]) if index.holds_stream else ""
     arrays = {row.suffix: name for name, row in FORMATS.items() if not row.holds_batches}
     if path.is_dir():
         found = [name for suffix, name in arrays.items() if backend == name or any(path.glob(f"*{suffix}"))]

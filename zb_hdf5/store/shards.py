@@ -30,7 +30,7 @@ from zb_hdf5.files.codecs import CodedChunks, Decoded, read_extents
 from zb_hdf5.files.objects import RemoteObject
 from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath, require_remote_access
 from zb_hdf5.files.ranges import Extents, map_side_by_side, open_ranges
-from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wait, gather_from, open_extents, read_together
+from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wait, gather_from, read_together
 from zb_hdf5.formats.batch_reader import BatchReader, require_options
 from zb_hdf5.formats.batch_writer import FieldDigest
 from zb_hdf5.formats.native import sidecar_rows
@@ -246,8 +246,7 @@ class Sharded(Tokens):
         """Open a shard without HDF5; None if the index lacks facts, or the file differs from them."""
         if not self._is_placed(entry):
             return None
-        compressed = extents_column(self.index.meta.column) in entry.columns
-        tokens = (self._open_compressed if compressed else self._open_plain)(path, entry, identity)
+        tokens = self._open_extents(path, entry, identity)
         if tokens is None:
             return None
         if CRC32 in entry.columns:
@@ -271,30 +270,21 @@ class Sharded(Tokens):
         placed = entry.complete and self.asked != "h5py" and entry.is_placed(self.index.meta.column)
         return placed and entry.crc32 != NOT_KNOWN and entry.token_count > 0
 
-    def _open_plain(self, path: Path, entry: ShardEntry, identity: Identity | None) -> FileTokens | None:
-        meta = self.index.meta
-        runs, strides = entry.columns[meta.column], (meta.batch_bytes, meta.padded_batch_bytes)
+    def _open_extents(self, path: Path, entry: ShardEntry, identity: Identity | None) -> FileTokens | Decoded | None:
+        meta, table = self.index.meta, entry.columns.get(extents_column(self.index.meta.column))
+        runs, strides = entry.columns.get(meta.column, ()), (meta.batch_bytes, meta.padded_batch_bytes)
         if any(run.stride not in strides for run in runs if run.num_batches > 1):
             return None  # one batch proves the places of all only where they follow each other as ours do
-        extents = Extents(runs, meta.batch_bytes)
-        try:
-            tokens = open_extents(path, extents, meta.dtype, entry.token_count, self.asked, identity, entry.num_bytes)
-        except IncompleteError:
+        if table is not None and (entry.compressed is None or self.asked == "mmap"):
             return None
-        if tokens.wait is Wait.FAR or tokens.file.num_bytes == entry.num_bytes:
-            return tokens
-        tokens.close()
-        return None
-
-    def _open_compressed(self, path: Path, entry: ShardEntry, identity: Identity | None) -> Decoded | None:
-        if entry.compressed is None or self.asked == "mmap":
-            return None
-        meta, ranges, found = self.index.meta, open_ranges(path, identity, entry.num_bytes), None
+        ranges = open_ranges(path, identity, entry.num_bytes, "auto" if table else self.asked)
+        found: FileTokens | Decoded | None = None
         try:
-            if ranges.num_bytes == entry.num_bytes:
-                table = read_extents(ranges, entry.columns[extents_column(meta.column)], entry.num_batches)
-                chunks = CodedChunks(entry.compressed.codec, table)
+            if ranges.num_bytes == entry.num_bytes and table is not None and entry.compressed is not None:
+                chunks = CodedChunks(entry.compressed.codec, read_extents(ranges, table, entry.num_batches))
                 found = Decoded(ranges, chunks, meta.dtype, meta.batch_tokens, entry.token_count, meta.noun)
+            elif ranges.num_bytes == entry.num_bytes:
+                found = FileTokens(ranges, Extents(runs, meta.batch_bytes), meta.dtype, entry.token_count)
         except FormatError:
             return None
         finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, RecordDocuments
-from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, pieces_of_windows, pieces_path
+from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, RecordDocuments, in_order
+from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, pieces_of_windows, pieces_path, ranges
 from zb_hdf5.files.paths import Identity, RemotePath, finding
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import DOCUMENTS_SUFFIX, INDEX_NAME, NO_SHA256
@@ -117,7 +117,8 @@ class StreamDocuments(RecordDocuments):
         self, path: Path, paths: Sequence[Path], index: ShardIndex, starts: Sequence[int],
         identities: Mapping[int, Identity], verify: str, stride: int, overlap: int = 0,
     ) -> None:  # fmt: skip
-        self._path, self._paths, self._index, self._starts, self._identities = path, paths, index, starts, identities
+        self._path, self._paths, self._index, self._identities = path, paths, index, identities
+        self._starts = np.array(starts, np.int64)
         self._verify, self._stride, self._seq_len = verify, stride, stride + overlap
         count = int(np.abs(index.table.values["document_count"]).sum())  # NOT_KNOWN is -1: one document
         self._keeps = count <= FEW_DOCUMENTS and not isinstance(path, RemotePath)  # each object takes a while
@@ -152,25 +153,18 @@ class StreamDocuments(RecordDocuments):
         if self._all is not None or (self._keeps and len(self._paths) - len(self._files.known) <= FEW_FILES):
             edges = self.edges()
             return edges, int(edges[-1])
-        ordered = np.sort(starts)
-        stops = ordered + length
-        if not (ordered[1:] > stops[:-1]).any():  # they follow each other
-            ordered, stops = ordered[:1], stops[-1:]
+        ordered, files = np.sort(starts), self._starts[:-1]
+        firsts, ends = files.searchsorted(ordered, side="right") - 1, files.searchsorted(ordered + length)
         found: list[npt.NDArray[np.uint64]] = []
-        done: dict[int, int] = {}  # rows of each file that were taken: what two windows need is there once
-        for start, stop in zip(ordered.tolist(), stops.tolist(), strict=True):
-            first = bisect_right(self._starts, start, hi=len(self._paths)) - 1
-            last = bisect_left(self._starts, stop, hi=len(self._paths)) - 1
-            for here in range(first, last + 1):
-                rows, base = self._rows(here), self._starts[here]
-                edges = np.array([max(0, start - base) + 1, stop - base], np.uint64)
-                low, high = rows.searchsorted(edges).tolist()
-                low = max(low - 1, done.get(here, 0))
-                found.append(rows[low:high] + np.uint64(base))
-                done[here] = max(low, high)
-        last = len(self._paths) - 1  # where no window reaches it, the end is behind all tokens
-        end = self._starts[last] + int(self._rows(last)[-1]) if last in done else self._starts[-1]
-        return np.concatenate(found), end
+        for here in np.unique(ranges(firsts, ends - firsts)).tolist():
+            rows, windows = self._rows(here), ordered[(firsts <= here) & (here < ends)] - files[here]
+            lows = rows.searchsorted((np.maximum(windows, 0) + 1).astype(np.uint64)) - 1
+            highs = rows.searchsorted((windows + length).astype(np.uint64))
+            needed = np.unique(ranges(lows, highs - lows))  # by two windows: once
+            found.append(rows[needed] + np.uint64(files[here]))
+        last = len(files) - 1  # where no window reaches it, the end is behind all tokens
+        end = files[last] + int(self._rows(last)[-1]) if ends[-1] > last else self._starts[-1]
+        return np.concatenate(found), int(end)
 
     def _rows(self, number: int) -> npt.NDArray[np.uint64]:
         file: DocumentOffsets = self._files.get(number, self.open)
@@ -187,7 +181,7 @@ class StreamDocuments(RecordDocuments):
         """Open the offsets of one file; the caller closes them."""
         from zb_hdf5.formats.hdf5.h5_reader import DocumentOffsets
 
-        num_tokens = self._starts[number + 1] - self._starts[number]
+        num_tokens = int(self._starts[number + 1] - self._starts[number])
         return DocumentOffsets(self._paths[number], num_tokens, self._identities.get(number), self._verify)
 
     def _open_table(self) -> DocumentTable:
@@ -201,11 +195,9 @@ class StreamDocuments(RecordDocuments):
             tokens_sha256 = values["sha256"][0].replace(NO_SHA256, "")
             table = DocumentTable.of_file(self._path, tokens_sha256, self._verify, sha256)
             known = {} if table is None else {self._path.name: table.parts[0]}
-        parts, first = [], 0
-        for name, count, start, stop in zip(
-            values["path"], np.abs(values["document_count"]).tolist(), self._starts, self._starts[1:], strict=False
-        ):
-            part = known.get(name, DocumentPart(name, 0, ""))._replace(first_token=start, token_count=stop - start)
-            parts.append(part._replace(first_document=first, document_count=count))
-            first += count
+        counts = zip(np.diff(self._starts).tolist(), np.abs(values["document_count"]).tolist(), strict=True)
+        parts = in_order(
+            known.get(name, DocumentPart(name, 0, ""))._replace(split="", token_count=tokens, document_count=documents)
+            for name, (tokens, documents) in zip(values["path"], counts, strict=True)
+        )
         return DocumentTable(self._paths[0].parent, parts, self._verify, self.open)

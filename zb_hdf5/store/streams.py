@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from zb_hdf5.documents.document import TableInfo
-from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, part_of
+from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, in_order, part_of
 from zb_hdf5.documents.pieces import pieces_path
 from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import ArgumentError, BackendError, ExistsError, FormatError, IncompleteError, Remedy, ZbError
@@ -82,26 +82,16 @@ def index_files(
 
 def document_tables(paths: Sequence[Path], entries: Sequence[ShardEntry]) -> tuple[DocumentPart, ...]:
     """Describe the document tables of streams, or in the folder of shards of batches."""
-    found: list[DocumentPart] = []
-    places: dict[str, tuple[int, int]] = {}
-
-    def add(part: DocumentPart | None, split: str, tokens: int, documents: int) -> None:
-        token, document = places.get(split, (0, 0))
-        places[split] = token + tokens, document + documents
-        if part is not None:
-            found.append(part._replace(split=split, first_token=token, first_document=document))
-
     if any(entry.pieces for entry in entries):
-        for path in sorted(paths[0].parent.glob(f"{DOCUMENTS_PREFIX}*{DOCUMENTS_STORE_SUFFIX}")):
-            part = part_of(path)
-            add(part, part.split, part.token_count, part.document_count)
-        return tuple(found)
+        tables = sorted(paths[0].parent.glob(f"{DOCUMENTS_PREFIX}*{DOCUMENTS_STORE_SUFFIX}"))
+        return tuple(in_order(map(part_of, tables)))
+    parts: list[DocumentPart] = []
     for path, entry in zip(paths, entries, strict=True):
         table = DocumentTable.of_file(path, entry.sha256, sha256=table_sha256(path) if entry.backend == "hdf5" else "")
-        add(table.parts[0] if table else None, entry.split, entry.token_count, entry.document_count)
-        if table is not None:
-            table.close()
-    return tuple(found)
+        with nullcontext() if table is None else closing(table):
+            part = table.parts[0] if table else DocumentPart(path.name, 0, "", token_count=entry.token_count)
+        parts.append(part._replace(split=entry.split, document_count=entry.document_count))
+    return tuple(part for part in in_order(parts) if part.sha256)
 
 
 def _likeness(meta: StoreMeta) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import re
 import tokenize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -23,13 +22,6 @@ from zb_hdf5.spec import BATCHES, StoreMeta, TokenArray
 if TYPE_CHECKING:
     from zb_hdf5.files.checked import GroupDigest
 
-NPY_MAGIC: Final = b"\x93NUMPY"
-#: The header that numpy writes for a 1-D array of integers: parsed 10 times as fast as any Python literal.
-PLAIN_HEADER: Final = re.compile(
-    rb"\x93NUMPY\x01\x00(..)\{'descr': '([<>|][iu][1248])', 'fortran_order': False, 'shape': \((\d{1,15}),\), \} *\n",
-    re.DOTALL,
-)
-PLAIN_BYTES: Final = 128
 NPY_MISSING: Final = (
     ".npy files hold no digests; convert them to a store, which keeps digests from then on, or keep their sha256sum"
 )
@@ -42,17 +34,6 @@ MALFORMED_HEADER: Final = (
 def read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
     """Return (shape, Fortran order, dtype, byte offset of the data) of a `.npy` file that is as long as its array."""
     with open(path, "rb", opener=regular) as file:
-        plain = PLAIN_HEADER.match(file.read(PLAIN_BYTES))
-        if plain and int.from_bytes(plain[1], "little") == plain.end() - 10:
-            count, dtype = int(plain[3]), np.dtype(plain[2].decode())
-            require_bytes(plain.end() + count * dtype.itemsize, file.fileno(), path, f"an array of {count:,} tokens")
-            return (count,), False, dtype, plain.end()
-        file.seek(0)
-        magic = file.read(len(NPY_MAGIC))
-        if magic != NPY_MAGIC:
-            kind = IncompleteError if NPY_MAGIC.startswith(magic) else FormatError
-            raise kind(f"{path}: not a .npy file: expected magic {NPY_MAGIC!r}, found {magic!r}")
-        file.seek(0)
         try:
             # version 3 differs from 2 in the encoding of field names, which arrays of integers do not have
             one, two = np.lib.format.read_array_header_1_0, np.lib.format.read_array_header_2_0

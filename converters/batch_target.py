@@ -50,7 +50,6 @@ from zb_hdf5.converters.shuffle import (
     UNSHUFFLED,
     Shuffle,
     choose_shuffle,
-    require_memory,
     scatter_path,
     scattered,
 )
@@ -114,7 +113,8 @@ def describe(source: Source, conversion: Conversion, workers: Workers) -> dict[s
         refuse_existing(destination)
     meta, cuts = plan.source.meta, plan.cuts
     engine: Engine = Inline() if one_file else workers.engine
-    shuffle = _choose_shuffle(plan.source, cuts, conversion, engine)
+    method, memory_bytes = conversion.shuffle_method, conversion.memory_bytes
+    shuffle = choose_shuffle(plan.source, method, cuts, memory_bytes, engine.workers_per_node)
     sizes = [plan.shard_bytes(shard) for shard in range(len(cuts))]
     return {
         "path": str(conversion.destination),
@@ -127,7 +127,7 @@ def describe(source: Source, conversion: Conversion, workers: Workers) -> dict[s
         "total_bytes": sum(sizes),
         "inodes": 1 if one_file else plan.num_inodes(),
         "workers": min(workers.engine.workers, len(cuts)),
-        "memory_bytes": conversion.memory_bytes or DEFAULT_MEMORY_BYTES,
+        "memory_bytes": memory_bytes or DEFAULT_MEMORY_BYTES,
         "shuffle": str(shuffle),
         "temp_bytes": shuffle.temp_bytes,
         "free": free_room(destination.absolute().parent),
@@ -233,14 +233,6 @@ def refuse_bad_destination(sources: Iterable[Path], destination: Path) -> None:
             raise ConvertError(f"{destination}: is or holds the source {path}; choose another output")
 
 
-def _choose_shuffle(source: Source, cuts: list[tuple[int, int]], conversion: Conversion, engine: Engine) -> Shuffle:
-    """Choose the way to read the records of some shards, in the memory that there is."""
-    memory_bytes = conversion.memory_bytes or DEFAULT_MEMORY_BYTES
-    if source.order is not None:
-        require_memory(memory_bytes, engine.workers_per_node, source.meta.batch_bytes)
-    return choose_shuffle(source, conversion.shuffle_method or "auto", cuts, memory_bytes, engine.workers_per_node)
-
-
 def _write_file(
     plan: Plan, path: Path, conversion: Conversion, workers: Workers
 ) -> tuple[list[Finished], Shuffle, Kept]:
@@ -248,7 +240,7 @@ def _write_file(
     source, [cut] = plan.source, plan.cuts
     if not conversion.overwrite:
         refuse_existing(path)
-    shuffle = _choose_shuffle(source, [cut], conversion, Inline())
+    shuffle = choose_shuffle(source, conversion.shuffle_method, [cut], conversion.memory_bytes, workers=1)
     require_room(path.parent, plan.shard_bytes(0) + shuffle.temp_bytes, 1)
     with scattered(source, shuffle, path, Inline(), workers.shown) as readable:
         workers.shown.begin("writing", source.num_batches * source.meta.batch_tokens)
@@ -293,7 +285,8 @@ def _write_missing(
 ) -> tuple[list[Finished], Shuffle]:  # fmt: skip
     missing, shuffle = journal.missing, NOTHING_LEFT
     if missing:
-        shuffle = _choose_shuffle(plan.source, [plan.cuts[shard] for shard in missing], conversion, workers.engine)
+        cuts, node = [plan.cuts[shard] for shard in missing], workers.engine.workers_per_node
+        shuffle = choose_shuffle(plan.source, conversion.shuffle_method, cuts, conversion.memory_bytes, node)
     require_room(folder, sum(map(plan.shard_bytes, missing)) + shuffle.temp_bytes, plan.num_inodes())
     first = part_of(conversion).shards(len(plan.cuts))[0]
     with scattered(plan.source, shuffle, folder / plan.name(first), workers.engine, workers.shown) as source:

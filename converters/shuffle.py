@@ -10,9 +10,8 @@ else is stored. Runs and buckets are independent: any process can do any of them
 from __future__ import annotations
 
 import math
-import os
 from bisect import bisect_right
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,12 +23,13 @@ import numpy as np
 
 from zb_hdf5 import ArgumentError
 from zb_hdf5.console import counted, format_bytes
-from zb_hdf5.converters.engines import Engine, Progress, Shown
+from zb_hdf5.converters.conversion import DEFAULT_MEMORY_BYTES
+from zb_hdf5.converters.engines import Engine, Progress, Shown, no_progress
 from zb_hdf5.converters.source import GROUPS, Source
 from zb_hdf5.errors import BatchIndexError, ChecksumError, IncompleteError
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.publishing import scratch_directory, write_fully
-from zb_hdf5.files.ranges import read_fully
+from zb_hdf5.files.ranges import LocalFile
 from zb_hdf5.formats.batch_reader import GROUP_BYTES, require_choice
 from zb_hdf5.loaders.order import GlobalOrder
 from zb_hdf5.spec import SHARD_PREFIX, TokenArray
@@ -46,9 +46,6 @@ FAST_READ_S: Final = 1e-3
 PROCESS_BYTES: Final = 96 << 20
 #: Records that come with a run or bucket: number, rank and bucket of each, and what numpy needs to sort them.
 BYTES_PER_RECORD: Final = 48
-
-#: Fills its second argument with source records, from the number in its first.
-ReadRecords = Callable[[int, TokenArray], None]
 
 
 @dataclass(frozen=True)
@@ -98,12 +95,7 @@ class ScatterPlan:
     def temp_bytes(self) -> int:
         """Bytes of all run files."""
         num_records = sum(stop - start for start, stop in self.buckets)
-        return num_records * self.record_bytes + self.num_runs * self.table_bytes
-
-    @property
-    def table_bytes(self) -> int:
-        """Bytes of the table at the end of a run file."""
-        return 8 * (2 * len(self.buckets) + 1)
+        return num_records * self.record_bytes + self.num_runs * 8 * (2 * len(self.buckets) + 1)
 
     def records_in(self, run: int) -> int:
         """Return how many source records a run has."""
@@ -114,55 +106,78 @@ class ScatterPlan:
         return folder / f"{SHARD_PREFIX}run-{run:06}"
 
 
-def scatter_run(plan: ScatterPlan, run: int, read: ReadRecords, folder: Path) -> None:
+@dataclass(frozen=True)
+class RunTask:
+    """A run of the first pass, picklable."""
+
+    source: Source
+    plan: ScatterPlan
+    run: int
+    folder: Path
+
+    @property
+    def path(self) -> Path:
+        return self.plan.run_path(self.folder, self.run)
+
+    @property
+    def amount(self) -> int:
+        return self.plan.records_in(self.run) * self.plan.record_bytes
+
+    def amount_done(self) -> int:
+        """Count the bytes of a run that another process has begun to write."""
+        return self.amount if self.path.exists() else 0
+
+
+def scatter_run(task: RunTask, progress: Progress = no_progress) -> None:
     """Read a run of the source, and write its records to a file, grouped by bucket."""
-    first, count = run * plan.run_records, plan.records_in(run)
+    plan = task.plan
+    first, count = task.run * plan.run_records, plan.records_in(task.run)
     records = np.empty((count, plan.record_tokens), plan.dtype)
     step = max(1, GROUP_BYTES // plan.record_bytes)
     for start in range(0, count, step):
-        read(first + start, records[start : start + step])
+        task.source.read_records(first + start, records[start : start + step])
     positions, limits = plan.order.positions(np.arange(first, first + count)), np.array(plan.buckets)
     buckets = limits[:, 0].searchsorted(positions, side="right") - 1
     buckets[positions >= limits[buckets, 1]] = -1  # in none
     by_bucket = np.argsort(buckets, kind="stable")[np.count_nonzero(buckets < 0) :]
-    starts = np.zeros(len(plan.buckets) + 1, dtype="<u8")
+    starts, crc32 = np.zeros(len(plan.buckets) + 1, "<u8"), np.zeros(len(plan.buckets), "<u8")
     np.cumsum(np.bincount(buckets[by_bucket], minlength=len(plan.buckets)), out=starts[1:])
     group = np.empty((min(len(by_bucket), step), plan.record_tokens), plan.dtype)
-    crc32 = np.zeros(len(plan.buckets), dtype="<u8")
-    fd = os.open(plan.run_path(folder, run), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-    try:
+    with open(task.path, "wb", buffering=0) as file:
         for bucket, (begin, end) in enumerate(pairwise(starts.tolist())):
             for start in range(begin, end, step):
                 chosen = by_bucket[start : min(start + step, end)]
                 # "clip" lets numpy write into `out` without a buffer
                 ordered = records.take(chosen, axis=0, out=group[: len(chosen)], mode="clip")
                 crc32[bucket] = crc32_of(ordered, int(crc32[bucket]))
-                write_fully(fd, ordered, start * plan.record_bytes)
-        write_fully(fd, np.concatenate([starts, crc32]), len(by_bucket) * plan.record_bytes)
-    finally:
-        os.close(fd)
+                write_fully(file.fileno(), ordered, start * plan.record_bytes)
+        write_fully(file.fileno(), np.concatenate([starts, crc32]), len(by_bucket) * plan.record_bytes)
+    progress(task.amount)
 
 
-class BucketReader:
-    """Reads records in stored order from the run files, a bucket at a time. Not thread-safe; picklable."""
+class ScatteredSource(Source):
+    """A source whose records were scattered to run files: reads batches from them, a bucket at a time."""
 
-    def __init__(self, plan: ScatterPlan, folder: Path) -> None:
+    def __init__(self, source: Source, plan: ScatterPlan, folder: Path) -> None:
+        for name in Source.__annotations__:
+            setattr(self, name, getattr(source, name))
         self._plan, self._folder = plan, folder
         self._number, self._ranks = -1, np.empty(0, np.int64)
         self._records = np.empty((0, plan.record_tokens), plan.dtype)
 
-    def read_into(self, first: int, rows: TokenArray) -> None:
-        """Fill `rows`, shape `(count, L)`, with the records of consecutive stored positions."""
-        done = 0
-        while done < len(rows):
+    def read_into(self, start: int, out: TokenArray) -> None:
+        rows, buckets = out.reshape(-1, self.meta.seq_len), self._plan.buckets
+        first, done = start * self.meta.batch_size, 0
+        count = min(len(rows), self._plan.order.n - first)
+        rows[count:] = self.pad_id
+        while done < count:
             position = first + done
-            bucket = bisect_right(self._plan.buckets, (position, self._plan.order.n + 1)) - 1
-            if bucket < 0 or position >= self._plan.buckets[bucket][1]:
+            bucket = bisect_right(buckets, (position, self._plan.order.n + 1)) - 1
+            if bucket < 0 or position >= buckets[bucket][1]:
                 raise BatchIndexError(f"{self._folder}: no bucket has position {position:,}")
             if self._number != bucket:
                 self._load(bucket)
-            start = position - self._plan.buckets[bucket][0]
-            ranks = self._ranks[start : start + len(rows) - done]
+            ranks = self._ranks[position - buckets[bucket][0] :][: count - done]
             # "clip" lets numpy write into `out` without a buffer
             self._records.take(ranks, axis=0, out=rows[done : done + len(ranks)], mode="clip")
             done += len(ranks)
@@ -189,32 +204,23 @@ class BucketReader:
     def _read_segment(self, path: Path, bucket: int, rows: TokenArray) -> int:
         """Read the records of a run for one bucket into the first of `rows`, and return their number."""
         plan, num_buckets = self._plan, len(self._plan.buckets)
-        with open(path, "rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            table_offset = size - plan.table_bytes
-            if table_offset < 0:
-                raise IncompleteError(f"{path}: cut short: {size:,} bytes; run the conversion again")
-
-            def entry(number: int) -> int:
-                return int.from_bytes(os.pread(file.fileno(), 8, table_offset + 8 * number), "little")
-
-            num_records, first, stop = entry(num_buckets), entry(bucket), entry(bucket + 1)
-            crc32 = entry(num_buckets + 1 + bucket)
-            if num_records * plan.record_bytes != table_offset:
-                raise IncompleteError(f"{path}: cut short or damaged: {size:,} bytes; run the conversion again")
-            if not 0 <= stop - first <= len(rows):
-                raise IncompleteError(f"{path}: damaged: {stop - first:,} records for bucket {bucket}; run it again")
+        table = np.empty(2 * num_buckets + 1, "<u8")
+        with closing(LocalFile(path, access="pread")) as file:
+            file.read_ranges([(max(0, file.size - table.nbytes), table)])
+            first, stop = map(int, table[bucket : bucket + 2])
+            whole = int(table[num_buckets]) * plan.record_bytes + table.nbytes == file.size
+            if not (whole and 0 <= stop - first <= len(rows)):
+                raise IncompleteError(f"{path}: cut short or damaged: {file.size:,} bytes; run the conversion again")
             part = rows[: stop - first]
-            if read_fully(file.fileno(), part, first * plan.record_bytes) < part.nbytes:
-                raise IncompleteError(f"{path}: became shorter while it was read; run the conversion again")
-        if crc32_of(part) != crc32:
+            file.read_ranges([(first * plan.record_bytes, part)])
+        if crc32_of(part) != table[num_buckets + 1 + bucket]:
             raise ChecksumError(
                 f"{path}: the disk did not keep the records of bucket {bucket}; run the conversion again"
             )
         return stop - first
 
-    def __reduce__(self) -> tuple[type[BucketReader], tuple[ScatterPlan, Path]]:
-        return BucketReader, (self._plan, self._folder)
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_number": -1, "_records": self._records[:0]}
 
 
 @dataclass(frozen=True)
@@ -238,26 +244,27 @@ UNSHUFFLED: Final = Shuffle("none", "batches are written in the order of the sou
 
 
 def choose_shuffle(
-    source: Source, method: str, ranges: list[tuple[int, int]], memory_bytes: int, workers: int
+    source: Source, method: str | None, ranges: list[tuple[int, int]], memory_bytes: int | None, workers: int
 ) -> Shuffle:
     """Choose how to read the batches of some shards, (start, stop) each, in the memory of all processes of a node."""
+    method, memory_bytes, meta = method or "auto", memory_bytes or DEFAULT_MEMORY_BYTES, source.meta
     require_choice("--shuffle-method", method, SHUFFLE_METHODS)
     if not source.reorders:
         return UNSHUFFLED
     if source.order is None:
         return Shuffle("direct", "the source gathers its rows itself")
-    own_bytes = memory_bytes // min(workers, len(ranges)) - GROUPS * max(GROUP_BYTES, source.meta.batch_bytes)
+    _require_memory(memory_bytes, workers, meta.batch_bytes)
     reason = "as asked"
     if method == "auto":
         method, reason = _probe(source, source.order.n)
     if method == "direct":
         return Shuffle(method, reason)
-    meta = source.meta
+    own_bytes = memory_bytes // min(workers, len(ranges)) - GROUPS * max(GROUP_BYTES, meta.batch_bytes)
     in_records = [(start * meta.batch_size, min(stop * meta.batch_size, source.order.n)) for start, stop in ranges]
     return Shuffle(method, reason, ScatterPlan.fit(source.order, meta.seq_len, meta.dtype, in_records, own_bytes))
 
 
-def require_memory(memory_bytes: int, workers: int, batch_bytes: int) -> None:
+def _require_memory(memory_bytes: int, workers: int, batch_bytes: int) -> None:
     """Raise `ArgumentError` if some processes take more than they may together, even if they only gather directly."""
     needed = workers * (DIRECT_BYTES + GROUPS * max(0, batch_bytes - GROUP_BYTES))
     if memory_bytes < needed:
@@ -281,45 +288,6 @@ def _probe(source: Source, num_records: int) -> tuple[str, str]:
     return ("direct" if read_s < FAST_READ_S else "two-pass"), text
 
 
-class ScatteredSource(Source):
-    """A source whose records were scattered to run files: reads consecutive batches from them."""
-
-    def __init__(self, source: Source, plan: ScatterPlan, folder: Path) -> None:
-        for name in Source.__annotations__:
-            setattr(self, name, getattr(source, name))
-        self._num_records, self._buckets = plan.order.n, BucketReader(plan, folder)
-
-    def read_into(self, start: int, out: TokenArray) -> None:
-        rows = out.reshape(-1, self.meta.seq_len)
-        first = start * self.meta.batch_size
-        count = min(len(rows), self._num_records - first)
-        self._buckets.read_into(first, rows[:count])
-        rows[count:] = self.pad_id
-
-
-@dataclass(frozen=True)
-class RunTask:
-    """A run of the first pass, picklable."""
-
-    source: Source
-    plan: ScatterPlan
-    run: int
-    folder: Path
-
-    @property
-    def amount(self) -> int:
-        return self.plan.records_in(self.run) * self.plan.record_bytes
-
-    def amount_done(self) -> int:
-        """Count the bytes of a run that another process has begun to write."""
-        return self.amount if self.plan.run_path(self.folder, self.run).exists() else 0
-
-
-def run_task(task: RunTask, progress: Progress) -> None:
-    scatter_run(task.plan, task.run, task.source.read_records, task.folder)
-    progress(task.amount)
-
-
 def scatter_path(destination: Path) -> Path:
     """Return the name, without ".partial", of the folder for the run files of a destination."""
     return destination.with_name(destination.name + ".scatter")
@@ -335,7 +303,7 @@ def scattered(source: Source, shuffle: Shuffle, destination: Path, engine: Engin
     with scratch_directory(scatter_path(destination)) as folder:
         tasks = [RunTask(source, plan, run, folder) for run in range(plan.num_runs)]
         shown.begin("scattering", sum(task.amount for task in tasks), "B")
-        with closing(engine.run(run_task, tasks, shown.advance)) as results:
+        with closing(engine.run(scatter_run, tasks, shown.advance)) as results:
             for _ in results:
                 pass
         yield ScatteredSource(source, plan, folder)

@@ -23,13 +23,15 @@ from zb_hdf5.converters.cli import convert
 from zb_hdf5.converters.npy_source import NpySource
 from zb_hdf5.converters.shuffle import (
     PROCESS_BYTES,
-    BucketReader,
+    RunTask,
     ScatteredSource,
     ScatterPlan,
     choose_shuffle,
     scatter_run,
 )
+from zb_hdf5.converters.source import Source
 from zb_hdf5.loaders.order import write_order
+from zb_hdf5.spec import StoreMeta
 
 L = 3
 
@@ -43,13 +45,32 @@ def numbered(n):
     return (np.arange(n)[:, np.newaxis] * 5 + np.arange(L)).astype("<u2")
 
 
-def scatter_all(plan, records, folder):
-    def read(first, out):
-        out[...] = records[first : first + len(out)]
+class Numbered(Source):
+    """Batches of one record, which are read in their own order."""
 
+    meta, num_batches, counts, description, identity, paths = StoreMeta(1, L, np.dtype("<u2")), 0, None, {}, {}, []
+
+    def __init__(self, records):
+        self.records = records
+
+    def read_into(self, start, out):
+        raise NotImplementedError
+
+    def read_records(self, first, rows):
+        rows[...] = self.records[first : first + len(rows)]
+
+
+def scatter_all(plan, records, folder):
     for number in range(plan.num_runs):
-        scatter_run(plan, number, read, folder)
+        scatter_run(RunTask(Numbered(records), plan, number, folder))
     return folder
+
+
+def read(plan, folder, first, count):
+    """Return the records of consecutive positions."""
+    rows = np.empty((count, 1, L), "<u2")
+    ScatteredSource(Numbered(None), plan, folder).read_into(first, rows)
+    return rows
 
 
 @st.composite
@@ -66,21 +87,21 @@ def plans(draw):
 def test_any_rows_of_any_plan_are_those_of_a_direct_gather(plan, data, tmp_path_factory):
     records = numbered(plan.order.n)
     folder = scatter_all(plan, records, tmp_path_factory.mktemp("runs"))
-    reader = BucketReader(plan, folder)
+    reader = ScatteredSource(Numbered(None), plan, folder)
     for _ in range(3):
         start, stop = data.draw(st.sampled_from(plan.buckets))
         first = data.draw(st.integers(start, stop - 1))
         count = data.draw(st.integers(0, stop - first))
-        rows = np.empty((count, L), "<u2")
+        rows = np.empty((count, 1, L), "<u2")
         reader.read_into(first, rows)
-        np.testing.assert_array_equal(rows, records[plan.order.indices(np.arange(first, first + count))])
+        np.testing.assert_array_equal(rows[:, 0], records[plan.order.indices(np.arange(first, first + count))])
     assert sum(path.stat().st_size for path in folder.iterdir()) == plan.temp_bytes
     reader = pickle.loads(pickle.dumps(reader))
     for (first, stop), (next_first, last) in pairwise(plan.buckets):  # rows may span buckets
         if stop == next_first:
-            rows = np.empty((last - first, L), "<u2")
+            rows = np.empty((last - first, 1, L), "<u2")
             reader.read_into(first, rows)
-            np.testing.assert_array_equal(rows, records[plan.order.indices(np.arange(first, last))])
+            np.testing.assert_array_equal(rows[:, 0], records[plan.order.indices(np.arange(first, last))])
 
 
 @pytest.mark.parametrize("cut", [1, 8, 100])
@@ -90,10 +111,10 @@ def test_a_run_file_cut_short_is_an_error(cut, tmp_path):
     path = plan.run_path(tmp_path, 1)
     os.truncate(path, path.stat().st_size - cut)
     with pytest.raises(zb_hdf5.IncompleteError, match="cut short"):
-        BucketReader(plan, tmp_path).read_into(0, np.empty((1, L), "<u2"))
+        read(plan, tmp_path, 0, 1)
     scatter_all(plan_of(100, 50, [(0, 60)], seed=2), numbered(100), tmp_path)  # of another plan
     with pytest.raises(zb_hdf5.IncompleteError):
-        BucketReader(plan, tmp_path).read_into(0, np.empty((1, L), "<u2"))
+        read(plan, tmp_path, 0, 1)
 
 
 @pytest.mark.parametrize("offset", range(0, 300, 23))
@@ -102,14 +123,14 @@ def test_a_flipped_bit_in_a_run_file_is_an_error(offset, tmp_path):
     path = scatter_all(plan, numbered(100), tmp_path) / plan.run_path(tmp_path, 1).name
     flip(path, offset, 4)
     with pytest.raises(zb_hdf5.ChecksumError, match="did not keep"):
-        BucketReader(plan, tmp_path).read_into(0, np.empty((100, L), "<u2"))
+        read(plan, tmp_path, 0, 100)
 
 
 @pytest.mark.parametrize("first", [9, 50, 70, 99])
 def test_a_position_of_no_bucket_is_an_error(first, tmp_path):
     plan = plan_of(100, 50, [(10, 50), (60, 70)])
     with pytest.raises(zb_hdf5.BatchIndexError, match="no bucket"):
-        BucketReader(plan, scatter_all(plan, numbered(100), tmp_path)).read_into(first, np.empty((1, L), "<u2"))
+        read(plan, scatter_all(plan, numbered(100), tmp_path), first, 1)
 
 
 @given(n=st.integers(1, 10**6), spare=st.integers(0, 10**7), tokens=st.integers(1, 5000), num_shards=st.integers(1, 20))
@@ -152,7 +173,7 @@ def test_many_runs_and_buckets_through_the_source(tmp_path):
     opened = NpySource([save(tmp_path / "in.npy", 1000)], batch_size=8, seq_len=16, seed=3, remainder="pad", pad_id=7)
     plan = ScatterPlan(opened.order, 16, opened.meta.dtype, 90, ((0, 333), (333, 500), (500, 1000)))
     for number in range(plan.num_runs):
-        scatter_run(plan, number, opened.read_records, tmp_path)
+        scatter_run(RunTask(opened, plan, number, tmp_path))
     scattered = ScatteredSource(opened, plan, tmp_path)
     found, expected = (np.empty((opened.num_batches, 8, 16), opened.meta.dtype) for _ in range(2))
     scattered.read_into(0, found)

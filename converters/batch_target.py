@@ -19,7 +19,7 @@ from zb_hdf5 import ArgumentError, ConvertError, ShardIndex, StoreMeta, open_rea
 from zb_hdf5.console import format_bytes
 from zb_hdf5.converters.conversion import DEFAULT_MEMORY_BYTES, Conversion
 from zb_hdf5.converters.documents import copy_documents, fitted, left_behind
-from zb_hdf5.converters.engines import Engine, Inline, Workers
+from zb_hdf5.converters.engines import Engine, Workers
 from zb_hdf5.converters.journal import (
     WHOLE,
     Finished,
@@ -59,7 +59,7 @@ from zb_hdf5.field import Field
 from zb_hdf5.files.paths import RemotePath, any_path, is_url, local_path
 from zb_hdf5.files.publishing import PartialDirectory, partial_path, refuse_existing, remove
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS_PREFIX, INDEX_NAME, NO_CODEC, SHARD_PREFIX, stored_dtype
+from zb_hdf5.spec import DOCUMENTS_PREFIX, INDEX_NAME, NO_CODEC, SHARD_PREFIX, stored_dtype
 from zb_hdf5.store.index import require_new, upload_store
 from zb_hdf5.store.live import LiveStoreWriter
 
@@ -112,7 +112,7 @@ def describe(source: Source, conversion: Conversion, workers: Workers) -> dict[s
     if not (conversion.overwrite or conversion.resume):
         refuse_existing(destination)
     meta, cuts = plan.source.meta, plan.cuts
-    engine: Engine = Inline() if one_file else workers.engine
+    engine = Engine() if one_file else workers.engine
     method, memory_bytes = conversion.shuffle_method, conversion.memory_bytes
     shuffle = choose_shuffle(plan.source, method, cuts, memory_bytes, engine.workers_per_node)
     sizes = [plan.shard_bytes(shard) for shard in range(len(cuts))]
@@ -242,11 +242,11 @@ def _write_file(
         refuse_existing(path)
     shuffle = choose_shuffle(source, conversion.shuffle_method, [cut], conversion.memory_bytes, workers=1)
     require_room(path.parent, plan.shard_bytes(0) + shuffle.temp_bytes, 1)
-    with scattered(source, shuffle, path, Inline(), workers.shown) as readable:
+    with scattered(source, shuffle, path, workers._replace(engine=Engine())) as readable:
         workers.shown.begin("writing", source.num_batches * source.meta.batch_tokens)
         task = ShardTask(
             readable, conversion.target, path, *cut, source.meta, in_store=False, files=plan.files,
-            overwrite=bool(conversion.overwrite), split=(source.shard_splits or [DEFAULT_SPLIT])[0],
+            overwrite=bool(conversion.overwrite), split=plan.shards[0].split,
         )  # fmt: skip
         return [write_shard(task, workers.shown.advance)], shuffle, NOTHING_KEPT
 
@@ -289,7 +289,7 @@ def _write_missing(
         shuffle = choose_shuffle(plan.source, conversion.shuffle_method, cuts, conversion.memory_bytes, node)
     require_room(folder, sum(map(plan.shard_bytes, missing)) + shuffle.temp_bytes, plan.num_inodes())
     first = part_of(conversion).shards(len(plan.cuts))[0]
-    with scattered(plan.source, shuffle, folder / plan.name(first), workers.engine, workers.shown) as source:
+    with scattered(plan.source, shuffle, folder / plan.name(first), workers) as source:
         workers.shown.begin("writing", source.num_batches * source.meta.batch_tokens)
         workers.shown.keep(kept.tokens)
         tasks = {shard: replace(task, source=source) for shard, task in missing.items()}

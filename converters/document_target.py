@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -145,7 +145,11 @@ class TokensPlan:
     def identity(self) -> dict[str, Any]:
         """JSON of everything that decides the tokens of every file."""
         routes = [
-            [each.split, each.holdout and asdict(each.holdout), [group[:2] for group in each.groups]]
+            [
+                each.split,
+                {"fraction": each.val_fraction, "seed": each.seed} if each.val_fraction else None,
+                [group[:2] for group in each.groups],
+            ]
             for each in self.routes
         ]
         return {

@@ -91,35 +91,17 @@ class DocumentSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Holdout:
-    """The documents that are held out for validation: a fraction, drawn with a seed. Picklable.
-
-    The draw depends on the numbers of the file and of the group and on the position in it, never on the shards, the
-    workers or the content of other files.
-    """
-
-    fraction: float
-    seed: int
-
-    def chooser(self, group: Group, split: str) -> Choose:
-        """Return what chooses the documents of one split."""
-        words = [self.seed & 0xFFFFFFFF, self.seed >> 32, group.file_number, group.number]
-        draws = np.random.RandomState(words)  # its numbers are frozen by NumPy's policy
-
-        def choose(count: int) -> npt.NDArray[np.bool_]:
-            held_out: npt.NDArray[np.bool_] = draws.random_sample(count) < self.fraction
-            return held_out if split == VAL else ~held_out
-
-        return choose
-
-
-@dataclass(frozen=True)
 class Route:
-    """The documents of one file of tokens, in order: all of the groups, or those that `holdout` chooses. Picklable."""
+    """The documents of one file of tokens, in order: all of the groups, or those of one split. Picklable.
+
+    A share `val_fraction` is held out for validation. The draw depends on the seed, on the numbers of the file and of
+    the group and on the position in it, never on the shards, the workers or the content of other files.
+    """
 
     groups: list[Group]
     split: str = TRAIN
-    holdout: Holdout | None = None
+    val_fraction: float = 0.0
+    seed: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -130,7 +112,7 @@ class Route:
         """Yield (documents, bytes read so far), and count them; dropped rows count in the training split only."""
         before = 0
         for group in self.groups:
-            choose = None if self.holdout is None else self.holdout.chooser(group, self.split)
+            choose = self._chooser(group) if self.val_fraction else None
             for encoded in source.read(group, choose, num_threads):
                 counts.documents += len(encoded.lengths)
                 counts.tokens_in += len(encoded.tokens) + encoded.cut
@@ -140,6 +122,11 @@ class Route:
                 if len(encoded.lengths):
                     yield encoded, before + min(encoded.read, group.num_bytes)
             before += group.num_bytes
+
+    def _chooser(self, group: Group) -> Choose:
+        words = [self.seed & 0xFFFFFFFF, self.seed >> 32, group.file_number, group.number]
+        draws = np.random.RandomState(words)  # its numbers are frozen by NumPy's policy
+        return lambda count: (draws.random_sample(count) < self.val_fraction) == (self.split == VAL)
 
 
 def route(
@@ -171,8 +158,8 @@ def route(
             raise ConvertError("--val-last-shard leaves nothing to train on: there is 1 shard; pass --shards 2 or more")
         return [*map(Route, runs[:-1]), Route(runs[-1], VAL)]
     if val_fraction:
-        holdout = Holdout(val_fraction, seed)
-        return [*(Route(run, TRAIN, holdout) for run in runs), Route(source.groups, VAL, holdout)]
+        drawn = val_fraction, seed
+        return [*(Route(run, TRAIN, *drawn) for run in runs), Route(source.groups, VAL, *drawn)]
     return list(map(Route, runs))
 
 

@@ -16,7 +16,7 @@ from multiprocessing.connection import wait as wait_for_end
 from types import FrameType
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
-from zb_hdf5 import UnavailableError
+from zb_hdf5 import UnavailableError, console
 
 #: How often the progress of other processes is looked up.
 POLL_S: Final = 0.5
@@ -29,29 +29,23 @@ def no_progress(amount: int) -> None:
     """Show nothing, as in a worker, whose progress is seen from its files."""
 
 
-class Shown(Protocol):
-    """Shows the progress of one phase after the other, as `console.Progress` does."""
-
-    def begin(self, label: str, total: int, unit: str = "tok") -> None: ...
-    def advance(self, amount: int) -> None: ...
-    def keep(self, amount: int) -> None: ...  # it was there before
-
-
-class TokensShown:
-    """Calls a function with the tokens that are written, and with nothing else."""
+class Shown:
+    """Calls a function with the tokens that are written; `console.Progress` shows each phase instead."""
 
     def __init__(self, progress: Progress = no_progress) -> None:
         self._progress, self._unit = progress, "tok"
 
     def begin(self, label: str, total: int, unit: str = "tok") -> None:
+        """Begin a phase of so much work."""
         self._unit = unit
 
     def advance(self, amount: int) -> None:
+        """Count work that was done."""
         if self._unit == "tok":
             self._progress(amount)
 
     def keep(self, amount: int) -> None:
-        return
+        """Count work that an earlier run has done."""
 
 
 class Task(Protocol):
@@ -65,16 +59,18 @@ class Task(Protocol):
         """Return the part that is done, as any other process can see it."""
 
 
-class Engine(Protocol):
-    """Runs tasks: this process, local processes, or MPI ranks. The bytes are the same."""
+class Engine:
+    """Runs tasks in this process, one after the other; others take local processes or MPI ranks, for the same bytes."""
 
-    workers: int  # how many run at the same time
-    workers_per_node: int  # how many of them share the memory of one node, at most
+    workers: int = 1  # how many run at the same time
+    workers_per_node: int = 1  # how many of them share the memory of one node, at most
 
     def run(
         self, function: Callable[[Any, Progress], Result], tasks: Iterable[Task], progress: Progress
     ) -> Generator[tuple[int, Result]]:
         """Yield (number of the task, its result) as they finish; an exception or closing early ends the tasks."""
+        for number, task in enumerate(tasks):
+            yield number, function(task, progress)
 
 
 class Workers(NamedTuple):
@@ -82,22 +78,10 @@ class Workers(NamedTuple):
 
     engine: Engine
     num_threads: int
-    shown: Shown
+    shown: Shown | console.Progress
 
 
-class Inline:
-    """Runs one task after the other in this process."""
-
-    workers = workers_per_node = 1
-
-    def run(
-        self, function: Callable[[Any, Progress], Result], tasks: Iterable[Task], progress: Progress
-    ) -> Generator[tuple[int, Result]]:
-        for number, task in enumerate(tasks):
-            yield number, function(task, progress)
-
-
-class Pooled:
+class Pooled(Engine):
     """Runs tasks on an executor; no more are handed over than `workers` can soon begin."""
 
     # `interrupt` ends all tasks at once, with an error; without it, those that have begun run to their end
@@ -180,7 +164,7 @@ def open_engine(executor: str, workers: int, preload: Sequence[str] = ()) -> Gen
     if executor == "mpi":
         yield from _open_mpi()
     elif workers == 1:
-        yield Inline()
+        yield Engine()
     else:
         yield from _open_processes(workers, preload)
 

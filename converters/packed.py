@@ -21,7 +21,7 @@ from zb_hdf5.converters.batch_target import part_of as job_of
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.journal import WHOLE
 from zb_hdf5.converters.shard import DEFAULT_SHARD_BYTES
-from zb_hdf5.converters.source import Counts, Source, batches_of, require_pad_id
+from zb_hdf5.converters.source import Counts, Source, SourceShard, batches_of, require_pad_id
 from zb_hdf5.documents.document_table import DocumentFile, documents_name, documents_path, part_of
 from zb_hdf5.documents.document_writer import DocumentsWriter, join_documents
 from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, ranges
@@ -368,22 +368,17 @@ class PackedSource(Source):
             self._pack(PackedRows(each, split, folder, len(self._splits), self.meta, self._options, self._pad_id))
         self.document_files = [part.table for part in self._splits]
         self.document_parts = tuple(part_of(path) for path in self.document_files)
-        self.shard_batches, self.shard_splits = self._cut()
-        self.shard_records, self.shard_documents = self._count()
-        self.meta = replace(self.meta, total_records=sum(self.shard_records))
+        self.shards = self._cut()
+        self.meta = replace(self.meta, total_records=sum(shard.records or 0 for shard in self.shards))
         fingerprints = [each.token_fingerprint for each in stores.values()]
-        self.identity = {**how, "splits": self.batches_of_split, "fingerprints": fingerprints}
+        splits = {part.split: part.num_batches for part in self._splits}
+        self.identity = {**how, "splits": splits, "fingerprints": fingerprints}
 
     def check_reads(self) -> None:
         """Compare the whole stream with its digests, once: rows are cut from its chunks anywhere."""
         if not self._checked:
             require_digests(self._path)
         self._checked = True
-
-    @property
-    def batches_of_split(self) -> dict[str, int]:
-        """The number of batches of each split."""
-        return {part.split: part.num_batches for part in self._splits}
 
     def _pack(self, rows: PackedRows) -> None:
         """Add the rows of a split, and count the tokens that are in none."""
@@ -401,30 +396,20 @@ class PackedSource(Source):
         self.num_batches += num_batches
         self._splits.append(rows)
 
-    def _cut(self) -> tuple[list[int], list[str]]:
-        """Return the batches and the split of each shard: none has two splits."""
+    def _cut(self) -> list[SourceShard]:
+        """Cut each split into shards: none has two."""
         train = self._splits[0].num_batches
         per_shard = max(1, (self._options.shard_bytes or DEFAULT_SHARD_BYTES) // self.meta.batch_bytes)
         num_shards = self._options.num_shards or -(-train // per_shard)
         if num_shards > train:
             raise ConvertError(f"{train:,} batches cannot fill {num_shards:,} shards", remedy=Remedy.FILL_THE_SHARDS)
-        largest = -(-train // num_shards)
-        batches, splits = [], []
+        largest, shards = -(-train // num_shards), []
         for part in self._splits:
             count = num_shards if part is self._splits[0] else -(-part.num_batches // largest)
-            stops = [(k + 1) * part.num_batches // count for k in range(count)]
-            batches += np.diff([0, *stops]).tolist()
-            splits += [part.split] * count
-        return batches, splits
-
-    def _count(self) -> tuple[list[int], list[int | None]]:
-        """Return the rows that hold a token and the documents that begin, of each shard."""
-        parts = {part.split: part for part in self._splits}
-        cuts = pairwise([0, *np.cumsum(self.shard_batches).tolist()])
-        shards = [
-            (part := parts[split], part.rows_of(*cut)) for split, cut in zip(self.shard_splits, cuts, strict=True)
-        ]
-        return [len(rows) for _, rows in shards], [int(part.documents[rows].sum()) for part, rows in shards]
+            for start, stop in pairwise(part.first_batch + k * part.num_batches // count for k in range(count + 1)):
+                rows = part.rows_of(start, stop)
+                shards.append(SourceShard(stop - start, part.split, len(rows), int(part.documents[rows].sum())))
+        return shards
 
     def read_into(self, start: int, out: TokenArray) -> None:
         self.read_field_into("", start, out)

@@ -6,10 +6,10 @@ import contextlib
 import hashlib
 import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -28,7 +28,7 @@ from zb_hdf5.console import format_bytes
 from zb_hdf5.converters.documents import write_pieces
 from zb_hdf5.converters.engines import Progress, no_progress
 from zb_hdf5.converters.journal import CheckTask, FileState, Finished, Head
-from zb_hdf5.converters.source import MAX_TOKEN, Source, read_groups
+from zb_hdf5.converters.source import MAX_TOKEN, Source, SourceShard, read_groups
 from zb_hdf5.documents.document import TableInfo
 from zb_hdf5.documents.document_writer import write_joined
 from zb_hdf5.errors import Remedy
@@ -292,34 +292,24 @@ class Plan:
 
     def task(self, shard: int, folder: Path) -> ShardTask:
         """Return the work of one shard."""
-        start, stop = self.cuts[shard]
-        meta, documents = self._shard_meta(shard), self._shard_documents(shard)
-        splits = self.source.shard_splits or [DEFAULT_SPLIT]
-        split = splits[shard] if len(splits) == len(self.cuts) else splits[0]
+        (start, stop), each, meta = self.cuts[shard], self.shards[shard], self.source.meta
+        records = each.records  # those of all shards add up to the whole
+        if records is None:
+            rest = max(0, meta.total_records - start * meta.batch_size)
+            records = rest if stop == self.source.num_batches else (stop - start) * meta.batch_size
+        meta = replace(meta, total_records=meta.total_records and records, document_count=each.documents or 0)
         in_store = FORMATS[self.target].holds_batches
         path = folder / self.name(shard)
-        return ShardTask(self.source, self.target, path, start, stop, meta, in_store, split, documents)
-
-    def _shard_meta(self, shard: int) -> StoreMeta:
-        """Describe one shard: its part of `total_records`, so that the parts of all shards add up to the whole."""
-        meta, (start, stop) = self.source.meta, self.cuts[shard]
-        records = (stop - start) * meta.batch_size
-        if self.source.shard_records and self._keeps_shards:
-            records = self.source.shard_records[shard]
-        elif stop == self.source.num_batches:
-            records = max(0, meta.total_records - start * meta.batch_size)
-        documents = self._shard_documents(shard) or 0
-        return replace(meta, total_records=records if meta.total_records else 0, document_count=documents)
-
-    def _shard_documents(self, shard: int) -> int | None:
-        """Return how many documents begin in a shard; None if that is not known."""
-        known = self.source.shard_documents
-        return known[shard] if known and self._keeps_shards else None
+        return ShardTask(self.source, self.target, path, start, stop, meta, in_store, each.split, each.documents)
 
     @cached_property
-    def _keeps_shards(self) -> bool:
-        """Whether the shards are those of the source."""
-        return self.cuts == list(pairwise([0, *np.cumsum(self.source.shard_batches).tolist()]))
+    def shards(self) -> Sequence[SourceShard]:
+        """Those of the source, or as its batches are cut, which are then of one split."""
+        source = self.source
+        if self.cuts == source.cuts:
+            return source.shards
+        split = source.shards[0].split if source.shards else DEFAULT_SPLIT
+        return [SourceShard(stop - start, split) for start, stop in self.cuts]
 
     def shard_bytes(self, shard: int) -> int:
         """Return about how much disk a shard takes."""
@@ -338,8 +328,8 @@ def cut_into_shards(source: Source, num_shards: int | None, shard_bytes: int | N
     total = source.num_batches
     if num_shards is not None or shard_bytes is not None:
         require_one_split(source, "leave out --shards and --shard-size")
-    if num_shards is None and shard_bytes is None and source.shard_batches:
-        return list(pairwise([0, *np.cumsum(source.shard_batches).tolist()]))
+    if num_shards is None and shard_bytes is None and source.shards:
+        return source.cuts
     if num_shards is None:
         per_shard = max(1, (shard_bytes or DEFAULT_SHARD_BYTES) // source.meta.batch_bytes)
         num_shards = max(1, -(-total // per_shard))
@@ -350,7 +340,7 @@ def cut_into_shards(source: Source, num_shards: int | None, shard_bytes: int | N
 
 def require_one_split(source: Source, remedy: str) -> None:
     """Raise `ConvertError` if shards of several splits would be mixed."""
-    splits = list(dict.fromkeys(source.shard_splits))
+    splits = list(dict.fromkeys(shard.split for shard in source.shards))
     if len(splits) > 1:
         raise ConvertError(f"the source has the splits {', '.join(splits)}, which must not be mixed: {remedy}")
 

@@ -24,7 +24,7 @@ import numpy as np
 from zb_hdf5 import ArgumentError
 from zb_hdf5.console import counted, format_bytes
 from zb_hdf5.converters.conversion import DEFAULT_MEMORY_BYTES
-from zb_hdf5.converters.engines import Engine, Progress, Shown, no_progress
+from zb_hdf5.converters.engines import Progress, Workers, no_progress
 from zb_hdf5.converters.source import GROUPS, Source
 from zb_hdf5.errors import BatchIndexError, ChecksumError, IncompleteError
 from zb_hdf5.files.checked import crc32_of
@@ -294,7 +294,7 @@ def scatter_path(destination: Path) -> Path:
 
 
 @contextmanager
-def scattered(source: Source, shuffle: Shuffle, destination: Path, engine: Engine, shown: Shown) -> Generator[Source]:
+def scattered(source: Source, shuffle: Shuffle, destination: Path, workers: Workers) -> Generator[Source]:
     """Do the first pass, if there is one: yield the source to write from, and remove its run files at the end."""
     plan = shuffle.plan
     if plan is None:
@@ -302,8 +302,8 @@ def scattered(source: Source, shuffle: Shuffle, destination: Path, engine: Engin
         return
     with scratch_directory(scatter_path(destination)) as folder:
         tasks = [RunTask(source, plan, run, folder) for run in range(plan.num_runs)]
-        shown.begin("scattering", sum(task.amount for task in tasks), "B")
-        with closing(engine.run(scatter_run, tasks, shown.advance)) as results:
+        workers.shown.begin("scattering", sum(task.amount for task in tasks), "B")
+        with closing(workers.engine.run(scatter_run, tasks, workers.shown.advance)) as results:
             for _ in results:
                 pass
         yield ScatteredSource(source, plan, folder)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from zb_hdf5.errors import Remedy
 from zb_hdf5.formats.batch_reader import GROUP_BYTES
 from zb_hdf5.loaders.order import GlobalOrder
 from zb_hdf5.loaders.steps import read_ahead
-from zb_hdf5.spec import TokenArray, bad_token_message, token_limit
+from zb_hdf5.spec import DEFAULT_SPLIT, TokenArray, bad_token_message, token_limit
 from zb_hdf5.text.corpus import Dropped
 
 #: The largest id of a store, in the `source` entry of its index: of no shard, and of no copy before it is written.
@@ -91,6 +92,15 @@ def batches_of(records: int, meta: StoreMeta, remainder: str, noun: str = "recor
     return num_batches, rest
 
 
+class SourceShard(NamedTuple):
+    """A shard of a source, and of what it becomes."""
+
+    num_batches: int
+    split: str = DEFAULT_SPLIT
+    records: int | None = None  # its part of `total_records`; None: all, but for padding at the end of the source
+    documents: int | None = None  # how many begin in it; None: not known
+
+
 class Source(ABC):
     """Batches to convert, in their final order. Picklable: other processes read their shards themselves."""
 
@@ -108,15 +118,15 @@ class Source(ABC):
     cold: bool = False  # whether random reads wait for a disk: then they are announced to the kernel
     origin: dict[str, Any] | None = None  # of a lone file; None: it follows from `description`, `shuffle`, the split
 
-    # of each shard, where the source has shards of its own: batches, split, part of `total_records`, documents begun
-    shard_batches: Sequence[int] = ()
-    shard_splits: Sequence[str] = ()
-    shard_records: Sequence[int] = ()
-    shard_documents: Sequence[int | None] = ()
-
+    shards: Sequence[SourceShard] = ()  # where the source has shards of its own
     has_pieces: bool = False  # whether it is known which parts of documents lie in the records
     document_files: Sequence[Path] = ()  # the document tables, and their entries of the index
     document_parts: tuple[DocumentPart, ...] = ()
+
+    @property
+    def cuts(self) -> list[tuple[int, int]]:
+        """The batches of each of its shards, (start, stop)."""
+        return list(pairwise(accumulate((shard.num_batches for shard in self.shards), initial=0)))
 
     @abstractmethod
     def read_into(self, start: int, out: TokenArray) -> None:

@@ -6,27 +6,38 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import accumulate, groupby, pairwise
+from itertools import groupby, pairwise
+from operator import attrgetter
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from zb_hdf5 import ArgumentError, BatchReader, ConvertError, IncompleteError, open_reader
 from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.converters.source import MAX_TOKEN, Counts, Source, batches_of
+from zb_hdf5.converters.source import MAX_TOKEN, Counts, Source, SourceShard, batches_of
 from zb_hdf5.documents.document_table import documents_name, documents_path, part_of
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.paths import RemotePath, any_path
-from zb_hdf5.spec import DEFAULT_SPLIT, NO_CODEC, TokenArray, find_bad_token, stored_dtype
+from zb_hdf5.spec import NO_CODEC, TokenArray, find_bad_token, stored_dtype
 from zb_hdf5.store.opening import is_stream
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.verify import require_digests
 
 #: Records of a batch that is cut from a stream.
 DEFAULT_BATCH_SIZE: Final = 32
+
+
+class _Range(NamedTuple):
+    """The batches of one split, `start` to `stop`, which follow each other."""
+
+    split: str
+    token: int  # the first one that is stored
+    start: int
+    stop: int
+    base: int  # the offset of its documents among those of all splits
 
 
 class StoreSource(Source):
@@ -54,7 +65,6 @@ class StoreSource(Source):
         self.num_batches = reader.num_batches
         if self.num_batches == 0:
             raise ConvertError(f"{path}: holds no batches")
-        self._ranges = [(0, 0, self.num_batches)]  # of each split: the first stored token, and its batches
         dropped = stream.dropped_tokens if stream else 0
         self.counts = Counts(self.num_batches * self.meta.batch_tokens + dropped)
         self.counts.drop("remainder", dropped)
@@ -63,7 +73,7 @@ class StoreSource(Source):
         is_own = not (dataset or windows)
         self._sha256: dict[tuple[int, int], str | None] = {(0, self.num_batches): reader.sha256}
         self._shard_path = {(0, self.num_batches): reader.path} if is_own else {}
-        self._token_bases: dict[str, int] = {}
+        self._bases: dict[str, int] = {}  # the first token of each split, in the offsets of pieces
         self._checked: set[tuple[int, int]] = set()  # whose pieces were compared with their digests
         self.has_pieces = reader.has_pieces and is_own
         if isinstance(reader, StoreReader) and not stream:
@@ -75,23 +85,25 @@ class StoreSource(Source):
         self.document_parts = tuple(
             part._replace(path=documents_name(number)) for number, part in enumerate(self.document_parts)
         )
+        self._ranges = [each for _, each in self._splits()]
 
     def _describe_shards(self, reader: StoreReader) -> None:
         index = reader.index
         self.shuffle = index.shuffle
         self.description = {key: value for key, value in index.source.items() if key != MAX_TOKEN}
-        self.shard_batches = [shard.num_batches for shard in index.shards]
-        self.shard_splits = [shard.split for shard in index.shards]
-        self.shard_documents = [
-            documents if documents >= 0 else None for documents in index.table.values["document_count"].tolist()
+        self.shards = [
+            SourceShard(each.num_batches, each.split, None, each.document_count if each.document_count >= 0 else None)
+            for each in index.shards
         ]
-        cuts = list(pairwise([0, *accumulate(self.shard_batches)]))
+        cuts = self.cuts
         self._sha256 = {cut: shard.sha256 for cut, shard in zip(cuts, index.shards, strict=True)}
         self._shard_path = {cut: reader.path / shard.path for cut, shard in zip(cuts, index.shards, strict=True)}
         padding = self.num_batches * self.meta.batch_size - self.meta.total_records
-        if len(set(self.shard_splits)) > 1 and 0 < padding < self.num_batches * self.meta.batch_size:
-            self.shard_records = [self._records_of(cut) for cut in cuts]  # padding ends each split, not the store
-        self._token_bases = index.document_parts()[1]
+        several = len({shard.split for shard in self.shards}) > 1
+        if several and 0 < padding < self.num_batches * self.meta.batch_size:  # it ends each split, not the store
+            known = map(self._records_of, cuts)
+            self.shards = [shard._replace(records=count) for shard, count in zip(self.shards, known, strict=True)]
+        self._bases = index.document_parts()[1]
         self.document_files = [reader.path / part.path for part in index.documents]
         self.document_parts = index.documents
 
@@ -105,39 +117,43 @@ class StoreSource(Source):
         length, size = seq_len or stored.seq_len, batch_size or stored.batch_size
         if stored.seq_len % length:
             raise ArgumentError(f"{self._path}: seq_len must divide the stored {stored.seq_len:,}, found {length:,}")
-        parts, padded = stored.seq_len // length, bool(self.shard_records)
         self.meta, self._is_same = replace(stored, batch_size=size, seq_len=length), False
-        batches, splits = self.shard_batches or [self.num_batches], self.shard_splits or [DEFAULT_SPLIT]
-        known = self.shard_records or [count * stored.batch_size for count in batches]
-        shards: list[tuple[int, str, int]] = []  # batches, split, and records that are not padding
-        ranges, first, num_batches = [], 0, 0
-        for split, group in groupby(range(len(batches)), key=splits.__getitem__):
-            old = list(group)
-            records = sum(batches[k] for k in old) * stored.batch_size * parts
-            count, rest = batches_of(records, self.meta, remainder, f"records ({split})")
+        parts, padded = stored.seq_len // length, any(shard.records is not None for shard in self.shards)
+        shards, ranges, num_batches = list[SourceShard](), list[_Range](), 0
+        for old, each in self._splits():
+            records = (each.stop - each.start) * stored.batch_size * parts
+            count, rest = batches_of(records, self.meta, remainder, f"records ({each.split})")
             self.counts.drop("remainder", rest * length)
-            ranges.append((first * length, num_batches, num_batches + count))
-            first, num_batches = first + records, num_batches + count
-            written, num_shards = sum(known[k] for k in old) * parts, min(len(old), count)  # as many as there were
+            ranges.append(each._replace(start=num_batches, stop=num_batches + count))
+            num_batches += count
+            written = sum(shard.records or 0 for shard in old) * parts
+            num_shards = min(len(old), count)  # as many as there were
             for start, stop in pairwise(k * count // num_shards for k in range(num_shards + 1)):
-                left = max(0, written - start * size)
-                shards.append((stop - start, split, min((stop - start) * size, left)))
+                left = min((stop - start) * size, max(0, written - start * size)) if padded else None
+                shards.append(SourceShard(stop - start, each.split, left))
         self._ranges, self.num_batches = ranges, num_batches
-        new_batches, new_splits, new_records = map(list, zip(*shards, strict=True))
-        total = sum(new_records) if padded and stored.total_records else stored.total_records * parts
-        self.meta = replace(self.meta, total_records=total)
-        self.shard_records, self.shard_documents = new_records if padded else [], []
-        if self.shard_batches:
-            self.shard_batches, self.shard_splits = new_batches, new_splits
+        total = stored.total_records * parts
+        if padded and total:
+            total = sum(shard.records or 0 for shard in shards)
+        self.meta, self.shards = replace(self.meta, total_records=total), shards if self.shards else ()
+
+    def _splits(self) -> Iterator[tuple[list[SourceShard], _Range]]:
+        """Yield the shards of each split, which follow each other, and their range."""
+        start, batch_tokens = 0, self._reader.meta.batch_tokens
+        for split, group in groupby(self.shards or [SourceShard(self.num_batches)], key=attrgetter("split")):
+            shards = list(group)
+            stop = start + sum(shard.num_batches for shard in shards)
+            yield shards, _Range(split, start * batch_tokens, start, stop, self._bases.get(split, 0))
+            start = stop
 
     def _places(self, start: int, count: int) -> Iterator[tuple[int, int, int]]:
         """Yield (offset in `count`, number of batches, first stored token) of batches: those of one split at once."""
         done = 0
-        for first_token, first, stop in self._ranges:
+        for each in self._ranges:
             here = start + done
-            if done < count and first <= here < stop:
-                take = min(count - done, stop - here)
-                yield done, take, first_token + (here - first) * self.meta.batch_tokens
+            if done < count and each.start <= here < each.stop:
+                take = min(count - done, each.stop - here)
+                yield done, take, each.token + (here - each.start) * self.meta.batch_tokens
                 done += take
 
     def read_into(self, start: int, out: TokenArray) -> None:
@@ -170,14 +186,8 @@ class StoreSource(Source):
         per_batch, seq_len = self._reader.meta.batch_tokens, self.meta.seq_len
         self._check_pieces(token // per_batch, -(-(token + count * self.meta.batch_tokens) // per_batch))
         first = token // seq_len
-        return self._in_split(
-            self._reader.read_pieces(np.arange(first, first + count * self.meta.batch_size), seq_len), start
-        )
-
-    def _in_split(self, pieces: Pieces, start: int) -> Pieces:
-        shard = int(np.searchsorted(np.cumsum(self.shard_batches), start, side="right"))
-        base = self._token_bases.get(self.shard_splits[shard], 0) if self.shard_splits else 0
-        return pieces.moved(-base) if base else pieces
+        pieces = self._reader.read_pieces(np.arange(first, first + count * self.meta.batch_size), seq_len)
+        return pieces.moved(-next(each.base for each in self._ranges if each.start <= start < each.stop))
 
     def _check_pieces(self, start: int, stop: int) -> None:
         """Compare the pieces of stored batches with their digests, once: copying would hide damage."""

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from zb_hdf5.converters.engines import Inline
+from zb_hdf5.converters.engines import Engine
 
 
 def failing(number):
@@ -21,7 +21,7 @@ class Stops(Exception):
     """What it raises."""
 
 
-class Failing(Inline):
+class Failing(Engine):
     """Runs some tasks, of all that it is given, and then fails."""
 
     def __init__(self, tasks):

@@ -34,7 +34,7 @@ from zb_hdf5.converters import document_target
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.documents import Recipe, Route, TextSource
-from zb_hdf5.converters.engines import Inline, open_engine
+from zb_hdf5.converters.engines import Engine, open_engine
 from zb_hdf5.converters.journal import WHOLE
 from zb_hdf5.converters.packed import PACKINGS, PackedSource
 from zb_hdf5.converters.reports import Done
@@ -91,7 +91,7 @@ def run(*arguments):
 
 def ingest(files, destination, recipe=BYTES, options=SMALL, engine=None, **how):
     return run_conversion(
-        TextSource(files, "jsonl", recipe), "hdf5", destination, engine=engine or Inline(), **options, **how
+        TextSource(files, "jsonl", recipe), "hdf5", destination, engine=engine or Engine(), **options, **how
     )
 
 
@@ -242,9 +242,9 @@ def test_the_counts_balance(tmp_path_factory, lengths, packing, remainder, batch
     assert counts.padding_rows == (~records).sum()
     if packing == "best-fit" and remainder == "pad":
         assert not counts.dropped
-    shards = np.split(stored, np.cumsum(source.shard_batches)[:-1])
-    assert source.shard_records == [shard.any(axis=2).sum() for shard in shards]
-    assert source.shard_documents == [np.count_nonzero(shard == 1) for shard in shards]
+    shards = [stored[start:stop] for start, stop in source.cuts]
+    assert [shard.records for shard in source.shards] == [shard.any(axis=2).sum() for shard in shards]
+    assert [shard.documents for shard in source.shards] == [np.count_nonzero(shard == 1) for shard in shards]
 
 
 def write_stream_of(folder, split, lengths):

@@ -18,7 +18,7 @@ from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters import document_target
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.converters.documents import Recipe, TextSource
-from zb_hdf5.converters.engines import Inline, open_engine
+from zb_hdf5.converters.engines import Engine, open_engine
 from zb_hdf5.converters.packed import PACKINGS
 from zb_hdf5.converters.run import convert as run_conversion
 from zb_hdf5.converters.store_source import StoreSource
@@ -347,7 +347,7 @@ def test_a_resumed_copy_checks_its_pieces(tmp_path, store):
         copy(Failing(2))
     [damaged, *_] = sorted((tmp_path / "out.partial").glob("*.pieces"))
     flip(damaged, -1)
-    report = copy(Inline())
+    report = copy(Engine())
     assert report.kept.shards < 2
     with open_reader(tmp_path / "out") as reader:
         require_tokens(reader, known)

@@ -29,7 +29,7 @@ from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters import engines as executors
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.converters.engines import Inline, open_engine
+from zb_hdf5.converters.engines import Engine, open_engine
 from zb_hdf5.converters.journal import WHOLE, read_journal
 from zb_hdf5.converters.npy_source import NpySource
 from zb_hdf5.converters.run import run as run_one
@@ -702,7 +702,7 @@ def test_an_engine_that_is_left_early_ends_its_tasks(tmp_path):
     assert not (tmp_path / "out").exists()
     assert not list(tmp_path.glob("out.partial/*.partial"))
     assert threading.active_count() == before
-    assert Inline().workers == 1
+    assert Engine().workers == 1
 
 
 # --- what reviewers broke --------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-from contents import write_batches
+from contents import BACKENDS_OF, write_batches
 from descriptors import open_files
 from hypothesis import settings
 
@@ -214,6 +214,29 @@ def gzip_copy():
         return target
 
     return copy
+
+
+@pytest.fixture(scope="session")
+def make_stored(write_file, write_store, gzip_copy):
+    """Return `make_stored(stored, folder, tokens, cuts) -> path`: batches in each kind of file and store."""
+    h5py = pytest.importorskip("h5py")
+
+    def make(stored, folder, tokens, cuts=(1, 3)):
+        name = stored.replace(" ", "-")
+        if stored in BACKENDS_OF:
+            return write_store(folder / name, tokens, cuts, BACKENDS_OF[stored])
+        if stored == "compressed store":
+            return write_store(folder / name, tokens, cuts, codec="zstd")
+        if stored == "batch":
+            return write_file(folder / "one.batch", tokens).path
+        if stored == "foreign hdf5":
+            with h5py.File(folder / "foreign.h5", "w") as h5:
+                h5.create_dataset("group/data", data=tokens)
+            return folder / "foreign.h5"
+        path = write_file(folder / f"{name}.h5", tokens).path
+        return gzip_copy(path, folder / "gzip.h5") if stored == "compressed hdf5" else path
+
+    return make
 
 
 @pytest.fixture

@@ -7,10 +7,13 @@ import numpy as np
 from zb_hdf5 import HDF5ShardWriter, open_reader, open_writer
 from zb_hdf5.store.streams import index_files
 
+BACKENDS_OF = {"batch store": ("batch",), "hdf5 store": ("hdf5",), "mixed store": ("batch", "hdf5")}
+
 
 def files_in(folder):
-    """Return everything below a folder, byte for byte."""
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """Return everything below a folder, or a lone file, byte for byte."""
+    paths = [folder, *folder.rglob("*")]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths if path.is_file()}
 
 
 def batches_of(path, **options):
@@ -27,15 +30,15 @@ def write_batches(path, tokens, values=None, **options):
         return writer.finish()
 
 
-def write_stream(path, tokens, lengths=None, **options):
-    """Write documents of these lengths, by default one; return the `StreamInfo`."""
+def write_stream(path, tokens, lengths=None, values=None, **options):
+    """Write documents of these lengths, by default one, and the values of fields; return the `StreamInfo`."""
     with HDF5ShardWriter(path, **options) as writer:
-        writer.write_documents(tokens, [len(tokens)] if lengths is None else lengths)
+        writer.write_documents(tokens, [len(tokens)] if lengths is None else lengths, values)
         return writer.finish()
 
 
 def write_streams(folder, parts, splits=(), source=None, **options):
-    """Write a store of streams: each part is the tokens of one shard, or (tokens, lengths of its documents)."""
+    """Write a store of streams: each part is the tokens of one shard, or (tokens, lengths of its documents, values)."""
     folder.mkdir()
     paths = [folder / f"shard-{number:05}.h5" for number in range(len(parts))]
     for path, part in zip(paths, parts, strict=True):

@@ -13,7 +13,7 @@ from zb_hdf5.errors import ZbError
 from zb_hdf5.store.streams import index_files
 
 HOW = {"rank": 0, "world_size": 1, "documents": ALL, "spans": True, "targets": True, "seed": 3, "prefetch": 0}
-LENGTHS = np.random.default_rng(7).integers(1, 60, 150).tolist()
+LENGTHS = np.random.default_rng(7).integers(0, 60, 150).tolist()
 
 
 def write_batches(folder):
@@ -24,8 +24,8 @@ def write_batches(folder):
 
 def write_streams(folder):
     store, number = folder / "store", 0
-    store.mkdir()
     paths = [store / f"s{shard}.h5" for shard in range(2)]
+    store.mkdir()
     for path in paths:
         with HDF5ShardWriter(path, chunk_tokens=256, fields={"mask": "u1"}) as writer:
             for length in LENGTHS[number : number + 75]:
@@ -96,8 +96,16 @@ def flip(path, offset, mask=1):
     path.write_bytes(data)
 
 
-def flip_token(path, number):
-    """Damage one token of batch `number` of one file."""
+def flip_stored(place, values, within=0, mask=1):
+    """Flip bits of one byte of stored values, in a file or in the one file below a folder that has them."""
+    stored = values.tobytes()
+    paths = [place] if place.is_file() else [path for path in place.rglob("*") if path.is_file()]
+    [path] = [path for path in paths if stored in path.read_bytes()]
+    flip(path, path.read_bytes().index(stored) + within, mask)
+
+
+def flip_token(path, number, within=1):
+    """Flip a bit in batch `number` of one file, in this byte of it."""
     with open_reader(path) as reader:
         offset = reader.extents.offset(number)
-    flip(path, offset + 1)
+    flip(path, offset + within)

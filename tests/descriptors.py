@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import os
+from pathlib import Path
 
 import numpy as np
 
@@ -16,6 +17,11 @@ def open_files():
         except FileNotFoundError:
             continue  # the descriptor that listed the folder
     return found
+
+
+def is_mapped(path):
+    """Whether this process maps a file, or one below a folder."""
+    return str(path) in Path("/proc/self/maps").read_text()
 
 
 def resident_share(path):

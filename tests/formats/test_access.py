@@ -8,16 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from contract import random_tokens
+from descriptors import is_mapped
 
 from zb_hdf5 import ArgumentError, IncompleteError, Loader, MmapTokenStore, open_reader
 from zb_hdf5.files.ranges import network_file_system
 
 SHAPE = (32, 64)
 BACKENDS = (("batch",), ("hdf5",), ("batch", "hdf5"))
-
-
-def is_mapped(path):
-    return str(path) in Path("/proc/self/maps").read_text()
 
 
 def bytes_read():

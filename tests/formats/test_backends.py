@@ -8,7 +8,7 @@ from multiprocessing import get_context
 import h5py
 import numpy as np
 import pytest
-from contents import batches_of
+from contents import BACKENDS_OF, batches_of
 from contract import check_buffers, check_closing, check_reader, random_tokens, read_everything
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,29 +31,7 @@ ACCESSES = {
 }
 CASES = [(stored, access) for stored, accesses in ACCESSES.items() for access in accesses]
 SHAPES = {"padded": (5, 3, 10), "whole pages": (4, 4, 1024), "one token": (3, 1, 1)}
-BACKENDS_OF = {"batch store": ("batch",), "hdf5 store": ("hdf5",), "mixed store": ("batch", "hdf5")}
 each_case = pytest.mark.parametrize(("stored", "access"), CASES, ids=lambda value: value.replace(" ", "-"))
-
-
-@pytest.fixture(scope="module")
-def make_stored(write_file, write_store, gzip_copy):
-    """Return `make_stored(stored, folder, tokens, cuts) -> path`."""
-
-    def make(stored, folder, tokens, cuts=(1, 3)):
-        if stored in BACKENDS_OF:
-            return write_store(folder / stored.replace(" ", "-"), tokens, cuts, BACKENDS_OF[stored])
-        if stored == "compressed store":
-            return write_store(folder / "compressed-store", tokens, cuts, codec="zstd")
-        if stored == "batch":
-            return write_file(folder / "one.batch", tokens).path
-        if stored == "foreign hdf5":
-            with h5py.File(folder / "foreign.h5", "w") as h5:
-                h5.create_dataset("group/data", data=tokens)
-            return folder / "foreign.h5"
-        path = write_file(folder / f"{len(list(folder.iterdir()))}.h5", tokens).path
-        return gzip_copy(path, folder / "compressed.h5") if stored == "compressed hdf5" else path
-
-    return make
 
 
 def open_stored(stored, path, access, verify="none", **options):
@@ -237,36 +215,26 @@ def test_an_access_asked_for_never_falls_back(stored, access, reason, tokens, tm
     assert re.search("use access=.*'h5py'", str(caught.value))
 
 
-def test_a_batch_file_is_not_read_through_h5py(tokens, tmp_path, make_stored):
-    for stored in ("batch", "batch store"):
-        with pytest.raises(ArgumentError, match="not by h5py"):
-            open_reader(make_stored(stored, tmp_path, tokens), access="h5py")
-
-
-@pytest.mark.parametrize(("stored", "backend"), [("batch", "hdf5"), ("hdf5", "batch"), ("mixed store", "hdf5")])
-def test_another_backend_than_the_one_asked_for_is_an_error(stored, backend, tokens, tmp_path, make_stored):
+@pytest.mark.parametrize(("stored", "options", "error", "message"), [
+    *((stored, {"access": "h5py"}, ArgumentError, "not by h5py") for stored in ("batch", "batch store")),
+    ("batch", {"backend": "hdf5"}, BackendError, "asked for backend 'hdf5'"),
+    ("hdf5", {"backend": "batch"}, BackendError, "asked for backend 'batch'"),
+    ("mixed store", {"backend": "hdf5"}, BackendError, "asked for backend 'hdf5'"),
+    *(("hdf5", {name: "nonsense"}, ArgumentError, f"{name} must be one of .*found 'nonsense'")
+      for name in ("backend", "access", "verify")),
+    ("batch", {"dataset": "group/data"}, BackendError, "needs an HDF5 file"),
+    ("hdf5 store", {"dataset": "group/data"}, BackendError, None),
+])  # fmt: skip
+def test_what_it_cannot_be_asked_for_is_refused(stored, options, error, message, tokens, tmp_path, make_stored):
     path = make_stored(stored, tmp_path, tokens)
-    with pytest.raises(BackendError, match=f"asked for backend '{backend}'"):
-        open_reader(path, backend=backend)
+    with pytest.raises(error, match=message):
+        open_reader(path, **options)
 
 
 @pytest.mark.parametrize("stored", ["batch", "hdf5", "batch store", "hdf5 store"])
 def test_the_backend_asked_for_is_served(stored, tokens, tmp_path, make_stored):
     with open_reader(make_stored(stored, tmp_path, tokens), backend=stored.split()[0]) as reader:
         assert reader.backend == stored.split()[0]
-
-
-@pytest.mark.parametrize("name", ["backend", "access", "verify"])
-def test_unknown_choices_are_refused(name, tokens, tmp_path, make_stored):
-    path = make_stored("hdf5", tmp_path, tokens)
-    with pytest.raises(ArgumentError, match=f"{name} must be one of .*found 'nonsense'"):
-        open_reader(path, **{name: "nonsense"})
-
-
-@pytest.mark.parametrize(("stored", "message"), [("batch", "needs an HDF5 file"), ("hdf5 store", None)])
-def test_only_an_hdf5_file_has_datasets_to_choose(stored, message, tokens, tmp_path, make_stored):
-    with pytest.raises(BackendError, match=message):
-        open_reader(make_stored(stored, tmp_path, tokens), dataset="group/data")
 
 
 def test_a_missing_file_is_the_systems_own_error(tmp_path):

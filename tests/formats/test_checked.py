@@ -11,20 +11,20 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from contents import write_streams
 from contract import check_closing, check_reader, random_tokens
-from damage import flip
+from damage import flip_stored
 
 import zb_hdf5.files.checked
-from zb_hdf5 import DocumentLoader, HDF5ShardWriter, Loader, MmapTokenStore, ShardIndex, errors, open_reader
+from zb_hdf5 import DocumentLoader, Loader, MmapTokenStore, ShardIndex, errors, open_reader
 from zb_hdf5.files.checked import Crc32Rows
 from zb_hdf5.spec import CRC32_CHUNK_ROWS
-from zb_hdf5.store.streams import add_crc32_file, index_files
 
 SHAPE = (4, 512)  # whole pages
 STORED = {
     "batch": ("mmap", "pread", "auto"),
     "hdf5": ("mmap", "pread", "auto", "h5py"),
-    "compressed": ("h5py", "auto"),
+    "compressed hdf5": ("h5py", "auto"),
     "batch store": ("mmap", "pread", "auto"),
     "hdf5 store": ("mmap", "pread", "auto", "h5py"),
 }
@@ -50,32 +50,19 @@ def expected():
 
 
 @pytest.fixture
-def make_stored(tmp_path, write_file, write_store, gzip_copy, expected):
-    """Return `make_stored(stored) -> path`."""
-
-    def make(stored):
-        if stored.endswith("store"):
-            return write_store(tmp_path / "store", expected, (3, 4), (stored.removesuffix(" store"),))
-        path = write_file(tmp_path / ("x.batch" if stored == "batch" else "x.h5"), expected).path
-        if stored == "batch":
-            add_crc32_file(path)
-        return gzip_copy(path, tmp_path / "compressed.h5") if stored == "compressed" else path
-
-    return make
+def stored_at(tmp_path, make_stored, expected):
+    return lambda stored: make_stored(stored, tmp_path, expected, (3, 4))
 
 
-def flip_tokens(folder, tokens):
-    """Flip a bit in the middle of some tokens, wherever they lie in the files of a folder."""
-    data = tokens.tobytes()
-    [path] = [path for path in folder.rglob("*") if path.is_file() and data in path.read_bytes()]
-    flip(path, path.read_bytes().index(data) + len(data) // 2, 4)
+def flip_middle(folder, tokens):
+    flip_stored(folder, tokens, tokens.nbytes // 2, 4)
 
 
 @pytest.mark.parametrize("verify", ["auto", "none", "batch", "store"])
 @each_case
 @pytest.mark.thin
-def test_every_check_keeps_the_contract(stored, access, verify, make_stored, expected):
-    reader = open_reader(make_stored(stored), access=access, verify=verify)
+def test_every_check_keeps_the_contract(stored, access, verify, stored_at, expected):
+    reader = open_reader(stored_at(stored), access=access, verify=verify)
     verified = {"auto": "whole reads", "none": "none", "batch": "all reads", "store": "store"}
     assert reader.verified == verified[verify]
     check_reader(reader, expected)
@@ -83,20 +70,20 @@ def test_every_check_keeps_the_contract(stored, access, verify, make_stored, exp
 
 
 @pytest.mark.parametrize("how", READS)
-@pytest.mark.parametrize(("stored", "access"), [case for case in CASES if case[0] != "compressed"], ids=str)
+@pytest.mark.parametrize(("stored", "access"), [case for case in CASES if case[0] != "compressed hdf5"], ids=str)
 @pytest.mark.thin
-def test_a_flipped_bit_is_found_where_a_batch_is_read_whole(stored, access, how, make_stored, expected, tmp_path):
-    path = make_stored(stored)
+def test_a_flipped_bit_is_found_where_a_batch_is_read_whole(stored, access, how, stored_at, expected, tmp_path):
+    path = stored_at(stored)
     with open_reader(path, access=access) as reader, open_reader(path, access=access, verify="batch") as strict:
         strict[4], reader[4]  # proves the shard while it is whole
-        flip_tokens(tmp_path, expected[5])
+        flip_middle(tmp_path, expected[5])
         read, whole = READS[how]
         if whole or (whole is None and access in ("pread", "h5py")):
             with pytest.raises(
                 errors.ChecksumError, match=r"batch [15]: expected crc32 [0-9a-f]{8}, found [0-9a-f]{8}"
             ) as e:
                 read(reader)
-            assert any(name in str(e.value) for name in ("x.batch", "x.h5", "shard-00002"))
+            assert any(name in str(e.value) for name in ("one.batch", "hdf5.h5", "shard-00002"))
         else:
             read(reader)
         with pytest.raises(errors.ChecksumError, match=r"batch [15]: expected crc32"):
@@ -107,16 +94,16 @@ def test_a_flipped_bit_is_found_where_a_batch_is_read_whole(stored, access, how,
 
 
 @pytest.mark.parametrize("stored", ["batch store", "hdf5 store"])
-def test_a_loader_finds_a_flipped_bit(stored, make_stored, expected, tmp_path):
-    path = make_stored(stored)
-    flip_tokens(tmp_path, expected[6])
+def test_a_loader_finds_a_flipped_bit(stored, stored_at, expected, tmp_path):
+    path = stored_at(stored)
+    flip_middle(tmp_path, expected[6])
     for options in ({}, {"access": "pread"}, {"prefetch": 2}, {"access": "pread", "dtype": torch.int32}):
         with pytest.raises(errors.ChecksumError, match="batch 2: expected"), Loader(path, **options) as loader:
             list(loader)
 
 
-def test_fingerprints_and_states_do_not_depend_on_it(make_stored):
-    path = make_stored("hdf5 store")
+def test_fingerprints_and_states_do_not_depend_on_it(stored_at):
+    path = stored_at("hdf5 store")
     states = []
     for verify in ("auto", "none", "batch", "store"):
         with Loader(path, verify=verify) as loader:
@@ -140,8 +127,8 @@ def test_where_no_crc32_is_stored_nothing_is_checked_and_the_reader_says_so(tmp_
                 open_reader(path, verify=verify, **options)
 
 
-def test_a_store_of_which_one_shard_has_no_crc32_says_so(tmp_path, expected, make_stored):
-    folder = make_stored("hdf5 store")
+def test_a_store_of_which_one_shard_has_no_crc32_says_so(tmp_path, expected, stored_at):
+    folder = stored_at("hdf5 store")
     index = ShardIndex.load(folder)
     index.table.values["crc32"][1] = -1
     index.save(folder)
@@ -176,8 +163,8 @@ def counted_reads(monkeypatch):
 
 
 @pytest.mark.parametrize("verify", ["auto", "batch"])
-def test_a_store_is_read_without_hdf5_and_its_rows_once(verify, make_stored, expected, monkeypatch):
-    folder = make_stored("hdf5 store")
+def test_a_store_is_read_without_hdf5_and_its_rows_once(verify, stored_at, expected, monkeypatch):
+    folder = stored_at("hdf5 store")
     with monkeypatch.context() as patch, counted_reads(monkeypatch) as counts:
         patch.setattr(h5py, "File", None)
         with open_reader(folder, verify=verify, access="pread") as reader:
@@ -206,15 +193,9 @@ def test_rows_go_with_their_file(tmp_path, write_store):
 def streams(tmp_path):
     """A store of two streams with a field, in chunks of 100 tokens; the last chunk of each holds fewer."""
     tokens = np.arange(1250) % 997
-    (tmp_path / "streams").mkdir()
-    paths = []
-    for number, part in enumerate(np.split(tokens, [560])):
-        path = tmp_path / "streams" / f"shard-{number:05}.h5"
-        with HDF5ShardWriter(path, chunk_tokens=100, dtype="uint16", fields={"mask": "u1"}) as writer:
-            writer.write_documents(part, [len(part)], fields={"mask": part % 3})
-            paths.append(writer.finish().path)
-    index_files(paths).save(tmp_path / "streams")
-    return tmp_path / "streams", tokens
+    parts = [(part, None, {"mask": part % 3}) for part in np.split(tokens, [560])]
+    how = {"chunk_tokens": 100, "dtype": "uint16", "fields": {"mask": "u1"}}
+    return write_streams(tmp_path / "streams", parts, **how), tokens
 
 
 def test_windows_are_checked_by_whole_chunks_if_asked_for(streams, tmp_path):
@@ -230,7 +211,7 @@ def test_windows_are_checked_by_whole_chunks_if_asked_for(streams, tmp_path):
         with MmapTokenStore(path, verify="batch") as store, pickle.loads(pickle.dumps(store)) as copy:
             np.testing.assert_array_equal(store.get_slice(0, len(own)), own)
             np.testing.assert_array_equal(copy.get_slice(len(own) - 3, len(own)), own[-3:])
-    flip_tokens(folder, tokens[900:950].astype("<u2"))
+    flip_middle(folder, tokens[900:950].astype("<u2"))
     for path, record, chunk in ((folder, 30, 3), (lone, 12, 3)):
         with open_reader(path, batch_size=2, seq_len=30, verify="batch") as reader:
             reader.read_record(record - 5)

@@ -11,10 +11,10 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from contents import batches_of
+from contents import batches_of, write_stream
 from processes import python
 
-from zb_hdf5 import HDF5ShardWriter, ShardIndex, errors, open_reader, open_writer, rebuild_index, verify_store
+from zb_hdf5 import ShardIndex, errors, open_reader, open_writer, rebuild_index, verify_store
 from zb_hdf5.files.codecs import CodedChunks, Decoded, Encoder, decoder
 from zb_hdf5.files.ranges import open_ranges
 from zb_hdf5.files.tokens import Wait
@@ -61,14 +61,18 @@ def test_h5py_reads_it(packed, tokens):
 
 
 @pytest.mark.skipif(shutil.which("h5repack") is None, reason="h5repack is not installed")
-def test_hdf5_tools_read_it_and_a_table_of_another_file_is_not_believed(tokens, tmp_path, write_file):
-    path, copy = write_file(tmp_path / "x.h5", tokens, codec="gzip").path, tmp_path / "copy.h5"
+@pytest.mark.parametrize("codec", ["gzip", None])
+def test_hdf5_tools_read_it_and_a_table_of_another_file_is_not_believed(codec, tokens, tmp_path, write_file):
+    path, copy = write_file(tmp_path / "x.h5", tokens, codec=codec).path, tmp_path / "copy.h5"
     subprocess.run(["h5repack", "-f", "batches:GZIP=9", path, copy], check=True, capture_output=True)
     with h5py.File(copy) as h5:
-        assert EXTENTS in h5  # copied along, with the places of the old file
-    with open_reader(copy) as reader:
-        assert (reader.access, reader.meta.codec, EXTENTS in reader.columns) == ("pread", "gzip:9", False)
-        np.testing.assert_array_equal(np.stack(list(reader)), tokens)
+        assert (EXTENTS in h5) is (codec == "gzip")  # copied along, with the places of the old file
+    for verify in ("none", "batch", "store"):
+        with open_reader(copy, verify=verify) as reader, open_reader(path) as original:
+            assert (reader.access, reader.meta.codec, EXTENTS in reader.columns) == ("pread", "gzip:9", False)
+            assert reader.fingerprint == original.fingerprint
+            np.testing.assert_array_equal(np.stack(list(reader)), tokens)
+    assert [report.problem for report in verify_store(copy)] == [None]
     plain = tmp_path / "plain.h5"
     subprocess.run(["h5repack", "-f", "NONE", copy, plain], check=True, capture_output=True)
     with open_reader(plain) as reader:
@@ -79,9 +83,8 @@ def test_hdf5_tools_read_it_and_a_table_of_another_file_is_not_believed(tokens, 
 @pytest.mark.parametrize("codec", CODECS)
 def test_windows_documents_and_fields_of_a_stream(codec, tokens, tmp_path):
     flat = tokens.reshape(-1)
-    with HDF5ShardWriter(tmp_path / "s.h5", chunk_tokens=1000, fields={"mask": "u1"}, codec=codec) as writer:
-        for part in np.split(flat, [100, 100, 3000]):
-            writer.write_document(part, {"mask": part % 2})
+    how = {"chunk_tokens": 1000, "fields": {"mask": "u1"}, "codec": codec}
+    write_stream(tmp_path / "s.h5", flat, [100, 0, 2900, len(flat) - 3000], {"mask": flat % 2}, **how)
     with h5py.File(tmp_path / "s.h5") as h5:
         assert h5["tokens"].shape == (len(flat),)
         assert h5["fields/mask.extents"].shape == (-(-len(flat) // 1000), 2)
@@ -126,14 +129,18 @@ def test_shards_of_several_codecs_are_one_store(tokens, tmp_path, write_file, wr
         ShardIndex.load(folder)
 
 
+def zero_chunk(path, number):
+    with h5py.File(path) as h5:
+        offset, size = h5[EXTENTS][number].tolist()
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(bytes(size))
+
+
 def test_another_file_of_the_same_size_is_not_taken_for_the_shard(tokens, tmp_path, write_store):
     folder = write_store(tmp_path / "z", tokens, (20,), codec="gzip")
     path = folder / "shard-00000.h5"
-    data = bytearray(path.read_bytes())
-    with h5py.File(path) as h5:
-        first, size = h5[EXTENTS][0].tolist()
-    data[first : first + size] = bytes(size)
-    path.write_bytes(data)
+    zero_chunk(path, 0)
     with (
         pytest.raises(errors.ChecksumError, match=r"shard-00000.h5: batch 0 is damaged"),
         open_reader(folder) as reader,
@@ -143,13 +150,8 @@ def test_another_file_of_the_same_size_is_not_taken_for_the_shard(tokens, tmp_pa
 
 @pytest.mark.parametrize("verify", ["none", "batch"])
 def test_damage_names_the_batch(packed, verify, tmp_path):
-    path, codec = shutil.copy(packed[0], tmp_path), packed[1]
-    with h5py.File(path) as h5:
-        offset, size = h5[EXTENTS][5].tolist()
-    with open(path, "r+b") as file:
-        file.seek(offset)
-        file.write(bytes(size))
-    name = codec.partition(":")[0]
+    path, name = Path(shutil.copy(packed[0], tmp_path)), packed[1].partition(":")[0]
+    zero_chunk(path, 5)
     with open_reader(path, verify=verify) as reader:
         reader.read_batch(4)
         with pytest.raises(
@@ -219,10 +221,8 @@ def test_only_hdf5_files_that_are_not_live_are_compressed(tmp_path):
 
 
 def test_a_missing_library_is_named(tokens, tmp_path, write_file, write_store, monkeypatch):
-    path, folder = (
-        write_file(tmp_path / "x.h5", tokens, codec="zstd").path,
-        write_store(tmp_path / "z", tokens, codec="zstd"),
-    )
+    path = write_file(tmp_path / "x.h5", tokens, codec="zstd").path
+    folder = write_store(tmp_path / "z", tokens, codec="zstd")
     monkeypatch.setitem(sys.modules, "zstandard", None)
     install = r"codec zstd:3 needs the package zstandard: pip install '.\[codecs\]'"
     with pytest.raises(errors.UnavailableError, match=install):

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from contents import write_batches
+from contents import batches_of, write_batches
+from processes import started
 
 from zb_hdf5 import MmapTokenStore, convert, open_reader, open_writer, verify_store
 from zb_hdf5.formats.registry import FORMATS, open_chunks
@@ -174,30 +175,45 @@ def cases(named, slow):
     return [pytest.param(each, id=name, marks=pytest.mark.slow if name in slow else ()) for name, each in named.items()]
 
 
-@pytest.mark.parametrize("arguments", cases(COMMITS, {"crc32 of batch 4,097", "group over an extension", "padded"}))
+WITH_FIELDS = {
+    f"{name} with fields": {**COMMITS[name], "with_fields": True}
+    for name in ("known", "extended", "compressed, extended", "finish")
+}
+SLOW = {"crc32 of batch 4,097", "group over an extension", "padded", "extended with fields", "finish with fields"}
+
+
+def opened(path, has_fields):
+    """Open what a kill has left; only as a broken file it shows its fields."""
+    return FORMATS["hdf5"].open_broken(path, None).reader if has_fields else open_reader(path)
+
+
+def require_batches(reader, count, shape, has_fields):
+    expected = tokens_of(0, count, shape)
+    np.testing.assert_array_equal(all_batches(reader)[:count], expected)
+    if has_fields:
+        require_values(reader, expected, count)
+
+
+@pytest.mark.parametrize("arguments", cases(COMMITS | WITH_FIELDS, SLOW))
 @pytest.mark.thin
 def test_a_batch_writer_killed_in_any_write_of_a_commit_loses_nothing(arguments, hit_each_write):
     shape, before, count = arguments["shape"], arguments["before"], arguments["count"]
+    has_fields = "with_fields" in arguments
     for folder in hit_each_write("batches", **arguments):
         path = unfinished(folder)
-        with open_reader(path) as reader:
-            assert reader.num_batches in {before, before + count}, folder.name
+        with opened(path, has_fields) as reader:
             kept = reader.num_batches
-            np.testing.assert_array_equal(all_batches(reader), tokens_of(0, kept, shape))
+            assert kept in (range(before, before + count + 1) if has_fields else {before, before + count}), folder.name
+            require_batches(reader, kept, shape, has_fields)
         if kept and path.name.endswith(".partial"):
             report = repair_file(path, dry_run=True)
             assert (report.kept, report.dropped) == (kept, []), folder.name
     if kept:
         repair_file(path)
         assert [found.problem for found in verify_store(folder / "x.h5")] == [None]
+        with open_reader(folder / "x.h5") as reader:
+            require_batches(reader, kept, shape, has_fields)
 
-
-WITH_FIELDS = {
-    "known": COMMITS["known"],
-    "extended": COMMITS["extended"],
-    "compressed": COMMITS["compressed, extended"],
-    "finish": COMMITS["finish"],
-}
 
 STREAMS = {
     "chunk": {"chunk": 2048, "length": 500, "before": 10, "count": 5},
@@ -207,6 +223,7 @@ STREAMS = {
     "compressed chunk": {"chunk": 2048, "length": 500, "before": 10, "count": 5, "codec": "gzip"},
     "compressed, finish": {"chunk": 2048, "length": 500, "before": 10, "count": 0, "codec": "zstd"},
 }
+STREAMS |= {f"{name} with fields": {**STREAMS[name], "with_fields": True} for name in ("chunk 17", "finish")}
 
 
 @pytest.mark.parametrize("arguments", STREAMS.values(), ids=STREAMS)
@@ -225,6 +242,17 @@ def test_a_stream_writer_killed_in_any_write_of_a_commit_loses_nothing(arguments
             assert (len(ends) - 1) * length <= store.num_tokens < len(ends) * length
         problem = verify_store(path)[0].problem
         assert problem is None or "has not finished" in str(problem), folder.name
+        if "with_fields" in arguments:
+            with open_chunks(path) as reader:
+                require_values(reader, expected[: reader.token_count], reader.num_batches)
+            if path.name.endswith(".partial"):
+                assert repair_file(path, dry_run=True).dropped == []
+    if "with_fields" in arguments:
+        repair_file(path)
+        with MmapTokenStore(folder / "x.h5") as store:
+            for name, values in fields_of(documents_of(0, len(store.doc_offsets) - 1, length)).items():
+                field = store.field(name)
+                np.testing.assert_array_equal(field.get_slice(0, field.num_tokens), values.reshape(-1))
 
 
 def require_values(reader, expected, num_batches):
@@ -241,87 +269,30 @@ def require_values(reader, expected, num_batches):
             assert zlib.crc32(found) == crc32[number]
 
 
-@pytest.mark.parametrize("arguments", cases(WITH_FIELDS, {"extended", "finish"}))
-@pytest.mark.thin
-def test_fields_are_committed_with_their_batches(arguments, hit_each_write):
-    shape, before, count = arguments["shape"], arguments["before"], arguments["count"]
-    for folder in hit_each_write("batches", with_fields=True, **arguments):
-        path = unfinished(folder)
-        with FORMATS["hdf5"].open_broken(path, None).reader as reader:
-            assert before <= reader.num_batches <= before + count, folder.name
-            kept = reader.num_batches
-            np.testing.assert_array_equal(all_batches(reader), tokens_of(0, kept, shape))
-            require_values(reader, tokens_of(0, kept, shape), kept)
-        if kept and path.name.endswith(".partial"):
-            report = repair_file(path, dry_run=True)
-            assert (report.kept, report.dropped) == (kept, []), folder.name
-    repair_file(path)
-    with open_reader(folder / "x.h5") as reader:
-        np.testing.assert_array_equal(all_batches(reader), tokens_of(0, kept, shape))
-        require_values(reader, tokens_of(0, kept, shape), kept)
-
-
-@pytest.mark.parametrize("arguments", [STREAMS["chunk 17"], STREAMS["finish"]], ids=["chunk 17", "finish"])
-@pytest.mark.thin
-def test_fields_are_committed_with_the_chunks_of_a_stream(arguments, hit_each_write):
-    length = arguments["length"]
-    for folder in hit_each_write("stream", with_fields=True, **arguments):
-        path = unfinished(folder)
-        with open_chunks(path) as reader:
-            expected = documents_of(0, arguments["before"] + arguments["count"], length)[: reader.token_count]
-            require_values(reader, expected, reader.num_batches)
-        if path.name.endswith(".partial"):
-            assert repair_file(path, dry_run=True).dropped == []
-    repair_file(path)
-    with MmapTokenStore(folder / "x.h5") as store:
-        expected = documents_of(0, len(store.doc_offsets) - 1, length)
-        for name, values in fields_of(expected).items():
-            field = store.field(name)
-            np.testing.assert_array_equal(field.get_slice(0, field.num_tokens), values.reshape(-1))
-
-
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("name", ["known", "extended", "finish"])
+@pytest.mark.parametrize("has_fields", [False, True], ids=["tokens", "fields"])
 @pytest.mark.thin
-def test_a_disk_that_fails_leaves_tokens_and_fields_equal(name, hit_each_write):
-    """Whatever of the two could not be written: the writer names the file, and goes on only if both can be."""
-    arguments, code = WITH_FIELDS[name], errno.ENOSPC
-    shape, before = arguments["shape"], arguments["before"]
-    for folder in hit_each_write("batches", code, with_fields=True, **arguments):
-        first, _, then = (folder / "said").read_text().partition("\n")
-        assert first.startswith(f"{code} {folder}/x."), first
-        assert "Traceback" not in (folder / "log").read_text()
-        if not arguments["count"]:
-            assert then.startswith("ClosedError"), then
-            assert not [path for path in folder.iterdir() if path.name.startswith("x.")]
-            continue
-        assert then == "written again" or (then.startswith("ConvertError") and f"{folder}/x." in then), then
-        with FORMATS["hdf5"].open_broken(unfinished(folder), None).reader as reader:
-            assert reader.num_batches >= before
-            np.testing.assert_array_equal(all_batches(reader)[:before], tokens_of(0, before, shape))
-            require_values(reader, tokens_of(0, before, shape), before)
-
-
-FAILING = {name: COMMITS[name] for name in ("known", "extended", "finish")}
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-@pytest.mark.parametrize("arguments", FAILING.values(), ids=FAILING)
-@pytest.mark.thin
-def test_a_disk_that_fails_in_any_write_is_one_error_with_path_and_cause(code, arguments, hit_each_write):
-    before, count = arguments["before"], arguments["count"]
-    for folder in hit_each_write("batches", code, **arguments):
+def test_a_disk_that_fails_in_any_write_is_one_error_with_path_and_cause(code, name, has_fields, hit_each_write):
+    """Whatever could not be written: tokens and fields stay equal, and the writer goes on only if all can be."""
+    arguments = COMMITS[name]
+    shape, before, count = arguments["shape"], arguments["before"], arguments["count"]
+    for folder in hit_each_write("batches", code, with_fields=has_fields, **arguments):
         first, _, then = (folder / "said").read_text().partition("\n")
         assert first.startswith(f"{code} {folder}/x.h5"), first
         assert "Traceback" not in (folder / "log").read_text()
         if not count:
             assert then.startswith("ClosedError"), then  # `finish` cannot be tried again
+            assert not [path for path in folder.iterdir() if path.name.startswith("x.")]
             continue
         partial = folder / "x.h5.partial"
         assert then == "written again" or (then.startswith("ConvertError") and str(partial) in then), then
-        with open_reader(partial) as reader:
+        with opened(partial, has_fields) as reader:
             assert reader.num_batches >= before
-            np.testing.assert_array_equal(all_batches(reader)[:before], tokens_of(0, before, PAGE))
+            require_batches(reader, before, shape, has_fields)
         assert repair_file(partial, dry_run=True).kept >= before
+    if (code, name) == (errno.EIO, "known"):
+        assert all(text in then for text in ("Input/output error", "3 batches", "repair it")), then
 
 
 def test_a_file_is_no_longer_than_its_batches_and_their_metadata(tmp_path):
@@ -379,19 +350,9 @@ def test_the_partial_of_a_conversion_is_read_between_two_commits(tmp_path, monke
             print(file=reader.stdin, flush=True)
             seen.append(tuple(map(int, reader.stdout.readline().split())))
 
-    command = [sys.executable, "-c", code, tmp_path / "x.h5.partial", tmp_path / "a.npy"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+    with started(code, tmp_path / "x.h5.partial", tmp_path / "a.npy") as reader:
         convert(tmp_path / "a.npy", "hdf5", tmp_path / "x.h5", shuffle=False, progress=look)
     assert reader.returncode == 0
     assert {count for count, _ in seen} == {0, 512}
     assert {rows for _, rows in seen} == {1250}
-    with open_reader(tmp_path / "x.h5", verify="store") as stored:
-        np.testing.assert_array_equal(np.concatenate(list(stored)), rows)
-
-
-def test_a_failed_writer_says_what_became_of_its_batches(hit_each_write):
-    [*_, last] = hit_each_write("batches", errno.EIO, **COMMITS["known"])
-    then = (last / "said").read_text().partition("\n")[2]
-    assert "Input/output error" in then
-    assert "3 batches" in then
-    assert "repair it" in then
+    np.testing.assert_array_equal(batches_of(tmp_path / "x.h5", verify="store").reshape(rows.shape), rows)

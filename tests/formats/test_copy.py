@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from contents import batches_of, write_batches
 from contract import random_tokens
-from damage import flip
+from damage import flip_token
 from interrupted import failing
 
 from zb_hdf5 import ChecksumError, ZbError, open_reader, open_writer, verify_store
@@ -140,9 +140,7 @@ def test_short_copies_go_on(limit, tokens, tmp_path, write_file, monkeypatch):
 @pytest.mark.parametrize("number", [0, 17, 39])
 def test_damage_is_never_copied(number, tokens, tmp_path, write_file):
     write_file(tmp_path / "in.h5", tokens)
-    with open_reader(tmp_path / "in.h5") as reader:
-        offset = reader.extents.offset(number) + 5
-    flip(tmp_path / "in.h5", offset)
+    flip_token(tmp_path / "in.h5", number, 5)
     with pytest.raises(ChecksumError, match=f"batch {number}"):
         copy(tmp_path / "in.h5", "hdf5", tmp_path / "out.batch")
     assert [path.name for path in tmp_path.iterdir()] == ["in.h5"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from contents import batches_of
+from descriptors import is_mapped, open_files
 
 import zb_hdf5
 
@@ -91,8 +92,7 @@ def test_a_reader_of_a_file_cut_since_is_not_unpickled_and_leaves_nothing_open(a
     os.truncate(written, written.stat().st_size - 4096)
     with pytest.raises(zb_hdf5.IncompleteError, match=r"cut short|truncated") as caught:
         pickle.loads(data)
-    still_open = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.exists(entry.path)]
-    assert str(written) not in still_open, f"for as long as the error lives: {caught.value}"
+    assert str(written) not in open_files().values(), f"for as long as the error lives: {caught.value}"
 
 
 @pytest.mark.parametrize("access", ACCESSES)
@@ -119,16 +119,13 @@ def test_a_file_replaced_or_removed_under_a_reader_stays_the_old_one(access, wri
 
 
 def test_mmap_gives_views_and_pread_copies(written):
-    def mapped():
-        return str(written) in Path("/proc/self/maps").read_text()
-
     with zb_hdf5.open_reader(written, access="mmap") as reader:
         assert np.shares_memory(reader.read_batch(3), reader.read_batch(3))
         assert not np.shares_memory(reader.read_batch(3), reader.read_batch(4))
         view = reader.read_batch(0)
-    assert mapped()
+    assert is_mapped(written)
     del view
     gc.collect()
-    assert not mapped()
+    assert not is_mapped(written)
     with zb_hdf5.open_reader(written, access="pread") as reader:
         assert not np.shares_memory(reader.read_batch(3), reader.read_batch(3))

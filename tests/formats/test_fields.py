@@ -11,7 +11,8 @@ import h5py
 import numpy as np
 import pytest
 from commandline import run_zb
-from contents import write_batches
+from contents import write_batches, write_stream
+from contract import check_fields
 from damage import flip
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,10 +66,14 @@ def write(path, *, groups=(7, 1, 15), **options):
     with open_writer(path, batch_size=SHAPE[0], seq_len=SHAPE[1], fields=FIELDS, **options) as writer:
         start = 0
         for count in groups:
-            here = slice(start, start + count)
-            writer.write(TOKENS[here], {name: values[here] for name, values in VALUES.items()})
+            writer.write(*part(start, start + count))
             start += count
         return writer.finish()
+
+
+def part(start, stop):
+    """Return some batches, and the values of their fields."""
+    return TOKENS[start:stop], {name: values[start:stop] for name, values in VALUES.items()}
 
 
 def stored(reader, name):
@@ -99,14 +104,8 @@ def test_values_come_back_by_every_access(path, access):
     with h5py.File(path) as h5:
         for name, values in VALUES.items():
             np.testing.assert_array_equal(h5["fields"][name][:], values)
-    records = np.array([0, 91, 5, 5, 40])
     with open_reader(path, access=access) as reader:
-        for name, values in VALUES.items():
-            field = reader.field(name)
-            out = np.empty((len(records), field.seq_len), field.dtype)
-            field.read_records_into(records, out)
-            expected = values.reshape(-1, SHAPE[1], *values.shape[3:])[records]
-            np.testing.assert_array_equal(out.reshape(expected.shape), expected)
+        check_fields(reader, VALUES)
 
 
 def test_a_batch_file_holds_tokens_only(tmp_path):
@@ -172,22 +171,33 @@ def test_what_cannot_be_stored_is_refused(fields, match, tmp_path):
     assert [field.name for field in parse_fields({"b": "u1", "a": "u2"})] == ["a", "b"]
 
 
-@pytest.mark.parametrize(("fields", "error", "match"), [
-    (None, errors.ArgumentError, r"expected the fields \['mask'\], found none"),
-    ({"other": np.zeros((1, *SHAPE), "u1")}, errors.ArgumentError, r"found \['other'\]"),
-    ({"mask": np.zeros((2, *SHAPE), "u1")}, errors.ArgumentError, "expected shape"),
-    ({"mask": np.full((1, *SHAPE), 256)}, errors.ConvertError, "256 does not fit uint8"),
-    ({"mask": np.zeros((1, *SHAPE), "f4")}, errors.ArgumentError, "expected uint8, found float32"),
+@pytest.mark.parametrize(("dtype", "fields", "error", "match"), [
+    ("u1", None, errors.ArgumentError, r"expected the fields \['mask'\], found none"),
+    ("u1", {"other": np.zeros((1, *SHAPE), "u1")}, errors.ArgumentError, r"found \['other'\]"),
+    ("u1", {"mask": np.zeros((2, *SHAPE), "u1")}, errors.ArgumentError, "expected shape"),
+    ("u1", {"mask": np.full((1, *SHAPE), 256)}, errors.ConvertError, "256 does not fit uint8"),
+    ("u1", {"mask": np.zeros((1, *SHAPE), "f4")}, errors.ArgumentError, "expected uint8, found float32"),
+    ("S4", {"mask": np.full((1, *SHAPE), b"abcdef")}, errors.ConvertError, "does not fit"),
+    ("f4", {"mask": np.full((1, *SHAPE), 1e39)}, errors.ConvertError, "does not fit float32"),
+    ([("a", "i1")], {"mask": np.full((1, *SHAPE), 300, [("a", "i8")])}, errors.ArgumentError, "expected exactly"),
 ])  # fmt: skip
-def test_values_of_another_kind_are_refused_and_nothing_is_written(fields, error, match, tmp_path):
-    path = tmp_path / "x.h5"
-    with open_writer(path, batch_size=SHAPE[0], seq_len=SHAPE[1], fields={"mask": "u1"}) as writer:
+def test_values_of_another_kind_are_refused_and_nothing_is_written(dtype, fields, error, match, tmp_path):
+    path, values = tmp_path / "x.h5", np.ones((1, *SHAPE), int if dtype == "u1" else dtype)
+    with open_writer(path, batch_size=SHAPE[0], seq_len=SHAPE[1], fields={"mask": dtype}) as writer:
         with pytest.raises(error, match=match):
             writer.write(TOKENS[:1], fields)
-        writer.write(TOKENS[:1], {"mask": np.ones((1, *SHAPE), int)})
+        assert writer.num_batches == 0
+        writer.write(TOKENS[:1], {"mask": values})
     with open_reader(path) as reader:
         assert reader.num_batches == 1
-        assert (reader.field("mask").read_batch(0) == 1).all()
+        np.testing.assert_array_equal(reader.field("mask").read_batch(0), values[0])
+
+
+def test_infinity_and_nan_are_values(tmp_path):
+    values = np.array([np.inf, -np.inf, np.nan, 1.0])[np.arange(SHAPE[0] * SHAPE[1]) % 4].reshape(1, *SHAPE)
+    write_batches(tmp_path / "y.h5", TOKENS[:1], {"x": values}, fields={"x": "f4"})
+    with open_reader(tmp_path / "y.h5") as reader:
+        np.testing.assert_array_equal(reader.field("x").read_batch(0), values[0])
 
 
 def test_a_flipped_bit_in_a_value_is_found(path):
@@ -267,16 +277,14 @@ def test_a_lost_index_is_made_anew_with_the_fields(store):
 @pytest.mark.parametrize("commit_bytes", [0, 3 * TOKENS[0].nbytes, 1 << 30])
 def test_batches_whose_write_failed_can_be_written_again(call, commit_bytes, tmp_path, monkeypatch):
     """Neither their digests nor their crc32 rows count twice."""
-
     meta = StoreMeta(*SHAPE, TOKENS.dtype, fields=parse_fields(FIELDS))
     with HDF5BatchWriter(tmp_path / "x.h5", meta, durable=True, commit_bytes=commit_bytes) as writer:
         for start, stop in ((0, 2), (2, 5), (5, NUM_BATCHES)):
-            part = TOKENS[start:stop], {name: values[start:stop] for name, values in VALUES.items()}
             with monkeypatch.context() as patch, suppress(OSError):
                 patch.setattr(os, call, failing(errno.EIO))
-                writer.write(*part)
+                writer.write(*part(start, stop))
             if writer.num_batches == start:
-                writer.write(*part)
+                writer.write(*part(start, stop))
     check(tmp_path / "x.h5")
     assert [report.problem for report in verify_store(tmp_path / "x.h5")] == [None]
 
@@ -284,15 +292,20 @@ def test_batches_whose_write_failed_can_be_written_again(call, commit_bytes, tmp
 def test_a_live_store_shows_fields_as_they_are_committed(tmp_path):
     size = {"batch_size": SHAPE[0], "seq_len": SHAPE[1]}
     with open_writer(tmp_path / "live", **size, fields=FIELDS, live=True, shard_batches=5) as writer:
-        writer.write(TOKENS[:3], {name: values[:3] for name, values in VALUES.items()})
+        writer.write(*part(0, 3))
         with open_reader(tmp_path / "live") as reader:
             assert reader.num_batches == 3
             np.testing.assert_array_equal(stored(reader, "concept"), VALUES["concept"][:3])
-            writer.write(TOKENS[3:12], {name: values[3:12] for name, values in VALUES.items()})
+            writer.write(*part(3, 12))
             assert reader.refresh() == 12
             np.testing.assert_array_equal(stored(reader, "concept"), VALUES["concept"][:12])
             np.testing.assert_array_equal(stored(reader, "vector"), VALUES["vector"][:12])
-    check(tmp_path / "live", TOKENS[:12], {name: values[:12] for name, values in VALUES.items()})
+    check(tmp_path / "live", *part(0, 12))
+
+
+def flat_values(reader, name):
+    field = reader.field(name)
+    return np.concatenate([np.array(chunk).reshape(-1) for chunk in field])[: field.token_count]
 
 
 def test_a_stream_keeps_fields_of_each_token_and_repair_keeps_them(tmp_path):
@@ -300,13 +313,10 @@ def test_a_stream_keeps_fields_of_each_token_and_repair_keeps_them(tmp_path):
     tokens = RNG.integers(0, 500, sum(lengths))
     values = values_of(tokens.shape)
     path = tmp_path / "s.h5"
-    with HDF5ShardWriter(path, chunk_tokens=16, fields=FIELDS) as writer:
-        writer.write_documents(tokens, lengths, values)
+    write_stream(path, tokens, lengths, values, chunk_tokens=16, fields=FIELDS)
     with open_chunks(path) as reader:
         for name, expected in values.items():
-            field = reader.field(name)
-            flat = np.concatenate([np.array(chunk).reshape(-1) for chunk in field])[: field.token_count]
-            np.testing.assert_array_equal(flat.reshape(expected.shape), expected)
+            np.testing.assert_array_equal(flat_values(reader, name).reshape(expected.shape), expected)
         place = reader.field("concept").extents.offset(4)
     assert verify_store(path)[0].problem is None
     flip(path, place)
@@ -316,9 +326,7 @@ def test_a_stream_keeps_fields_of_each_token_and_repair_keeps_them(tmp_path):
     kept = np.concatenate([np.arange(e - n, e) for n, e in zip(lengths, ends, strict=True) if e <= 64 or e - n >= 80])
     assert outcome.dropped == [4]
     with open_chunks(outcome.output) as reader:
-        field = reader.field("concept")
-        flat = np.concatenate([np.array(chunk).reshape(-1) for chunk in field])[: field.token_count]
-        np.testing.assert_array_equal(flat, values["concept"][kept])
+        np.testing.assert_array_equal(flat_values(reader, "concept"), values["concept"][kept])
 
 
 def test_the_boundary_token_of_a_document_has_zeros(tmp_path):
@@ -326,7 +334,7 @@ def test_the_boundary_token_of_a_document_has_zeros(tmp_path):
         writer.write_document([1, 2, 3], {"mask": [1, 0, 1]})
         writer.write_document([4], {"mask": [1]})
     with open_chunks(tmp_path / "s.h5") as reader:
-        assert np.array(reader.field("mask").read_batch(0)).reshape(-1)[:6].tolist() == [1, 0, 1, 0, 1, 0]
+        assert flat_values(reader, "mask").tolist() == [1, 0, 1, 0, 1, 0]
 
 
 def test_the_command_line_carries_them_and_npy_says_which_it_leaves_behind(store, tmp_path):
@@ -379,22 +387,6 @@ def test_a_field_whose_digest_is_none_is_refused(tmp_path):
             errors.FormatError, match=r"x\.h5: fields/concept: expected 64 hexadecimal digits in sha256"
         ):
             reader.field("concept")
-
-
-@pytest.mark.parametrize(("dtype", "value", "error", "match"), [
-    ("S4", b"abcdef", errors.ConvertError, "does not fit"),
-    ("f4", 1e39, errors.ConvertError, "does not fit float32"),
-    ([("a", "i1")], np.array(300, [("a", "i8")]), errors.ArgumentError, "expected exactly"),
-])  # fmt: skip
-def test_no_value_of_a_field_is_changed(dtype, value, error, match, tmp_path):
-    with open_writer(tmp_path / "x.h5", batch_size=SHAPE[0], seq_len=SHAPE[1], fields={"x": dtype}) as writer:
-        with pytest.raises(error, match=match):
-            writer.write(TOKENS[:1], {"x": np.full((1, *SHAPE), value)})
-        assert writer.num_batches == 0
-    values = np.array([np.inf, -np.inf, np.nan, 1.0])[np.arange(SHAPE[0] * SHAPE[1]) % 4].reshape(1, *SHAPE)
-    write_batches(tmp_path / "y.h5", TOKENS[:1], {"x": values}, fields={"x": "f4"})
-    with open_reader(tmp_path / "y.h5") as reader:
-        np.testing.assert_array_equal(reader.field("x").read_batch(0), values[0])
 
 
 def test_a_structured_array_may_hold_the_tokens_too(tmp_path):

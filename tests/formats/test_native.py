@@ -115,33 +115,39 @@ def test_a_bad_array_is_an_error_and_leaves_nothing(source, message, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ids_above_uint16_are_refused_and_leave_nothing(tmp_path):
+def from_array(path, source, *how, **options):
+    return write_batch_file(path, source, *how, **options)
+
+
+def from_stream(path, source, *how, **options):
+    return write_batch_dataset(path, iter(source), len(source), *how, **options)
+
+
+each_way = pytest.mark.parametrize("write", [from_array, from_stream])
+
+
+@each_way
+def test_ids_above_uint16_and_seeds_above_32_bits_are_refused_and_leave_nothing(write, tmp_path):
     with pytest.raises(errors.ConvertError, match="dtype uint16"):
-        write_batch_file(tmp_path / "x.batch", np.full((8, 10), 65536), 4, 10, 1, dtype="uint16")
-    with pytest.raises(errors.ConvertError, match="dtype uint16"):
-        write_batch_dataset(tmp_path / "x.batch", np.full((8, 10), 65536), 8, 4, 10, 1, dtype="uint16")
+        write(tmp_path / "x.batch", np.full((8, 10), 65536), 4, 10, 1, dtype="uint16")
+    for seed in (2**32, 2**64 - 1):
+        with pytest.raises(errors.FormatError, match="seed"):
+            write(tmp_path / "x.batch", records(8), 4, 10, seed)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("seed", [2**32, 2**64 - 1])
-def test_a_seed_above_32_bits_is_refused_before_any_work(seed, tmp_path):
+def test_a_seed_above_32_bits_is_refused_before_any_work(tmp_path):
     with pytest.raises(errors.FormatError, match="seed"):
-        write_batch_file(tmp_path / "x.batch", records(8), 4, 10, seed)
-    with pytest.raises(errors.FormatError, match="seed"):
-        write_batch_dataset(tmp_path / "x.batch", iter(int, 1), 8, 4, 10, seed)
-    assert list(tmp_path.iterdir()) == []
+        write_batch_dataset(tmp_path / "x.batch", iter(int, 1), 8, 4, 10, 2**32)
 
 
-@pytest.mark.parametrize("write", [
-    lambda path, **how: write_batch_file(path, records(8), 4, 10, 1, **how),
-    lambda path, **how: write_batch_dataset(path, records(8), 8, 4, 10, 1, **how),
-])  # fmt: skip
+@each_way
 def test_what_exists_is_replaced_only_on_request(write, path):
     before = path.read_bytes()
     with pytest.raises(errors.ConvertError, match="exists already"):
-        write(path, overwrite=False)
+        write(path, records(8), 4, 10, 1, overwrite=False)
     assert path.read_bytes() == before
-    write(path, overwrite=True)
+    write(path, records(8), 4, 10, 1, overwrite=True)
     assert len(batches_of(path)) == 2
     assert sorted(entry.name for entry in path.parent.iterdir()) == [path.name, f"{path.name}.crc32"]
 

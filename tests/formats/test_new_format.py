@@ -115,9 +115,8 @@ class TailWriter(RawWriter):
     backend = "tail"
 
     def _complete(self, info):
-        write_fully(
-            self._file.fd, info.crc32.tobytes() + info.sha256.encode(), SLOTS + info.num_batches * self.meta.batch_bytes
-        )
+        tail = info.crc32.tobytes() + info.sha256.encode()
+        write_fully(self._file.fd, tail, SLOTS + info.num_batches * self.meta.batch_bytes)
         return super()._complete(info)
 
 
@@ -179,16 +178,12 @@ def expected():
 
 
 @pytest.fixture
-def npy(tmp_path, expected):
-    np.save(tmp_path / "tokens.npy", expected.reshape(-1, SHAPE[1]))
-    return tmp_path / "tokens.npy"
-
-
-@pytest.fixture
-def store(row, npy, tmp_path, run):
+def store(row, expected, tmp_path, run):
     """A store of three shards in the new format."""
+    np.save(tmp_path / "tokens.npy", expected.reshape(-1, SHAPE[1]))
     shape = ("--batch-size", SHAPE[0], "--seq-len", SHAPE[1], "--no-shuffle", "--dtype", "uint16")
-    run("convert", f"npy-to-{row.name}", npy, tmp_path / "store", *shape, "--shards", 3, "--workers", 1)
+    source, command = tmp_path / "tokens.npy", f"npy-to-{row.name}"
+    run("convert", command, source, tmp_path / "store", *shape, "--shards", 3, "--workers", 1)
     return tmp_path / "store"
 
 
@@ -247,7 +242,7 @@ def test_it_is_converted_to_and_from(other, row, store, tmp_path, run, expected)
     np.testing.assert_array_equal(batches_of(tmp_path / f"one{row.suffix}"), expected)
 
 
-def test_a_conversion_to_it_is_planned_and_resumed(row, npy, store, tmp_path, run):
+def test_a_conversion_to_it_is_planned_and_resumed(row, store, tmp_path, run):
     run("convert", f"{row.name}-to-hdf5", store, tmp_path / "h5", "--workers", 1)
     there = tmp_path / "there"
     planned = json.loads(run("convert", f"hdf5-to-{row.name}", tmp_path / "h5", there, "--dry-run", "--json").stdout)

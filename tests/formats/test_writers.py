@@ -38,21 +38,24 @@ def read_store(info):
     return tokens, combine_sha256(digests)
 
 
+def begin(name, path, shape, dtype, fields=None, expected_batches=0):
+    """Begin a live store, or a file of a format."""
+    if name.startswith("live"):
+        how = {"batch_size": shape[0], "seq_len": shape[1], "dtype": dtype, "fields": fields}
+        return open_writer(path, **how, live=True, shard_batches=int(name.removeprefix("live-")))
+    meta, row = StoreMeta(*shape, np.dtype(dtype), fields=parse_fields(fields or {})), FORMATS[name]
+    return row.writer_class()(path.with_suffix(row.suffix), meta, expected_batches=expected_batches)
+
+
 @pytest.mark.parametrize(("shape", "dtype"), [((4, 1024), "uint32"), ((3, 1000), "uint16")], ids=["packed", "padded"])
 @pytest.mark.parametrize("name", [*FORMATS, *(f"live-{count}" for count in (1, 4, 9, 100))])
 @pytest.mark.thin
 def test_every_writer_keeps_the_contract(name, shape, dtype, tmp_path, write_file):
     expected = random_tokens(EXPECTED, *shape, dtype)
     write_file(tmp_path / "original.h5", expected)
-    how = {"batch_size": shape[0], "seq_len": shape[1], "dtype": dtype}
 
     def make(number):
-        path = tmp_path / f"{number}"
-        if name.startswith("live"):
-            return open_writer(path, **how, live=True, shard_batches=int(name.removeprefix("live-")))
-        meta = StoreMeta(*shape, expected.dtype)
-        row = FORMATS[name]
-        return row.writer_class()(path.with_suffix(row.suffix), meta, expected_batches=EXPECTED)
+        return begin(name, tmp_path / f"{number}", shape, dtype, expected_batches=EXPECTED)
 
     read_back = {"npy": read_npy}.get(name, read_store if name.startswith("live") else read_file)
     with open_reader(tmp_path / "original.h5") as original:
@@ -64,14 +67,10 @@ def test_every_writer_keeps_the_contract(name, shape, dtype, tmp_path, write_fil
 def test_every_writer_keeps_the_contract_of_fields(name, tmp_path):
     expected = random_tokens(EXPECTED, 4, 1024, "uint16")
     values = {"mask": (expected % 2).astype("u1"), "vector": np.stack([expected, expected], -1).astype("<f4")}
-    how = {"batch_size": 4, "seq_len": 1024, "dtype": "uint16", "fields": {"mask": "u1", "vector": ("<f4", (2,))}}
+    fields = {"mask": "u1", "vector": ("<f4", (2,))}
 
     def make(number):
-        path = tmp_path / f"{number}"
-        if name.startswith("live"):
-            return open_writer(path, **how, live=True, shard_batches=int(name.removeprefix("live-")))
-        meta = StoreMeta(4, 1024, expected.dtype, fields=parse_fields(how["fields"]))
-        return FORMATS[name].begin(path.with_suffix(FORMATS[name].suffix), meta)
+        return begin(name, tmp_path / f"{number}", (4, 1024), "uint16", fields)
 
     check_writer_of_fields(make, expected, values)
 

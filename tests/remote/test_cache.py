@@ -15,9 +15,9 @@ from functools import partial
 import numpy as np
 import pytest
 from commandline import report_of, run_zb, succeed
-from contents import batches_of, write_batches, write_stream
-from contract import check_reader, random_tokens
-from damage import flip
+from contents import batches_of, write_batches, write_stream, write_streams
+from contract import check_reader, is_refused, random_tokens
+from damage import flip, flip_stored
 from processes import forked, in_forks
 from torch.utils.data import DataLoader
 
@@ -26,7 +26,6 @@ from zb_hdf5.commands.zb import zb
 from zb_hdf5.errors import UnverifiableError
 from zb_hdf5.files.tokens import Tokens, Wait
 from zb_hdf5.store.cache import Cache, column_of, occupied_bytes
-from zb_hdf5.store.streams import index_files
 
 BATCHES = random_tokens(48, 4, 1024)  # 16 KiB each
 ONE_RANK = {"rank": 0, "world_size": 1}
@@ -185,21 +184,20 @@ def test_a_batch_that_a_running_process_has_missed_is_found_when_another_one_bri
 FIELDS = {"mask": "u1", "weight": np.dtype([("a", "<f4"), ("b", "<i8")])}
 
 
-@pytest.mark.parametrize("name", ["x.h5"])
-def test_fields_are_kept_beside_the_tokens(name, tmp_path, folder):
+def test_fields_are_kept_beside_the_tokens(tmp_path, folder):
     tokens, values = random_tokens(6, 4, 16), {}
     for number, (field, dtype) in enumerate(FIELDS.items()):
         noise = np.random.default_rng(number).integers(0, 256, (*tokens.shape, np.dtype(dtype).itemsize), np.uint8)
         values[field] = noise.view(dtype)[..., 0]
         if field == "weight":
             values[field]["a"] = 1.5  # no NaN, which is not equal to itself
-    write_batches(tmp_path / name, tokens, values, fields=FIELDS)
+    write_batches(tmp_path / "x.h5", tokens, values, fields=FIELDS)
     for _ in range(2):
-        with open_reader(tmp_path / name, cache=folder) as reader:
+        with open_reader(tmp_path / "x.h5", cache=folder) as reader:
             check_reader(reader, tokens, values)
     assert len(list(folder.iterdir())) == 1
     assert len(list(folder.glob("*/*.marks"))) == 1 + len(FIELDS)
-    with open_reader(tmp_path / name, cache=folder) as reader:
+    with open_reader(tmp_path / "x.h5", cache=folder) as reader:
         for each in (reader, *map(reader.field, FIELDS)):
             assert all(map(column_of(each).has, range(len(tokens))))
 
@@ -253,8 +251,7 @@ def test_files_that_only_a_sample_identifies_are_told_apart(tmp_path, folder, wr
 def flip_tokens(path, stored):
     """Flip a bit of a token that is stored as these bytes; return a function that restores the file."""
     data = path.read_bytes()
-    offset = data.index(stored.tobytes())
-    flip(path, offset)
+    flip_stored(path, stored)
     return lambda: path.write_bytes(data)
 
 
@@ -282,12 +279,8 @@ def test_a_job_without_checks_reads_what_is_there(store, folder):
 @pytest.mark.parametrize("kind", ["lone", "store"])
 def test_windows_are_kept_in_whole_chunks_that_were_compared(kind, tmp_path, folder):
     tokens, path = random_tokens(1, 1, 5000).reshape(-1), tmp_path / "streams"
-    path.mkdir()
-    for number, part in enumerate((tokens[:1700], tokens[1700:])) if kind == "store" else [(0, tokens)]:
-        write_stream(path / f"{number}.h5", part, dtype="uint32", chunk_tokens=512)
-    file = path / "0.h5"
-    if kind == "store":
-        index_files(sorted(path.iterdir())).save(path)
+    write_streams(path, np.split(tokens, [1700] if kind == "store" else []), dtype="uint32", chunk_tokens=512)
+    file = path / "shard-00000.h5"
     path = path if kind == "store" else file
     restore = flip_tokens(file, tokens[1000:1100])
     windows = {"batch_size": 4, "seq_len": 64, "cache": folder}
@@ -582,17 +575,13 @@ def test_sizes_are_numbers_or_texts(store, tmp_path):
     assert Cache.of(str(folder), 12345).max_bytes == 12345
     assert 0 < Cache.of(folder, None).max_bytes <= shutil.disk_usage(folder).total
     for bad in (0, -1, "much", "0 GiB"):
-        with pytest.raises(ArgumentError):
-            Cache.of(folder, bad)
-    with pytest.raises(ArgumentError, match="needs a cache folder"):
-        open_reader(store, cache_bytes="1GiB")
-    with pytest.raises(ArgumentError, match="is a URL"):
-        open_reader(store, cache="s3://bucket/cache")
+        is_refused(ArgumentError, lambda bad=bad: Cache.of(folder, bad))
+    is_refused(ArgumentError, lambda: open_reader(store, cache_bytes="1GiB"), match="needs a cache folder")
+    is_refused(ArgumentError, lambda: open_reader(store, cache="s3://bucket/cache"), match="is a URL")
     (tmp_path / "file").touch()
-    with pytest.raises(ArgumentError, match="expected a cache folder"):
-        open_reader(store, cache=tmp_path / "file")
-    with open_reader(store) as reader, pytest.raises(ArgumentError, match="expected a reader with a cache"):
-        column_of(reader)
+    is_refused(ArgumentError, lambda: open_reader(store, cache=tmp_path / "file"), match="expected a cache folder")
+    with open_reader(store) as reader:
+        is_refused(ArgumentError, lambda: column_of(reader), match="expected a reader with a cache")
 
 
 def test_a_store_that_grows_is_refused(tmp_path, folder):

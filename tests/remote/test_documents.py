@@ -3,12 +3,11 @@
 import pickle
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 
+import contents
 import numpy as np
 import pytest
 import torch
-from contents import write_stream
 from contract import random_tokens
 from damage import are_equal, fields_of, flip_bits, steps_of, tables_of, write_batches, write_streams
 from h5py._objects import phil
@@ -73,19 +72,7 @@ def test_a_conversion_keeps_the_documents(batches, tmp_path):
 @pytest.fixture
 def streams(served):
     """Return (local folder, url) of a stream in two shards, with spans and a field."""
-    folder, url = served
-    (folder / "stream").mkdir()
-    paths, rng = [], np.random.default_rng(0)
-    for number in range(2):
-        paths.append(folder / "stream" / f"shard-{number:05}.h5")
-        with HDF5ShardWriter(paths[-1], dtype="uint16", chunk_tokens=64, fields={"mask": "u1"}) as writer:
-            for length in LENGTHS:
-                edges = sorted({*rng.integers(0, length + 1, 4).tolist()})
-                spans = [(a, b, {"shard": number, "at": a}) for a, b in pairwise(edges)]
-                tokens = rng.integers(0, 50_000, length)
-                writer.write_document(tokens, spans=spans, fields={"mask": tokens % 3})
-    index_files(paths).save(folder / "stream")
-    return folder / "stream", f"{url}/stream"
+    return write_streams(served[0])[0], f"{served[1]}/store"
 
 
 @pytest.mark.parametrize("shuffle", ["global", "records"])
@@ -133,11 +120,7 @@ def test_many_batches_of_documents_are_read_at_once(web):
 
 def test_where_the_documents_of_many_shards_lie_is_read_at_once(web):
     folder, proxy = web
-    paths = [folder / "store" / f"{number}.h5" for number in range(12)]
-    paths[0].parent.mkdir()
-    for number, path in enumerate(paths):
-        write_stream(path, np.arange(number + 1), chunk_tokens=64)
-    index_files(paths).save(folder / "store")
+    contents.write_streams(folder / "store", [np.arange(number + 1) for number in range(12)], chunk_tokens=64)
     proxy.fault = lambda *request: {"wait": 0.02}
     with DocumentLoader(f"{proxy.url}/store", collate="pad", batch_size=1) as loader:
         assert proxy.most_under_way > 4

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 from commandline import run_zb
 from contents import files_in
+from processes import started
 
 from zb_hdf5 import ArgumentError, ChecksumError, FormatError, UnavailableError
 from zb_hdf5.commands.fetch import fetch_shards, read_digests
@@ -193,16 +193,12 @@ def test_what_arrived_is_kept_for_the_next_run(server, fetch, tmp_path, arrives)
 
 # --- versions --------------------------------------------------------------------------------------------------
 def change(server):
-    """A fault that changes the file before it is served."""
-
-    def before():
-        server.put(NAMES[0], os.urandom(90_000))
-
-    return before
+    """Change the file: a fault before it is served."""
+    server.put(NAMES[0], os.urandom(90_000))
 
 
 def test_two_versions_are_never_glued(server, arrives):
-    server.faults[NAMES[0]] = [None, change(server)]
+    server.faults[NAMES[0]] = [None, lambda: change(server)]
     arrives()
 
 
@@ -261,7 +257,7 @@ def digests_of(files):
 
 def test_digests_are_compared(server, fetch, tmp_path):
     good, original = digests_of(server.files), server.files[NAMES[0]]
-    change(server)()
+    change(server)
     problem = only_problem(fetch(sha256=good))
     assert isinstance(problem, ChecksumError)
     assert f"expected sha256 {good[NAMES[0]]}, found {digests_of(server.files)[NAMES[0]]}" in str(problem)
@@ -323,11 +319,10 @@ def test_a_list_without_the_file(server, tmp_path):
 def test_a_second_process_on_the_same_file_is_told(server, fetch, tmp_path):
     (tmp_path / "out").mkdir()
     code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(1, flush=True); input()"
-    command = [sys.executable, "-c", code, str(tmp_path / "out" / f"{NAMES[0]}.partial")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as rival:
+    with started(code, tmp_path / "out" / f"{NAMES[0]}.partial") as rival:
         rival.stdout.readline()
         assert "another process is writing it" in str(only_problem(fetch()))
-        rival.communicate(b"\n")
+        rival.communicate("\n")
     assert fetch()[0].fetched
 
 
@@ -340,26 +335,22 @@ def test_a_full_disk_is_no_failure_of_the_server(server, fetch, mount_disk):
 
 
 # --- the command -----------------------------------------------------------------------------------------------
-def fetch_zb(*arguments):
-    return run_zb("fetch", *arguments)
-
-
 def test_the_example_of_the_help_runs_as_printed_but_for_its_server(server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     [line] = re.findall(r"Example: zb fetch (.*)", zb.commands["fetch"].help)
     expected = {f"shard_{number:05d}.parquet": b"some" for number in range(10)}
     for name, data in expected.items():
         server.put(name, data)
-    done = fetch_zb(*shlex.split(line.replace("https://example.org", server.proxy.url)))
+    done = run_zb("fetch", *shlex.split(line.replace("https://example.org", server.proxy.url)))
     assert done.exit_code == 0, done.output
     assert files_in(tmp_path / "text") == expected
 
 
 def test_command(server, tmp_path):
-    done = fetch_zb(server.url, "-n", 2, "-w", 2, "-o", tmp_path / "out")
+    done = run_zb("fetch", server.url, "-n", 2, "-w", 2, "-o", tmp_path / "out")
     assert done.exit_code == 0
     assert done.stdout == "fetched  2 of 2 files, 195.3 KiB; 0 were there already\n"
-    done = fetch_zb(server.url, "-n", 5, "-o", tmp_path / "out", "--json")
+    done = run_zb("fetch", server.url, "-n", 5, "-o", tmp_path / "out", "--json")
     assert done.exit_code == 5
     report = json.loads(done.stdout)
     assert [file["fetched"] for file in report["files"]] == [False, False, True, True, False]
@@ -371,7 +362,7 @@ def test_command_with_digests(server, tmp_path):
     good = digests_of(server.files)
     (tmp_path / "list").write_text("".join(f"{digest} *{name}\n" for name, digest in good.items()))
     server.put(NAMES[1], b"other")
-    done = fetch_zb(server.url, "-n", 2, "--sha256-file", tmp_path / "list", "-o", tmp_path / "out", "--quiet")
+    done = run_zb("fetch", server.url, "-n", 2, "--sha256-file", tmp_path / "list", "-o", tmp_path / "out", "--quiet")
     assert (done.exit_code, done.stdout, done.stderr) == (3, "", "")
     assert files_in(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
 
@@ -380,9 +371,8 @@ def test_a_killed_run_goes_on(server, tmp_path):
     """SIGTERM in the middle of a stalled file: exit 143 soon after the read ends, nothing half under its name."""
     server.faults[NAMES[0]] = [None, server.stall]
     code = "from zb_hdf5.files import objects; objects.PART_BYTES = 50_000; from zb_hdf5.commands.zb import zb; zb()"
-    command = [sys.executable, "-c", code, "fetch", server.url, "-n", "1", "-o", str(tmp_path / "out")]
     partial = tmp_path / "out" / f"{NAMES[0]}.partial"
-    with subprocess.Popen(command, cwd=ROOT) as run:
+    with started(code, "fetch", server.url, "-n", 1, "-o", tmp_path / "out", cwd=ROOT) as run:
         deadline = time.monotonic() + 20
         while len(server.requests) < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -392,6 +382,6 @@ def test_a_killed_run_goes_on(server, tmp_path):
         assert run.wait(20) == 143
     assert set(files_in(tmp_path / "out")) == {partial.name, partial.name + ".version"}
     asked = len(server.requests)
-    assert fetch_zb(server.url, "-n", 1, "-o", tmp_path / "out").exit_code == 0
+    assert run_zb("fetch", server.url, "-n", 1, "-o", tmp_path / "out").exit_code == 0
     assert files_in(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
     assert all(span != "bytes=0-9999" for _, span in server.requests[asked:])

@@ -1,7 +1,5 @@
 """Loaders over objects: many reads under way, in order, and in any process."""
 
-import multiprocessing
-
 import numpy as np
 import pytest
 import torch
@@ -102,12 +100,8 @@ def test_workers_of_a_data_loader(store, context):
     with Loader(url) as loader, Loader(local) as expected:
         next(loader)  # the library is in use before the fork
         loader.set_epoch(1), expected.set_epoch(1)
-        workers = DataLoader(
-            loader.dataset(),
-            batch_size=None,
-            num_workers=2,
-            multiprocessing_context=multiprocessing.get_context(context),
-        )
+        how = {"batch_size": None, "num_workers": 2, "multiprocessing_context": context}
+        workers = DataLoader(loader.dataset(), **how)
         assert_same_epochs(workers, expected)
         assert_same_epochs(loader, expected)  # and after it
 

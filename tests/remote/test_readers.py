@@ -4,19 +4,19 @@ import os
 import pickle
 import shutil
 import time
+from functools import partial
 
 import h5py
 import numpy as np
 import pytest
-from contents import batches_of, write_batches, write_stream, write_streams
-from contract import check_reader, random_tokens
+from contents import batches_of, write_batches, write_streams
+from contract import check_reader, is_refused, random_tokens
 
-from zb_hdf5 import DocumentLoader, FollowingLoader, Loader, errors, open_reader, open_writer, verify_store
+from zb_hdf5 import FollowingLoader, Loader, errors, open_reader, open_writer, verify_store
 from zb_hdf5.commands.statistics import measure
 from zb_hdf5.files.objects import BLOCK_BYTES, PART_BYTES, RemoteObject
 from zb_hdf5.files.paths import any_path, open_file
 from zb_hdf5.files.tokens import Wait
-from zb_hdf5.store.streams import index_files
 
 
 def write_documents(folder, tokens, shards=2):
@@ -80,15 +80,6 @@ def test_opening_windows_of_a_stream_costs_one_read_of_the_index(web):
             np.testing.assert_array_equal(x, a)
             np.testing.assert_array_equal(y, b)
         assert loader.state_dict() == expected.state_dict()
-
-
-def test_the_documents_of_a_stream_are_read(web):
-    folder, proxy = web
-    local = write_documents(folder / "stream", np.arange(1, 1001, dtype=np.uint16))
-    options = {"collate": "pad", "batch_size": 3, "shuffle": "sequential"}
-    with DocumentLoader(f"{proxy.url}/stream", **options) as loader, DocumentLoader(local, **options) as expected:
-        for found, step in zip(loader, expected, strict=True):
-            np.testing.assert_array_equal(found["tokens"], step["tokens"])
 
 
 def test_windows_that_follow_each_other_are_one_request(web):
@@ -183,12 +174,9 @@ def test_what_needs_a_file_of_this_machine_says_so(web, write_store, tokens):
     folder, proxy = web
     write_store(folder / "store", tokens)
     url = f"{proxy.url}/store"
-    with pytest.raises(errors.BackendError, match="needs a file of this machine"):
-        open_reader(url, access="mmap")
-    with pytest.raises(errors.ArgumentError, match="is a URL"):
-        FollowingLoader(url, timeout_s=1)
-    with pytest.raises(errors.ArgumentError, match="is a URL"):
-        open_writer(f"{url}/new.h5", batch_size=2, seq_len=4)
+    is_refused(errors.BackendError, lambda: open_reader(url, access="mmap"), match="needs a file of this machine")
+    write = partial(open_writer, f"{url}/new.h5", batch_size=2, seq_len=4)
+    is_refused(errors.ArgumentError, lambda: FollowingLoader(url, timeout_s=1), write, match="is a URL")
     assert not proxy.requests
 
 
@@ -270,12 +258,8 @@ def test_lone_files_and_streams_are_read(served, write_file):
     folder, url = served
     write_file(folder / "x.h5", TOKENS, codec="zstd")
     np.testing.assert_array_equal(batches_of(f"{url}/x.h5"), TOKENS)
-    (folder / "s").mkdir()
     flat = TOKENS.reshape(-1)
-    paths = [folder / "s" / f"shard-0000{k}.h5" for k in range(2)]
-    for path, part in zip(paths, np.split(flat, [5000]), strict=True):
-        write_stream(path, part, chunk_tokens=512, codec="gzip")
-    index_files(paths).save(folder / "s")
+    write_streams(folder / "s", np.split(flat, [5000]), chunk_tokens=512, codec="gzip")
     for name in ("s", "s/shard-00000.h5"):
         with open_reader(f"{url}/{name}", batch_size=3, seq_len=50) as reader:
             found = np.concatenate(list(reader)).reshape(-1)

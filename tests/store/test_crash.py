@@ -12,7 +12,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from contents import write_batches
+from contents import files_in, write_batches
 from interrupted import failing
 from processes import python, running, started, wait_until
 
@@ -88,11 +88,6 @@ def with_sidecar(target):
     return [target, f"{target}.crc32"] if target.endswith(".batch") else [target]
 
 
-def snapshot(path):
-    files = [path] if path.is_file() else sorted(path.rglob("*"))
-    return {file.name: file.read_bytes() for file in files if file.is_file()}
-
-
 def save(path, num_batches, first=0):
     """Write the source of a small conversion."""
     np.save(path, batches(first, num_batches).reshape(-1, S).astype("<u2"))
@@ -132,9 +127,7 @@ def cut(target):
 
 
 # --- kill -9 of a writer ---------------------------------------------------------------------------------------
-WRITER = (
-    COMMON
-    + """
+WRITER = f"""{COMMON}
 import random, sys
 from zb_hdf5 import open_writer
 with open_writer(sys.argv[1], batch_size=B, seq_len=S, dtype="uint16") as writer:
@@ -143,7 +136,6 @@ with open_writer(sys.argv[1], batch_size=B, seq_len=S, dtype="uint16") as writer
         writer.write(batches(writer.num_batches, random.randint(1, 5)))
         print(writer.num_batches, flush=True)
 """
-)
 
 
 def kill_a_writer(path, chance, at_work=False):
@@ -233,23 +225,18 @@ def test_a_stopped_conversion_leaves_nothing_that_looks_whole(number, place, tmp
     assert names(tmp_path) == ["in.npy", *with_sidecar(target), "small.npy"]
 
 
-REPLACING = [(signal.SIGKILL, ("hdf5", "out.h5"))]
-
-
-@pytest.mark.parametrize(
-    ("number", "place"),
-    mostly_slow(REPLACING, [signal.SIGKILL, signal.SIGTERM], [("hdf5", "out.h5"), ("batch", "out")]),
-)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("place", [("hdf5", "out.h5"), ("batch", "out")])
 @pytest.mark.slow
 def test_a_stopped_conversion_with_force_does_not_touch_what_was_there(number, place, tmp_path):
     backend, target = place
     destination = tmp_path / target
     save(tmp_path / "old.npy", 4)
     assert run(CONVERT, f"npy-to-{backend}", tmp_path / "old.npy", destination, *SHAPE)[0] == 0
-    before = snapshot(destination)
+    before = files_in(destination)
     code, _ = signal_a_conversion(number, backend, destination, endless(tmp_path / "in.npy"), "--force")
     assert code == CODES[number]
-    assert snapshot(destination) == before
+    assert files_in(destination) == before
     if number != signal.SIGKILL:
         assert set(names(tmp_path)) - {"out.partial"} == {"in.npy", "old.npy", target}
 
@@ -325,16 +312,14 @@ def test_a_full_disk_does_not_touch_what_was_there(place, small_disk, tmp_path):
     backend, target = place
     save(tmp_path / "old.npy", 4)
     assert run(CONVERT, f"npy-to-{backend}", tmp_path / "old.npy", small_disk / target, *SHAPE)[0] == 0
-    before = snapshot(small_disk / target)
+    before = files_in(small_disk / target)
     command = (f"npy-to-{backend}", endless(tmp_path / "in.npy"), small_disk / target, *SHAPE, *cut(target))
     assert run(CROWDED + CONVERT, *command, "--force")[0] == 1
-    assert snapshot(small_disk / target) == before
+    assert files_in(small_disk / target) == before
     assert set(names(small_disk)) - {"out.partial"} == {target}
 
 
-FILL = (
-    COMMON
-    + """
+FILL = f"""{COMMON}
 import sys
 from zb_hdf5 import open_writer
 writer = open_writer(sys.argv[1], batch_size=B, seq_len=S, dtype="uint16")
@@ -347,7 +332,6 @@ sys.stdin.readline()
 getattr(writer, sys.argv[2])()
 print("ended", flush=True)
 """
-)
 
 
 @pytest.mark.parametrize("end", ["finish", *slow(["abort"])])
@@ -375,7 +359,6 @@ def test_batches_committed_before_the_disk_was_full_stay_readable(end, small_dis
 )
 def test_a_failed_write_can_be_repeated(suffix, call, tmp_path, monkeypatch):
     """Space was made: the digests must not count the group that failed."""
-
     how = {"batch_size": B, "seq_len": S, "dtype": "uint16", "durable": call == "fdatasync"}
     with open_writer(tmp_path / f"x{suffix}", **how) as writer:
         writer.write(batches(0, 2))
@@ -418,7 +401,6 @@ def test_groups_before_the_one_that_fails_stay_committed_and_digested(suffix, tm
     assert info.sha256 == hashlib.sha256(expected).hexdigest()
 
 
-# --- followers of a live file ----------------------------------------------------------------------------------
 # --- races -----------------------------------------------------------------------------------------------------
 READY = """
 import sys
@@ -460,9 +442,7 @@ def test_of_two_conversions_into_one_place_one_wins(rounds, place, force, tmp_pa
         assert names(folder) == ["0.npy", "1.npy", *with_sidecar(target)], errors
 
 
-RIVAL = (
-    COMMON
-    + """
+RIVAL = f"""{COMMON}
 import sys
 from zb_hdf5 import open_writer
 sys.stdin.readline()
@@ -476,7 +456,6 @@ try:
 except Exception as error:
     print(repr(error), flush=True)
 """
-)
 
 
 @pytest.mark.parametrize("moment", ["before unlock", "after unlock", "before share_lock", "after share_lock"])
@@ -547,23 +526,11 @@ except ZbError as error:
 """
 
 
-def write_300(path):
-    write_batches(path, batches(0, 300), dtype="uint16")
-    return path
-
-
-def truncate(path):
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def overwrite(path):
-    path.write_bytes(b"something else\n" * 1000)
-
-
-def empty(path):
-    path.write_bytes(b"")
-
-
+CHANGES = {
+    "truncate": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "overwrite": lambda path: path.write_bytes(b"something else\n" * 1000),
+    "empty": lambda path: path.write_bytes(b""),
+}
 WAYS = [
     (".h5", "pread", "read_batch_torch"),
     (".batch", "pread", "read_batch_torch"),
@@ -571,21 +538,22 @@ WAYS = [
     (".batch", "mmap", "read_batch"),
     (".h5", "h5py", "read_batch"),
 ]
-CUTS = [(truncate, WAYS[2]), (truncate, WAYS[3]), (truncate, WAYS[4]), (overwrite, WAYS[1]), (empty, WAYS[0])]
+CUTS = [*(("truncate", way) for way in WAYS[2:]), ("overwrite", WAYS[1]), ("empty", WAYS[0])]
 
 
-@pytest.mark.parametrize(("change", "how"), mostly_slow(CUTS, [truncate, overwrite, empty], WAYS))
+@pytest.mark.parametrize(("change", "how"), mostly_slow(CUTS, CHANGES, WAYS))
 @pytest.mark.thin
 def test_a_file_cut_under_a_reader_is_an_error_and_no_signal(change, how, tmp_path):
     suffix, access, way = how
-    if change is not truncate:
+    if change != "truncate":
         way = "read_batch"  # importing torch takes longer than all the rest
-    path = write_300(tmp_path / f"x{suffix}")
+    path = tmp_path / f"x{suffix}"
+    write_batches(path, batches(0, 300), dtype="uint16")
     with running(started(READER, path, access, way)) as reader:
         assert reader.stdout.readline() == "ready\n"
         if access != "mmap":
             time.sleep(random.uniform(0, 0.02))
-        change(path)
+        CHANGES[change](path)
         out, err = reader.communicate("\n", timeout=100)
     assert reader.returncode == 0, err
     assert err == ""

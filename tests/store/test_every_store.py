@@ -18,6 +18,9 @@ from zb_hdf5.store.streams import UNKNOWN_SHUFFLE
 RNG = np.random.default_rng(5)
 TOKENS = RNG.choice(RNG.integers(0, 50_000, 16), 6000).astype("<u2")  # of few values: they shrink
 CHUNK = 256
+BATCHES = {
+    "batches": "hdf5", "lone batch": "batch", "batch store": "mixed store", "compressed store": "compressed store",
+}  # fmt: skip
 COMPRESSED = ("compressed store", "compressed stream")
 DIGESTED = ("batches", "lone batch", "batch store", "stream", "stream store", *COMPRESSED)
 KINDS = (*DIGESTED, "npy", "npy folder")
@@ -26,19 +29,13 @@ STREAMS = ("stream", "stream store", "compressed stream", "npy", "npy folder")
 
 
 @pytest.fixture
-def make(tmp_path, write_file, write_store):
+def make(tmp_path, make_stored):
     """Return `make(kind) -> path`, of the same tokens in each kind of store."""
     batches, how = TOKENS.reshape(-1, 3, 20), {"chunk_tokens": CHUNK, "vocab_size": 50_000}
 
     def of_kind(kind):
-        if kind == "batches":
-            return write_file(tmp_path / "b.h5", batches).path
-        if kind == "lone batch":
-            return write_file(tmp_path / "b.batch", batches).path
-        if kind == "batch store":
-            return write_store(tmp_path / "b", batches, (7, 50), ("hdf5", "batch"))
-        if kind == "compressed store":
-            return write_store(tmp_path / "z", batches, (7, 50), codec="zstd")
+        if kind in BATCHES:
+            return make_stored(BATCHES[kind], tmp_path, batches, (7, 50))
         if kind in ("stream", "compressed stream"):
             codec = "gzip" if kind in COMPRESSED else None
             return write_stream(tmp_path / "s.h5", TOKENS, [1000, 0, 5000], codec=codec, **how).path

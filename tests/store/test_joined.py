@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from contract import random_tokens
-from descriptors import resident_share
+from descriptors import is_mapped, resident_share
 from processes import python
 
 from zb_hdf5 import IncompleteError, open_reader
@@ -50,11 +50,8 @@ def side_by_side(folder):
     """Return how many mappings of tokens alone, without what stands before them, begin where another one ends."""
     with open("/proc/self/maps") as maps:
         lines = [line.split(maxsplit=5) for line in maps]
-    ranges = sorted(
-        tuple(int(end, 16) for end in line[0].split("-"))
-        for line in lines
-        if str(folder) in line[-1] and int(line[2], 16)
-    )
+    mappings = [line[0].split("-") for line in lines if str(folder) in line[-1] and int(line[2], 16)]
+    ranges = sorted((int(start, 16), int(end, 16)) for start, end in mappings)
     return sum(before[1] == after[0] for before, after in pairwise(ranges))
 
 
@@ -118,8 +115,7 @@ def test_nothing_stays_mapped_when_a_reader_is_closed_or_dropped(store):
             reader.close()
         del reader
         gc.collect()
-        with open("/proc/self/maps") as maps:
-            assert str(store) not in maps.read()
+        assert not is_mapped(store)
         assert len(os.listdir("/proc/self/fd")) == fds
 
 

@@ -13,11 +13,11 @@ import h5py
 import numpy as np
 import pytest
 from commandline import run_zb as run
-from contents import batches_of, write_batches
+from contents import batches_of, files_in, write_batches
 from contract import random_tokens
-from damage import flip
+from damage import flip, flip_token
 from processes import python, running, started
-from test_crash import WRITER, batches, names, small_disk, snapshot  # noqa: F401
+from test_crash import WRITER, batches, names
 
 import zb_hdf5
 from zb_hdf5.spec import CRC32, INDEX_NAME
@@ -30,12 +30,6 @@ SHAPE = (4, 1024)
 @pytest.fixture
 def data():
     return random_tokens(9, *SHAPE).astype("<u2")
-
-
-def flip_batch(path, number, within=5):
-    with zb_hdf5.open_reader(path) as reader:
-        offset = reader.extents.offset(number)
-    flip(path, offset + within)
 
 
 def require_good(path):
@@ -62,9 +56,9 @@ def test_a_killed_writers_batches_are_published(delay_s, tmp_path):
     require_good(path)
     np.testing.assert_array_equal(batches_of(path), batches(0, report.kept))
     assert partial.read_bytes() == before
-    whole = snapshot(tmp_path)
+    whole = files_in(tmp_path)
     repair_file(partial)
-    assert snapshot(tmp_path) == whole
+    assert files_in(tmp_path) == whole
     assert names(tmp_path) == [path.name, partial.name]
 
 
@@ -117,10 +111,10 @@ def test_what_has_the_final_name_is_replaced_only_with_force(data, tmp_path, wri
     partial = leave_partial(tmp_path / "x.h5", data)
     write_file(tmp_path / "y.h5", data[:2])
     os.rename(tmp_path / "y.h5", tmp_path / "x.h5")
-    before = snapshot(tmp_path)
+    before = files_in(tmp_path)
     with pytest.raises(zb_hdf5.ConvertError, match="exists already; remove it"):
         repair_file(partial)
-    assert snapshot(tmp_path) == before
+    assert files_in(tmp_path) == before
     repair_file(partial, overwrite=True)
     np.testing.assert_array_equal(batches_of(tmp_path / "x.h5"), data)
     assert names(tmp_path) == ["x.h5", "x.h5.partial"]
@@ -166,7 +160,7 @@ def test_flipped_tokens_are_found_by_verify_and_dropped_by_repair(seed, data, tm
     chance = random.Random(seed)
     bad = sorted(chance.sample(range(len(data)), chance.randint(1, 4)))
     for number in bad:
-        flip_batch(path, number, chance.randrange(data[0].nbytes))
+        flip_token(path, number, chance.randrange(data[0].nbytes))
     before = path.read_bytes()
     assert zb_hdf5.verify_store(path)[0].problem is not None
     dry = repair_file(path, dry_run=True)
@@ -176,9 +170,9 @@ def test_flipped_tokens_are_found_by_verify_and_dropped_by_repair(seed, data, tm
     assert path.read_bytes() == before
     np.testing.assert_array_equal(batches_of(report.output), np.delete(data, bad, axis=0))
     require_good(tmp_path / "x.repaired.h5")
-    whole = snapshot(tmp_path)
+    whole = files_in(tmp_path)
     assert repair_file(path).dropped == bad
-    assert snapshot(tmp_path) == whole
+    assert files_in(tmp_path) == whole
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".batch"])
@@ -204,11 +198,11 @@ def test_a_sector_that_cannot_be_read_costs_its_batch_only(suffix, data, tmp_pat
 
 def test_a_whole_file_is_left_alone_and_a_damaged_crc32_row_costs_no_batch(data, tmp_path, write_file):
     path = write_file(tmp_path / "x.h5", data).path
-    before = snapshot(tmp_path)
+    before = files_in(tmp_path)
     result = run("repair", path)
     assert result.exit_code == 0
     assert "whole: 9 batches, none bad; nothing to do" in result.stdout
-    assert snapshot(tmp_path) == before
+    assert files_in(tmp_path) == before
     with h5py.File(path, "r+") as h5:
         h5[CRC32][2] ^= 1
     report = repair_file(path)
@@ -216,11 +210,11 @@ def test_a_whole_file_is_left_alone_and_a_damaged_crc32_row_costs_no_batch(data,
     require_good(tmp_path / "x.repaired.h5")
 
 
-def test_a_full_disk_leaves_nothing(small_disk, tmp_path):  # noqa: F811
-    with zb_hdf5.open_writer(tmp_path / "x.h5", batch_size=32, seq_len=64, dtype="uint16") as writer:
-        writer.write(batches(0, 1100))  # of 4 KiB each: a copy does not fit
+def test_a_full_disk_leaves_nothing(mount_disk, tmp_path):
+    small_disk = mount_disk(8 << 10)
+    write_batches(tmp_path / "x.h5", batches(0, 1100), dtype="uint16")  # of 4 KiB each: a copy does not fit
     shutil.copyfile(tmp_path / "x.h5", small_disk / "x.h5")
-    flip_batch(small_disk / "x.h5", 3)
+    flip_token(small_disk / "x.h5", 3)
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
         repair_file(small_disk / "x.h5")
     assert names(small_disk) == ["x.h5"]
@@ -229,18 +223,18 @@ def test_a_full_disk_leaves_nothing(small_disk, tmp_path):  # noqa: F811
 def test_a_store_is_repaired(data, tmp_path, write_store):
     store = write_store(tmp_path / "s", data, (3, 6), ("hdf5", "batch"))
     assert {report.state for report in repair_store(store)} == {"whole"}
-    flip_batch(store / "shard-00000.h5", 1)
-    flip_batch(store / "shard-00001.batch", 2)
-    before = snapshot(store)
+    flip_token(store / "shard-00000.h5", 1)
+    flip_token(store / "shard-00001.batch", 2)
+    before = files_in(store)
     reports = repair_store(store, dry_run=True)
-    assert snapshot(store) == before
+    assert files_in(store) == before
     reports = repair_store(store)
     assert [report.dropped for report in reports] == [[1], [2], []]
     require_good(store)
     np.testing.assert_array_equal(batches_of(store), np.delete(data, [1, 5], axis=0))
-    after = snapshot(store)
+    after = files_in(store)
     assert {report.state for report in repair_store(store)} == {"whole"}
-    assert snapshot(store) == after
+    assert files_in(store) == after
     assert {**before, INDEX_NAME: after[INDEX_NAME]}.items() <= after.items()
 
 
@@ -300,26 +294,3 @@ def test_an_index_is_looked_for_in_a_folder_only_and_made_of_shards_that_agree(d
             zb_hdf5.ShardIndex.load(place)
         with pytest.raises(zb_hdf5.ArgumentError, match=re.escape(f"{place}: expected the folder of a store")):
             rebuild_index(place)
-
-
-@pytest.mark.parametrize("damage", ["missing", "no HDF5 file", "cut short"])
-def test_a_shard_that_cannot_be_saved_is_left_out_only_with_force(damage, data, tmp_path, write_store):
-    folder = write_store(tmp_path / "store", data, cuts=(3, 6))
-    shard = sorted(folder.glob("shard-*"))[1]
-    if damage == "missing":
-        shard.unlink()
-    elif damage == "cut short":
-        os.truncate(shard, 5000)
-    else:
-        shard.write_bytes(b"x" * 5000)
-    before = snapshot(folder)
-    result = run("repair", folder)
-    assert result.exit_code in (1, 4)
-    assert "--force to leave its 3 batches out" in result.stderr
-    assert snapshot(folder) == before
-    dry = json.loads(run("repair", folder, "--dry-run", "--json").stdout)
-    assert "lost" in json.dumps(dry)
-    assert snapshot(folder) == before
-    assert run("repair", folder, "--force").exit_code == 0
-    np.testing.assert_array_equal(batches_of(folder), np.concatenate([data[:3], data[6:]]))
-    require_good(folder)

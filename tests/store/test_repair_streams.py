@@ -2,12 +2,14 @@
 
 import json
 import os
+from itertools import product
 
 import h5py
 import numpy as np
 import pytest
 from commandline import run_zb as run
-from contents import files_in
+from contents import batches_of, files_in
+from contract import random_tokens
 from damage import flip
 from descriptors import open_files
 from hypothesis import given
@@ -394,12 +396,19 @@ def test_a_repair_that_was_stopped_before_the_index_goes_on(store, monkeypatch):
     require_good(folder)
 
 
-@pytest.mark.parametrize("damage", ["missing", "no HDF5 file", "documents"])
-def test_a_stream_that_cannot_be_saved_is_left_out_only_with_force(damage, store):
+@pytest.mark.parametrize(("kind", "damage"), [
+    *product(("batches", "streams"), ("missing", "no HDF5 file")), ("batches", "cut short"), ("streams", "documents"),
+])  # fmt: skip
+def test_a_shard_that_cannot_be_saved_is_left_out_only_with_force(kind, damage, store, tmp_path, write_store):
     folder, documents = store
+    data, lost = random_tokens(9, 4, 1024, "uint16"), "5 documents"
+    if kind == "batches":
+        folder, lost = write_store(tmp_path / "batches", data, (3, 6)), "3 batches"
     shard = folder / "shard-00001.h5"
     if damage == "missing":
         shard.unlink()
+    elif damage == "cut short":
+        os.truncate(shard, 5000)
     elif damage == "documents":
         damage_offsets(shard, {1: 3})
     else:
@@ -407,12 +416,16 @@ def test_a_stream_that_cannot_be_saved_is_left_out_only_with_force(damage, store
     before = files_in(folder)
     result = run("repair", folder)
     assert result.exit_code in (1, 4)
-    assert "--force to leave its 5 documents out" in result.stderr
+    assert f"--force to leave its {lost} out" in result.stderr
+    assert "lost" in run("repair", folder, "--dry-run", "--json").stdout
     assert files_in(folder) == before
     assert run("repair", folder, "--force").exit_code == 0
     require_good(folder)
-    assert content(folder) == [document.tolist() for document in [*documents[0], *documents[2]]]
-    assert ShardIndex.load(folder).meta.document_count == 10
+    if kind == "batches":
+        np.testing.assert_array_equal(batches_of(folder), np.delete(data, slice(3, 6), axis=0))
+    else:
+        assert content(folder) == [document.tolist() for document in [*documents[0], *documents[2]]]
+        assert ShardIndex.load(folder).meta.document_count == 10
 
 
 def test_an_index_that_counts_other_documents_is_told(store):

@@ -13,8 +13,8 @@ from zb_hdf5.formats.batch_writer import ShardInfo
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.loaders.protocol import STATE_VERSION
 
-#: The kinds of the states of all loaders, and of the data set of a `Loader`.
-KINDS = ("loader", "mixture", "text", "documents", "batches")
+#: The kinds of the states of all loaders, and of the data set of a `Loader` and its sampler.
+KINDS = ("loader", "mixture", "text", "documents", "batches", "steps")
 
 same = np.testing.assert_array_equal
 

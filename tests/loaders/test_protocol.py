@@ -110,7 +110,7 @@ def test_every_loader_keeps_the_protocol(name, data):
     check_loader(lambda: LOADERS[name](data), steps=5)
 
 
-#: One loader of each kind of state; the data set of a loader has one of its own.
+#: One loader of each kind of state; the data set of a loader and its sampler have states of their own.
 STATEFUL = {
     "loader": "Loader",
     "mixture": "MixedLoader",
@@ -121,7 +121,8 @@ STATEFUL = {
 
 def stateful(data):
     loader = Loader(data / "a.h5", **ALONE)
-    return {**{kind: LOADERS[name](data) for kind, name in STATEFUL.items()}, "batches": loader.dataset()}
+    others = {"batches": loader.dataset(), "steps": loader.dataset().sampler}
+    return {**{kind: LOADERS[name](data) for kind, name in STATEFUL.items()}, **others}
 
 
 def test_every_kind_of_state_is_refused_by_every_other_kind(data):

@@ -242,12 +242,17 @@ def test_a_mixture_refuses_a_state_or_resumes_exactly(stores, data):
 
 @examples(60)
 @given(data=st.data())
-def test_a_dataset_refuses_a_state_or_takes_its_epoch(stores, data):
+def test_a_dataset_and_its_sampler_refuse_a_state_or_resume_exactly(stores, data):
     with Loader(stores / "a.h5", **ALONE) as loader:
         dataset = loader.dataset()
-        state = data.draw(damaged(dataset.state_dict()))
-        if load(dataset, state):
-            assert loader.epoch == state["epoch"]
+        sampler = dataset.sampler
+        next(iter(sampler))
+        for part in (dataset, sampler):
+            state = data.draw(damaged(part.state_dict()))
+            if load(part, state):
+                assert loader.epoch == state["epoch"]
+                if part is sampler:
+                    assert list(sampler) == list(range(state["step"], N))
 
 
 def test_segments_that_contradict_each_other_are_refused(stores):

@@ -17,7 +17,7 @@ from zb_hdf5.documents.pieces import IGNORED_TARGET, position_ids, ranges
 from zb_hdf5.errors import BatchIndexError
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.order import StepRequests
-from zb_hdf5.loaders.protocol import require_count, require_fields
+from zb_hdf5.loaders.protocol import require_count, require_fields, require_kind
 from zb_hdf5.loaders.steps import Step
 
 #: The ends of messages about a state that differs.
@@ -149,20 +149,40 @@ class StepSampler(DistributedSampler[Any]):
     """The steps of a `BatchDataset`, in order.
 
     A `DistributedSampler` of one process: the dataset has this rank's share only, and Lightning would replace any other
-    sampler by one that shares it out again.
+    sampler by one that shares it out again. `StatefulDataLoader` keeps its position, which ends with its epoch.
     """
 
     dataset: BatchDataset
+    _next, _resumed = 0, False
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, for the dataset too."""
         self.dataset.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(range(len(self)))
+        start = self._next = self._next if self._resumed else 0
+        self._resumed = False
+        return self._rest(self.dataset.epoch, start)
+
+    def _rest(self, epoch: int, start: int) -> Iterator[Any]:
+        for step in range(start if self.dataset.epoch == epoch else 0, len(self)):  # else another was chosen since
+            self._next = step + 1
+            yield step
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the dataset's state and the next step."""
+        return {**self.dataset.state_dict(), "kind": "steps", "step": self._next}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on at the step of the state, unless `set_epoch` has chosen another epoch than that of the state."""
+        state = {**require_kind(self.dataset.path, state_dict, "steps"), "kind": "batches"}
+        step = require_count(self.dataset.path, state, "step", len(self), "the steps of an epoch")
+        del state["step"]
+        self.dataset.load_state_dict(state)
+        self._next, self._resumed = step if state["epoch"] == self.dataset.epoch else 0, True
 
 
 class RecordDataset(Dataset[dict[str, torch.Tensor]]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Collection, Generator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
 from functools import partial
 from itertools import chain, islice, repeat
 from math import prod
@@ -164,24 +164,16 @@ def _cut(plan: StepPlan, documents: Documents, live: int, max_tokens: int) -> It
         waiting = waiting[begin:]
 
 
-def padded_pieces(starts: npt.NDArray[np.uint64], lengths: npt.NDArray[np.int64], multiple: int) -> Pieces:
-    """Return the pieces of documents that have a record each, as long as the longest, rounded up to a multiple."""
-    seq_len = -(-int(lengths.max()) // multiple) * multiple
-    is_short = lengths < seq_len
-    ends = ends_of(1 + is_short)
-    columns, offsets = np.zeros(ends[-1], np.uint32), np.full(ends[-1], NO_DOCUMENT, np.uint64)
-    offsets[ends[:-1]] = starts
-    columns[ends[1:][is_short] - 1] = lengths[is_short]
-    return Pieces(ends, columns, offsets, seq_len)
-
-
-def packed_pieces(starts: npt.NDArray[np.uint64], lengths: npt.NDArray[np.int64], multiple: int) -> Pieces:
-    """Return the pieces of documents one after the other in one record, its length rounded up to a multiple."""
-    columns = ends_of(lengths)
-    seq_len = -(-int(columns[-1]) // multiple) * multiple
-    count = len(starts) + int(columns[-1] < seq_len)
-    offsets = np.append(starts, np.uint64(NO_DOCUMENT))[:count]
-    return Pieces(np.array([0, count]), columns[:count].astype(np.uint32), offsets, seq_len)
+def pieces_of(starts: npt.NDArray[np.uint64], lengths: npt.NDArray[np.int64], multiple: int, *, packed: bool) -> Pieces:
+    """Return the pieces of documents, in a record each or all in one, which are filled up to a multiple."""
+    firsts = np.array([0, len(lengths)]) if packed else np.arange(len(lengths) + 1)  # the documents of each record
+    ends = ends_of(lengths)
+    filled = np.diff(ends[firsts])
+    seq_len = -(-int(filled.max()) // multiple) * multiple
+    is_short = filled < seq_len
+    columns, padding = ends[:-1] - ends[firsts[:-1]].repeat(np.diff(firsts)), firsts[1:][is_short]
+    columns = np.insert(columns, padding, filled[is_short]).astype(np.uint32)
+    return Pieces(firsts + ends_of(is_short), columns, np.insert(starts, padding, np.uint64(NO_DOCUMENT)), seq_len)
 
 
 def gather(column: BatchReader, pieces: Pieces, fill: int = 0, dtype: Any = None) -> npt.NDArray[Any]:
@@ -195,71 +187,6 @@ def gather(column: BatchReader, pieces: Pieces, fill: int = 0, dtype: Any = None
     for place, offset, length in zip(*places, strict=True):
         values[place : place + length] = column.get_slice(offset, offset + length)
     return values.reshape(-1, pieces.seq_len, *shape)
-
-
-@dataclass(frozen=True)
-class DocumentBatches:
-    """Reads the batches of a `DocumentLoader`. Threads that read ahead hold this, and no loader."""
-
-    store: StoreReader
-    documents: Documents
-    collate: str
-    multiple: int
-    pad_token_id: int
-    targets: bool
-    loss_mask: str | None
-    fields: tuple[str, ...]
-    spans: WantedSpans
-    dtype: np.dtype[Any]
-    #: Offsets of the documents whose tokens are no targets.
-    masked: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
-    columns: dict[str, BatchReader] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Open the fields; `ArgumentError` if one is not there, or is no mask."""
-        mask = self.loss_mask
-        if mask is not None and not self.targets:
-            raise ArgumentError(f"loss_mask={mask!r} tells which targets count; pass targets=True too")
-        wanted = dict.fromkeys(self.fields if mask is None else (*self.fields, mask))
-        for name in [name for name in wanted if name not in self.columns]:
-            self.columns[name] = column = self.store.field(name)
-            if name == mask and (value_shape(column) or column.dtype.kind not in "biuf"):
-                raise ArgumentError(
-                    f"{self.store.path}: expected loss_mask to name a field of one number for each token, found "
-                    f"{name!r}, {column.dtype} of shape {value_shape(column)}"
-                )
-
-    def read(self, documents: IndexArray) -> dict[str, Any]:
-        """Return the batch of these documents, numbered as in `Documents`."""
-        starts, lengths = self.documents.starts(documents), self.documents.lengths(documents)
-        packed = self.collate == "pack"
-        pieces = (packed_pieces if packed else padded_pieces)(starts, lengths, self.multiple)
-        read = {name: gather(column, pieces) for name, column in self.columns.items()}
-        values = {"tokens": gather(self.store, pieces, self.pad_token_id, self.dtype)}
-        if self.targets:
-            mask = None if self.loss_mask is None else read[self.loss_mask]
-            values["targets"] = views.targets(values["tokens"], pieces, mask)
-            if len(self.masked):
-                views.ignore(values["targets"], pieces, np.isin(pieces.offsets, self.masked))
-        values |= {name: read[name] for name in self.fields}
-        others: dict[str, Any] = {}
-        if self.spans:
-            spans_of = partial(cast("DocumentTable", self.store.documents).spans_of, codec=self.spans)
-            others["spans"], values["span_index"] = spans_of_pieces(pieces, spans_of)
-        if packed:
-            values["position_ids"] = views.position_ids(pieces)
-            values = {name: rows[0] for name, rows in values.items()} | {"cu_seqlens": views.cu_seqlens(pieces)}
-            others["max_seqlen"] = views.max_seqlen(pieces)
-            lengths = pieces.lengths
-        padding = np.full(len(lengths) - len(documents), views.PADDING_ID)
-        values["documents"] = np.concatenate([self.documents.numbers(documents), padding])
-        values["seq_lens"] = lengths.astype(np.int32)
-        return {name: as_tensor(array) for name, array in values.items()} | others
-
-    def close(self) -> None:
-        """Release the files."""
-        for store in (self.store, *self.columns.values()):
-            store.close()
 
 
 class DocumentLoader(EpochLoader[dict[str, Any]]):
@@ -385,13 +312,12 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         self.collate, self.batch_size, self.max_tokens, self.too_long = collate, batch_size, max_tokens, too_long
         self.shuffle, self.bucket_batches, self.seed = shuffle, bucket_batches, seed
         self.drop_last, self._prefetch, self._device = drop_last, prefetch, cuda_device(device)
+        self.targets, self._loss_mask, self._fields, self._spans = targets, loss_mask, tuple(fields), spans
+        self._multiple, self._pad_token_id, self._dtype = pad_to_multiple_of, pad_token_id, numpy_dtype(dtype)
         self.rank, self.world_size = resolve_rank(rank, world_size)
         offsets = self.store.doc_offsets
         self.documents = Documents(offsets, max_tokens, too_long, self.path)
-        self._batches = DocumentBatches(
-            self.store, self.documents, collate, pad_to_multiple_of, pad_token_id, targets, loss_mask, tuple(fields),
-            spans, numpy_dtype(dtype),
-        )  # fmt: skip
+        self._columns = self._open_columns()
         self.skip, self.mask_documents = checked_skip(skip), masked_numbers(mask_documents)
         self._mask()
         # the same tokens with other boundaries are other documents
@@ -399,6 +325,20 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         self.epoch = -1  # none yet
         self._counted: tuple[StepPlan | None, int] = None, 0
         self.set_epoch(epoch)
+
+    def _open_columns(self) -> dict[str, BatchReader]:
+        """Open the fields; `ArgumentError` if one is not there, or is no mask."""
+        mask = self._loss_mask
+        if mask is not None and not self.targets:
+            raise ArgumentError(f"loss_mask={mask!r} tells which targets count; pass targets=True too")
+        columns = {name: self.store.field(name) for name in (*self._fields, *([] if mask is None else [mask]))}
+        column = None if mask is None else columns[mask]
+        if column is not None and (value_shape(column) or column.dtype.kind not in "biuf"):
+            raise ArgumentError(
+                f"{self.path}: expected loss_mask to name a field of one number for each token, found {mask!r}, "
+                f"{column.dtype} of shape {value_shape(column)}"
+            )
+        return columns
 
     def plan_of_epoch(self, epoch: int) -> StepPlan:
         """Return the documents that this rank reads at each step of an epoch; packed, their order only."""
@@ -421,8 +361,8 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
     def _mask(self) -> None:
         masked, offsets = self.mask_documents, self.store.doc_offsets
         if masked:
-            require_masked(self.path, masked, len(offsets) - 1, self._batches.targets)
-        self._batches = replace(self._batches, masked=offsets[list(masked)])
+            require_masked(self.path, masked, len(offsets) - 1, self.targets)
+        self._masked = offsets[list(masked)]
 
     def _steps(self, plan: StepPlan, position: int) -> Iterator[tuple[Any, int]]:
         """Yield the documents of each step from a position on, and the position behind it."""
@@ -439,13 +379,40 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         return self._counted[1]
 
     def _read_from(self, position: int) -> Generator[tuple[dict[str, Any], int]]:
-        store, batches = self.store, self._batches  # threads that read ahead do not refer to the loader
+        store, read = self.store, copy(self)._read  # threads that read ahead do not refer to the loader
         mean = max(1, store.num_tokens // self.documents.count)
         reads = self.batch_size or -(-(self.max_tokens or 1) // mean)
         step_bytes = reads * mean * store.dtype.itemsize
         depth, threads = depth_of(self._prefetch, store.tokens, store.path, self._device, step_bytes, reads)
         steps, device = self._steps(self.plan, position), self._device
-        return read_ahead(lambda step: (batches.read(step[0]), step[1]), steps, depth, threads=threads, device=device)
+        return read_ahead(lambda step: (read(step[0]), step[1]), steps, depth, threads=threads, device=device)
+
+    def _read(self, documents: IndexArray) -> dict[str, Any]:
+        """Return the batch of these documents, numbered as in `Documents`."""
+        starts, lengths = self.documents.starts(documents), self.documents.lengths(documents)
+        packed = self.collate == "pack"
+        pieces = pieces_of(starts, lengths, self._multiple, packed=packed)
+        read = {name: gather(column, pieces) for name, column in self._columns.items()}
+        values = {"tokens": gather(self.store, pieces, self._pad_token_id, self._dtype)}
+        if self.targets:
+            mask = None if self._loss_mask is None else read[self._loss_mask]
+            values["targets"] = views.targets(values["tokens"], pieces, mask)
+            if len(self._masked):
+                views.ignore(values["targets"], pieces, np.isin(pieces.offsets, self._masked))
+        values |= {name: read[name] for name in self._fields}
+        others: dict[str, Any] = {}
+        if self._spans:
+            spans_of = partial(cast("DocumentTable", self.store.documents).spans_of, codec=self._spans)
+            others["spans"], values["span_index"] = spans_of_pieces(pieces, spans_of)
+        if packed:
+            values["position_ids"] = views.position_ids(pieces)
+            values = {name: rows[0] for name, rows in values.items()} | {"cu_seqlens": views.cu_seqlens(pieces)}
+            others["max_seqlen"] = views.max_seqlen(pieces)
+            lengths = pieces.lengths
+        padding = np.full(len(lengths) - len(documents), views.PADDING_ID)
+        values["documents"] = np.concatenate([self.documents.numbers(documents), padding])
+        values["seq_lens"] = lengths.astype(np.int32)
+        return {name: as_tensor(array) for name, array in values.items()} | others
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that must agree for a position to mean the same document."""
@@ -464,7 +431,8 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
     def close(self) -> None:
         """End the reading threads, and close the files."""
         super().close()
-        self._batches.close()
+        for store in (self.store, *self._columns.values()):
+            store.close()
 
 
 def _open_stream(

@@ -12,6 +12,7 @@ import os
 from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from itertools import chain, count, islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -53,58 +54,6 @@ class Place(NamedTuple):
     row_group: int
     document: int
     token: int
-
-
-class Text(NamedTuple):
-    """The text of a rank: its row groups by their numbers among those of all ranks, each a file and a number in it."""
-
-    row_groups: dict[int, tuple[ParquetFile, int]]
-    tokenizer: Tokenizer
-    boundary: tuple[int, str]
-    num_threads: int
-
-    def batches(self, place: Place, tokens: int, overlap: int) -> Iterator[tuple[npt.NDArray[np.uint32], Place]]:
-        """Return what `_cut` yields from a place on; `StateError` if there is no such place."""
-        documents = self._documents(place)
-        first, encoded = next(documents)
-        if place.token and (first._replace(token=place.token) != place or place.token >= len(encoded)):
-            raise StateError(
-                f"{self.row_groups[place.row_group][0].path}: state: expected token within document "
-                f"{place.document:,} of row group {place.row_group:,}, found {place.token:,}"
-            )
-        return _cut(chain([(first, encoded)], documents), place.token, tokens, overlap)
-
-    def _documents(self, place: Place) -> Iterator[tuple[Place, npt.NDArray[np.uint32]]]:
-        """Yield the place and the tokens of each document from that of `place` on, epoch after epoch."""
-        for epoch in count(place.epoch):
-            empty = True
-            for number, (file, number_in_file) in self.row_groups.items():
-                if (epoch, number) < place[:2]:
-                    continue
-                texts = (text for block in file.row_group(number_in_file) for text in block.texts)
-                skip = place.document if (epoch, number) == place[:2] else 0
-                if (found := sum(1 for _ in islice(texts, skip))) < skip:
-                    raise StateError(
-                        f"{file.path}: state: expected document in 0..{found:,}, the documents of row group "
-                        f"{number:,}, found {skip:,}"
-                    )
-                for document, tokens in enumerate(self._encoded(texts), skip):
-                    empty = False
-                    yield Place(epoch, number, document, 0), tokens
-            if empty and epoch > place.epoch:
-                raise FormatError(f"{file.path.parent}: no row group of rank {min(self.row_groups)} has a document")
-
-    def _encoded(self, texts: Iterator[str]) -> Iterator[npt.NDArray[np.uint32]]:
-        """Yield the tokens of each document, its boundary token included."""
-        some, characters = list[str](), 0
-        for text in chain(texts, [None]):
-            if text is not None:
-                some.append(text)
-                characters += len(text)
-            if some and (text is None or characters >= PIECE_CHARACTERS):
-                tokens, lengths = with_boundaries(*self.tokenizer.encode(some, self.num_threads), *self.boundary)
-                yield from np.split(tokens, np.cumsum(lengths)[:-1])
-                some, characters = [], 0
 
 
 def _cut(
@@ -204,21 +153,22 @@ class TextLoader(TokenLoader[Any]):
         self.batch_size, self.seq_len, self.targets = batch_size, seq_len, targets
         self.rank, self.world_size = resolve_rank(rank, world_size)
         self.tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
-        boundary = (self.tokenizer.special_token_id(boundary_token), boundary_position)
+        self._boundary = (self.tokenizer.special_token_id(boundary_token), boundary_position)
+        self._num_threads = num_threads
         self._device = cuda_device(device)
         self._prefetch = AUTO_PREFETCH if prefetch == "auto" else int(prefetch)
         paths = paths_of_split(self.path, split)
         with ThreadPoolExecutor(FOOTER_THREADS, thread_name_prefix="zb-footers") as pool:
             files = list(pool.map(lambda path: ParquetFile(path, text_column), paths))
         self._num_row_groups = num_row_groups = sum(file.num_row_groups for file in files)
-        self._text = Text(self._row_groups(files, self.rank), self.tokenizer, boundary, num_threads)
+        self._groups = self._row_groups(files, self.rank)
         if not self._row_groups(files, self.world_size - 1):  # no rank has fewer
             raise ArgumentError(
                 f"{self.path}: split {split!r} has {num_row_groups:,} row groups for {self.world_size:,} ranks: some "
                 "would have no text; write smaller row groups, or evaluate on fewer ranks"
             )
         self._fingerprint = _fingerprint(paths, text_column)
-        self._position: Place = Place(0, min(self._text.row_groups), 0, 0)
+        self._position: Place = Place(0, min(self._groups), 0, 0)
 
     def _row_groups(self, files: list[ParquetFile], rank: int) -> dict[int, tuple[ParquetFile, int]]:
         """Return number among all -> file and number in it, of the row groups of a rank."""
@@ -231,13 +181,13 @@ class TextLoader(TokenLoader[Any]):
         return self._position.epoch
 
     def _start(self, epoch: int) -> Place:
-        return Place(epoch, min(self._text.row_groups), 0, 0)
+        return Place(epoch, min(self._groups), 0, 0)
 
     def _read_from(self, position: Place) -> Generator[tuple[Any, Place]]:
         import torch
 
         shape, targets = (self.batch_size, self.seq_len), self.targets
-        batches = self._text.batches(position, self.batch_size * self.seq_len, int(targets))
+        batches = copy(self)._batches_from(position, self.batch_size * self.seq_len, int(targets))
 
         def make(_: None) -> tuple[torch.Tensor, Place]:
             tokens, place = next(batches)
@@ -248,6 +198,49 @@ class TextLoader(TokenLoader[Any]):
             return ((tokens.view(shape), place) for tokens, place in made)
         return (((tokens[:-1].view(shape), tokens[1:].view(shape)), place) for tokens, place in made)
 
+    def _batches_from(self, place: Place, tokens: int, overlap: int) -> Iterator[tuple[npt.NDArray[np.uint32], Place]]:
+        """Return what `_cut` yields from a place on; `StateError` if there is no such place."""
+        documents = self._documents(place)
+        first, encoded = next(documents)
+        if place.token and (first._replace(token=place.token) != place or place.token >= len(encoded)):
+            raise StateError(
+                f"{self._groups[place.row_group][0].path}: state: expected token within document "
+                f"{place.document:,} of row group {place.row_group:,}, found {place.token:,}"
+            )
+        return _cut(chain([(first, encoded)], documents), place.token, tokens, overlap)
+
+    def _documents(self, place: Place) -> Iterator[tuple[Place, npt.NDArray[np.uint32]]]:
+        """Yield the place and the tokens of each document from that of `place` on, epoch after epoch."""
+        for epoch in count(place.epoch):
+            empty = True
+            for number, (file, number_in_file) in self._groups.items():
+                if (epoch, number) < place[:2]:
+                    continue
+                texts = (text for block in file.row_group(number_in_file) for text in block.texts)
+                skip = place.document if (epoch, number) == place[:2] else 0
+                if (found := sum(1 for _ in islice(texts, skip))) < skip:
+                    raise StateError(
+                        f"{file.path}: state: expected document in 0..{found:,}, the documents of row group "
+                        f"{number:,}, found {skip:,}"
+                    )
+                for document, tokens in enumerate(self._encoded(texts), skip):
+                    empty = False
+                    yield Place(epoch, number, document, 0), tokens
+            if empty and epoch > place.epoch:
+                raise FormatError(f"{file.path.parent}: no row group of rank {min(self._groups)} has a document")
+
+    def _encoded(self, texts: Iterator[str]) -> Iterator[npt.NDArray[np.uint32]]:
+        """Yield the tokens of each document, its boundary token included."""
+        some, characters = list[str](), 0
+        for text in chain(texts, [None]):
+            if text is not None:
+                some.append(text)
+                characters += len(text)
+            if some and (text is None or characters >= PIECE_CHARACTERS):
+                tokens, lengths = with_boundaries(*self.tokenizer.encode(some, self._num_threads), *self._boundary)
+                yield from np.split(tokens, np.cumsum(lengths)[:-1])
+                some, characters = [], 0
+
     def _place(self) -> dict[str, Any]:
         return self._position._asdict()
 
@@ -255,8 +248,8 @@ class TextLoader(TokenLoader[Any]):
         if not force:
             require_fields(self.path, state, self.identity(), Place._fields, REASONS, Remedy.FORCE)
         place = Place(*(require_count(self.path, state, name) for name in Place._fields))
-        if place.row_group not in self._text.row_groups:
-            groups = f"one of the {len(self._text.row_groups):,} of this rank"
+        if place.row_group not in self._groups:
+            groups = f"one of the {len(self._groups):,} of this rank"
             raise StateError(f"{self.path}: state: expected row_group {groups}, found {place.row_group:,}")
         reading = self._read_from(place)  # refuses a place that does not exist
         self._go_to(place)
@@ -271,8 +264,8 @@ class TextLoader(TokenLoader[Any]):
             "split": self.split,
             "num_row_groups": self._num_row_groups,
             "tokenizer": self.tokenizer.digest,
-            "boundary_token_id": self._text.boundary[0],
-            "boundary_position": self._text.boundary[1],
+            "boundary_token_id": self._boundary[0],
+            "boundary_position": self._boundary[1],
             "world_size": self.world_size,
             "rank": self.rank,
         }

@@ -119,9 +119,8 @@ class DocumentFile(ABC):
         """Group documents into blocks; their rows are numbered from `first` on."""
         block, characters = Block(), 0
         for number, (text, more) in enumerate(found, first):
-            if isinstance(text, Reason) or not text:
-                reason = (text if isinstance(text, Reason) else Reason.EMPTY).value
-                block.dropped.merge(Dropped({reason: 1}, [f"{row_of_source(self.path, number)}: {reason}"]))
+            if isinstance(text := text or Reason.EMPTY, Reason):
+                block.dropped.merge(Dropped({text.value: 1}, [f"{row_of_source(self.path, number)}: {text}"]))
                 continue
             block.texts.append(text)
             block.rows.append(number)
@@ -158,12 +157,11 @@ class ParquetFile(DocumentFile):
         with self._open() as file:
             self.num_row_groups = file.num_row_groups
             groups = [file.metadata.row_group(k) for k in range(file.num_row_groups)]
-            schema = file.schema_arrow
+            schema, column, path = file.schema_arrow, self.column, self.path
             self._rows = [group.num_rows for group in groups]
-            columns = [[group.column(number) for number in range(group.num_columns)] for group in groups]
-        sizes = [{each.path_in_schema: int(each.total_uncompressed_size) for each in group} for group in columns]
-        self._text_bytes = [group.get(self.column, 0) for group in sizes]
-        column, path = self.column, self.path
+            columns = [map(group.column, range(group.num_columns)) for group in groups]
+            sizes = [{each.path_in_schema: each.total_uncompressed_size for each in group} for group in columns]
+        self._text_bytes = [int(group.get(column, 0)) for group in sizes]
         for name, what in ((column, "the text"), *((name, "its documents") for name in self.more_columns)):
             if name not in schema.names:
                 raise ConvertError(f"{path}: no column {name!r} for {what}; its columns are: {', '.join(schema.names)}")
@@ -207,26 +205,14 @@ class JsonLinesFile(DocumentFile):
         self._gzip = self.path.suffix == ".gz"
         self.num_row_groups = 1 if self._gzip else max(1, -(-self.path.stat().st_size // ROW_GROUP_BYTES))
 
-    def unknown_columns(self) -> list[str]:
-        """Return the metadata columns that the first lines of the file lack, all of them."""
-        keys: set[str] = set()
-        with self._open() as file:
-            for line in islice(file, SAMPLE_LINES if self.metadata_columns else 0):
-                with suppress(ValueError, RecursionError):
-                    value = json.loads(line)
-                    keys |= value.keys() if isinstance(value, dict) else set()
-        return [name for name in self.metadata_columns if keys and name not in keys]
-
     def row_group(self, number: int) -> Iterator[Block]:
         """Yield the documents of the lines that begin in one range of bytes."""
-        start, line_number = number * ROW_GROUP_BYTES, 1
+        offset, line = self._groups[number]
+        stop = self._groups[number + 1][0] if number + 1 < self.num_row_groups else None
         with self._open() as file:
-            if number:
-                file.seek(start - 1)
-                line_number += self._line_ends[number] + file.readline().count(b"\n")
-            stop = None if number == self.num_row_groups - 1 else start + ROW_GROUP_BYTES
+            file.seek(offset)
             try:
-                yield from self._blocks(line_number, map(self._document, _lines_until(file, stop)))
+                yield from self._blocks(line, map(self._document, _lines_until(file, stop)))
             except (gzip.BadGzipFile, EOFError, zlib.error) as error:
                 raise FormatError(f"{self.path}: damaged or cut off: {error}") from error
 
@@ -234,19 +220,21 @@ class JsonLinesFile(DocumentFile):
         return cast(BinaryIO, gzip.open(self.path, "rb")) if self._gzip else open(self.path, "rb")
 
     @cached_property
-    def _line_ends(self) -> list[int]:
-        """How many lines end before each row group and the byte before it: one pass over the file finds all."""
-        ends, lines = [0], 0
+    def _groups(self) -> list[tuple[int, int]]:
+        """The byte offset and the number of the first line of each row group: one pass over the file finds all."""
+        groups, line = [(0, 1)], 1
         with self._open() as file:
-            for stop in range(ROW_GROUP_BYTES - 1, self.num_row_groups * ROW_GROUP_BYTES - 1, ROW_GROUP_BYTES):
-                while data := file.read(min(stop - file.tell(), 1 << 20)):  # nothing: the file has become shorter
-                    lines += data.count(b"\n")
-                ends.append(lines)
-        return ends
+            for start in range(ROW_GROUP_BYTES, self.num_row_groups * ROW_GROUP_BYTES, ROW_GROUP_BYTES):
+                while data := file.read(max(0, min(start - 1 - file.tell(), 1 << 20))):
+                    line += data.count(b"\n")
+                if file.tell() < start:  # else one line fills the group
+                    line += file.readline().count(b"\n")
+                groups.append((file.tell(), line))
+        return groups
 
     def __getstate__(self) -> dict[str, Any]:
         """Count the lines first, or each process would that reads a part of the file."""
-        return self.__dict__ | ({"_line_ends": self._line_ends} if self.num_row_groups > 1 else {})
+        return self.__dict__ | {"_groups": self._groups}
 
     def _document(self, line: bytes) -> Found:
         try:
@@ -330,8 +318,14 @@ def open_documents(
 
 def unknown_columns(files: Sequence[DocumentFile]) -> list[str]:
     """Return the metadata columns that the first lines of all files of JSON lines lack."""
-    found = [set(file.unknown_columns()) for file in files if isinstance(file, JsonLinesFile)]
-    return sorted(set.intersection(*found)) if found else []
+    columns, keys = set[str](), set[str]()
+    for jsonl in (file for file in files if isinstance(file, JsonLinesFile) and file.metadata_columns):
+        columns |= {*jsonl.metadata_columns}
+        with jsonl._open() as lines:
+            for line in islice(lines, SAMPLE_LINES):
+                with suppress(ValueError, RecursionError, AttributeError):  # no JSON, or no object
+                    keys |= json.loads(line).keys()
+    return sorted(columns - keys) if keys else []
 
 
 def row_of_source(source: str | os.PathLike[str] | None, row: int | None) -> str:

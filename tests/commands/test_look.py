@@ -21,7 +21,7 @@ from packed import write_packed
 
 from zb_hdf5 import HDF5ShardWriter, ShardIndex, open_reader, open_writer
 from zb_hdf5.commands import rows as rows_module
-from zb_hdf5.commands.report import report_page, tag
+from zb_hdf5.commands.report import report_json, report_page, tag
 from zb_hdf5.commands.rows import PADDING, UNKNOWN, Row, document_row, parts_of, row_lines, rows_json, rows_of
 from zb_hdf5.commands.statistics import measure
 from zb_hdf5.commands.zb import zb
@@ -373,7 +373,7 @@ def test_nothing_in_metadata_harms_a_page(tmp_path, write_store):
 def test_fields_and_spans_are_in_the_page(kinds):
     path = kinds[1]["h5"]
     with open_reader(path) as reader:
-        page = report_page(path, measure(path), reader, [fields_and_spans()], BYTE)
+        page = report_page(report_json(path, found := measure(path), 257), found, reader, [fields_and_spans()], BYTE)
     text = harmless(page)
     for part in (
         "document 7, from its token 90",

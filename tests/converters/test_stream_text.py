@@ -10,7 +10,7 @@ from commandline import report_of, run, succeed
 from interrupted import Failing, Recorded, Stops
 
 from zb_hdf5 import ConvertError
-from zb_hdf5.commands.info import describe_interrupted
+from zb_hdf5.commands.info import interrupted
 from zb_hdf5.converters.batch_target import merge_parts
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.converters.conversion import Conversion
@@ -116,7 +116,7 @@ def test_finished_shards_are_kept(num_tasks, damage, tmp_path, files, monkeypatc
     waiting = partial_path(tmp_path / "out")
     assert waiting.exists() == (num_tasks > 0)
     if num_tasks:
-        found = describe_interrupted(waiting)
+        found = interrupted(waiting).report
         assert (found["unit"], found["finished"], found["total"]) == ("files of tokens", num_tasks, 4)
         with pytest.raises(ConvertError, match="conversion of another kind is there"):
             merge_parts(tmp_path / "out")

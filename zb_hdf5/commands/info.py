@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from zb_hdf5.console import counted, format_bytes, format_count, message_of, typed
+from zb_hdf5.console import Output, counted, format_bytes, format_count, message_of, typed
 from zb_hdf5.converters.journal import journal_paths, read_journal
 from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.errors import ChecksumError, FormatError, UnavailableError, UnverifiableError, ZbError
@@ -310,86 +310,57 @@ def layout_text(layout: dict[str, Any] | None) -> str:
     return f"{counted(layout['runs'], 'run')}, first at byte {start:,}, stride {stride:,}, {aligned}"
 
 
-def describe_interrupted(folder: Path) -> dict[str, Any] | None:
-    """Return a JSON-able description of a `.partial/` folder; None if no journal is in it."""
+def interrupted(folder: Path) -> Output | None:
+    """Return the description of a `.partial/` folder; None if no journal is in it."""
     if isinstance(folder, RemotePath) or not folder.is_dir():
         return None
     records = [read_journal(path) for path in journal_paths(folder).values()]
     if not records:
         return None
-    at_work = True
+    at_work, state, next_step = True, "a conversion at work", "wait"
     with suppress(UnavailableError), leftover_of_dead_writer(folder):
-        at_work = False
-    return {
-        "path": str(folder),
-        "kind": "unfinished conversion",
-        "at_work": at_work,
-        "unit": records[0].head.unit,
-        "finished": len(set().union(*(record.finished for record in records))),
-        "total": records[0].head.total,
-    }
+        at_work, state, next_step = False, "an interrupted conversion", "go on with the same command and --resume"
+    unit, total = records[0].head.unit, records[0].head.total
+    finished = len(set().union(*(record.finished for record in records)))
+    facts = {"path": str(folder), "kind": "unfinished conversion", "at_work": at_work, "unit": unit}
+    done = f"{finished:,} of {total:,} {unit} are finished; {next_step}"
+    lines = [("path", str(folder)), ("kind", state), ("state", done)]
+    return Output({**facts, "finished": finished, "total": total}, lines)
 
 
-def interrupted_lines(d: dict[str, Any]) -> Lines:
-    """Return its (name, text) lines."""
-    next_step = "wait" if d["at_work"] else "go on with the same command and --resume"
-    return [
-        ("path", d["path"]),
-        ("kind", "a conversion at work" if d["at_work"] else "an interrupted conversion"),
-        ("state", f"{d['finished']:,} of {d['total']:,} {d['unit']} are finished; {next_step}"),
-    ]
-
-
-def outcome_of(reports: list[ShardReport]) -> Outcome:
-    """Return the worst outcome of all files."""
-    return min((report.outcome for report in reports), key=list(_OUTCOMES).index)
-
-
-def exit_code(reports: list[ShardReport]) -> int:
-    """Return 0 if every file was verified, 6 if one could not be, and the code of its error if one is bad."""
-    codes = []
-    for problem in (report.problem for report in reports if report.problem is not None):
-        # damaged metadata is damage: elsewhere a malformed file may be a mistake of the user's
-        damaged = isinstance(problem, FormatError) and problem.exit_code == FormatError.exit_code
-        codes.append(ChecksumError.exit_code if damaged else problem.exit_code)
-    return max(codes) if codes else UnverifiableError.exit_code * (outcome_of(reports) is Outcome.UNVERIFIED)
-
-
-def verdict_json(reports: list[ShardReport]) -> dict[str, Any]:
-    """Return the verdict and every report."""
-    outcome, files = outcome_of(reports), []
+def verdict(path: Path, reports: list[ShardReport]) -> Output:
+    """Return the result of a check: each file, named by its path in `path`, and the worst outcome."""
+    folder, counts = path if path.is_dir() else path.parent, Counter(report.outcome for report in reports)
+    outcome = next(each for each in _OUTCOMES if counts[each])
+    files, lines, codes = [], [("path", str(path))], list[int]()
     for report in reports:
-        problem = None if report.problem is None else message_of(report.problem)
-        missing = typed(report.missing, report.path)
-        files.append({**vars(report), "outcome": report.outcome, "missing": missing, "problem": problem})
-    return {"ok": outcome is Outcome.VERIFIED, "outcome": outcome, "files": files}
-
-
-def verdict_lines(path: Path, reports: list[ShardReport]) -> Lines:
-    """Return a line for each file, named by its path in `path`, and the verdict."""
-    folder, lines = path if path.is_dir() else path.parent, [("path", str(path))]
-    for report in reports:
-        found = any_path(report.path)
+        found, error = any_path(report.path), report.problem
         name = str(found.relative_to(folder)) if found.is_relative_to(folder) else report.path
-        lines.append(("file" if len(reports) == 1 and found == path else name, _verdict_line(report)))
-    counts, outcome = Counter(report.outcome for report in reports), outcome_of(reports)
-    word, sense = _OUTCOMES[outcome]
-    if len(reports) == 1:
-        return [*lines, ("result", f"{word}: {sense}")]
-    parts = [f"{word}: {counts[Outcome.VERIFIED]:,} of {len(reports):,} files are as they were written"]
-    for each, text in ((Outcome.UNVERIFIED, "could not be compared with anything"), (Outcome.BAD, "not")):
-        parts += [f"{counts[each]:,} {text}"] * (counts[each] > 0)
-    return [*lines, ("result", ", ".join(parts))]
+        missing, problem = typed(report.missing, report.path), None if error is None else message_of(error)
+        files.append({**vars(report), "outcome": report.outcome, "missing": missing, "problem": problem})
+        line = f"BAD: {problem}" if problem else _good_line(report, missing)
+        lines.append(("file" if len(reports) == 1 and found == path else name, line))
+        if error is not None:  # damaged metadata is damage: elsewhere a malformed file may be a mistake of the user's
+            damaged = isinstance(error, FormatError) and error.exit_code == FormatError.exit_code
+            codes.append(ChecksumError.exit_code if damaged else error.exit_code)
+    word, result = _OUTCOMES[outcome]
+    if len(reports) > 1:
+        result = f"{counts[Outcome.VERIFIED]:,} of {len(reports):,} files are as they were written"
+        result += f", {counts[Outcome.UNVERIFIED]:,} could not be compared with anything" * (
+            Outcome.UNVERIFIED in counts
+        )
+        result += f", {counts[Outcome.BAD]:,} not" * (Outcome.BAD in counts)
+    facts = {"ok": outcome is Outcome.VERIFIED, "outcome": outcome, "files": files}
+    code = max(codes, default=UnverifiableError.exit_code * (outcome is Outcome.UNVERIFIED))
+    return Output(facts, [*lines, ("result", f"{word}: {result}")], exit_code=code)
 
 
-def _verdict_line(report: ShardReport) -> str:
-    if report.problem is not None:
-        return f"BAD: {message_of(report.problem)}"
+def _good_line(report: ShardReport, missing: str) -> str:
     size = f"{format_count(report.token_count).strip()} tokens" if report.token_count else ""
     if report.num_batches:
         size = counted(report.num_batches, "batch")
     if report.document_count:
         size = counted(report.document_count, "document")
-    if report.missing:
-        return ": ".join(filter(None, ("NOT VERIFIED", size, typed(report.missing, report.path))))
+    if missing:
+        return ": ".join(filter(None, ("NOT VERIFIED", size, missing)))
     return f"verified: {size or '0 tokens'} ({', '.join(report.checks)})"

@@ -27,6 +27,7 @@ from zb_hdf5.commands.rows import (
 )
 from zb_hdf5.commands.statistics import Counts, Statistics
 from zb_hdf5.console import counted, format_count, printable
+from zb_hdf5.files.paths import any_path
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.text.tokenizers import NEWLINE, Tokenizer, readable, readable_runs
 
@@ -125,11 +126,10 @@ def report_json(path: Path, found: Statistics, vocab_size: int) -> dict[str, Any
 
 
 def report_page(
-    path: Path, found: Statistics, reader: BatchReader, rows: list[Row], tokenizer: Tokenizer | None
+    numbers: dict[str, Any], found: Statistics, reader: BatchReader, rows: list[Row], tokenizer: Tokenizer | None
 ) -> str:
     """Return the page. The same store gives the same bytes."""
-    d, name = describe(path), printable(path.resolve().name)
-    numbers = report_json(path, found, vocabulary(reader, tokenizer))
+    d, name = describe(numbers["path"]), printable(any_path(numbers["path"]).resolve().name)
     if d["kind"] == "stream":
         subtitle = f"A token stream in {counted(d['num_files'], 'file')}"
     else:
@@ -157,11 +157,6 @@ def report_page(
     ]
     head = tag("head", Markup(HEAD), tag("title", f"{name} · zb report"), tag("style", Markup(STYLE)))
     return f"<!DOCTYPE html>\n{tag('html', head, tag('body', tag('main', chr(10), *parts)), lang='en')}\n"
-
-
-def vocabulary(reader: BatchReader, tokenizer: Tokenizer | None) -> int:
-    """Return the size of the vocabulary: as stored, else as the tokenizer has it, else 0."""
-    return reader.meta.vocab_size or (tokenizer.vocab_size if tokenizer else 0)
 
 
 def _cards(d: dict[str, Any], found: Statistics, numbers: dict[str, Any], reader: BatchReader) -> Markup:

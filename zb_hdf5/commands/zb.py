@@ -78,10 +78,10 @@ def info(path: Path, dataset: str | None) -> Output:
     \b
     Example: zb info data/train
     """
-    from zb_hdf5.commands.info import describe, describe_interrupted, describe_lines, interrupted_lines
+    from zb_hdf5.commands.info import describe, describe_lines, interrupted
 
-    if interrupted := describe_interrupted(path):
-        return Output(interrupted, interrupted_lines(interrupted))
+    if found := interrupted(path):
+        return found
     description = describe(path, dataset)
     return Output(description, describe_lines(description))
 
@@ -139,7 +139,7 @@ def report(path: Path, output: Path, force: bool, **given: Any) -> Output:
     \b
     Example: zb report data/train -o report.html
     """
-    from zb_hdf5.commands.report import report_json, report_page, vocabulary
+    from zb_hdf5.commands.report import report_json, report_page
     from zb_hdf5.commands.rows import chosen_rows, open_to_look, tokenizer_to_look
     from zb_hdf5.commands.statistics import measure
     from zb_hdf5.files.publishing import refuse_existing, write_atomically
@@ -153,8 +153,8 @@ def report(path: Path, output: Path, force: bool, **given: Any) -> Output:
         with Progress("report", 0) as progress:
             found = measure(path, sample_batches=given["sample_batches"], progress=progress.advance)
         rows = chosen_rows(reader, None, None, given["sample"], given["seed"])
-        write_atomically(output, report_page(path, found, reader, rows, known).encode("utf-8"))
-        numbers = report_json(path, found, vocabulary(reader, known))
+        numbers = report_json(path, found, reader.meta.vocab_size or (known.vocab_size if known else 0))
+        write_atomically(output, report_page(numbers, found, reader, rows, known).encode("utf-8"))
     lines = [
         ("wrote", str(output)),
         ("looked at", f"{found.tokens:,} of {found.num_tokens:,} tokens"),
@@ -317,7 +317,7 @@ def verify(path: Path, workers: int | None) -> Output:
     \b
     Example: zb verify data/train
     """
-    from zb_hdf5.commands.info import exit_code, verdict_json, verdict_lines
+    from zb_hdf5.commands.info import verdict
     from zb_hdf5.store.verify import ShardReport, verify_store
 
     try:
@@ -329,7 +329,7 @@ def verify(path: Path, workers: int | None) -> Output:
         if error.remedy is Remedy.CONVERT:  # neither a store nor a part of one
             raise
         reports = [ShardReport(str(path), problem=error)]
-    return Output(verdict_json(reports), verdict_lines(path, reports), exit_code=exit_code(reports))
+    return verdict(path, reports)
 
 
 @zb.command(short_help="Save the good batches or documents in a new file.")

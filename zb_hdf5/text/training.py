@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Final
 
@@ -123,11 +123,10 @@ def _train(texts: Iterator[str], vocab_size: int, show_bars: bool) -> Any:
 def _training_texts(
     files: Sequence[DocumentFile], documents: Iterator[int], dropped: Dropped, progress: Callable[[int], None]
 ) -> Iterator[str]:
-    for file in files:
-        for block in file.blocks():
-            dropped.merge(block.dropped)
-            progress(sum(map(len, block.texts)))
-            yield from (as_unicode(text) for text in block.texts if next(documents) % HELD_OUT)
+    for block in chain.from_iterable(file.blocks() for file in files):
+        dropped.merge(block.dropped)
+        progress(sum(map(len, block.texts)))
+        yield from (as_unicode(text) for text in block.texts if next(documents) % HELD_OUT)
 
 
 def _examine(
@@ -141,19 +140,17 @@ def _examine(
     """Encode the documents that were held out in both ways, which must agree."""
     trained, fast = load_tokenizer(f"hf:{path}"), load_tokenizer(f"tiktoken:{ranks_path}")
     number, held_out, num_bytes, num_tokens = count(), 0, 0, 0
-    for file in files:
-        for block in file.blocks():
-            texts = [text for text in block.texts if next(number) % HELD_OUT == 0]
-            tokens, _ = fast.encode(texts)
-            if trained.encode(texts)[0].tolist() != tokens.tolist():
-                raise ConvertError(
-                    f"internal error: {ranks_path} encodes some text of {file.path} otherwise than {path.name}; use "
-                    f"hf:{path}, and please report this"
-                )
-            held_out += len(texts)
-            num_bytes += sum(len(text.encode("utf-8", "replace")) for text in texts)
-            num_tokens += len(tokens)
-            progress(sum(map(len, block.texts)))
+    for block in chain.from_iterable(file.blocks() for file in files):
+        texts = [text for text in block.texts if next(number) % HELD_OUT == 0]
+        tokens, _ = fast.encode(texts)
+        if trained.encode(texts)[0].tolist() != tokens.tolist():
+            raise ConvertError(
+                f"internal error: {ranks_path} encodes some text otherwise than {path.name}; use hf:{path}"
+            )
+        held_out += len(texts)
+        num_bytes += sum(len(text.encode("utf-8", "replace")) for text in texts)
+        num_tokens += len(tokens)
+        progress(sum(map(len, block.texts)))
     return TrainingReport(
         path, ranks_path, trained.vocab_size, trained.digest, num_documents, dropped, held_out, num_bytes, num_tokens
     )

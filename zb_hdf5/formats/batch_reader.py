@@ -423,7 +423,7 @@ class BatchReader:
     def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
         """Return the crc32 of each batch as stored with this file, or None where none are."""
         rows = self.crc32_rows()
-        return None if rows is None else rows.all()
+        return None if rows is None else rows.all().copy()  # not a view, which would keep the file open
 
     def crc32_rows(self) -> Crc32Rows | None:
         """Return the same, read when they are needed."""

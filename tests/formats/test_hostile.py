@@ -303,7 +303,7 @@ def test_a_fifo_as_a_shard_or_index_of_a_store_is_refused_at_once(suffix, tmp_pa
 @pytest.mark.usefixtures("no_hang")
 def test_devices_and_folders_are_refused(tmp_path):
     (tmp_path / "x.h5").symlink_to("/dev/zero")
-    with pytest.raises(errors.FormatError, match="expected a file, found a device"):
+    with pytest.raises(errors.FormatError, match="expected a file, found a FIFO, a socket or a device"):
         open_reader(tmp_path / "x.h5")
     (tmp_path / "y.h5").mkdir()
     with pytest.raises((errors.ZbError, OSError)):

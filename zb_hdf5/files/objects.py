@@ -52,8 +52,6 @@ _CLIENT_OPTIONS: Final = (
 )  # fmt: skip
 
 SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https")
-#: Bytes and reads that are kept under way to fill a long line: 32 MiB at 20 ms are 1.6 GB/s.
-IN_FLIGHT: Final = (32 << 20, MAX_READS)
 #: Bytes of a block of a file-like object, and the blocks that it keeps: the metadata of HDF5 are at its beginning.
 BLOCK_BYTES: Final = 256 << 10
 MAX_BLOCKS: Final = 64

@@ -96,13 +96,6 @@ Identity: TypeAlias = tuple[Any, ...]
 #: An open file: its descriptor, or an object.
 Handle: TypeAlias = int | RemoteObject
 
-_KINDS: Final = {
-    stat.S_IFIFO: "a FIFO",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
-
 
 def regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
     """Open a regular file, without waiting for anything; return its descriptor. Also an `opener` for `open`."""
@@ -137,8 +130,7 @@ def require_regular(mode: int, path: str | os.PathLike[str]) -> None:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(mode):
-        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
-        raise FormatError(f"{path}: expected a file, found {kind}; give the name of a file, or copy it into one")
+        raise FormatError(f"{path}: expected a file, found a FIFO, a socket or a device; copy it into a file")
 
 
 def identity_of(handle: Handle, *, growing: bool = False) -> Identity:

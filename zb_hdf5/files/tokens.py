@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, ClosedError
-from zb_hdf5.files.objects import IN_FLIGHT, RemoteObject, read_objects
+from zb_hdf5.files.objects import RemoteObject, read_objects
 from zb_hdf5.files.paths import Identity, cut_short, require_remote_access
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.files.ranges import Extents, Place, Range, Ranges, map_side_by_side, open_ranges
@@ -98,11 +98,6 @@ class Tokens(ABC):
     def open_file(self, number: int, start: int) -> Tokens:
         """Return a file, of which the token at position `start` is about to be read; it is opened where it is not."""
         return self
-
-    @property
-    def in_flight(self) -> tuple[int, int] | None:
-        """Bytes and reads to keep under way, where each read waits for a server; None: of a disk."""
-        return IN_FLIGHT if self.wait is Wait.FAR else None
 
 
 def gather_from(flat: TokenArray, starts: npt.NDArray[np.int64], out: TokenArray) -> None:

@@ -50,11 +50,6 @@ def read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], i
         return shape, fortran, dtype, file.tell()
 
 
-def undigested(path: Path) -> tuple[int, str]:
-    """Return how many tokens a `.npy` file of any shape has, and the reason why it cannot be verified."""
-    return math.prod(read_npy_header(path)[0]), NPY_MISSING
-
-
 def stream_header(path: Path) -> tuple[int, np.dtype[Any], int]:
     """Return (tokens, dtype, byte offset of the data) of a 1-D `.npy` file of integers."""
     shape, _, dtype, byte_offset = read_npy_header(path)

@@ -6,8 +6,9 @@ methods import what they need, since the command line makes its commands of this
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +19,6 @@ from zb_hdf5.files.paths import any_path, open_file
 if TYPE_CHECKING:
     from zb_hdf5.formats.batch_reader import BatchReader, BrokenFile
     from zb_hdf5.formats.batch_writer import BatchWriter, FileWriter
-    from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
     from zb_hdf5.spec import StoreMeta
 
 #: The magic bytes of every format are in this part of a file.
@@ -34,13 +34,14 @@ class FileFormat:
     as_source: tuple[str, str] | None = None  # its name in the help, and an example of a path; None: no command
     as_target: tuple[str, str] | None = None
     other_suffixes: tuple[str, ...] = ()  # of such files of another origin: no name for a folder
-    reader = writer = stream_writer = ""  # "module:class"; none of batches, or of streams
+    reader = writer = ""  # "module:class"; none of batches
     magic_name = ""  # "module:name" of the first bytes of a file; none if only its suffix marks it
     magic_offsets: tuple[int, ...] = (0,)
     holds_batches = True  # and a folder is a store with a `shards.json`; else records without digests
     tokens_only = False  # neither fields, documents, streams, codecs, growth, data sets of others nor guarded counts
     has_sidecar = False  # the crc32 rows of a file are in a file of their own
     uint16_note = ""  # the trouble that other readers have with uint16 tokens
+    default_dtype = "auto"  # of new tokens: the smaller one that fits; "uint32" where others read no other one
 
     def magic(self) -> bytes:
         return _named(self.magic_name) if self.magic_name else b""
@@ -70,15 +71,6 @@ class FileFormat:
         """Open a file as its batches, or as the chunks of a stream. No read is checked."""
         return self.open(path, verify="none")
 
-    def stream_writer_class(self) -> Callable[..., HDF5ShardWriter] | None:
-        """Return the writer of token streams, or None if no file of this format is one."""
-        return _named(self.stream_writer) if self.stream_writer else None
-
-    @property
-    def default_dtype(self) -> str:
-        """The dtype of new tokens: uint32 where others read no other one, else "auto", the smaller one that fits."""
-        return "uint32" if self.uint16_note else "auto"
-
     def total_bytes(self, meta: StoreMeta, num_batches: int) -> int:
         """Return about how many bytes these batches and their fields take."""
         fields = (meta.of_field(field.name).padded_batch_bytes for field in meta.fields)
@@ -104,10 +96,6 @@ class FileFormat:
         """Return the number of tokens of a file without digests, and the reason why it cannot be verified."""
         raise NotImplementedError  # of a format with digests
 
-    def problems_of(self, path: Path) -> Iterator[tuple[str, str]]:
-        """Yield each obstacle of this machine to reading a file, and the remedy."""
-        yield from ()
-
 
 class BatchFormat(FileFormat):
     """The native `.batch` file."""
@@ -117,6 +105,7 @@ class BatchFormat(FileFormat):
     reader, writer = "zb_hdf5.formats.native:BatchFileReader", "zb_hdf5.formats.native:BatchFileWriter"
     magic_name = "zb_hdf5.spec:BATCH_MAGIC"
     has_sidecar = tokens_only = True
+    default_dtype = "uint32"
     uint16_note = (
         "uint16 .batch files are an extension: other ZeroBatch v2 readers take the ids for uint32 and return wrong ones"
     )
@@ -134,7 +123,6 @@ class HDF5Format(FileFormat):
     as_source = as_target = ("an HDF5 store", "train-h5")
     other_suffixes = (".hdf5", ".hdf", ".he5")
     reader, writer = "zb_hdf5.formats.hdf5.h5_reader:HDF5Reader", "zb_hdf5.formats.hdf5.h5_writer:HDF5BatchWriter"
-    stream_writer = "zb_hdf5.formats.hdf5.stream_writer:HDF5ShardWriter"
     magic_name = "zb_hdf5.spec:HDF5_MAGIC"
     magic_offsets = (0, 512, 1024, 2048)  # behind a user block HDF5 doubles the offset; nobody uses more
 
@@ -149,11 +137,6 @@ class HDF5Format(FileFormat):
 
         return HDF5Reader(path, "auto", "none", look_at_stream if self.holds_stream(path) else look_at_batches)
 
-    def problems_of(self, path: Path) -> Iterator[tuple[str, str]]:
-        from zb_hdf5.formats.hdf5.file import missing_filters
-
-        yield from missing_filters(path)
-
 
 class NpyFormat(FileFormat):
     """`.npy` files of records or of a stream: no batches, no digests."""
@@ -165,9 +148,9 @@ class NpyFormat(FileFormat):
     holds_batches, tokens_only = False, True
 
     def look_at(self, path: Path) -> tuple[int, str]:
-        from zb_hdf5.formats.npy import undigested
+        from zb_hdf5.formats.npy import NPY_MISSING, read_npy_header
 
-        return undigested(path)
+        return math.prod(read_npy_header(path)[0]), NPY_MISSING
 
 
 def _named(text: str) -> Any:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +44,7 @@ from zb_hdf5.files.publishing import (
 )
 from zb_hdf5.formats.batch_reader import GROUP_BYTES, BatchReader, BrokenFile
 from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
+from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
 from zb_hdf5.formats.native import crc32_path
 from zb_hdf5.formats.registry import FORMATS, backend_of_suffix, open_chunks
 from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_BOUNDARY, NOT_KNOWN, STREAM_LAYOUT, StoreMeta, TokenArray
@@ -345,13 +347,12 @@ class Salvage:
                 raise
 
     def _copy_documents(self, path: Path, overwrite: bool) -> None:
-        writer_class = FORMATS[backend_of_suffix(path)].stream_writer_class()
-        if writer_class is None:
+        if FORMATS[backend_of_suffix(path)].tokens_only:
             raise ArgumentError(f"{path}: expected the name of a file that can hold a token stream: one in .h5")
         meta, documents = self.reader.meta, documents_path(self.reader.path)
         table = DocumentFile(documents) if documents.exists() else None
-        spans = {"spans_codec": table.spans_codec} if table else {}
-        with closing(table) if table else nullcontext(), writer_class(
+        spans: dict[str, Any] = {"spans_codec": table.spans_codec} if table else {}
+        with closing(table) if table else nullcontext(), HDF5ShardWriter(
             path, dtype=meta.dtype.name, chunk_tokens=meta.chunk_tokens, boundary_token_id=meta.boundary_token_id,
             vocab_size=meta.vocab_size, tokenizer=meta.tokenizer, overwrite=overwrite, fields=meta.fields,
             codec=meta.codec, origin=self.reader.origin, **spans,

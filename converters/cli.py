@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from zb_hdf5.console import SIZE, CommandGroup, ExistingPath, NewPath, Output, Parsed, Progress, output_options
+from zb_hdf5.console import SIZE, CommandGroup, Output, Parsed, PathOrUrl, Progress, output_options
 from zb_hdf5.converters.conversion import DEFAULT_MEMORY_BYTES, OPTIONS, STREAM, Conversion, Option, Unset
 from zb_hdf5.converters.sources import CUT, SourceKind, sources
 from zb_hdf5.errors import ArgumentError
@@ -73,7 +73,7 @@ def _shown(default: Any, kind: Any) -> str:
     return "2GiB" if default == DEFAULT_MEMORY_BYTES else str(default)
 
 
-class _Sources(ExistingPath):
+class _Sources(PathOrUrl):
     def get_missing_message(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         return "Pass the sources, then DST."  # a lone path is taken for DST
 
@@ -104,7 +104,7 @@ def _add_command(source_format: str, kind: SourceKind, target: str) -> None:
             both = click.option("--no-shuffle", "shuffle", flag_value="none", help="The same as --shuffle none.")
             decorated = both(decorated)
     urls = row is not None and row.holds_batches and not kind.rows
-    decorated = click.argument("dst", type=NewPath(urls=urls))(decorated)
+    decorated = click.argument("dst", type=PathOrUrl(urls=urls, new=True))(decorated)
     source = click.argument("src", type=_Sources(urls=kind.urls), nargs=-1 if kind.several else 1, required=True)
     convert.command(name)(source(decorated))
 

@@ -59,6 +59,10 @@ TYPED: Final = {
     Remedy.FORCE: "'zb info {at}' shows the data",
 }
 
+#: Behind the message for a URL where a file of this machine is expected.
+COPY_FIRST: Final = (
+    "; copy it to this machine first: a store with 'zb convert hdf5-to-hdf5', other files with their own tool"
+)
 #: Remedies whose commands take no URL.
 LOCAL_ONLY: Final = frozenset({Remedy.REPAIR, Remedy.REBUILD, Remedy.REBUILD_FORCE, Remedy.CRC32})
 
@@ -193,46 +197,28 @@ def _wrap(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
-class NewPath(click.Path):
-    """A path to write on this machine; with `urls`, also the URL of an object."""
+class PathOrUrl(click.Path):
+    """A path on this machine, with `urls` also the URL of an object; one to read exists, or is a URL."""
 
-    remedy = ""
-
-    def __init__(self, *, urls: bool = False) -> None:
+    def __init__(self, *, urls: bool = False, new: bool = False) -> None:
         super().__init__(path_type=Path)
-        self._urls = urls
+        self._urls, self._new = urls, new
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         from zb_hdf5.files.paths import any_path, is_url, local_path  # numpy, which help does not need
 
         try:
             if self._urls and is_url(value):
-                return any_path(value)
+                return any_path(value)  # it is looked for when it is opened
             local_path(value)
         except ArgumentError as error:
-            self.fail(f"{error}{self.remedy}", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-class ExistingPath(NewPath):
-    """A path to read: it exists on this machine, or is a URL."""
-
-    remedy = "; copy it to this machine first: a store with 'zb convert hdf5-to-hdf5', other files with their own tool"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path: Path = super().convert(value, param, ctx)
-        from zb_hdf5.files.paths import is_url
-
-        if is_url(path):
-            return path  # it is looked for when it is opened
+            self.fail(f"{error}{'' if self._new else COPY_FIRST}", param, ctx)
+        path: Any = super().convert(value, param, ctx)
         partial = path.with_name(f"{path.name}.partial") if path.name else path
-        if not os.path.lexists(path) and partial.exists():
-            self.fail(
-                f"{path} is not finished: {partial.name} is being written, or its writer died; see 'zb info {partial}'",
-                param,
-                ctx,
-            )
-        if not path.exists():
+        if not self._new and not os.path.lexists(path) and partial.exists():
+            writer = f"{partial.name} is being written, or its writer died; see 'zb info {partial}'"
+            self.fail(f"{path} is not finished: {writer}", param, ctx)
+        if not self._new and not path.exists():
             self.fail(f"{path}: no such file or folder", param, ctx)
         return path
 
@@ -254,9 +240,10 @@ class Parsed(click.ParamType[Any]):
 SIZE: Final = Parsed("size", parse_size)
 FROM_0: Final = click.IntRange(0)
 FROM_1: Final = click.IntRange(1)
-#: A path on this machine, and one that may be a URL.
-LOCAL: Any = ExistingPath()
-STORE: Any = ExistingPath(urls=True)
+#: A path on this machine, one that may be a URL, and one to write.
+LOCAL: Any = PathOrUrl()
+STORE: Any = PathOrUrl(urls=True)
+NEW: Any = PathOrUrl(new=True)
 
 
 class Progress:

@@ -70,19 +70,14 @@ def shard_lines(found: list[Origin]) -> list[tuple[str, str]]:
     return lines + [("documents", "none are stored with these tokens")] * absent
 
 
-def drawn_origins(found: list[Origin], most_parts: int | None) -> Iterator[str]:
-    """Yield the rows with the first `most_parts` parts of documents, as `zb show` draws them."""
-    parts = left = 0
-    for each in found:
-        lines = 0 if each.tokenizer is None else None if most_parts is None else LINES_SHOWN
-        for number, row in enumerate(each.rows or []):
-            if most_parts is not None and parts >= most_parts:
-                left += 1
-                continue
-            parts += len(row.columns)
-            named = row._replace(name=f"{each.title} row {number}: {row.name}".strip())
-            yield from drawn_rows([named], each.tokenizer, lines=lines, exact=True)
-    if left:
+def drawn_origins(found: list[Origin], most_rows: int | None) -> Iterator[str]:
+    """Yield the first `most_rows` rows as `zb show` draws them: their headlines, and text if a tokenizer is known."""
+    rows = [(each, number, row) for each in found for number, row in enumerate(each.rows or [])]
+    for each, number, row in rows[:most_rows]:
+        lines = 0 if each.tokenizer is None else None if most_rows is None else LINES_SHOWN
+        named = row._replace(name=f"{each.title} row {number}: {row.name}".strip())
+        yield from drawn_rows([named], each.tokenizer, lines=lines, exact=True)
+    if left := len(rows) - len(rows[:most_rows]):
         yield f"\n{counted(left, 'row')} more; --all shows them, --json has them"
 
 

@@ -15,10 +15,10 @@ from zb_hdf5.console import (
     FROM_0,
     FROM_1,
     LOCAL,
+    NEW,
     SIZE,
     STORE,
     CommandGroup,
-    NewPath,
     Output,
     Parsed,
     Progress,
@@ -37,7 +37,7 @@ _TOKENIZER: Final = (
     "byte, tok.json, tok.tiktoken, or tiktoken:NAME. [default: the one that the store names, if it is in its folder]"
 )
 SAMPLE: Final = 3
-PIECES_SHOWN: Final = 64
+ROWS_SHOWN: Final = 16
 NO_TOKENIZER: Final = "not known here, so ids are shown; pass --tokenizer to see text"
 _ORDERS: Final = click.Choice(["global", "records", "block", "sequential"])
 _RANGE: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
@@ -123,7 +123,7 @@ def show(path: Path, all_tokens: bool, **given: Any) -> Output:
 
 @zb.command(short_help="Write a page with the statistics of a store.")
 @click.argument("path", type=STORE)
-@click.option("--output", "-o", type=NewPath(), required=True, help="HTML file to write.")
+@click.option("--output", "-o", type=NEW, required=True, help="HTML file to write.")
 @click.option("--sample-batches", type=FROM_1, help="Look at so many batches, evenly spread. [default: all]")
 @click.option("--sample", type=FROM_0, default=SAMPLE, help="Rows shown as text.")
 @click.option("--seed", type=FROM_0, default=0, help="Draws the rows.")
@@ -175,11 +175,9 @@ def report(path: Path, output: Path, force: bool, **given: Any) -> Output:
 @click.option("--world-size", type=FROM_1, default=1, help="Ranks of the run.")
 @click.option("--text", is_flag=True, help="Print the text of the parts too.")
 @click.option("--tokenizer", help=_TOKENIZER)
-@click.option(
-    "--all", "all_pieces", is_flag=True, help=f"All rows and text, not those of the first {PIECES_SHOWN} parts."
-)
+@click.option("--all", "all_rows", is_flag=True, help=f"Print all rows and text, not the first {ROWS_SHOWN} rows.")
 @output_options
-def which(stores: tuple[str, ...], all_pieces: bool, **given: Any) -> Output:
+def which(stores: tuple[str, ...], all_rows: bool, **given: Any) -> Output:
     """Name the shard, batch and rows of a training step, from the loader state of a checkpoint, or of a stored batch.
 
     Documents in them are named where they are stored.
@@ -201,7 +199,7 @@ def which(stores: tuple[str, ...], all_pieces: bool, **given: Any) -> Output:
     else:
         raise click.UsageError("pass one STORE and --batch, or --state and --step")
     report = {**asked, "batches": [each.to_json() for each in found]}
-    return Output(report, shard_lines(found), drawn_origins(found, None if all_pieces else PIECES_SHOWN))
+    return Output(report, shard_lines(found), drawn_origins(found, None if all_rows else ROWS_SHOWN))
 
 
 def ranks_named(text: str) -> list[range]:
@@ -215,7 +213,7 @@ def ranks_named(text: str) -> list[range]:
 
 @zb.command(short_help="Copy the batches of a node's ranks to its own disk.")
 @click.argument("store", type=STORE)
-@click.argument("folder", type=NewPath())
+@click.argument("folder", type=NEW)
 @click.option("--state", "state_path", type=LOCAL, help="Loader state, as JSON: go on from there to the epoch's end.")
 @click.option("--seed", type=int, default=42, help="Seed of the loader; a state has its own.")
 @click.option("--shuffle", type=_ORDERS, default="global", help="Order of the loader; a state has its own.")
@@ -334,7 +332,7 @@ def verify(path: Path, workers: int | None) -> Output:
 
 @zb.command(short_help="Save the good batches or documents in a new file.")
 @click.argument("path", type=LOCAL)
-@click.option("--output", type=NewPath(), help="New file; by default in the folder of PATH.")
+@click.option("--output", type=NEW, help="New file; by default in the folder of PATH.")
 @click.option("--batch-size", type=FROM_1, help="Records per batch, if the .batch header was never written.")
 @click.option("--seq-len", type=FROM_1, help="Tokens per record, if that header was never written.")
 @click.option(
@@ -370,7 +368,7 @@ def tokenizer() -> None:
 
 @tokenizer.command(short_help="Train byte-level BPE on text.")
 @click.argument("src", type=LOCAL, nargs=-1, required=True)
-@click.option("--output", "-o", type=NewPath(), required=True, help="tokenizer.json to write.")
+@click.option("--output", "-o", type=NEW, required=True, help="tokenizer.json to write.")
 @click.option("--vocab-size", type=FROM_1, default=32768, help="Tokens, the boundary token included.")
 @click.option("--text-column", default="text", help="Column (or JSON key) that holds the text.")
 @click.option("--force", is_flag=True, help="Replace an existing result when the new one is whole.")
@@ -410,7 +408,7 @@ def index() -> None:
 
 
 @index.command(short_help="Publish the store that the jobs of an array have written.")
-@click.argument("path", type=NewPath())
+@click.argument("path", type=NEW)
 @click.option("--force", is_flag=True, help="Replace an existing result when the new one is whole.")
 @output_options
 def merge(path: Path, force: bool) -> Output:
@@ -497,7 +495,7 @@ def doctor(path: Path) -> Output:
 @click.option("-n", "--count", required=True, type=FROM_1, help="Number of files.")
 @click.option("--first", type=FROM_0, default=0, help="Number of the first file.")
 @click.option("-w", "--workers", type=FROM_1, default=4, help="Files at the same time.")
-@click.option("-o", "--output", "folder", type=NewPath(), default=".", help="Folder for the files.")
+@click.option("-o", "--output", "folder", type=NEW, default=".", help="Folder for the files.")
 @click.option("--sha256-file", type=LOCAL, help="Expected digests, as sha256sum writes them.")
 @output_options
 def fetch(count: int, sha256_file: Path | None, **how: Any) -> Output:

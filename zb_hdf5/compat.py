@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from copy import copy
-from itertools import chain, islice, repeat, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,10 +48,6 @@ WINDOW_ORDERS: Final = ("epoch", "random")
 BASE_VARIABLE: Final = "NANOCHAT_BASE_DIR"
 BASE_DIR: Final = "~/.cache/nanochat"
 BASE_URL: Final = "https://huggingface.co/datasets/karpathy/fineweb-edu-100b-shuffle/resolve/main"
-#: A special token, by its id or text.
-Special = int | str | None
-#: A batch of windows: inputs, and targets.
-Windows = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
 # --- ZeroBatch v2 ----------------------------------------------------------------------------------------------
@@ -70,7 +66,7 @@ class BatchFileReader(native.BatchFileReader):
         return np.memmap(self.path, np.uint8, "r")
 
 
-class BatchNativeLoader(Loader[Any]):
+class BatchNativeLoader(Loader):
     """A `Loader` over anything that `open_reader` takes: blocks of `block_size` batches are shuffled, or none."""
 
     def __init__(
@@ -165,7 +161,7 @@ def _plan(
 # --- a folder of .npy files ------------------------------------------------------------------------------------
 
 
-class DatasetLoader(Loader["tuple[torch.Tensor, torch.Tensor]"]):
+class DatasetLoader(Loader):
     """Gives `(x, y)` for ever: consecutive tokens of a folder's `.npy` files, and the same shifted by one.
 
     x and y are torch.int64 of shape (batch, seq_len). Row r + 1 of x continues row r, the `num_processes` ranks take
@@ -222,7 +218,11 @@ class RustBPETokenizer:
         return self.encode_special(self._bos_token)
 
     def encode(
-        self, text: str | Sequence[str], prepend: Special = None, append: Special = None, num_threads: int = 8
+        self,
+        text: str | Sequence[str],
+        prepend: int | str | None = None,
+        append: int | str | None = None,
+        num_threads: int = 8,
     ) -> list[Any]:
         """Return the ids of a text, or of each text of a list; `prepend` and `append` are ids or special tokens.
 
@@ -347,12 +347,12 @@ class ShardedTokenizationPipeline:
         return open_documents(paths, "jsonl")
 
 
-class SlidingWindowDataloader(Loader[Windows]):
+class SlidingWindowDataloader(Loader):
     """Yields `(input_ids, target_ids)`: windows of a stream, and the same shifted by one, as NumPy arrays.
 
     A window reads `window_size + 1` tokens; arrays are int64 of shape (batch_size, window_size). In the order "epoch",
     each window that begins at a multiple of `window_size` comes once, in a uniform order of `seed` and `epoch`; only
-    windows at the end that do not fill a batch are left out. In the order "random", windows begin anywhere, for ever.
+    windows at the end that do not fill a batch are left out. In the order "random", windows begin anywhere.
     For ranks, tensors and prefetch pass the stream to `Loader` with `targets=True`.
     """
 
@@ -368,22 +368,12 @@ class SlidingWindowDataloader(Loader[Windows]):
     ) -> None:
         require_choice("order", order, WINDOW_ORDERS)
         require_positive(window_size=window_size)
-        self.store, self.window_size, self.order, self._endless = store, window_size, order, order == "random"
-        windows = copy(store)
-        windows.take_windows(1, *((1, window_size) if self._endless else (window_size, 1)))
+        self.store, self.window_size, self.order, windows = store, window_size, order, copy(store)
+        windows.take_windows(1, *((1, window_size) if order == "random" else (window_size, 1)))
         shape: dict[str, Any] = {"batch_size": batch_size, "targets": True, "shuffle": "records"}
         super().__init__(windows, seed=seed, epoch=epoch, rank=0, world_size=1, **shape)
 
-    def __iter__(self) -> Iterator[Windows]:
-        """Yield the batches of one epoch; in the order "random" for ever, from the current position on."""
-        return map(Loader.get_batch, repeat(self)) if self._endless else super().__iter__()
-
-    def __len__(self) -> int:
-        if self._endless:
-            raise TypeError(f"{self.path}: windows in random order have no length: they never end")
-        return super().__len__()
-
-    def _read_from(self, position: int) -> Generator[tuple[Windows, int]]:
+    def _read_from(self, position: int) -> Generator[tuple[Any, int]]:
         return (((x.numpy(), y.numpy()), after) for (x, y), after in super()._read_from(position))
 
     def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
@@ -399,7 +389,7 @@ class SlidingWindowDataloader(Loader[Windows]):
             if not force:
                 require_fields(self.path, state_dict, own, ("epoch", "step"), remedy=Remedy.FORCE)
             position = require_count(self.path, state_dict, "step") * self.batch_size
-            position %= self.num_records if self._endless else position + 1
+            position %= self.num_records if self.order == "random" else position + 1  # it went round
             state_dict = self.identity() | {"epoch": state_dict["epoch"], "position": position}
         super().load_state_dict(state_dict, force=force)
 

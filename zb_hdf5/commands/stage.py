@@ -46,7 +46,7 @@ def stage_batches(
         return stage_units(readers, needed, progress)
 
 
-def batches_of_ranks(loader: Loader[Any], ranks: Iterable[int], world_size: int) -> npt.NDArray[np.int64]:
+def batches_of_ranks(loader: Loader, ranks: Iterable[int], world_size: int) -> npt.NDArray[np.int64]:
     """Return the stored batches that some ranks read from the loader's position to the end of its epoch, ascending."""
     position, needed = loader.state_dict()["position"], np.zeros(loader.reader.num_batches, bool)
     for rank in ranks:

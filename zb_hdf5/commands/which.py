@@ -133,7 +133,7 @@ def read_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def loader_of_state(stores: tuple[str, ...], state: dict[str, Any], path: Path, batch_size: int | None) -> Loader[Any]:
+def loader_of_state(stores: tuple[str, ...], state: dict[str, Any], path: Path, batch_size: int | None) -> Loader:
     """Return a loader of one rank at the position of a state; `path` is for messages."""
     if len(stores) != 1:
         raise ArgumentError(f"{path}: is the state of one store, found {len(stores)} stores")

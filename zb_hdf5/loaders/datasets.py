@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,11 +19,6 @@ from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.order import StepRequests
 from zb_hdf5.loaders.protocol import require_count, require_fields, require_kind
 from zb_hdf5.loaders.steps import Step
-
-#: The ends of messages about a state that differs.
-REMEDIES: Final = dict.fromkeys(
-    ("world_size", "batch_size"), "; steps are counted here: the state of a Loader itself fits any number of ranks"
-)
 
 
 class ToldEpoch:
@@ -104,7 +99,7 @@ class BatchDataset(Dataset[Step]):
 
         Raises `StateError` if it is of other data, another seed or order, or of steps of another size.
         """
-        state = require_fields(self.path, state_dict, self._identity(), ("epoch",), REMEDIES)
+        state = require_fields(self.path, state_dict, self._identity(), ("epoch",))
         epoch = require_count(self.path, state, "epoch")
         self._told.news()  # was told before this state was loaded
         if not self._epoch_is_chosen:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, TypeAlias, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeAlias
 
 from zb_hdf5.documents.spans import WantedSpans
 from zb_hdf5.errors import ArgumentError, Remedy, StateError, UnavailableError
@@ -20,14 +20,12 @@ from zb_hdf5.loaders.order import Skip, StepPlan, checked_skip, make_order, requ
 from zb_hdf5.loaders.protocol import (
     MAX_COUNT,
     STATE_VERSION,
-    BatchT,
     EpochLoader,
     masked_numbers,
-    shown,
     with_positions,
 )
-from zb_hdf5.loaders.steps import Extras, StepReader, cuda_device, require_prefetch
-from zb_hdf5.spec import DEFAULT_SPLIT, DTYPE_BY_NAME, LIVE_PREFIX
+from zb_hdf5.loaders.steps import StepReader, cuda_device
+from zb_hdf5.spec import DEFAULT_SPLIT, LIVE_PREFIX
 from zb_hdf5.store.opening import open_for_loader
 from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
 
@@ -37,56 +35,13 @@ if TYPE_CHECKING:
     from zb_hdf5.loaders.datasets import BatchDataset, RecordDataset, ToldEpoch
 
 
-#: The end of the message about a state of tokens in another dtype.
-OTHER_DTYPE: Final = (
-    "; digests are over the stored bytes, so the same tokens in another dtype count as other data: convert the store "
-    "to dtype {0}"
-)
 #: A FollowingLoader looks again after the first of these times, and then after twice as long, up to the second.
 POLL_S: Final = (0.01, 1.0)
-#: The batches of `targets=True`.
-Pair: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 #: A path for `open_reader`, or a reader.
 Source: TypeAlias = str | os.PathLike[str] | BatchReader
 
 
-class LoaderOptions(TypedDict, total=False):
-    """The options of a `Loader` that leave the type of its batches as it is."""
-
-    backend: str
-    access: str
-    verify: str
-    cache: str | os.PathLike[str] | None
-    cache_bytes: int | str | None
-    dataset: str | None
-    split: str
-    shuffle: str
-    block_size: int
-    seed: int
-    epoch: int
-    rank: int | None
-    world_size: int | None
-    drop_last: bool
-    batch_size: int | None
-    seq_len: int | None
-    prefetch: int | str
-    device: str | torch.device | None
-    dtype: torch.dtype | None
-    cu_seqlens_capacity: int | None
-    skip: Collection[tuple[int, int, int]]
-    mask_documents: Collection[int]
-    tokenizer: str | Tokenizer | None
-
-
-class ValueOptions(LoaderOptions, total=False):
-    """The options of a `Loader` that add values to its batches."""
-
-    targets: bool
-    fields: Sequence[str]
-    spans: WantedSpans
-
-
-class Loader(EpochLoader[BatchT]):
+class Loader(EpochLoader[Any]):
     """Iterates over the batches of a store: one epoch per `iter`, as tensors of shape (batch_size, seq_len).
 
     Parameters
@@ -179,26 +134,6 @@ class Loader(EpochLoader[BatchT]):
     _told: ToldEpoch | None = None
     _least_steps = 1
 
-    @overload
-    def __init__(
-        self: Loader[torch.Tensor], source: Source, *, targets: Literal[False] = ..., **options: Unpack[LoaderOptions]
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: Loader[Pair], source: Source, *, targets: Literal[True], **options: Unpack[LoaderOptions]
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: Loader[dict[str, Any]],
-        source: Source,
-        *,
-        documents: Literal[True] | Sequence[str],
-        **options: Unpack[ValueOptions],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: Loader[Any], source: Source, *, documents: bool | Collection[str] = ..., **options: Unpack[ValueOptions]
-    ) -> None: ...
     def __init__(
         self,
         source: Source,
@@ -255,11 +190,9 @@ class Loader(EpochLoader[BatchT]):
         self.targets = targets
         if self._length < 1 or source.seq_len % self._length:
             raise ArgumentError(f"seq_len must divide the stored {source.seq_len}, found {self._length}")
-        require_prefetch(prefetch)
-        self._prefetch = prefetch
-        self._device, self._dtype = cuda_device(device), dtype
-        self._extras: dict[str, Any] = {
-            "fields": fields, "documents": documents, "spans": spans, "cu_seqlens_capacity": cu_seqlens_capacity,
+        self._options: dict[str, Any] = {
+            "prefetch": prefetch, "device": cuda_device(device), "dtype": dtype, "fields": fields,
+            "documents": documents, "cu_seqlens_capacity": cu_seqlens_capacity, "spans": spans,
         }  # fmt: skip
         self.skip, self.mask_documents = checked_skip(skip), masked_numbers(mask_documents)
         self._mask()
@@ -269,8 +202,8 @@ class Loader(EpochLoader[BatchT]):
 
     def _mask(self) -> None:
         masked = self.mask_documents
-        extras = Extras(self.reader, self._length, targets=self.targets, mask_documents=masked, **self._extras)
-        self.steps = StepReader(extras, self._prefetch, self._device, self._dtype, splits=self.targets)
+        options = {"targets": self.targets, "mask_documents": masked, **self._options}
+        self.steps = StepReader(self.reader, self._length, **options)
 
     # --- position ------------------------------------------------------------------------------------------------
 
@@ -339,19 +272,14 @@ class Loader(EpochLoader[BatchT]):
 
     # --- state ---------------------------------------------------------------------------------------------------
 
-    def _serve(self, state: Mapping[str, Any]) -> dict[str, str]:
-        fingerprint, dtype = state.get("fingerprint"), str(state.get("dtype"))
-        reader = self.reader.serving(fingerprint)
-        if reader is not self.reader:
+    def _take_over(self, state: dict[str, Any], force: bool) -> None:
+        reader = self.reader if force else self.reader.serving(state.get("fingerprint"))
+        if reader is not self.reader:  # the same content under another fingerprint
             self.reader, self._fingerprint = reader, reader.fingerprint
             self._mask()
             self.plan = self.plan_of_epoch(self.epoch)
             self.set_batch_size(self.batch_size)
-        is_sampled = any(shown(each).startswith("'sampled:") for each in (fingerprint, self._fingerprint))
-        return {
-            "dtype": OTHER_DTYPE.format(dtype) if dtype in DTYPE_BY_NAME else "",
-            "fingerprint": "; open both with verify='store'" if is_sampled else "",
-        }
+        super()._take_over(state, force)
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that must agree for a position to mean the same records."""
@@ -401,7 +329,7 @@ class Loader(EpochLoader[BatchT]):
         self.reader.close()
 
 
-class FollowingLoader(Loader[Any]):
+class FollowingLoader(Loader):
     """Iterates over a store, or a lone `.h5.partial`, while its writer adds to it: one epoch, in stored order.
 
     A step is given out when the records of all ranks are committed, so all ranks make the same steps, however far

@@ -148,7 +148,7 @@ class MixedLoader(TokenLoader[Any]):
         unfit = sorted(_UNFIT & set(options))
         if unfit:
             raise ArgumentError(f"a mixture has no {', '.join(unfit)}: it reads its sources batch by batch, for ever")
-        self.loaders: dict[str, Loader[Any]] = {
+        self.loaders: dict[str, Loader] = {
             name: Loader(path, rank=0, world_size=1, prefetch=prefetch, **options) for name, path in sources.items()
         }
         shapes = {(loader.batch_size, loader.seq_len) for loader in self.loaders.values()}

@@ -204,10 +204,6 @@ class EpochLoader(TokenLoader[BatchT]):
     def _mask(self) -> None:
         """Take over `mask_documents`."""
 
-    def _serve(self, state: Mapping[str, Any]) -> dict[str, str]:
-        """Return why fields of a state may differ, and read the same content under its fingerprint if there is such."""
-        return {}
-
     def _end_of_epoch(self, epoch: int) -> int:
         return self.plan.order.n
 
@@ -224,8 +220,7 @@ class EpochLoader(TokenLoader[BatchT]):
         skip = (*self.skip, *checked_skip(state.pop("skip", ())))
         masked = (*self.mask_documents, *masked_numbers(state.pop("mask_documents", ())))
         if not force:
-            reasons = self._serve(state)
-            require_fields(self.path, state, self.identity(), ("epoch", "position"), reasons, Remedy.FORCE)
+            require_fields(self.path, state, self.identity(), ("epoch", "position"), Remedy.FORCE)
         epoch = require_count(self.path, state, "epoch", self._last_epoch)
         end = self._end_of_epoch(epoch)
         position = require_count(self.path, state, "position", end, f"the {self._counts} of an epoch")
@@ -266,7 +261,6 @@ def require_fields(
     state: object,
     identity: Mapping[str, Any],
     names: Collection[str],
-    reasons: Mapping[str, str] = {},
     remedy: Remedy | None = None,
 ) -> Mapping[str, Any]:
     """Return a dict of `names` and the fields of `identity`, with the same values and types there, and of no others."""
@@ -280,7 +274,9 @@ def require_fields(
             raise StateError(f"{where}: state: expected {', '.join(expected)}, found a field {shown(name)} too")
     for name, value in identity.items():
         if type(fields[name]) is not type(value) or fields[name] != value:
-            facts = f"state has {name} {shown(fields[name])}, this loader {shown(value)}{reasons.get(name, '')}"
+            facts = f"state has {name} {shown(fields[name])}, this loader {shown(value)}"
+            if name == "fingerprint" and "'sampled:" in facts:
+                facts += "; open both with verify='store'"
             raise StateError(f"{where}: {facts}", remedy=remedy, at=where)
     return fields
 

@@ -202,107 +202,6 @@ def cuda_device(device: str | torch.device | None) -> torch.device | None:
     return found
 
 
-class Extras:
-    """Reads what a step carries besides its tokens. As thread-safe as the reader; picklable."""
-
-    def __init__(
-        self,
-        reader: BatchReader,
-        seq_len: int,
-        *,
-        targets: bool,
-        fields: Sequence[str],
-        documents: bool | Collection[str],
-        spans: WantedSpans,
-        cu_seqlens_capacity: int | None,
-        mask_documents: tuple[int, ...],
-    ) -> None:
-        if isinstance(fields, str):
-            raise ArgumentError(f"fields must be names of fields, such as ({fields!r},), found {fields!r}")
-        self.reader, self.seq_len = reader, seq_len
-        self.inputs = seq_len - reader.overlap if targets else seq_len  # the last token may be a target only
-        self._targets, self._fields, self._spans, self._masked = targets, tuple(fields), spans, mask_documents
-        self._documents = _document_values(documents)
-        if cu_seqlens_capacity is not None and "cu_seqlens" not in self._documents:
-            raise ArgumentError("cu_seqlens_capacity needs documents=True, or 'cu_seqlens' in documents")
-        values = DOCUMENT_VALUES | {"cu_seqlens": partial(views.cu_seqlens, capacity=cu_seqlens_capacity)}
-        self._values = [(name, values[name]) for name in self._documents if name in values]
-        self._ends_documents = bool(self._documents or spans)
-        #: Steps are dictionaries.
-        self.as_dict = bool(fields) or self._ends_documents
-        self._needs_pieces = self._ends_documents or bool(mask_documents) or (targets and reader.has_padding)
-        #: Steps are more than tokens, or two views of them.
-        self.needed = self.as_dict or self._needs_pieces
-        self._require_stored()
-
-    def _require_stored(self) -> None:
-        """Raise `ArgumentError` or `BackendError` if the store has no such field, or no documents."""
-        reader, masked = self.reader, self._masked
-        for name in self._fields:
-            reader.field(name)
-        if (self._ends_documents or masked) and not reader.has_pieces:
-            reader.read_pieces(np.empty(0, np.int64))  # names what is missing
-        if (DOCUMENTS in self._documents or masked or self._spans) and reader.documents is None:
-            raise ArgumentError(f"{reader.path}: holds pieces, and no table of the documents; restore it")
-        if masked:
-            require_masked(reader.path, masked, len(self._table), self._targets)
-
-    def step(self, request: Request, tokens: torch.Tensor) -> Any:
-        """Return the step of a request: a dictionary with its tokens, (B, seq_len), or the pair (x, y)."""
-        step: dict[str, Any] = {"tokens": tokens if self.inputs == self.seq_len else tokens[:, : self.inputs]}
-        pieces = self._pieces(request) if self._needs_pieces else None
-        if self._targets:
-            step["targets"] = as_tensor(self._targets_of(tokens.numpy(), pieces))
-        if not self.as_dict:
-            return tokens[:, :-1], step["targets"][:, : tokens.shape[1] - 1]
-        for name in self._fields:
-            step[name] = as_tensor(self._field(name, request))
-        if pieces is None or not self._ends_documents:
-            return step
-        pieces = pieces.first_columns(self.inputs) if self.inputs < self.seq_len else pieces
-        for name, value_of in self._values:
-            found = value_of(pieces)
-            step[name] = found if type(found) is int else from_numpy()(found)
-        if DOCUMENTS in self._documents:
-            step[DOCUMENTS] = as_tensor(self._table.number_of(pieces.offsets))
-        if self._spans:
-            step["spans"], index = spans_of_pieces(pieces, partial(self._table.spans_of, codec=self._spans))
-            step["span_index"] = from_numpy()(index)
-        return step
-
-    @property
-    def _table(self) -> DocumentTable:
-        if self.reader.documents is None:
-            raise ArgumentError(f"{self.reader.path}: holds no table of documents any more")
-        return self.reader.documents
-
-    def _pieces(self, request: Request) -> Pieces:
-        if isinstance(request, int):
-            return self.reader.read_batch_pieces(request)
-        return self.reader.read_pieces(request, self.seq_len)
-
-    def _targets_of(self, tokens: npt.NDArray[Any], pieces: Pieces | None) -> npt.NDArray[np.int64]:
-        """Return the next token of each input, or -100: shape (B, inputs)."""
-        if pieces is not None and self._ends_documents:
-            found = views.targets(tokens, pieces)
-        else:
-            found = views.next_tokens(tokens, pieces)
-        if pieces is not None and self._masked:
-            views.ignore(found, pieces, np.isin(self._table.number_of(pieces.offsets), self._masked))
-        return found[:, : self.inputs]
-
-    def _field(self, name: str, request: Request) -> npt.NDArray[Any]:
-        values = self.reader.field(name)
-        shape = value_shape(values)
-        count = self.reader.meta.batch_size if isinstance(request, int) else len(request)
-        out = np.empty((count, self.seq_len * prod(shape)), values.dtype)
-        if isinstance(request, int):
-            values.read_into(request, out)
-        else:
-            values.read_records_into(request, out)
-        return out.reshape(count, self.seq_len, *shape)[:, : self.inputs]
-
-
 def _document_values(documents: bool | Collection[str]) -> tuple[str, ...]:
     """Return the names of what is asked for of the documents."""
     names = (*DOCUMENT_VALUES, DOCUMENTS)
@@ -448,19 +347,112 @@ class WholeBatches:
 
 
 class StepReader:
-    """Reads a request as tokens, two views of them (`splits`), or a dictionary. As thread-safe as the reader."""
+    """Reads a request as tokens, two views of them, or a dictionary with more values. As thread-safe as the reader."""
 
     def __init__(
-        self, extras: Extras, prefetch: int | str, device: torch.device | None, dtype: torch.dtype | None, splits: bool
+        self,
+        reader: BatchReader,
+        seq_len: int,
+        *,
+        targets: bool,
+        mask_documents: tuple[int, ...],
+        prefetch: int | str,
+        device: torch.device | None,
+        dtype: torch.dtype | None,
+        fields: Sequence[str],
+        documents: bool | Collection[str],
+        cu_seqlens_capacity: int | None,
+        spans: WantedSpans,
     ) -> None:
-        reader, self._dtype = extras.reader, numpy_dtype(dtype)
+        require_prefetch(prefetch)
+        if isinstance(fields, str):
+            raise ArgumentError(f"fields must be names of fields, such as ({fields!r},), found {fields!r}")
+        self._reader, self._seq_len, self._prefetch, self._device = reader, seq_len, prefetch, device
+        self._inputs = seq_len - reader.overlap if targets else seq_len  # the last token may be a target only
+        self._targets, self._fields, self._spans, self._masked = targets, tuple(fields), spans, mask_documents
+        self._documents = _document_values(documents)
+        if cu_seqlens_capacity is not None and "cu_seqlens" not in self._documents:
+            raise ArgumentError("cu_seqlens_capacity needs documents=True, or 'cu_seqlens' in documents")
+        values = DOCUMENT_VALUES | {"cu_seqlens": partial(views.cu_seqlens, capacity=cu_seqlens_capacity)}
+        self._values = [(name, values[name]) for name in self._documents if name in values]
+        self._ends_documents = bool(self._documents or spans)
+        #: Steps are dictionaries.
+        self.as_dict = bool(fields) or self._ends_documents
+        self._needs_pieces = self._ends_documents or bool(mask_documents) or (targets and reader.has_padding)
+        self._is_plain = not (self.as_dict or self._needs_pieces)  # steps are tokens, or two views of them
+        self._splits = targets and self._is_plain
+        self._require_stored()
+        self._dtype = numpy_dtype(dtype)
         narrow = self._dtype == np.int32
-        self._reader, self._seq_len, self.as_dict = reader, extras.seq_len, extras.as_dict
-        self._extras = extras if extras.needed else None
-        self._splits = splits and not extras.needed
-        self._prefetch, self._device = prefetch, device
         self._read_batch = reader.read_batch_int32 if narrow else reader.read_batch_torch
         self._whole = WholeBatches(reader, narrow) if WholeBatches.serves(reader) else None
+
+    def _require_stored(self) -> None:
+        """Raise `ArgumentError` or `BackendError` if the store has no such field, or no documents."""
+        reader, masked = self._reader, self._masked
+        for name in self._fields:
+            reader.field(name)
+        if (self._ends_documents or masked) and not reader.has_pieces:
+            reader.read_pieces(np.empty(0, np.int64))  # names what is missing
+        if (DOCUMENTS in self._documents or masked or self._spans) and reader.documents is None:
+            raise ArgumentError(f"{reader.path}: holds pieces, and no table of the documents; restore it")
+        if masked:
+            require_masked(reader.path, masked, len(self._table), self._targets)
+
+    def _with_values(self, request: Request, tokens: torch.Tensor) -> Any:
+        """Return the step of a request: a dictionary with its tokens, (B, seq_len), or the pair (x, y)."""
+        step: dict[str, Any] = {"tokens": tokens if self._inputs == self._seq_len else tokens[:, : self._inputs]}
+        pieces = self._pieces(request) if self._needs_pieces else None
+        if self._targets:
+            step["targets"] = as_tensor(self._targets_of(tokens.numpy(), pieces))
+        if not self.as_dict:
+            return tokens[:, :-1], step["targets"][:, : tokens.shape[1] - 1]
+        for name in self._fields:
+            step[name] = as_tensor(self._field(name, request))
+        if pieces is None or not self._ends_documents:
+            return step
+        pieces = pieces.first_columns(self._inputs) if self._inputs < self._seq_len else pieces
+        for name, value_of in self._values:
+            found = value_of(pieces)
+            step[name] = found if type(found) is int else from_numpy()(found)
+        if DOCUMENTS in self._documents:
+            step[DOCUMENTS] = as_tensor(self._table.number_of(pieces.offsets))
+        if self._spans:
+            step["spans"], index = spans_of_pieces(pieces, partial(self._table.spans_of, codec=self._spans))
+            step["span_index"] = from_numpy()(index)
+        return step
+
+    @property
+    def _table(self) -> DocumentTable:
+        if self._reader.documents is None:
+            raise ArgumentError(f"{self._reader.path}: holds no table of documents any more")
+        return self._reader.documents
+
+    def _pieces(self, request: Request) -> Pieces:
+        if isinstance(request, int):
+            return self._reader.read_batch_pieces(request)
+        return self._reader.read_pieces(request, self._seq_len)
+
+    def _targets_of(self, tokens: npt.NDArray[Any], pieces: Pieces | None) -> npt.NDArray[np.int64]:
+        """Return the next token of each input, or -100: shape (B, inputs)."""
+        if pieces is not None and self._ends_documents:
+            found = views.targets(tokens, pieces)
+        else:
+            found = views.next_tokens(tokens, pieces)
+        if pieces is not None and self._masked:
+            views.ignore(found, pieces, np.isin(self._table.number_of(pieces.offsets), self._masked))
+        return found[:, : self._inputs]
+
+    def _field(self, name: str, request: Request) -> npt.NDArray[Any]:
+        values = self._reader.field(name)
+        shape = value_shape(values)
+        count = self._reader.meta.batch_size if isinstance(request, int) else len(request)
+        out = np.empty((count, self._seq_len * prod(shape)), values.dtype)
+        if isinstance(request, int):
+            values.read_into(request, out)
+        else:
+            values.read_records_into(request, out)
+        return out.reshape(count, self._seq_len, *shape)[:, : self._inputs]
 
     def read(self, request: Request) -> Step:
         """Read one step on the CPU: a stored batch by its number, or any records by theirs."""
@@ -478,7 +470,7 @@ class StepReader:
 
     def _step(self, request: Request, tokens: torch.Tensor) -> Any:
         """Return a step but for the pairs that are two views of the tokens: these are made on the device."""
-        return tokens if self._extras is None else self._extras.step(request, tokens)
+        return tokens if self._is_plain else self._with_values(request, tokens)
 
     def read_all(self, plan: StepPlan, position: int) -> Generator[Step]:
         """Yield the steps of a plan from a position on."""
@@ -511,7 +503,7 @@ class StepReader:
             tokens = self._gathered(requests)
         else:
             tokens = map(self._tokens, requests) if self._whole is None else self._whole.read_all(block)
-        return tokens if self._extras is None else map(self._step, requests, tokens)
+        return tokens if self._is_plain else map(self._with_values, requests, tokens)
 
     def _gathered(self, requests: list[Any]) -> Iterator[torch.Tensor]:
         """Read records from one mapping of all, where there is one; the sizes of its files are asked for once."""
@@ -532,7 +524,7 @@ class StepReader:
         if is_auto and not depth:
             return hint_ahead(self._read_by_position, reader.will_need, requests, plan.records_per_batch)
         is_plain = reader.tokens.wait is Wait.FAR and reader.meta.codec == NO_CODEC and reader.overlap == 0
-        if is_plain and is_whole and is_auto and self._device is None and self._extras is None:
+        if is_plain and is_whole and is_auto and self._device is None and self._is_plain:
             return self._read_far(requests, depth)
         # reads that do not wait only take the interpreter lock from each other
         threads = 1 if is_ready else threads

@@ -38,13 +38,6 @@ AUTO_PREFETCH: Final = 2
 PIECE_CHARACTERS: Final = 1 << 17
 #: Footers that are read at the same time when a loader begins: each is a small read, slow on a network file system.
 FOOTER_THREADS: Final = 16
-#: The ends of messages about a state that differs.
-REASONS: Final = {
-    "fingerprint": "; files were added, removed or rewritten",
-    "tokenizer": "; the same text would give other tokens",
-    "world_size": "; each rank has its own row groups and position: resume with the same number of ranks",
-    "rank": "; each rank saves and loads a state of its own",
-}
 
 
 class Place(NamedTuple):
@@ -246,7 +239,7 @@ class TextLoader(TokenLoader[Any]):
 
     def _take_over(self, state: dict[str, Any], force: bool) -> None:
         if not force:
-            require_fields(self.path, state, self.identity(), Place._fields, REASONS, Remedy.FORCE)
+            require_fields(self.path, state, self.identity(), Place._fields, Remedy.FORCE)
         place = Place(*(require_count(self.path, state, name) for name in Place._fields))
         if place.row_group not in self._groups:
             groups = f"one of the {len(self._groups):,} of this rank"

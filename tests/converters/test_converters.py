@@ -3,7 +3,6 @@
 import contextlib
 import io
 import itertools
-import json
 import os
 import re
 import tempfile
@@ -12,8 +11,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from commandline import one_error, run
-from contents import files_in
+from commandline import one_error, report_of, run
+from contents import batches_of, files_in, write_batches
 from damage import flip_token
 from descriptors import open_files
 from hypothesis import given
@@ -38,12 +37,9 @@ FROM_NPY = ("npy-to-hdf5", "npy-to-batch")
 INTEGERS = ["<i1", "<i2", "<i4", "<i8", "<u1", "<u2", "<u4", "<u8", ">i2", ">i4", ">i8", ">u2", ">u4", ">u8"]
 
 
-# --- helpers ---------------------------------------------------------------------------------------------------
 def succeed(*arguments):
     """Return the report."""
-    result = run(convert, *arguments, "--json")
-    assert result.exit_code == 0, result.stderr
-    report = json.loads(result.stdout)
+    report = report_of(convert, *arguments)
     dropped = sum(report["tokens_dropped"].values())
     assert report["tokens_in"] + report["tokens_padded"] == report["tokens_stored"] + dropped
     return report
@@ -71,20 +67,11 @@ def records_of(path):
         return np.load(path)
     if path.is_dir() and not (path / INDEX_NAME).exists():
         return np.concatenate([np.load(file) for file in sorted(path.glob("*.npy"))])
-    with open_reader(path) as reader:
-        return np.concatenate([np.array(batch) for batch in reader])
+    return np.concatenate(batches_of(path))
 
 
 def sorted_rows(records):
     return np.sort(np.ascontiguousarray(records).view([("", records.dtype)] * records.shape[1]).ravel())
-
-
-def write_store(path, tokens, **options):
-    """Write batches to one file."""
-    _, batch_size, seq_len = tokens.shape
-    with open_writer(path, batch_size=batch_size, seq_len=seq_len, dtype=tokens.dtype.name, **options) as writer:
-        writer.write(tokens)
-    return path
 
 
 @pytest.fixture
@@ -146,13 +133,13 @@ def test_one_batch_file_is_what_write_batch_file_writes(source, tmp_path):
     assert (tmp_path / "command.batch").read_bytes() == (tmp_path / "function.batch").read_bytes()
 
 
-@pytest.mark.parametrize(("command", "suffix"), [("npy-to-hdf5", ".h5"), ("npy-to-batch", ".batch")])
+@pytest.mark.parametrize("backend", ["hdf5", "batch"])
 @pytest.mark.parametrize("shards", [1, 2, 5, 12])
 @pytest.mark.thin
-def test_shards_hold_what_one_file_holds_in_the_same_order(command, suffix, shards, source, tmp_path):
-    one = succeed(command, source, tmp_path / f"one{suffix}", *SHAPE)
-    many = succeed(command, source, tmp_path / "many", *SHAPE, "--shards", shards)
-    np.testing.assert_array_equal(records_of(tmp_path / f"one{suffix}"), records_of(tmp_path / "many"))
+def test_shards_hold_what_one_file_holds_in_the_same_order(backend, shards, source, tmp_path):
+    one = succeed(f"npy-to-{backend}", source, tmp_path / f"one{SUFFIXES[backend]}", *SHAPE)
+    many = succeed(f"npy-to-{backend}", source, tmp_path / "many", *SHAPE, "--shards", shards)
+    np.testing.assert_array_equal(records_of(tmp_path / f"one{SUFFIXES[backend]}"), records_of(tmp_path / "many"))
     sizes = [shard.num_batches for shard in ShardIndex.load(tmp_path / "many").shards]
     assert len(sizes) == many["num_shards"] == shards
     assert sum(sizes) == one["num_batches"] == 12
@@ -192,7 +179,6 @@ def test_what_cannot_be_made_is_refused_and_nothing_is_left(command, target, opt
     assert list(tmp_path.iterdir()) == [source.parent]
 
 
-# --- remainder -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("shuffle", [(), ("--no-shuffle",)])
 @pytest.mark.parametrize("pad_id", [0, 7])
 def test_padding_keeps_every_record_and_comes_last(shuffle, pad_id, source, tmp_path):
@@ -214,10 +200,14 @@ def test_several_files_are_one_sequence_of_records(shuffle, tmp_path):
     one = succeed("npy-to-hdf5", tmp_path / "whole.npy", tmp_path / "one.h5", *SHAPE, *shuffle)
     many = succeed("npy-to-hdf5", tmp_path / "parts", tmp_path / "many.h5", *SHAPE, *shuffle)
     assert one["sha256"] == many["sha256"]
+    narrow_and_wide = (tmp_path / "parts" / "d.npy", tmp_path / "whole.npy")
+    assert succeed("npy-to-hdf5", *narrow_and_wide, tmp_path / "o.h5", *SHAPE, *shuffle)["dtype"] == "uint32"
 
 
 def test_files_come_as_given_and_those_of_a_folder_by_path_and_nothing_else(tmp_path):
     folder, first = tmp_path / "in", save(tmp_path / "z.npy", numbered(4, 300))
+    folder.mkdir()
+    assert "no .npy files" in fail(1, "npy-to-hdf5", folder, tmp_path / "o.h5", *SHAPE)
     for name, number in (("part-2.npy", 20), ("part-10.npy", 10), ("a.npy", 0)):  # as names sort, not numbers
         save(folder / name, numbered(4, number))
     (folder / "notes.txt").write_text("not tokens")
@@ -239,6 +229,12 @@ def test_every_integer_dtype_and_order_gives_the_same_tokens(dtype, order, tmp_p
     report = succeed("npy-to-hdf5", tmp_path / "in.npy", tmp_path / "o.h5", *SHAPE, "--no-shuffle")
     np.testing.assert_array_equal(records_of(tmp_path / "o.h5"), tokens)
     assert report["max_token"] == limit
+    tokens[tokens > 65535] = 65535  # the largest id that fits
+    if limit >= 65535:
+        save(tmp_path / "in.npy", np.asarray(tokens, dtype=dtype, order=order))
+        for options in (("--dtype", "uint16"), ("--vocab-size", 65536)):
+            report = succeed("npy-to-hdf5", tmp_path / "in.npy", tmp_path / "o.h5", *SHAPE, *options, "--force")
+            assert report["max_token"] == 65535
 
 
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
@@ -336,24 +332,15 @@ def test_the_stored_dtype(command, source_dtype, options, expected, tmp_path):
     np.testing.assert_array_equal(sorted_rows(records_of(tmp_path / "out")), sorted_rows(tokens.astype(expected)))
 
 
-def test_one_wide_source_file_makes_all_of_them_wide(tmp_path):
-    save(tmp_path / "in" / "a.npy", numbered(4, dtype="<u2"))
-    save(tmp_path / "in" / "b.npy", numbered(4, dtype="<u4"))
-    assert succeed("npy-to-hdf5", tmp_path / "in", tmp_path / "o.h5", *SHAPE)["dtype"] == "uint32"
-
-
 # --- token ids that cannot be stored ---------------------------------------------------------------------------
 BAD_TOKENS = [
-    ("<i1", -1, (), "outside 0..4,294,967,295 (dtype uint32)"),
-    ("<i8", -5, (), "outside 0..4,294,967,295 (dtype uint32)"),
-    (">i4", -(2**31), (), "outside 0..4,294,967,295 (dtype uint32)"),
-    ("<i8", 2**32, (), "outside 0..4,294,967,295 (dtype uint32)"),
-    ("<u8", 2**64 - 1, (), "outside 0..4,294,967,295 (dtype uint32)"),
+    *((dtype, value, (), "outside 0..4,294,967,295 (dtype uint32)")
+      for dtype, value in (("<i1", -1), ("<i8", -5), (">i4", -(2**31)), ("<i8", 2**32), ("<u8", 2**64 - 1))),
     ("<u4", 65536, ("--dtype", "uint16"), "outside 0..65,535 (dtype uint16)"),
     ("<i4", 100, ("--vocab-size", 100), "outside 0..99 (vocab_size 100)"),
     ("<u2", 65535, ("--vocab-size", 50000), "outside 0..49,999 (vocab_size 50,000)"),
     ("<i8", 65536, ("--vocab-size", 65536), "outside 0..65,535 (vocab_size 65,536)"),
-]
+]  # fmt: skip
 
 
 #: Every id in one way, and one id in every way, for every day; all ways by --slow.
@@ -375,14 +362,6 @@ def test_a_bad_id_is_named_with_file_index_and_value(stream, command, shuffle, b
     where = f"index {150 * SEQ_LEN + 3:,}" if stream else "index [150, 3]"
     assert message == f"{bad}: token id {value} at {where} is {reason}"
     assert list(tmp_path.iterdir()) == [tmp_path / "in"]
-
-
-@pytest.mark.parametrize("options", [("--dtype", "uint16"), ("--vocab-size", 65536)])
-def test_the_largest_id_that_fits_is_no_error(options, tmp_path):
-    tokens = numbered(4, dtype="<i8")
-    tokens[2, 2] = 65535
-    save(tmp_path / "in.npy", tokens)
-    assert succeed("npy-to-hdf5", tmp_path / "in.npy", tmp_path / "o.h5", *SHAPE, *options)["max_token"] == 65535
 
 
 # --- sources that are not tokens -------------------------------------------------------------------------------
@@ -453,11 +432,6 @@ def test_a_malformed_npy_file_is_one_clear_error(content, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_empty_folder_is_an_error(tmp_path):
-    (tmp_path / "in").mkdir()
-    assert "no .npy files" in fail(1, "npy-to-hdf5", tmp_path / "in", tmp_path / "out", *SHAPE)
-
-
 @pytest.mark.parametrize("command", [*FROM_NPY, "hdf5-to-npy", "hdf5-to-batch", "batch-to-hdf5", "batch-to-npy"])
 def test_a_missing_source_is_named(command, tmp_path):
     result = run(convert, command, tmp_path / "nowhere", tmp_path / "out")
@@ -468,7 +442,8 @@ def test_a_missing_source_is_named(command, tmp_path):
 
 @pytest.mark.parametrize(("command", "suffix"), [("hdf5-to-batch", ".batch"), ("batch-to-hdf5", ".h5")])
 def test_a_source_of_the_other_format_is_refused(command, suffix, tmp_path):
-    wrong = write_store(tmp_path / f"wrong{suffix}", numbered(8).reshape(2, 4, SEQ_LEN))
+    wrong = tmp_path / f"wrong{suffix}"
+    write_batches(wrong, numbered(8).reshape(2, 4, SEQ_LEN))
     message = fail(1, command, wrong, tmp_path / f"out{suffix}")
     assert re.search(rf"asked for backend .*; run 'zb convert {command.split('-')[2]}-to-hdf5' for them", message)
     assert "'SRC...'. Pass the sources, then DST." in run(convert, "npy-to-hdf5", wrong).stderr
@@ -531,7 +506,7 @@ def test_any_way_through_the_formats_keeps_every_token(num_batches, shape, dtype
         if path[0] == "npy":
             np.save(current, tokens.reshape(-1, shape[1]))
         else:
-            write_store(current, tokens)
+            write_batches(current, tokens)
         for number, (before, after) in enumerate(itertools.pairwise(path), 1):
             if before == "npy":
                 options = {"batch_size": shape[0], "seq_len": shape[1], "seed": 0, "shuffle": False, "dtype": dtype}
@@ -548,13 +523,10 @@ def test_any_way_through_the_formats_keeps_every_token(num_batches, shape, dtype
 
 # --- damage is not copied --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("backend", ["hdf5", "batch"])
-@pytest.mark.parametrize(("target", "options"), [
-    ("same-cut", ()),
-    ("other-cut", ("--shards", 5)),
-    ("one-shard", ("--shards", 1)),
-    ("joined", ()),
-    ("npy", ()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [("same-cut", ()), ("other-cut", ("--shards", 5)), ("one-shard", ("--shards", 1)), ("joined", ()), ("npy", ())],
+)
 @pytest.mark.thin
 def test_a_damaged_store_is_refused(backend, target, options, source, tmp_path):
     succeed(f"npy-to-{backend}", source, tmp_path / "store", *SHAPE, "--shards", 3)
@@ -569,11 +541,11 @@ def test_a_damaged_store_is_refused(backend, target, options, source, tmp_path):
 
 
 def test_damage_is_no_reason_to_lose_what_was_there(tmp_path):
-    path = write_store(tmp_path / "in.h5", numbered(48).reshape(12, 4, SEQ_LEN))
-    old = write_store(tmp_path / "out.batch", numbered(4, 99).reshape(1, 4, SEQ_LEN))
-    flip_token(path, 0)
+    write_batches(tmp_path / "in.h5", numbered(48).reshape(12, 4, SEQ_LEN))
+    write_batches(tmp_path / "out.batch", numbered(4, 99).reshape(1, 4, SEQ_LEN))
+    flip_token(tmp_path / "in.h5", 0)
     before = files_in(tmp_path)
-    fail(3, "hdf5-to-batch", path, old, "--force")
+    fail(3, "hdf5-to-batch", tmp_path / "in.h5", tmp_path / "out.batch", "--force")
     assert files_in(tmp_path) == before
 
 
@@ -585,13 +557,16 @@ def test_a_store_with_something_missing_is_refused(missing, source, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("command", ["hdf5-to-batch", "batch-to-hdf5"])
-def test_a_truncated_store_file_is_incomplete(command, tmp_path):
-    path = write_store(tmp_path / f"in{SUFFIXES[command.split('-')[0]]}", numbered(48).reshape(12, 4, SEQ_LEN))
+@pytest.mark.parametrize(("backend", "target"), [("hdf5", "batch"), ("batch", "hdf5")])
+def test_a_file_that_is_truncated_or_holds_no_batches_is_refused(backend, target, tmp_path):
+    path = tmp_path / f"in{SUFFIXES[backend]}"
+    write_batches(path, numbered(48).reshape(12, 4, SEQ_LEN))
     os.truncate(path, path.stat().st_size - 4096)
     before = sorted(tmp_path.iterdir())
-    fail(4, command, path, tmp_path / "out")
+    fail(4, f"{backend}-to-{target}", path, tmp_path / "out")
     assert sorted(tmp_path.iterdir()) == before
+    write_batches(path, np.zeros((0, 4, SEQ_LEN), "<u4"), overwrite=True)
+    assert "holds no batches" in fail(1, f"{backend}-to-npy", path, tmp_path / "out.npy")
 
 
 def test_a_store_that_is_still_written_is_refused(tmp_path):
@@ -603,12 +578,6 @@ def test_a_store_that_is_still_written_is_refused(tmp_path):
             StoreSource(tmp_path / "live.h5.partial", "hdf5")
     assert not (tmp_path / "out.batch").exists()
     assert succeed("hdf5-to-batch", tmp_path / "live.h5", tmp_path / "out.batch")["num_batches"] == 2
-
-
-@pytest.mark.parametrize("backend", ["hdf5", "batch"])
-def test_a_store_without_batches_is_an_error(backend, tmp_path):
-    path = write_store(tmp_path / f"in{SUFFIXES[backend]}", np.zeros((0, 4, SEQ_LEN), "<u4"))
-    assert "holds no batches" in fail(1, f"{backend}-to-npy", path, tmp_path / "out.npy")
 
 
 # --- HDF5 files of another origin ------------------------------------------------------------------------------
@@ -646,8 +615,7 @@ def test_a_bad_id_in_a_foreign_dataset_is_named(value, tmp_path):
     tokens[3, 1, 2] = value
     path = foreign(tmp_path / "foreign.h5", tokens)
     message = fail(1, "hdf5-to-batch", path, tmp_path / "o.batch", "--dataset", "data/tokens")
-    assert str(path) in message
-    assert f"token id {value} at index " in message
+    assert (str(path) in message, f"token id {value} at index " in message) == (True, True)
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -721,30 +689,21 @@ def test_force_does_not_turn_a_file_into_a_folder_or_back(source, tmp_path):
     assert files_in(tmp_path) == before
 
 
-@pytest.mark.parametrize("name", ["out.h5", "out"])
-def test_what_appears_during_the_conversion_is_not_replaced(name, source, tmp_path):
+@pytest.mark.parametrize("name", ["out.h5", "out", "out/notes.txt"])
+def test_what_appears_during_the_conversion_is_kept(name, source, tmp_path):
     def appear(tokens):
         if not (tmp_path / name).exists():
             (tmp_path / name).write_text("precious")
 
-    opened = NpySource([source], batch_size=4, seq_len=SEQ_LEN, seed=0)
-    with pytest.raises(ConvertError, match="exists"):
-        run_pipe(opened, "hdf5", tmp_path / name, progress=appear)
-    assert (tmp_path / name).read_text() == "precious"
-    assert {path.name for path in tmp_path.iterdir()} - {"out.partial"} == {"in", name}
-
-
-def test_foreign_files_that_appear_during_the_conversion_are_kept(source, tmp_path):
-    def appear(tokens):
-        (tmp_path / "out" / "notes.txt").write_text("precious")
-
-    succeed("npy-to-hdf5", source, tmp_path / "out", *SHAPE)
+    target, replaces = tmp_path / name.partition("/")[0], "/" in name
+    if replaces:
+        succeed("npy-to-hdf5", source, target, *SHAPE)
     before = files_in(tmp_path)
     opened = NpySource([source], batch_size=4, seq_len=SEQ_LEN, seed=0)
-    with pytest.raises(ConvertError, match="notes"):
-        run_pipe(opened, "hdf5", tmp_path / "out", overwrite=True, progress=appear)
+    with pytest.raises(ConvertError, match="notes" if replaces else "exists"):
+        run_pipe(opened, "hdf5", target, overwrite=replaces, progress=appear)
     after = {path: data for path, data in files_in(tmp_path).items() if not path.startswith("out.partial/")}
-    assert after == {**before, "out/notes.txt": b"precious"}
+    assert after == {**before, name: b"precious"}
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])

@@ -1,28 +1,33 @@
-"""Text to token streams: every document is recovered from its offsets, whatever the shards, workers and threads."""
+"""Text to tokens and to token streams: every document is recovered, whatever the shards, workers and threads."""
 
 import json
 from functools import partial
 from itertools import pairwise
 
 import h5py
+import numpy as np
 import pytest
 from commandline import report_of, run, succeed
+from hypothesis import given
+from hypothesis import strategies as st
 from interrupted import Failing, Recorded, Stops
 
-from zb_hdf5 import ConvertError
+from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.commands.info import interrupted
 from zb_hdf5.converters.batch_target import merge_parts
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.document_target import tokens_plan
-from zb_hdf5.converters.documents import Recipe, Route, TextSource
+from zb_hdf5.converters.documents import TRAIN, VAL, Recipe, Route, TextSource, route
 from zb_hdf5.converters.engines import open_engine
 from zb_hdf5.converters.run import convert as run_conversion
 from zb_hdf5.converters.run import run as run_one
+from zb_hdf5.converters.source import Counts
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.spec import DOC_OFFSETS, TOKENS
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.text.corpus import open_documents
+from zb_hdf5.text.tokenizers import load_tokenizer
 
 pytest_plugins = ["corpus"]  # the fixtures `texts` and `files`
 
@@ -155,3 +160,57 @@ def test_the_command(tmp_path, files, texts):
     assert "documents  150: 2 shards train\n" in succeed(convert, *command, "--force").stdout
     result = run(convert, "jsonl-to-hdf5", tmp_path / "corpus", tmp_path / "two", *options, "--seq-len", 512)
     assert (result.exit_code, "--seq-len belongs to --layout batches" in result.output) == (2, True)
+
+
+def encode(files, plan):
+    """Return the documents of a shard as lists of ids, and their counts."""
+    counts, found, before = Counts(), [], 0
+    for encoded, read in plan.read(TextSource(files, "jsonl", BYTES), 1, counts):
+        assert before <= read <= plan.num_bytes
+        before = read
+        found += [part.tolist() for part in np.split(encoded.tokens, np.cumsum(encoded.lengths)[:-1])]
+    return found, counts
+
+
+@pytest.mark.parametrize("num_shards", [1, 4])
+def test_held_out_documents_do_not_depend_on_the_shards(tmp_path, files, texts, num_shards):
+    (tmp_path / "corpus" / "c.jsonl").write_text('bad\n{"text": ""}\n{"text": "the last"}\n')
+    files = open_documents([tmp_path / "corpus"])
+
+    def routed(num_shards=None, seed=7):
+        return route(TextSource(files, "jsonl", BYTES), num_shards, val_fraction=0.2, seed=seed)
+
+    *train, val = routed(num_shards)
+    assert ([plan.split for plan in train], val.split) == ([TRAIN] * num_shards, VAL)
+    kept = [document for plan in train for document in encode(files, plan)[0]]
+    held_out, counts = encode(files, val)
+    assert held_out == encode(files, routed()[-1])[0]
+    assert sorted(kept + held_out) == sorted(expected([*texts, "the last"]))
+    assert 15 <= len(held_out) <= 50
+    assert not counts.documents_dropped.counts, "counted in the shards of the training documents"
+    assert encode(files, routed(seed=8)[-1])[0] != held_out
+
+
+@pytest.mark.parametrize("boundary", [None, 256])
+@given(st.lists(st.text(min_size=1), min_size=1, max_size=8), st.integers(1, 12))
+def test_long_documents_are_cut(boundary, texts, limit):
+    tokens, lengths, cut = Recipe("byte", boundary, limit).encode(load_tokenizer("byte"), texts, 1)
+    end = [] if boundary is None else [boundary]
+    whole = [text.encode("utf-8", "surrogatepass") for text in texts]
+    expected = [[*document[:limit], *end] for document in whole]
+    assert tokens.tolist() == [token for document in expected for token in document]
+    assert lengths.tolist() == [len(document) for document in expected]
+    assert cut == sum(max(0, len(document) - limit) for document in whole)
+
+
+def test_routing_errors(files):
+    source, groups = TextSource(files, "jsonl", BYTES), sum(file.num_row_groups for file in files)
+    with pytest.raises(ConvertError, match=f"{groups} row groups cannot fill {groups + 1} shards"):
+        route(source, groups + 1)
+    assert [len(plan.groups) for plan in route(source, groups)] == [1] * groups
+    with pytest.raises(ArgumentError, match="must be at least 0 and below 1, found 1"):
+        route(source, val_fraction=1)
+    with pytest.raises(ArgumentError, match="not both"):
+        route(source, val_fraction=0.1, val_last_shard=True)
+    with pytest.raises(ConvertError, match="leaves nothing to train on"):
+        route(source, 1, val_last_shard=True)

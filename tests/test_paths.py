@@ -11,31 +11,6 @@ import pytest
 from contents import write_stream
 
 import zb_hdf5
-from zb_hdf5 import (
-    ArgumentError,
-    BatchFileReader,
-    BatchNativeLoader,
-    DatasetLoader,
-    DocumentLoader,
-    FollowingLoader,
-    HDF5ShardWriter,
-    Loader,
-    MixedLoader,
-    MmapTokenStore,
-    ShardedTokenizationPipeline,
-    ShardIndex,
-    StoreMeta,
-    TextLoader,
-    convert,
-    open_reader,
-    open_writer,
-    rebuild_index,
-    repair,
-    train_tokenizer,
-    verify_store,
-    write_batch_dataset,
-    write_batch_file,
-)
 from zb_hdf5.commands.fetch import fetch_shards
 from zb_hdf5.compat import list_parquet_files, parquets_iter_batched, tokenizing_distributed_data_loader
 from zb_hdf5.store.live import LiveStoreWriter
@@ -43,7 +18,7 @@ from zb_hdf5.store.repair import repair_file, repair_store
 from zb_hdf5.store.streams import index_files
 from zb_hdf5.text.corpus import open_documents
 
-META = StoreMeta(4, 512, np.dtype("<u4"))
+META = zb_hdf5.StoreMeta(4, 512, np.dtype("<u4"))
 ALONE = {"rank": 0, "world_size": 1}
 TEXT = {"tokenizer": "byte", "batch_size": 2, "seq_len": 64}
 ROWS = np.arange(8 * 512, dtype=np.uint32).reshape(8, 512)
@@ -90,32 +65,41 @@ def finish(writer, batches=BATCHES):
 
 #: What a user calls -> the path that it reads, and the call; what it returns is closed.
 READERS = {
-    "open_reader": ("x.h5", open_reader),
-    "Loader": ("store", lambda path: Loader(path, **ALONE)),
-    "Loader of a stream": ("stream.h5", lambda path: Loader(path, batch_size=2, seq_len=64, **ALONE)),
-    "DocumentLoader": ("stream.h5", lambda path: DocumentLoader(path, collate="pack", max_tokens=10**6, **ALONE)),
-    "MixedLoader": ("store", lambda path: MixedLoader({"a": path, "b": path}, {"a": 1, "b": 1}, **ALONE)),
-    "FollowingLoader": ("store", lambda path: FollowingLoader(path, **ALONE)),
-    "BatchFileReader": ("x.batch", BatchFileReader),
-    "BatchNativeLoader": ("x.batch", BatchNativeLoader),
-    "open_reader of a store": ("store", open_reader),
-    "open_reader of a stream": ("stream.h5", lambda path: open_reader(path, batch_size=2, seq_len=64)),
-    "MmapTokenStore": ("stream.h5", MmapTokenStore),
-    "DatasetLoader": ("npy", lambda path: DatasetLoader(2, 64, 0, 1, path)),
-    "TextLoader": ("parquet", lambda path: TextLoader(path, **TEXT, **ALONE)),
-    "verify_store": ("x.h5", verify_store),
-    "verify_store of a store": ("store", verify_store),
-    "verify_store of a stream": ("streams", verify_store),
-    "ShardIndex.load": ("store", ShardIndex.load),
-    "ShardIndex.save": ("store", lambda path: ShardIndex.load(path).save(path)),
-    "ShardIndex.from_json": ("store/shards.json", lambda path: ShardIndex.from_json(Path(path).read_text(), path)),
-    "ShardEntry.file": ("store", lambda path: ShardIndex.load(path).shards[0].file(path)),
-    "rebuild_index": ("store", lambda path: rebuild_index(path, force=True)),
-    "repair": ("store", repair),
-    "convert": ("npy", lambda path: convert(path, "hdf5", f"{os.fspath(path)}.h5", batch_size=4, overwrite=True)),
+    "open_reader": ("x.h5", zb_hdf5.open_reader),
+    "Loader": ("store", lambda path: zb_hdf5.Loader(path, **ALONE)),
+    "Loader of a stream": ("stream.h5", lambda path: zb_hdf5.Loader(path, batch_size=2, seq_len=64, **ALONE)),
+    "DocumentLoader": (
+        "stream.h5",
+        lambda path: zb_hdf5.DocumentLoader(path, collate="pack", max_tokens=10**6, **ALONE),
+    ),
+    "MixedLoader": ("store", lambda path: zb_hdf5.MixedLoader({"a": path, "b": path}, {"a": 1, "b": 1}, **ALONE)),
+    "FollowingLoader": ("store", lambda path: zb_hdf5.FollowingLoader(path, **ALONE)),
+    "BatchFileReader": ("x.batch", zb_hdf5.BatchFileReader),
+    "BatchNativeLoader": ("x.batch", zb_hdf5.BatchNativeLoader),
+    "open_reader of a store": ("store", zb_hdf5.open_reader),
+    "open_reader of a stream": ("stream.h5", lambda path: zb_hdf5.open_reader(path, batch_size=2, seq_len=64)),
+    "MmapTokenStore": ("stream.h5", zb_hdf5.MmapTokenStore),
+    "DatasetLoader": ("npy", lambda path: zb_hdf5.DatasetLoader(2, 64, 0, 1, path)),
+    "TextLoader": ("parquet", lambda path: zb_hdf5.TextLoader(path, **TEXT, **ALONE)),
+    "verify_store": ("x.h5", zb_hdf5.verify_store),
+    "verify_store of a store": ("store", zb_hdf5.verify_store),
+    "verify_store of a stream": ("streams", zb_hdf5.verify_store),
+    "ShardIndex.load": ("store", zb_hdf5.ShardIndex.load),
+    "ShardIndex.save": ("store", lambda path: zb_hdf5.ShardIndex.load(path).save(path)),
+    "ShardIndex.from_json": (
+        "store/shards.json",
+        lambda path: zb_hdf5.ShardIndex.from_json(Path(path).read_text(), path),
+    ),
+    "ShardEntry.file": ("store", lambda path: zb_hdf5.ShardIndex.load(path).shards[0].file(path)),
+    "rebuild_index": ("store", lambda path: zb_hdf5.rebuild_index(path, force=True)),
+    "repair": ("store", zb_hdf5.repair),
+    "convert": (
+        "npy",
+        lambda path: zb_hdf5.convert(path, "hdf5", f"{os.fspath(path)}.h5", batch_size=4, overwrite=True),
+    ),
     "train_tokenizer": (
         "text.jsonl",
-        lambda path: train_tokenizer(path, f"{os.fspath(path)}.json", 270, overwrite=True),
+        lambda path: zb_hdf5.train_tokenizer(path, f"{os.fspath(path)}.json", 270, overwrite=True),
     ),
     "list_parquet_files": ("parquet", list_parquet_files),
     "parquets_iter_batched": ("parquet", lambda path: list(parquets_iter_batched("val", data_dir=path))),
@@ -126,22 +110,31 @@ READERS = {
 }
 #: What a user calls -> the path that it makes, and the call, which also gets the folder `made`.
 WRITERS = {
-    "open_writer": ("out.h5", lambda path, made: finish(open_writer(path, batch_size=4, seq_len=512))),
-    "HDF5ShardWriter": ("out.h5", lambda path, made: HDF5ShardWriter(path).finish()),
-    "write_batch_file": ("out.batch", lambda path, made: write_batch_file(path, ROWS, 4, 512, 1)),
-    "write_batch_dataset": ("out.batch", lambda path, made: write_batch_dataset(path, iter(ROWS), 8, 4, 512, 1)),
-    "convert to streams": ("out", lambda path, made: convert([made / "npy"], "stream", path, boundary_token_id=1)),
+    "open_writer": ("out.h5", lambda path, made: finish(zb_hdf5.open_writer(path, batch_size=4, seq_len=512))),
+    "HDF5ShardWriter": ("out.h5", lambda path, made: zb_hdf5.HDF5ShardWriter(path).finish()),
+    "write_batch_file": ("out.batch", lambda path, made: zb_hdf5.write_batch_file(path, ROWS, 4, 512, 1)),
+    "write_batch_dataset": (
+        "out.batch",
+        lambda path, made: zb_hdf5.write_batch_dataset(path, iter(ROWS), 8, 4, 512, 1),
+    ),
+    "convert to streams": (
+        "out",
+        lambda path, made: zb_hdf5.convert([made / "npy"], "stream", path, boundary_token_id=1),
+    ),
     "fetch_shards": ("out", lambda path, made: fetch_shards("http://127.0.0.1:9/{:05d}", 0, folder=path)),
-    "convert": ("out", lambda path, made: convert(made / "store", "batch", path)),
-    "ShardedTokenizationPipeline.run": ("out", lambda path, made: ShardedTokenizationPipeline(["a text"]).run(path)),
-    "a cache": ("cache", lambda path, made: open_reader(made / "store", cache=path).close()),
+    "convert": ("out", lambda path, made: zb_hdf5.convert(made / "store", "batch", path)),
+    "ShardedTokenizationPipeline.run": (
+        "out",
+        lambda path, made: zb_hdf5.ShardedTokenizationPipeline(["a text"]).run(path),
+    ),
+    "a cache": ("cache", lambda path, made: zb_hdf5.open_reader(made / "store", cache=path).close()),
     "train_tokenizer": ("tok.json", lambda path, made: train(path, made)),
 }
 
 
 def train(path, made):
     pytest.importorskip("tokenizers")
-    train_tokenizer(open_documents([made / "text.jsonl"]), path, 270)
+    zb_hdf5.train_tokenizer(open_documents([made / "text.jsonl"]), path, 270)
 
 
 @pytest.mark.parametrize("kind", [str, Place])
@@ -163,14 +156,14 @@ def test_what_writes_takes_any_path(name, kind, made, tmp_path):
 
 #: What is done on this machine only.
 LOCAL = {
-    "rebuild_index": rebuild_index,
-    "repair": repair,
+    "rebuild_index": zb_hdf5.rebuild_index,
+    "repair": zb_hdf5.repair,
     "repair_file": repair_file,
     "repair_store": repair_store,
     "the output of a repair": lambda path: repair_file(__file__, output=path),
     "LiveStoreWriter": lambda path: LiveStoreWriter(path, META, shard_batches=1),
     "fetch_shards": lambda path: fetch_shards("http://127.0.0.1:9/{:05d}", 0, folder=path),
-    "ShardIndex.save": ShardIndex(META, ()).save,
+    "ShardIndex.save": zb_hdf5.ShardIndex(META, ()).save,
     "index_files": lambda path: index_files([path]),
 }
 
@@ -178,7 +171,7 @@ LOCAL = {
 @pytest.mark.parametrize("name", LOCAL)
 def test_a_url_is_refused_by_its_name_where_a_folder_of_this_machine_is_meant(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ArgumentError, match=r"^s3://bucket/x\.h5: is a URL"):
+    with pytest.raises(zb_hdf5.ArgumentError, match=r"^s3://bucket/x\.h5: is a URL"):
         LOCAL[name]("s3://bucket/x.h5")
     assert not list(tmp_path.iterdir())
 

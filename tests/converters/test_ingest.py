@@ -19,17 +19,7 @@ from hypothesis import strategies as st
 from interrupted import Failing, Recorded, Stops
 from packed import places_of
 
-from zb_hdf5 import (
-    ArgumentError,
-    ConvertError,
-    FormatError,
-    HDF5ShardWriter,
-    Loader,
-    ShardIndex,
-    StateError,
-    open_reader,
-    verify_store,
-)
+import zb_hdf5
 from zb_hdf5.converters import document_target
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.converters.conversion import Conversion
@@ -81,7 +71,7 @@ def expected_rows(texts, packing, seq_len, pad_id=256):
 
 
 def read_rows(path):
-    with open_reader(path) as reader:
+    with zb_hdf5.open_reader(path) as reader:
         return np.concatenate([reader.read_batch(i) for i in range(reader.num_batches)])
 
 
@@ -107,7 +97,7 @@ def test_stored_rows_are_the_packed_documents(tmp_path, files, texts, packing, s
     assert np.array_equal(found[: len(rows)], rows[order])
     assert len(found) == -(-len(rows) // 2) * 2
     assert np.all(found[len(rows) :] == 256)
-    index = ShardIndex.load(tmp_path / "out")
+    index = zb_hdf5.ShardIndex.load(tmp_path / "out")
     assert len(index.shards) == 3
     assert (index.shuffle, index.meta.document_count) == ("global" if shuffle else "none", 150)
     assert json.loads(index.meta.tokenizer)["name"] == "byte"
@@ -163,7 +153,7 @@ def test_splits_are_frozen_and_kept(tmp_path, files, texts, last):
     held_out = {"val_last_shard": True} if last else {"val_fraction": 0.3}
     options = TextOptions(2, 16, shuffle=False, num_shards=2, **held_out)
     report = ingest(files, tmp_path / "out", options=options)
-    index = ShardIndex.load(tmp_path / "out")
+    index = zb_hdf5.ShardIndex.load(tmp_path / "out")
     splits = [shard.split for shard in index.shards]
     assert splits == sorted(splits)
     assert splits.count("train") == 2
@@ -177,7 +167,7 @@ def test_splits_are_frozen_and_kept(tmp_path, files, texts, last):
             assert np.array_equal(stored[: len(expected)], expected)
             assert np.all(stored[len(expected) :] == 256)
     succeed(convert, "hdf5-to-batch", tmp_path / "out", tmp_path / "copy", "--tokens-only")
-    assert [shard.split for shard in ShardIndex.load(tmp_path / "copy").shards] == splits
+    assert [shard.split for shard in zb_hdf5.ShardIndex.load(tmp_path / "copy").shards] == splits
     for more in (["--shards", "2"], []):
         target = tmp_path / ("other" if more else "one.batch")
         result = run("hdf5-to-batch", tmp_path / "out", target, "--tokens-only", *more)
@@ -197,9 +187,9 @@ def test_remainders(tmp_path, files, texts):
     assert np.array_equal(padded[: len(rows)], rows)
     assert np.all(padded[len(rows) :] == 7)
     assert len(padded) == whole + size
-    with pytest.raises(ConvertError, match=r"packed rows \(train\) are no multiple of batch_size"):
+    with pytest.raises(zb_hdf5.ConvertError, match=r"packed rows \(train\) are no multiple of batch_size"):
         ingest(files, tmp_path / "other", options=TextOptions(size, 16, remainder="error"))
-    with pytest.raises(ConvertError, match="do not fill one batch of 100000"):
+    with pytest.raises(zb_hdf5.ConvertError, match="do not fill one batch of 100000"):
         ingest(files, tmp_path / "other", options=TextOptions(100_000, 16, remainder="drop"), resume=True)
     # the tokens are kept for other arguments
     ingest(files, tmp_path / "other", options=TextOptions(size, 16, shuffle=False, remainder="drop"), resume=True)
@@ -228,7 +218,7 @@ def test_the_counts_balance(tmp_path_factory, lengths, packing, remainder, batch
     try:
         stores = {path.stem: open_tokens(folder, split=path.stem) for path in staged}
         source = PackedSource(folder, stores, folder, Conversion(None, "hdf5", "", **options))
-    except ConvertError:  # not one batch of a split
+    except zb_hdf5.ConvertError:  # not one batch of a split
         return
     stored = np.empty((source.num_batches, batch_size, seq_len), np.uint32)
     source.read_into(0, stored)
@@ -250,7 +240,7 @@ def test_the_counts_balance(tmp_path_factory, lengths, packing, remainder, batch
 def write_stream_of(folder, split, lengths):
     """Write documents of these lengths, which begin with token 1 and go on with 2."""
     documents = [np.array([1] + [2] * (length - 1), np.uint32) for length in lengths if length]
-    with HDF5ShardWriter(folder / f"{split}.h5", dtype="uint32") as writer:
+    with zb_hdf5.HDF5ShardWriter(folder / f"{split}.h5", dtype="uint32") as writer:
         writer.write_documents(np.concatenate(documents), lengths)
     return folder / f"{split}.h5"
 
@@ -264,12 +254,12 @@ def test_shards_say_which_documents_begin_in_them(tmp_path, packing):
     files = open_documents([tmp_path / "a.jsonl"])
     options = TextOptions(4, 16, packing=packing, num_shards=3, val_fraction=0.2)
     ingest(files, tmp_path / "out", options=options)
-    index = ShardIndex.load(tmp_path / "out")
+    index = zb_hdf5.ShardIndex.load(tmp_path / "out")
     begun = []
     for shard in index.shards:
         rows = read_rows(tmp_path / "out" / shard.path)
         begun.append(np.count_nonzero(rows == ord("#")))
-        with open_reader(tmp_path / "out" / shard.path) as reader:
+        with zb_hdf5.open_reader(tmp_path / "out" / shard.path) as reader:
             assert reader.meta.document_count == begun[-1]
             assert reader.meta.total_records == np.count_nonzero((rows != 256).any(axis=1))
     assert [shard.document_count for shard in index.shards] == begun
@@ -280,8 +270,8 @@ def test_shards_say_which_documents_begin_in_them(tmp_path, packing):
     succeed(convert, "hdf5-to-batch", tmp_path / "out", tmp_path / "copy", "--tokens-only")
     succeed(convert, "batch-to-hdf5", tmp_path / "copy", tmp_path / "back")
     for copy in ("copy", "back"):
-        assert [shard.document_count for shard in ShardIndex.load(tmp_path / copy).shards] == begun
-        assert not [report.problem for report in verify_store(tmp_path / copy) if report.problem]
+        assert [shard.document_count for shard in zb_hdf5.ShardIndex.load(tmp_path / copy).shards] == begun
+        assert not [report.problem for report in zb_hdf5.verify_store(tmp_path / copy) if report.problem]
     for shard in index.shards:
         assert (tmp_path / "back" / shard.path).read_bytes() == (tmp_path / "out" / shard.path).read_bytes()
     rebuilt = rebuild_index(tmp_path / "back", force=True)
@@ -303,7 +293,7 @@ def test_no_row_is_dropped_by_default_and_the_report_says_what_is_padding(tmp_pa
     report = report_of(convert, "jsonl-to-hdf5", how[0], tmp_path / "out", *how[1:])
     assert report["tokens_dropped"] == {}
     assert (report["tokens_in"], report["tokens_padded"], report["padding_rows"]) == (20 * 512, 12 * 512, 12)
-    assert ShardIndex.load(tmp_path / "out").meta.total_records == 20
+    assert zb_hdf5.ShardIndex.load(tmp_path / "out").meta.total_records == 20
     told = run("jsonl-to-hdf5", how[0], tmp_path / "two", *how[1:])
     assert "37.50% of the stored tokens: 12 whole rows, which fill the last batch" in " ".join(told.output.split())
 
@@ -317,10 +307,10 @@ def test_no_row_is_dropped_by_default_and_the_report_says_what_is_padding(tmp_pa
 ])  # fmt: skip
 def test_errors_come_before_the_work(tmp_path, files, name, options, message):
     (tmp_path / "out").mkdir()
-    with pytest.raises((ConvertError, ArgumentError), match=message):
+    with pytest.raises((zb_hdf5.ConvertError, zb_hdf5.ArgumentError), match=message):
         ingest(files, tmp_path / name, options=options)
     (tmp_path / "corpus/bad.jsonl").write_text("{\nbad\n")
-    with pytest.raises(ConvertError, match=r"no documents in 1 file \(2 bad JSON\)"):
+    with pytest.raises(zb_hdf5.ConvertError, match=r"no documents in 1 file \(2 bad JSON\)"):
         ingest(open_documents([tmp_path / "corpus/bad.jsonl"]), tmp_path / "bad")
     kept = ["new.tokens.partial"] if "num_shards" in options else []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", *kept, "out"]
@@ -336,7 +326,7 @@ def test_a_bad_destination_is_refused_before_the_work(tmp_path, monkeypatch, nam
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus/shard-0.jsonl").write_text('{"text": "the only copy"}\n')
     done = tokenized(monkeypatch)
-    with pytest.raises(ConvertError, match=message):
+    with pytest.raises(zb_hdf5.ConvertError, match=message):
         ingest(open_documents([tmp_path / "corpus"]), tmp_path / name, options=options, overwrite=True)
     assert not done
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["corpus", "corpus/shard-0.jsonl"]
@@ -348,7 +338,7 @@ def test_a_parquet_file_without_row_groups_has_no_documents(tmp_path, how):
     parquet.ParquetWriter(tmp_path / "a.parquet", arrow.schema([("text", arrow.string())])).close()
     result = run("parquet-to-hdf5", tmp_path / "a.parquet", tmp_path / "out", "--tokenizer", "byte", *how)
     assert (result.exit_code, f"{tmp_path / 'a.parquet'}: no documents in 1 file" in result.stderr) == (1, True)
-    with pytest.raises(ConvertError, match="no documents in 1 file"):
+    with pytest.raises(zb_hdf5.ConvertError, match="no documents in 1 file"):
         ingest(open_documents([tmp_path / "a.parquet"]), tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["a.parquet"]
 
@@ -376,7 +366,7 @@ def test_finished_tokens_and_shards_are_kept(num_tasks, tmp_path, files, monkeyp
     waiting = partial_path(tmp_path / "out.tokens")
     assert waiting.exists() == (num_tasks > 0)
     if num_tasks:
-        with pytest.raises(ConvertError, match=r"interrupted conversion .*go on with --resume"):
+        with pytest.raises(zb_hdf5.ConvertError, match=r"interrupted conversion .*go on with --resume"):
             ingest(files, tmp_path / "out", options=options)
     done = tokenized(monkeypatch)
     again = ingest(files, tmp_path / "out", options=options, resume=True)
@@ -400,7 +390,7 @@ def test_a_replacement_goes_on_too(num_tasks, tmp_path, files, monkeypatch):
     with pytest.raises(Stops) as caught:
         ingest(files, tmp_path / "out", options=options, engine=Failing(num_tasks), overwrite=True)
     assert any("go on with --resume --force" in note for note in caught.value.__notes__)
-    with pytest.raises(ConvertError, match="out: exists already"):
+    with pytest.raises(zb_hdf5.ConvertError, match="out: exists already"):
         ingest(files, tmp_path / "out", options=options, resume=True)
     assert files_in(tmp_path / "out") == before
     done = tokenized(monkeypatch)
@@ -440,15 +430,15 @@ def test_tokens_of_other_documents_are_not_gone_on_with(tmp_path, files):
     waiting = partial_path(tmp_path / "out.tokens")
     journal = waiting / WHOLE.journal_name
     for name, recipe in (("boundary_token_id", Recipe("byte", None)), ("max_document_tokens", Recipe("byte", 256, 7))):
-        with pytest.raises(ConvertError, match=f"holds another conversion: its {name} is"):
+        with pytest.raises(zb_hdf5.ConvertError, match=f"holds another conversion: its {name} is"):
             ingest(files, tmp_path / "out", recipe=recipe, resume=True)
-    with pytest.raises(ConvertError, match="holds another conversion: its routing is"):
+    with pytest.raises(zb_hdf5.ConvertError, match="holds another conversion: its routing is"):
         ingest(files, tmp_path / "out", options=SMALL | {"val_fraction": 0.2}, resume=True)
     os.utime(files[0].path, ns=(1, 1))
-    with pytest.raises(ConvertError, match=r"holds another conversion: its .*/a.jsonl is \[.*, here it is"):
+    with pytest.raises(zb_hdf5.ConvertError, match=r"holds another conversion: its .*/a.jsonl is \[.*, here it is"):
         ingest(files, tmp_path / "out", resume=True)
     journal.write_text("not json\n")
-    with pytest.raises(FormatError, match="start over with --force"):
+    with pytest.raises(zb_hdf5.FormatError, match="start over with --force"):
         ingest(files, tmp_path / "out", resume=True)
     assert len(list(waiting.iterdir())) > 1
     ingest(files, tmp_path / "out", overwrite=True)
@@ -500,7 +490,7 @@ def test_the_two_layouts_leave_each_other_alone(tmp_path, files):
         run_conversion(TextSource(files, "jsonl", BYTES), "stream", tmp_path / "out", engine=Failing(1))
     before = files_in(partial_path(tmp_path / "out"))
     for resume in (False, True):
-        with pytest.raises(ConvertError, match="conversion of another kind is there; start over with --force"):
+        with pytest.raises(zb_hdf5.ConvertError, match="conversion of another kind is there; start over with --force"):
             ingest(files, tmp_path / "out", resume=resume)
     assert files_in(partial_path(tmp_path / "out")) == before
     ingest(files, tmp_path / "out", overwrite=True)
@@ -509,7 +499,7 @@ def test_the_two_layouts_leave_each_other_alone(tmp_path, files):
         ingest(files, tmp_path / "new", options=SMALL | {"num_shards": 4}, engine=Failing(6))
     before = files_in(partial_path(tmp_path / "new"))
     for resume in (False, True):
-        with pytest.raises(ConvertError, match="conversion of another kind is there; start over with --force"):
+        with pytest.raises(zb_hdf5.ConvertError, match="conversion of another kind is there; start over with --force"):
             run_conversion(TextSource(files, "jsonl", BYTES), "stream", tmp_path / "new", resume=resume)
     assert files_in(partial_path(tmp_path / "new")) == before
 
@@ -583,23 +573,25 @@ def test_real_text_packs_well(tmp_path):
 def test_a_loader_reads_one_split(tmp_path, files):
     options = TextOptions(2, 16, val_fraction=0.3, num_shards=2)
     counts = ingest(files, tmp_path / "out", options=options).batches_of_split
-    with open_reader(tmp_path / "out") as reader:
+    with zb_hdf5.open_reader(tmp_path / "out") as reader:
         stored = np.stack([reader.read_batch(i) for i in range(reader.num_batches)])
     how = {"rank": 0, "world_size": 1, "shuffle": "sequential"}
-    train = np.stack([batch.numpy() for batch in Loader(tmp_path / "out", **how)])
-    val = np.stack([batch.numpy() for batch in Loader(tmp_path / "out", split="val", **how)])
+    train = np.stack([batch.numpy() for batch in zb_hdf5.Loader(tmp_path / "out", **how)])
+    val = np.stack([batch.numpy() for batch in zb_hdf5.Loader(tmp_path / "out", split="val", **how)])
     assert (len(train), len(val)) == (counts["train"], counts["val"])
     assert np.array_equal(np.concatenate([train, val]), stored)
-    with pytest.raises(ArgumentError, match=r"expected a split that this store has \(train, val\), found 'test'"):
-        open_reader(tmp_path / "out", split="test")
-    [shard] = [shard.path for shard in ShardIndex.load(tmp_path / "out").shards if shard.split == "val"]
-    with pytest.raises(ArgumentError, match="split='val' needs a store, found one file"):
-        open_reader(tmp_path / "out" / shard, split="val")
-    with open_reader(tmp_path / "out" / shard, split="train") as reader:
+    with pytest.raises(
+        zb_hdf5.ArgumentError, match=r"expected a split that this store has \(train, val\), found 'test'"
+    ):
+        zb_hdf5.open_reader(tmp_path / "out", split="test")
+    [shard] = [shard.path for shard in zb_hdf5.ShardIndex.load(tmp_path / "out").shards if shard.split == "val"]
+    with pytest.raises(zb_hdf5.ArgumentError, match="split='val' needs a store, found one file"):
+        zb_hdf5.open_reader(tmp_path / "out" / shard, split="val")
+    with zb_hdf5.open_reader(tmp_path / "out" / shard, split="train") as reader:
         assert reader.num_batches == counts["val"]
-    state = Loader(tmp_path / "out", **how).state_dict()
-    with pytest.raises(StateError):
-        Loader(tmp_path / "out", split="val", **how).load_state_dict(state)
+    state = zb_hdf5.Loader(tmp_path / "out", **how).state_dict()
+    with pytest.raises(zb_hdf5.StateError):
+        zb_hdf5.Loader(tmp_path / "out", split="val", **how).load_state_dict(state)
 
 
 @pytest.mark.parametrize("size_kib", [100, 300, 612, 620, 632, 640])

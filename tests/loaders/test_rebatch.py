@@ -13,6 +13,7 @@ from examples import examples
 from zb_hdf5 import ArgumentError, Loader, StateError, open_reader
 
 NUM_BATCHES, BATCH_SIZE, SEQ_LEN = 40, 8, 64
+ALONE = {"rank": 0, "world_size": 1}
 TOKENS = np.random.default_rng(5).integers(0, 50_000, (NUM_BATCHES, BATCH_SIZE, SEQ_LEN), dtype=np.uint32)
 
 
@@ -41,17 +42,15 @@ def epoch_of(reader, world_size, **options):
 def test_every_shape_yields_the_records_of_its_order(opened, shuffle, batch_size, seq_len, world_size, prefetch):
     options = {"shuffle": shuffle, "batch_size": batch_size, "seq_len": seq_len, "prefetch": prefetch, "block_size": 7}
     found, loader = epoch_of(opened, world_size, **options)
-    order = loader.plan_of_epoch(0).order.indices(np.arange(len(found)))
-    np.testing.assert_array_equal(found, TOKENS.reshape(-1, seq_len)[order])
+    require_order(found, loader, seq_len)
     left_out = TOKENS.reshape(-1, seq_len).shape[0] - len(found)
     assert 0 <= left_out < batch_size * world_size
 
 
 def test_last_step_is_filled_from_the_start_of_the_order(opened):
     found, loader = epoch_of(opened, 3, shuffle="records", batch_size=7, drop_last=False)
-    positions = np.arange(len(found)) % loader.num_records
     assert len(found) >= loader.num_records
-    np.testing.assert_array_equal(found, TOKENS.reshape(-1, SEQ_LEN)[loader.plan_of_epoch(0).order.indices(positions)])
+    require_order(found, loader)
 
 
 @examples(40)
@@ -65,10 +64,10 @@ def test_batch_size_ramp_skips_and_repeats_nothing_across_resumes(ramp, shuffle,
     if not path.exists():
         write_batches(path, TOKENS)
     with open_reader(path) as reader:
-        loader = Loader(reader, shuffle=shuffle, prefetch=prefetch, rank=0, world_size=1)
-        seen, state = [], loader.state_dict()
+        how = {"shuffle": shuffle, "prefetch": prefetch, **ALONE}
+        seen, state = [], Loader(reader, **how).state_dict()
         for batch_size, steps in ramp:
-            loader = Loader(reader, shuffle=shuffle, prefetch=prefetch, rank=0, world_size=1)
+            loader = Loader(reader, **how)
             loader.load_state_dict(json.loads(json.dumps(state)))
             loader.set_batch_size(batch_size)
             iterator = iter(loader)
@@ -78,13 +77,12 @@ def test_batch_size_ramp_skips_and_repeats_nothing_across_resumes(ramp, shuffle,
             iterator.close()
             state = loader.state_dict()
         found = torch.cat(seen).numpy()
-        order = loader.plan_of_epoch(0).order.indices(np.arange(len(found)))
-        np.testing.assert_array_equal(found, TOKENS.reshape(-1, SEQ_LEN)[order])
+        require_order(found, loader)
         assert state["position"] == len(found)
 
 
 def test_batch_size_changes_in_the_middle_of_an_iteration(opened):
-    loader = Loader(opened, batch_size=4, prefetch=4, rank=0, world_size=1)
+    loader = Loader(opened, batch_size=4, prefetch=4, **ALONE)
     seen = []
     for number, batch in enumerate(loader):
         seen.append(batch)
@@ -92,27 +90,31 @@ def test_batch_size_changes_in_the_middle_of_an_iteration(opened):
             loader.set_batch_size(10)
     assert {len(batch) for batch in seen[:5]} == {4}
     assert {len(batch) for batch in seen[5:]} == {10}
-    found = torch.cat(seen).numpy()
-    order = loader.plan_of_epoch(0).order.indices(np.arange(len(found)))
-    np.testing.assert_array_equal(found, TOKENS.reshape(-1, SEQ_LEN)[order])
+    require_order(torch.cat(seen).numpy(), loader)
 
 
 def test_impossible_shapes_are_refused(opened):
-    for options in ({"seq_len": 48}, {"batch_size": 10**6}, {"batch_size": -1}, {"prefetch": -1}, {"prefetch": "much"}):
+    sizes = {"seq_len": 48}, {"batch_size": 10**6}, {"batch_size": -1}
+    for options in (*sizes, {"prefetch": -1}, {"prefetch": "much"}, {"dtype": torch.float32}):
         with pytest.raises(ArgumentError):
-            Loader(opened, rank=0, world_size=1, **options)
-    with pytest.raises(ArgumentError):
-        Loader(opened, rank=0, world_size=1, dtype=torch.float32)
-    loader = Loader(opened, rank=0, world_size=1)
+            Loader(opened, **ALONE, **options)
+    loader = Loader(opened, **ALONE)
     with pytest.raises(ArgumentError, match="batch_size must be at least 1, found 0"):
         loader.set_batch_size(0)
 
 
+def require_order(found, loader, seq_len=SEQ_LEN):
+    """Compare an epoch, as far as it goes, with the records of the order of a loader, which begins again at its end."""
+    positions = np.arange(len(found)) % loader.num_records
+    expected = TOKENS.reshape(-1, seq_len)[loader.plan_of_epoch(0).order.indices(positions)]
+    np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("options", [{}, {"batch_size": 3}])
 def test_targets_are_the_records_shifted_by_one(options, opened):
-    loader = Loader(opened, targets=True, rank=0, world_size=1, **options)
+    loader = Loader(opened, targets=True, **ALONE, **options)
     dataset = loader.dataset()
-    plain = Loader(opened, rank=0, world_size=1, **options)
+    plain = Loader(opened, **ALONE, **options)
     for number, ((x, y), batch) in enumerate(zip(loader, plain, strict=True)):
         assert torch.equal(x, batch[:, :-1])
         assert torch.equal(y, batch[:, 1:])
@@ -120,23 +122,20 @@ def test_targets_are_the_records_shifted_by_one(options, opened):
 
 
 def test_get_batch_goes_on_for_ever_through_the_epochs(opened):
-    loader = Loader(opened, rank=0, world_size=1)
+    loader = Loader(opened, **ALONE)
     found = [loader.get_batch() for _ in range(2 * NUM_BATCHES + 3)]
-    expected = []
-    for epoch in range(3):
-        reference = Loader(opened, epoch=epoch, rank=0, world_size=1)
-        expected += list(reference)
+    expected = [batch for epoch in range(3) for batch in Loader(opened, epoch=epoch, **ALONE)]
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=False))
     assert loader.state_dict()["epoch"] == 2
-    resumed = Loader(opened, rank=0, world_size=1)
+    resumed = Loader(opened, **ALONE)
     resumed.load_state_dict(loader.state_dict())
     assert torch.equal(resumed.get_batch(), loader.get_batch())
 
 
 def test_int32_equals_int64_and_never_changes_the_file(opened):
     before = opened.path.read_bytes()
-    narrow = Loader(opened, dtype=torch.int32, rank=0, world_size=1)
-    wide = Loader(opened, rank=0, world_size=1)
+    narrow = Loader(opened, dtype=torch.int32, **ALONE)
+    wide = Loader(opened, **ALONE)
     for a, b in zip(narrow, wide, strict=True):
         assert a.dtype == torch.int32
         assert torch.equal(a.long(), b)
@@ -148,8 +147,8 @@ def test_int32_equals_int64_and_never_changes_the_file(opened):
 
 
 def test_state_of_another_sequence_length_is_refused_unless_forced(opened):
-    state = Loader(opened, seq_len=16, rank=0, world_size=1).state_dict()
-    loader = Loader(opened, rank=0, world_size=1)
+    state = Loader(opened, seq_len=16, **ALONE).state_dict()
+    loader = Loader(opened, **ALONE)
     with pytest.raises(StateError, match="seq_len"):
         loader.load_state_dict(state)
     loader.load_state_dict(state | {"position": 8}, force=True)
@@ -158,16 +157,15 @@ def test_state_of_another_sequence_length_is_refused_unless_forced(opened):
 
 def test_a_hundred_thousand_ranks_share_without_a_cluster(opened):
     """Every rank's first step, without a process per rank: rank r of any world takes the r-th part of each step."""
-    reader = opened
     for world_size in (1, 7, NUM_BATCHES):
         firsts = [
-            Loader(reader, rank=r, world_size=world_size).plan.requests_of_steps(np.array([0]))[0]
+            Loader(opened, rank=r, world_size=world_size).plan.requests_of_steps(np.array([0]))[0]
             for r in range(world_size)
         ]
         assert len(set(firsts)) == world_size
     records = NUM_BATCHES * BATCH_SIZE * SEQ_LEN
     for rank in (0, 1, 99_999):
-        loader = Loader(reader, rank=rank, world_size=100_000, batch_size=1, seq_len=1, drop_last=False)
+        loader = Loader(opened, rank=rank, world_size=100_000, batch_size=1, seq_len=1, drop_last=False)
         assert len(loader) == -(-records // 100_000)
         first = loader.plan.requests_of_steps(np.array([0]))[0]
         assert first.tolist() == loader.plan_of_epoch(0).order.indices(np.array([rank % records])).tolist()
@@ -175,17 +173,14 @@ def test_a_hundred_thousand_ranks_share_without_a_cluster(opened):
 
 def test_a_stream_that_was_verified_stays_so_with_another_batch_size(tmp_path):
     write_stream(tmp_path / "s.h5", np.arange(640), [640], dtype="uint16")
-    with Loader(tmp_path / "s.h5", batch_size=2, seq_len=16, rank=0, world_size=1) as loader:
+    with Loader(tmp_path / "s.h5", batch_size=2, seq_len=16, **ALONE) as loader:
         state = loader.state_dict()
-    with Loader(tmp_path / "s.h5", batch_size=4, seq_len=16, verify="store", rank=0, world_size=1) as loader:
+    with Loader(tmp_path / "s.h5", batch_size=4, seq_len=16, verify="store", **ALONE) as loader:
         loader.load_state_dict(state)
         assert (loader.reader.batch_size, loader.reader.verified) == (2, "store")
 
 
 def test_records_of_another_length_than_the_stored_one_are_refused(tmp_path):
     write_batches(tmp_path / "x.h5", np.zeros((2, 2, 8), np.int64))
-    with (
-        Loader(tmp_path / "x.h5", seq_len=4, rank=0, world_size=1) as loader,
-        pytest.raises(ArgumentError, match="of 8 tokens"),
-    ):
+    with Loader(tmp_path / "x.h5", seq_len=4, **ALONE) as loader, pytest.raises(ArgumentError, match="of 8 tokens"):
         loader.records()

@@ -190,24 +190,19 @@ def test_a_loader_is_pickled_and_takes_a_store(stream):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"collate": "stack"}, "collate must be one of pad, pack"),
-    ({"collate": "pad"}, "needs batch_size"),
-    ({"collate": "pack"}, "needs max_tokens"),
-    ({"collate": "pack", "max_tokens": 99, "batch_size": 2}, "found max_tokens=99, batch_size=2"),
-    ({"collate": "pack", "max_tokens": 99, "shuffle": "lengths"}, "shuffle='lengths'"),
-    ({"collate": "pad", "batch_size": 0}, "batch_size must be at least 1"),
-    ({"collate": "pad", "batch_size": 2, "max_tokens": 99, "pad_to_multiple_of": 8}, "a multiple of 8"),
-    ({"collate": "pad", "batch_size": 2, "too_long": "cut"}, "too_long must be one of"),
-    ({"collate": "pad", "batch_size": 2, "bucket_batches": 0}, "bucket_batches"),
-    ({"collate": "pad", "batch_size": 2, "prefetch": -1}, "prefetch"),
-    ({"collate": "pad", "batch_size": 999}, "140 documents are too few for a step of 1 ranks"),
-    ({"collate": "pad", "batch_size": 2, "device": "mps"}, "must be a CUDA device or the CPU, found mps"),
-    ({"collate": "pad", "batch_size": 2, "dtype": torch.float32}, r"dtype must be torch\.int64 or torch\.int32"),
-    ({"collate": "pad", "batch_size": 2, "cache_bytes": 7}, "needs a cache folder"),
+    ({"collate": "stack"}, "collate must be one of pad, pack"), ({"batch_size": None}, "needs batch_size"),
+    ({"collate": "pack", "batch_size": None}, "needs max_tokens"),
+    ({"collate": "pack", "max_tokens": 99}, "found max_tokens=99, batch_size=2"),
+    ({"collate": "pack", "max_tokens": 99, "batch_size": None, "shuffle": "lengths"}, "shuffle='lengths'"),
+    ({"batch_size": 0}, "batch_size must be at least 1"), ({"too_long": "cut"}, "too_long must be one of"),
+    ({"max_tokens": 99, "pad_to_multiple_of": 8}, "a multiple of 8"), ({"bucket_batches": 0}, "bucket_batches"),
+    ({"prefetch": -1}, "prefetch"), ({"batch_size": 999}, "140 documents are too few for a step of 1 ranks"),
+    ({"device": "mps"}, "must be a CUDA device or the CPU, found mps"), ({"cache_bytes": 7}, "needs a cache folder"),
+    ({"dtype": torch.float32}, r"dtype must be torch\.int64 or torch\.int32"),
 ])  # fmt: skip
 def test_arguments_that_contradict_each_other_are_refused(options, message, stream, tmp_path):
     with pytest.raises(ArgumentError, match=message):
-        DocumentLoader(stream, **options)
+        DocumentLoader(stream, **{"collate": "pad", "batch_size": 2, **options})
     write_batches(tmp_path / "a.h5", np.zeros((1, 2, 4), int))
     with pytest.raises(ArgumentError, match=r"a\.h5: expected a token stream, whose documents are whole"):
         DocumentLoader(tmp_path / "a.h5", **WAYS["pack"])
@@ -215,13 +210,9 @@ def test_arguments_that_contradict_each_other_are_refused(options, message, stre
 
 # --- fields ------------------------------------------------------------------------------------------------------
 FIELDS = {"loss_mask": "u1", "weight": "f4", "vector": ("i2", (2, 3))}
-DTYPES = {
-    "tokens": torch.int64,
-    "loss_mask": torch.uint8,
-    "weight": torch.float32,
-    "vector": torch.int16,
-    "span_index": torch.int32,
-}
+DTYPES = {"tokens": torch.int64, "loss_mask": torch.uint8, "weight": torch.float32, "vector": torch.int16}
+DTYPES |= {"span_index": torch.int32}
+TOKEN = st.tuples(st.integers(0, 99), st.integers(0, 2), st.integers(-3, 3))
 #: Ways that cut documents of up to 13 tokens, and share them out in every manner.
 SIZES = {"pad": {}, "pack": {"max_tokens": 24}, "truncate": {"max_tokens": 8}}
 
@@ -229,11 +220,8 @@ SIZES = {"pad": {}, "pack": {"max_tokens": 24}, "truncate": {"max_tokens": 8}}
 def columns_of(drawn):
     """Return the tokens and the fields of a document of which (token, mask, weight) of each token were drawn."""
     tokens, mask, weight = np.array(drawn, np.int64).reshape(-1, 3).T
-    return tokens, {
-        "loss_mask": mask,
-        "weight": weight / 2,
-        "vector": weight[:, None, None] + np.arange(6).reshape(2, 3),
-    }
+    vector = weight[:, None, None] + np.arange(6).reshape(2, 3)
+    return tokens, {"loss_mask": mask, "weight": weight / 2, "vector": vector}
 
 
 def spans_of(number, length):
@@ -265,13 +253,9 @@ def expected_of(batch, documents, mask):
 
 @examples(25)
 @given(
-    drawn=st.lists(
-        st.lists(
-            st.lists(st.tuples(st.integers(0, 99), st.integers(0, 2), st.integers(-3, 3)), max_size=12), max_size=6
-        ),
-        min_size=1,
-        max_size=3,
-    ).filter(lambda files: any(map(any, files))),
+    drawn=st.lists(st.lists(st.lists(TOKEN, max_size=12), max_size=6), min_size=1, max_size=3).filter(
+        lambda files: any(map(any, files))
+    ),
     chunk_tokens=st.integers(1, 20),
     way=st.sampled_from(sorted(SIZES)),
     multiple=st.sampled_from([1, 8]),
@@ -313,9 +297,8 @@ def test_padding_of_fields_of_bytes_is_empty(tmp_path):
         for length in (1, 3):
             values = {"tag": np.full(length, b"ab"), "record": np.array([(b"c", 7)] * length, kind)}
             writer.write_document(np.arange(length), values)
-    batch = next(
-        DocumentLoader(tmp_path / "s.h5", collate="pad", batch_size=2, fields=("tag", "record"), shuffle="sequential")
-    )
+    how = {"fields": ("tag", "record"), "shuffle": "sequential"}
+    batch = next(DocumentLoader(tmp_path / "s.h5", collate="pad", batch_size=2, **how))
     assert batch["tag"].tolist() == [[b"ab", b"", b""], [b"ab"] * 3]
     assert batch["record"].tolist() == [[(b"c", 7), (b"", 0), (b"", 0)], [(b"c", 7)] * 3]
 
@@ -381,19 +364,23 @@ def test_tokens_of_masked_documents_are_no_targets(way, stream):
     with loader_of(stream, way, targets=True) as other:
         other.load_state_dict(state)
         assert other.mask_documents == masked
-    for wrong, message in (([140], "0..139, found 140"), ([-1], "found -1"), (["a"], "expected numbers")):
+    wrong = (
+        ([140], "0..139, found 140"),
+        ([-1], "found -1"),
+        (["a"], "expected numbers"),
+        (masked, "needs targets=True"),
+    )
+    for documents, message in wrong:
         with pytest.raises(ArgumentError, match=message):
-            loader_of(stream, way, targets=True, mask_documents=wrong)
-    with pytest.raises(ArgumentError, match="needs targets=True"):
-        loader_of(stream, way, mask_documents=masked)
+            loader_of(stream, way, targets=documents != masked, mask_documents=documents)
 
 
 def test_tokens_of_32_bits(stream):
     with (
         loader_of(stream, "pad", targets=True) as plain,
-        loader_of(stream, "pad", targets=True, dtype=torch.int32) as it,
+        loader_of(stream, "pad", targets=True, dtype=torch.int32) as x,
     ):
-        for batch, other in zip(plain, it, strict=True):
+        for batch, other in zip(plain, x, strict=True):
             assert (other["tokens"].dtype, other["targets"].dtype) == (torch.int32, torch.int64)
             assert torch.equal(batch["tokens"], other["tokens"].long())
             assert torch.equal(batch["targets"], other["targets"])

@@ -1,5 +1,6 @@
 """Reading ahead: order, errors in their place, nothing left running, and state that counts what was yielded."""
 
+import contextlib
 import gc
 import threading
 import time
@@ -13,6 +14,7 @@ from processes import python
 from zb_hdf5 import IncompleteError, Loader, open_reader
 from zb_hdf5.loaders.steps import HINTED_TOGETHER, hint_ahead, read_ahead
 
+ALONE = {"rank": 0, "world_size": 1}
 TOKENS = np.random.default_rng(6).integers(0, 50_000, (60, 4, 32), dtype=np.uint32)
 
 
@@ -57,18 +59,15 @@ def test_an_error_is_raised_in_the_place_of_its_result():
 
 
 def test_threads_end_with_the_epoch_a_break_an_exception_or_the_loader(path):
-    loader = Loader(path, prefetch=4, rank=0, world_size=1)
-    for _ in loader:
-        pass
+    loader = Loader(path, prefetch=4, **ALONE)
+    assert len(list(loader)) == 60
     assert not prefetch_threads()
     for _ in loader:
         break
     assert not prefetch_threads()
-    try:
+    with contextlib.suppress(KeyError):
         for _ in loader:
             raise KeyError
-    except KeyError:
-        pass
     assert not prefetch_threads()
     iterator = iter(loader)
     next(iterator)
@@ -76,7 +75,7 @@ def test_threads_end_with_the_epoch_a_break_an_exception_or_the_loader(path):
     loader.close()
     assert not prefetch_threads()
     assert list(iterator) == []
-    loader = Loader(path, prefetch=4, rank=0, world_size=1)
+    loader = Loader(path, prefetch=4, **ALONE)
     iterator = iter(loader)
     next(iterator)
     del loader, iterator
@@ -122,7 +121,7 @@ def test_a_file_cut_while_it_is_read_ahead_is_an_error_at_its_batch(tmp_path):
 @pytest.mark.parametrize("shuffle", ["global", "records"])
 def test_auto_announces_what_is_not_in_the_page_cache(path, monkeypatch, shuffle):
     with open_reader(path) as reader:
-        loader = Loader(reader, shuffle=shuffle, rank=0, world_size=1)
+        loader = Loader(reader, shuffle=shuffle, **ALONE)
         plain = list(Loader(reader, shuffle=shuffle, prefetch=0, rank=0, world_size=1))
         assert all(reader.is_cached(i) for i in range(60))
         announced = []
@@ -179,12 +178,10 @@ def test_a_batch_is_announced_again_only_after_many_others(monkeypatch):
 
 
 def test_auto_reads_ahead_in_threads_on_a_network_file_system(path, monkeypatch):
-    import zb_hdf5.loaders.steps
-
     with open_reader(path) as reader:
         loader = Loader(reader, rank=0, world_size=1)
         monkeypatch.setattr(reader, "is_cached", lambda index: False)
-        monkeypatch.setattr(zb_hdf5.loaders.steps, "network_file_system", lambda path: "lustre")
+        monkeypatch.setattr("zb_hdf5.loaders.steps.network_file_system", lambda path: "lustre")
         iterator = iter(loader)
         next(iterator)
         assert prefetch_threads()
@@ -193,9 +190,11 @@ def test_auto_reads_ahead_in_threads_on_a_network_file_system(path, monkeypatch)
 
 def test_hints_come_before_their_reads():
     heard, found = [], []
-    for number in hint_ahead(
-        lambda number: number, lambda first, count: heard.extend(range(first, first + count)), iter(range(50)), 1, 5
-    ):
+
+    def hint(first, count):
+        heard.extend(range(first, first + count))
+
+    for number in hint_ahead(lambda number: number, hint, iter(range(50)), 1, 5):
         found.append(number)
         assert heard == list(range(min(50, -(-(number + 6) // HINTED_TOGETHER) * HINTED_TOGETHER)))
     assert found == list(range(50))
@@ -204,11 +203,9 @@ def test_hints_come_before_their_reads():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 def test_the_device_gets_the_same_batches(path, dtype):
-    plain = list(Loader(path, rank=0, world_size=1, dtype=dtype))
     for shuffle, batch_size in (("global", 4), ("records", 6)):
-        plain = list(Loader(path, rank=0, world_size=1, dtype=dtype, shuffle=shuffle, batch_size=batch_size))
-        moved = Loader(path, rank=0, world_size=1, dtype=dtype, shuffle=shuffle, batch_size=batch_size, device="cuda")
-        for a, b in zip(moved, plain, strict=True):
+        how = {"dtype": dtype, "shuffle": shuffle, "batch_size": batch_size, **ALONE}
+        for a, b in zip(Loader(path, device="cuda", **how), Loader(path, **how), strict=True):
             assert a.is_cuda
             assert torch.equal(a.cpu(), b)
 

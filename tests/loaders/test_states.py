@@ -27,6 +27,7 @@ from zb_hdf5.store.shards import Sharded
 B, S, N = 2, 4, 15
 RECORDS = N * B
 ALONE = {"rank": 0, "world_size": 1}
+LIVE = {"batch_size": B, "seq_len": S, "live": True, "shard_batches": 4}
 
 VALUES = st.one_of(
     st.sampled_from([None, True, False, "", "1", [], {}, -1, 0, 1, 2, 0.5, 1.0, RECORDS, RECORDS + 1, float("nan")]),
@@ -95,7 +96,6 @@ def stores(tmp_path_factory):
     return folder
 
 
-# --- what is no state ------------------------------------------------------------------------------------------
 # --- positions -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("position", [RECORDS + 1, 10**6, 2**63, 2**64, 10**40, pytest.param(10**5000, id="long")])
 @pytest.mark.parametrize("shuffle", SHUFFLES)
@@ -129,9 +129,8 @@ def follow(path):
 
 
 def test_a_follower_takes_positions_that_are_not_committed_yet_until_the_store_is_complete(tmp_path):
-    live = {"batch_size": B, "seq_len": S, "live": True, "shard_batches": 4}
     tokens = np.arange(8 * B * S).reshape(8, B, S)
-    with open_writer(tmp_path / "store", **live) as writer:
+    with open_writer(tmp_path / "store", **LIVE) as writer:
         writer.write(tokens[:3])
         with follow(tmp_path / "store") as early, follow(tmp_path / "store") as wrong:
             state = early.state_dict() | {"position": 5 * B}
@@ -149,20 +148,9 @@ def test_a_follower_takes_positions_that_are_not_committed_yet_until_the_store_i
         late.load_state_dict(state | {"position": 17})
 
 
-def test_a_batch_size_that_changes_behind_a_filled_up_step_ends_the_iteration(tmp_path):
-    with open_writer(tmp_path / "store", batch_size=B, seq_len=S, live=True, shard_batches=4) as writer:
-        writer.write(np.zeros((5, B, S), np.int64))
-        writer.finish()
-    with FollowingLoader(tmp_path / "store", batch_size=4, drop_last=False, **ALONE) as loader:
-        steps = iter(loader)
-        assert len([next(steps) for _ in range(3)]) == 3
-        loader.set_batch_size(1)
-        assert list(steps) == []
-
-
-def test_a_batch_size_that_changes_after_a_state_was_loaded_keeps_its_position(tmp_path):
-    tokens = np.arange(6 * B * S).reshape(6, B, S)
-    with open_writer(tmp_path / "store", batch_size=B, seq_len=S, live=True, shard_batches=4) as writer:
+def test_a_batch_size_that_changes_keeps_the_position_and_ends_an_iteration_behind_a_filled_up_step(tmp_path):
+    tokens = np.arange(5 * B * S).reshape(5, B, S)
+    with open_writer(tmp_path / "store", **LIVE) as writer:
         writer.write(tokens)
         writer.finish()
     for kind in (Loader, FollowingLoader):
@@ -170,6 +158,11 @@ def test_a_batch_size_that_changes_after_a_state_was_loaded_keeps_its_position(t
             loader.load_state_dict(loader.state_dict() | {"position": 4 * B})
             loader.set_batch_size(1)
             assert rows(loader) == tokens[4:].reshape(-1, S).tolist()
+    with FollowingLoader(tmp_path / "store", batch_size=4, drop_last=False, **ALONE) as loader:
+        steps = iter(loader)
+        assert len([next(steps) for _ in range(3)]) == 3
+        loader.set_batch_size(1)
+        assert list(steps) == []
 
 
 # --- any damage ------------------------------------------------------------------------------------------------
@@ -256,9 +249,8 @@ def test_a_dataset_and_its_sampler_refuse_a_state_or_resume_exactly(stores, data
 
 
 def test_segments_that_contradict_each_other_are_refused(stores):
-    with MixedLoader({"a": stores / "a.h5", "b": stores / "b.batch"}, {"a": 3, "b": 1}, **ALONE) as mixed:
-        for _ in zip(range(5), mixed, strict=False):
-            pass
+    with mixture(stores) as mixed:
+        take(mixed, 5)
         mixed.set_weights({"a": 1, "b": 2})
         next(iter(mixed))
         state = mixed.state_dict()
@@ -375,14 +367,13 @@ def test_a_reader_serves_no_fingerprint_but_its_own_stream(stores):
 def test_a_follower_jumps_over_batches_that_were_not_there_when_it_began(tmp_path):
     tokens = np.arange(10 * B * S).reshape(10, B, S)
     skip = [(0, 4 * B, 6 * B)]
-    with open_writer(tmp_path / "store", batch_size=B, seq_len=S, live=True, shard_batches=4) as writer:
+    with open_writer(tmp_path / "store", **LIVE) as writer:
         writer.write(tokens[:3])
         with FollowingLoader(tmp_path / "store", timeout_s=30, skip=skip, **ALONE) as loader:
             found = [next(loader) for _ in range(3)]
             writer.write(tokens[3:])
             writer.finish()
-            for _ in range(2):
-                found.append(next(loader))
+            found += [next(loader) for _ in range(2)]
             state = loader.state_dict()
             found += [*iter(lambda: next(loader, None), None)]
     np.testing.assert_array_equal(np.stack(found), np.concatenate([tokens[:4], tokens[6:]]))

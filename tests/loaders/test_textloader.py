@@ -41,6 +41,11 @@ def write_parquet(path, groups, column="text"):
             writer.write_table(table, row_group_size=max(1, len(texts)))
 
 
+def write_all(folder, texts, **how):
+    for name, groups in texts.items():
+        write_parquet(folder / name, groups, **how)
+
+
 @pytest.fixture(scope="module")
 def texts():
     """Row groups of texts per file, in which some texts are empty or missing."""
@@ -53,8 +58,7 @@ def texts():
 @pytest.fixture(scope="module")
 def folder(texts, tmp_path_factory):
     path = tmp_path_factory.mktemp("text")
-    for name, groups in texts.items():
-        write_parquet(path / name, groups)
+    write_all(path, texts)
     (path / "d.parquet.partial").write_bytes(b"not yet")
     return path
 
@@ -117,8 +121,7 @@ def test_batches_depend_on_nothing_but_the_text(folder, texts, piece, batch_size
 
 
 def test_another_boundary_and_column(texts, tmp_path):
-    for name, groups in texts.items():
-        write_parquet(tmp_path / name, groups, column="content")
+    write_all(tmp_path, texts, column="content")
     expected = reference(texts, 0, 1)
     found = take(make(tmp_path, text_column="content", tokenizer=load_tokenizer("byte")), 5)
     np.testing.assert_array_equal(found.ravel(), expected[: found.size])
@@ -141,8 +144,7 @@ def test_a_trained_tokenizer_with_many_threads(folder, texts, tmp_path):
     known = [text for name in FILES for group in texts[name] for text in group if text]
     trained.train_from_iterator(known, trainer)
     trained.save(str(tmp_path / "tokenizer.json"))
-    names = sorted(texts)[:-1]
-    documents = [text for name in names for group in texts[name] for text in group if text]
+    documents = [text for name in sorted(texts)[:-1] for group in texts[name] for text in group if text]
     expected = [token for text in documents for token in (trained.token_to_id("<bos>"), *trained.encode(text).ids)]
     spec = f"hf:{tmp_path / 'tokenizer.json'}"
     with make(folder, tokenizer=spec, boundary_token="<bos>", num_threads=4) as loader:
@@ -291,18 +293,9 @@ def test_row_groups_without_a_document_are_an_error_and_no_hang(tmp_path):
     assert take(make(tmp_path, 1, 2), 1).size
 
 
-def test_a_truncated_file(texts, tmp_path):
-    for name, groups in texts.items():
-        write_parquet(tmp_path / name, groups)
-    os.truncate(tmp_path / "b.parquet", 300)
-    with pytest.raises(FormatError, match=r"b\.parquet: not a Parquet file, or a damaged one"):
-        make(tmp_path)
-
-
 def test_damage_in_the_middle_is_raised_where_it_is_needed(texts, tmp_path):
-    """Batches of whole row groups come first; the error has the file's name; the threads have ended."""
-    for name, groups in texts.items():
-        write_parquet(tmp_path / name, groups)
+    """Batches of whole row groups come first; the error has the file's name; the threads have ended. Or at once."""
+    write_all(tmp_path, texts)
     with make(tmp_path) as loader:
         start = pq.ParquetFile(tmp_path / "b.parquet").metadata.row_group(0).column(1).dictionary_page_offset
         with open(tmp_path / "b.parquet", "r+b") as file:
@@ -317,6 +310,9 @@ def test_damage_in_the_middle_is_raised_where_it_is_needed(texts, tmp_path):
                 loader.get_batch()
         assert loader.state_dict() == state
         assert not our_threads()
+    os.truncate(tmp_path / "b.parquet", 300)
+    with pytest.raises(FormatError, match=r"b\.parquet: not a Parquet file, or a damaged one"):
+        make(tmp_path)
 
 
 def test_an_error_of_the_tokenizer_arrives_as_it_is(folder):

@@ -17,18 +17,7 @@ from processes import python
 
 from zb_hdf5 import console
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.console import (
-    SIZE,
-    CommandGroup,
-    Output,
-    Progress,
-    counted,
-    format_bytes,
-    format_count,
-    format_seconds,
-    layout_report,
-    print_report,
-)
+from zb_hdf5.console import SIZE, CommandGroup, Output, Progress, counted, format_bytes, format_count
 from zb_hdf5.errors import FormatError
 
 
@@ -182,7 +171,7 @@ def test_what_is_no_size_is_refused(text):
         (0, "0 bytes"), (1023, "1023 bytes"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (2**20, "1.0 MiB"),
         (3 * 2**29, "1.5 GiB"), (2**40, "1.0 TiB"), (5000 * 2**40, "5000.0 TiB"),
     )),
-    *((format_seconds, *case) for case in (
+    *((console.format_seconds, *case) for case in (
         (0, "0:00"), (0.4, "0:00"), (9, "0:09"), (59.7, "1:00"), (61, "1:01"), (3599.6, "1:00:00"),
         (3725, "1:02:05"), (360000, "100:00:00"),
     )),
@@ -288,19 +277,19 @@ LONG = [("path", "a/b"), ("fingerprint", "sampled:" + 64 * "a"), ("result", "wor
 
 
 def test_a_report_fits_the_terminal():
-    lines = list(layout_report(LONG, 80))
+    lines = list(console.layout_report(LONG, 80))
     assert max(map(len, lines)) <= 80
     assert lines[:3] == ["path         a/b", "fingerprint", "  sampled:" + 64 * "a"]
     assert all(line.startswith(" " * 13 + "word") for line in lines[4:])
     assert " ".join(lines).split() == " ".join(word for line in LONG for word in line).split()
-    assert list(layout_report([("a", " " * 90), ("b", "c")], 80)) == ["a  ", "b  c"]
-    assert list(layout_report(LONG)) == [f"{name:<11}  {text}" for name, text in LONG]  # in a pipe
+    assert list(console.layout_report([("a", " " * 90), ("b", "c")], 80)) == ["a  ", "b  c"]
+    assert list(console.layout_report(LONG)) == [f"{name:<11}  {text}" for name, text in LONG]  # in a pipe
 
 
 def test_no_report_and_no_error_commands_the_terminal(capsysbinary):
     name = "a\x1b]0;b\x07\udcff"
     spelt = rb"a\x1b]0;b\x07\udcff"
-    print_report(Output({}, [(name, name)]), as_json=False, quiet=False)
+    console.print_report(Output({}, [(name, name)]), as_json=False, quiet=False)
     assert capsysbinary.readouterr().out == spelt + b"  " + spelt + b"\n"
 
     def work():

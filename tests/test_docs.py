@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from commandline import commands_of
 
 from zb_hdf5 import open_writer, spec
 from zb_hdf5.commands.zb import zb
@@ -29,6 +30,11 @@ def rows_of(page, header):
     return [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in table]
 
 
+def names_in(header):
+    """Return the names in the first column of a table of the page of formats."""
+    return [row[0] for row in rows_of("formats.md", header)]
+
+
 def blocks_of(text):
     return re.findall(r"^```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
@@ -43,24 +49,18 @@ def test_batch_header_table_is_the_spec():
 
 
 def test_hdf5_tables_are_the_spec():
-    kinds = {"uint64": "<u8", "uint8": "|u1", "S64": "|S64"}
-    rows = rows_of("formats.md", "| attribute of `batches` | type | meaning |")
-    assert {name: kinds[kind] for name, kind, _ in rows} == {
-        name: dtype.str for name, dtype in spec.BATCHES_ATTRIBUTES.items()
-    }
-    assert [row[0] for row in rows_of("formats.md", "| object | shape | holds |")] == [spec.BATCHES, spec.CRC32]
-    kinds |= {"int64": "<i8", "uint32": "<u4"}
-    rows = rows_of("formats.md", "| attribute of `tokens` | type | meaning |")
-    assert {name: kinds[kind] for name, kind, _ in rows} == {
-        name: dtype.str for name, dtype in spec.TOKENS_ATTRIBUTES.items()
-    }
-    stream = [row[0] for row in rows_of("formats.md", "| object of a stream | shape | holds |")]
-    assert stream == [spec.TOKENS, spec.DOC_OFFSETS, spec.CRC32]
-    packed = [row[0] for row in rows_of("formats.md", "| object of a compressed file | shape | holds |")]
+    kinds = {"uint64": "<u8", "uint8": "|u1", "S64": "|S64", "int64": "<i8", "uint32": "<u4"}
+    for name, attributes in (("batches", spec.BATCHES_ATTRIBUTES), ("tokens", spec.TOKENS_ATTRIBUTES)):
+        rows = rows_of("formats.md", f"| attribute of `{name}` | type | meaning |")
+        assert {name: kinds[kind] for name, kind, _ in rows} == {name: dtype.str for name, dtype in attributes.items()}
     field = spec.field_column("<name>")
-    assert packed == [spec.EXTENTS, spec.extents_column(field)]
-    rows = rows_of("formats.md", "| object of a field | shape | holds |")
-    assert [row[0] for row in rows] == [field, spec.crc32_column(field)]
+    for header, names in (
+        ("object", [spec.BATCHES, spec.CRC32]),
+        ("object of a stream", [spec.TOKENS, spec.DOC_OFFSETS, spec.CRC32]),
+        ("object of a compressed file", [spec.EXTENTS, spec.extents_column(field)]),
+        ("object of a field", [field, spec.crc32_column(field)]),
+    ):
+        assert names_in(f"| {header} | shape | holds |") == names
     versions = re.findall(r"^## .*version (\d)$", TEXT["formats.md"], re.MULTILINE)
     known = spec.BATCH_VERSION, spec.HDF5_VERSION, spec.HDF5_VERSION, spec.TABLES_VERSION, spec.INDEX_VERSION
     assert tuple(map(int, versions)) == known
@@ -70,11 +70,11 @@ def test_hdf5_tables_are_the_spec():
 
 
 def test_index_tables_are_the_spec():
-    assert [row[0] for row in rows_of("formats.md", "| key of `shards` | element |")] == list(spec.INDEX_SHARD_KEYS)
-    assert [row[0] for row in rows_of("formats.md", "| key of a column | array |")] == list(spec.INDEX_COLUMN_KEYS)
-    assert [row[0] for row in rows_of("formats.md", "| key of a field | element |")] == list(spec.INDEX_FIELD_KEYS)
-    keys = ", ".join(row[0] for row in rows_of("formats.md", "| key | value |"))
-    assert {key for keys in spec.INDEX_META_KEYS.values() for key in keys} <= set(re.findall(r"\w+", keys))
+    assert names_in("| key of `shards` | element |") == list(spec.INDEX_SHARD_KEYS)
+    assert names_in("| key of a column | array |") == list(spec.INDEX_COLUMN_KEYS)
+    assert names_in("| key of a field | element |") == list(spec.INDEX_FIELD_KEYS)
+    keys = set(re.findall(r"\w+", ", ".join(names_in("| key | value |"))))
+    assert {key for keys in spec.INDEX_META_KEYS.values() for key in keys} <= keys
 
 
 def test_codecs_table_is_the_spec():
@@ -98,13 +98,8 @@ def test_tables_of_documents_are_the_spec():
     text = TEXT["formats.md"].split("## HDF5 tables")[1].split("\n## ")[0]
     names = {*spec.TABLES_ATTRIBUTES, *(name for names in spec.TABLES_KIND_ATTRIBUTES.values() for name in names)}
     assert names <= set(re.findall(r"`(\w+)`", text))
-    for kind, keys in (
-        ("pieces", spec.INDEX_OPTIONAL_KEYS["pieces"]),
-        ("codecs", spec.INDEX_OPTIONAL_KEYS["codecs"]),
-        ("documents", spec.INDEX_DOCUMENTS_KEYS),
-    ):
-        documented = [row[0] for row in rows_of("formats.md", f"| key of `{kind}` | element |")]
-        assert re.findall(r"\w+", " ".join(documented)) == list(keys)
+    for kind, keys in {**spec.INDEX_OPTIONAL_KEYS, "documents": spec.INDEX_DOCUMENTS_KEYS}.items():
+        assert re.findall(r"\w+", " ".join(names_in(f"| key of `{kind}` | element |"))) == list(keys)
 
 
 def test_backends_table_is_the_registry():
@@ -112,16 +107,7 @@ def test_backends_table_is_the_registry():
     assert documented == {name: backend.suffix for name, backend in backends().items()}
 
 
-def commands_of(group, path):
-    """Return the names of all commands of a group and of the groups in it."""
-    for name, command in group.commands.items():
-        if isinstance(command, click.Group):
-            yield from commands_of(command, f"{path} {name}")
-        else:
-            yield f"{path} {name}"
-
-
-COMMANDS = {*commands_of(convert, "zb convert"), *commands_of(zb, "zb")}
+COMMANDS = {f"zb {name}" for name, command in commands_of(zb) if not isinstance(command, click.Group)}
 
 
 def test_every_command_is_documented_and_every_documented_command_exists():
@@ -140,16 +126,10 @@ def test_every_command_line_is_a_command(page):
     assert not [line for line in lines if re.match(r"zb( |$)", line) and not is_command(line)]
 
 
-def helps_of(group, name):
-    """Return the help of a group, and of all commands and groups in it, as a terminal shows it."""
-    # with the names of the real command: click keeps the help option that it makes first
-    yield group.get_help(click.Context(group, info_name=name, help_option_names=["-h", "--help"]))
-    for each, command in getattr(group, "commands", {}).items():
-        yield from helps_of(command, f"{name} {each}")
-
-
 def test_examples_in_helps_are_commands():
-    helps = "\n".join([*helps_of(zb, "zb"), *helps_of(convert, "zb convert")])
+    # with the names of the real command: click keeps the help option that it makes first
+    options = {"help_option_names": ["-h", "--help"]}
+    helps = "\n".join(command.get_help(click.Context(command, **options)) for _, command in commands_of(zb))
     examples = re.findall(r"Example: (.*)", helps)
     assert len(examples) >= len(COMMANDS)
     assert not [line for line in examples if not is_command(line)]

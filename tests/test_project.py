@@ -1,24 +1,27 @@
-"""The project around the code: one version, and guides that name what is there."""
+"""The project around the code: one version, guides that name what is there, and the versions that .ci/run tests."""
 
 import importlib.metadata
 import re
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from packaging.version import Version
 
 import zb_hdf5
 from zb_hdf5.commands.zb import zb
 
 ROOT = Path(__file__).parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = PYPROJECT["project"]
 
 
 def test_the_version_is_written_once():
-    assert PROJECT["project"]["dynamic"] == ["version"]
-    assert "version" not in PROJECT["project"]
-    assert PROJECT["tool"]["setuptools"]["dynamic"]["version"]["attr"] == "zb_hdf5.version.__version__"
+    assert PROJECT["dynamic"] == ["version"]
+    assert "version" not in PROJECT
+    assert PYPROJECT["tool"]["setuptools"]["dynamic"]["version"]["attr"] == "zb_hdf5.version.__version__"
     sources = [path for folder in ("zb_hdf5", "converters") for path in (ROOT / folder).rglob("*.py")]
     holders = {path.resolve() for path in sources if f'"{zb_hdf5.__version__}"' in path.read_text(encoding="utf-8")}
     assert holders == {ROOT / "zb_hdf5" / "version.py"}
@@ -92,12 +95,51 @@ def test_the_house_grows_no_further():
 def test_the_workflow_runs_what_ci_runs_on_the_pythons_that_are_promised():
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
     assert "run: .ci/run" in workflow
-    promised = [name.rpartition(" ")[2] for name in PROJECT["project"]["classifiers"] if "Python :: 3." in name]
+    promised = [name.rpartition(" ")[2] for name in PROJECT["classifiers"] if "Python :: 3." in name]
     assert re.findall(r'"(3\.\d+)"', workflow) == promised
-    assert PROJECT["project"]["requires-python"] == f">={promised[0]}"
+    assert PROJECT["requires-python"] == f">={promised[0]}"
 
 
-def test_what_the_tests_run_beside_is_pinned():
-    pinned = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
-    wanted = PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["test"]
-    assert {re.match(r"[\w-]+", name)[0] for name in wanted} <= pinned
+#: What users install; `ecosystem` and `dev` are for this project's own tests.
+EXTRAS = ("text", "remote", "codecs", "mpi", "test")
+
+
+def pinned(name):
+    lines = (ROOT / name).read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    return {package: Version(found) for package, found in pins.items()}
+
+
+def floors():
+    wanted = [*PROJECT["dependencies"], *(each for extra in EXTRAS for each in PROJECT["optional-dependencies"][extra])]
+    found = [re.fullmatch(r"([\w-]+)(?:\[\w+\])?>=([\d.]+)(?:; .*)?", each).groups() for each in wanted]
+    return {package: Version(least) for package, least in found}
+
+
+def test_the_tested_floors_are_the_declared_ones():
+    tested = pinned("constraints-floors.txt")
+    assert tested.pop("torch") == pinned("constraints.txt")["torch"]  # no older one can be had without CUDA
+    declared = floors()
+    assert declared.pop("torch") <= pinned("constraints.txt")["torch"]
+    assert tested == declared
+
+
+@pytest.mark.parametrize(("package", "least"), [("click", "8.4"), ("h5py", "3.16"), ("tiktoken", "0.11")])
+def test_versions_that_are_known_to_fail_are_not_allowed(package, least):
+    assert floors()[package] >= Version(least)
+
+
+@pytest.mark.parametrize("package", floors())
+def test_this_environment_is_one_of_those_that_are_allowed(package):
+    assert Version(version(package)) >= floors()[package]
+
+
+def test_every_room_is_in_the_wheel():
+    assert PYPROJECT["tool"]["setuptools"]["packages"]["find"]["include"] == ["zb_hdf5*"]
+    rooms = {path.parent for path in (ROOT / "zb_hdf5").rglob("*.py")}
+    assert ROOT / "zb_hdf5" / "commands" in rooms
+    assert not [room for room in rooms if not (room / "__init__.py").exists()]  # else it is left out
+
+
+def test_every_dependency_has_a_tested_version():
+    assert floors().keys() <= pinned("constraints.txt").keys()

@@ -31,14 +31,8 @@ class Slurm:
 
     def run(self, *command: str | Path) -> str:
         """Run a command to its end; return what it printed."""
-        done = subprocess.run(
-            [*map(str, command)],
-            cwd=self.work,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-        )
+        how = {"cwd": self.work, "env": self.environment, "timeout": PATIENCE_S}
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True, **how)
         assert done.returncode == 0, f"{command}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""A Slurm cluster on this host, for as long as a command runs: `slurm_cluster.py [--nodes N] COMMAND...`
+"""A Slurm cluster of two nodes on this host, for as long as a command runs: `slurm_cluster.py COMMAND...`
 
     tests/cluster/slurm_cluster.py bash                       # to try things by hand; exit ends the cluster
     tests/cluster/slurm_cluster.py srun -N 2 hostname
 
 munged, slurmctld and one slurmd for each node run under the user who calls, without systemd, on free ports, with all
 their files in a temporary folder. Nothing in /etc is read or changed, and a Slurm that this host has is left alone.
-Each node is a tree of processes under one that adopts its orphans, as the first process of a machine does. So whatever
-ends this script (the end of the command, a signal, SIGKILL), no process of the cluster is left. A SIGTERM to the
-process in `$ZB_SLURM_FOLDER/n1.pid` is what a power cut is to node n1.
+The command runs with SLURM_CONF set, and its exit status is ours. Each node is a tree of processes under one that
+adopts its orphans, as the first process of a machine does. So whatever ends this script (the end of the command, a
+signal, SIGKILL), no process of the cluster is left. A SIGTERM to the process in `$ZB_SLURM_FOLDER/n1.pid` is what a
+power cut is to node n1.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import os
 import re
@@ -30,6 +30,7 @@ from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "sinfo")
 FOLDER_VARIABLE = "ZB_SLURM_FOLDER"
+NODES = 2
 NODE_CPUS = 64  # more than the host has: the tasks of real jobs fit
 READY_S = 60
 END_S = 60
@@ -95,15 +96,15 @@ def free_ports(count: int) -> list[int]:
     raise SystemExit(f"slurm_cluster: found no {count} free ports in a row")
 
 
-def configure(folder: Path, nodes: int) -> None:
+def configure(folder: Path) -> None:
     """Write the files of munged and Slurm."""
     key = os.open(folder / "munge.key", os.O_WRONLY | os.O_CREAT, 0o600)
     with closing(os.fdopen(key, "wb")) as file:
         file.write(os.urandom(128))
-    ports = free_ports(2 + nodes)
+    ports = free_ports(2 + NODES)
     user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
     text = SLURM_CONF.format(
-        folder=folder, user=user, ports=ports, nodes=nodes, first=ports[2], last=ports[-1], cpus=NODE_CPUS
+        folder=folder, user=user, ports=ports, nodes=NODES, first=ports[2], last=ports[-1], cpus=NODE_CPUS
     )
     (folder / "slurm.conf").write_text(text)
     version = subprocess.run([program("slurmd") or "slurmd", "-V"], capture_output=True, text=True, check=True).stdout
@@ -111,7 +112,7 @@ def configure(folder: Path, nodes: int) -> None:
     # cgroups are not used here, but slurmd loads a plugin for them; "disabled" is known since 23.11
     plugin = "disabled" if release >= (23, 11) else "cgroup/v1"
     (folder / "cgroup.conf").write_text(f"CgroupPlugin={plugin}\n")
-    for name in ("slurmctld", *(f"n{number + 1}" for number in range(nodes))):
+    for name in ("slurmctld", *(f"n{number + 1}" for number in range(NODES))):
         (folder / name).mkdir()
 
 
@@ -180,9 +181,9 @@ def end_descendants() -> None:
         time.sleep(0.01)
 
 
-def start(folder: Path, nodes: int, environment: dict[str, str]) -> None:
+def start(folder: Path, environment: dict[str, str]) -> None:
     """Start all daemons, and wait until every node is idle."""
-    configure(folder, nodes)
+    configure(folder)
     files = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munged.pid", "seed-file": "munge.seed"}
     os.environ.clear()
     os.environ.update(environment)
@@ -190,10 +191,10 @@ def start(folder: Path, nodes: int, environment: dict[str, str]) -> None:
     machine("keys", folder, [str(program("munged")), "--foreground", *places])
     wait_until((folder / "munge.socket").exists, folder)
     machine("head", folder, [str(program("slurmctld")), "-D"])
-    for number in range(nodes):
+    for number in range(NODES):
         machine(f"n{number + 1}", folder, [str(program("slurmd")), "-D", "-N", f"n{number + 1}"])
     idle = ["sinfo", "-h", "-N", "-t", "idle", "-o", "%N"]
-    wait_until(lambda: len(subprocess.run(idle, capture_output=True).stdout.split()) == nodes, folder)
+    wait_until(lambda: len(subprocess.run(idle, capture_output=True).stdout.split()) == NODES, folder)
 
 
 def wait_until(ready: Callable[[], bool], folder: Path) -> None:
@@ -208,12 +209,9 @@ def wait_until(ready: Callable[[], bool], folder: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, default=2)
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="runs with SLURM_CONF set; its exit status is ours")
-    options = parser.parse_args()
-    if not options.command:
-        parser.error("a command is missing, such as bash")
+    command = sys.argv[1:]
+    if not command or command[0].startswith("-"):
+        raise SystemExit(__doc__)
     if lacking := missing():
         raise SystemExit(f"slurm_cluster: no {', '.join(lacking)}: apt-get install slurm-wlm munge")
     # not under $TMPDIR: the path of a socket has at most 107 characters
@@ -225,8 +223,8 @@ def main() -> int:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda number, _: sys.exit(128 + number))
         adopt_orphans()
-        start(folder, options.nodes, environment)
-        return subprocess.run(options.command, env=environment).returncode
+        start(folder, environment)
+        return subprocess.run(command, env=environment).returncode
     finally:
         end_descendants()
         shutil.rmtree(folder)

@@ -11,7 +11,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commandline import succeed
 from on_slurm import digests, within
 from processes import output_of
 
@@ -82,9 +82,7 @@ def convert(source, target, *options):
 
 
 def run(*arguments):
-    result = CliRunner().invoke(zb, [*map(str, arguments)])
-    assert result.exit_code == 0, result.output
-    return result.output
+    return succeed(zb, *arguments).output
 
 
 def test_conversion_and_reading(mounts, work):
@@ -177,10 +175,8 @@ def test_a_growing_store(mounts, work):
             with FollowingLoader(folder / "live", timeout_s=60, rank=0, world_size=1) as loader:
                 steps = iter(loader)
                 np.testing.assert_array_equal([next(steps) for _ in range(6)], tokens[:6])
-        with (
-            FollowingLoader(writing / "live", timeout_s=60, rank=0, world_size=1) as same,
-            FollowingLoader(reading / "live", timeout_s=60, rank=0, world_size=1) as other,
-        ):
+        how = {"timeout_s": 60, "rank": 0, "world_size": 1}
+        with FollowingLoader(writing / "live", **how) as same, FollowingLoader(reading / "live", **how) as other:
             follow, follow_from_afar = iter(same), iter(other)
             steps, found = [next(follow)], [next(follow_from_afar)]
             writer.write(tokens[6:])

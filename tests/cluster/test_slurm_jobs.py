@@ -47,23 +47,17 @@ def expected():
 
 
 def test_one_node(slurm, expected):
-    job = slurm.submit(LOCAL)
-    assert slurm.wait(job) == "COMPLETED", slurm.log(job)
-    assert digests(slurm.work / "train-h5") == expected(slurm)
+    require_store(slurm, slurm.submit(LOCAL), expected)
 
 
 def test_an_array_and_its_merge(slurm, expected):
     lines = f"{documented('array=0-15')}\n{documented('afterok')}"
-    merge = slurm.submit(lines.replace(SHARDS, SHARDS_OF_ARRAY))
-    assert slurm.wait(merge) == "COMPLETED", slurm.log(merge)
-    assert digests(slurm.work / "train-h5") == expected(slurm, SHARDS_OF_ARRAY)
+    require_store(slurm, slurm.submit(lines.replace(SHARDS, SHARDS_OF_ARRAY)), expected, SHARDS_OF_ARRAY)
 
 
 def test_mpi(slurm, expected):
     pytest.importorskip("mpi4py")
-    job = slurm.submit(documented("mpi.sh").replace("sbatch ", f"sbatch {TASKS}"))
-    assert slurm.wait(job) == "COMPLETED", slurm.log(job)
-    assert digests(slurm.work / "train-h5") == expected(slurm)
+    require_store(slurm, slurm.submit(documented("mpi.sh").replace("sbatch ", f"sbatch {TASKS}")), expected)
 
 
 def test_tasks_that_mpi_does_not_join_are_an_error(slurm):
@@ -82,10 +76,15 @@ def submitted_and_frozen(slurm):
     return job
 
 
+def require_store(slurm, job, expected, *options):
+    """Wait for a job, which must give the files of one process."""
+    assert slurm.wait(job) == "COMPLETED", slurm.log(job)
+    assert digests(slurm.work / "train-h5") == expected(slurm, *options)
+
+
 def finished(slurm, job, expected):
     """Wait for a job that goes on; return how many shards it had kept."""
-    assert slurm.wait(job) == "COMPLETED", slurm.log(job)
-    assert digests(slurm.work / "train-h5") == expected(slurm)
+    require_store(slurm, job, expected)
     assert not (slurm.work / "train-h5.partial").exists()
     kept, wrote = map(int, re.search(r"kept (\d+) shards, wrote (\d+)", slurm.log(job)).groups())
     assert kept + wrote == 128
@@ -127,9 +126,7 @@ def test_a_part_of_an_array_is_lost(slurm, expected):
         slurm.run("zb", "index", "merge", "train-h5")
     job = slurm.submit(again)
     assert slurm.wait(job) == "COMPLETED"
-    merge = slurm.submit(f"job={job}\n{merge}")
-    assert slurm.wait(merge) == "COMPLETED", slurm.log(merge)
-    assert digests(slurm.work / "train-h5") == expected(slurm, SHARDS_OF_ARRAY)
+    require_store(slurm, slurm.submit(f"job={job}\n{merge}"), expected, SHARDS_OF_ARRAY)
 
 
 def test_a_node_dies(own_cluster, expected):

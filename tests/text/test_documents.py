@@ -131,12 +131,10 @@ def test_the_lines_of_a_file_are_counted_once_however_many_row_groups_there_are(
 
 def test_a_gzip_file_that_is_cut_off(tmp_path):
     path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(gzip.compress(b'{"text": "one"}\n' * 1000)[:-10])
-    with pytest.raises(FormatError, match=r"a\.jsonl\.gz: damaged or cut off"):
-        read(JsonLinesFile(path))
-    path.write_bytes(b"no gzip")
-    with pytest.raises(FormatError, match=r"a\.jsonl\.gz: damaged or cut off"):
-        read(JsonLinesFile(path))
+    for data in (gzip.compress(b'{"text": "one"}\n' * 1000)[:-10], b"no gzip"):
+        path.write_bytes(data)
+        with pytest.raises(FormatError, match=r"a\.jsonl\.gz: damaged or cut off"):
+            read(JsonLinesFile(path))
 
 
 def test_parquet(write_parquet):
@@ -163,12 +161,14 @@ def test_parquet_of_other_kinds_of_text_and_of_none(write_parquet, tmp_path):
 def test_parquet_errors(write_parquet, tmp_path, monkeypatch):
     pa = pytest.importorskip("pyarrow")
     path = write_parquet(["a", "b"])
-    with pytest.raises(ConvertError, match="no column 'body' for the text; its columns are: id, text"):
-        ParquetFile(path, "body")
-    with pytest.raises(ConvertError, match="column 'id': expected text, found int64"):
-        ParquetFile(path, "id")
-    with pytest.raises(ConvertError, match=r"column 'text': expected text, found list<.*string>; name another column"):
-        ParquetFile(write_parquet([["a"], ["b"]], pa.list_(pa.string()), name="lists.parquet"))
+    lists = write_parquet([["a"], ["b"]], pa.list_(pa.string()), name="lists.parquet")
+    for file, column, message in (
+        (path, "body", "no column 'body' for the text; its columns are: id, text"),
+        (path, "id", "column 'id': expected text, found int64"),
+        (lists, "text", r"column 'text': expected text, found list<.*string>; name another column"),
+    ):
+        with pytest.raises(ConvertError, match=message):
+            ParquetFile(file, column)
     (tmp_path / "b.parquet").write_bytes(path.read_bytes()[:-5])
     with pytest.raises(FormatError, match=r"b\.parquet: not a Parquet file, or a damaged one"):
         ParquetFile(tmp_path / "b.parquet")
@@ -185,13 +185,11 @@ def test_parquet_errors(write_parquet, tmp_path, monkeypatch):
 
 
 def test_a_text_file_is_one_document(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_bytes("first\r\n\r\nsecond ü\n".encode())
-    assert read(PlainTextFile(path)) == (["first\r\n\r\nsecond ü\n"], Dropped())
-    path.write_bytes(b"\xff")
-    assert read(PlainTextFile(path))[1].counts == {"not UTF-8": 1}
-    path.write_bytes(b"")
-    assert read(PlainTextFile(path))[1].counts == {"empty": 1}
+    path, text = tmp_path / "a.txt", "first\r\n\r\nsecond ü\n"
+    for data, texts, dropped in ((text.encode(), [text], {}), (b"\xff", [], {"not UTF-8": 1}), (b"", [], {"empty": 1})):
+        path.write_bytes(data)
+        found = read(PlainTextFile(path))
+        assert (found[0], found[1].counts) == (texts, dropped)
 
 
 def test_blocks_are_small(tmp_path, monkeypatch):
@@ -241,10 +239,8 @@ def test_a_file_that_is_named_twice_is_refused(tmp_path):
 
 @pytest.mark.parametrize("in_folder", [True, False])
 @pytest.mark.parametrize(("kind", "name", "command"), [
-    ("parquet", "a.jsonl", "jsonl-to-hdf5"),
-    ("parquet", "a.ndjson.gz", "jsonl-to-hdf5"),
-    ("parquet", "a.txt", "text-to-hdf5"),
-    ("jsonl", "a.parquet", "parquet-to-hdf5"),
+    ("parquet", "a.jsonl", "jsonl-to-hdf5"), ("parquet", "a.ndjson.gz", "jsonl-to-hdf5"),
+    ("parquet", "a.txt", "text-to-hdf5"), ("jsonl", "a.parquet", "parquet-to-hdf5"),
     ("text", "a.parquet", "parquet-to-hdf5"),
 ])  # fmt: skip
 def test_files_of_another_kind_name_the_command_that_reads_them(kind, name, command, in_folder, tmp_path):

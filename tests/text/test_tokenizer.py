@@ -41,25 +41,33 @@ def trained(tmp_path_factory):
     return train_tokenizer(open_documents(sources, "text"), folder / "tok.json", 1000)
 
 
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    """Return the report of one of other sources."""
+    files = open_documents(sorted(STDLIB.glob("*.py"))[60:90], "text")
+    return train_tokenizer(files, tmp_path_factory.mktemp("other") / "tok.json", 1000)
+
+
 @pytest.fixture(scope="module", params=["byte", "tiktoken", "hf"])
 def tokenizer(request, trained):
     specs = {"byte": "byte", "tiktoken": f"tiktoken:{trained.ranks_path}", "hf": f"hf:{trained.path}"}
     return load_tokenizer(specs[request.param])
 
 
-def test_training_reports_held_out_text(trained):
+def test_training_reports_held_out_text_and_gives_ranks_that_can_be_decoded(trained):
     assert (trained.vocab_size, trained.documents, trained.held_out_documents) == (1000, 60, 3)
     assert 2 < trained.bytes_per_token < 6
     assert not trained.dropped.counts
-
-
-def test_what_was_trained_can_be_decoded(trained):
-    encoding = load_tokenizer(f"tiktoken:{trained.ranks_path}")
     text = (STDLIB / "ast.py").read_text(encoding="utf-8")
-    tokens, _ = encoding.encode([text])
+    tokens, _ = load_tokenizer(f"tiktoken:{trained.ranks_path}").encode([text])
     ranks = [base64.b64decode(line.split()[0]) for line in trained.ranks_path.read_bytes().splitlines()]
     assert b"".join(ranks[token] for token in tokens) == text.encode()
     assert len(ranks) == 999
+
+
+def digest_of(content, folder):
+    (folder / "changed.json").write_text(json.dumps(content))
+    return load_tokenizer(f"hf:{folder / 'changed.json'}").digest
 
 
 @given(st.lists(st.text(), max_size=5))
@@ -168,24 +176,23 @@ def test_another_tokenizer_than_the_store_has_is_an_error(tokenizer, trained):
         require_tokenizer(stored, other, "store")
 
 
-def test_one_trained_tokenizer_has_one_digest(trained, tmp_path):
+def test_one_trained_tokenizer_has_one_digest(trained, other, tmp_path):
     """Under both of its names, after another program has written the JSON, and only while both give the same ids."""
     fast, slow = load_tokenizer(f"tiktoken:{trained.ranks_path}"), load_tokenizer(f"hf:{trained.path}")
     assert fast.digest == slow.digest == trained.digest
-    for stored, other in ((fast, slow), (slow, fast)):
-        require_tokenizer(json.dumps(stored.description), other, "store")
+    for stored, found in ((fast, slow), (slow, fast)):
+        require_tokenizer(json.dumps(stored.description), found, "store")
     content = json.loads(trained.path.read_text())
     content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]  # as older versions wrote it
     processor = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
     content["post_processor"] = processor
     assert digest_of(content, tmp_path) == trained.digest
-    retrained = train_tokenizer(open_documents(sorted(STDLIB.glob("*.py"))[60:90], "text"), tmp_path / "b.json", 1000)
-    assert retrained.digest != trained.digest
+    assert other.digest != trained.digest
     with pytest.raises(StateError, match=r"expected the tokenizer that it was made with, tiktoken:tok\.tiktoken"):
-        require_tokenizer(json.dumps(fast.description), f"hf:{retrained.path}", "store")
+        require_tokenizer(json.dumps(fast.description), f"hf:{other.path}", "store")
 
 
-def test_both_names_open_a_store_and_its_states_move(trained, tmp_path):
+def test_both_names_open_a_store_and_its_states_move(trained, other, tmp_path):
     """The README's own sequence; only another tokenizer is refused."""
     (tmp_path / "text").mkdir()
     lines = "".join(json.dumps({"text": path.read_text()[:3000]}) + "\n" for path in sorted(STDLIB.glob("*.py"))[:40])
@@ -204,10 +211,6 @@ def test_both_names_open_a_store_and_its_states_move(trained, tmp_path):
         with Loader(tmp_path / name, tokenizer=spec, **how) as loader:
             loader.load_state_dict(state)
             assert [batch.tolist() for batch in loader] == expected
-    (tmp_path / "other").mkdir()
-    other = train_tokenizer(
-        open_documents(sorted(STDLIB.glob("*.py"))[60:90], "text"), tmp_path / "other/tok.json", 1000
-    )
     for spec in (f"hf:{other.path}", f"tiktoken:{other.ranks_path}", "byte"):
         with pytest.raises(StateError, match=r"expected the tokenizer that it was made with, tiktoken:tok\.tiktoken"):
             Loader(tmp_path / "fast", tokenizer=spec, **how)
@@ -226,16 +229,8 @@ def test_a_state_of_text_moves_between_both_names(trained, tmp_path):
     with TextLoader(tmp_path, tokenizer=f"hf:{trained.path}", **how) as loader:
         loader.load_state_dict(state)
         assert loader.get_batch().tolist() == expected
-    with (
-        TextLoader(tmp_path, tokenizer="byte", **how) as loader,
-        pytest.raises(StateError, match="the same text would give other tokens"),
-    ):
+    with TextLoader(tmp_path, tokenizer="byte", **how) as loader, pytest.raises(StateError, match="would give other"):
         loader.load_state_dict(state)
-
-
-def digest_of(content, folder):
-    (folder / "changed.json").write_text(json.dumps(content))
-    return load_tokenizer(f"hf:{folder / 'changed.json'}").digest
 
 
 @pytest.mark.parametrize("change", ["merges", "dropout", "matched", "byte", "special", "normalizer"])
@@ -360,17 +355,15 @@ def test_training_errors(tmp_path):
         train_tokenizer(files, tmp_path / "tok.json", 300)
 
 
-def test_lone_surrogates_are_trained_on_as_they_are_encoded(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "\\ud800 two"}\n{"text": "\\ud800 three"}\n')
-    (tmp_path / "b.jsonl").write_text('{"text": "one"}\n{"text": "\\ufffd two"}\n{"text": "\\ufffd three"}\n')
-    report, expected = (train_tokenizer(tmp_path / f"{name}.jsonl", tmp_path / f"{name}.json", 270) for name in "ab")
-    assert (report.documents, report.digest) == (3, expected.digest)
-
-
-def test_a_vocabulary_of_bytes_and_a_small_corpus(tmp_path):
+def test_a_vocabulary_of_bytes_a_small_corpus_and_lone_surrogates_as_they_are_encoded(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "ab ab"}\n{"text": "ab"}\nbad\n')
     report = train_tokenizer(open_documents([tmp_path]), tmp_path / "tok.json", 257)
     assert (report.vocab_size, report.bytes_per_token) == (257, 1.0)
     assert report.dropped.counts == {"bad JSON": 1}
     report = train_tokenizer(open_documents([tmp_path / "a.jsonl"]), tmp_path / "tok.json", 5000, overwrite=True)
     assert report.vocab_size < 300
+    for name, odd in (("b", "\\ud800"), ("c", "\\ufffd")):
+        lines = [f'{{"text": "{text}"}}\n' for text in ("one", f"{odd} two", f"{odd} three")]
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    report, expected = (train_tokenizer(tmp_path / f"{name}.jsonl", tmp_path / f"{name}.json", 270) for name in "bc")
+    assert (report.documents, report.digest) == (3, expected.digest)

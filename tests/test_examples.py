@@ -1,12 +1,15 @@
-"""examples/train_gpt.py: killed and resumed on another number of processes, it trains on exactly the same records."""
+"""The examples: train_gpt.py, killed and resumed, trains on exactly the same records; all learn what they should."""
 
 import hashlib
 import importlib
 import json
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 
@@ -16,12 +19,10 @@ import torch
 from click.testing import CliRunner
 from contents import write_batches, write_stream
 
-from zb_hdf5 import Loader
+from zb_hdf5 import Loader, MmapTokenStore, load_tokenizer
 from zb_hdf5.commands.zb import zb
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "train_gpt.py"
-
-
 SHAPE = ["--global-batch", "8", "--width", "16", "--layers", "1", "--vocab-size", "100", "--save-every", "5"]
 LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -32,11 +33,23 @@ def start(data, out, processes, steps):
     return run(command, {})
 
 
-def run(command, variables):
+def environment(**variables):
     outside = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     outside = {name: value for name, value in outside.items() if name not in LAUNCHERS}
-    environment = {**outside, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLE.parent.parent), **variables}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return {**outside, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLE.parent.parent), **variables}
+
+
+def run(command, variables):
+    how = {"env": environment(**variables), "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, **how)
+
+
+def run_example(name, *arguments, code=0):
+    """Run an example to its end; return what it prints: where it fails, its errors."""
+    command, offline = [sys.executable, EXAMPLE.with_name(name), *map(str, arguments)], environment(HF_HUB_OFFLINE="1")
+    done = subprocess.run(command, env=offline, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == code, done.stderr
+    return done.stderr if code else done.stdout
 
 
 @pytest.fixture
@@ -173,10 +186,7 @@ def test_it_trains_on_packed_text_with_document_masks(tmp_path):
 
 
 def test_a_demo_takes_no_more_steps_than_its_text_has():
-    command = [sys.executable, str(EXAMPLE.with_name("demo.py")), "--steps", "5000"]
-    refused = subprocess.run(command, cwd=EXAMPLE.parent.parent, capture_output=True, text=True, check=False)
-    assert refused.returncode == 2
-    assert "5000 is not in the range 10<=x<=1000" in refused.stderr
+    assert "5000 is not in the range 10<=x<=1000" in run_example("demo.py", "--steps", 5000, code=2)
 
 
 @pytest.mark.parametrize("name", ["train_gpt", "pretrain_books"])
@@ -186,3 +196,105 @@ def test_a_run_without_matplotlib_ends_with_the_name_of_the_package(name, monkey
     importlib.import_module(name).plot(tmp_path, tmp_path)
     assert capsys.readouterr().out == "no curve is drawn: pip install matplotlib\n"
     assert not list(tmp_path.iterdir())
+
+
+# --- books and chats --------------------------------------------------------------------------------------------
+@pytest.mark.slow
+def test_bits_per_byte_of_books_fall_and_a_rerun_resumes(tmp_path):
+    parquet, table = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow").table
+    pytest.importorskip("tokenizers"), pytest.importorskip("tiktoken"), pytest.importorskip("matplotlib")
+    books, out = tmp_path / "books", tmp_path / "run"
+    books.mkdir()
+    sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    for number in range(3):
+        texts = [path.read_text(encoding="utf-8") for path in sources[number::3]]
+        parquet.write_table(table({"text": texts}), books / f"shard_{number:05d}.parquet")
+    command = ["pretrain_books.py", books, "--out", out, "--vocab-size", 512, "--layers", 1, "--eval-every", 10]
+    command += ["--lr", 0.01, "--width"]
+    assert run_example(*command, 32, "--steps", 20).count("\n$ zb ") == 3
+    assert (out / "bpb.png").read_bytes().startswith(b"\x89PNG")
+    before = json.loads((out / "result.json").read_text())
+    rows = before["evaluations"]
+    assert [row["step"] for row in rows] == [0, 10, 20]
+    assert rows[-1]["val_bpb"] < 0.9 * rows[0]["val_bpb"]
+    second = run_example(*command, 32, "--steps", 40)
+    assert second.count("\n$ zb ") == 1  # only verify
+    assert "from step 20 to 40" in second
+    after = json.loads((out / "result.json").read_text())
+    assert after["evaluations"][:3] == rows
+    assert [row["step"] for row in after["evaluations"]] == [0, 10, 20, 30, 40]
+    for row in after["evaluations"]:
+        assert row["tokens"] == row["step"] * 16 * 256
+        assert row["val_bpb"] == pytest.approx(row["val_nats"] / math.log(2) / after["val_bytes"])
+        assert row["waited_s"] <= row["seconds"]
+    assert after["val_tokens"] < after["val_bytes"]
+    assert after["evaluations"][-1]["val_bpb"] < after["evaluations"][2]["val_bpb"]
+    said = run_example(*command, 64, "--steps", 40, code=1)
+    assert "was made with width 32, not 64; pass another --out" in said
+
+
+def finetune(*arguments, code=0):
+    for package in ("transformers", "jinja2", "tiktoken"):
+        pytest.importorskip(package)
+    sizes = ["--steps", 8, "--width", 16, "--layers", 1, "--max-tokens", 256]
+    return run_example("finetune_chat.py", *arguments, *sizes, code=code)
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory):
+    """Conversations, one of which has what templates and masks stumble over."""
+    path = tmp_path_factory.mktemp("chats") / "chats.jsonl"
+    chats = [[("user", f"Add {n} and 1."), ("assistant", f"It is {n + 1}.")] for n in range(40)]
+    odd = [("system", "Be brief."), ("user", "Say <|im_end|> assistant"), ("assistant", "No.\n"), ("user", "Naïve 🦊?")]
+    chats.append([*odd, ("assistant", "🦊 Ünïcode, twice.")])
+    chats.append([("user", "nobody answers")])
+    lines = [{"messages": [{"role": role, "content": text} for role, text in chat]} for chat in chats]
+    path.write_text("\n".join(json.dumps(line) for line in lines), encoding="utf-8")
+    return path, chats
+
+
+@pytest.fixture(scope="module")
+def finetuned(chats):
+    """Return the folder of a run, and what it printed."""
+    out = chats[0].parent / "run"
+    return out, finetune("--data", chats[0], "--out", out)
+
+
+@pytest.mark.slow
+def test_only_what_the_assistant_says_has_a_gradient(finetuned):
+    masked, counted = re.search(r"at most (\S+) where no target counts, at least (\S+) where", finetuned[1]).groups()
+    assert float(masked) == 0
+    assert float(counted) > 0
+
+
+@pytest.mark.slow
+def test_the_stored_masks_are_the_words_of_the_assistant(finetuned, chats):
+    tokenizer = load_tokenizer(f"hf:{finetuned[0] / 'tokenizer' / 'tokenizer.json'}")
+    with MmapTokenStore(finetuned[0] / "chats.h5") as store, store.field("loss_mask") as masks:
+        assert store.document_count == len(chats[1])
+        for number, chat in enumerate(chats[1]):
+            tokens = store.document(number)
+            start = int(store.doc_offsets[number])
+            mask = masks.get_slice(start, start + len(tokens)).astype(bool)
+            edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2)
+            said = [tokenizer.decode(tokens[a:b]) for a, b in edges.tolist()]
+            assert said == [f"{text}<|im_end|>" for role, text in chat if role == "assistant"]
+
+
+@pytest.mark.slow
+def test_a_template_that_marks_nothing_is_refused(finetuned, chats, tmp_path):
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    for path in (finetuned[0] / "tokenizer").iterdir():
+        text = path.read_text(encoding="utf-8")
+        (folder / path.name).write_text(re.sub(r"\{% (end)?generation %\}", "", text), encoding="utf-8")
+    said = finetune("--data", chats[0], "--out", tmp_path / "run", "--tokenizer", folder, code=1)
+    assert "its chat template has no {% generation %}: nothing would be learned" in said
+
+
+@pytest.mark.slow
+def test_conversations_of_which_nothing_would_be_learned_are_told(tmp_path):
+    chats = [{"messages": [{"role": "user", "content": f"{n}"}]} for n in range(30)]
+    (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, chats)), encoding="utf-8")
+    said = finetune("--data", tmp_path / "chats.jsonl", "--out", tmp_path / "run", code=1)
+    assert "the assistant says nothing in the first --max-tokens tokens of any conversation" in said

@@ -188,26 +188,6 @@ def damage_offsets(path, rows):
             h5[DOC_OFFSETS][row] = value
 
 
-DAMAGE = {"still ascending": {2: 61}, "not ascending": {1: 2000}, "the end": {-1: 10**6}}
-
-
-@pytest.mark.parametrize("in_front", [False, True])
-@pytest.mark.parametrize("rows", DAMAGE.values(), ids=DAMAGE)
-@pytest.mark.thin
-def test_damaged_places_of_documents_are_found_again_by_the_boundary_token(rows, in_front, tmp_path):
-    documents = documents_of([20, 30, 0, 70, 100], 7)
-    if in_front:
-        documents = [np.roll(document, 1) for document in documents]
-    path = write(tmp_path / "s.h5", documents, boundary_token_id=7)
-    damage_offsets(path, rows)
-    assert verify_store(path)[0].problem is not None
-    report = repair_file(path)
-    assert (report.kept, report.dropped_tokens) == (5, 0)
-    assert "its boundary tokens gave them back" in report.reason
-    assert content(tmp_path / "s.repaired.h5") == [document.tolist() for document in documents]
-    require_good(tmp_path / "s.repaired.h5")
-
-
 @pytest.mark.parametrize(("documents", "boundary", "more"), [
     (documents_of([20, 30, 70]), -1, False),
     (documents_of([20, 30, 70]), 7, False),  # it is nowhere

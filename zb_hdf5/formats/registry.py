@@ -133,9 +133,8 @@ class HDF5Format(FileFormat):
 
     def open_chunks(self, path: Path) -> BatchReader:
         from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
-        from zb_hdf5.formats.hdf5.inspection import look_at_batches, look_at_stream
 
-        return HDF5Reader(path, "auto", "none", look_at_stream if self.holds_stream(path) else look_at_batches)
+        return HDF5Reader(path, "auto", "none", None)
 
 
 class NpyFormat(FileFormat):

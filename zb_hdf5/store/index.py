@@ -380,7 +380,7 @@ def _digest(text: str) -> str:
 
 def _corpus_shards(value: dict[str, Any], path: Path) -> tuple[StoreMeta, list[ShardEntry]]:
     """Take the index of a corpus of others: rows with path, token_count and sha256 of HDF5 files in its folder."""
-    from zb_hdf5.formats.hdf5.inspection import look_at_stream  # h5py, which our own index does not need
+    from zb_hdf5.formats.hdf5.inspection import look_at  # h5py, which our own index does not need
 
     kinds: dict[str, type[Any]] = {"path": str, "token_count": int, "sha256": str}
     rows = [[require_field(row, key, kind, str(path)) for key, kind in kinds.items()] for row in value["shards"]]
@@ -391,7 +391,7 @@ def _corpus_shards(value: dict[str, Any], path: Path) -> tuple[StoreMeta, list[S
     for name, count, sha256 in rows:
         if count < 0 or not is_sha256(sha256):
             raise FormatError(f"{path}: {name}: expected a token_count and a sha256, found {count}, {sha256!r}")
-    meta = look_at_stream(path.parent / names[0]).meta
+    meta = look_at(path.parent / names[0], STREAM_LAYOUT).meta
     return meta, [
         ShardEntry(name, "hdf5", 0, -(-count // meta.chunk_tokens), count, sha256)
         for name, (_, count, sha256) in zip(names, rows, strict=True)

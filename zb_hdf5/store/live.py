@@ -29,7 +29,6 @@ from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import BatchWriter, FieldArrays, FieldDigest, ShardInfo, as_batches
 from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
 from zb_hdf5.formats.hdf5.h5_writer import HDF5BatchWriter
-from zb_hdf5.formats.hdf5.inspection import Column, look_at_batches, look_at_field
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import CRC32_CHUNK_ROWS, INDEX_NAME, NO_CODEC, NO_SHA256, SHARD_PREFIX, StoreMeta, combine_sha256
 from zb_hdf5.store.index import ShardIndex
@@ -224,11 +223,11 @@ class LiveTokens(Sharded):
 
     def _open_growing(self, name: str) -> BatchReader:
         """Open the growing shard of a store, or of a field of it, under the name that it has at this moment."""
-        path, field = self.folder / name, self.index.meta.field
-        look: Callable[[Path], Column] = look_at_batches if field is None else partial(look_at_field, name=field.name)
+        path, column = self.folder / name, self.index.meta.field
+        field = "" if column is None else column.name
         with contextlib.suppress(FileNotFoundError):
-            return HDF5Reader(partial_path(path), self.asked, self._verify, look)
-        return HDF5Reader(path, self.asked, self._verify, look)
+            return HDF5Reader(partial_path(path), self.asked, self._verify, field=field)
+        return HDF5Reader(path, self.asked, self._verify, field=field)
 
     def close(self) -> None:
         if self._followed is not None:

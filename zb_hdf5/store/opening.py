@@ -19,6 +19,7 @@ from zb_hdf5.spec import (
     DEFAULT_SPLIT,
     INDEX_NAME,
     NO_CODEC,
+    STREAM_LAYOUT,
     StoreMeta,
     codec_named,
     content_fingerprint,
@@ -213,9 +214,13 @@ def _open_file(wanted: _Wanted) -> BatchReader:
         raise BackendError(f"{path}: dataset={wanted.dataset!r} needs an HDF5 file, found a {found!r} file")
     if is_stream(path, dataset=wanted.dataset):
         return _open_windows(wanted, None)
-    from zb_hdf5.formats.hdf5.h5_reader import open_foreign
+    from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
 
-    return open_foreign(path, wanted.dataset, wanted.batch_size, wanted.access, wanted.verify)
+    reader = HDF5Reader(path, wanted.access, wanted.verify, dataset=wanted.dataset)
+    if wanted.batch_size is not None and reader.batch_size == 1:  # records
+        reader.meta = replace(reader.meta, batch_size=wanted.batch_size)
+        reader.num_batches //= wanted.batch_size
+    return reader
 
 
 def _open_windows(wanted: _Wanted, index: ShardIndex | None) -> BatchReader:
@@ -354,9 +359,9 @@ def stream_format(path: str | os.PathLike[str], backend: str = "auto", dataset: 
     """Return the name of the format of a token stream's files, or "" if `path` is no stream."""
     path = any_path(path)
     if dataset is not None:
-        from zb_hdf5.formats.hdf5.inspection import look_at_foreign
+        from zb_hdf5.formats.hdf5.inspection import look_at
 
-        return "hdf5" if look_at_foreign(path, dataset)[1] == 1 else ""
+        return "hdf5" if look_at(path, None, dataset=dataset).meta.layout == STREAM_LAYOUT else ""
     if find_index(path):
         index = ShardIndex.load(path)
         return str(index.table.values["backend"][0]) if index.holds_stream else ""

@@ -47,7 +47,7 @@ from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
 from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
 from zb_hdf5.formats.native import crc32_path
 from zb_hdf5.formats.registry import FORMATS, backend_of_suffix, open_chunks
-from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_BOUNDARY, NOT_KNOWN, STREAM_LAYOUT, StoreMeta, TokenArray
+from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, StoreMeta, TokenArray
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.streams import REPAIRED, document_tables, entry_of
 from zb_hdf5.store.table import ShardEntry
@@ -229,14 +229,19 @@ class Salvage:
 
     def __init__(self, broken: BrokenFile) -> None:
         self.reader, stored, reason = broken
-        self._stream = self.reader if isinstance(self.reader, HDF5Reader) and self.reader.is_stream else None
+        self._is_stream = self.reader.meta.layout == STREAM_LAYOUT
         self._reasons = [reason] if reason else []
         self._chunk_tokens = self.reader.meta.batch_tokens
         bad = np.array(self._examine(stored), np.int64)
-        if self._stream is None:
-            self._offsets = np.arange(self.reader.num_batches + 1) * self._chunk_tokens
-        else:
-            self._offsets = self._offsets_of(self._stream, bool(len(bad)))
+        self._offsets = np.arange(self.reader.num_batches + 1) * self._chunk_tokens
+        if isinstance(self.reader, HDF5Reader) and self._is_stream:
+            try:
+                self._offsets = self.reader.doc_offsets().astype(np.int64)
+            except (FormatError, ChecksumError) as error:
+                raise IncompleteError(
+                    f"{self.reader.path}: no document can be saved: the offsets of its documents are damaged; make it "
+                    "again"
+                ) from error
         starts, ends = self._offsets[:-1], self._offsets[1:]
         first_bad = bad.searchsorted(starts // self._chunk_tokens)  # of the bad chunks that a unit touches
         whole = (first_bad == bad.searchsorted((ends - 1) // self._chunk_tokens, side="right")) | (starts == ends)
@@ -246,7 +251,7 @@ class Salvage:
         kept_tokens = int(self._lengths.sum())
         self.report = RepairReport(
             str(self.reader.path), "damaged", None, len(self._lengths), np.flatnonzero(~whole).tolist(),
-            "; ".join(self._reasons), "batch" if self._stream is None else "document", kept_tokens,
+            "; ".join(self._reasons), "document" if self._is_stream else "batch", kept_tokens,
             self.reader.token_count - kept_tokens,
         )  # fmt: skip
 
@@ -268,31 +273,11 @@ class Salvage:
             self._reasons.append(f"{reader.name_of(first)} is bad, and {total - first:,} are lost with it")
             return list(range(first, total))
         if bad:
-            found = counted(len(bad), "batch" if self._stream is None else "chunk")
+            found = counted(len(bad), reader.meta.noun)
             self._reasons.append(f"the tokens of {found} are not those that were written")
         elif reader.sha256 not in (None, sha256):
             self._reasons.append("its sha256 is not that of its tokens, though each crc32 is right")
         return sorted(bad)
-
-    def _offsets_of(self, reader: HDF5Reader, is_bad: bool) -> npt.NDArray[np.int64]:
-        """Return the offsets of the documents; of damaged ones the offsets that their crc32 proves."""
-        try:
-            return reader.doc_offsets().astype(np.int64)
-        except (FormatError, ChecksumError) as error:
-            boundary = reader.meta.boundary_token_id
-            if reader.complete and not is_bad and boundary != NO_BOUNDARY:
-                size, found = reader.meta.chunk_tokens, [np.empty(0, np.int64)]
-                found += [number * size + np.flatnonzero(tokens == boundary) for number, tokens in reader.groups()]
-                edges = np.concatenate(found)
-                for rows in (np.append(0, edges + 1), np.append(edges, reader.token_count)):  # it ends or begins one
-                    if reader.has_written(rows.astype("<u8")):
-                        self._reasons.append(
-                            "the offsets of its documents are damaged: its boundary tokens gave them back"
-                        )
-                        return rows
-            raise IncompleteError(
-                f"{reader.path}: no document can be saved: the offsets of its documents are damaged; make it again"
-            ) from error
 
     def is_in(self, path: Path) -> bool:
         """Return whether a whole file has exactly the kept batches or documents."""
@@ -315,7 +300,7 @@ class Salvage:
 
     def copy(self, path: Path, *, overwrite: bool) -> None:
         """Write the kept batches or documents to a new file."""
-        if self._stream is not None:
+        if self._is_stream:
             self._copy_documents(path, overwrite)
             return
         row, meta = FORMATS[backend_of_suffix(path)], self.reader.meta

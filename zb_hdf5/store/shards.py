@@ -7,7 +7,7 @@ import errno
 import hashlib
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import accumulate, chain, groupby
@@ -324,12 +324,10 @@ class Sharded(Tokens):
 
             return open_npy(path, meta, self.asked, identity)
         from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader  # h5py, which a store with an index does not need
-        from zb_hdf5.formats.hdf5.inspection import Column, look_at_field, look_at_stream
 
-        look: Callable[..., Column] = partial(look_at_stream, dataset=self.dataset)
-        if meta.field is not None:
-            look = partial(look_at_field, name=meta.field.name)
-        return HDF5Reader(path, self.asked, "none", partial(look, identity=identity))
+        field = "" if meta.field is None else meta.field.name
+        look = {"field": field, "dataset": self.dataset, "identity": identity}
+        return HDF5Reader(path, self.asked, "none", meta.layout, **look)
 
     def _problem(self, tokens: Tokens, rows: Crc32Rows | None, entry: ShardEntry, unit: int) -> str:
         """Read a unit and the crc32 of all, and return how they differ from the index; "" if the file is proved."""
@@ -547,9 +545,9 @@ def stream_index(
     if path.is_dir() or path.suffix == ".npy":
         return _index_of_arrays(path), {}
     from zb_hdf5.formats.hdf5.h5_reader import DocumentOffsets  # h5py, which a finished store does not need
-    from zb_hdf5.formats.hdf5.inspection import look_at_stream
+    from zb_hdf5.formats.hdf5.inspection import look_at
 
-    found, count = look_at_stream(path, None, dataset), NOT_KNOWN
+    found, count = look_at(path, STREAM_LAYOUT, dataset=dataset), NOT_KNOWN
     if found.marker:
         count = found.meta.document_count
         if not found.complete:  # a killed writer may have been ahead with documents

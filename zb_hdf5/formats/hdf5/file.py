@@ -384,13 +384,15 @@ def chunk_extents(
     return CodedChunks(codec, table[:, :2].copy()), "it is compressed"
 
 
-def column_runs(h5: h5py.File, path: Path, column: str, extents: ChunkExtents | None) -> dict[str, tuple[Run, ...]]:
+def column_runs(
+    h5: h5py.File, path: Path, column: str, extents: ChunkExtents | None, num_chunks: int
+) -> dict[str, tuple[Run, ...]]:
     """Return the runs of the chunks of a column and of its crc32 rows, as far as a reader needs no HDF5."""
     if extents is None:
         return {}
     found = {column: tuple(extents.runs)} if isinstance(extents, Extents) else {}
     rows = own_dataset(h5, path, crc32_column(column))
-    if _is_table(rows, "<u4", (CRC32_CHUNK_ROWS,)):
+    if rows is not None and len(rows) >= num_chunks and _is_table(rows, "<u4", (CRC32_CHUNK_ROWS,)):
         found[crc32_column(column)] = chunk_runs(rows)
     if isinstance(extents, CodedChunks):
         table: Any = own_dataset(h5, path, extents_column(column))

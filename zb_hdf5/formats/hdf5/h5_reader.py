@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,30 +23,14 @@ from zb_hdf5.files.paths import Identity, any_path
 from zb_hdf5.files.ranges import Extents
 from zb_hdf5.files.tokens import Tokens, open_extents
 from zb_hdf5.formats.batch_reader import BatchReader, require_options
-from zb_hdf5.formats.hdf5.file import (
-    chunk_extents,
-    h5_damage,
-    h5_identity,
-    open_h5_for_reading,
-    require_rows,
-    text_of,
-)
-from zb_hdf5.formats.hdf5.inspection import (
-    Column,
-    H5pyTokens,
-    look_at_batches,
-    look_at_field,
-    look_at_foreign,
-    read_marker,
-    token_dataset,
-)
+from zb_hdf5.formats.hdf5.file import chunk_extents, h5_damage, h5_identity, open_h5_for_reading, require_rows, text_of
+from zb_hdf5.formats.hdf5.inspection import H5pyTokens, look_at, read_marker, token_dataset
 from zb_hdf5.spec import (
     BATCHES_LAYOUT,
     DOC_OFFSETS,
     DOCUMENTS_SHA256,
     STREAM_FORMAT,
     STREAM_LAYOUT,
-    StoreMeta,
     crc32_column,
 )
 
@@ -61,10 +45,10 @@ class HDF5Reader(BatchReader):
 
     def __init__(
         self, path: str | os.PathLike[str], access: str = "auto", verify: str = "auto",
-        look: Callable[[Path], Column] = look_at_batches,
+        layout: str | None = BATCHES_LAYOUT, **look: Any,
     ) -> None:  # fmt: skip
         require_options(access, verify)
-        column = look(any_path(path))
+        column = self._column = look_at(any_path(path), layout, **look)
         if verify in ("batch", "store"):
             field = "" if column.meta.field is None else f"field {column.meta.field.name}: "
             if not column.complete:
@@ -74,21 +58,19 @@ class HDF5Reader(BatchReader):
             if not column.marker:
                 raise UnverifiableError(f"{column.path}: cannot be verified: {_FOREIGN}")
         super().__init__(column.path, column.meta, column.num_units, column.open(access))
-        self.verify, self._marker, self._has_crc32 = verify, column.marker, column.has_crc32
         self.complete, self.sha256, self.columns = column.complete, column.sha256, column.columns
         self.extents = column.extents if isinstance(column.extents, Extents) else None
-        self.compressed = column.compressed
-        self.identity: Identity = column.identity
-        self.origin, self.is_stream = column.origin, column.meta.layout == STREAM_LAYOUT and column.meta.field is None
-        self._field_options = column.path, access, "none" if verify == "store" else verify
+        self.compressed, self.identity, self.origin = column.compressed, column.identity, column.origin
+        self.is_stream = column.meta.layout == STREAM_LAYOUT and column.meta.field is None
+        self._options, self.verify = (access, "none" if verify == "store" else verify), verify
         if not self.complete:
             self.refresh()  # opens the file now: once it is published, its partial's name is gone
         if self.complete:
             self.check_reads(verify)
 
     def crc32_rows(self) -> Crc32Rows | None:
-        has_none = self.complete and not self._has_crc32 and (self.sha256 is None or self.verify == "auto")
-        if not self._marker or has_none:
+        has_none = self.complete and not self._column.has_crc32 and (self.sha256 is None or self.verify == "auto")
+        if not self._column.marker or has_none:
             return None
         name = crc32_column(self.meta.column)
         file, runs = self.tokens.file, self.columns.get(name)
@@ -97,7 +79,7 @@ class HDF5Reader(BatchReader):
         return Crc32Rows(partial(_rows_by_library, self.path, self.identity, name, self.num_batches))
 
     def missing_digests(self) -> str:
-        if not self._marker:
+        if not self._column.marker:
             return _FOREIGN
         return super().missing_digests() if self.complete else "its writer has not finished"
 
@@ -114,7 +96,7 @@ class HDF5Reader(BatchReader):
         return self.num_batches
 
     def _field_reader(self, name: str) -> HDF5Reader:
-        return HDF5Reader(*self._field_options, partial(look_at_field, name=name))
+        return HDF5Reader(self.path, *self._options, self.meta.layout, field=name)
 
     def name_of(self, number: int) -> str:
         if not self.is_stream:
@@ -129,7 +111,7 @@ class HDF5Reader(BatchReader):
 
     def compare_digests(self, progress: Callable[[int], None] = lambda tokens: None) -> tuple[str, list[str]]:
         sha256, checks = super().compare_digests(progress)
-        if not self.complete or not self._marker:
+        if not self.complete or not self._column.marker:
             return sha256, checks
         if self.is_stream:
             self.doc_offsets()
@@ -140,26 +122,10 @@ class HDF5Reader(BatchReader):
                     raise IncompleteError(f"{self.path}: expected {rows:,} batches, found {self.num_batches:,}")
         return sha256, checks
 
-    def has_written(self, offsets: npt.NDArray[np.uint64]) -> bool:
-        """Return whether these are the offsets of documents whose crc32 the finished file has."""
-        with h5_damage(self.path), open_h5_for_reading(self.path, self.identity) as h5:
-            marker = read_marker(token_dataset(h5, self.path, STREAM_LAYOUT), self.path)
-            return bool(crc32_of(offsets) == marker["doc_offsets_crc32"])
-
 
 def _rows_by_library(path: Path, identity: Identity, name: str, num_rows: int) -> npt.NDArray[np.uint32]:
     with h5_damage(path), open_h5_for_reading(path, identity) as h5:
         return np.asarray(require_rows(h5, path, name, num_rows)[:num_rows], "<u4")
-
-
-def open_foreign(path: Path, dataset: str, batch_size: int | None, access: str, verify: str) -> HDF5Reader:
-    """Open an integer dataset of another origin: batches `(N, B, S)`, or records `(R, S)`."""
-    column, axes = look_at_foreign(path, dataset)
-    reader = HDF5Reader(path, access, verify, lambda _: column)
-    if axes == 2 and batch_size is not None:
-        reader.meta = StoreMeta(batch_size, column.meta.seq_len, column.meta.dtype)
-        reader.num_batches //= batch_size
-    return reader
 
 
 # --- the documents of a stream ---------------------------------------------------------------------------------------
@@ -198,18 +164,14 @@ class DocumentOffsets(TableFile):
                 self._rows = np.asarray(stored[: self._count], dtype="<u8")
             found = h5_identity(h5, growing=not complete)
         if isinstance(extents, Extents):  # without the lock that all of HDF5 has: on a network this takes a while
-            self._open(open_extents(path, extents, np.dtype("<u8"), self._count, "auto", found))
+            self._offsets = open_extents(path, extents, np.dtype("<u8"), self._count, "auto", found)
+            if self._offsets.flat() is None:
+                self._rows = np.empty(self._count, "<u8")
+                self._offsets.read([(0, self._rows)])
+                self.close()
         if not complete:
             self._rows = self._rows[self._rows <= num_tokens]  # a killed writer may have been ahead
         self._require_offsets(num_tokens, complete, crc32 if complete and verify != "none" else None)
-
-    def _open(self, tokens: Tokens) -> None:
-        if tokens.flat() is not None:
-            self._offsets = tokens
-            return
-        self._rows = np.empty(self._count, "<u8")
-        with closing(tokens):
-            tokens.read([(0, self._rows)])
 
     def _require_offsets(self, num_tokens: int, complete: bool, crc32: int | None) -> None:
         known = self.rows()

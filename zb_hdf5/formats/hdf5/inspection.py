@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -242,15 +240,9 @@ SAME_BYTES: Final = (*CODE_BY_DTYPE, np.dtype("<i4"))
 UNFINISHED = "its writer has not finished"
 
 
-@contextmanager
-def _opened(path: Path, identity: Identity | None = None) -> Iterator[h5py.File]:
-    with h5_damage(path), open_h5_for_reading(path, identity) as h5:
-        yield h5
-
-
 def is_stream_file(path: Path) -> bool:
     """Return whether an HDF5 file is a token stream, of ours or a corpus of others."""
-    with _opened(path) as h5:
+    with h5_damage(path), open_h5_for_reading(path) as h5:
         return text_of(h5.attrs.get("format")) == STREAM_FORMAT or _is_corpus(h5, path)
 
 
@@ -265,28 +257,22 @@ def _is_corpus(h5: h5py.File, path: Path) -> bool:
 # --- batches and streams ---------------------------------------------------------------------------------------------
 
 
-def look_at_batches(path: Path, identity: Identity | None = None) -> Column:
-    """Return the column of the batches; `FormatError` if the file is none of this version, or contradicts itself."""
-    with _opened(path, identity) as h5:
-        column, stored = _own_column(h5, path, BATCHES_LAYOUT)
-        if not column.complete:
+def look_at(
+    path: Path, layout: str | None = BATCHES_LAYOUT, *, field: str = "", dataset: str | None = None,
+    identity: Identity | None = None,
+) -> Column:  # fmt: skip
+    """Return the column of the tokens of a layout (None: any), of a field, or of a dataset of another origin."""
+    with h5_damage(path), open_h5_for_reading(path, identity) as h5:
+        if dataset is not None or (layout != BATCHES_LAYOUT and _is_corpus(h5, path)):
+            column = _foreign_column(h5, path, dataset or TOKENS)
+            if layout not in (None, column.meta.layout):
+                raise FormatError(f"{path}: {column.name}: expected a 1-D stream, found batches of {column.meta.shape}")
             return column
-        rows = own_dataset(h5, path, CRC32)
-        column = _with_extents(h5, column, stored)._replace(has_crc32=rows is not None)
-        if rows is not None and len(rows) < column.num_units:
-            column.columns.pop(CRC32, None)  # whoever needs them gets an error
-        return column
-
-
-def look_at_stream(path: Path, identity: Identity | None = None, dataset: str | None = None) -> Column:
-    """Return the column of the tokens of a stream, of the identity that it had; `dataset`: one of another origin."""
-    with _opened(path, identity) as h5:
-        if dataset is not None or _is_corpus(h5, path):
-            column, axes = _foreign_column(h5, path, dataset or TOKENS)
-            if axes != 1:
-                raise FormatError(f"{path}: {dataset}: expected a 1-D stream, found {axes} axes")
-            return column
-        column, stored = _own_column(h5, path, STREAM_LAYOUT)
+        if layout is None:
+            layout = STREAM_LAYOUT if text_of(h5.attrs.get("format")) == STREAM_FORMAT else BATCHES_LAYOUT
+        column, stored = _own_column(h5, path, layout)
+        if field:
+            column, stored = _field_column(h5, column, field)
         return _with_extents(h5, column, stored) if column.complete else column
 
 
@@ -333,7 +319,8 @@ def _own_column(h5: h5py.File, path: Path, layout: str) -> tuple[Column, h5py.Da
         require_rows(h5, path, DOC_OFFSETS, found["document_count"] + 1)
     column = Column(
         path, meta.column, meta, num_tokens, h5_identity(h5, growing=not complete), complete, found["sha256"],
-        marker=meta.column, obstacle=UNFINISHED, has_crc32=is_stream and complete, origin=read_origin(h5),
+        marker=meta.column, obstacle=UNFINISHED, origin=read_origin(h5),
+        has_crc32=complete and (is_stream or own_dataset(h5, path, CRC32) is not None),
     )  # fmt: skip
     return column, stored
 
@@ -352,21 +339,15 @@ def _with_extents(h5: h5py.File, column: Column, stored: h5py.Dataset) -> Column
         obstacle = f"its chunks are {stored.chunks}, not one batch {(1, *meta.shape)}"
     else:
         extents, obstacle = chunk_extents(stored, meta.batch_bytes, count, column.path)
-    columns = column_runs(h5, column.path, column.name, extents)
+    columns = column_runs(h5, column.path, column.name, extents, count)
     return column._replace(extents=extents, obstacle=obstacle, columns=columns)
 
 
 # --- datasets of another origin --------------------------------------------------------------------------------------
 
 
-def look_at_foreign(path: Path, dataset: str) -> tuple[Column, int]:
-    """Look at integers that others have written, of any axes; return them, and the number of axes."""
-    with _opened(path) as h5:
-        return _foreign_column(h5, path, dataset)
-
-
-def _foreign_column(h5: h5py.File, path: Path, dataset: str) -> tuple[Column, int]:
-    """Return a dataset and its axes: of three a unit is one batch, of two one record, of one 65,536 tokens."""
+def _foreign_column(h5: h5py.File, path: Path, dataset: str) -> Column:
+    """Return a column of integers: a unit is one batch of three axes, one record of two, 65,536 tokens of one."""
     stored = own_dataset(h5, path, dataset)
     if stored is None or stored.ndim not in (1, 2, 3):
         raise _foreign(h5, f"{path}: expected a dataset {dataset!r} of one, two or three axes, found {stored!r}")
@@ -386,7 +367,7 @@ def _foreign_column(h5: h5py.File, path: Path, dataset: str) -> tuple[Column, in
     require_stored(count * stored.dtype.itemsize, h5, stored, path)
     identity, obstacle = h5_identity(h5, growing=False), f"{dataset!r} is a foreign dataset"
     meta = StoreMeta(rows, length, dtype, layout=layout)
-    return Column(path, dataset, meta, count, identity, sha256=sha256, obstacle=obstacle), stored.ndim
+    return Column(path, dataset, meta, count, identity, sha256=sha256, obstacle=obstacle)
 
 
 def _foreign(h5: h5py.File, problem: str) -> FormatError:
@@ -420,23 +401,20 @@ def fields_in(h5: h5py.File, path: Path, axes: int) -> tuple[Field, ...]:
         raise FormatError(f"{path}: {error}") from error
 
 
-def look_at_field(path: Path, name: str, identity: Identity | None = None) -> Column:
-    """Return the column of one field of batches, or of a stream; `FormatError` if the file has no such field."""
-    with _opened(path, identity) as h5:
-        is_stream = text_of(h5.attrs.get("format")) == STREAM_FORMAT
-        tokens, _ = _own_column(h5, path, STREAM_LAYOUT if is_stream else BATCHES_LAYOUT)
-        names, stored = [field.name for field in tokens.meta.fields], own_dataset(h5, path, field_column(name))
-        if stored is None or name not in names:
-            raise FormatError(f"{path}: expected a field {name!r}, found {names}")
-        for field in tokens.meta.fields:
-            chunk = ((tokens.meta.seq_len,) if is_stream else (1, *tokens.meta.shape)) + field.shape
-            if (chunks := h5[field_column(field.name)].chunks) != chunk:
-                raise FormatError(f"{path}: field {field.name}: expected chunks of {chunk}, found {chunks}")
-        meta = tokens.meta.of_field(name)
-        values = tokens.num_tokens * meta.batch_tokens // tokens.meta.batch_tokens
-        require_stored(values * meta.dtype.itemsize, h5, stored, path)
-        sha256 = stored_sha256(stored.attrs["sha256"], f"{path}: {meta.column}")
-        column = tokens._replace(name=meta.column, meta=meta, num_tokens=values, sha256=None, has_crc32=True, origin={})
-        if not column.complete:
-            return column
-        return _with_extents(h5, column, stored)._replace(sha256=None if sha256 == NO_SHA256 else sha256)
+def _field_column(h5: h5py.File, tokens: Column, name: str) -> tuple[Column, h5py.Dataset]:
+    """Return the column of one field of some tokens, and its dataset."""
+    path, meta, fields = tokens.path, tokens.meta, [field.name for field in tokens.meta.fields]
+    stored = own_dataset(h5, path, field_column(name))
+    if stored is None or name not in fields:
+        raise FormatError(f"{path}: expected a field {name!r}, found {fields}")
+    for field in meta.fields:
+        chunk = ((meta.seq_len,) if meta.layout == STREAM_LAYOUT else (1, *meta.shape)) + field.shape
+        if (chunks := h5[field_column(field.name)].chunks) != chunk:
+            raise FormatError(f"{path}: field {field.name}: expected chunks of {chunk}, found {chunks}")
+    meta = meta.of_field(name)
+    values = tokens.num_tokens * meta.batch_tokens // tokens.meta.batch_tokens
+    require_stored(values * meta.dtype.itemsize, h5, stored, path)
+    sha256 = stored_sha256(stored.attrs["sha256"], f"{path}: {meta.column}")
+    known = sha256 if tokens.complete and sha256 != NO_SHA256 else None
+    column = tokens._replace(name=meta.column, meta=meta, num_tokens=values, sha256=known, origin={})
+    return column._replace(has_crc32=column.complete), stored

@@ -33,7 +33,7 @@ from zb_hdf5.errors import (
     ZbError,
     counted,
 )
-from zb_hdf5.files.checked import crc32_of
+from zb_hdf5.files.checked import Crc32Rows, checked, crc32_of
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import (
     PARTIAL_SUFFIX,
@@ -42,6 +42,7 @@ from zb_hdf5.files.publishing import (
     partial_path,
     refuse_existing,
 )
+from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batch_reader import GROUP_BYTES, BatchReader, BrokenFile
 from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
 from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
@@ -258,12 +259,14 @@ class Salvage:
     def _examine(self, stored: npt.NDArray[np.uint32] | None) -> list[int]:
         """Return the chunks that differ from their crc32; if the crc32 rows are damaged, the sha256 of all decides."""
         reader, total = self.reader, self.reader.num_batches
-        self._crc32, bad, sha256 = _examined(reader, stored)  # of each chunk as it was found
+        crc32, bad, sha256 = _examined(reader, stored)
+        rows = np.array(crc32, "<u4")  # a chunk that is read again is as it was found
+        self._tokens = checked(reader.tokens, Crc32Rows(lambda: rows), reader.path, reader.meta.noun, "batch")
         bad_values = set[int]()
         for each in reader.meta.fields:
             values = reader.field(each.name)
-            rows = values.stored_crc32()
-            bad_values |= set(range(total)) if rows is None else _examined(values, rows)[1]
+            known = values.stored_crc32()
+            bad_values |= set(range(total)) if known is None else _examined(values, known)[1]
         if bad and reader.sha256 == sha256 and not bad_values and reader.complete:
             self._reasons = [f"{len(bad):,} stored crc32 are bad, no token is"]
             return []
@@ -361,51 +364,36 @@ class Salvage:
         """Yield (first, stop) of kept units, their tokens, and the values of their fields."""
         for first, stop in self._groups():
             start, end = self._offsets[[first, stop]].tolist()
-            chunk = start // self._chunk_tokens
-            behind = -(-end // self._chunk_tokens) if start < end else chunk
-            here = slice(start - chunk * self._chunk_tokens, end - chunk * self._chunk_tokens)
+            values = {f: self.reader.field(f.name).tokens for f in self.reader.meta.fields}
             fields = {
-                f.name: _chunks(self.reader.field(f.name), chunk, behind).reshape(-1, *f.shape)[here]
-                for f in self.reader.meta.fields
+                f.name: _values(tokens, start * f.size, end * f.size).reshape(-1, *f.shape)
+                for f, tokens in values.items()
             }
-            yield (first, stop), self._read(chunk, behind).reshape(-1)[here], fields
-
-    def _read(self, start: int, stop: int) -> TokenArray:
-        """Return good chunks; `FormatError` if one is not as it was found at first."""
-        chunks = _chunks(self.reader, start, stop)
-        found = [crc32_of(_tokens_of(self.reader, number, chunk)) for number, chunk in enumerate(chunks, start)]
-        if found != self._crc32[start:stop]:
-            raise FormatError(f"{self.reader.path}: changed while it was read; run it again")
-        return chunks
+            yield (first, stop), _values(self._tokens, start, end), fields
 
 
-def _chunks(reader: BatchReader, start: int, stop: int) -> TokenArray:
-    chunks = np.empty((stop - start, *reader.meta.shape), reader.dtype)
-    reader.read_batches_into(start, chunks)
-    return chunks
-
-
-def _tokens_of(reader: BatchReader, number: int, chunk: TokenArray) -> TokenArray:
-    """Return the tokens of a chunk, without the zeros at the end of the last one of a stream."""
-    return chunk.reshape(-1)[: reader.token_count - number * reader.meta.batch_tokens]
+def _values(tokens: Tokens, start: int, stop: int) -> TokenArray:
+    out = np.empty(stop - start, tokens.dtype)
+    tokens.read([(start, out)])
+    return out
 
 
 def _examined(reader: BatchReader, stored: npt.NDArray[np.uint32] | None) -> tuple[list[int], set[int], str]:
-    """Return the crc32 of each chunk, -1 if it cannot be read, those that are bad, and the sha256 of what was read."""
-    crc32, sha256, chunk = list[int](), hashlib.sha256(), np.empty(reader.meta.shape, reader.dtype)
+    """Return the crc32 of each chunk, those that are bad or cannot be read, and the sha256 of what was read."""
+    crc32, bad, sha256, size = list[int](), set[int](), hashlib.sha256(), reader.meta.batch_tokens
     for number in range(reader.num_batches):
         try:
-            reader.read_into(number, chunk)
+            tokens = _values(reader.tokens, number * size, min((number + 1) * size, reader.token_count))
         except (FormatError, ConvertError, ChecksumError, OSError) as error:  # the third one: it does not unpack
             if isinstance(error, OSError) and error.errno != errno.EIO:  # that is a bad sector, of this chunk alone
                 raise
-            crc32.append(-1)
+            crc32.append(0)
+            bad.add(number)
         else:
-            tokens = _tokens_of(reader, number, chunk)
             crc32.append(crc32_of(tokens))
             sha256.update(tokens)
-    expected = crc32 if stored is None else stored[: len(crc32)].tolist()
-    bad = {number for number, found in enumerate(crc32) if found < 0 or found != expected[number]}
+            if stored is not None and stored[number] != crc32[number]:
+                bad.add(number)
     return crc32, bad, sha256.hexdigest()
 
 
@@ -424,12 +412,15 @@ def repair_store(
         if not path.exists() and partial_path(path).exists():
             path = partial_path(path)
         try:
-            report = _repair_shard(path, index, overwrite, dry_run)
+            if not path.exists():
+                raise FormatError(f"{path}: {INDEX_NAME} names this shard, found no such file")
+            report = repair_file(path, overwrite=overwrite, dry_run=dry_run)
+            found = entry if report.state == "damaged" else _entry_of(report, entry)
         except FormatError as error:
             reports.append(_lost(path, entry, index.meta, error, overwrite or dry_run))
             continue
         reports.append(report)
-        entries.append(entry if report.state == "damaged" else _entry_of(report, entry))
+        entries.append(found)
     if not entries:
         raise IncompleteError(f"{folder}: no shard can be saved; convert again")
     # where batches were dropped, the state of a loader that read the store live no longer names the same records
@@ -456,19 +447,6 @@ def _lost(path: Path, entry: ShardEntry, meta: StoreMeta, error: FormatError, ma
     return RepairReport(str(path), "lost", None, 0, list(range(count)), reason, unit, 0, entry.token_count)
 
 
-def _repair_shard(path: Path, index: ShardIndex, overwrite: bool, dry_run: bool) -> RepairReport:
-    """Repair one shard. Raises `FormatError` also if it is not there, or lacks the fields of its store."""
-    if not path.exists():
-        raise FormatError(f"{path}: {INDEX_NAME} names this shard, found no such file")
-    report = repair_file(path, overwrite=overwrite, dry_run=dry_run)
-    if report.state != "damaged":
-        with open_chunks(Path(report.output or path)) as reader:
-            found, expected = ([field.name for field in meta.fields] for meta in (reader.meta, index.meta))
-        if found != expected:
-            raise FormatError(f"{path}: {INDEX_NAME} names the fields {expected}, found {found}")
-    return report
-
-
 def _shards_with_batches(folder: Path, index: ShardIndex) -> tuple[ShardEntry, ...]:
     """Return all shards but a growing one to which its dead writer has committed nothing."""
     last = index.shards[-1]
@@ -484,18 +462,16 @@ def _entry_of(report: RepairReport, old: ShardEntry) -> ShardEntry:
     """Return the entry of a repaired shard, or of a whole one that agrees with the entry that it has."""
     path = Path(report.output or report.path)
     with open_chunks(path) as reader:
-        if old.complete and report.state == "whole":  # a growing one was published, and then its writer was killed
-            found = reader.sha256 or reader.token_sha256()
-            if found != old.sha256:
-                raise FormatError(
-                    f"{path}: is whole, but {INDEX_NAME} has sha256 {old.sha256}, found {found}",
-                    remedy=Remedy.REBUILD_FORCE,
-                    at=path.parent,
-                )
-            return old
-        entry = entry_of(reader, old.split)
-        if reader.meta.layout != STREAM_LAYOUT:  # only the index has the number of documents in it
-            same = reader.num_batches == old.num_batches
-            entry = replace(entry, document_count=old.document_count if same else NOT_KNOWN)
-    folder, slash, _ = old.path.rpartition("/")
-    return replace(entry, path=folder + slash + path.name)
+        if (found := {each.name for each in reader.meta.fields}) != old.fields.keys():
+            raise FormatError(f"{path}: {INDEX_NAME} names the fields {sorted(old.fields)}, found {sorted(found)}")
+        if not old.complete or report.state != "whole":  # a growing one was published, and its writer was killed
+            entry = entry_of(reader, old.split)
+            if reader.meta.layout != STREAM_LAYOUT:  # only the index has the number of documents in it
+                same = reader.num_batches == old.num_batches
+                entry = replace(entry, document_count=old.document_count if same else NOT_KNOWN)
+            folder, slash, _ = old.path.rpartition("/")
+            return replace(entry, path=folder + slash + path.name)
+        if (sha256 := reader.sha256 or reader.token_sha256()) != old.sha256:
+            facts = f"{path}: is whole, but {INDEX_NAME} has sha256 {old.sha256}, found {sha256}"
+            raise ChecksumError(facts, remedy=Remedy.REBUILD_FORCE, at=path.parent)
+    return old

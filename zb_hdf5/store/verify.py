@@ -126,7 +126,6 @@ def _recorded(report: ShardReport, *, is_lone: bool = False) -> Iterator[None]:
 
 
 Count = Callable[[int], None]
-EntryCheck = Callable[[BatchReader, ShardReport], None]
 
 
 def verify_store(
@@ -170,13 +169,11 @@ def verify_store(
     if find_index(path) or not files:
         index = ShardIndex.load(folder).of_split(split)
         announce(index.token_count)
-        jobs: list[tuple[Path, EntryCheck]] = [
-            (entry.file(folder), partial(_check_entry, index, entry)) for entry in index.shards
-        ]
-    else:
-        jobs = [(file, check_beside) for file in files]
+        files = [entry.file(folder) for entry in index.shards]
+    entries = index.shards if index else [None] * len(files)
+    check = partial(_verify_file, index, progress, announce)
     with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0)), thread_name_prefix="zb-verify") as pool:
-        reports = list(pool.map(lambda job: _verify_file(job[0], job[1], progress, announce), jobs))
+        reports = list(pool.map(check, files, entries))
         tables = list(pool.map(partial(verify_documents, folder), index.documents if index else ()))
     if index is not None and split is None and not any(report.problem for report in reports):
         _check_records(folder, index, reports)
@@ -207,24 +204,28 @@ def _check_records(folder: Path, index: ShardIndex, reports: list[ShardReport]) 
         )
 
 
-def _verify_file(path: Path, check_entry: EntryCheck, progress: Count, announce: Count) -> ShardReport:
+def _verify_file(
+    index: ShardIndex | None, progress: Count, announce: Count, path: Path, entry: ShardEntry | None
+) -> ShardReport:
     report = ShardReport(str(path))
-    is_lone = check_entry is check_beside
-    with _recorded(report, is_lone=is_lone):
+    with _recorded(report, is_lone=entry is None):
         row = format_of(path)
         report.backend = row.name
         if not row.holds_batches:
             report.token_count, report.missing = row.look_at(path)
             return report
         with open_chunks(path) as reader:
-            if is_lone:  # of a store all are announced at once
+            if index is None:  # of a store all are announced at once
                 announce(reader.token_count)
             report.total_records, report.token_count = reader.meta.total_records, reader.token_count
             report.num_batches = reader.num_batches if reader.meta.layout == BATCHES_LAYOUT else 0
             report.sha256, report.checks = reader.compare_digests(progress)
             for column in reader.meta.fields:
                 report.fields[column.name], _ = reader.field(column.name).compare_digests()
-            check_entry(reader, report)
+            if index is None or entry is None:
+                check_beside(reader, report)
+            else:
+                _check_entry(index, entry, reader, report)
             if not report.checks:
                 report.missing = reader.missing_digests()
             report.checks += [f"field {name}" for name in report.fields]

@@ -51,8 +51,8 @@ def test_a_missing_filter_is_a_problem(tmp_path, tokens, write_file, gzip_copy, 
     path = gzip_copy(write_file(tmp_path / "x.h5", tokens).path, tmp_path / "z.h5")
     assert doctor(path)["layout"]["state"] == "ok"
 
-    def refuse(codec, what):
-        raise UnavailableError(f"{what}: {codec}")
+    def refuse(reader, index):
+        raise UnavailableError("a filter is missing")
 
-    monkeypatch.setattr("zb_hdf5.formats.hdf5.file.require_codec", refuse)
+    monkeypatch.setattr("zb_hdf5.formats.hdf5.h5_reader.HDF5Reader.read_batch", refuse)
     assert doctor(path, 5)["filters"]["state"] == "problem"

@@ -21,8 +21,6 @@ from zb_hdf5.files.paths import DESCRIPTORS_PER_MAPPED_FILE, RemotePath, any_pat
 from zb_hdf5.files.publishing import NO_LOCKS
 from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.formats.hdf5.file import missing_filters
-from zb_hdf5.formats.registry import format_of
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.spec import NO_CODEC
 from zb_hdf5.store.opening import is_stream, open_reader
@@ -79,12 +77,13 @@ def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
     with reader:
         files = reader.paths if isinstance(reader, StoreReader) else [reader.path]
         files = [] if is_remote else files
-        hdf5_files = [file for file in files if not format_of(file).tokens_only]
-        problems = [problem for file in hdf5_files for problem in missing_filters(file)]
-        missing = [Finding("filters", "problem", text, remedy) for text, remedy in problems]
-        findings += missing or [Finding("filters", "ok", "none is missing")]
-        if not missing and reader.num_batches:
-            reader.read_batch(0)
+        try:
+            first = reader.read_batch(0) if reader.num_batches else None
+            findings.append(Finding("filters", "ok", "none is missing"))
+        except UnavailableError as error:
+            first = None
+            findings.append(Finding("filters", "problem", message_of(error)))
+        if first is not None:
             findings.append(Finding("first batch", "ok", f"after {(time.perf_counter() - start_s) * 1000:.1f} ms"))
             findings += [] if is_remote else [_page_cache(reader)]
             findings += [_speed(reader)] if size is None and reader.complete else []

@@ -7,9 +7,8 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from errno import EIO
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -18,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbError
-from zb_hdf5.files.codecs import CodedChunks, require_codec
+from zb_hdf5.files.codecs import CodedChunks
 from zb_hdf5.files.objects import ObjectFile, RemoteObject
 from zb_hdf5.files.paths import (
     Handle,
@@ -33,7 +32,6 @@ from zb_hdf5.files.paths import (
 from zb_hdf5.files.publishing import NO_LOCKS, write_fully
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.spec import (
-    BATCHES,
     CODECS,
     CRC32_CHUNK_ROWS,
     DESCRIPTIONS,
@@ -45,7 +43,6 @@ from zb_hdf5.spec import (
     OPTIONAL_ATTRIBUTES,
     STREAM_FORMAT,
     STREAM_LAYOUT,
-    TOKENS,
     StoreMeta,
     crc32_column,
     extents_column,
@@ -293,9 +290,7 @@ def create_root(h5: h5py.File, meta: StoreMeta, origin: Mapping[str, Any]) -> No
     )  # fmt: skip
     h5.attrs.create("format_version", HDF5_VERSION, dtype="<u4")
     numbers = {name: getattr(meta, name) or None for name in OPTIONAL_NUMBERS}
-    if is_stream:  # its marker has the boundary and the number of documents
-        numbers = {"vocab_size": numbers["vocab_size"]}
-    else:
+    if not is_stream:  # the marker of a stream has its shape, its boundary and the number of its documents
         numbers |= {"batch_size": meta.batch_size, "seq_len": meta.seq_len}
         numbers |= {name: source.get(name) for name in ("boundary_token_id", "pad_id")}
     for name, number in numbers.items():
@@ -312,9 +307,9 @@ def _source_text(source: Mapping[str, Any]) -> str:
     return short if len(short) <= MAX_SOURCE_CHARS else ""
 
 
-def read_root(h5: h5py.File, names: Sequence[str] = OPTIONAL_NUMBERS) -> dict[str, Any]:
+def read_root(h5: h5py.File) -> dict[str, Any]:
     """Return the optional root attributes that describe all tokens of a file, as `StoreMeta` has them."""
-    found: dict[str, Any] = {name: int(h5.attrs.get(name, 0)) for name in names}
+    found: dict[str, Any] = {name: int(h5.attrs.get(name, 0)) for name in OPTIONAL_NUMBERS}
     return found | {"tokenizer": str(text_of(h5.attrs.get("tokenizer", "")))}
 
 
@@ -427,29 +422,6 @@ def codec_of(stored: h5py.Dataset) -> str | None:
     if creation.get_nfilters() > 1 or not names:
         return None
     return f"{names[0]}:{values[0] if values else CODECS[names[0]].default_level}"
-
-
-def missing_filters(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield (problem, remedy) for each filter that the tokens of a file need and this machine lacks."""
-    with open_h5_for_reading(path) as h5:
-        stored = own_dataset(h5, path, BATCHES) or own_dataset(h5, path, TOKENS)
-        codec = codec_of(stored) if stored else NO_CODEC
-        if codec is not None:  # read past HDF5
-            try:
-                require_codec(codec, path)
-            except UnavailableError as error:
-                yield str(error), "pip install '.[codecs]'"
-            return
-        load_filters(stored)
-        for name in lacking_filters(stored):
-            yield f"{path}: {name} is not available", "pip install '.[codecs]', or the plugin of that filter"
-
-
-def load_filters(stored: h5py.Dataset) -> None:
-    """Register the common filters, if they are installed and a dataset needs one that HDF5 lacks."""
-    if lacking_filters(stored):
-        with contextlib.suppress(ImportError):
-            import_module("hdf5plugin")  # registers them as it is imported
 
 
 def lacking_filters(stored: h5py.Dataset) -> list[str]:

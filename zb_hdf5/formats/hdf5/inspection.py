@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import threading
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -29,7 +31,6 @@ from zb_hdf5.formats.hdf5.file import (
     h5_identity,
     handle_of_h5,
     lacking_filters,
-    load_filters,
     open_h5_for_reading,
     own_dataset,
     read_origin,
@@ -136,7 +137,9 @@ class H5pyTokens(UnitTokens):
                 path, meta = self._column.path, self._column.meta
                 self._h5 = open_h5_for_reading(path, self._column.identity)
                 self._stored = stored = self._h5[self._column.name]
-                load_filters(stored)
+                if lacking_filters(stored):
+                    with suppress(ImportError):
+                        import_module("hdf5plugin")  # registers the common ones as it is imported
                 self._row_values = math.prod(stored.shape[1:])
                 # an unfiltered chunk that is one unit is read past HDF5's chunk cache: 6 µs instead of 9 for 64 KiB
                 rows = max(1, self.unit // max(1, self._row_values))
@@ -297,11 +300,12 @@ def _own_column(h5: h5py.File, path: Path, layout: str) -> tuple[Column, h5py.Da
     stored, is_stream = token_dataset(h5, path, layout), layout == STREAM_LAYOUT
     found = read_marker(stored, path)
     try:
+        more = read_root(h5)
         if is_stream:
-            batch_size, seq_len, more = 1, found["chunk_tokens"], read_root(h5, ("vocab_size",))
+            batch_size, seq_len = 1, found["chunk_tokens"]
             more |= {name: found[name] for name in ("document_count", "boundary_token_id")}
         else:
-            batch_size, seq_len, more = int(h5.attrs["batch_size"]), int(h5.attrs["seq_len"]), read_root(h5)
+            batch_size, seq_len = int(h5.attrs["batch_size"]), int(h5.attrs["seq_len"])
         fields, codec = fields_in(h5, path, stored.ndim), codec_of(stored) or NO_CODEC
         meta = StoreMeta(batch_size, seq_len, stored.dtype, layout=layout, fields=fields, codec=codec, **more)
     except (ArgumentError, KeyError, TypeError, ValueError, OverflowError) as error:

@@ -61,12 +61,9 @@ class Writer(ABC):
     """The end of every writer. A context manager: leaving the block normally calls `close`, an exception `abort`."""
 
     meta: StoreMeta
-    _open: bool
-
-    @property
-    @abstractmethod
-    def token_count(self) -> int:
-        """Tokens that are committed."""
+    token_count = max_token = 0
+    _open = True
+    _crc32: list[int]  # of the committed batches or chunks
 
     @abstractmethod
     def finish(self) -> ShardInfo:
@@ -103,20 +100,11 @@ class BatchWriter(Writer):
     meta
         Shape, dtype and origin of the batches.
     num_batches, token_count, max_token
-        Counts of the committed batches.
+        Counts of the committed batches, and the largest id among them, 0 if there is none.
     """
 
     backend: ClassVar[str]
-
-    @property
-    @abstractmethod
-    def num_batches(self) -> int:
-        """Batches that are committed."""
-
-    @property
-    @abstractmethod
-    def max_token(self) -> int:
-        """The largest id among them, 0 if there is none."""
+    num_batches = 0
 
     @abstractmethod
     def write(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> None:
@@ -172,9 +160,9 @@ class BatchWriter(Writer):
     def sha256(self) -> str:
         """Hexadecimal digest of all batches so far: over all token bytes; of a store over its shards' digests."""
 
-    @abstractmethod
     def crc32(self) -> npt.NDArray[np.uint32]:
         """Return the crc32 of each batch written so far."""
+        return np.array(self._crc32, "<u4")
 
 
 class TokenWriter(Writer):
@@ -186,8 +174,8 @@ class TokenWriter(Writer):
     # commit_bytes: tokens that are committed together, 0: those of each call
 
     backend: ClassVar[str]
-    max_token = 0
     _expected_batches = 0
+    _keeps_partial = False  # of a file that is not finished
 
     def __init__(
         self,
@@ -202,8 +190,7 @@ class TokenWriter(Writer):
     ) -> None:
         self.meta = meta
         self._durable, self._origin, self._commit_bytes = durable, origin or {}, commit_bytes
-        self._crc32: list[int] = []  # of the committed batches or chunks
-        self._open = True
+        self._crc32 = []
         self._file = PartialFile(path, overwrite=overwrite)
         self._digest = TokenDigest(known_sha256)
         try:
@@ -240,11 +227,10 @@ class TokenWriter(Writer):
     def _end_unpublished(self) -> None:
         self._digest.close()
         self._release()
-        self._drop_partial()
-
-    def _drop_partial(self) -> None:
-        """Remove the partial of a file that is not finished, or keep it."""
-        self._file.discard()
+        if self._keeps_partial:
+            self._file.keep()
+        else:
+            self._file.discard()
 
     def _require_open(self) -> None:
         if not self._open:
@@ -268,9 +254,6 @@ class TokenWriter(Writer):
 class FileWriter(TokenWriter, BatchWriter):
     """Writes the batches of one file; `expected_batches` are allocated together, and more or fewer may follow."""
 
-    num_batches = 0
-    token_count = 0
-
     def __init__(
         self, path: str | os.PathLike[str], meta: StoreMeta, *, expected_batches: int = 0, **options: Any
     ) -> None:
@@ -287,25 +270,21 @@ class FileWriter(TokenWriter, BatchWriter):
 
     def append(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> Callable[[], None]:
         """Append batches before they are digested. See `BatchWriter.append`."""
+        path, group = self._file.path, max(1, GROUP_BYTES // self.meta.batch_bytes)
         try:
-            self._append_groups(batches, fields)
+            self._require_open()
+            tokens, values = as_batches(batches, fields, self.meta, path)
+            for start in range(0, len(tokens), group):
+                stored = as_stored(tokens[start : start + group], self.meta, f"{path} (batch {self.num_batches:,})")
+                digest = self._digest.submit(stored)
+                self._behind.append(digest)
+                with disk_errors(self._file.partial_path):
+                    self._append(stored, digest, {name: v[start : start + group] for name, v in values.items()})
+                self._wait_for_digests(GROUPS_BEHIND)
         except BaseException:
             self._wait_for_digests(0)  # the caller may now change or free the batches
             raise
         return self._behind[-1].wait if self._behind else lambda: None
-
-    def _append_groups(self, batches: npt.ArrayLike, fields: FieldArrays | None) -> None:
-        self._require_open()
-        path = self._file.path
-        tokens, values = as_batches(batches, fields, self.meta, path)
-        group = max(1, GROUP_BYTES // self.meta.batch_bytes)
-        for start in range(0, len(tokens), group):
-            stored = as_stored(tokens[start : start + group], self.meta, f"{path} (batch {self.num_batches:,})")
-            digest = self._digest.submit(stored)
-            self._behind.append(digest)
-            with disk_errors(self._file.partial_path):
-                self._append(stored, digest, {name: v[start : start + group] for name, v in values.items()})
-            self._wait_for_digests(GROUPS_BEHIND)
 
     def _wait_for_digests(self, behind: int) -> None:
         """Wait until no more groups than this are still to be digested."""
@@ -361,9 +340,6 @@ class FileWriter(TokenWriter, BatchWriter):
     def sha256(self) -> str:
         """Hexadecimal sha256 of all token bytes written so far."""
         return self._digest.sha256()
-
-    def crc32(self) -> npt.NDArray[np.uint32]:
-        return np.array(self._crc32, "<u4")
 
     def _count(self, batches: TokenArray, digest: GroupDigest) -> None:
         """Add a group that is on disk to the totals."""

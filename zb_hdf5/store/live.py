@@ -18,10 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError, FormatError, Remedy, UnavailableError
+from zb_hdf5.files.checked import GroupDigest
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.files.tokens import Tokens
@@ -30,7 +30,16 @@ from zb_hdf5.formats.batch_writer import BatchWriter, FieldArrays, FieldDigest, 
 from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
 from zb_hdf5.formats.hdf5.h5_writer import HDF5BatchWriter
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.spec import CRC32_CHUNK_ROWS, INDEX_NAME, NO_CODEC, NO_SHA256, SHARD_PREFIX, StoreMeta, combine_sha256
+from zb_hdf5.spec import (
+    CRC32_CHUNK_ROWS,
+    INDEX_NAME,
+    NO_CODEC,
+    NO_SHA256,
+    SHARD_PREFIX,
+    StoreMeta,
+    TokenArray,
+    combine_sha256,
+)
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.shards import Sharded, StoreReader
 from zb_hdf5.store.table import ShardEntry
@@ -45,8 +54,15 @@ RETRY_WAITS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 class _GrowingShard(HDF5BatchWriter):
     """The writer of one shard; when it fails or is aborted, its `.partial` stays: others read what was committed."""
 
-    def _drop_partial(self) -> None:
-        self._file.keep()
+    _keeps_partial = True
+
+    def __init__(self, store: LiveStoreWriter, name: str, **options: Any) -> None:
+        self._store = store
+        super().__init__(store.folder / name, store.meta, **options)
+
+    def _count(self, batches: TokenArray, digest: GroupDigest) -> None:
+        super()._count(batches, digest)
+        self._store.count(batches, digest)
 
     def remove(self) -> None:
         """Abort, and remove the `.partial`: nothing was committed to it."""
@@ -83,10 +99,8 @@ class LiveStoreWriter(BatchWriter):
         except FileExistsError as error:
             raise ConvertError(f"{folder}: exists already: choose a new folder for a live store") from error
         self.folder, self.meta, self.shard_batches = folder, meta, shard_batches
-        self._durable, self._open = durable, True
         self.index = ShardIndex(meta, (), shuffle, source or {}, complete=False, live_id=uuid.uuid4().hex)
-        self._crc32: list[npt.NDArray[np.uint32]] = []  # of the finished shards
-        self._max_token = 0
+        self._durable, self._crc32 = durable, []
         self._shard: _GrowingShard | None = None  # None: it has failed, or is done
         try:
             self._grow(())
@@ -94,17 +108,12 @@ class LiveStoreWriter(BatchWriter):
             shutil.rmtree(folder)
             raise
 
-    @property
-    def num_batches(self) -> int:
-        return self.index.num_batches + (0 if self._shard is None else self._shard.num_batches)
-
-    @property
-    def token_count(self) -> int:
-        return self.num_batches * self.meta.batch_tokens
-
-    @property
-    def max_token(self) -> int:
-        return max(self._max_token, 0 if self._shard is None else self._shard.max_token)
+    def count(self, batches: TokenArray, digest: GroupDigest) -> None:
+        """Add batches that the growing shard has committed."""
+        self.num_batches += len(batches)
+        self.token_count += batches.size
+        self.max_token = max(self.max_token, digest.max_token)
+        self._crc32 += digest.crc32
 
     def write(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> None:
         """Append batches, which others may read on return. See `BatchWriter.write`."""
@@ -125,9 +134,6 @@ class LiveStoreWriter(BatchWriter):
         if self._shard is not None and (self._shard.num_batches or not digests):
             digests.append(self._shard.sha256())
         return combine_sha256(digests)
-
-    def crc32(self) -> npt.NDArray[np.uint32]:
-        return np.concatenate([*self._crc32, np.empty(0, "<u4") if self._shard is None else self._shard.crc32()])
 
     def finish(self) -> ShardInfo:
         """Publish the last shard, and mark the index as complete."""
@@ -156,19 +162,14 @@ class LiveStoreWriter(BatchWriter):
     def _finished(self, shard: _GrowingShard) -> tuple[ShardEntry, ...]:
         """Publish the growing shard; return the entries of all finished ones."""
         self._shard = None
-        info = shard.finish()
-        self._crc32.append(info.crc32)
-        self._max_token = max(self._max_token, info.max_token)
-        return (*self.index.shards[:-1], ShardEntry.of(info))
+        return (*self.index.shards[:-1], ShardEntry.of(shard.finish()))
 
     def _grow(self, finished: tuple[ShardEntry, ...]) -> None:
         """Begin a shard, and only then name it."""
         name = f"{SHARD_PREFIX}{len(finished):05}{FORMATS[self.backend].suffix}"
         expected = min(self.shard_batches, CRC32_CHUNK_ROWS)
         origin = {"source": self.index.source, "shuffle": self.index.shuffle}
-        shard = _GrowingShard(
-            self.folder / name, self.meta, expected_batches=expected, durable=self._durable, origin=origin
-        )
+        shard = _GrowingShard(self, name, expected_batches=expected, durable=self._durable, origin=origin)
         try:
             fields = {field.name: FieldDigest() for field in self.meta.fields}
             growing = ShardEntry(name, shard.backend, 0, 0, 0, NO_SHA256, complete=False, fields=fields)

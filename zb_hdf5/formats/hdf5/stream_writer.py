@@ -70,6 +70,11 @@ class HDF5ShardWriter(HDF5Writer):
     commit_bytes
         Commit when at least so many bytes of tokens were written since; 0: each chunk.
 
+    Attributes
+    ----------
+    token_count, document_count
+        Tokens and documents taken so far; whole chunks of the tokens are committed.
+
     Examples
     --------
     >>> with HDF5ShardWriter("shard-00000.h5", boundary_token_id=50256) as writer:  # doctest: +SKIP
@@ -78,6 +83,7 @@ class HDF5ShardWriter(HDF5Writer):
     """
 
     _attributes, _noun = TOKENS_ATTRIBUTES, "chunks"
+    document_count = 0
     _offsets: Rows
 
     def __init__(
@@ -111,8 +117,7 @@ class HDF5ShardWriter(HDF5Writer):
         as_stored(self._boundary, meta, "boundary_token_id")
         self._buffers = {"": np.zeros(chunk_tokens, meta.dtype)}  # of the tokens, and of each field
         self._buffers |= {f.name: np.zeros((chunk_tokens, *f.shape), f.dtype) for f in meta.fields}
-        self._buffered = self._committed = 0
-        self._num_documents = 0
+        self._buffered = 0  # tokens in the buffers
         self._ends: list[npt.NDArray[np.uint64]] = []  # of documents that are not committed
         self._ids, self._has_ids = set[bytes](), False
         super().__init__(path, meta, overwrite=overwrite, durable=durable, origin=origin, commit_bytes=commit_bytes)
@@ -120,16 +125,6 @@ class HDF5ShardWriter(HDF5Writer):
     def _begin(self) -> None:
         self._documents = DocumentsWriter(documents_path(self._file.path), self._spans_codec)
         super()._begin()
-
-    @property
-    def token_count(self) -> int:
-        """Tokens taken so far; whole chunks of them are committed."""
-        return self._committed + self._buffered
-
-    @property
-    def document_count(self) -> int:
-        """Documents taken so far."""
-        return self._num_documents
 
     def write_document(
         self,
@@ -234,7 +229,7 @@ class HDF5ShardWriter(HDF5Writer):
     ) -> None:
         """Take whole documents into the buffers, which are committed each time they are full."""
         self._require_open()
-        self._num_documents += len(sizes)
+        self.document_count += len(sizes)
         if len(sizes):
             self._ends.append((self.token_count + np.cumsum(sizes)).astype("<u8"))
         done, taken = 0, {"": stored, **values}
@@ -244,6 +239,7 @@ class HDF5ShardWriter(HDF5Writer):
                 for name, buffer in self._buffers.items():
                     buffer[self._buffered : self._buffered + count] = taken[name][done : done + count]
                 self._buffered += count
+                self.token_count += count
                 done += count
                 if self._buffered == self.meta.chunk_tokens:
                     self._commit_buffers()
@@ -286,8 +282,7 @@ class HDF5ShardWriter(HDF5Writer):
         marker |= {"max_token": self.max_token, "token_count": stop}
         self._commit_chunks(digests, self._buffers[""].nbytes, marker)
         self._crc32 += crc32
-        self._committed, self._buffered = stop, 0
-        self._ends = [ends[whole:]]
+        self._buffered, self._ends = 0, [ends[whole:]]
 
     def _write_rest(self) -> None:
         if self._buffered or self._ends:

@@ -24,7 +24,7 @@ from zb_hdf5.files.ranges import Extents
 from zb_hdf5.files.tokens import Tokens, open_extents
 from zb_hdf5.formats.batch_reader import BatchReader, require_options
 from zb_hdf5.formats.hdf5.file import chunk_extents, h5_damage, h5_identity, open_h5_for_reading, require_rows, text_of
-from zb_hdf5.formats.hdf5.inspection import H5pyTokens, look_at, read_marker, token_dataset
+from zb_hdf5.formats.hdf5.inspection import UNFINISHED, H5pyTokens, look_at, read_marker, token_dataset
 from zb_hdf5.spec import (
     BATCHES_LAYOUT,
     DOC_OFFSETS,
@@ -49,14 +49,9 @@ class HDF5Reader(BatchReader):
     ) -> None:  # fmt: skip
         require_options(access, verify)
         column = self._column = look_at(any_path(path), layout, **look)
-        if verify in ("batch", "store"):
-            field = "" if column.meta.field is None else f"field {column.meta.field.name}: "
-            if not column.complete:
-                raise UnverifiableError(
-                    f"{column.path}: {field}verify={verify!r} needs all of its digests, but {column.obstacle}"
-                )
-            if not column.marker:
-                raise UnverifiableError(f"{column.path}: cannot be verified: {_FOREIGN}")
+        if verify in ("batch", "store") and not (column.complete and column.marker):
+            missing = _FOREIGN if column.complete else UNFINISHED
+            raise UnverifiableError(f"{column.path}: {column.name} cannot be verified: {missing}")
         super().__init__(column.path, column.meta, column.num_units, column.open(access))
         self.complete, self.sha256, self.columns = column.complete, column.sha256, column.columns
         self.extents = column.extents if isinstance(column.extents, Extents) else None
@@ -81,7 +76,7 @@ class HDF5Reader(BatchReader):
     def missing_digests(self) -> str:
         if not self._column.marker:
             return _FOREIGN
-        return super().missing_digests() if self.complete else "its writer has not finished"
+        return super().missing_digests() if self.complete else UNFINISHED
 
     def refresh(self) -> int:
         """Show the batches that a live writer has committed since; return `num_batches`. A stream stays as it is."""

@@ -20,7 +20,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from itertools import repeat
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final
 
 import h5py
 import numpy as np
@@ -74,10 +74,6 @@ TIGHT_ALIGNMENT: Final = 8
 RESERVE_BYTES: Final = 64 << 20
 
 
-#: The crc32 of chunks that were written, and the sha256 of a field with them.
-Digested: TypeAlias = tuple[list[int], Any]
-
-
 class Rows:
     """A dataset of rows, written in whole chunks past HDF5's chunk cache; the last chunk is written again and again."""
 
@@ -90,27 +86,18 @@ class Rows:
         """Set the number of rows to that of the whole chunks that `count` rows need."""
         self.stored.resize(-(-count // len(self._tail)) * len(self._tail), axis=0)
 
-    def write(self, rows: npt.NDArray[Any]) -> None:
-        """Write `rows` behind those that are there, in allocated chunks; they count from `keep` on."""
-        rows = np.ascontiguousarray(rows, self._tail.dtype)
-        count, tail, crc32 = self.count, self._tail.copy(), crc32_of(rows, self.crc32)
-        while len(rows):
-            within = count % len(tail)
-            taken = rows[: len(tail) - within]
-            tail[within : within + len(taken)] = taken
-            tail[within + len(taken) :] = 0
-            self.stored.id.write_direct_chunk((count - within, *(0,) * (tail.ndim - 1)), tail)
-            count, rows = count + len(taken), rows[len(taken) :]
-        self._next = count, crc32, tail
-
-    def keep(self) -> None:
-        """Count the rows of the last `write`; without this the next one writes over them."""
-        self.count, self.crc32, self._tail = self._next
-
     def append(self, rows: npt.NDArray[Any]) -> None:
-        """Write rows, and count them."""
-        self.write(rows)
-        self.keep()
+        """Write rows behind those that are there, in allocated chunks."""
+        rows = np.ascontiguousarray(rows, self._tail.dtype)
+        self.crc32 = crc32_of(rows, self.crc32)
+        while len(rows):
+            within = self.count % len(self._tail)
+            taken = rows[: len(self._tail) - within]
+            self._tail[within : within + len(taken)] = taken
+            self._tail[within + len(taken) :] = 0
+            first = (self.count - within, *(0,) * (self._tail.ndim - 1))
+            self.stored.id.write_direct_chunk(first, self._tail)
+            self.count, rows = self.count + len(taken), rows[len(taken) :]
 
 
 class Column:
@@ -130,8 +117,8 @@ class Column:
         self.offsets = np.empty(0, np.int64)  # of the allocated chunks
         self.waiting = list[int]()  # crc32 of chunks that are to be committed
         self.is_field, self.sha256 = meta.field is not None, hashlib.sha256()  # of the values of a field
-        for name, dtype in FIELD_ATTRIBUTES.items() if self.is_field else ():
-            self.stored.attrs.create(name, NO_SHA256.encode(), dtype=dtype)
+        if self.is_field:
+            self.stored.attrs.create("sha256", NO_SHA256.encode(), dtype=FIELD_ATTRIBUTES["sha256"])
 
     def note_new_chunks(self) -> Iterator[tuple[int, int]]:
         """Find the offsets of the chunks that were allocated since; yield the ranges of bytes that they fill."""
@@ -159,11 +146,11 @@ class Column:
         for number, (chunk, skipped) in enumerate(stored, first):
             self.stored.id.write_direct_chunk((number * self.chunk_rows, *self._zeros), chunk, skipped)
 
-    def digest(self, values: npt.NDArray[Any]) -> Digested:
-        """Return the digests of values of a field that were written."""
-        values, sha256 = np.ascontiguousarray(values), self.sha256.copy()
-        sha256.update(values)
-        return batch_crc32s(values), sha256
+    def digest(self, values: npt.NDArray[Any]) -> None:
+        """Digest values of a field that were written."""
+        values = np.ascontiguousarray(values)
+        self.sha256.update(values)
+        self.waiting += batch_crc32s(values)
 
     def set_extents(self) -> int:
         """Store the extents of the compressed chunks; return the sum of their bytes."""
@@ -355,33 +342,27 @@ class HDF5Writer(TokenWriter):
         for start, stop in zip(cuts, [*cuts[1:], len(tokens)], strict=True):
             write_fully(self._file.fd, tokens[start:stop], int(offsets[start]))
 
-    def _commit_chunks(self, new: list[Digested], num_bytes: int, marker: dict[str, int | bytes]) -> None:
-        """Make chunks, of these digests of each column, part of the file, now or with later ones: `commit_bytes`."""
-        num_bytes += self._waiting_bytes
-        new = new or [([], column.sha256) for column in self._columns]
-        crc32s = [column.waiting + crc32 for column, (crc32, _) in zip(self._columns, new, strict=True)]
-        if num_bytes >= self._commit_bytes:
-            with self._hdf5():
-                for column, crc32 in zip(self._columns, crc32s, strict=True):
-                    column.crc32.write(np.array(crc32, "<u4"))
-                if self._encode is not None:  # each chunk has changed an index: all of them before the marker
-                    self._h5.flush()
+    def _commit_chunks(self, num_bytes: int, marker: dict[str, int | bytes]) -> None:
+        """Make the chunks whose digests wait part of the file, now or with later ones: `commit_bytes`."""
+        self._waiting_bytes, self._latest = self._waiting_bytes + num_bytes, marker
+        if self._waiting_bytes < self._commit_bytes:
+            return
+        with self._hdf5():
+            for column in self._columns:
+                column.crc32.append(np.array(column.waiting, "<u4"))
+                column.waiting = []
+            if self._encode is not None:  # each chunk has changed an index: all of them before the marker
+                self._h5.flush()
             if self._durable:
                 os.fdatasync(self._file.fd)
             self._modify(**marker)
-            for column in self._columns:
-                column.crc32.keep()
-            crc32s, num_bytes, marker = [[] for _ in crc32s], 0, {}
-        for column, crc32, (_, sha256) in zip(self._columns, crc32s, new, strict=True):
-            column.waiting, column.sha256 = crc32, sha256
-        self._waiting_bytes, self._latest = num_bytes, marker
+        self._waiting_bytes, self._latest = 0, {}
 
     def _modify(self, **attributes: int | bytes) -> None:
         """Change attributes of the dataset of the tokens, and flush."""
-        with self._hdf5():
-            for name, value in attributes.items():
-                self._marker[name].write(np.array(value, dtype=self._attributes[name]))
-            self._h5.flush()
+        for name, value in attributes.items():
+            self._marker[name].write(np.array(value, dtype=self._attributes[name]))
+        self._h5.flush()
         if self._durable:
             os.fdatasync(self._file.fd)
 
@@ -390,14 +371,14 @@ class HDF5Writer(TokenWriter):
     def _complete(self, info: ShardInfo) -> ShardInfo:
         """Commit, cut off all that was allocated ahead, write the last attributes, and close."""
         if self._latest:
-            self._commit_chunks([], self._commit_bytes, self._latest)
+            self._commit_chunks(self._commit_bytes, self._latest)
         num_chunks = info.num_batches
         last: dict[str, int | bytes] = {"sha256": info.sha256.encode(), "complete": 1}
         with self._hdf5():
             for column in self._columns:
                 column.stored.resize(info.token_count * column.chunk_rows // self.meta.batch_tokens, axis=0)
-                for name, dtype in FIELD_ATTRIBUTES.items() if column.is_field else ():
-                    column.stored.attrs.modify(name, np.array(column.sha256.hexdigest().encode(), dtype))
+                if column.is_field:
+                    column.stored.attrs.modify("sha256", np.bytes_(column.sha256.hexdigest()))
                 column.crc32.stored.resize(num_chunks, axis=0)
             if self._offsets is not None:
                 self._offsets.stored.resize(self._offsets.count, axis=0)
@@ -450,7 +431,9 @@ class HDF5BatchWriter(HDF5Writer, FileWriter):
     def _append(self, batches: TokenArray, digest: GroupDigest, fields: Mapping[str, npt.NDArray[Any]]) -> None:
         self._allocate_up_to(self.num_batches + len(batches))
         self._write_chunks(self.num_batches, batches, fields)
-        self._commit(batches, digest, *(self._fields[name].digest(values) for name, values in fields.items()))
+        for name, values in fields.items():
+            self._fields[name].digest(values)
+        self._commit(batches, digest)
 
     def _first_slot(self, first: int, count: int) -> int | None:
         self._allocate_up_to(first + count)
@@ -459,9 +442,10 @@ class HDF5BatchWriter(HDF5Writer, FileWriter):
         begin, last = self._main.offsets[[first, first + count - 1]].tolist()
         return begin if last - begin == (count - 1) * self.meta.padded_batch_bytes else None
 
-    def _commit(self, batches: TokenArray, group: GroupDigest, *fields: Digested) -> None:
+    def _commit(self, batches: TokenArray, group: GroupDigest) -> None:
         token_count, max_token = self.token_count + batches.size, max(self.max_token, group.max_token)
         marker: dict[str, int | bytes] = {"num_batches": self.num_batches + len(batches)}
         marker |= {"token_count": token_count, "max_token": max_token}
-        self._commit_chunks([*fields, (group.crc32, self._main.sha256)], batches.nbytes, marker)
+        self._main.waiting += group.crc32
+        self._commit_chunks(batches.nbytes, marker)
         self._count(batches, group)

@@ -264,7 +264,7 @@ class HDF5ShardWriter(HDF5Writer):
         ends = np.concatenate([*self._ends, np.empty(0, "<u8")])
         whole = int(np.searchsorted(ends, stop, side="right"))
         self._allocate_up_to(-(-stop // self.meta.chunk_tokens), self._offsets.count + whole)
-        crc32, digests = list[int](), []
+        crc32 = list[int]()
         if self._buffered:
             # HDF5 would unpack a last chunk later that its column does not fill, and pack it again, to clear the rest
             for column in self._columns if self._encode is not None and stop % self.meta.chunk_tokens else ():
@@ -272,15 +272,15 @@ class HDF5ShardWriter(HDF5Writer):
                     column.stored.resize(stop, axis=0)
             tokens, *fields = (buffer[np.newaxis] for buffer in self._buffers.values())
             self._write_chunks(number, tokens, dict(zip(self._fields, fields, strict=True)))
-            columns = zip(self._fields.values(), fields, strict=True)
-            digests = [column.digest(values[:, : self._buffered]) for column, values in columns]
+            for column, values in zip(self._fields.values(), fields, strict=True):
+                column.digest(values[:, : self._buffered])
             crc32, self.max_token = pending.crc32, max(self.max_token, pending.max_token)
-            digests.append((crc32, self._main.sha256))
+            self._main.waiting += crc32
         with self._hdf5():
             self._offsets.append(ends[:whole])
         marker: dict[str, int | bytes] = {"document_count": self._offsets.count - 1}
         marker |= {"max_token": self.max_token, "token_count": stop}
-        self._commit_chunks(digests, self._buffers[""].nbytes, marker)
+        self._commit_chunks(self._buffers[""].nbytes, marker)
         self._crc32 += crc32
         self._buffered, self._ends = 0, [ends[whole:]]
 

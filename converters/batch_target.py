@@ -355,7 +355,6 @@ def _require_whole(folder: Path, target: str, index: ShardIndex) -> None:
         for entry in index.shards:
             with open_reader(folder / entry.path) as reader:
                 index.require_agreement(reader, entry)
-                index.require_extents(reader, entry)
         for part in index.documents:
             check_documents(folder / part.path, part)
     named = {path.name for entry in index.shards for path in files_of_shard(Path(entry.path))}

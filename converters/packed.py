@@ -23,7 +23,7 @@ from zb_hdf5.converters.journal import WHOLE
 from zb_hdf5.converters.shard import DEFAULT_SHARD_BYTES
 from zb_hdf5.converters.source import Counts, Source, SourceShard, batches_of, require_pad_id
 from zb_hdf5.documents.document_table import DocumentFile, documents_name, documents_path, part_of
-from zb_hdf5.documents.document_writer import DocumentsWriter, join_documents
+from zb_hdf5.documents.document_writer import DocumentsWriter
 from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, ranges
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.paths import local_path
@@ -241,7 +241,7 @@ class PackedRows:
         self.table = folder / documents_name(number)
         with DocumentsWriter(self.table) as writer:
             if store.documents is not None:
-                join_documents(store.documents.open_files(), writer)
+                writer.append_files(store.documents.open_files())
             if writer.token_count != store.num_tokens:
                 raise FormatError(
                     f"the split {split!r}: expected documents of {store.num_tokens:,} tokens, found "

@@ -20,6 +20,7 @@ from processes import forked
 from examples import examples
 from zb_hdf5 import BackendError, BatchIndexError, ChecksumError, FormatError, open_reader
 from zb_hdf5.documents import table_file as tables_module
+from zb_hdf5.documents.document import decoder, encoder
 from zb_hdf5.documents.document_table import (
     DocumentFile,
     DocumentPart,
@@ -28,9 +29,8 @@ from zb_hdf5.documents.document_table import (
     documents_path,
     part_of,
 )
-from zb_hdf5.documents.document_writer import DocumentsWriter, encoded_spans, join_documents
+from zb_hdf5.documents.document_writer import DocumentsWriter, encoded_spans
 from zb_hdf5.documents.pieces import Pieces, pieces_path
-from zb_hdf5.documents.spans import decoder, encoder
 from zb_hdf5.documents.table_file import PiecesFile, PiecesWriter, TableFile, TableWriter, copy_table
 from zb_hdf5.errors import ArgumentError, ConvertError, IncompleteError, UnavailableError
 from zb_hdf5.files.ranges import LocalFile
@@ -363,7 +363,7 @@ def test_several_tables_are_one(tmp_path_factory, groups):
     require_documents(table, together)
     table.close()
     with DocumentsWriter(folder / "all.h5.documents") as writer:
-        join_documents((DocumentFile(folder / part.path) for part in parts), writer)
+        writer.append_files(DocumentFile(folder / part.path) for part in parts)
         writer.publish()
     joined = DocumentTable.of_file(folder / "all.h5")
     require_documents(joined, together)
@@ -402,7 +402,7 @@ def test_a_network_file_system_is_asked_for_few_bytes(tmp_path, network):
     table.close()
     with DocumentsWriter(tmp_path / "y.h5") as writer:
         file = DocumentFile(documents_path(tmp_path / "x.h5"))
-        assert network(lambda: join_documents([file], writer)) < 2 * size
+        assert network(lambda: writer.append_files([file])) < 2 * size
 
 
 @pytest.mark.parametrize("name", ["offsets", "span_starts"])

@@ -1,13 +1,13 @@
-"""The facts of a document, and the spans in it, wherever they are stored."""
+"""The facts of a document and the spans in it, wherever they are stored, and their bytes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from zb_hdf5.errors import ConvertError
+from zb_hdf5.errors import ArgumentError, BackendError, ConvertError
 
 if TYPE_CHECKING:  # the command line names kinds of text files without numpy
     import numpy as np
@@ -71,3 +71,71 @@ def metadata_bytes(value: Mapping[str, Any], where: str) -> bytes:
         return json.dumps(dict(value), separators=(",", ":"), default=str).encode("ascii")
     except (TypeError, ValueError, RecursionError) as error:
         raise ConvertError(f"{where}: expected metadata that JSON can hold, found {value!r}: {error}") from error
+
+
+# --- the values of spans ------------------------------------------------------------------------------------------
+
+Encode: TypeAlias = Callable[[Any], bytes]
+Decode: TypeAlias = Callable[[bytes], Any]
+EncodeAll: TypeAlias = Callable[[Sequence[Any]], list[bytes]]
+DecodeAll: TypeAlias = Callable[[Sequence[bytes]], list[Any]]
+#: Whether spans are wanted; a function also decodes their values, which else are JSON.
+WantedSpans: TypeAlias = bool | Decode
+#: The stored name of the caller's own functions.
+CUSTOM: Final = "custom"
+JSON: Final = "json"
+
+_JSON_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
+#: Stands between values that are encoded together. If it is in one of them too, each is encoded alone.
+_BETWEEN: Final = "\x1e"
+_BETWEEN_TEXT: Final = b',"\\u001e",'
+
+
+def encoder(codec: str | Encode) -> tuple[str, EncodeAll]:
+    """Return the stored name of an encoding, "json" or "custom", and the function that encodes any number of values."""
+    if callable(codec):
+        return CUSTOM, lambda values: list(map(codec, values))
+    if codec not in (JSON, CUSTOM):
+        raise ArgumentError(f"spans_codec must be 'json' or a function that returns bytes, found {codec!r}")
+    return codec, _json_texts if codec == JSON else list
+
+
+def decoder(stored: str, codec: WantedSpans | None, where: str) -> DecodeAll:
+    """Return the function that decodes any number of values: by `codec`; None: by the stored name of their encoding."""
+    if callable(codec):
+        return lambda values: list(map(codec, values))
+    if codec is not None and codec is not True:
+        raise ArgumentError(f"{where}: expected a function that decodes the values of spans, found {codec!r}")
+    if stored != JSON:
+        raise BackendError(
+            f"{where}: the spans were encoded by a function ({stored!r}): pass the one that decodes them, as codec, or "
+            "to a loader as spans"
+        )
+    return _json_values
+
+
+def first_refused(code: Callable[[list[Any]], object], values: Sequence[Any]) -> int:
+    """Return the number of the first value that an encoder or a decoder refuses; 0 where it takes each one alone."""
+    for number, value in enumerate(values):
+        try:
+            code([value])
+        except Exception:  # whatever a function of the user raises
+            return number
+    return 0
+
+
+def _json_texts(values: Sequence[Any]) -> list[bytes]:
+    """Encode many values in one call: half the time of a call for each."""
+    encode = _JSON_ENCODER.encode
+    among: list[Any] = [_BETWEEN] * (2 * len(values) - 1)
+    among[::2] = values
+    texts = encode(among).encode("utf-8")[1:-1].split(_BETWEEN_TEXT)
+    return texts if len(texts) == len(values) else [encode(value).encode("utf-8") for value in values]
+
+
+def _json_values(texts: Sequence[bytes]) -> list[Any]:
+    """Decode many values in one call: a fifth of the time of a call for each."""
+    values: list[Any] = json.loads(b"[%s]" % b",".join(texts))
+    if len(values) != len(texts):
+        raise ValueError(f"expected {len(texts):,} values, found {len(values):,}")
+    return values

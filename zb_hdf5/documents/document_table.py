@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.documents.document import Document, Spans
+from zb_hdf5.documents.document import Decode, Document, Spans, WantedSpans, decoder, first_refused
 from zb_hdf5.documents.pieces import Pieces, ranges
-from zb_hdf5.documents.spans import Decode, WantedSpans, decoder, first_refused
 from zb_hdf5.errors import BatchIndexError, FormatError, IncompleteError
 from zb_hdf5.files.paths import OpenFiles, RemotePath, any_path, finding
 from zb_hdf5.spec import (

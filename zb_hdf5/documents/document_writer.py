@@ -13,9 +13,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.documents.document import TableInfo
+from zb_hdf5.documents.document import EncodeAll, TableInfo, first_refused
 from zb_hdf5.documents.document_table import NO_SOURCE, TEXT_COLUMNS, DocumentFile, DocumentRows, documents_path
-from zb_hdf5.documents.spans import EncodeAll, first_refused
 from zb_hdf5.documents.table_file import TableWriter
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError
 from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS
@@ -152,30 +151,28 @@ class DocumentsWriter(TableWriter):
         known = {"split": DEFAULT_SPLIT, "spans_codec": self.spans_codec, "tokens_sha256": ""}
         return super().publish(**known | attributes)
 
-    def append_file(self, file: DocumentFile) -> None:
-        """Append the documents of another table with all their facts.
+    def append_files(self, files: Iterable[DocumentFile]) -> None:
+        """Append the documents of other tables with all their facts, and close each when it is done.
 
         Values of spans are moved as they are stored; `FormatError` where tables of several encodings have some.
         """
-        edges = file.offsets.astype(np.int64)
-        for start in range(0, len(edges) - 1, BLOCK_DOCUMENTS):
-            stop = min(start + BLOCK_DOCUMENTS, len(edges) - 1)
-            rows = file.rows(start, stop)
-            if rows.spans and rows.spans.values and file.spans_codec != self.spans_codec:
-                if self._span_stop:
-                    raise FormatError(
-                        f"{file.path}: expected spans encoded as {self.spans_codec!r}, found {file.spans_codec!r}: "
-                        "tables of several encodings cannot become one; keep them in stores of their own"
-                    )
-                self.spans_codec = file.spans_codec
-            self.append_documents(np.diff(edges[start : stop + 1]), rows)
+        for file in files:
+            with closing(file):
+                edges = file.offsets.astype(np.int64)
+                for start in range(0, len(edges) - 1, BLOCK_DOCUMENTS):
+                    stop = min(start + BLOCK_DOCUMENTS, len(edges) - 1)
+                    rows = file.rows(start, stop)
+                    if rows.spans and rows.spans.values:
+                        self._take_codec(file)
+                    self.append_documents(np.diff(edges[start : stop + 1]), rows)
 
-
-def join_documents(files: Iterable[DocumentFile], writer: DocumentsWriter) -> None:
-    """Append the documents of several tables, and close each when it is done."""
-    for file in files:
-        with closing(file):
-            writer.append_file(file)
+    def _take_codec(self, file: DocumentFile) -> None:
+        if self._span_stop and file.spans_codec != self.spans_codec:
+            raise FormatError(
+                f"{file.path}: expected spans encoded as {self.spans_codec!r}, found {file.spans_codec!r}: "
+                "tables of several encodings cannot become one; keep them in stores of their own"
+            )
+        self.spans_codec = file.spans_codec
 
 
 def write_joined(tables: Sequence[Path], path: Path, split: str, tokens_sha256: str) -> None:
@@ -184,7 +181,7 @@ def write_joined(tables: Sequence[Path], path: Path, split: str, tokens_sha256: 
         documents_path(path).unlink(missing_ok=True)
         return
     with DocumentsWriter(documents_path(path)) as writer:
-        join_documents(map(DocumentFile, tables), writer)
+        writer.append_files(map(DocumentFile, tables))
         writer.publish(split=split, tokens_sha256=tokens_sha256)
 
 

@@ -7,15 +7,16 @@ a document that two rows share is two segments.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.documents.document import Spans
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.spec import NO_DOCUMENT, PIECES_SUFFIX, TokenArray
 
@@ -294,3 +295,39 @@ def _pieces_of_window(doc_offsets: npt.NDArray[Any], start: Any, seq_len: int, e
     if stop == len(doc_offsets):
         offsets[offsets >= np.uint64(end)] = NO_DOCUMENT
     return Pieces(np.array([0, len(offsets)]), columns, offsets, seq_len)
+
+
+# --- the spans in records -----------------------------------------------------------------------------------------
+
+#: `(starts, stops)` -> the spans that have a token in some ranges of the document stream.
+ReadSpans: TypeAlias = Callable[[npt.NDArray[np.uint64], npt.NDArray[np.uint64]], Spans]
+
+
+def spans_of_pieces(pieces: Pieces, read: ReadSpans) -> tuple[list[Any], npt.NDArray[np.int32]]:
+    """Return the values of the spans in some records, each once, and for each token its index in them or -1."""
+    real = ~pieces.is_padding
+    offsets, starts, lengths = pieces.offsets[real].view(np.int64), pieces.starts[real], pieces.lengths[real]
+    found = read(*_joined_ranges(offsets, lengths))
+    span_starts, span_stops = found.starts.view(np.int64), found.stops.view(np.int64)
+    firsts = span_stops.searchsorted(offsets, side="right")
+    counts = span_starts.searchsorted(offsets + lengths) - firsts
+    numbers = ranges(firsts, counts)
+    # their first and last tokens in the records, joined; a span may reach over both ends of a piece
+    moved, low, high = (values.repeat(counts) for values in (starts - offsets, starts, starts + lengths))
+    edges, names = np.empty(2 * len(numbers) + 2, np.int64), np.full(2 * len(numbers) + 1, -1, np.int32)
+    edges[0], edges[-1], names[1::2] = 0, pieces.num_tokens, numbers
+    edges[1:-1:2] = np.maximum(span_starts[numbers] + moved, low)
+    edges[2:-1:2] = np.minimum(span_stops[numbers] + moved, high)
+    return found.values, names.repeat(edges[1:] - edges[:-1]).reshape(-1, pieces.seq_len)
+
+
+def _joined_ranges(
+    offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Return the ranges of the stream that pieces cover, joined where they touch or overlap."""
+    order = offsets.argsort(kind="stable")
+    starts = offsets[order]
+    stops = np.maximum.accumulate(starts + lengths[order])
+    is_first, is_last = np.ones(len(order), np.bool_), np.ones(len(order), np.bool_)
+    is_first[1:] = is_last[:-1] = starts[1:] > stops[:-1]
+    return starts[is_first].view(np.uint64), stops[is_last].view(np.uint64)

@@ -22,7 +22,7 @@ from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import RemotePath, any_path, local_path, open_file, require_bytes
 from zb_hdf5.files.publishing import PartialFile, disk_errors, write_fully
-from zb_hdf5.files.ranges import LocalFile, copy_range, open_ranges
+from zb_hdf5.files.ranges import LocalFile, open_ranges
 from zb_hdf5.formats.hdf5.file import (
     CREATOR,
     create_texts,
@@ -158,12 +158,11 @@ class TableWriter:
         # at an offset that is no multiple of 8 numpy would copy a whole mapped array for one search in it
         layout = {"libver": HDF5_LIBVER, "alignment_threshold": 1, "alignment_interval": 8}
         with hdf5_writes(file.partial_path), open_h5(file.own_path, "w", locking=False, **layout) as h5:
-            create_texts(h5, format=TABLES_FORMAT, creator=CREATOR, kind=self.kind)
+            texts = {name: value for name, value in attributes.items() if isinstance(value, str)}
+            create_texts(h5, format=TABLES_FORMAT, creator=CREATOR, kind=self.kind, **texts)
             h5.attrs.create("format_version", TABLES_VERSION, dtype="<u4")
-            create_texts(h5, **{name: value for name, value in attributes.items() if isinstance(value, str)})
-            for name, value in attributes.items():
-                if not isinstance(value, str):
-                    h5.attrs.create(name, value, dtype="<u8")
+            for name in attributes.keys() - texts.keys():
+                h5.attrs.create(name, attributes[name], dtype="<u8")
             how = {"fill_time": "never", "dcpl": creation_of()}
             stored = {
                 name: h5.create_dataset(name, (column.num_rows,), column.dtype, **how)
@@ -436,13 +435,8 @@ def copy_table(source: Path, target: Path) -> None:
     """Copy a published file, or an object, whole; a file that has the name of the target is replaced."""
     file = PartialFile(target, overwrite=True)
     try:
-        with open_file(source) as original, disk_errors(file.partial_path):
-            size = original.seek(0, os.SEEK_END)
-            original.seek(0)
-            if isinstance(source, RemotePath) or not copy_range(original.fileno(), file.fd, size, 0, 0):
-                os.ftruncate(file.fd, 0)
-                with open(file.fd, "wb", closefd=False) as copy:
-                    shutil.copyfileobj(original, copy, BUFFER_BYTES)
+        with open_file(source) as original, disk_errors(file.partial_path), open(file.fd, "wb", closefd=False) as copy:
+            shutil.copyfileobj(original, copy, BUFFER_BYTES)
         file.publish()
     except BaseException:
         file.discard()

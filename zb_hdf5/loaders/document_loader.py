@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.documents import pieces as views
-from zb_hdf5.documents.pieces import Pieces, ends_of
-from zb_hdf5.documents.spans import WantedSpans, spans_of_pieces
+from zb_hdf5.documents.document import WantedSpans
+from zb_hdf5.documents.pieces import Pieces, ends_of, spans_of_pieces
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import any_path

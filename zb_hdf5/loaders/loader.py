@@ -12,7 +12,7 @@ from collections.abc import Collection, Generator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeAlias
 
-from zb_hdf5.documents.spans import WantedSpans
+from zb_hdf5.documents.document import WantedSpans
 from zb_hdf5.errors import ArgumentError, Remedy, StateError, UnavailableError
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.formats.batch_reader import BatchReader

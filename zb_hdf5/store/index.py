@@ -16,7 +16,7 @@ from zb_hdf5.documents.document_table import DocumentPart
 from zb_hdf5.errors import ArgumentError, ExistsError, FormatError, IncompleteError, Remedy
 from zb_hdf5.field import Field
 from zb_hdf5.files.objects import delete_object, object_size, put_object
-from zb_hdf5.files.paths import RemotePath, any_path, local_path, regular
+from zb_hdf5.files.paths import RemotePath, any_path, local_path, open_file
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, write_atomically
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.registry import FORMATS, backends
@@ -249,8 +249,8 @@ class ShardIndex:
             if value.get(key) != getattr(self, key):
                 raise FormatError(f"{where}: expected {key} {value.get(key)!r}, its shards give {getattr(self, key)!r}")
 
-    def require_agreement(self, reader: BatchReader, entry: ShardEntry) -> None:
-        """Raise `FormatError` if a shard differs from its entry."""
+    def require_agreement(self, reader: BatchReader, entry: ShardEntry, *, placed: bool = True) -> None:
+        """Raise `FormatError` if a shard differs from its entry; `placed`: or has its batches at other offsets."""
         is_known = reader.sha256 is not None and entry.sha256 != NO_SHA256
         expected: dict[str, tuple[Any, Any]] = {
             "num_batches": (entry.num_batches, reader.num_batches),
@@ -264,11 +264,8 @@ class ShardIndex:
         for name, (in_index, in_shard) in expected.items():
             if in_index != in_shard:
                 raise FormatError(f"{reader.path}: its index has {name} {in_index}, the file has {in_shard}")
-
-    def require_extents(self, reader: BatchReader, entry: ShardEntry) -> None:
-        """Raise `FormatError` if the batches of a shard, the right one, do not lie in the ranges of its entry."""
         names = (self.meta.column, extents_column(self.meta.column))
-        if any(name in entry.columns and entry.columns[name] != reader.columns.get(name) for name in names):
+        if placed and any(name in entry.columns and entry.columns[name] != reader.columns.get(name) for name in names):
             how = "have no plain extents in it" if reader.extents is None else "lie at other offsets of it"
             raise FormatError(
                 f"{reader.path}: is the shard that {INDEX_NAME} names, but its batches {how}: it was repacked or "
@@ -288,7 +285,14 @@ class ShardIndex:
         path = any_path(path)
         path = path if path.name == INDEX_NAME else path / INDEX_NAME
         try:
-            return cls.from_json(_read_text(path), path)
+            if isinstance(path, RemotePath):
+                return cls.from_json(path.read_bytes().decode("utf-8"), path)
+            with open_file(path) as file:
+                return cls.from_json(file.read().decode("utf-8"), path)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise _no_index(path.parent) from error
+        except UnicodeDecodeError as error:
+            raise FormatError(f"{path}: not JSON: {error}; restore it from a copy, or convert again") from error
         except FormatError as error:
             error.at = error.at or str(path.parent)  # an error from inside lacks the folder
             raise
@@ -339,23 +343,11 @@ def require_files(folder: Path, index: ShardIndex) -> None:
         )
 
 
-def _read_text(path: Path) -> str:
-    try:
-        if isinstance(path, RemotePath):
-            return path.read_bytes().decode("utf-8")
-        with open(path, encoding="utf-8", newline="", opener=regular) as file:
-            return file.read()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise _no_index(path.parent) from error
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: not JSON: {error}; restore it from a copy, or convert again") from error
-
-
 def _no_index(folder: Path) -> FormatError:
     if folder.name.endswith(PARTIAL_SUFFIX):
         return IncompleteError(f"{folder}: its conversion is not finished", remedy=Remedy.RESUME, at=folder)
     if not isinstance(folder, RemotePath) and folder.is_dir() and not any(folder.glob(f"{SHARD_PREFIX}*")):
-        return FormatError(f"{folder}: no {INDEX_NAME} and no shards: not a store", remedy=Remedy.CONVERT)
+        return FormatError(f"{folder}: no {INDEX_NAME} and no shards: not a store", remedy=Remedy.CONVERT, at=folder)
     return FormatError(f"{folder}: no {INDEX_NAME}: its index was lost", remedy=Remedy.REBUILD, at=folder)
 
 
@@ -462,8 +454,7 @@ def upload_store(
             raise ExistsError(f"{url}: expected no object, or one of {size:,} bytes, found {found:,}; remove it")
         progress(size)
     values = {**index.table.values, "path": list(map(named, index.table.values["path"]))}
-    table = ShardTable(values, index.table.columns, index.table.fields, index.table.optional)
     documents = tuple(part._replace(path=named(part.path)) for part in index.documents)
-    uploaded = replace(index, shards=table, documents=documents)
+    uploaded = replace(index, shards=replace(index.table, values=values), documents=documents)
     put_object(f"{place}/{INDEX_NAME}", uploaded.to_json().encode("utf-8"), new=True)
     return uploaded

@@ -298,9 +298,8 @@ class Sharded(Tokens):
         try:
             if entry.complete != reader.complete or not (reader.complete or self.index.holds_stream):
                 raise IncompleteError(f"{reader.path}: its writer has not finished; convert again")
-            self.index.require_agreement(reader, entry)
-            if self._is_placed(entry) and not self.index.holds_stream:
-                self.index.require_extents(reader, entry)
+            placed = self._is_placed(entry) and not self.index.holds_stream
+            self.index.require_agreement(reader, entry, placed=placed)
             is_known = identity is not None or entry.crc32 == NOT_KNOWN or not entry.token_count
             problem = "" if is_known else self._problem(reader.tokens, reader.crc32_rows(), entry, unit)
             if problem:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -139,14 +138,10 @@ class StreamDocuments(RecordDocuments):
                 if self._all is None:
                     with ThreadPoolExecutor(FAR_THREADS, thread_name_prefix="zb-edges") as pool:
                         look = pool.map if isinstance(self._paths[0], RemotePath) else map
-                        ends = list(look(self._ends_of, range(len(self._paths))))
+                        rows = list(look(self._rows, range(len(self._paths))))
+                    ends = (each[1:] + np.uint64(start) for each, start in zip(rows, self._starts[:-1], strict=True))
                     self._all = np.concatenate([np.zeros(1, np.uint64), *ends])
         return self._all
-
-    def _ends_of(self, number: int) -> npt.NDArray[np.uint64]:
-        known: DocumentOffsets | None = self._files.known.get(number)
-        with nullcontext(known) if known else closing(self.open(number)) as file:
-            return file.rows()[1:] + np.uint64(self._starts[number])
 
     def near(self, starts: npt.NDArray[np.int64], length: int) -> tuple[npt.NDArray[np.uint64], int]:
         """Return the part of `edges()` that windows need, by their first tokens, and where the last document ends."""

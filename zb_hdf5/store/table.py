@@ -125,19 +125,14 @@ class ShardEntry:
         return column in self.columns or (self.compressed is not None and extents_column(column) in self.columns)
 
 
+@dataclass(eq=False)
 class ShardTable(Sequence[ShardEntry]):
     """The shards of an index, one array for each key. An entry is made when it is asked for."""
 
-    def __init__(
-        self,
-        values: dict[str, Any],
-        columns: dict[str, RunTable],
-        fields: dict[str, dict[str, Any]] | None = None,
-        optional: dict[str, dict[str, Any]] | None = None,
-    ) -> None:
-        self.values, self.columns = values, columns  # key of `shards` -> a value for each shard; column -> its runs
-        self.fields = fields or {}  # field -> key of `FieldDigest` -> a value for each shard
-        self.optional = optional or {}  # section -> key -> a value for each shard; no section: no shard has any
+    values: dict[str, Any]  # key of `shards` -> a value for each shard
+    columns: dict[str, RunTable]  # column -> its runs
+    fields: dict[str, dict[str, Any]] = field(default_factory=dict)  # field -> key of `FieldDigest` -> as `values`
+    optional: dict[str, dict[str, Any]] = field(default_factory=dict)  # section that a shard has -> key -> as `values`
 
     @classmethod
     def of(cls, entries: Iterable[ShardEntry]) -> Self:

@@ -250,7 +250,6 @@ def _check_entry(index: ShardIndex, entry: ShardEntry, reader: BatchReader, repo
     if entry.backend != reader.backend:
         raise FormatError(f"{reader.path}: {INDEX_NAME} has backend {entry.backend!r}, found {reader.backend!r}")
     index.require_agreement(reader, entry)
-    index.require_extents(reader, entry)
     if FORMATS[reader.backend].tokens_only and reader.meta.seed not in (index.meta.seed, 0):
         raise FormatError(f"{reader.path}: {INDEX_NAME} has seed {index.meta.seed}, its header {reader.meta.seed}")
     report.checks.append("index")

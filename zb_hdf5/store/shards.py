@@ -280,11 +280,14 @@ class Sharded(Tokens):
         ranges = open_ranges(path, identity, entry.num_bytes, "auto" if table else self.asked)
         found: FileTokens | Decoded | None = None
         try:
-            if ranges.num_bytes == entry.num_bytes and table is not None and entry.compressed is not None:
+            # the size of an object would be a question more: its proof tells
+            if (table is not None or self.wait is not Wait.FAR) and ranges.num_bytes != entry.num_bytes:
+                return None
+            if table is None or entry.compressed is None:
+                found = FileTokens(ranges, Extents(runs, meta.batch_bytes), meta.dtype, entry.token_count)
+            else:
                 chunks = CodedChunks(entry.compressed.codec, read_extents(ranges, table, entry.num_batches))
                 found = Decoded(ranges, chunks, meta.dtype, meta.batch_tokens, entry.token_count, meta.noun)
-            elif ranges.num_bytes == entry.num_bytes:
-                found = FileTokens(ranges, Extents(runs, meta.batch_bytes), meta.dtype, entry.token_count)
         except FormatError:
             return None
         finally:

@@ -43,6 +43,8 @@ from zb_hdf5.text.tokenizers import Tokenizer as TextTokenizer
 if TYPE_CHECKING:
     import torch
 
+    from zb_hdf5.documents.document_table import DocumentTable
+
 WINDOW_ORDERS: Final = ("epoch", "random")
 #: The variable that names the folder of `base_data/` and `tokenizer/`, and that folder by default.
 BASE_VARIABLE: Final = "NANOCHAT_BASE_DIR"
@@ -267,6 +269,8 @@ class MmapTokenStore(StoreReader):
     boundary_token_id, vocab_size, tokenizer
         As stored; -1, 0 and "" where unknown.
     """
+
+    documents: DocumentTable  # each stream has them
 
     def __init__(
         self, path: str | os.PathLike[str], *, split: str | None = None, dataset: str | None = None, **how: Any

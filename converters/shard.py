@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5 import (
-    BatchReader,
     BatchWriter,
     ChecksumError,
     ConvertError,
@@ -43,10 +42,6 @@ from zb_hdf5.spec import CRC32_SUFFIX, DEFAULT_SPLIT, PIECES_SUFFIX, SHARD_PREFI
 SHARDS: Final = "shards"
 #: Tokens that are committed together: the unit of resume is the shard, and others may read a part of a large one.
 COMMIT_BYTES: Final = 1 << 30
-#: Bytes that are copied from file to file between two reports of progress.
-COPY_BYTES: Final = 64 << 20
-#: But no more reports than this: the target looks at all its batches for each.
-COPIES: Final = 64
 DEFAULT_SHARD_BYTES: Final = 1 << 30
 PLAN_VERSION: Final = 1
 #: The digests of a file: of its frame, and of its tokens.
@@ -188,11 +183,9 @@ def write_shard(task: ShardTask, progress: Progress = no_progress) -> Finished:
             origin=task.origin(), commit_bytes=COMMIT_BYTES,
         )  # fmt: skip
         with writer:
-            if original is not None and known is not None:
-                _copy(original, writer, progress)
             if task.meta.fields:  # no digest of the shard covers them
                 source.check_reads()
-            for group in read_groups(source, start + writer.num_batches, stop):
+            for group in read_groups(source, start, stop):
                 group.in_use = writer.append(group.tokens, group.fields)
                 progress(group.tokens.size)
             _require_intact(source.paths[0], writer, start, sha256, crc32)
@@ -213,17 +206,6 @@ def _write_beside(task: ShardTask, tokens_sha256: str) -> TableInfo | None:
     if not task.in_store:
         write_joined(source.document_files, task.path, task.split, tokens_sha256)
     return write_pieces(source, task.start, task.stop, task.path, task.split, tokens_sha256)
-
-
-def _copy(original: BatchReader, writer: BatchWriter, progress: Progress) -> None:
-    """Append batches by a copy in the kernel: all of them, or as many as it copies."""
-    step = max(1, COPY_BYTES // original.meta.batch_bytes, -(-original.num_batches // COPIES))
-    for start in range(0, original.num_batches, step):
-        count = min(step, original.num_batches - start)
-        copied = writer.write_from(original, start, count)
-        progress(copied * original.meta.batch_tokens)
-        if copied < count:
-            return
 
 
 def source_sha256(task: ShardTask) -> str:

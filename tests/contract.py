@@ -261,16 +261,15 @@ def read_everything(reader):
 
 
 # --- writers ---------------------------------------------------------------------------------------------------------
-def check_writer(make, read_back, expected, original):
+def check_writer(make, read_back, expected):
     """Check a writer.
 
     `make(number)` begins a new file or store for `expected`; `read_back(info)` returns the batches and the digest of a
-    finished one; `original` is a reader of the same batches.
+    finished one.
     """
     check_writing(make(0), read_back, expected)
     check_appending(make(6), read_back, expected)
-    check_copying(make(1), read_back, expected, original)
-    check_writer_refusals(make(2), expected, original)
+    check_writer_refusals(make(2), expected)
     check_finishing(make(3), expected)
     check_aborting(make(4), expected)
     left = make(5)
@@ -352,17 +351,7 @@ def check_finished(writer, read_back, expected):
     assert info.sha256 == sha256
 
 
-def check_copying(writer, read_back, expected, original):
-    """Copied by the kernel or not: what `write_from` says is there, and the rest can be written."""
-    assert writer.write_from(original, 0, 0) == 0
-    done = writer.write_from(original, 0, len(expected) - 1)
-    assert 0 <= done < len(expected)
-    check_written(writer, expected[:done])
-    writer.write(expected[done:])
-    check_finished(writer, read_back, expected)
-
-
-def check_writer_refusals(writer, expected, original):
+def check_writer_refusals(writer, expected):
     """Nothing of what is refused is written, and the writer goes on."""
     writer.write(expected[0])
     shape = expected.shape[1:]
@@ -370,9 +359,6 @@ def check_writer_refusals(writer, expected, original):
         is_refused(errors.ArgumentError, lambda bad=bad: writer.write(bad), match="expected batches of shape")
     for bad in (np.full(shape, -1), np.full(shape, 2**40), np.zeros(shape, float)):
         is_refused(errors.ConvertError, lambda bad=bad: writer.write(bad))
-    for start, count in ((-1, 1), (0, len(expected) + 1), (len(expected), 1)):
-        with pytest.raises(errors.ArgumentError, match=r"expected .* batches, found"):
-            writer.write_from(original, start, count)
     check_written(writer, expected[:1])
     writer.write(expected[1:])
     assert writer.finish().num_batches == len(expected)

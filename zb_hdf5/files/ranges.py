@@ -186,10 +186,6 @@ NETWORK_FILE_SYSTEMS: Final = {
     0xFE534D42: "smb2", 0x517B: "smb", 0x00C36400: "ceph", 0x65735546: "fuse", 0x01021997: "9p", 0xAAD7AAEA: "panfs",
     0x5346414F: "afs", 0x7461636F: "ocfs2", 0x01161970: "gfs2",
 }  # fmt: skip
-#: copy_file_range(2) between file systems, or on one that does not offer it, or inside a container that forbids it.
-NO_COPY_RANGE: Final = frozenset(
-    {errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ETXTBSY}
-)
 
 
 def close_reading(fd: int) -> None:
@@ -341,22 +337,6 @@ def read_fully(fd: int, out: npt.NDArray[Any], offset: int) -> int:
     while done < len(buffer) and (count := os.preadv(fd, (buffer[done:],), offset + done)):
         done += count
     return done
-
-
-def copy_range(source_fd: int, target_fd: int, num_bytes: int, source_offset: int, target_offset: int) -> bool:
-    """Have the kernel copy bytes from file to file; where blocks can be shared (XFS, Btrfs) none are moved."""
-    # False: it will not, or the source ends before: whoever reads the bytes instead learns which
-    while num_bytes:
-        try:
-            copied = os.copy_file_range(source_fd, target_fd, num_bytes, source_offset, target_offset)
-        except OSError as error:
-            if error.errno in NO_COPY_RANGE:
-                return False
-            raise
-        if copied == 0:
-            return False
-        num_bytes, source_offset, target_offset = num_bytes - copied, source_offset + copied, target_offset + copied
-    return True
 
 
 def network_file_system(file: Path | int) -> str | None:

@@ -17,10 +17,9 @@ from zb_hdf5.errors import ArgumentError, ClosedError
 from zb_hdf5.field import field_values, split_tokens
 from zb_hdf5.files.checked import GroupDigest, TokenDigest
 from zb_hdf5.files.codecs import CompressedTokens
-from zb_hdf5.files.paths import regular
 from zb_hdf5.files.publishing import PartialFile, disk_errors
-from zb_hdf5.files.ranges import Extents, Run, copy_range, read_fully
-from zb_hdf5.formats.batch_reader import GROUP_BYTES, BatchReader
+from zb_hdf5.files.ranges import Run
+from zb_hdf5.formats.batch_reader import GROUP_BYTES
 from zb_hdf5.spec import NO_SHA256, NOT_KNOWN, StoreMeta, TokenArray, as_stored
 
 #: The values of fields: an array for each name, or one structured array.
@@ -134,27 +133,6 @@ class BatchWriter(Writer):
         """
         self.write(batches, fields)
         return lambda: None
-
-    def write_from(self, reader: BatchReader, start: int, count: int) -> int:
-        """Append consecutive batches of a reader without passing their bytes through this process, if that can be.
-
-        Returns how many were appended and are committed: fewer than `count` if the file systems do not copy from file
-        to file, or the format has no slots for them in a row. `write` the rest. The digests are those of the bytes in
-        this file: a bit that flipped in the original, or on the way, is in `crc32()`. Batches with fields are not
-        copied in this way, nor those of a live store.
-
-        Raises
-        ------
-        ConvertError, OSError
-            As `write`.
-        ArgumentError
-            If the reader has other batches, or fewer.
-        """
-        if (reader.meta.shape, reader.dtype) != (self.meta.shape, self.meta.dtype):
-            raise ArgumentError(f"expected batches of {self.meta.shape} {self.meta.dtype.name}, found {reader!r}")
-        if not 0 <= start <= start + count <= reader.num_batches:
-            raise ArgumentError(f"{reader.path}: expected {start + count:,} batches, found {reader.num_batches:,}")
-        return 0
 
     @abstractmethod
     def sha256(self) -> str:
@@ -291,52 +269,6 @@ class FileWriter(TokenWriter, BatchWriter):
         while len(self._behind) > behind:
             self._behind.popleft().wait()
 
-    def write_from(self, reader: BatchReader, start: int, count: int) -> int:
-        """Append batches of a reader, copied by the kernel. See `BatchWriter.write_from`."""
-        self._require_open()
-        super().write_from(reader, start, count)
-        before = self.num_batches
-        if count == 0 or reader.extents is None or self.meta.fields:
-            return 0
-        with disk_errors(self._file.partial_path):
-            offset = self._first_slot(before, count)
-            if offset is None:
-                return 0
-            self._copy_from(reader.path, reader.extents, start, count, offset)
-        return self.num_batches - before
-
-    def _copy_from(self, path: Path, extents: Extents, start: int, count: int, offset: int) -> None:
-        """Copy batches to the slots from `offset` on, as far as the file systems do, and digest them there."""
-        group, slot_bytes = max(1, GROUP_BYTES // self.meta.batch_bytes), self.meta.padded_batch_bytes
-        buffer = np.empty((min(group, count), slot_bytes), np.uint8)
-        with open(path, "rb", buffering=0, opener=regular) as original:
-            for done in range(0, count, group):
-                slots, begin = buffer[: min(group, count - done)], offset + done * slot_bytes
-                if not self._copy_group(original.fileno(), extents, start + done, len(slots), begin):
-                    return
-                read_fully(self._file.fd, slots, begin)
-                tokens = slots[:, : self.meta.batch_bytes].view(self.meta.dtype).reshape(len(slots), *self.meta.shape)
-                stored = as_stored(tokens, self.meta, f"{self._file.path} (batch {self.num_batches:,})")
-                digest = self._digest.submit(stored)
-                try:
-                    self._commit(stored, digest)
-                finally:
-                    digest.wait()  # before its buffer is filled again
-
-    def _copy_group(self, source_fd: int, extents: Extents, start: int, count: int, offset: int) -> bool:
-        """Copy batches into the slots from `offset` on; return whether all of them were. Padding stays a hole."""
-        done = 0
-        while done < count:
-            number, within = extents.locate(start + done)
-            base, stride, num_batches = extents.runs[number]
-            packed = stride == extents.batch_bytes == self.meta.padded_batch_bytes
-            take = min(count - done, num_batches - within) if packed else 1
-            slot, num_bytes = offset + done * self.meta.padded_batch_bytes, take * extents.batch_bytes
-            if not copy_range(source_fd, self._file.fd, num_bytes, base + within * stride, slot):
-                return False
-            done += take
-        return True
-
     def sha256(self) -> str:
         """Hexadecimal sha256 of all token bytes written so far."""
         return self._digest.sha256()
@@ -361,10 +293,6 @@ class FileWriter(TokenWriter, BatchWriter):
     @abstractmethod
     def _append(self, batches: TokenArray, digest: GroupDigest, fields: Mapping[str, npt.NDArray[Any]]) -> None:
         """Write and commit a group; `fields` are empty for a format that holds none."""
-
-    def _first_slot(self, first: int, count: int) -> int | None:
-        """Return the offset of batch `first`, if it and those behind it have slots of `padded_batch_bytes` in a row."""
-        return None
 
     def _commit(self, batches: TokenArray, group: GroupDigest) -> None:
         """Make a group whose bytes are written part of the file, and `_count` it."""

@@ -112,9 +112,6 @@ class BatchFileWriter(FileWriter):
         slots[:, : raw.shape[1]] = raw
         return slots
 
-    def _first_slot(self, first: int, count: int) -> int:
-        return batch_file_bytes(self.meta, first)
-
     def _complete(self, info: ShardInfo) -> ShardInfo:
         os.ftruncate(self._file.fd, batch_file_bytes(self.meta, info.num_batches))  # up to the last slot's padding
         write_fully(self._file.fd, pack_header(self.meta, info.num_batches), 0)

@@ -435,13 +435,6 @@ class HDF5BatchWriter(HDF5Writer, FileWriter):
             self._fields[name].digest(values)
         self._commit(batches, digest)
 
-    def _first_slot(self, first: int, count: int) -> int | None:
-        self._allocate_up_to(first + count)
-        if self._encode is not None:
-            return None
-        begin, last = self._main.offsets[[first, first + count - 1]].tolist()
-        return begin if last - begin == (count - 1) * self.meta.padded_batch_bytes else None
-
     def _commit(self, batches: TokenArray, group: GroupDigest) -> None:
         token_count, max_token = self.token_count + batches.size, max(self.max_token, group.max_token)
         marker: dict[str, int | bytes] = {"num_batches": self.num_batches + len(batches)}

@@ -376,7 +376,6 @@ def test_a_store_behind_a_url_is_staged_and_diagnosed(served, write_store, token
     found = {finding["name"]: finding for finding in report_of(zb, "doctor", f"{url}/other")["findings"]}
     assert found["reads"]["state"] == "ok"
     assert found["reads"]["text"].endswith(f"over {len(tokens)} shuffled batches")
-    assert found["use"]["text"] == f"Loader('{url}/other')"
 
 
 # --- processes -------------------------------------------------------------------------------------------------

@@ -94,10 +94,9 @@ def test_info_and_doctor_describe_it_and_change_nothing(kind, make, tmp_path):
     before = files_in(tmp_path)
     assert run("info", path)["tokens"] == 6000
     found = {finding.name: finding for finding in diagnose(str(path))}
-    assert {"locks", "filters", "layout", "open files", "page cache", "first batch", "use"} <= found.keys()
+    assert {"locks", "filters", "layout", "open files", "first batch"} <= found.keys()
     assert "problem" not in {finding.state for finding in found.values()}
     assert ("compressed chunks" if kind in COMPRESSED else "1 run, ") in found["layout"].text
-    assert ("batch_size=" in found["use"].text) == (kind in STREAMS)
     files = len([name for name in before if "shard-" in name and not name.endswith(".crc32")])
     assert f"of {files or (3 if kind == 'npy folder' else 1)} shards" in found["open files"].text
     assert run("doctor", path)["ok"]

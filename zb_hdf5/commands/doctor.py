@@ -26,11 +26,7 @@ from zb_hdf5.spec import NO_CODEC
 from zb_hdf5.store.opening import is_stream, open_reader
 from zb_hdf5.store.shards import StoreReader
 
-#: Batches that are looked up in the page cache.
-CACHE_SAMPLES: Final = 64
 GOOD_RUNS: Final = 4
-#: A file system whose nodes keep flock to themselves, unless it brings its own.
-LOCAL_LOCKS: Final = "fuse"
 #: Bytes of a timed pass over local files, and over objects: all batches of a smaller store.
 PASS_BYTES: Final = {False: 1 << 30, True: 64 << 20}
 #: Timed passes of each access, in turns; the fastest one counts.
@@ -85,12 +81,8 @@ def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
             findings.append(Finding("filters", "problem", message_of(error)))
         if first is not None:
             findings.append(Finding("first batch", "ok", f"after {(time.perf_counter() - start_s) * 1000:.1f} ms"))
-            findings += [] if is_remote else [_page_cache(reader)]
             findings += [_speed(reader)] if size is None and reader.complete else []
         findings += [] if is_remote else [_layout(reader), _open_files(len(files))]
-        words = [repr(str(path)), *(["batch_size=...", "seq_len=..."] if size else [])]
-        words += [] if is_remote else [f"access={reader.access!r}"]
-        findings.append(Finding("use", "ok", f"Loader({', '.join(words)})"))
     return findings
 
 
@@ -112,9 +104,10 @@ def _locks(folder: Path, network: str | None) -> Finding:
             return Finding("locks", "problem", text, "export HDF5_USE_FILE_LOCKING=FALSE")
         remedy = "files are opened without locks: start one writer only for a path"
         return Finding("locks", "note", f"flock: {error}", remedy)
-    nodes = f" between the processes of this node ({network}: other nodes may not see it)"
-    but = ", but HDF5_USE_FILE_LOCKING switches HDF5's off" if off else ""
-    return Finding("locks", "ok", f"flock works{nodes if network == LOCAL_LOCKS else ''}{but}")
+    # nodes keep flock to themselves there, unless the file system brings its own
+    nodes = f" between the processes of this node ({network}: other nodes may not see it)" * (network == "fuse")
+    but = ", but HDF5_USE_FILE_LOCKING switches HDF5's off" * off
+    return Finding("locks", "ok", f"flock works{nodes}{but}")
 
 
 def _layout(reader: BatchReader) -> Finding:
@@ -131,15 +124,6 @@ def _open_files(shards: int) -> Finding:
     kept = min(shards, room_under(limit) // DESCRIPTORS_PER_MAPPED_FILE)
     text = f"hard limit {limit:,}: {kept:,} of {shards:,} shards stay open" if limit >= 0 else "no limit"
     return _note_if(kept < shards, "open files", text, "raise it")
-
-
-def _page_cache(reader: BatchReader) -> Finding:
-    count = min(CACHE_SAMPLES, reader.num_batches)
-    cached = sum(reader.is_cached(i * reader.num_batches // count) for i in range(count))
-    unknown = " (not known through h5py)" if reader.access == "h5py" else ""
-    unknown = " (not known of compressed ones)" if reader.meta.codec != NO_CODEC else unknown
-    text = f"{cached / count:.0%} of {counted(count, 'sampled batch', 'sampled batches')}{unknown}"
-    return Finding("page cache", "ok", text)
 
 
 def _speed(reader: BatchReader) -> Finding:

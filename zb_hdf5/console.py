@@ -169,7 +169,7 @@ def is_quiet() -> bool:
 def print_report(found: Output, *, as_json: bool, quiet: bool) -> None:
     """Print a result on stdout: JSON for programs, or aligned lines for people; control characters are spelt out."""
     if as_json:
-        click.echo(json.dumps(found.report, indent=1))
+        click.echo(json.dumps(found.report, indent=1, default=repr))  # bytes are values of fields and spans
     elif not quiet:
         lines = [(printable(name), printable(text)) for name, text in found.lines]
         columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -71,11 +71,7 @@ def _describe_codec(opened: BatchReader) -> dict[str, Any]:
     """Return the codec and its ratio; empty without one."""
     found = [(opened.compressed, opened.token_count)]
     if isinstance(opened, StoreReader):
-        found = [
-            (shard.compressed, shard.token_count)
-            for shard in opened.index.shards
-            if "codecs" in opened.index.table.optional
-        ]
+        found = [(shard.compressed, shard.token_count) for shard in opened.index.shards]
     packed = [each for each, _ in found if each is not None]
     if not packed:
         return {}

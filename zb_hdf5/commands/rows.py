@@ -15,17 +15,15 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.console import columns_of, printable
+from zb_hdf5.console import columns_of, counted, printable
 from zb_hdf5.documents.document import Document
-from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.documents.pieces import Pieces, padding
-from zb_hdf5.errors import ArgumentError, BackendError, BatchIndexError, UnavailableError
+from zb_hdf5.errors import BackendError, BatchIndexError, UnavailableError
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.order import GlobalOrder, IndexArray
 from zb_hdf5.spec import INDEX_NAME, NO_DOCUMENT, TokenArray
 from zb_hdf5.store.opening import is_stream, open_reader, open_tokens
-from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.text.corpus import row_of_source
 from zb_hdf5.text.tokenizers import NEWLINE, Tokenizer, readable, readable_runs, tokenizer_of
 
@@ -34,9 +32,8 @@ PADDING: Final = -1
 UNKNOWN: Final = -2
 #: The number of no span.
 NO_SPAN: Final = -1
-#: Runs of equal values of a field that are written out, and records of a document that are named.
+#: Runs of equal values of a field that are written out.
 RUNS: Final = 8
-PLACES: Final = 2
 #: Records whose pieces are looked at together.
 RECORDS_AT_ONCE: Final = 1 << 14
 #: Tokens of a record of a stream by default.
@@ -117,15 +114,13 @@ def rows_of(reader: BatchReader, records: IndexArray, seq_len: int | None = None
     length = seq_len or reader.seq_len
     tokens, fields = _read(reader, first_tokens(reader, records, length), np.full(len(records), length))
     pieces = reader.read_pieces(records, length) if reader.has_pieces else padding(len(records), length)
-    # tokens behind the last document of a stream are text too: a killed writer left them there
-    filler = PADDING if reader.has_padding else UNKNOWN
     rows = []
     for number, (a, b) in enumerate(pairwise(pieces.ends.tolist())):
         of_row = slice(number * length, (number + 1) * length)
         here = (pieces.columns[a:b].astype(np.int64), pieces.offsets[a:b])
         values = {name: field[of_row] for name, field in fields.items()}
         name = _name_of(reader, int(records[number]), length)
-        rows.append(_row(name, tokens[of_row], here, values, reader.documents, filler))
+        rows.append(_row(reader, name, tokens[of_row], here, values))
     return rows
 
 
@@ -152,7 +147,7 @@ def _read(reader: BatchReader, starts: IndexArray, lengths: IndexArray) -> tuple
 
 
 def _name_of(reader: BatchReader, record: int, seq_len: int) -> str:
-    if isinstance(reader, StoreReader) and reader.backend == "stream":
+    if reader.backend == "stream":
         start = first_tokens(reader, record, seq_len)
         return f"tokens {start:,} to {start + seq_len:,}"
     stored, part = divmod(record, reader.seq_len // seq_len)
@@ -160,9 +155,11 @@ def _name_of(reader: BatchReader, record: int, seq_len: int) -> str:
     return f"batch {batch:,} row {row:,}" + (f" from its token {part * seq_len:,}" if part else "")
 
 
-def _row(name: str, tokens: TokenArray, pieces: Runs, fields: Values, table: DocumentTable | None, filler: int) -> Row:
-    """Return a row of pieces: columns, and offsets in the document stream; those of no document become `filler`."""
-    columns, offsets = pieces
+def _row(reader: BatchReader, name: str, tokens: TokenArray, pieces: Runs, fields: Values) -> Row:
+    """Return a row of pieces: their columns, and their offsets in the document stream."""
+    (columns, offsets), table = pieces, reader.documents
+    # tokens behind the last document of a stream are text too: a killed writer left them there
+    filler = PADDING if reader.has_padding else UNKNOWN
     numbers = np.where(offsets == np.uint64(NO_DOCUMENT), filler, UNKNOWN)
     if table is None:
         return Row(name, tokens, columns, numbers, np.zeros_like(columns), fields)
@@ -192,15 +189,14 @@ def document_row(reader: BatchReader, number: int) -> Row:
     offsets, starts, lengths = _runs_of(reader, document)
     tokens, fields = _read(reader, starts, lengths)
     if reader.has_padding and len(starts):
-        records = np.unique(starts // reader.seq_len).tolist()
-        names = [_name_of(reader, record, reader.seq_len) for record in records[:PLACES]]
-        more = [f"{len(records) - PLACES:,} rows more"] if len(records) > PLACES else []
-        name += f" ({', '.join(names + more)})"
+        first, *others = np.unique(starts // reader.seq_len).tolist()
+        more = f" and {counted(len(others), 'more row')}" if others else ""
+        name += f" ({_name_of(reader, first, reader.seq_len)}{more})"
     if left := document.length - len(tokens):
         name += f", less {left:,} tokens that are not in the store"
     columns = np.cumsum(lengths) - lengths
     begins = np.append(True, np.diff(offsets - columns) != 0)[: len(offsets)]  # the others go on where one ends
-    return _row(name, tokens, (columns[begins], offsets[begins].astype(np.uint64)), fields, table, PADDING)
+    return _row(reader, name, tokens, (columns[begins], offsets[begins].astype(np.uint64)), fields)
 
 
 def _runs_of(reader: BatchReader, document: Document) -> IndexArray:
@@ -224,8 +220,6 @@ def scan_pieces(reader: BatchReader) -> Iterator[tuple[int, Pieces]]:
 
 def parts_of(row: Row, limit: int | None) -> list[Part]:
     """Return the parts of a row to show: all of it, or three quarters of `limit` tokens and one from its end."""
-    if limit is not None and limit < 1:
-        raise ArgumentError(f"the tokens of a row to show must be at least 1, found {limit}")
     size = len(row.tokens)
     tail = 0 if limit is None or size <= limit else limit // 4
     head = size if limit is None or size <= limit else limit - tail
@@ -286,11 +280,11 @@ def rows_json(rows: list[Row], tokenizer: Tokenizer | None, limit: int | None) -
                 **part_json(row, part),
                 "tokens": part.tokens.tolist(),
                 "text": None if tokenizer is None else readable(tokenizer, part.tokens),
-                "fields": {name: _plain(value[part.column : part.stop].tolist()) for name, value in row.fields.items()},
+                "fields": {name: value[part.column : part.stop].tolist() for name, value in row.fields.items()},
             }
             for part in parts_of(row, limit)
         ]
-        spans = [{"start": start, "stop": stop, "value": _plain(value)} for start, stop, value in row.spans]
+        spans = [{"start": start, "stop": stop, "value": value} for start, stop, value in row.spans]
         found.append({"name": row.name, "num_tokens": len(row.tokens), "parts": parts, "spans": spans})
     return found
 
@@ -306,15 +300,7 @@ def origin_text(document: Document | None) -> str:
 
 def value_text(value: object) -> str:
     """Return the value of a span, on one line and without control characters."""
-    return printable(value if isinstance(value, str) else json.dumps(_plain(value), ensure_ascii=False))
-
-
-def _plain(value: object) -> object:
-    """Return a value as JSON has it, or else as Python prints it."""
-    try:
-        return json.loads(json.dumps(value, default=repr))
-    except (TypeError, ValueError):
-        return repr(value)
+    return printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr))
 
 
 def part_title(row: Row, part: Part, exact: bool = False) -> str:

@@ -20,9 +20,9 @@ from zb_hdf5.errors import UnavailableError
 from zb_hdf5.files.paths import DESCRIPTORS_PER_MAPPED_FILE, RemotePath, any_path, room_under
 from zb_hdf5.files.publishing import NO_LOCKS
 from zb_hdf5.files.ranges import network_file_system
+from zb_hdf5.files.tokens import Wait
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.loader import Loader
-from zb_hdf5.spec import NO_CODEC
 from zb_hdf5.store.opening import is_stream, open_reader
 from zb_hdf5.store.shards import StoreReader
 
@@ -111,7 +111,7 @@ def _locks(folder: Path, network: str | None) -> Finding:
 
 
 def _layout(reader: BatchReader) -> Finding:
-    if reader.meta.codec != NO_CODEC:
+    if reader.tokens.wait is Wait.DECODE:
         return Finding("layout", "ok", "compressed chunks, which threads unpack")
     extents = getattr(reader.tokens.open_file(0, 0).unchecked(), "extents", None)
     found = describe_layout(extents, reader.meta.batch_bytes)
@@ -131,7 +131,7 @@ def _speed(reader: BatchReader) -> Finding:
     is_remote, batch_bytes = isinstance(reader.path, RemotePath), reader.meta.batch_bytes
     steps = max(1, min(reader.num_batches, PASS_BYTES[is_remote] // batch_bytes))
     accesses = ["auto"]
-    if not is_remote and reader.access != "h5py" and reader.meta.codec == NO_CODEC:
+    if not is_remote and reader.access != "h5py" and reader.tokens.wait is Wait.LOCAL:
         accesses += ["mmap", "pread"]
     times_s: dict[str, float] = {}
     for access in accesses * (1 if is_remote else PASSES + 1):  # the first one brings the pages

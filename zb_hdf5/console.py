@@ -71,6 +71,7 @@ class CommandGroup(click.Group):
     """A group whose commands always end with one of the exit codes above, and never with a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        ctx.color = False if os.environ.get("NO_COLOR") else None  # None: colours are for terminals
         previous = _on_sigterm(_terminate)
         try:
             return super().invoke(ctx)

@@ -12,6 +12,7 @@ import sys
 import unicodedata
 from html.parser import HTMLParser
 
+import click
 import numpy as np
 import pytest
 from commandline import run
@@ -42,6 +43,10 @@ def shown_text(lines):
     """Return the text that lines of `zb show` show."""
     joined = "".join(line.removeprefix("│ ") for line in lines if line.startswith("│ "))
     return joined.replace(NEWLINE, f"{NEWLINE}\n")
+
+
+def plain(lines):
+    return [click.unstyle(line) for line in lines]
 
 
 def spelt_out(text):
@@ -110,7 +115,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=120)
 @given(TEXTS, st.integers(20, 90))
 def test_lines_fit_and_hold_the_whole_text(text, columns):
     row = Row("row", ids_of(text), np.zeros(1, np.int64), np.array([UNKNOWN]), np.zeros(1, np.int64))
-    lines = list(row_lines(row, BYTE, limit=None, columns=columns, colour=False))
+    lines = plain(row_lines(row, BYTE, limit=None, columns=columns))
     assert all(line.isprintable() for line in lines)
     for line in lines:
         seen = [each for each in line if not unicodedata.combining(each)]
@@ -121,10 +126,9 @@ def test_lines_fit_and_hold_the_whole_text(text, columns):
 
 def test_colours_are_all_that_a_terminal_is_told(kinds):
     row = Row("row", ids_of(TEXT), np.zeros(1, np.int64), np.array([3]), np.zeros(1, np.int64), {}, [(2, 6, "x")])
-    lines = list(row_lines(row, BYTE, limit=None, columns=80, colour=True))
-    plain = list(row_lines(row, BYTE, limit=None, columns=80, colour=False))
+    lines = list(row_lines(row, BYTE, limit=None, columns=80))
     assert any("\x1b[4m" in line for line in lines)  # the span is underlined
-    assert [re.sub(r"\x1b\[\d+m", "", line) for line in lines] == plain
+    assert all(re.sub(r"\x1b\[\d+m", "", line).isprintable() for line in lines)
 
 
 @pytest.mark.parametrize("no_color", ["", "1"])
@@ -212,7 +216,7 @@ def fields_and_spans():
 
 
 def test_fields_and_spans_are_shown():
-    lines = list(row_lines(fields_and_spans(), BYTE, limit=None, columns=80, colour=False))
+    lines = plain(row_lines(fields_and_spans(), BYTE, limit=None, columns=80))
     assert all(line.isprintable() and len(line) <= 80 for line in lines)
     titles = [line.strip("─ ") for line in lines if line.startswith("──")]
     assert titles == ["document 7, from its token 90", "document 8", "padding, 3 tokens"]
@@ -237,7 +241,7 @@ def test_headlines_say_where_a_document_came_from(tmp_path):
         ("x\x1b[0m", "  id id-0, row 1 of x\\x1b[0m"),
     ):
         known = {0: row.known[0]._replace(source=source)}
-        lines = list(row_lines(row._replace(known=known), None, limit=None, columns=60, colour=False))
+        lines = plain(row_lines(row._replace(known=known), None, limit=None, columns=60))
         assert lines[1:4] == ["── document 0 ".ljust(60, "─"), shown, '  {"n": 0}']
 
 

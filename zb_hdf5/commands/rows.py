@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -324,12 +323,11 @@ def notes_of(row: Row, part: Part) -> Iterator[str]:
 
 
 def drawn_rows(rows: Iterable[Row], tokenizer: Tokenizer | None, **how: Any) -> Iterator[str]:
-    """Yield rows as `row_lines` draws them: as wide as the terminal, and in colours there unless NO_COLOR is set."""
-    terminal = sys.stdout.isatty()
-    columns = max(20, shutil.get_terminal_size().columns) if terminal else PLAIN_COLUMNS
+    """Yield rows as `row_lines` draws them, as wide as the terminal."""
+    columns = max(20, shutil.get_terminal_size().columns) if sys.stdout.isatty() else PLAIN_COLUMNS
     for row in rows:
         yield ""
-        yield from row_lines(row, tokenizer, columns=columns, colour=terminal and not os.environ.get("NO_COLOR"), **how)
+        yield from row_lines(row, tokenizer, columns=columns, **how)
 
 
 def row_lines(
@@ -337,22 +335,20 @@ def row_lines(
     tokenizer: Tokenizer | None,
     *,
     columns: int,
-    colour: bool,
     limit: int | None = None,
     lines: int | None = None,
     exact: bool = False,
 ) -> Iterator[str]:
-    """Yield the lines that show `limit` tokens of a row; without `colour` no line has a control character.
+    """Yield the lines that show `limit` tokens of a row; colours are their only control characters.
 
     Each part has at most `lines` lines of text; 0: its headline alone. `exact` headlines have columns and offset.
     """
-    paint: Any = click.style if colour else lambda text, **_: text
 
     def dim(text: str) -> str:
-        return paint(_cut(text, columns), fg="bright_black")  # type: ignore[no-any-return]
+        return click.style(_cut(text, columns), fg="bright_black")
 
     left = 0 if limit is None else max(0, len(row.tokens) - limit)
-    yield paint(f"{row.name} · {len(row.tokens):,} tokens", bold=True)
+    yield click.style(f"{row.name} · {len(row.tokens):,} tokens", bold=True)
     at, told = 0, set[int]()
     for part in parts_of(row, limit):
         shade = COLOURS[part.document % len(COLOURS)] if part.document >= 0 else "bright_black"
@@ -360,7 +356,7 @@ def row_lines(
             yield dim(f"┄┄ {left:,} tokens left out; --all shows them ┄┄")
         title = part_title(row, part, exact)
         if title and (part.column > at or part.column in row.columns):
-            yield paint(f"── {title} ".ljust(columns, "─"), fg=shade)
+            yield click.style(f"── {title} ".ljust(columns, "─"), fg=shade)
             if (document := row.known.get(part.document)) and part.document not in told:
                 facts = (origin_text(document), document.metadata and value_text(document.metadata))
                 yield from (dim(f"  {fact}") for fact in facts if fact)
@@ -370,7 +366,7 @@ def row_lines(
             continue
         wrapped = _wrapped(_cells(row, part, tokenizer), columns - 2)
         for line in islice(wrapped, lines):
-            yield paint("│ ", fg=shade) + "".join(_drawn(line, paint))
+            yield click.style("│ ", fg=shade) + "".join(_drawn(line))
         if next(wrapped, None):
             yield dim("┄┄ the rest of its text is left out; --all shows it ┄┄")
         yield from (dim(f"  {note}") for note in notes_of(row, part))
@@ -405,11 +401,11 @@ def _wrapped(cells: Iterable[Cell], width: int) -> Iterator[list[Cell]]:
         yield line
 
 
-def _drawn(line: list[Cell], paint: Any) -> Iterator[str]:
+def _drawn(line: list[Cell]) -> Iterator[str]:
     styles: dict[str, dict[str, Any]] = {"": {}, "span": {"underline": True}, "escape": {"fg": "bright_black"}}
     for style, cells in groupby(line, key=lambda cell: cell[1]):
         text = "".join(each for each, _ in cells)
-        yield paint(text, **styles[style]) if style else text
+        yield click.style(text, **styles[style]) if style else text
 
 
 def _cut(text: str, columns: int) -> str:

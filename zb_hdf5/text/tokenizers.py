@@ -196,8 +196,7 @@ class TiktokenTokenizer(Tokenizer):
         return token in self._ids
 
     def _decode(self, ids: list[int]) -> str:
-        text: str = self._encoding.decode(ids, errors="replace")
-        return text
+        return str(self._encoding.decode(ids, errors="replace"))
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -236,8 +235,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return 0 <= token < self.vocab_size and self._tokenizer.id_to_token(token) is not None
 
     def _decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
-        return text
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
 
 def load_tokenizer(spec: str) -> Tokenizer:

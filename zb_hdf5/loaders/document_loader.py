@@ -19,7 +19,6 @@ from zb_hdf5.documents.document import WantedSpans
 from zb_hdf5.documents.pieces import Pieces, ends_of, spans_of_pieces
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.checked import crc32_of
-from zb_hdf5.files.paths import any_path
 from zb_hdf5.formats.batch_reader import BatchReader, require_choice
 from zb_hdf5.loaders.order import (
     GlobalOrder,
@@ -44,7 +43,7 @@ from zb_hdf5.loaders.steps import (
     value_shape,
 )
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_DOCUMENT
-from zb_hdf5.store.opening import is_stream, open_reader
+from zb_hdf5.store.opening import open_reader
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
 
@@ -302,10 +301,10 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         _require_sizes(collate, shuffle, batch_size, max_tokens, pad_to_multiple_of)
         require_positive(bucket_batches=bucket_batches)
         require_prefetch(prefetch)
-        if isinstance(source, StoreReader):
-            self.store = source
-        else:
-            self.store = _open_stream(source, cache, cache_bytes, {"split": split, "access": access, "verify": verify})
+        if not isinstance(source, StoreReader):
+            how: dict[str, Any] = {"cache": cache, "cache_bytes": cache_bytes, "batch_size": 1, "seq_len": 1}
+            source = cast(StoreReader, open_reader(source, split=split, access=access, verify=verify, **how))
+        self.store = source
         self.path = self.store.path
         if tokenizer is not None:
             require_tokenizer(self.store.meta.tokenizer, tokenizer, self.path)
@@ -433,18 +432,6 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         super().close()
         for store in (self.store, *self._columns.values()):
             store.close()
-
-
-def _open_stream(
-    source: str | os.PathLike[str], cache: str | os.PathLike[str] | None, cache_bytes: Any, options: dict[str, Any]
-) -> StoreReader:
-    path = any_path(source)
-    if path.exists() and not is_stream(path):
-        raise ArgumentError(
-            f"{path}: expected a token stream, whose documents are whole, found none; convert text into a stream"
-        )
-    how: dict[str, Any] = {"cache": cache, "cache_bytes": cache_bytes, **options}
-    return cast(StoreReader, open_reader(path, batch_size=1, seq_len=1, **how))
 
 
 def _require_sizes(

@@ -404,8 +404,8 @@ class FollowingLoader(Loader):
     def _read_from(self, position: int) -> Generator[tuple[Any, int]]:
         start = position
         while self._wait(position):
-            for request in self.plan.requests_from(position):
-                position = self.plan.position_after(position)  # the plan grows with the store
+            steps = zip(self.plan.requests_from(position), self.plan.positions_from(position), strict=False)
+            for request, position in steps:  # the plan grows with the store
                 yield self.steps.read(request), position
         if start > self.num_records:
             raise StateError(

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from itertools import chain, count, islice, repeat
+from itertools import chain, count, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 #: Batches that "auto" makes ahead.
 AUTO_PREFETCH: Final = 2
-#: Text that is tokenized at once: enough work for some threads, little memory.
-PIECE_CHARACTERS: Final = 1 << 17
 #: Footers that are read at the same time when a loader begins: each is a small read, slow on a network file system.
 FOOTER_THREADS: Final = 16
 
@@ -209,30 +207,26 @@ class TextLoader(TokenLoader[Any]):
             for number, (file, number_in_file) in self._groups.items():
                 if (epoch, number) < place[:2]:
                     continue
-                texts = (text for block in file.row_group(number_in_file) for text in block.texts)
-                skip = place.document if (epoch, number) == place[:2] else 0
-                if (found := sum(1 for _ in islice(texts, skip))) < skip:
+                document, skip = 0, place.document if (epoch, number) == place[:2] else 0
+                for block in file.row_group(number_in_file):
+                    texts = block.texts[max(0, skip - document) :]
+                    document += len(block.texts) - len(texts)
+                    for tokens in self._encoded(texts) if texts else ():
+                        empty = False
+                        yield Place(epoch, number, document, 0), tokens
+                        document += 1
+                if document < skip:
                     raise StateError(
-                        f"{file.path}: state: expected document in 0..{found:,}, the documents of row group "
+                        f"{file.path}: state: expected document in 0..{document:,}, the documents of row group "
                         f"{number:,}, found {skip:,}"
                     )
-                for document, tokens in enumerate(self._encoded(texts), skip):
-                    empty = False
-                    yield Place(epoch, number, document, 0), tokens
             if empty and epoch > place.epoch:
                 raise FormatError(f"{file.path.parent}: no row group of rank {min(self._groups)} has a document")
 
-    def _encoded(self, texts: Iterator[str]) -> Iterator[npt.NDArray[np.uint32]]:
-        """Yield the tokens of each document, its boundary token included."""
-        some, characters = list[str](), 0
-        for text in chain(texts, [None]):
-            if text is not None:
-                some.append(text)
-                characters += len(text)
-            if some and (text is None or characters >= PIECE_CHARACTERS):
-                tokens, lengths = with_boundaries(*self.tokenizer.encode(some, self._num_threads), *self._boundary)
-                yield from np.split(tokens, np.cumsum(lengths)[:-1])
-                some, characters = [], 0
+    def _encoded(self, texts: list[str]) -> list[npt.NDArray[np.uint32]]:
+        """Return the tokens of each document, its boundary token included."""
+        tokens, lengths = with_boundaries(*self.tokenizer.encode(texts, self._num_threads), *self._boundary)
+        return np.split(tokens, np.cumsum(lengths)[:-1])
 
     def _place(self) -> dict[str, Any]:
         return self._position._asdict()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -112,11 +112,8 @@ class Crc32Rows:
         """Return what returns the crc32 of a unit."""
         return self.all().item
 
-    def __getstate__(self) -> tuple[Any, ...]:
-        return (self._read,)
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        Crc32Rows.__init__(self, *state)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Crc32Rows, (self._read,)
 
 
 def placed_rows(file: Ranges, runs: tuple[Run, ...], num_rows: int) -> Crc32Rows:
@@ -204,11 +201,8 @@ class Checked(Wrapper, UnitTokens):
     def unchecked(self) -> FileTokens | None:
         return None if self._strict else self.tokens.unchecked()
 
-    def __getstate__(self) -> tuple[Any, ...]:
-        return self.tokens, self.rows, self._path, self._noun, self._strict
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        Checked.__init__(self, *state)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Checked, (self.tokens, self.rows, any_path(self._path), self._noun, self._strict)
 
 
 def checked(tokens: Tokens, rows: Crc32Rows | None, path: Path, noun: str, verify: str) -> Tokens:
@@ -218,26 +212,26 @@ def checked(tokens: Tokens, rows: Crc32Rows | None, path: Path, noun: str, verif
     return Checked(tokens, rows, path, noun, verify == "batch")
 
 
-class GroupDigest:
+class GroupDigest(NamedTuple):
     """The digests of one group of batches, on their way in two threads, and the running sha256 that includes it."""
 
     # a commit needs the crc32 of its batches, and not the sha256, which takes ten times as long: that of one group is
     # computed while the next ones are written
 
-    def __init__(self, sha256: Future[Any], rest: Future[tuple[list[int], int]]) -> None:
-        self.sha256, self._rest = sha256, rest
+    sha256: Future[Any]
+    rest: Future[tuple[list[int], int]]  # the crc32 of each batch, and the largest token
 
     @property
     def crc32(self) -> list[int]:
-        return self._rest.result()[0]
+        return self.rest.result()[0]
 
     @property
     def max_token(self) -> int:
-        return self._rest.result()[1]
+        return self.rest.result()[1]
 
     def wait(self) -> None:
         """Wait for both threads; from then on the group may change."""
-        wait((self._rest, self.sha256))
+        wait(self)
 
 
 class TokenDigest:

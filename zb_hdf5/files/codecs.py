@@ -211,8 +211,5 @@ class Decoded(UnitTokens):
     def close(self) -> None:
         self.file.close()
 
-    def __getstate__(self) -> tuple[Any, ...]:
-        return self.file, self._chunks, self.dtype, self.unit, self.num_tokens, self._noun
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        Decoded.__init__(self, *state)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Decoded, (self.file, self._chunks, self.dtype, self.unit, self.num_tokens, self._noun)

@@ -203,11 +203,7 @@ class LocalFile:
     __slots__ = ("__weakref__", "_maps", "_private", "_shared", "access", "fd", "identity", "name", "size")
 
     def __init__(self, path: Path, identity: Identity | None = None, access: str = "auto") -> None:
-        self.name, self.access = str(path), access
-        self._open(identity)
-
-    def _open(self, identity: Identity | None) -> None:
-        self.fd = -1
+        self.name, self.access, self.fd = str(path), access, -1
         self.fd = self._descriptor(identity)
         self._shared: npt.NDArray[np.uint8] | None = None
         self._private: dict[bool, npt.NDArray[np.uint8]] = {}
@@ -309,12 +305,8 @@ class LocalFile:
         if fd >= 0:
             close(fd)
 
-    def __getstate__(self) -> tuple[Any, ...]:
-        return self.name, self.access, self.identity
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.name, self.access, identity = state
-        self._open(identity)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LocalFile, (self.path, self.identity, self.access)
 
 
 #: The bytes of one file or object that never changes: their name, size and identity, and reads of ranges.

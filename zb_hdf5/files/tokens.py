@@ -143,7 +143,13 @@ class FileTokens(Tokens):
 
     def __init__(self, file: Ranges, extents: Extents, dtype: np.dtype[Any], num_tokens: int) -> None:
         self.file, self.extents, self.dtype, self.num_tokens = file, extents, dtype, num_tokens
-        self._reset()
+        self.unit = extents.batch_bytes // dtype.itemsize
+        self.name, self.access = file.name, file.access
+        self.wait = Wait.FAR if isinstance(file, RemoteObject) else Wait.LOCAL
+        self.look_up: Callable[[], Callable[[int], int]] | None = None  # see `Crc32Rows`; None: reads are not compared
+        self._views: tuple[list[TokenArray] | None, list[TokenArray] | None] = NO_VIEWS  # read-only, private
+        self._flat: TokenArray | None = None
+        self._read_before: TokenRun | None = None
         if isinstance(file, RemoteObject):
             return
         if file.size < extents.end:
@@ -151,15 +157,6 @@ class FileTokens(Tokens):
             raise cut_short(file.path, f"at least {extents.end:,} bytes", file.size)
         if file.path.suffix == PARTIAL_SUFFIX:  # its writer is about to cut off what it allocated behind the last unit
             file.size = extents.end
-
-    def _reset(self) -> None:
-        self.unit, file = self.extents.batch_bytes // self.dtype.itemsize, self.file
-        self.name, self.access = file.name, file.access
-        self.wait = Wait.FAR if isinstance(file, RemoteObject) else Wait.LOCAL
-        self.look_up: Callable[[], Callable[[int], int]] | None = None  # see `Crc32Rows`; None: reads are not compared
-        self._views: tuple[list[TokenArray] | None, list[TokenArray] | None] = NO_VIEWS  # read-only, private
-        self._flat: TokenArray | None = None
-        self._read_before: TokenRun | None = None
 
     @property
     def identity(self) -> Identity:  # type: ignore[override]
@@ -291,12 +288,8 @@ class FileTokens(Tokens):
         self._views, self._flat = NO_VIEWS, None
         self.file.close()
 
-    def __getstate__(self) -> tuple[Any, ...]:
-        return self.file, self.extents, self.dtype, self.num_tokens
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.file, self.extents, self.dtype, self.num_tokens = state
-        self._reset()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FileTokens, (self.file, self.extents, self.dtype, self.num_tokens)
 
 
 def read_together(reads: Sequence[tuple[Tokens, Iterable[TokenRun]]]) -> bool:

@@ -216,11 +216,8 @@ class H5pyTokens(UnitTokens):
             self._h5.close()
         H5pyTokens.__init__(self, self._column._replace(num_tokens=self.num_tokens))
 
-    def __getstate__(self) -> Column:
-        return self._column._replace(num_tokens=self.num_tokens)
-
-    def __setstate__(self, state: Column) -> None:
-        H5pyTokens.__init__(self, state)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return H5pyTokens, (self._column._replace(num_tokens=self.num_tokens),)
 
 
 def read_marker(stored: h5py.Dataset, path: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate
 from os import SEEK_END, lseek
 from pathlib import Path
@@ -29,7 +29,16 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import BatchIndexError
 from zb_hdf5.files.objects import RemoteObject
-from zb_hdf5.files.paths import Identity, RemotePath, any_path, cut_short, identity_of, regular, require_identity
+from zb_hdf5.files.paths import (
+    Identity,
+    RemotePath,
+    any_path,
+    cut_short,
+    identity_of,
+    open_with_room,
+    regular,
+    require_identity,
+)
 from zb_hdf5.spec import TokenArray
 
 #: Parts of a file that are mapped one by one: a process may have 65,530 mappings.
@@ -259,7 +268,7 @@ class LocalFile:
             flags = mmap.MAP_PRIVATE | MAP_NORESERVE if private else mmap.MAP_SHARED
             protection = mmap.PROT_READ | (mmap.PROT_WRITE if private else 0)
             self.require_whole()
-            mapping = mmap.mmap(self.fd, self.size, flags=flags, prot=protection)
+            mapping = open_with_room(partial(mmap.mmap, self.fd, self.size, flags=flags, prot=protection))
             found = np.ndarray(self.size, np.uint8, mapping)  # without the memoryview of `frombuffer`
             if private:  # of two threads one keeps its mapping: no lock, which a fork could inherit locked
                 found = self._private.setdefault(private, found)

@@ -27,7 +27,6 @@ from zb_hdf5.compat import (
     write_batch_dataset,
     write_batch_file,
 )
-from zb_hdf5.text.corpus import open_documents
 
 SEQ_LEN, BATCH = 16, 4
 RECORDS = np.random.default_rng(3).integers(0, 500, (42, SEQ_LEN), dtype=np.uint32)
@@ -200,14 +199,6 @@ def test_an_iterable_of_texts_is_tokenized_whole(folder):
         assert all(store.document(number)[-1] == 256 for number in range(40))
     assert found == [text for first in range(3) for text in corpus()[first::3]]
     assert sorted(path.name for path in folder.iterdir()) == ["outputs"]  # and nothing else is left
-
-
-def test_files_of_documents_are_tokenized_too(folder):
-    for name in "ab":
-        (folder / f"{name}.txt").write_text(f"all of {name}")
-    ShardedTokenizationPipeline(open_documents(["a.txt", "b.txt"])).run("outputs")
-    with MmapTokenStore("outputs") as store:
-        assert bytes(store.document(1)[:-1].astype(np.uint8)) == b"all of b"
 
 
 def test_what_is_no_text_is_refused(folder):

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from copy import copy
-from itertools import chain, islice, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,7 +36,7 @@ from zb_hdf5.loaders.protocol import STATE_VERSION, require_count, require_field
 from zb_hdf5.loaders.text_loader import TextLoader, paths_of_split
 from zb_hdf5.spec import StoreMeta, TokenArray, as_stored, stored_dtype
 from zb_hdf5.store.shards import StoreReader, stream_index
-from zb_hdf5.text.corpus import DocumentFile, ParquetFile, open_documents
+from zb_hdf5.text.corpus import ParquetFile, open_documents
 from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, load_tokenizer
 from zb_hdf5.text.tokenizers import Tokenizer as TextTokenizer
 
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
     from zb_hdf5.documents.document_table import DocumentTable
 
-WINDOW_ORDERS: Final = ("epoch", "random")
+#: A special token, by its id or text.
+Special = int | str | None
 #: The variable that names the folder of `base_data/` and `tokenizer/`, and that folder by default.
 BASE_VARIABLE: Final = "NANOCHAT_BASE_DIR"
 BASE_DIR: Final = "~/.cache/nanochat"
@@ -181,9 +182,9 @@ class DatasetLoader(Loader):
         dataset_dir: str | os.PathLike[str],
         device: str | torch.device = "cpu",
     ) -> None:
-        shape: dict[str, Any] = {"batch_size": batch, "seq_len": seq_len, "targets": True, "shuffle": "sequential"}
-        ranks: dict[str, Any] = {"rank": process_rank, "world_size": num_processes, "device": device}
-        super().__init__(dataset_dir, backend="npy", **shape, **ranks)
+        options: dict[str, Any] = {"rank": process_rank, "world_size": num_processes, "device": device, "targets": True}
+        options |= {"backend": "npy", "batch_size": batch, "seq_len": seq_len, "shuffle": "sequential"}
+        super().__init__(dataset_dir, **options)
         self.batch, self.process_rank, self.num_processes, self.device = batch, process_rank, num_processes, device
         reader: Any = self.reader
         self.filepaths, self._starts = [str(path) for path in reader.paths], reader.tokens.starts
@@ -220,11 +221,7 @@ class RustBPETokenizer:
         return self.encode_special(self._bos_token)
 
     def encode(
-        self,
-        text: str | Sequence[str],
-        prepend: int | str | None = None,
-        append: int | str | None = None,
-        num_threads: int = 8,
+        self, text: str | Sequence[str], prepend: Special = None, append: Special = None, num_threads: int = 8
     ) -> list[Any]:
         """Return the ids of a text, or of each text of a list; `prepend` and `append` are ids or special tokens.
 
@@ -299,17 +296,16 @@ class MmapTokenStore(StoreReader):
 class ShardedTokenizationPipeline:
     """Tokenizes documents into a store of token streams: shards, and the `shards.json` that names them.
 
-    Documents are texts, of which number k goes to shard k % num_shards, or files that `open_documents` has opened,
-    consecutive parts of which go to each shard; without `num_shards` to one shard, or one for each file. The tokenizer
-    is one of this module, or named as for `load_tokenizer`; `boundary_token` is its special token after each document.
+    Text number k goes to shard k % num_shards; files of documents are for `convert(files, "stream")`. The tokenizer is
+    one of this module, or named as for `load_tokenizer`; `boundary_token` is its special token after each document.
     """
 
     def __init__(
         self,
-        documents: Iterable[str] | Iterable[DocumentFile],
+        documents: Iterable[str],
         tokenizer: str | Tokenizer = "byte",
         *,
-        num_shards: int | None = None,
+        num_shards: int = 1,
         boundary_token: str | None = None,
     ) -> None:
         if isinstance(documents, str):
@@ -329,26 +325,17 @@ class ShardedTokenizationPipeline:
         if not overwrite:
             refuse_existing(destination)
         how: dict[str, Any] = {"num_shards": self._num_shards, "workers": workers, "overwrite": overwrite}
-        documents: Iterator[Any] = iter(self._documents)
-        first = list(islice(documents, 1))
         with scratch_directory(destination.with_name(destination.name + ".texts")) as folder:
-            if first and isinstance(first[0], DocumentFile):
-                files, kind = [first[0], *documents], first[0].path.suffix.removeprefix(".")
-            else:
-                files, kind = self._spooled(chain(first, documents), folder), "texts"
-            report: Report = convert(TextSource(files, kind, self._recipe), "stream", destination, **how)
-            return report
-
-    def _spooled(self, texts: Iterator[str], folder: Path) -> list[DocumentFile]:
-        """Write texts to JSON lines, one file after the other in turn, and open these."""
-        paths = [folder / f"texts-{number:05}.jsonl" for number in range(self._num_shards or 1)]
-        with ExitStack() as stack:
-            files = [stack.enter_context(path.open("w", encoding="utf-8")) for path in paths]
-            for number, text in enumerate(texts):
-                if not isinstance(text, str):
-                    raise ArgumentError(f"document {number:,}: expected a text, found {shown(text)}")
-                files[number % len(files)].write(json.dumps({"text": text}) + "\n")
-        return open_documents(paths, "jsonl")
+            paths = [folder / f"texts-{number:05}.jsonl" for number in range(self._num_shards)]
+            with ExitStack() as stack:
+                files = [stack.enter_context(path.open("w", encoding="utf-8")) for path in paths]
+                for number, text in enumerate(self._documents):
+                    if not isinstance(text, str):
+                        raise ArgumentError(f"document {number:,}: expected a text, found {shown(text)}")
+                    files[number % len(files)].write(json.dumps({"text": text}) + "\n")
+            source = TextSource(open_documents(paths, "jsonl"), "texts", self._recipe)
+            report: Report = convert(source, "stream", destination, **how)
+        return report
 
 
 class SlidingWindowDataloader(Loader):
@@ -370,7 +357,7 @@ class SlidingWindowDataloader(Loader):
         seed: int = 42,
         epoch: int = 0,
     ) -> None:
-        require_choice("order", order, WINDOW_ORDERS)
+        require_choice("order", order, ("epoch", "random"))
         require_positive(window_size=window_size)
         self.store, self.window_size, self.order, windows = store, window_size, order, copy(store)
         windows.take_windows(1, *((1, window_size) if order == "random" else (window_size, 1)))
@@ -384,12 +371,8 @@ class SlidingWindowDataloader(Loader):
         """Continue exactly where `state_dict` was taken, as `Loader.load_state_dict` does."""
         if isinstance(state_dict, dict) and state_dict.get("kind") == "windows":  # of an earlier build
             own = {name: getattr(self, name) for name in ("order", "seed", "window_size", "batch_size")}
-            own |= {
-                "fingerprint": self.store.token_fingerprint,
-                "version": STATE_VERSION,
-                "kind": "windows",
-                "draws": None,
-            }
+            own |= {"version": STATE_VERSION, "kind": "windows", "draws": None}
+            own |= {"fingerprint": self.store.token_fingerprint}
             if not force:
                 require_fields(self.path, state_dict, own, ("epoch", "step"), remedy=Remedy.FORCE)
             position = require_count(self.path, state_dict, "step") * self.batch_size

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, chain, count, repeat
+from itertools import chain, count, repeat
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -299,12 +299,6 @@ class StepPlan:
         left = max(0, self.num_live - self.skip.live(position))
         return left // self.step if self.drop_last else -(-left // self.step)
 
-    def position_after(self, position: int) -> int:
-        """Return the position behind the step that begins at one."""
-        if not self.skip.ranges:
-            return position + self.step
-        return int(self.skip.positions_of(np.array(self.skip.live(position) + self.step)))
-
     def requests_from(self, position: int) -> Iterator[Request]:
         """Yield the reads of this rank from `position` to the end of the epoch."""
         return chain.from_iterable(map(requests_in, self.blocks_from(position)))
@@ -322,8 +316,8 @@ class StepPlan:
         """Yield the position behind each step from a position on, without an end."""
         if not self.skip.ranges:
             return count(position + self.step, self.step)
-        after = self.position_after
-        return accumulate(repeat(0), lambda found, _: after(found), initial=after(position))
+        live = count(self.skip.live(position) + self.step, self.step)
+        return (int(self.skip.positions_of(np.array(each))) for each in live)
 
     def requests_of_steps(self, steps: npt.NDArray[np.int64]) -> list[Request]:
         """Return the reads of this rank at steps that are counted from the start of the epoch."""

@@ -20,7 +20,7 @@ from hypothesis import settings
 
 from zb_hdf5 import ShardEntry, ShardIndex, StoreMeta
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.spec import BATCHES, CRC32_SUFFIX, SHARD_PREFIX, TOKENS
+from zb_hdf5.spec import BATCHES, SHARD_PREFIX, TOKENS
 
 pytest.register_assert_rewrite("contract")  # before the import: a failed check shows its values
 from contract import random_tokens  # noqa: E402
@@ -186,10 +186,7 @@ def write_store(write_file):
         for number, (start, stop) in enumerate(pairwise(limits)):
             backend = backends[number % len(backends)]
             path = folder / f"{SHARD_PREFIX}{number:05}{FORMATS[backend].suffix}"
-            info = write_file(path, tokens[start:stop], **options)
-            if backend == "batch":
-                path.with_name(path.name + CRC32_SUFFIX).write_bytes(info.crc32.tobytes())
-            entries.append(ShardEntry.of(info))
+            entries.append(ShardEntry.of(write_file(path, tokens[start:stop], **options)))
         ShardIndex(StoreMeta(*tokens.shape[1:], tokens.dtype), tuple(entries)).save(folder)
         return folder
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from zb_hdf5 import HDF5ShardWriter, open_reader, open_writer
+from zb_hdf5 import HDF5ShardWriter, open_reader, open_writer, verify_store
 from zb_hdf5.store.streams import index_files
 
 BACKENDS_OF = {"batch store": ("batch",), "hdf5 store": ("hdf5",), "mixed store": ("batch", "hdf5")}
@@ -14,6 +14,10 @@ def files_in(folder):
     """Return everything below a folder, or a lone file, byte for byte."""
     paths = [folder, *folder.rglob("*")]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths if path.is_file()}
+
+
+def require_good(path):
+    assert {report.problem for report in verify_store(path)} == {None}
 
 
 def batches_of(path, **options):

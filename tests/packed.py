@@ -20,25 +20,13 @@ FIELDS = {"mask": "u1", "vector": ("f4", (2,)), "mark": "S1", "both": [("x", "u1
 
 
 class Packed(NamedTuple):
-    """A file of batches, and what it holds.
-
-    Attributes
-    ----------
-    cells
-        Of each row, (token, document, place in it) of each column; padding is of document -1.
-    documents
-        The tokens of each document.
-    spans
-        Document -> (start, stop, value) of its spans.
-    fields
-        Name -> values, shape (R, S, ...).
-    """
+    """A file of batches, and what it holds."""
 
     path: Path
-    cells: list[list[tuple[int, int, int]]]
-    documents: list[list[int]]
-    spans: dict[int, list[tuple[int, int, Any]]]
-    fields: dict[str, np.ndarray]
+    cells: list[list[tuple[int, int, int]]]  # (token, document, place in it) of each column; padding is of document -1
+    documents: list[list[int]]  # their tokens
+    spans: dict[int, list[tuple[int, int, Any]]]  # (start, stop, value), by document
+    fields: dict[str, np.ndarray]  # values of shape (R, S, ...)
 
     def held(self, document: int) -> list[tuple[int, int]]:
         """Return (place, token) of the tokens of a document that are in the file."""

@@ -31,9 +31,8 @@ def plan_of(order, batch_size, rank, world_size, drop_last):
 @given(LENGTHS, st.integers(1, 9), st.sampled_from(["truncate", "drop"]))
 def test_empty_and_long_documents_are_left_out_or_cut_and_counted(lengths, max_tokens, too_long):
     documents = Documents(offsets_of(lengths), max_tokens, too_long)
-    kept = [
-        number for number, length in enumerate(lengths) if length and (length <= max_tokens or too_long == "truncate")
-    ]
+    most = max(lengths) if too_long == "truncate" else max_tokens
+    kept = [number for number, length in enumerate(lengths) if 0 < length <= most]
     everyone = np.arange(documents.count)
     assert documents.numbers(everyone).tolist() == kept
     assert documents.starts(everyone).tolist() == [sum(lengths[:number]) for number in kept]
@@ -69,15 +68,12 @@ def test_packed_steps_deal_out_batches_that_no_rank_changes(lengths, max_tokens,
     done = len(expected)
     while len(expected) % world_size:
         expected.append(again[(len(expected) - done) % len(again)])
-    ranks = [
-        list(packed_steps(plan_of(order, 1, rank, world_size, drop_last), documents, position, max_tokens))
-        for rank in range(world_size)
-    ]
+    plans = [plan_of(order, 1, rank, world_size, drop_last) for rank in range(world_size)]
+    ranks = [list(packed_steps(plan, documents, position, max_tokens)) for plan in plans]
     found = [part.tolist() for parts in zip(*ranks, strict=True) for part, _ in parts]
     assert found == expected
-    stops = [
-        min(len(lengths), position + sum(map(len, found[: k + world_size]))) for k in range(0, len(found), world_size)
-    ]
+    taken = position + np.cumsum([0, *map(len, found)])[world_size::world_size]
+    stops = np.minimum(len(lengths), taken).tolist()
     assert all([stop for _, stop in rank] == stops for rank in ranks)
 
 

@@ -1,6 +1,5 @@
 """Boundaries, positions, numbers and targets of documents: equal to a reference that looks at one token at a time."""
 
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -83,15 +82,12 @@ def test_pieces_of_several_lengths_are_refused():
 )
 def test_pieces_of_windows_are_those_of_their_tokens(lengths, starts, seq_len, dtype):
     doc_offsets = np.cumsum([0, *lengths]).astype(dtype)
-    document_of = np.repeat(np.arange(len(lengths)), lengths).tolist()
+    document_at = dict(enumerate(np.repeat(np.arange(len(lengths)), lengths).tolist()))
     found = pieces_of_windows(doc_offsets, np.array(starts, np.int64), seq_len, int(doc_offsets[-1]))
     ends, columns, offsets = [0], [], []
     for start in starts:
         for column in range(seq_len):
-            here, before = (
-                document_of[token] if 0 <= token < len(document_of) else None
-                for token in (start + column, start + column - 1)
-            )
+            here, before = (document_at.get(start + place) for place in (column, column - 1))
             if column == 0 or here != before:
                 columns.append(column)
                 offsets.append(NO_DOCUMENT if here is None else start + column)
@@ -115,12 +111,10 @@ class _Listed:
 def edges_of(starts, documents):
     """Return the documents of files whose tokens begin at `starts`: so many in the first file, by its index."""
     paths = [Path(f"{number}.h5") for number in range(len(starts) - 1)]
-    sizes = [stop - start for start, stop in pairwise(starts)]
     entries = [
-        ShardEntry(path.name, "hdf5", 0, 1, size, NO_SHA256, document_count=0)
-        for path, size in zip(paths, sizes, strict=True)
+        ShardEntry(path.name, "hdf5", 0, 1, stop - start, NO_SHA256, document_count=0 if number else documents)
+        for number, (path, (start, stop)) in enumerate(zip(paths, pairwise(starts), strict=True))
     ]
-    entries[0] = replace(entries[0], document_count=documents)
     index = ShardIndex(StoreMeta(1, 4096, np.dtype("<u4"), layout="stream"), entries)
     return StreamDocuments(Path("store"), paths, index, starts, {}, "auto", 8)
 

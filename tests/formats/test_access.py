@@ -10,7 +10,7 @@ import pytest
 from contract import random_tokens
 from descriptors import is_mapped
 
-from zb_hdf5 import ArgumentError, IncompleteError, Loader, MmapTokenStore, open_reader
+from zb_hdf5 import ArgumentError, Loader, MmapTokenStore, open_reader
 from zb_hdf5.files.ranges import network_file_system
 
 SHAPE = (32, 64)
@@ -70,7 +70,7 @@ def all_of(reader, read):
 @pytest.mark.parametrize("verify", ["none", "auto", "batch"])
 @pytest.mark.parametrize("name", CONVERSIONS)
 @pytest.mark.thin
-def test_a_lone_file_is_mapped_for_what_is_converted_only_where_its_crc32_rows_are(
+def test_a_lone_file_is_mapped_for_conversions_only_where_its_crc32_rows_are(
     name, verify, expected, tmp_path, write_file
 ):
     path = write_file(tmp_path / "x.h5", expected).path
@@ -135,25 +135,6 @@ def test_mmap_reads_nothing_by_system_calls(name, access, factor, expected, tmp_
         counting = bytes_read() - before  # what the counting itself reads
         all_of(reader, CONVERSIONS[name])
         assert bytes_read() - before - 2 * counting == pytest.approx(factor * expected.nbytes, abs=200)
-
-
-@pytest.mark.parametrize("read", [*CONVERSIONS.values(), *MAPPINGS.values(), narrow])
-def test_a_file_cut_before_its_first_mapping_is_an_error_and_no_bus_error(read, expected, tmp_path, write_file):
-    path = write_file(tmp_path / "x.batch", expected).path
-    with open_reader(path) as reader:
-        reader.read_batch_torch(0)
-        os.truncate(path, path.stat().st_size - 4096)
-        with pytest.raises(IncompleteError, match="cut short"):
-            read(reader, len(reader) - 1)
-
-
-def test_a_late_mapping_is_of_the_file_that_was_opened(expected, tmp_path, write_file):
-    path = write_file(tmp_path / "x.batch", expected).path
-    with open_reader(path, verify="none") as reader, open_reader(path, verify="none") as other:
-        write_file(path, expected[::-1], overwrite=True)
-        np.testing.assert_array_equal(all_of(reader, MAPPINGS["view"]), expected)
-        path.unlink()
-        np.testing.assert_array_equal(all_of(other, narrow), expected)
 
 
 def test_an_array_of_another_dtype_is_refused(store):

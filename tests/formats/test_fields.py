@@ -226,7 +226,7 @@ def store(tmp_path):
     return tmp_path / "store"
 
 
-def test_a_store_of_shards_has_the_fields_of_its_shards(store):
+def test_a_store_of_shards_has_the_fields_of_its_shards_also_with_a_new_index(store):
     for access in ("auto", "mmap", "pread", "h5py"):
         check(store, access=access)
     check(store, verify="batch")
@@ -234,6 +234,10 @@ def test_a_store_of_shards_has_the_fields_of_its_shards(store):
     assert [field.name for field in index.meta.fields] == sorted(FIELDS)
     assert ShardIndex.from_json(index.to_json(), store).to_json() == index.to_json()
     assert {f"field {name}" for name in FIELDS} <= {*verify_store(store)[0].checks}
+    (store / "shards.json").unlink()
+    made = rebuild_index(store)
+    assert (made.shards, made.meta.fields) == (index.shards, index.meta.fields)
+    check(store)
 
 
 def test_fields_survive_the_way_to_compressed_live_or_recut_files_and_back(store, tmp_path):
@@ -262,15 +266,6 @@ def test_damage_of_a_field_is_never_copied(store, tmp_path):
     with pytest.raises(errors.ChecksumError):
         pipe.convert(StoreSource(store, "hdf5"), "hdf5", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_lost_index_is_made_anew_with_the_fields(store):
-    before = ShardIndex.load(store)
-    (store / "shards.json").unlink()
-    rebuild_index(store)
-    assert ShardIndex.load(store).shards == before.shards
-    assert ShardIndex.load(store).meta.fields == before.meta.fields
-    check(store)
 
 
 @pytest.mark.parametrize("call", ["pwrite", "fdatasync", "posix_fallocate"])

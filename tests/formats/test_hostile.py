@@ -5,6 +5,7 @@ import os
 import pickle
 import shutil
 import zlib
+from contextlib import contextmanager
 from pathlib import Path
 
 import h5py
@@ -196,19 +197,25 @@ def test_an_npy_header_that_claims_more_than_the_file_is_refused(tmp_path):
         MmapTokenStore(tmp_path / "x.npy")
 
 
-@pytest.mark.parametrize(
-    ("count", "message"),
-    [*((count, "num_batches|token_count") for count in (2**62, 2**70, -1)), (2**40, "lie over each other")],
-)
+@contextmanager
+def edited_index(folder):
+    """Give the content of an index, and write what becomes of it, without the check of its text."""
+    content = json.loads((folder / INDEX_NAME).read_text())
+    yield content
+    del content["check"]
+    (folder / INDEX_NAME).write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(("count", "message"), [
+    *((count, "num_batches|token_count") for count in (2**62, 2**70, -1)), (2**40, "lie over each other"),
+])  # fmt: skip
 def test_counts_in_an_index_are_no_larger_than_files_can_be(count, message, write_store, tmp_path):
     folder = write_store(tmp_path / "store", random_tokens(3, 2, 16), (3,))
-    text = json.loads((folder / INDEX_NAME).read_text())
-    text["shards"]["num_batches"][0], text["shards"]["token_count"][0] = count, count * 32
-    if count == 2**40:
-        text["columns"]["batches"]["stride"][0], text["columns"]["batches"]["chunks"][0] = 0, count
-    text["token_count"] = sum(text["shards"]["token_count"])
-    del text["check"]
-    (folder / INDEX_NAME).write_text(json.dumps(text))
+    with edited_index(folder) as text:
+        text["shards"]["num_batches"][0], text["shards"]["token_count"][0] = count, count * 32
+        if count == 2**40:
+            text["columns"]["batches"]["stride"][0], text["columns"]["batches"]["chunks"][0] = 0, count
+        text["token_count"] = sum(text["shards"]["token_count"])
     for opened in (Loader, open_reader):
         with pytest.raises(errors.FormatError, match=message):
             opened(folder)
@@ -225,10 +232,8 @@ def test_a_name_that_no_file_can_have_is_a_format_error_everywhere(kind, name, w
         (tmp_path / "text").mkdir()
         (tmp_path / "text" / "a.txt").write_text("a text " * 100)
         assert run("text-to-hdf5", tmp_path / "text", folder, "--tokenizer", "byte", "--layout", "stream")[0] == 0
-    text = json.loads((folder / INDEX_NAME).read_text())
-    text["shards"]["path"][0] = name
-    del text["check"]
-    (folder / INDEX_NAME).write_text(json.dumps(text))
+    with edited_index(folder) as text:
+        text["shards"]["path"][0] = name
     options = {} if kind == "batches" else {"batch_size": 1, "seq_len": 8}
     for attempt in (verify_store, lambda path: Loader(path, **options), lambda path: open_reader(path, **options)):
         with pytest.raises(errors.FormatError, match="no name of a file"):

@@ -15,20 +15,15 @@ from contents import write_batches
 from descriptors import open_files
 from hypothesis import given
 from hypothesis import strategies as st
+from interrupted import failing
 from processes import forked
 
 from examples import examples
 from zb_hdf5 import BackendError, BatchIndexError, ChecksumError, FormatError, open_reader
+from zb_hdf5.documents import document_table
 from zb_hdf5.documents import table_file as tables_module
 from zb_hdf5.documents.document import decoder, encoder
-from zb_hdf5.documents.document_table import (
-    DocumentFile,
-    DocumentPart,
-    DocumentRows,
-    DocumentTable,
-    documents_path,
-    part_of,
-)
+from zb_hdf5.documents.document_table import DocumentFile, DocumentPart, DocumentRows, DocumentTable, documents_path
 from zb_hdf5.documents.document_writer import DocumentsWriter, encoded_spans
 from zb_hdf5.documents.pieces import Pieces, pieces_path
 from zb_hdf5.documents.table_file import PiecesFile, PiecesWriter, TableFile, TableWriter, copy_table
@@ -177,15 +172,11 @@ def test_any_damaged_byte_is_found(tmp_path_factory, place, mask):
         pass
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "message"),
-    [(tables_module, "write_fully", r"x\.h5\.partial"), (tables_module._Column, "append", r"full: .*x\.h5")],
-)
+@pytest.mark.parametrize(("owner", "name", "message"), [
+    (tables_module, "write_fully", r"x\.h5\.partial"), (tables_module._Column, "append", r"No space left .*x\.h5"),
+])  # fmt: skip
 def test_a_full_disk_is_named_and_leaves_nothing(owner, name, message, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "full")
-
-    monkeypatch.setattr(owner, name, full)
+    monkeypatch.setattr(owner, name, failing(errno.ENOSPC))
     with pytest.raises(OSError, match=message):
         some_tables(tmp_path / "x.h5")
     assert os.listdir(tmp_path) == []
@@ -211,9 +202,8 @@ def test_pieces_of_any_records(tmp_path_factory, stored, wanted, mapped):
     found = file.read_pieces(records)
     expected = [rows[record] for record in records]
     assert found.ends.tolist() == np.cumsum([0, *map(len, expected)]).tolist()
-    assert list(zip(found.columns.tolist(), found.offsets.tolist(), strict=True)) == [
-        p for row in expected for p in row
-    ]
+    flat = [piece for row in expected for piece in row]
+    assert list(zip(found.columns.tolist(), found.offsets.tolist(), strict=True)) == flat
     file.close()
 
 
@@ -227,11 +217,9 @@ def test_a_lone_file_has_the_pieces_beside_it(tmp_path):
             reader.read_pieces(np.arange(2))
     write_pieces(path, 8, rows)
     with open_reader(path) as reader:
-        np.testing.assert_array_equal(
-            per_token(reader.read_pieces(np.array([3, 1]))), per_token(as_pieces(8, rows))[[3, 1]]
-        )
-        halves = reader.read_pieces(np.arange(8), seq_len=4)
-        np.testing.assert_array_equal(per_token(halves), per_token(as_pieces(8, rows)).reshape(8, 4))
+        expected, halves = per_token(as_pieces(8, rows)), reader.read_pieces(np.arange(8), seq_len=4)
+        np.testing.assert_array_equal(per_token(reader.read_pieces(np.array([3, 1]))), expected[[3, 1]])
+        np.testing.assert_array_equal(per_token(halves), expected.reshape(8, 4))
         for bad in ([4], [-1], [0, 9]):
             with pytest.raises(BatchIndexError):
                 reader.read_pieces(np.array(bad))
@@ -354,9 +342,8 @@ def test_several_tables_are_one(tmp_path_factory, groups):
     for number, found in enumerate(groups):
         info = write_documents(folder / f"{number}.h5", found)
         length = sum(each[0] for each in found)
-        parts.append(
-            DocumentPart(f"{number}.h5", info.num_bytes, info.sha256, "train", token, length, document, len(found))
-        )
+        facts = (info.num_bytes, info.sha256, "train", token, length, document, len(found))
+        parts.append(DocumentPart(f"{number}.h5", *facts))
         token, document = token + length, document + len(found)
     table = DocumentTable(folder, parts)
     together = [each for found in groups for each in found]
@@ -487,12 +474,17 @@ def test_values_are_json_or_what_the_caller_makes_of_them():
             decoder("json", gone, "s.h5")
 
 
+def write_spans(path, starts, stops, values):
+    """Write the spans of one document of nine tokens."""
+    with DocumentsWriter(path) as writer:
+        writer.append_documents([9])
+        writer.append_spans(np.array(starts), np.array(stops), values)
+        writer.publish()
+
+
 @pytest.mark.parametrize("bad", [b"{", b"1,2", b"\xff"])
 def test_a_value_that_cannot_be_decoded_names_its_span(tmp_path, bad):
-    with DocumentsWriter(documents_path(tmp_path / "x.h5")) as writer:
-        writer.append_documents([9])
-        writer.append_spans(np.array([1, 4, 6]), np.array([2, 6, 7]), [b"1", bad, b"2"])
-        writer.publish()
+    write_spans(documents_path(tmp_path / "x.h5"), [1, 4, 6], [2, 6, 7], [b"1", bad, b"2"])
     table = DocumentTable.of_file(tmp_path / "x.h5")
     assert table.spans(0, 4).values == [1]
     with pytest.raises(FormatError, match="the span at token 4 cannot be decoded"):
@@ -505,13 +497,10 @@ def test_a_value_that_cannot_be_decoded_names_its_span(tmp_path, bad):
 @pytest.mark.parametrize("count", [1, 2])
 def test_spans_that_do_not_ascend_are_damage(tmp_path, places, count):
     for number in range(count):
-        with DocumentsWriter(tmp_path / f"{number}.documents") as writer:
-            writer.append_documents([9])
-            writer.append_spans(np.array([1, 2, 4, 6]), np.array([2, 4, 6, 8]), [b"1", b"2", b"3", b"4"])
-            writer.publish()
+        write_spans(tmp_path / f"{number}.documents", [1, 2, 4, 6], [2, 4, 6, 8], [b"1", b"2", b"3", b"4"])
     with h5py.File(tmp_path / "0.documents", "r+") as h5:
         h5["span_starts"][...] = places
-    parts = [part_of(tmp_path / f"{number}.documents") for number in range(count)]
+    parts = [document_table.part_of(tmp_path / f"{number}.documents") for number in range(count)]
     parts = [part._replace(first_token=9 * place, first_document=place) for place, part in enumerate(parts)]
     with closing(DocumentTable(tmp_path, parts)) as table, pytest.raises(ChecksumError, match="span_starts"):
         table.spans(0, 9 * count)
@@ -529,9 +518,9 @@ def test_json_values_are_told_apart_whatever_is_in_them(values):
     assert decoder("json", None, "s.h5")(texts) == values
 
 
-@pytest.mark.parametrize(
-    ("stored", "damaged"), [(b"id-1", b"id-\xff"), (b'{"a": 1}', b'{"a": 1\x7f'), (b"[7]", b"[7]")]
-)
+@pytest.mark.parametrize(("stored", "damaged"), [
+    (b"id-1", b"id-\xff"), (b'{"a": 1}', b'{"a": 1\x7f'), (b"[7]", b"[7]"),
+])  # fmt: skip
 def test_an_id_or_metadata_that_cannot_be_read_is_named(stored, damaged, tmp_path):
     with DocumentsWriter(tmp_path / "d.h5") as writer:
         metadata = [b'{"a": 1}', stored] if stored == b"[7]" else [b"", b'{"a": 1}']
@@ -540,13 +529,10 @@ def test_an_id_or_metadata_that_cannot_be_read_is_named(stored, damaged, tmp_pat
     data = (tmp_path / "d.h5").read_bytes()
     assert data.count(stored) == 1
     (tmp_path / "d.h5").write_bytes(data.replace(stored, damaged))
-    file = DocumentFile(tmp_path / "d.h5", verify="none")
-    try:
+    with closing(DocumentFile(tmp_path / "d.h5", verify="none")) as file:
         assert file.document(0).id == "id-0"
         with pytest.raises(FormatError, match=r"d\.h5: document 1: expected .* found .*; verify it"):
             file.document(1)
-    finally:
-        file.close()
 
 
 def test_large_values_of_spans_do_not_wait_for_many_documents(tmp_path):

@@ -37,11 +37,9 @@ def read_all(url):
 class TestSeenByNobody:
     """Every request fails at first."""
 
-    @pytest.mark.parametrize(
-        "fault",
-        [{"status": 503}, {"status": 500}, {"hang_up": True}, {"cut": 0}, {"cut": 7}, {"wait": 0.1}],
-        ids=["503", "500", "hang up", "cut before the body", "cut in the body", "slow"],
-    )
+    @pytest.mark.parametrize("fault", [
+        {"status": 503}, {"status": 500}, {"hang_up": True}, {"cut": 0}, {"cut": 7}, {"wait": 0.1},
+    ], ids=["503", "500", "hang up", "cut before the body", "cut in the body", "slow"])  # fmt: skip
     @pytest.mark.thin
     def test_is_tried_again(self, store, fault):
         proxy, url = store
@@ -318,9 +316,7 @@ class TestPlaces:
         assert not re.search("<|/latest/", str(raised.value))
         assert len(str(raised.value)) < 200 or "no_bucket" not in url
 
-    def test_the_endpoint_has_the_name_that_other_tools_give_it(
-        self, s3, upload, tmp_path, write_store, tokens, monkeypatch
-    ):
+    def test_the_endpoint_has_the_name_of_other_tools(self, s3, upload, tmp_path, write_store, tokens, monkeypatch):
         url = upload(write_store(tmp_path / "store", tokens), "s3://bucket/named")
         monkeypatch.setenv("AWS_ENDPOINT_URL", os.environ["AWS_ENDPOINT"])
         monkeypatch.delenv("AWS_ENDPOINT")

@@ -27,8 +27,8 @@ NAMES = [f"s_{number:02}.parquet" for number in range(4)]
 class Server:
     """nginx behind the proxy, with four files of 100,000 bytes.
 
-    `faults[name]` is what the proxy does at each read of a file, in order: None, a fault of `Proxy`, or a function
-    that is called before the file is served. `headers` are sent with all answers.
+    `faults[name]` is what the proxy does at each read of a file, in order: None, a fault of `Proxy`, or a function of
+    the server that is called before the file is served. `headers` are sent with all answers.
     """
 
     def __init__(self, folder, proxy):
@@ -54,7 +54,7 @@ class Server:
 
     def _fault(self, number, method, name, span):
         fault = self.faults[name].pop(0) if method == "GET" and self.faults.get(name) else None
-        return {"headers": self.headers, **((fault() if callable(fault) else fault) or {})}
+        return {"headers": self.headers, **((fault(self) if callable(fault) else fault) or {})}
 
 
 @pytest.fixture
@@ -141,9 +141,12 @@ def test_progress_counts_bytes_and_expects_all_files_to_be_alike(fetch):
 
 
 # --- what is tried again ---------------------------------------------------------------------------------------
-@pytest.mark.parametrize("status", [500, 503, 429, 408])
-def test_passing_failures_are_tried_again(server, status, arrives):
-    server.faults[NAMES[0]] = [{"status": status}] * 4
+@pytest.mark.parametrize("faults", [
+    *([{"status": status}] * 4 for status in (500, 503, 429, 408)),
+    [None, lambda server: server.put(NAMES[0], os.urandom(90_000))],  # two versions are never glued
+], ids=["500", "503", "429", "408", "changed"])  # fmt: skip
+def test_passing_failures_are_tried_again(server, faults, arrives):
+    server.faults[NAMES[0]] = list(faults)
     arrives()
 
 
@@ -192,16 +195,6 @@ def test_what_arrived_is_kept_for_the_next_run(server, fetch, tmp_path, arrives)
 
 
 # --- versions --------------------------------------------------------------------------------------------------
-def change(server):
-    """Change the file: a fault before it is served."""
-    server.put(NAMES[0], os.urandom(90_000))
-
-
-def test_two_versions_are_never_glued(server, arrives):
-    server.faults[NAMES[0]] = [None, lambda: change(server)]
-    arrives()
-
-
 def test_a_change_between_two_runs(server, fetch, arrives):
     server.faults[NAMES[0]] = [*[None] * 5, {"status": 404}]
     only_problem(fetch())
@@ -257,7 +250,7 @@ def digests_of(files):
 
 def test_digests_are_compared(server, fetch, tmp_path):
     good, original = digests_of(server.files), server.files[NAMES[0]]
-    change(server)
+    server.put(NAMES[0], os.urandom(90_000))
     problem = only_problem(fetch(sha256=good))
     assert isinstance(problem, ChecksumError)
     assert f"expected sha256 {good[NAMES[0]]}, found {digests_of(server.files)[NAMES[0]]}" in str(problem)

@@ -65,14 +65,18 @@ def store(tmp_path):
     return folder
 
 
+def right_pieces(reader):
+    """Return all pieces, whose first tokens are those of their offsets."""
+    pieces = reader.read_pieces(np.arange(reader.num_records))
+    np.testing.assert_array_equal(np.concatenate(list(reader))[pieces.rows, pieces.columns], pieces.offsets % 97)
+    return pieces
+
+
 def require_whole(folder, per_split=6 * B):
     for split in ("train", "val"):
         with zb_hdf5.open_reader(folder, split=split) as reader:
-            pieces = reader.read_pieces(np.arange(reader.num_records))
-            tokens = np.concatenate(list(reader))
+            pieces = right_pieces(reader)
             assert reader.num_records == per_split
-            rows, columns = pieces.rows, pieces.columns
-            np.testing.assert_array_equal(tokens[rows, columns], pieces.offsets % 97)
             numbers = reader.documents.number_of(pieces.offsets)
             assert reader.documents.document(int(numbers[-1])).id == f"{split}{int(pieces.offsets[-1]) // 16}"
 
@@ -137,8 +141,7 @@ def test_repair_keeps_the_pieces_of_the_kept_batches(store):
     assert not problems(store)
     with zb_hdf5.open_reader(store, split="train") as reader:
         assert reader.num_batches == 5
-        pieces = reader.read_pieces(np.arange(reader.num_records))
-        np.testing.assert_array_equal(np.concatenate(list(reader))[pieces.rows, pieces.columns], pieces.offsets % 97)
+        right_pieces(reader)
     shutil.copytree(store, store.with_name("again"))
     rebuild_index(store.with_name("again"), force=True)
     require_same_documents(store, store.with_name("again"))
@@ -156,13 +159,11 @@ def test_repair_of_a_lone_file_keeps_its_documents(tmp_path):
     flip_token(path, 2)
     [report] = repair(path)
     with zb_hdf5.open_reader(report.output) as reader:
-        pieces = reader.read_pieces(np.arange(reader.num_records))
-        np.testing.assert_array_equal(np.concatenate(list(reader))[pieces.rows, pieces.columns], pieces.offsets % 97)
+        right_pieces(reader)
         assert reader.documents.document(3).id == "d"
     damage_table(pieces_path(path))
-    for left in (report.output, *map(str, tmp_path.glob("*.repaired.*"))):
-        if os.path.exists(left):
-            os.unlink(left)
+    for left in tmp_path.glob("*.repaired.*"):
+        left.unlink()
     with pytest.raises(ChecksumError) as caught:
         repair(path)
     assert "without its pieces" in caught.value.__notes__[0]
@@ -251,15 +252,13 @@ def test_a_stream_without_its_table_is_refused(tmp_path):
     path = tmp_path / "s.h5"
     with zb_hdf5.HDF5ShardWriter(path) as writer:
         writer.write_document(np.arange(40), id="a", spans=[(3, 9, "x")])
-    with zb_hdf5.Loader(path, batch_size=1, seq_len=8, rank=0, world_size=1, spans=True) as loader:
+    how = {"batch_size": 1, "seq_len": 8, "rank": 0, "world_size": 1, "spans": True}
+    with zb_hdf5.Loader(path, **how) as loader:
         assert next(loader)["spans"] is not None
     documents_path(path).unlink()
     lost = r"s\.h5\.documents: is not there, and holds the ids, metadata and spans of s\.h5: restore it"
-    for use in (
-        lambda: zb_hdf5.Loader(path, batch_size=1, seq_len=8, rank=0, world_size=1, spans=True),
-        lambda: zb_hdf5.MmapTokenStore(path).documents,
-        lambda: index_files([path]),
-    ):
+    for use in (lambda: zb_hdf5.Loader(path, **how), lambda: zb_hdf5.MmapTokenStore(path).documents,
+                lambda: index_files([path])):  # fmt: skip
         with pytest.raises(zb_hdf5.IncompleteError, match=lost):
             use()
     assert isinstance(zb_hdf5.verify_store(path)[0].problem, zb_hdf5.IncompleteError)

@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 from commandline import report_of, run, run_zb, succeed
+from damage import flip_stored
 from interrupted import failing
 from processes import forked, python, running, started
 
@@ -426,10 +427,7 @@ def test_a_last_shard_that_was_renamed_and_not_yet_counted(tmp_path):
 
 def test_repair_that_drops_batches_gives_the_store_another_name(tmp_path):
     folder, copy = kill_store(tmp_path / "store", 6), tmp_path / "copy"
-    first = folder / "shard-00000.h5"
-    damaged = bytearray(first.read_bytes())
-    damaged[damaged.find(batches(1, 1).astype("<u2").tobytes())] ^= 1
-    first.write_bytes(damaged)
+    flip_stored(folder / "shard-00000.h5", batches(1, 1).astype("<u2"))
     shutil.copytree(folder, copy)
     repair_store(copy)
     with open_reader(copy) as reader:

@@ -64,7 +64,8 @@ def foreign(tmp_path):
     with h5py.File(tmp_path / "foreign.h5", "w") as h5:
         h5.create_dataset("stream", data=tokens.reshape(-1), chunks=(100,), compression="gzip")
         h5["records"], h5["batches"] = tokens.reshape(-1, 64), tokens
-        h5["text"] = np.zeros((3, 3), "S2")
+        h5["text"], h5["weights"] = np.zeros((3, 3), "S2"), np.zeros((2, 3, 10))
+        h5.create_group("group")
     return tmp_path / "foreign.h5", tokens
 
 
@@ -81,14 +82,17 @@ def test_a_foreign_dataset_is_a_stream_records_or_batches_by_its_axes(foreign):
         expected = flat[starts[:, np.newaxis] + np.arange(51)].reshape(-1, 3, 51)
         np.testing.assert_array_equal(np.stack(list(reader)), expected)
         assert reader.num_batches == (len(flat) - 1) // 50 // 3
-    with pytest.raises(errors.ArgumentError, match="is a token stream: pass batch_size and seq_len"):
-        open_reader(path, dataset="stream")
-    with pytest.raises(errors.ArgumentError, match="batch_size must be between 1 and"):
-        open_reader(path, dataset="records", batch_size=0)
-    with pytest.raises(errors.FormatError, match="expected integers, found"):
-        open_reader(path, dataset="text")
-    with pytest.raises(errors.FormatError, match="its integer datasets: batches, records, stream"):
-        open_reader(path, dataset="nothing")
+    for error, message, options in (
+        (errors.ArgumentError, "is a token stream: pass batch_size and seq_len", {"dataset": "stream"}),
+        (errors.ArgumentError, "batch_size must be between 1 and", {"dataset": "records", "batch_size": 0}),
+        (errors.FormatError, "text: expected integers, found", {"dataset": "text"}),
+        (errors.FormatError, "weights: expected integers, found float64", {"dataset": "weights"}),
+        (errors.FormatError, "expected a dataset 'nothing' of one, two or three axes", {"dataset": "nothing"}),
+        (errors.FormatError, "its integer datasets: batches, records, stream", {"dataset": "nothing"}),
+        (errors.FormatError, "expected a dataset 'group' of one, two or three axes", {"dataset": "group"}),
+    ):
+        with pytest.raises(error, match=message):
+            open_reader(path, **options)
 
 
 @pytest.mark.parametrize("dataset", ["stream", "records", "batches"])
@@ -106,8 +110,8 @@ def test_a_loader_over_a_foreign_dataset(dataset, foreign):
 
 @pytest.fixture
 def corpus(tmp_path):
-    """The folder of a corpus as the lesson writes it: `tokens` with their count and sha256, and a row for each file."""
-    rows, start, folder = [], 0, tmp_path / "corpus"
+    """Return the folder of a corpus as the lesson writes it, with the row of each file in an index, and its tokens."""
+    rows, start, folder, parts = [], 0, tmp_path / "corpus", []
     folder.mkdir()
     for number, count in enumerate((1000, 777)):
         tokens = random_tokens(1, 1, count).reshape(-1).astype(np.uint16)
@@ -116,25 +120,18 @@ def corpus(tmp_path):
             stored = h5.create_dataset("tokens", (1024,), "<u2", maxshape=(None,), chunks=(512,))
             stored[:count] = tokens
             stored.attrs.update({"token_count": count, "document_count": 3, "sha256": sha256})
+        parts.append(tokens)
         row = {"shard_id": path.stem, "path": f"elsewhere/{path.name}", "token_count": count, "document_count": 3}
         rows.append(row | {"sha256": sha256, "global_start": start})
         start += count
     index = {"chunk_size": 512, "shards": rows, "total_tokens": start, "version": 1}
     (folder / "shards.json").write_text(json.dumps(index, indent=2))
-    return folder
-
-
-def tokens_of(corpus):
-    parts = []
-    for path, count in ((corpus / "shard-0000.h5", 1000), (corpus / "shard-0001.h5", 777)):
-        with h5py.File(path) as h5:
-            parts.append(h5["tokens"][:count])
-    return np.concatenate(parts)
+    return folder, np.concatenate(parts)
 
 
 def test_the_files_of_the_lesson_open_up_to_their_token_count(corpus):
-    expected = tokens_of(corpus)
-    for path, tokens in ((corpus, expected), (corpus / "shard-0000.h5", expected[:1000])):
+    folder, expected = corpus
+    for path, tokens in ((folder, expected), (folder / "shard-0000.h5", expected[:1000])):
         with MmapTokenStore(path) as store:
             assert (store.num_tokens, store.has_documents) == (len(tokens), False)
             np.testing.assert_array_equal(store.get_slice(0, len(tokens)), tokens)
@@ -148,6 +145,7 @@ def test_the_files_of_the_lesson_open_up_to_their_token_count(corpus):
 
 @pytest.mark.parametrize("damage", ["token", "count", "index", "missing"])
 def test_damage_to_the_files_of_the_lesson_is_found(damage, corpus):
+    corpus, _ = corpus
     path, index = corpus / "shard-0001.h5", corpus / "shards.json"
     if damage == "index":
         index.write_text(index.read_text().replace('"sha256": "', '"sha256": "0', 1).replace("shard-0000.h5", "x.h5"))
@@ -168,6 +166,7 @@ def test_damage_to_the_files_of_the_lesson_is_found(damage, corpus):
 
 
 def test_a_path_of_the_lesson_names_a_file_of_its_folder(corpus):
+    corpus, _ = corpus
     index = corpus / "shards.json"
     index.write_text(index.read_text().replace("shard-0001.h5", ".."))
     with pytest.raises(errors.FormatError, match="leaves the folder"):
@@ -185,11 +184,11 @@ def test_data_sets_of_others_are_converted(dataset, target, foreign, tmp_path):
     if target == "npy":
         np.testing.assert_array_equal(np.load(out).reshape(-1), tokens.reshape(-1))
         return
-    with open_reader(out, verify="store") as reader:
-        np.testing.assert_array_equal(np.stack(list(reader)).reshape(-1), tokens.reshape(-1))
+    np.testing.assert_array_equal(batches_of(out, verify="store").reshape(-1), tokens.reshape(-1))
 
 
 def test_the_corpus_of_the_lesson_is_converted_after_a_check(corpus, tmp_path):
+    corpus, tokens = corpus
     shape = {"source_format": "hdf5", "batch_size": 4, "seq_len": 32, "workers": 1}
     with pytest.raises(errors.ArgumentError, match="is a token stream: pass seq_len"):
         convert(corpus, "hdf5", tmp_path / "out", source_format="hdf5")
@@ -199,8 +198,7 @@ def test_the_corpus_of_the_lesson_is_converted_after_a_check(corpus, tmp_path):
         convert(corpus, "hdf5", tmp_path / "out", remainder="error", **shape)
     report = convert(corpus, "hdf5", tmp_path / "out", **shape)
     assert report.num_batches == 1777 // 128
-    with open_reader(tmp_path / "out") as reader:
-        np.testing.assert_array_equal(np.stack(list(reader)).reshape(-1), tokens_of(corpus)[: 13 * 128])
+    np.testing.assert_array_equal(batches_of(tmp_path / "out").reshape(-1), tokens[: 13 * 128])
     with h5py.File(corpus / "shard-0001.h5", "r+") as h5:
         h5["tokens"][5] ^= 1
     with pytest.raises(errors.ChecksumError):

@@ -13,10 +13,10 @@ import h5py
 import numpy as np
 import pytest
 from commandline import run_zb as run
-from contents import batches_of, files_in, write_batches
+from contents import batches_of, files_in, require_good, write_batches
 from contract import random_tokens
-from damage import flip, flip_token
-from processes import python, running, started
+from damage import flip, flip_stored, flip_token
+from processes import killed_after, running, started
 from test_crash import WRITER, batches, names
 
 import zb_hdf5
@@ -30,10 +30,6 @@ SHAPE = (4, 1024)
 @pytest.fixture
 def data():
     return random_tokens(9, *SHAPE).astype("<u2")
-
-
-def require_good(path):
-    assert [report.problem for report in zb_hdf5.verify_store(path)] == [None] * len(zb_hdf5.verify_store(path))
 
 
 @pytest.mark.parametrize("delay_s", [0.03, 0.08, 0.15])
@@ -64,31 +60,27 @@ def test_a_killed_writers_batches_are_published(delay_s, tmp_path):
 
 def leave_partial(path, data):
     """Leave what a killed writer leaves."""
-    code = (
-        "import numpy as np, os, sys; from zb_hdf5 import open_writer; data = np.load(sys.argv[2]);"
-        "w = open_writer(sys.argv[1], batch_size=data.shape[1], seq_len=data.shape[2], dtype='uint16');"
-        "w.write(data); os.kill(os.getpid(), 9)"
-    )
-    source = path.with_name("source.npy")
-    np.save(source, data)
-    assert python(code, path, source).returncode == -9
-    source.unlink()
+
+    def write():
+        writer = zb_hdf5.open_writer(path, batch_size=data.shape[1], seq_len=data.shape[2], dtype="uint16")
+        writer.write(data)
+        return writer
+
+    killed_after(write)
     return path.with_name(path.name + ".partial")
 
 
 def test_a_killed_copy_is_kept_up_to_its_last_commit(data, tmp_path):
     """Its dataset has room for batches that never came."""
-    write_batches(tmp_path / "in.batch", data, dtype="uint16")
-    code = (
-        "import os, sys, numpy as np\n"
-        "from zb_hdf5 import open_reader, open_writer\n"
-        "reader = open_reader(sys.argv[1])\n"
-        "writer = open_writer(sys.argv[2], batch_size=4, seq_len=1024, dtype='uint16', expected_batches=9)\n"
-        "writer.write(np.stack([reader.read_batch(number) for number in range(6)]))\n"
-        "writer._allocate_up_to(9)\n"  # the first thing that the next call would do
-        "os.kill(os.getpid(), 9)\n"
-    )
-    python(code, tmp_path / "in.batch", tmp_path / "x.h5")
+
+    def write():
+        shape = {"batch_size": 4, "seq_len": 1024, "dtype": "uint16"}
+        writer = zb_hdf5.open_writer(tmp_path / "x.h5", **shape, expected_batches=9)
+        writer.write(data[:6])
+        writer._allocate_up_to(9)  # the first thing that the next call would do
+        return writer
+
+    killed_after(write)
     with h5py.File(tmp_path / "x.h5.partial", swmr=True) as h5:
         assert len(h5["batches"]) == 9
     report = repair_file(tmp_path / "x.h5.partial")
@@ -99,8 +91,7 @@ def test_a_killed_copy_is_kept_up_to_its_last_commit(data, tmp_path):
 
 def test_an_unfinished_file_is_kept_up_to_the_first_bad_batch(data, tmp_path):
     partial = leave_partial(tmp_path / "x.h5", data)
-    at = partial.read_bytes().find(data[5].tobytes())
-    flip(partial, at + 7)
+    flip_stored(partial, data[5], 7)
     report = repair_file(partial)
     assert (report.kept, report.dropped) == (5, [5, 6, 7, 8])
     assert "batch 5 is bad" in report.reason
@@ -134,7 +125,6 @@ def test_a_killed_batch_writer_needs_the_shape(data, tmp_path):
 
 def test_a_truncated_batch_file_with_crc32_is_checked(data, tmp_path, write_file):
     info = write_file(tmp_path / "x.batch", data)
-    (tmp_path / "x.batch.crc32").write_bytes(info.crc32.tobytes())
     flip(tmp_path / "x.batch", 4096 + 3 * data[0].nbytes)
     os.truncate(tmp_path / "x.batch", info.path.stat().st_size - 1)
     report = repair_file(tmp_path / "x.batch")

@@ -8,14 +8,14 @@ import h5py
 import numpy as np
 import pytest
 from commandline import run_zb as run
-from contents import batches_of, files_in
+from contents import batches_of, files_in, require_good
 from contract import random_tokens
-from damage import flip
+from damage import flip, flip_stored
 from descriptors import open_files
 from hypothesis import given
 from hypothesis import strategies as st
 from interrupted import STREAM_WRITER, stopped_before_the_index
-from processes import python, running, started
+from processes import killed_after, running, started
 
 from examples import examples
 from zb_hdf5 import HDF5ShardWriter, IncompleteError, MmapTokenStore, ShardIndex, UnavailableError, verify_store
@@ -61,11 +61,6 @@ def kept_of(documents, bad):
             kept.append(number)
         place += len(document)
     return kept
-
-
-def require_good(path):
-    reports = verify_store(path)
-    assert [report.problem for report in reports] == [None] * len(reports)
 
 
 # --- bad chunks ------------------------------------------------------------------------------------------------
@@ -159,13 +154,15 @@ def test_other_documents_of_the_same_tokens_are_not_taken_for_the_repaired_ones(
         repair_file(path)
 
 
-@pytest.mark.parametrize("cut", [100, 5000, -1])
+@pytest.mark.parametrize("cut", [100, 5000, 1_050_000, -1])
 def test_a_truncated_stream_is_refused_as_a_truncated_batch_file_is(cut, tmp_path):
     path = write(tmp_path / "s.h5", documents_of([500] * 9))
-    os.truncate(path, cut if cut > 0 else path.stat().st_size - 1)
+    os.truncate(path, cut % path.stat().st_size)
     before = files_in(tmp_path)
-    with pytest.raises(FormatError, match=r"s\.h5"):
-        repair_file(path)
+    for use in (repair_file, content):
+        with pytest.raises(FormatError, match=r"s\.h5"):
+            use(path)
+    assert run("verify", path).exit_code in (1, 4)
     assert files_in(tmp_path) == before
 
 
@@ -197,6 +194,7 @@ def damage_offsets(path, rows):
 def test_places_of_documents_are_never_guessed(documents, boundary, more, tmp_path):
     path = write(tmp_path / "s.h5", documents, boundary_token_id=boundary)
     damage_offsets(path, {1: 3})
+    assert "offsets of its documents" in str(verify_store(path)[0].problem)
     if more:
         flip_chunk(path, 1)
     before = files_in(tmp_path)
@@ -303,7 +301,7 @@ def test_a_repair_that_cannot_write_leaves_no_table_open(tmp_path):
 
 def test_an_unfinished_stream_is_kept_up_to_its_first_bad_chunk(tmp_path):
     partial, _ = killed(tmp_path / "s.h5", 60)
-    flip(partial, partial.read_bytes().index((np.arange(2 * 512, 3 * 512)).astype("<u2").tobytes()) + 9)
+    flip_stored(partial, np.arange(2 * 512, 3 * 512).astype("<u2"), 9)
     report = repair_file(partial)
     assert report.kept == 10  # 1,024 good tokens
     assert report.dropped[0] == 10
@@ -313,13 +311,13 @@ def test_an_unfinished_stream_is_kept_up_to_its_first_bad_chunk(tmp_path):
 
 
 def test_an_unfinished_stream_without_a_whole_document_is_told(tmp_path):
-    code = (
-        "import os, sys, numpy as np; from zb_hdf5 import HDF5ShardWriter\n"
-        "writer = HDF5ShardWriter(sys.argv[1], chunk_tokens=64)\n"
-        "writer.write_documents(np.arange(1000), [1000])\n"
-        "os.kill(os.getpid(), 9)\n"
-    )
-    assert python(code, tmp_path / "s.h5").returncode == -9
+
+    def write():
+        writer = HDF5ShardWriter(tmp_path / "s.h5", chunk_tokens=64)
+        writer.write_documents(np.arange(1000), [1000])
+        return writer
+
+    killed_after(write)
     with pytest.raises(IncompleteError, match="no document can be saved: its writer has not finished"):
         repair_file(tmp_path / "s.h5.partial")
     assert [file.name for file in tmp_path.iterdir()] == ["s.h5.partial"]

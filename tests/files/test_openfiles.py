@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from contract import random_tokens
+from contract import is_refused, random_tokens
 from processes import forked, python
 
 import zb_hdf5.files.paths
@@ -97,8 +97,7 @@ def test_a_process_that_holds_no_store_says_that_it_has_no_descriptor(monkeypatc
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr("zb_hdf5.files.paths._STORES", ())  # a process that holds no store says so
-    with pytest.raises(OSError, match="Too many open files"):
-        zb_hdf5.files.paths.open_with_room(refuse)
+    is_refused(OSError, lambda: zb_hdf5.files.paths.open_with_room(refuse), match="Too many open files")
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

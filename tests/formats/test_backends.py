@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 from contents import BACKENDS_OF, batches_of
-from contract import check_buffers, check_closing, check_reader, random_tokens, read_everything
+from contract import check_buffers, check_closing, check_reader, is_refused, random_tokens, read_everything
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import forked
@@ -227,8 +227,7 @@ def test_an_access_asked_for_never_falls_back(stored, access, reason, tokens, tm
 ])  # fmt: skip
 def test_what_it_cannot_be_asked_for_is_refused(stored, options, error, message, tokens, tmp_path, make_stored):
     path = make_stored(stored, tmp_path, tokens)
-    with pytest.raises(error, match=message):
-        open_reader(path, **options)
+    is_refused(error, lambda: open_reader(path, **options), match=message)
 
 
 @pytest.mark.parametrize("stored", ["batch", "hdf5", "batch store", "hdf5 store"])
@@ -238,8 +237,7 @@ def test_the_backend_asked_for_is_served(stored, tokens, tmp_path, make_stored):
 
 
 def test_a_missing_file_is_the_systems_own_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nothing\.h5"):
-        open_reader(tmp_path / "nothing.h5")
+    is_refused(FileNotFoundError, lambda: open_reader(tmp_path / "nothing.h5"), match=r"nothing\.h5")
 
 
 def test_hdf5_behind_a_user_block_is_read(tokens, tmp_path, make_stored):

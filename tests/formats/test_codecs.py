@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 from contents import batches_of, write_stream
+from contract import is_refused
 from processes import python
 
 from zb_hdf5 import ShardIndex, errors, open_reader, open_writer, rebuild_index, verify_store
@@ -178,8 +179,7 @@ def test_what_unpacks_to_something_else_is_refused(codec, change):
         out = np.empty(data.nbytes + (-1 if change == "more" else 1), np.uint8)
     else:
         stored = {"cut": stored[:-9], "empty": b"\0", "noise": b"\xff" * len(stored)}[change]
-    with pytest.raises(ValueError, match=r"\w"):
-        decoder(codec)(np.frombuffer(stored, np.uint8), out)
+    is_refused(ValueError, lambda: decoder(codec)(np.frombuffer(stored, np.uint8), out), match=r"\w")
 
 
 OUTSIDE = "batch 3 lies outside of the file"
@@ -207,8 +207,7 @@ def test_codecs_that_do_not_exist_are_refused(text):
     if text == "zstd:":
         assert codec_named(text) == "zstd:3"
         return
-    with pytest.raises(errors.ArgumentError, match="codec"):
-        codec_named(text)
+    is_refused(errors.ArgumentError, lambda: codec_named(text), match="codec")
 
 
 def test_only_hdf5_files_that_are_not_live_are_compressed(tmp_path):
@@ -225,8 +224,7 @@ def test_a_missing_library_is_named(tokens, tmp_path, write_file, write_store, m
     folder = write_store(tmp_path / "z", tokens, codec="zstd")
     monkeypatch.setitem(sys.modules, "zstandard", None)
     install = r"codec zstd:3 needs the package zstandard: pip install '.\[codecs\]'"
-    with pytest.raises(errors.UnavailableError, match=install):
-        write_file(tmp_path / "y.h5", tokens, codec="zstd")
+    is_refused(errors.UnavailableError, lambda: write_file(tmp_path / "y.h5", tokens, codec="zstd"), match=install)
     for opened in (path, folder):
         with pytest.raises(errors.UnavailableError, match=install), open_reader(opened) as reader:
             reader.read_batch(0)

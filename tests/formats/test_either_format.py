@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from contents import batches_of
+from contract import is_refused
 from descriptors import is_mapped, open_files
 
 import zb_hdf5
@@ -51,8 +52,7 @@ def test_nothing_has_its_final_name_before_it_is_whole(path, tokens):
     with open_new(path) as writer:
         writer.write(tokens)
         assert not path.exists()
-        with pytest.raises((FileNotFoundError, zb_hdf5.FormatError)):
-            zb_hdf5.open_reader(path)
+        is_refused((FileNotFoundError, zb_hdf5.FormatError), lambda: zb_hdf5.open_reader(path))
     assert not list(path.parent.glob("*.partial"))
     np.testing.assert_array_equal(batches_of(path, verify="store"), tokens)
 
@@ -60,16 +60,14 @@ def test_nothing_has_its_final_name_before_it_is_whole(path, tokens):
 def test_ids_at_or_above_the_vocabulary_are_refused(path):
     with open_new(path, batch_size=1, seq_len=2, vocab_size=100) as writer:
         writer.write([[0, 99]])
-        with pytest.raises(zb_hdf5.ConvertError, match="token id 100 at index 1"):
-            writer.write([[0, 100]])
+        is_refused(zb_hdf5.ConvertError, lambda: writer.write([[0, 100]]), match="token id 100 at index 1")
     np.testing.assert_array_equal(batches_of(path), [[[0, 99]]])  # batches before it are kept
 
 
 def test_a_second_writer_of_one_path_is_told(path, tokens):
     with open_new(path) as writer:
         writer.write(tokens[:2])
-        with pytest.raises(zb_hdf5.UnavailableError, match="another process is writing it"):
-            open_new(path)
+        is_refused(zb_hdf5.UnavailableError, lambda: open_new(path), match="another process is writing it")
         writer.write(tokens[2:])
     np.testing.assert_array_equal(batches_of(path, verify="store"), tokens)
 
@@ -86,8 +84,7 @@ def test_a_file_of_no_batches_is_a_file(access, path):
         assert writer.finish().num_batches == 0
     with zb_hdf5.open_reader(path, access=access) as reader:
         assert (len(reader), list(reader)) == (0, [])
-        with pytest.raises(IndexError):
-            reader.read_batch(0)
+        is_refused(IndexError, lambda: reader.read_batch(0))
 
 
 @pytest.mark.parametrize("access", ACCESSES)
@@ -110,8 +107,7 @@ def test_a_file_cut_under_a_reader_is_an_error_and_no_bus_error(left, access, pa
             size = reader.meta.batch_bytes - 4097 if isinstance(left, str) else left
             os.truncate(path, size % path.stat().st_size)
             for read in reads_of(reader, len(reader) - 1):
-                with pytest.raises(zb_hdf5.IncompleteError, match="cut short"):
-                    read()
+                is_refused(zb_hdf5.IncompleteError, read, match="cut short")
 
 
 @pytest.mark.parametrize("access", ACCESSES)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from commandline import run_zb
 from contents import write_batches, write_stream
-from contract import check_fields
+from contract import check_fields, is_refused
 from damage import flip
 from hypothesis import given
 from hypothesis import strategies as st
@@ -150,11 +150,9 @@ def test_a_field_reader_is_pickled_and_closed_with_its_tokens(path):
         copy = pickle.loads(pickle.dumps(reader))
         field = reader.field("concept")
         assert reader.field("concept") is field
-        with pytest.raises(errors.ArgumentError, match=r"concept, loss_mask.*found 'nothing'"):
-            reader.field("nothing")
+        is_refused(errors.ArgumentError, lambda: reader.field("nothing"), match=r"concept, loss_mask.*found 'nothing'")
     np.testing.assert_array_equal(stored(copy, "concept"), VALUES["concept"])
-    with pytest.raises(ValueError, match="closed"):
-        field.read_batch(0)
+    is_refused(ValueError, lambda: field.read_batch(0), match="closed")
     copy.close()
 
 
@@ -184,8 +182,7 @@ def test_what_cannot_be_stored_is_refused(fields, match, tmp_path):
 def test_values_of_another_kind_are_refused_and_nothing_is_written(dtype, fields, error, match, tmp_path):
     path, values = tmp_path / "x.h5", np.ones((1, *SHAPE), int if dtype == "u1" else dtype)
     with open_writer(path, batch_size=SHAPE[0], seq_len=SHAPE[1], fields={"mask": dtype}) as writer:
-        with pytest.raises(error, match=match):
-            writer.write(TOKENS[:1], fields)
+        is_refused(error, lambda: writer.write(TOKENS[:1], fields), match=match)
         assert writer.num_batches == 0
         writer.write(TOKENS[:1], {"mask": values})
     with open_reader(path) as reader:
@@ -211,8 +208,7 @@ def test_a_flipped_bit_in_a_value_is_found(path):
     assert "batch 11 is the first bad one" in str(report.problem)
     with open_reader(path, verify="batch") as reader:
         reader.read_batch(11)
-        with pytest.raises(errors.ChecksumError, match="batch 11"):
-            reader.field("concept").read_batch(11)
+        is_refused(errors.ChecksumError, lambda: reader.field("concept").read_batch(11), match="batch 11")
     [outcome] = repair(path)
     kept = [n for n in range(NUM_BATCHES) if n != 11]
     check(outcome.output, TOKENS[kept], {name: values[kept] for name, values in VALUES.items()})
@@ -263,8 +259,7 @@ def test_damage_of_a_field_is_never_copied(store, tmp_path):
         assert field.meta.field == reader.field("vector").meta.field
     shard = store / field.shards[1].path
     flip(shard, field.shards[1].columns["fields/vector"][0].base + 5)
-    with pytest.raises(errors.ChecksumError):
-        pipe.convert(StoreSource(store, "hdf5"), "hdf5", tmp_path / "out")
+    is_refused(errors.ChecksumError, lambda: pipe.convert(StoreSource(store, "hdf5"), "hdf5", tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 

@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import pytest
 from contents import batches_of
-from contract import random_tokens
+from contract import is_refused, random_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import in_forks, started
@@ -181,8 +181,7 @@ def test_num_batches_is_trusted_and_the_shape_is_not(access, path, tokens):
     edited(path, lambda h5: h5["batches"].attrs.modify("num_batches", np.uint64(4)))
     with open_reader(path, access=access) as reader:
         np.testing.assert_array_equal(np.stack(list(reader)), tokens[:4])
-        with pytest.raises(IndexError):
-            reader.read_batch(4)
+        is_refused(IndexError, lambda: reader.read_batch(4))
 
 
 def test_a_committed_batch_that_was_never_written_is_found(path):
@@ -272,8 +271,7 @@ def test_a_malformed_file_is_a_format_error(edit, message, path):
 ], ids=["missing", "short", "2-D", "group"])  # fmt: skip
 def test_without_its_crc32_a_file_is_not_verified(change, path):
     edited(path, change)
-    with pytest.raises(errors.FormatError, match="crc32"):
-        open_reader(path, verify="batch")
+    is_refused(errors.FormatError, lambda: open_reader(path, verify="batch"), match="crc32")
     assert "crc32" in str(verify_store(path)[0].problem)
 
 
@@ -305,8 +303,7 @@ def test_damage_inside_a_compressed_batch_is_found(path, tokens, tmp_path, gzip_
         file.write(bytes(8))
     with open_reader(packed) as reader:
         np.testing.assert_array_equal(reader.read_batch(4), tokens[4])
-        with pytest.raises(errors.ZbError):
-            reader.read_batch(5)
+        is_refused(errors.ZbError, lambda: reader.read_batch(5))
     assert isinstance(verify_store(packed)[0].problem, errors.ZbError)
 
 
@@ -490,23 +487,20 @@ def test_without_file_locks_a_file_is_written_with_a_warning(tmp_path, tokens, r
 def test_a_lock_that_another_process_holds_is_not_ignored(number, path, refuse_locks, monkeypatch):
     opened = refuse_locks(number)
     kind = errors.UnavailableError if number == errno.EAGAIN else PermissionError
-    with pytest.raises(kind):
-        open_reader(path)
+    is_refused(kind, lambda: open_reader(path))
     assert False not in opened
 
     def broken(*args, **options):
         raise OSError(errno.EIO, "Unable to synchronously open file (file read failed)")
 
     monkeypatch.setattr(h5py, "File", broken)  # another error of the disk
-    with pytest.raises(OSError, match="file read failed"):
-        open_reader(path)
+    is_refused(OSError, lambda: open_reader(path), match="file read failed")
 
 
 def test_a_file_that_hdf5_holds_for_writing_is_unavailable(path):
     code = "import h5py, sys; h5 = h5py.File(sys.argv[1], 'r+'); print('open', flush=True); sys.stdin.read()"
     with started(code, path) as writer:  # another process: within one, HDF5 shares the file
         assert writer.stdout.readline() == "open\n"
-        with pytest.raises(errors.UnavailableError, match="a writer has it open, or was killed"):
-            open_reader(path)
+        is_refused(errors.UnavailableError, lambda: open_reader(path), match="a writer has it open, or was killed")
         writer.stdin.close()
     open_reader(path).close()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from commandline import run as run_command
 from contents import write_batches, write_stream
-from contract import random_tokens
+from contract import is_refused, random_tokens
 from processes import forked, python
 
 from zb_hdf5 import Loader, MmapTokenStore, errors, open_reader, open_writer, verify_store
@@ -92,8 +92,7 @@ def test_nothing_outside_of_a_batch_file_is_followed(name, make, tmp_path):
             open_reader(tmp_path / "x.h5", access=access, verify="batch")
     [report] = verify_store(tmp_path / "x.h5")
     assert "nothing outside" in str(report.problem)
-    with pytest.raises(errors.FormatError, match="nothing outside"):
-        repair_file(tmp_path / "x.h5")
+    is_refused(errors.FormatError, lambda: repair_file(tmp_path / "x.h5"), match="nothing outside")
     if name == "batches":
         for command in (("info", tmp_path / "x.h5"), ("hdf5-to-batch", tmp_path / "x.h5", tmp_path / "o.batch")):
             code, output = run(*command)
@@ -108,8 +107,7 @@ def test_nothing_outside_of_a_stream_is_followed(name, make, tmp_path):
     replace_dataset(path, name, make)
     assert "nothing outside" in str(verify_store(path)[0].problem)
     if name != "crc32":
-        with pytest.raises(errors.FormatError, match="nothing outside"):
-            MmapTokenStore(path)
+        is_refused(errors.FormatError, lambda: MmapTokenStore(path), match="nothing outside")
 
 
 @pytest.mark.parametrize("make", LEADING_OUT)
@@ -119,8 +117,7 @@ def test_nothing_outside_of_a_foreign_file_is_followed(make, tmp_path):
         h5["there/batches"] = np.zeros((2, *SHAPE), "<u4")
         h5["same"] = h5py.SoftLink("there/batches")
         make(h5, "batches", (2, *SHAPE), np.dtype("<u4"))
-    with pytest.raises(errors.FormatError, match="nothing outside"):
-        open_reader(tmp_path / "x.h5", dataset="batches")
+    is_refused(errors.FormatError, lambda: open_reader(tmp_path / "x.h5", dataset="batches"), match="nothing outside")
     with pytest.raises(errors.FormatError, match=r": there/batches; to read .* pass dataset= to open_reader$"):
         open_reader(tmp_path / "x.h5")
     with open_reader(tmp_path / "x.h5", dataset="same") as reader:  # a soft link that stays in the file
@@ -130,8 +127,7 @@ def test_nothing_outside_of_a_foreign_file_is_followed(make, tmp_path):
 def test_a_link_that_leads_to_itself_is_no_dataset(tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as h5:
         h5["a"], h5["b"] = h5py.SoftLink("/b"), h5py.SoftLink("/a")
-    with pytest.raises(errors.FormatError):
-        open_reader(tmp_path / "x.h5", dataset="a")
+    is_refused(errors.FormatError, lambda: open_reader(tmp_path / "x.h5", dataset="a"))
 
 
 # --- claims ----------------------------------------------------------------------------------------------------
@@ -293,8 +289,7 @@ def test_a_fifo_as_a_shard_or_index_of_a_store_is_refused_at_once(suffix, tmp_pa
         victim, options = sorted(folder.glob(f"*{suffix}"))[0], {}
     victim.unlink()
     os.mkfifo(victim)
-    with pytest.raises(errors.ZbError):
-        next(iter(Loader(folder, shuffle="sequential", **options)))
+    is_refused(errors.ZbError, lambda: next(iter(Loader(folder, shuffle="sequential", **options))))
     if suffix != ".npy":
         assert "FIFO" in str(verify_store(folder)[0].problem)
         assert run("index", "rebuild", "--force", folder)[0] == 1
@@ -308,11 +303,10 @@ def test_a_fifo_as_a_shard_or_index_of_a_store_is_refused_at_once(suffix, tmp_pa
 @pytest.mark.usefixtures("no_hang")
 def test_devices_and_folders_are_refused(tmp_path):
     (tmp_path / "x.h5").symlink_to("/dev/zero")
-    with pytest.raises(errors.FormatError, match="expected a file, found a FIFO, a socket or a device"):
-        open_reader(tmp_path / "x.h5")
+    told = "expected a file, found a FIFO, a socket or a device"
+    is_refused(errors.FormatError, lambda: open_reader(tmp_path / "x.h5"), match=told)
     (tmp_path / "y.h5").mkdir()
-    with pytest.raises((errors.ZbError, OSError)):
-        open_reader(tmp_path / "y.h5")
+    is_refused((errors.ZbError, OSError), lambda: open_reader(tmp_path / "y.h5"))
 
 
 # --- another file under the same name --------------------------------------------------------------------------
@@ -335,13 +329,9 @@ def test_a_replaced_file_is_never_read_for_the_old_one(access, tmp_path):
     sent = pickle.dumps(reader)
     replaced(path, lambda other: write(other, seed=1))
     np.testing.assert_array_equal(reader.read_batch(3), tokens[3])  # what is open is the old file
-    with pytest.raises(errors.FormatError, match="changed since this reader was made"):
-        pickle.loads(sent).read_batch(3)
+    is_refused(errors.FormatError, lambda: pickle.loads(sent).read_batch(3), match="changed since this reader was made")
     if access == "h5py":
-        with pytest.raises(errors.FormatError, match="changed since"):
-            unread.read_batch(3)
-        with pytest.raises(errors.FormatError, match="changed since"):
-            reader.stored_crc32()
+        is_refused(errors.FormatError, lambda: unread.read_batch(3), reader.stored_crc32, match="changed since")
     else:
         assert reader.stored_crc32().tolist() == [zlib.crc32(batch) for batch in tokens]
 
@@ -366,8 +356,7 @@ def test_a_replaced_stream_is_never_read_for_the_old_one(access, tmp_path):
     replaced(path, lambda other: write_tokens(other, first=9))
     later = pickle.loads(sent)
     for read in (lambda: later.get_slice(0, 100), lambda: later.doc_offsets, lambda: store.doc_offsets):
-        with pytest.raises(errors.FormatError, match="changed since"):
-            read()
+        is_refused(errors.FormatError, read, match="changed since")
     np.testing.assert_array_equal(store.get_slice(0, 100), old)
     store.close()
 
@@ -399,8 +388,7 @@ def test_fields_and_documents_that_an_early_build_left_beside_a_batch_file_are_r
         ):
             use(path)
     shutil.copy(path, partial)
-    with pytest.raises(errors.FormatError, match="early build"):
-        repair(partial, output=tmp_path / "y.batch")
+    is_refused(errors.FormatError, lambda: repair(partial, output=tmp_path / "y.batch"), match="early build")
     assert not (tmp_path / "y.batch").exists()
 
 

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 from contents import batches_of
-from contract import random_tokens
+from contract import is_refused, random_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -110,8 +110,7 @@ def test_a_bad_stream_is_an_error_and_leaves_nothing(stream, message, tmp_path):
     (records(20).astype(float), "integer dtype"),
 ])  # fmt: skip
 def test_a_bad_array_is_an_error_and_leaves_nothing(source, message, tmp_path):
-    with pytest.raises(errors.ConvertError, match=message):
-        write_batch_file(tmp_path / "x.batch", source, 4, 10, 1)
+    is_refused(errors.ConvertError, lambda: write_batch_file(tmp_path / "x.batch", source, 4, 10, 1), match=message)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -141,8 +140,7 @@ def test_ids_above_uint16_and_seeds_above_32_bits_are_refused_and_leave_nothing(
 @each_way
 def test_what_exists_is_replaced_only_on_request(write, path):
     before = path.read_bytes()
-    with pytest.raises(errors.ConvertError, match="exists already"):
-        write(path, records(8), 4, 10, 1, overwrite=False)
+    is_refused(errors.ConvertError, lambda: write(path, records(8), 4, 10, 1, overwrite=False), match="exists already")
     assert path.read_bytes() == before
     write(path, records(8), 4, 10, 1, overwrite=True)
     assert len(batches_of(path)) == 2
@@ -159,8 +157,7 @@ def test_the_suffix_chooses_the_backend(tmp_path):
 @pytest.mark.parametrize("size", [8, 40, 4095, 4096, 4097, 8192, 8193, SIZE - 4096, SIZE - 1])
 def test_a_truncated_file_is_incomplete(size, path):
     os.truncate(path, size)
-    with pytest.raises(errors.IncompleteError, match=f"found {size}|found {size:,}"):
-        open_reader(path)
+    is_refused(errors.IncompleteError, lambda: open_reader(path), match=f"found {size}|found {size:,}")
 
 
 @pytest.mark.parametrize("extra", [1, 4096])
@@ -175,5 +172,4 @@ def test_trailing_bytes_are_a_format_error(extra, path):
 @pytest.mark.parametrize("size", [0, 27, 29, 32])
 def test_a_sidecar_of_another_length_is_a_format_error(size, path):
     path.with_name("x.batch.crc32").write_bytes(bytes(size))
-    with pytest.raises(errors.FormatError, match=f"expected 28 bytes, found {size}"):
-        open_reader(path, verify="batch")
+    is_refused(errors.FormatError, lambda: open_reader(path, verify="batch"), match=f"expected 28 bytes, found {size}")

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from contents import batches_of
-from contract import check_closing, check_reader, check_writer, random_tokens
+from contract import check_closing, check_reader, check_writer, is_refused, random_tokens
 from damage import flip_token
 from interrupted import Failing, Stops
 
@@ -245,8 +245,7 @@ def test_a_conversion_to_it_is_planned_and_resumed(row, store, tmp_path, run):
     planned = json.loads(run("convert", f"hdf5-to-{row.name}", tmp_path / "h5", there, "--dry-run", "--json").stdout)
     files = list(store.glob("shard-*"))
     assert planned["inodes"] == len(files) + 3
-    with pytest.raises(Stops):
-        pipe.convert(StoreSource(tmp_path / "h5", "hdf5"), row.name, there, engine=Failing(2))
+    is_refused(Stops, lambda: pipe.convert(StoreSource(tmp_path / "h5", "hdf5"), row.name, there, engine=Failing(2)))
     damaged, _ = sorted((tmp_path / "there.partial").glob(f"*{row.suffix}"))
     with open(damaged, "r+b") as file:
         file.truncate(100)
@@ -344,5 +343,4 @@ def test_training_goes_on_from_it_and_from_another_format(row, store, tmp_path, 
 
 def test_what_is_no_file_of_any_format_is_refused_with_all_their_names(row, tmp_path):
     (tmp_path / "x.bin").write_bytes(b"nothing that anybody knows")
-    with pytest.raises(FormatError, match=rf"expected .*{row.noun} \(magic"):
-        open_reader(tmp_path / "x.bin")
+    is_refused(FormatError, lambda: open_reader(tmp_path / "x.bin"), match=rf"expected .*{row.noun} \(magic")

@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 from contents import write_batches
+from contract import is_refused
 from descriptors import open_files
 from hypothesis import given
 from hypothesis import strategies as st
@@ -107,8 +108,7 @@ def test_the_same_rows_give_the_same_bytes(tmp_path):
     copy_table(tmp_path / "a.h5", tmp_path / "c.h5")
     assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "c.h5").read_bytes()
     info = some_tables(tmp_path / "a.h5", offsets=(0, 3, 91))
-    with pytest.raises(FormatError, match="belongs to another store"):
-        TableFile(tmp_path / "b.h5", PIECES, info.sha256)
+    is_refused(FormatError, lambda: TableFile(tmp_path / "b.h5", PIECES, info.sha256), match="belongs to another store")
     with TableWriter(tmp_path / "x.h5", DOCUMENTS) as writer:
         for name in ("source", "ids", "offsets", "row"):
             writer.append(name, np.arange(5))
@@ -150,8 +150,7 @@ def test_a_truncated_file_is_refused(tmp_path):
     some_tables(tmp_path / "x.h5", columns=np.zeros(5000))
     for size in (0, 5, 100, (tmp_path / "x.h5").stat().st_size - 1):
         os.truncate(tmp_path / "x.h5", size)
-        with pytest.raises(FormatError, match=r"x\.h5"):
-            TableFile(tmp_path / "x.h5", PIECES)
+        is_refused(FormatError, lambda: TableFile(tmp_path / "x.h5", PIECES), match=r"x\.h5")
         some_tables(tmp_path / "x.h5", columns=np.zeros(5000))
 
 
@@ -177,8 +176,7 @@ def test_any_damaged_byte_is_found(tmp_path_factory, place, mask):
 ])  # fmt: skip
 def test_a_full_disk_is_named_and_leaves_nothing(owner, name, message, tmp_path, monkeypatch):
     monkeypatch.setattr(owner, name, failing(errno.ENOSPC))
-    with pytest.raises(OSError, match=message):
-        some_tables(tmp_path / "x.h5")
+    is_refused(OSError, lambda: some_tables(tmp_path / "x.h5"), match=message)
     assert os.listdir(tmp_path) == []
 
 
@@ -223,8 +221,7 @@ def test_a_lone_file_has_the_pieces_beside_it(tmp_path):
         for bad in ([4], [-1], [0, 9]):
             with pytest.raises(BatchIndexError):
                 reader.read_pieces(np.array(bad))
-        with pytest.raises(ArgumentError, match="divide"):
-            reader.read_pieces(np.arange(2), seq_len=3)
+        is_refused(ArgumentError, lambda: reader.read_pieces(np.arange(2), seq_len=3), match="divide")
         again = pickle.loads(pickle.dumps(reader))
         assert again.read_pieces(np.arange(1)).offsets.tolist() == [5]
         again.close()
@@ -245,8 +242,7 @@ def test_ends_that_do_not_ascend_are_damage(tmp_path):
             file.read_pieces(np.array(records))
     file.close()
     pieces_path(tmp_path / "x.h5").unlink()
-    with pytest.raises(FormatError, match="is not there"):
-        PiecesFile(tmp_path / "x.h5", 3, 8)
+    is_refused(FormatError, lambda: PiecesFile(tmp_path / "x.h5", 3, 8), match="is not there")
 
 
 # --- documents -------------------------------------------------------------------------------------------------
@@ -315,8 +311,7 @@ def require_documents(table, found):
     for number in (-1, len(found)):
         with pytest.raises(BatchIndexError, match="no document"):
             table.document(number)
-    with pytest.raises(BatchIndexError, match="no token"):
-        table.number_of([token])
+    is_refused(BatchIndexError, lambda: table.number_of([token]), match="no token")
 
 
 @given(documents(), st.integers(1, 4))
@@ -443,8 +438,7 @@ def test_a_table_of_another_file_is_refused(tmp_path):
     with pytest.raises(FormatError, match="expected 2 documents, found 1"):
         DocumentFile(documents_path(tmp_path / "x.h5"), part)
     table = DocumentTable(tmp_path, [DocumentPart("none.h5", 1, "0" * 64, "train", 0, 9, 0, 2)])
-    with pytest.raises(IncompleteError, match="is not there"):
-        table.document(0)
+    is_refused(IncompleteError, lambda: table.document(0), match="is not there")
 
 
 # --- spans -----------------------------------------------------------------------------------------------------
@@ -454,8 +448,7 @@ def test_a_table_of_another_file_is_refused(tmp_path):
     (lambda value: b"", 7, r"must be encoded to bytes, at least one, found b''"),
 ])  # fmt: skip
 def test_values_that_cannot_be_encoded(codec, value, message):
-    with pytest.raises(ConvertError, match=message):
-        encoded_spans([(0, 1, value)], 8, encoder(codec)[1], "x")
+    is_refused(ConvertError, lambda: encoded_spans([(0, 1, value)], 8, encoder(codec)[1], "x"), match=message)
 
 
 def test_values_are_json_or_what_the_caller_makes_of_them():
@@ -487,8 +480,7 @@ def test_a_value_that_cannot_be_decoded_names_its_span(tmp_path, bad):
     write_spans(documents_path(tmp_path / "x.h5"), [1, 4, 6], [2, 6, 7], [b"1", bad, b"2"])
     table = DocumentTable.of_file(tmp_path / "x.h5")
     assert table.spans(0, 4).values == [1]
-    with pytest.raises(FormatError, match="the span at token 4 cannot be decoded"):
-        table.spans(0, 5)
+    is_refused(FormatError, lambda: table.spans(0, 5), match="the span at token 4 cannot be decoded")
     assert table.spans(0, 5, codec=bytes).values == [b"1", bad]
     table.close()
 
@@ -531,8 +523,7 @@ def test_an_id_or_metadata_that_cannot_be_read_is_named(stored, damaged, tmp_pat
     (tmp_path / "d.h5").write_bytes(data.replace(stored, damaged))
     with closing(DocumentFile(tmp_path / "d.h5", verify="none")) as file:
         assert file.document(0).id == "id-0"
-        with pytest.raises(FormatError, match=r"d\.h5: document 1: expected .* found .*; verify it"):
-            file.document(1)
+        is_refused(FormatError, lambda: file.document(1), match=r"d\.h5: document 1: expected .* found .*; verify it")
 
 
 def test_large_values_of_spans_do_not_wait_for_many_documents(tmp_path):

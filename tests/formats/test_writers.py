@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 from contents import batches_of
-from contract import check_writer, check_writer_of_fields, random_tokens
+from contract import check_writer, check_writer_of_fields, is_refused, random_tokens
 
 from zb_hdf5 import ConvertError, ShardIndex, open_reader, open_writer
 from zb_hdf5.field import parse_fields
@@ -81,8 +81,7 @@ def path(request, tmp_path, tokens, write_file):
 
 def test_what_exists_is_replaced_only_on_request(path, tokens, write_file):
     before = path.read_bytes()
-    with pytest.raises(ConvertError, match="exists already"):
-        write_file(path, tokens[:2])
+    is_refused(ConvertError, lambda: write_file(path, tokens[:2]), match="exists already")
     assert path.read_bytes() == before
     write_file(path, tokens[:2], overwrite=True)
     np.testing.assert_array_equal(batches_of(path), tokens[:2])

@@ -149,10 +149,8 @@ def test_an_error_of_the_source_is_raised_and_nothing_is_kept(store, folder):
     read, source.read = source.read, lambda runs: (_ for _ in ()).throw(OSError("cut off"))
     with reader:
         for _ in range(2):
-            with pytest.raises(OSError, match="cut off"):
-                reader.read_batch_torch(3)
-            with pytest.raises(OSError, match="cut off"):
-                reader.read_record(12)
+            is_refused(OSError, lambda: reader.read_batch_torch(3), match="cut off")
+            is_refused(OSError, lambda: reader.read_record(12), match="cut off")
         source.read = read
         np.testing.assert_array_equal(reader.read_batch_torch(3).numpy(), BATCHES[3])
 
@@ -307,8 +305,7 @@ def test_data_without_crc32_are_another_column(tmp_path, folder):
     with open_reader(tmp_path / "x.npy", **options) as reader:
         assert not column_of(reader).has(0)
         np.testing.assert_array_equal(reader.read_batch(0), tokens[:256].reshape(4, 64))
-    with pytest.raises(UnverifiableError):
-        open_reader(tmp_path / "x.npy", verify="batch", **options)
+    is_refused(UnverifiableError, lambda: open_reader(tmp_path / "x.npy", verify="batch", **options))
 
 
 @pytest.mark.parametrize("verify", ["auto", "batch"])
@@ -586,7 +583,6 @@ def test_sizes_are_numbers_or_texts(store, tmp_path):
 def test_a_store_that_grows_is_refused(tmp_path, folder):
     with open_writer(tmp_path / "live", batch_size=4, seq_len=16, live=True, shard_batches=2) as writer:
         writer.write(random_tokens(3, 4, 16))
-        with pytest.raises(ArgumentError, match="still grows"):
-            open_reader(tmp_path / "live", cache=folder)
+        is_refused(ArgumentError, lambda: open_reader(tmp_path / "live", cache=folder), match="still grows")
     with open_reader(tmp_path / "live", cache=folder) as reader:
         check_reader(reader, random_tokens(3, 4, 16))

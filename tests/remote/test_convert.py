@@ -7,7 +7,7 @@ import pytest
 from commandline import report_of, succeed
 from commandline import run_zb as run
 from contents import batches_of, write_batches
-from contract import random_tokens
+from contract import is_refused, random_tokens
 
 import zb_hdf5
 from zb_hdf5.commands.zb import zb
@@ -57,8 +57,7 @@ def test_nothing_is_overwritten_and_force_makes_new_objects(s3, local, tmp_path,
     url = "s3://bucket/store"
     zb_hdf5.convert(local, "hdf5", url)
     old = set(zb_hdf5.ShardIndex.load(url).table.values["path"])
-    with pytest.raises(zb_hdf5.ExistsError, match=r"has a shards.json already"):
-        zb_hdf5.convert(local, "batch", url)
+    is_refused(zb_hdf5.ExistsError, lambda: zb_hdf5.convert(local, "batch", url), match=r"has a shards.json already")
     s3.reset()
     other = write_store(tmp_path / "other", TOKENS + 1, (4,))
     zb_hdf5.convert(other, "hdf5", url, overwrite=True)
@@ -100,13 +99,10 @@ def test_a_dry_run_says_what_would_be_uploaded(s3, local):
 def test_an_interrupted_upload_goes_on(s3, local):
     url = "s3://bucket/store"
     s3.fault = lambda number, method, name, span: {"status": 403} if "shard-00001" in name else None
-    with pytest.raises(zb_hdf5.UnavailableError, match="access denied"):
-        zb_hdf5.convert(local, "hdf5", url)
+    is_refused(zb_hdf5.UnavailableError, lambda: zb_hdf5.convert(local, "hdf5", url), match="access denied")
     s3.reset()
-    with pytest.raises(zb_hdf5.FormatError, match=r"no shards.json"):
-        zb_hdf5.open_reader(url)
-    with pytest.raises(zb_hdf5.ExistsError, match=r"store\.upload"):
-        zb_hdf5.convert(local, "hdf5", url)
+    is_refused(zb_hdf5.FormatError, lambda: zb_hdf5.open_reader(url), match=r"no shards.json")
+    is_refused(zb_hdf5.ExistsError, lambda: zb_hdf5.convert(local, "hdf5", url), match=r"store\.upload")
     zb_hdf5.convert(local, "hdf5", url, resume=True)
     assert [name[-8:] for method, name, _ in s3.requests if method == "PUT"] == ["00002.h5", "rds.json"]
     np.testing.assert_array_equal(batches_of(url), TOKENS)

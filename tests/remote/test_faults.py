@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 from contents import write_batches
-from contract import random_tokens
+from contract import is_refused, random_tokens
 from damage import flip_stored
 from packed import write_packed
 
@@ -83,8 +83,7 @@ class TestErrors:
     def test_of_an_index_that_cannot_be_read(self, store, status):
         proxy, url = store
         proxy.fault = lambda number, method, name, span: {"status": status}
-        with pytest.raises(errors.ZbError, match="store"):
-            open_reader(url)
+        is_refused(errors.ZbError, lambda: open_reader(url), match="store")
 
     @pytest.mark.parametrize(("content_range", "more"), [
         ("bytes 0-{size}/99999999", {}), ("bytes {start}-{stop}/5", {}), ("nonsense", {}), ("bytes 7-7/*", {}),
@@ -102,8 +101,7 @@ class TestErrors:
         with open_reader(url) as reader:
             reader.read_batch(0)
             proxy.fault = lie
-            with pytest.raises(errors.ZbError, match="shard-00000"):
-                reader.read_batch(3)
+            is_refused(errors.ZbError, lambda: reader.read_batch(3), match="shard-00000")
 
 
 class TestOtherObjects:
@@ -134,8 +132,7 @@ class TestOtherObjects:
         with open_reader(f"{proxy.url}/store") as reader:
             harm(path)
             np.testing.assert_array_equal(reader[10], TOKENS[10])
-            with pytest.raises(error, match="shard-00001"):
-                reader.read_batch(12)
+            is_refused(error, lambda: reader.read_batch(12), match="shard-00001")
 
     def test_answers_are_compared_where_the_server_has_no_strong_etag(self, web):
         folder, proxy = web
@@ -144,8 +141,7 @@ class TestOtherObjects:
         proxy.fault = lambda number, method, name, span: {"headers": {"ETag": next(tags)}}
         source = RemoteObject(f"{proxy.url}/data.batch")
         source.read(0, 10), source.read(10, 20)
-        with pytest.raises(errors.FormatError, match="changed since it was opened"):
-            source.read(20, 30)
+        is_refused(errors.FormatError, lambda: source.read(20, 30), match="changed since it was opened")
         source.close()
 
 
@@ -252,8 +248,7 @@ class TestManyRanges:
         source, proxy = source
         span = f"bytes={2 * number * self.SIZE}-{(2 * number + 1) * self.SIZE - 1}"
         proxy.fault = lambda _, method, name, found: {"headers": {"ETag": '"other"'}} if found == span else None
-        with pytest.raises(errors.FormatError, match="changed since it was opened"):
-            self.read(source)
+        is_refused(errors.FormatError, lambda: self.read(source), match="changed since it was opened")
 
     def test_take_no_more_memory_than_was_asked_for(self, source):
         (source, proxy), hostile = source, Hostile()
@@ -327,5 +322,4 @@ class TestPlaces:
         url = upload(write_store(tmp_path / "store", tokens), "s3://bucket/store")
         answer = b"<Error><Code>InvalidAccessKeyId</Code></Error>"
         s3.fault = lambda number, method, name, span: {"status": 403, "body": answer}
-        with pytest.raises(errors.UnavailableError, match="access denied: expected credentials"):
-            open_reader(url)
+        is_refused(errors.UnavailableError, lambda: open_reader(url), match="access denied: expected credentials")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from commandline import run_zb
 from contents import files_in
+from contract import is_refused
 from processes import started
 
 from zb_hdf5 import ArgumentError, ChecksumError, FormatError, UnavailableError
@@ -288,8 +289,7 @@ def test_digest_lists(tmp_path):
     ("http://host/größe_{}", "percent-encoded"), ("http://host/%00{}", "ends in a file name"),
 ])  # fmt: skip
 def test_templates_that_cannot_work(tmp_path, template, message):
-    with pytest.raises(ArgumentError, match=message):
-        fetch_shards(template, 2, tmp_path / "out")
+    is_refused(ArgumentError, lambda: fetch_shards(template, 2, tmp_path / "out"), match=message)
     assert not (tmp_path / "out").exists()
 
 
@@ -298,8 +298,7 @@ def test_a_failure_of_this_machine_stops_the_other_files(server, fetch, tmp_path
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / f"{NAMES[1]}.partial").mkdir()
     server.faults[NAMES[0]] = [server.stall]
-    with pytest.raises(IsADirectoryError):
-        fetch(4, workers=2)
+    is_refused(IsADirectoryError, lambda: fetch(4, workers=2))
     assert {name for name, _ in server.requests} <= {NAMES[0]}  # or not even that
 
 

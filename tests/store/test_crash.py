@@ -13,6 +13,7 @@ from itertools import product
 import numpy as np
 import pytest
 from contents import files_in, require_good, write_batches
+from contract import is_refused
 from interrupted import failing
 from processes import python, running, started, wait_until
 
@@ -371,8 +372,7 @@ def test_groups_before_the_one_that_fails_stay_committed_and_digested(suffix, tm
     with open_writer(tmp_path / f"x{suffix}", batch_size=B, seq_len=S, dtype="uint16") as writer:
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwrite", nearly_full)
-            with pytest.raises(OSError, match="No space left"):
-                writer.append(batches(0, 20))
+            is_refused(OSError, lambda: writer.append(batches(0, 20)), match="No space left")
         assert writer.num_batches == 6
         assert writer.sha256() == hashlib.sha256(batches(0, 6).astype("<u2")).hexdigest()
         writer.append(batches(6, 14))
@@ -478,8 +478,7 @@ def test_a_file_that_appears_before_publishing_is_kept(suffix, tmp_path):
     writer = open_writer(path, batch_size=B, seq_len=S, dtype="uint16")
     writer.write(batches(0, 2))
     path.write_text("precious")
-    with pytest.raises(ConvertError, match="exists"):
-        writer.finish()
+    is_refused(ConvertError, writer.finish, match="exists")
     assert path.read_text() == "precious"
     assert names(tmp_path) == [path.name]
 

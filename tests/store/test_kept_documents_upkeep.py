@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 import pytest
 from contents import write_stream
+from contract import is_refused
 from damage import flip, flip_token
 from packed import damage_table, require_same_pieces
 
@@ -244,8 +245,7 @@ def test_an_index_that_contradicts_itself_is_refused(store, key, change, message
     value = json.loads((store / INDEX_NAME).read_text())
     del value["check"]
     value[key] |= change
-    with pytest.raises(zb_hdf5.FormatError, match=message):
-        zb_hdf5.ShardIndex.from_json(json.dumps(value), "x")
+    is_refused(zb_hdf5.FormatError, lambda: zb_hdf5.ShardIndex.from_json(json.dumps(value), "x"), match=message)
 
 
 def test_a_stream_without_its_table_is_refused(tmp_path):
@@ -259,8 +259,7 @@ def test_a_stream_without_its_table_is_refused(tmp_path):
     lost = r"s\.h5\.documents: is not there, and holds the ids, metadata and spans of s\.h5: restore it"
     for use in (lambda: zb_hdf5.Loader(path, **how), lambda: zb_hdf5.MmapTokenStore(path).documents,
                 lambda: index_files([path])):  # fmt: skip
-        with pytest.raises(zb_hdf5.IncompleteError, match=lost):
-            use()
+        is_refused(zb_hdf5.IncompleteError, use, match=lost)
     assert isinstance(zb_hdf5.verify_store(path)[0].problem, zb_hdf5.IncompleteError)
     write_stream(path, np.arange(40), overwrite=True)
     assert not documents_path(path).exists()

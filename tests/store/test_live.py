@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 from commandline import report_of, run, run_zb, succeed
+from contract import is_refused
 from damage import flip_stored
 from interrupted import failing
 from processes import forked, python, running, started
@@ -285,8 +286,7 @@ def test_a_state_goes_on_while_the_store_grows_and_when_it_is_finished(tmp_path)
             steps = iter(loader)
             np.testing.assert_array_equal([next(steps).numpy() for _ in range(5)], batches(1, 5))
             late = loader.state_dict()
-            with pytest.raises(errors.UnavailableError):
-                next(steps)
+            is_refused(errors.UnavailableError, lambda: next(steps))
         writer.write(batches(6, 7))
         with follow(folder) as loader:
             loader.load_state_dict(late)
@@ -310,10 +310,8 @@ def test_what_a_following_loader_refuses(tmp_path):
                 follow(folder, **options)
         with follow(folder) as loader:
             assert type(loader) is FollowingLoader
-            with pytest.raises(TypeError, match="has no length"):
-                len(loader)
-            with pytest.raises(errors.ArgumentError, match="one epoch"):
-                loader.set_epoch(1)
+            is_refused(TypeError, lambda: len(loader), match="has no length")
+            is_refused(errors.ArgumentError, lambda: loader.set_epoch(1), match="one epoch")
         with pytest.raises(errors.ArgumentError, match="still grows"):  # its order would be another one a moment later
             Loader(folder, rank=0, world_size=1)
         with Loader(folder, shuffle="sequential", rank=0, world_size=1) as loader:
@@ -388,8 +386,7 @@ def test_info_and_verify_of_a_growing_store(tmp_path):
         assert growing.num_batches == 2
         assert isinstance(growing.problem, errors.IncompleteError)
         assert run_zb("verify", folder).exit_code == 4
-        with pytest.raises(errors.UnavailableError):
-            repair_store(folder)
+        is_refused(errors.UnavailableError, lambda: repair_store(folder))
         assert not ShardIndex.load(folder).complete
     assert report_of(zb, "info", folder)["state"] == "complete"
     succeed(zb, "verify", folder)
@@ -435,8 +432,7 @@ def test_repair_that_drops_batches_gives_the_store_another_name(tmp_path):
         np.testing.assert_array_equal(np.stack(list(reader)), batches(0, 6)[[0, 2, 3, 4, 5]])
     with open_reader(folder) as reader:  # the repair in another process, under a reader's eyes
         shutil.copytree(copy, folder, dirs_exist_ok=True)
-        with pytest.raises(errors.FormatError, match="replaced or repaired"):
-            reader.refresh()
+        is_refused(errors.FormatError, reader.refresh, match="replaced or repaired")
 
 
 # --- the writer ------------------------------------------------------------------------------------------------
@@ -451,8 +447,7 @@ def test_an_exception_loses_nothing_that_was_committed(tmp_path):
     with pytest.raises(KeyError) as caught:
         fail()
     (writer,) = caught.value.args
-    with pytest.raises(errors.ClosedError):
-        writer.write(batches(6, 1))
+    is_refused(errors.ClosedError, lambda: writer.write(batches(6, 1)))
     expect_store(folder, 6, complete=False)
     repair_store(folder)
     expect_store(folder, 6, complete=True)
@@ -464,10 +459,8 @@ def test_a_failure_to_publish_loses_nothing_that_was_committed(tmp_path, monkeyp
     writer.write(batches(0, 6))
     with monkeypatch.context() as patch:
         patch.setattr(PartialFile, "publish", failing(errno.ENOSPC))
-        with pytest.raises(OSError, match="No space"):
-            writer.write(batches(6, 2))
-    with pytest.raises(errors.ClosedError, match="repair it"):
-        writer.finish()
+        is_refused(OSError, lambda: writer.write(batches(6, 2)), match="No space")
+    is_refused(errors.ClosedError, writer.finish, match="repair it")
     writer.abort()
     expect_store(folder, 8, complete=False)
     repair_store(folder)
@@ -483,8 +476,7 @@ def test_a_full_disk_loses_nothing_that_was_committed(mount_disk):
             committed.append(writer.num_batches)
             writer.write(batches(committed[-1], 50))
 
-    with pytest.raises(OSError, match="No space"):
-        fill()
+    is_refused(OSError, fill, match="No space")
     writer.abort()
     with open_reader(store) as reader:
         assert not reader.complete
@@ -494,8 +486,7 @@ def test_a_full_disk_loses_nothing_that_was_committed(mount_disk):
 
 def test_what_a_live_writer_refuses(tmp_path):
     (tmp_path / "there").mkdir()
-    with pytest.raises(errors.ConvertError, match="exists already"):
-        start_store(tmp_path / "there")
+    is_refused(errors.ConvertError, lambda: start_store(tmp_path / "there"), match="exists already")
     for options in ({}, {"shard_batches": 0}, {"shard_batches": 4, "backend": "batch"},
                     {"shard_batches": 4, "overwrite": True}):  # fmt: skip
         with pytest.raises(errors.ArgumentError):
@@ -508,8 +499,7 @@ def test_what_a_live_writer_refuses(tmp_path):
         for wrong in (batches(0, 1)[:, :2], np.zeros(3), 7):
             with pytest.raises(errors.ArgumentError, match="expected batches of shape"):
                 writer.write(wrong)
-        with pytest.raises(errors.ConvertError):
-            writer.write(np.full((B, S), -1))
+        is_refused(errors.ConvertError, lambda: writer.write(np.full((B, S), -1)))
         writer.write(batches(0, 5))
     expect_store(tmp_path / "store", 5, complete=True)
 
@@ -520,8 +510,7 @@ def test_an_index_that_contradicts_itself_is_refused(key, value, tmp_path):
         writer.write(batches(0, 5))
         index = json.loads((tmp_path / "store" / INDEX_NAME).read_text())
         (tmp_path / "store" / INDEX_NAME).write_text(json.dumps({**index, key: value, "check": ""}))
-        with pytest.raises(errors.FormatError, match=key):
-            open_reader(tmp_path / "store")
+        is_refused(errors.FormatError, lambda: open_reader(tmp_path / "store"), match=key)
 
 
 def test_a_live_conversion_gives_the_batches_of_any_other(tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from contents import batches_of
-from contract import random_tokens
+from contract import is_refused, random_tokens
 
 from zb_hdf5 import Loader, MmapTokenStore, convert, errors, open_reader, verify_store
 
@@ -44,8 +44,7 @@ def test_stores_of_different_tokens_are_refused(books, write_store):
     write_store(folder.parent / "other", tokens + 1, (4,), ("batch",)).rename(folder.parent / "moved")
     (folder / "batch").rename(folder.parent / "old")
     (folder.parent / "moved").rename(folder / "batch")
-    with pytest.raises(errors.FormatError, match="expected the same tokens in hdf5 and batch"):
-        open_reader(folder)
+    is_refused(errors.FormatError, lambda: open_reader(folder), match="expected the same tokens in hdf5 and batch")
 
 
 @pytest.mark.parametrize("what", [{"fields": ["mask"]}, {"documents": True}])
@@ -169,8 +168,7 @@ def test_a_path_of_the_lesson_names_a_file_of_its_folder(corpus):
     corpus, _ = corpus
     index = corpus / "shards.json"
     index.write_text(index.read_text().replace("shard-0001.h5", ".."))
-    with pytest.raises(errors.FormatError, match="leaves the folder"):
-        MmapTokenStore(corpus)
+    is_refused(errors.FormatError, lambda: MmapTokenStore(corpus), match="leaves the folder")
 
 
 @pytest.mark.parametrize("target", ["hdf5", "batch", "npy"])
@@ -201,5 +199,4 @@ def test_the_corpus_of_the_lesson_is_converted_after_a_check(corpus, tmp_path):
     np.testing.assert_array_equal(batches_of(tmp_path / "out").reshape(-1), tokens[: 13 * 128])
     with h5py.File(corpus / "shard-0001.h5", "r+") as h5:
         h5["tokens"][5] ^= 1
-    with pytest.raises(errors.ChecksumError):
-        convert(corpus, "hdf5", tmp_path / "again", **shape)
+    is_refused(errors.ChecksumError, lambda: convert(corpus, "hdf5", tmp_path / "again", **shape))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from commandline import run_zb as run
 from contents import batches_of, files_in, require_good, write_batches
-from contract import random_tokens
+from contract import is_refused, random_tokens
 from damage import flip, flip_stored, flip_token
 from processes import killed_after, running, started
 from test_crash import WRITER, batches, names
@@ -40,8 +40,7 @@ def test_a_killed_writers_batches_are_published(delay_s, tmp_path):
         assert process.stdout.readline() == "ready\n"
         process.stdout.readline()
         time.sleep(delay_s)
-        with pytest.raises(zb_hdf5.UnavailableError, match="another process is writing it"):
-            repair_file(partial)
+        is_refused(zb_hdf5.UnavailableError, lambda: repair_file(partial), match="another process is writing it")
         assert names(tmp_path) == [partial.name]
         process.kill()
         lines = process.stdout.read().split("\n")[:-1]
@@ -103,8 +102,7 @@ def test_what_has_the_final_name_is_replaced_only_with_force(data, tmp_path, wri
     write_file(tmp_path / "y.h5", data[:2])
     os.rename(tmp_path / "y.h5", tmp_path / "x.h5")
     before = files_in(tmp_path)
-    with pytest.raises(zb_hdf5.ConvertError, match="exists already; remove it"):
-        repair_file(partial)
+    is_refused(zb_hdf5.ConvertError, lambda: repair_file(partial), match="exists already; remove it")
     assert files_in(tmp_path) == before
     repair_file(partial, overwrite=True)
     np.testing.assert_array_equal(batches_of(tmp_path / "x.h5"), data)
@@ -178,8 +176,7 @@ def test_a_sector_that_cannot_be_read_costs_its_batch_only(suffix, data, tmp_pat
 
     monkeypatch.setattr(os, "preadv", fail)
     number = errno.ESTALE  # nothing of the file can be read any more
-    with pytest.raises(OSError, match="Stale"):
-        repair_file(path)
+    is_refused(OSError, lambda: repair_file(path), match="Stale")
     number = errno.EIO
     report = repair_file(path)
     assert (report.kept, report.dropped) == (8, [3])
@@ -205,8 +202,7 @@ def test_a_full_disk_leaves_nothing(mount_disk, tmp_path):
     write_batches(tmp_path / "x.h5", batches(0, 1100), dtype="uint16")  # of 4 KiB each: a copy does not fit
     shutil.copyfile(tmp_path / "x.h5", small_disk / "x.h5")
     flip_token(small_disk / "x.h5", 3)
-    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
-        repair_file(small_disk / "x.h5")
+    is_refused(OSError, lambda: repair_file(small_disk / "x.h5"), match=os.strerror(errno.ENOSPC))
     assert names(small_disk) == ["x.h5"]
 
 
@@ -241,8 +237,7 @@ def test_an_index_is_made_anew(damage, data, tmp_path, write_store):
     assert json.loads((store / INDEX_NAME).read_text())["shards"] == text["shards"]
     require_good(store)
     np.testing.assert_array_equal(batches_of(store), data)
-    with pytest.raises(zb_hdf5.ConvertError, match="exists already, and is valid"):
-        rebuild_index(store)
+    is_refused(zb_hdf5.ConvertError, lambda: rebuild_index(store), match="exists already, and is valid")
 
 
 def test_an_index_made_anew_keeps_what_only_the_old_one_knew(data, tmp_path, write_store):
@@ -267,8 +262,7 @@ def test_an_index_made_anew_keeps_what_only_the_old_one_knew(data, tmp_path, wri
 def test_missing_numbers_are_listed(names, missing, data, tmp_path, write_file):
     for name in names:
         write_file(tmp_path / name, data[:2])
-    with pytest.raises(zb_hdf5.IncompleteError, match=missing):
-        rebuild_index(tmp_path)
+    is_refused(zb_hdf5.IncompleteError, lambda: rebuild_index(tmp_path), match=missing)
     assert len(rebuild_index(tmp_path, force=True).shards) == len(names)
 
 
@@ -276,8 +270,7 @@ def test_an_index_is_looked_for_in_a_folder_only_and_made_of_shards_that_agree(d
     (tmp_path / "s").mkdir()
     write_file(tmp_path / "s" / "shard-00000.h5", data)
     write_file(tmp_path / "s" / "shard-00001.h5", data.astype("<u4"))
-    with pytest.raises(zb_hdf5.ZbError, match=r"expected \(4, 1024\) uint16"):
-        rebuild_index(tmp_path / "s")
+    is_refused(zb_hdf5.ZbError, lambda: rebuild_index(tmp_path / "s"), match=r"expected \(4, 1024\) uint16")
     path = write_file(tmp_path / "x.h5", data).path
     for place in (path, tmp_path / "nothing"):
         with pytest.raises(zb_hdf5.FormatError, match=re.escape(f"{place}: no shards.json")):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from commandline import run_zb as run
 from contents import batches_of, files_in, require_good
-from contract import random_tokens
+from contract import is_refused, random_tokens
 from damage import flip, flip_stored
 from descriptors import open_files
 from hypothesis import given
@@ -84,8 +84,7 @@ def test_documents_that_touch_no_bad_chunk_are_kept(lengths, chosen, group_bytes
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("zb_hdf5.store.repair.GROUP_BYTES", group_bytes)
         if bad and not tokens:
-            with pytest.raises(IncompleteError, match="no document can be saved"):
-                repair_file(path)
+            is_refused(IncompleteError, lambda: repair_file(path), match="no document can be saved")
             assert [file.name for file in folder.iterdir()] == ["s.h5"]
             return
         dry = repair_file(path, dry_run=True)
@@ -132,13 +131,10 @@ def test_a_compressed_stream_is_saved_too(tmp_path, gzip_copy):
 def test_the_output_is_chosen_and_never_replaced_by_mistake(tmp_path):
     path = write(tmp_path / "s.h5", documents_of([60] * 9))
     flip_chunk(path, 0)
-    with pytest.raises(ArgumentError, match="can hold a token stream"):
-        repair_file(path, output=tmp_path / "o.batch")
-    with pytest.raises(ArgumentError, match="is the file to repair"):
-        repair_file(path, output=path)
+    is_refused(ArgumentError, lambda: repair_file(path, output=tmp_path / "o.batch"), match="can hold a token stream")
+    is_refused(ArgumentError, lambda: repair_file(path, output=path), match="is the file to repair")
     other = write(tmp_path / "o.h5", documents_of([3])).read_bytes()
-    with pytest.raises(ConvertError, match="exists already"):
-        repair_file(path, output=tmp_path / "o.h5")
+    is_refused(ConvertError, lambda: repair_file(path, output=tmp_path / "o.h5"), match="exists already")
     assert (tmp_path / "o.h5").read_bytes() == other
     assert repair_file(path, output=tmp_path / "o.h5", overwrite=True).kept == 7
     require_good(tmp_path / "o.h5")
@@ -150,8 +146,7 @@ def test_other_documents_of_the_same_tokens_are_not_taken_for_the_repaired_ones(
     path = write(tmp_path / "s.h5", documents)
     flip_chunk(path, 3)
     write(tmp_path / "s.repaired.h5", [np.concatenate(documents[:3])])
-    with pytest.raises(ConvertError, match="exists already"):
-        repair_file(path)
+    is_refused(ConvertError, lambda: repair_file(path), match="exists already")
 
 
 @pytest.mark.parametrize("cut", [100, 5000, 1_050_000, -1])
@@ -198,8 +193,7 @@ def test_places_of_documents_are_never_guessed(documents, boundary, more, tmp_pa
     if more:
         flip_chunk(path, 1)
     before = files_in(tmp_path)
-    with pytest.raises(IncompleteError, match="the offsets of its documents are damaged"):
-        repair_file(path)
+    is_refused(IncompleteError, lambda: repair_file(path), match="the offsets of its documents are damaged")
     assert run("repair", path).exit_code == 4
     assert files_in(tmp_path) == before
 
@@ -277,8 +271,7 @@ def test_a_repair_that_is_killed_between_two_renames_is_ended_by_the_next(rename
             replace(*names)
 
         patch.setattr(os, "replace", stop)
-        with pytest.raises(KeyboardInterrupt):
-            repair_file(tmp_path / "s.h5.partial", overwrite=True)
+        is_refused(KeyboardInterrupt, lambda: repair_file(tmp_path / "s.h5.partial", overwrite=True))
     repair_file(tmp_path / "s.h5.partial", overwrite=True)
     require_good(path)
     with MmapTokenStore(path) as store:
@@ -420,14 +413,12 @@ def test_one_split_is_verified_without_the_other(store):
     flip_chunk(folder / "shard-00000.h5", 1)
     assert [report.outcome for report in verify_store(folder, split="val")] == ["verified"]
     assert [report.outcome for report in verify_store(folder, split="train")] == ["bad", "verified"]
-    with pytest.raises(ArgumentError, match="split"):
-        verify_store(folder, split="test")
+    is_refused(ArgumentError, lambda: verify_store(folder, split="test"), match="split")
 
 
 def test_an_unfinished_stream_and_batches_have_no_place_in_an_index_of_streams(tmp_path, tokens, write_file):
     paths = [write(tmp_path / "a.h5", documents_of([9])), write_file(tmp_path / "b.h5", tokens).path]
-    with pytest.raises(FormatError, match=r"b\.h5: expected a stream of .*, found \(\d"):
-        index_files(paths)
+    is_refused(FormatError, lambda: index_files(paths), match=r"b\.h5: expected a stream of .*, found \(\d")
     for path in paths:
         path.unlink()
     partial, _ = killed(tmp_path / "shard-00000.h5", 20)

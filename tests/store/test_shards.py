@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from contents import batches_of, write_streams
-from contract import check_closing, check_reader, random_tokens
+from contract import check_closing, check_reader, is_refused, random_tokens
 from damage import flip, flip_stored, flip_token
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,11 +103,9 @@ def test_unknown_keys_are_left_for_later_versions(store, tokens):
 )
 def test_what_is_no_index_is_a_format_error(content, store):
     (store / "shards.json").write_bytes(content)
-    with pytest.raises(errors.FormatError, match=r"store/shards\.json"):
-        open_reader(store)
+    is_refused(errors.FormatError, lambda: open_reader(store), match=r"store/shards\.json")
     (store / "shards.json").unlink()
-    with pytest.raises(errors.FormatError, match=r"store: no shards\.json: its index was lost"):
-        open_reader(store)
+    is_refused(errors.FormatError, lambda: open_reader(store), match=r"store: no shards\.json: its index was lost")
 
 
 #: Keys of an index and of its shards, and values that they cannot have.
@@ -137,11 +135,9 @@ def named(change):
 @pytest.mark.thin
 def test_a_malformed_index_is_a_format_error(change, store):
     change_index(store, *change)
-    with pytest.raises(errors.FormatError, match=r"store/shards\.json"):
-        open_reader(store)
+    is_refused(errors.FormatError, lambda: open_reader(store), match=r"store/shards\.json")
     if change == ("version", 4):
-        with pytest.raises(errors.FormatError, match="expected version 3, found 4"):
-            verify_store(store)
+        is_refused(errors.FormatError, lambda: verify_store(store), match="expected version 3, found 4")
 
 
 @pytest.mark.parametrize("make", [lambda path: f"../{path.name}", str, lambda path: f"a/../../{path.name}"])
@@ -150,8 +146,7 @@ def test_a_path_that_leaves_the_folder_is_refused_though_the_file_is_there(make,
     shutil.copyfile(store / "shard-00001.h5", outside)
     (store / "a").mkdir()
     change_index(store, "shards", "path", 1, make(outside))
-    with pytest.raises(errors.FormatError, match="leaves the folder of the store"):
-        open_reader(store)
+    is_refused(errors.FormatError, lambda: open_reader(store), match="leaves the folder of the store")
 
 
 # --- the shards and the index ----------------------------------------------------------------------------------
@@ -185,8 +180,7 @@ def test_another_file_in_place_of_a_shard_is_found_when_it_is_read(field, make, 
     assert f" has {'num_batches 3, the file has 2' if field == 'num_batches' else 'sha256'}" in str(problems(store)[1])
     with open_reader(store) as reader:
         np.testing.assert_array_equal(reader.read_batch(1), tokens[1])
-        with pytest.raises(errors.FormatError, match=rf"shard-00001\.h5: its index has {field}"):
-            reader.read_batch(2)
+        is_refused(errors.FormatError, lambda: reader.read_batch(2), match=rf"shard-00001\.h5: its index has {field}")
 
 
 @pytest.mark.parametrize(("number", "field", "make"), [
@@ -246,8 +240,7 @@ def test_batches_are_numbered_across_shards(cuts, backends, tmp_path, tokens, wr
 def test_a_store_of_empty_shards_is_empty(tmp_path, tokens, write_store):
     with open_reader(write_store(tmp_path / "store", tokens[:0], (0,), ("hdf5",))) as reader:
         assert (len(reader), list(reader)) == (0, [])
-        with pytest.raises(IndexError):
-            reader.read_batch(0)
+        is_refused(IndexError, lambda: reader.read_batch(0))
 
 
 @pytest.mark.parametrize("access", ["mmap", "pread"])
@@ -390,8 +383,7 @@ def test_a_damaged_batch_that_is_the_first_to_be_read_is_told(tokens, tmp_path, 
 def test_places_that_are_none_are_told(change, tokens, tmp_path, write_store):
     folder = write_store(tmp_path / "store", tokens, (3,))
     change_index(folder, "columns", "batches", *change)
-    with pytest.raises(errors.FormatError, match="columns: "):
-        open_reader(folder)
+    is_refused(errors.FormatError, lambda: open_reader(folder), match="columns: ")
 
 
 def test_every_flipped_bit_of_an_index_is_found(tokens, tmp_path, write_store, thinned):

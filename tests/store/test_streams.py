@@ -11,7 +11,7 @@ import pytest
 import torch
 from commandline import run_zb as run
 from contents import write_stream, write_streams
-from contract import check_reader
+from contract import check_reader, is_refused
 from damage import flip_stored
 from descriptors import open_files
 from hypothesis import given
@@ -120,8 +120,7 @@ def test_the_pieces_in_which_tokens_come_do_not_matter(tmp_path):
 def test_the_boundary_token_is_not_cut_to_the_dtype_of_a_document(dtype, tmp_path):
     with HDF5ShardWriter(tmp_path / "s.h5", dtype="uint32", boundary_token_id=100_257) as writer:
         writer.write_document(np.array([1, 2], dtype))
-        with pytest.raises(errors.ArgumentError, match="1-D"):
-            writer.write_document(np.zeros((2, 2), dtype))
+        is_refused(errors.ArgumentError, lambda: writer.write_document(np.zeros((2, 2), dtype)), match="1-D")
     assert tokens_of(tmp_path / "s.h5").tolist() == [1, 2, 100_257]
 
 
@@ -142,8 +141,7 @@ def test_a_writer_that_failed_keeps_its_committed_chunks(tmp_path, monkeypatch):
     writer.write_documents(range(12), [4, 4, 4])
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", failing(errno.ENOSPC))
-        with pytest.raises(OSError, match="No space left"):
-            writer.write_documents(range(4), [4])
+        is_refused(OSError, lambda: writer.write_documents(range(4), [4]), match="No space left")
     for use in (lambda: writer.write_document([1]), writer.close):
         with pytest.raises(
             errors.ConvertError, match=r"the 3 chunks that were committed before it are in .*s\.h5\.partial"
@@ -178,8 +176,7 @@ def test_ids_that_are_there_twice_or_only_sometimes_are_refused(tmp_path):
 ])  # fmt: skip
 def test_bad_tokens_are_refused_and_nothing_of_them_is_written(tokens, lengths, error, tmp_path):
     with HDF5ShardWriter(tmp_path / "s.h5", vocab_size=99) as writer:
-        with pytest.raises(error):
-            writer.write_documents(tokens, lengths)
+        is_refused(error, lambda: writer.write_documents(tokens, lengths))
         writer.write_document([5])
     np.testing.assert_array_equal(tokens_of(tmp_path / "s.h5"), [5])
 
@@ -210,8 +207,7 @@ def test_documents_that_a_killed_writer_was_ahead_with_are_not_there(tmp_path):
         assert store.doc_offsets.tolist() == store.documents.offsets.tolist() == np.cumsum([0, *LENGTHS[:7]]).tolist()
         assert store.documents.number_of([0, 4299, 4300]).tolist() == [1, 6, -1]
         assert store.documents.document(6).length == 2000
-        with pytest.raises(errors.BatchIndexError, match="it has 7"):
-            store.document(7)
+        is_refused(errors.BatchIndexError, lambda: store.document(7), match="it has 7")
 
 
 @pytest.mark.parametrize("places", [[1, 7], [0, 60], [0, 3], [0, 1 << 63]])
@@ -226,15 +222,13 @@ def test_documents_that_do_not_lie_in_the_tokens_are_damage(places, tmp_path, mo
         monkeypatch.setattr("zb_hdf5.store.store_documents.FEW_DOCUMENTS", few)
         with open_reader(tmp_path, batch_size=1, seq_len=5) as reader:
             for read in (lambda: reader.read_pieces(np.arange(2)), lambda: reader.documents.offsets):
-                with pytest.raises(errors.FormatError, match=r"0\.h5: expected doc_offsets that ascend from 0 to 7"):
-                    read()
+                is_refused(errors.FormatError, read, match=r"0\.h5: expected doc_offsets that ascend from 0 to 7")
 
 
 @pytest.mark.slow
 def test_a_full_disk_is_one_error(mount_disk):
     disk = mount_disk(4 << 10)
-    with pytest.raises(OSError, match="No space left"):
-        write(disk / "s.h5", np.tile(TOKENS, 1000))
+    is_refused(OSError, lambda: write(disk / "s.h5", np.tile(TOKENS, 1000)), match="No space left")
     assert list(disk.iterdir()) == []
 
 
@@ -298,8 +292,7 @@ def test_splits_are_read_apart(two_shards):
 @pytest.mark.parametrize("array", [np.zeros((2, 3), int), np.zeros(3), np.zeros(3, "S1")])
 def test_an_npy_file_of_another_kind_is_told(array, tmp_path):
     np.save(tmp_path / "a.npy", array)
-    with pytest.raises(errors.ZbError, match="expected a 1-D array of integers"):
-        MmapTokenStore(tmp_path / "a.npy")
+    is_refused(errors.ZbError, lambda: MmapTokenStore(tmp_path / "a.npy"), match="expected a 1-D array of integers")
     told = "rows are records: convert them to a store$" if array.ndim == 2 else "expected a 1-D array of integers"
     for path in (tmp_path, tmp_path / "a.npy"):
         with pytest.raises(errors.ZbError, match=told):
@@ -399,8 +392,7 @@ def test_ids_that_no_model_has_are_told_when_they_are_met(tmp_path):
     np.save(tmp_path / "s.npy", np.array([1, 2, 3, -1, 5, 6]))
     with open_reader(tmp_path / "s.npy", batch_size=1, seq_len=2) as reader:
         np.testing.assert_array_equal(reader.read_batch(0), [[1, 2]])
-        with pytest.raises(errors.ConvertError, match="-1"):
-            reader.read_batch(1)
+        is_refused(errors.ConvertError, lambda: reader.read_batch(1), match="-1")
 
 
 def test_what_differs_has_another_fingerprint(tmp_path):
@@ -460,11 +452,9 @@ def test_ranks_take_turns_across_files_and_wrap_for_ever(num_processes, tmp_path
 
 def test_too_few_tokens_and_windows_that_cannot_be_are_refused(tmp_path, three_shards):
     folder = write_npy(tmp_path / "few", [TOKENS[:10]])
-    with pytest.raises(errors.ArgumentError):
-        DatasetLoader(2, 5, 0, 1, folder)
+    is_refused(errors.ArgumentError, lambda: DatasetLoader(2, 5, 0, 1, folder))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(errors.FormatError, match=r"no \.npy files"):
-        DatasetLoader(2, 5, 0, 1, tmp_path / "empty")
+    is_refused(errors.FormatError, lambda: DatasetLoader(2, 5, 0, 1, tmp_path / "empty"), match=r"no \.npy files")
     with MmapTokenStore(three_shards) as store:
         for window, options in ((5000, {}), (10, {"order": "sorted"})):
             with pytest.raises(errors.ArgumentError):
@@ -544,11 +534,9 @@ def test_an_index_survives_its_own_text(two_shards):
     assert (index.token_count, index.shards[1].split) == (5000, "val")
     text = (folder / "shards.json").read_text()
     (folder / "shards.json").write_text(text.replace("3000", "3001"))
-    with pytest.raises(errors.FormatError, match="damaged"):
-        MmapTokenStore(folder)
+    is_refused(errors.FormatError, lambda: MmapTokenStore(folder), match="damaged")
     (folder / "shards.json").write_text(text.replace(index.shards[0].sha256, NO_SHA256))
-    with pytest.raises(errors.FormatError):
-        ShardIndex.load(folder)
+    is_refused(errors.FormatError, lambda: ShardIndex.load(folder))
 
 
 @pytest.mark.thin
@@ -583,8 +571,7 @@ def test_a_shard_of_other_tokens_or_a_damaged_chunk_is_told_at_the_first_read(ac
     ):
         store.get_slice(0, 5000)
     (folder / "shard-00001.h5").unlink()
-    with pytest.raises(errors.FormatError, match="not there"):
-        MmapTokenStore(folder)
+    is_refused(errors.FormatError, lambda: MmapTokenStore(folder), match="not there")
     write(folder / "shard-00001.h5", TOKENS[3000:] + 1)
     with h5py.File(folder / "shard-00000.h5", "r+") as h5:
         h5["tokens"][2900] += 1
@@ -628,8 +615,7 @@ def test_a_stream_in_several_runs_that_was_cut_short_is_an_error(tmp_path):
         assert len(store.tokens.open_file(0, 0).extents.runs) > 1
         store.get_slice(0, 10)
         os.truncate(tmp_path / "s.h5", (tmp_path / "s.h5").stat().st_size - 4096)
-        with pytest.raises(errors.IncompleteError, match="cut short"):
-            store.get_slice(0, 10)
+        is_refused(errors.IncompleteError, lambda: store.get_slice(0, 10), match="cut short")
 
 
 @pytest.mark.parametrize("name", ["stream.h5", "stream.npy", "folder"])

@@ -172,11 +172,7 @@ def write_file():
 
 @pytest.fixture(scope="session")
 def write_store(write_file):
-    """Return `write_store(folder, tokens, cuts, backends, **options) -> folder`.
-
-    `cuts` are the batch numbers where shards begin and end (0 and the number of batches are added); shard k is of the
-    k-th of `backends`, which are taken in turn; `options` are those of each writer.
-    """
+    """Return `write_store(folder, tokens, cuts, backends, **options) -> folder`; shards take backends in turn."""
 
     def write(folder, tokens, cuts=(), backends=("hdf5",), **options):
         folder = Path(folder)

@@ -36,14 +36,12 @@ def is_refused(error, *uses, match=None):
 
 # --- readers ---------------------------------------------------------------------------------------------------------
 def check_reader(reader, expected, fields=None):
-    """Check everything that leaves the reader open, but for `check_buffers`.
-
-    `fields` has the values of each field that is stored, shape `(N, B, S, ...)`.
-    """
+    """Check everything that leaves the reader open; `fields` has the values of each, shape `(N, B, S, ...)`."""
     check_description(reader, expected)
     check_batches(reader, expected)
     check_read_into(reader, expected)
     check_read_batches_into(reader, expected)
+    check_buffers(reader, expected)
     check_records(reader, expected)
     check_indices(reader, expected)
     check_sequence(reader, expected)
@@ -262,11 +260,7 @@ def read_everything(reader):
 
 # --- writers ---------------------------------------------------------------------------------------------------------
 def check_writer(make, read_back, expected):
-    """Check a writer.
-
-    `make(number)` begins a new file or store for `expected`; `read_back(info)` returns the batches and the digest of a
-    finished one.
-    """
+    """Check the writers of `make(number)`; `read_back(info)` returns the batches and the digest of a finished one."""
     check_writing(make(0), read_back, expected)
     check_appending(make(6), read_back, expected)
     check_writer_refusals(make(2), expected)

@@ -48,9 +48,8 @@ def write_packed(path, lengths, *, seq_len=8, batch_size=2, seed=0, vocab=50, lo
     documents = [rng.integers(0, vocab, length).tolist() for length in lengths]
     chunks = []
     for number, length in enumerate(lengths):
-        cuts = sorted(
-            {0, length, *rng.integers(0, length + 1, rng.integers(0, 3)).tolist(), *range(0, length, seq_len)}
-        )
+        some = rng.integers(0, length + 1, rng.integers(0, 3)).tolist()
+        cuts = sorted({0, length, *some, *range(0, length, seq_len)})
         chunks += [(number, a, b) for a, b in zip(cuts, cuts[1:], strict=False) if rng.random() >= lost]  # noqa: RUF007
     rng.shuffle(chunks)
     cells, pieces = [], []
@@ -92,9 +91,8 @@ def _field_values(seeds):
 
 
 def _write(path, cells, pieces, lengths, spans, fields, batch_size):
-    tokens = np.array([[token for token, _, _ in row] for row in cells], np.uint16).reshape(
-        -1, batch_size, len(cells[0])
-    )
+    flat = np.array([[token for token, _, _ in row] for row in cells], np.uint16)
+    tokens = flat.reshape(-1, batch_size, len(cells[0]))
     shape = {"batch_size": batch_size, "seq_len": len(cells[0]), "dtype": "uint16"}
     with open_writer(path, **shape, fields={name: FIELDS[name] for name in fields}) as writer:
         values = {name: each.reshape(*tokens.shape, *each.shape[2:]) for name, each in fields.items()}

@@ -16,10 +16,7 @@ def spans_of(number, length):
 
 
 def write_documents(writer, lengths, first, *, spans=spans_of, named=True):
-    """Write documents of these lengths; `first` is the number of the first one and of its first token.
-
-    A document without spans is one of which only its place is known, unless it is `named`.
-    """
+    """Write documents of these lengths; `first` is the number of the first one and of its first token."""
     number, start = first
     for length in lengths:
         places = np.arange(start, start + length)
@@ -47,10 +44,7 @@ def span_at(lengths, place, spans):
 
 
 def check_step(step, lengths, *, seq_len, spans=spans_of):
-    """Compare every value of every token with that of its source token.
-
-    Token t of the document stream is `t + 1000`, its field `number` is t, padding is 0.
-    """
+    """Compare all values of tokens with their source: token t is `t + 1000`, its field `number` t, padding 0."""
     tokens = step["tokens"].numpy()
     starts = np.concatenate([[0], np.cumsum(lengths)])
     places = np.where(tokens == 0, -1, tokens - 1000)

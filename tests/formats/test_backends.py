@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 from contents import BACKENDS_OF, batches_of
-from contract import check_buffers, check_closing, check_reader, is_refused, random_tokens, read_everything
+from contract import check_closing, check_reader, is_refused, random_tokens, read_everything
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import forked
@@ -60,12 +60,6 @@ def test_reader_behind_a_cache_keeps_the_contract(stored, access, tokens, tmp_pa
         reader = open_stored(stored, path, access, verify="auto", cache=tmp_path / "cache")
         check_reader(reader, tokens)
         check_closing(reader, tokens)
-
-
-@pytest.mark.parametrize(("stored", "access"), CASES[:5], ids=lambda value: value.replace(" ", "-"))
-def test_reader_refuses_buffers_that_it_cannot_fill(stored, access, tokens, tmp_path, make_stored):
-    with open_stored(stored, make_stored(stored, tmp_path, tokens), access) as reader:
-        check_buffers(reader, tokens)
 
 
 @st.composite

@@ -120,10 +120,7 @@ def shim(tmp_path_factory):
 
 @pytest.fixture
 def hit_each_write(shim, thinned, tmp_path):
-    """Return `hit_each_write(kind, error=0, **arguments)`: run one commit once for each of its writes.
-
-    It returns the folders of the runs that were hit.
-    """
+    """Return `hit_each_write(kind, error=0, **arguments) -> folders`: run one commit, and hit it in each write."""
     numbers = thinned(range(1, 1000), 3)
 
     def hit(kind, error=0, **arguments):

@@ -106,8 +106,7 @@ def test_a_file_cut_under_a_reader_is_an_error_and_no_bus_error(left, access, pa
             getattr(reader, first)(0)  # a tensor does not need a mapping, and an array does
             size = reader.meta.batch_bytes - 4097 if isinstance(left, str) else left
             os.truncate(path, size % path.stat().st_size)
-            for read in reads_of(reader, len(reader) - 1):
-                is_refused(zb_hdf5.IncompleteError, read, match="cut short")
+            is_refused(zb_hdf5.IncompleteError, *reads_of(reader, len(reader) - 1), match="cut short")
 
 
 @pytest.mark.parametrize("access", ACCESSES)

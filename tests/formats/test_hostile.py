@@ -355,8 +355,8 @@ def test_a_replaced_stream_is_never_read_for_the_old_one(access, tmp_path):
     sent = pickle.dumps(store)
     replaced(path, lambda other: write_tokens(other, first=9))
     later = pickle.loads(sent)
-    for read in (lambda: later.get_slice(0, 100), lambda: later.doc_offsets, lambda: store.doc_offsets):
-        is_refused(errors.FormatError, read, match="changed since")
+    reads = (lambda: later.get_slice(0, 100), lambda: later.doc_offsets, lambda: store.doc_offsets)
+    is_refused(errors.FormatError, *reads, match="changed since")
     np.testing.assert_array_equal(store.get_slice(0, 100), old)
     store.close()
 

@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.request
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -195,17 +196,18 @@ class Proxy(http.server.ThreadingHTTPServer):
 
 @pytest.fixture
 def served(www):
-    """Return (folder, url) of nginx alone, which is faster than the proxy."""
-    yield www[0], f"http://127.0.0.1:{www[1]}"
+    """Return the folder and the url of nginx alone, which is faster than the proxy."""
+    yield SimpleNamespace(folder=www[0], url=f"http://127.0.0.1:{www[1]}")
     for path in www[0].iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @pytest.fixture
 def web(served, www, proxies):
-    """Return (folder, proxy): what lies in the folder is served at `proxy.url`."""
+    """Return the proxy: what lies in its folder is served at its url."""
     proxies[0].reset(www[1])
-    return served[0], proxies[0]
+    proxies[0].folder = served.folder
+    return proxies[0]
 
 
 @pytest.fixture(scope="session")

@@ -103,15 +103,19 @@ def check_all(reader, times=1):
         np.testing.assert_array_equal(whole, BATCHES)
 
 
+def check_cached(store, folder, times=1):
+    """Read all through a cache; return the tokens behind it."""
+    reader, source = counted(store, folder)
+    with reader:
+        check_all(reader, times)
+    return source
+
+
 # --- what is fetched -------------------------------------------------------------------------------------------
 def test_each_batch_is_fetched_once_whatever_reads_it(store, folder):
-    reader, source = counted(store, folder)
-    with reader:
-        check_all(reader, times=2)
+    source = check_cached(store, folder, times=2)
     assert (sorted(source.whole), source.rows) == (list(range(len(BATCHES))), [])
-    reader, source = counted(store, folder)
-    with reader:
-        check_all(reader)
+    source = check_cached(store, folder)
     assert (source.whole, source.rows) == ([], [])
 
 
@@ -325,52 +329,48 @@ def test_flipped_bits_of_the_cache_are_never_seen_by_a_reader_that_compares(veri
 # --- objects ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["store", "lone.h5", "lone.batch"])
 def test_objects_are_asked_for_once(name, web, tokens, write_store, write_file, folder):
-    place, proxy = web
     if name == "store":
-        write_store(place / name, tokens, (2, 5), ("hdf5", "batch"))
+        write_store(web.folder / name, tokens, (2, 5), ("hdf5", "batch"))
     else:
-        write_file(place / name, tokens)
-    with open_reader(f"{proxy.url}/{name}", cache=folder) as reader:
+        write_file(web.folder / name, tokens)
+    with open_reader(f"{web.url}/{name}", cache=folder) as reader:
         check_reader(reader, tokens)
-    proxy.reset()
-    with open_reader(f"{proxy.url}/{name}", cache=folder) as reader:
+    web.reset()
+    with open_reader(f"{web.url}/{name}", cache=folder) as reader:
         reader.fingerprint  # noqa: B018  (a sample of a lone .batch)
-        asked = len(proxy.requests)
+        asked = len(web.requests)
         np.testing.assert_array_equal(np.stack(list(reader)), tokens)
-        assert len(proxy.requests) == asked
+        assert len(web.requests) == asked
 
 
 def test_an_object_that_is_replaced_is_another_column(web, write_file, folder):
-    place, proxy = web
     first = random_tokens(64, 2, 8)
     second = first.copy()
     second[1] += 1  # not in the sample that is the fingerprint of a lone .batch
     for time_s, expected in enumerate((first, second)):
-        write_file(place / "x.batch", expected, overwrite=True)
-        os.utime(place / "x.batch", (time_s, time_s))  # an ETag of nginx is the size and the whole second
-        np.testing.assert_array_equal(batches_of(f"{proxy.url}/x.batch", cache=folder), expected)
+        write_file(web.folder / "x.batch", expected, overwrite=True)
+        os.utime(web.folder / "x.batch", (time_s, time_s))  # an ETag of nginx is the size and the whole second
+        np.testing.assert_array_equal(batches_of(f"{web.url}/x.batch", cache=folder), expected)
 
 
 def test_a_loader_reads_what_is_in_the_cache_without_threads(served, write_store, tokens, folder, monkeypatch):
-    place, url = served
-    write_store(place / "store", tokens)
-    with Loader(f"{url}/store", cache=folder, **ONE_RANK) as loader:
+    write_store(served.folder / "store", tokens)
+    with Loader(f"{served.url}/store", cache=folder, **ONE_RANK) as loader:
         first = [step.numpy() for step in loader]
         monkeypatch.setattr("zb_hdf5.loaders.steps.read_ahead", None)
         np.testing.assert_array_equal(first, [step.numpy() for step in loader])
 
 
 def test_a_store_behind_a_url_is_staged_and_diagnosed(served, write_store, tokens, folder):
-    place, url = served
-    write_store(place / "store", tokens, (2,))
-    assert report_of(zb, "stage", f"{url}/store", folder, "--quiet")["copied"] == len(tokens)
-    (place / "store" / "shard-00000.h5").unlink()
-    with open_reader(f"{url}/store", cache=folder) as reader:
+    write_store(served.folder / "store", tokens, (2,))
+    assert report_of(zb, "stage", f"{served.url}/store", folder, "--quiet")["copied"] == len(tokens)
+    (served.folder / "store" / "shard-00000.h5").unlink()
+    with open_reader(f"{served.url}/store", cache=folder) as reader:
         np.testing.assert_array_equal(np.stack([reader.read_batch_torch(k).numpy() for k in range(2)]), tokens[:2])
-    done = run_zb("doctor", f"{url}/store")
+    done = run_zb("doctor", f"{served.url}/store")
     assert (done.exit_code, "no such object" in done.output) == (1, True)
-    write_store(place / "other", tokens, (2,))
-    found = {finding["name"]: finding for finding in report_of(zb, "doctor", f"{url}/other")["findings"]}
+    write_store(served.folder / "other", tokens, (2,))
+    found = {finding["name"]: finding for finding in report_of(zb, "doctor", f"{served.url}/other")["findings"]}
     assert found["reads"]["state"] == "ok"
     assert found["reads"]["text"].endswith(f"over {len(tokens)} shuffled batches")
 
@@ -427,10 +427,7 @@ def test_a_kill_at_any_moment_costs_no_more_than_what_was_under_way(store, folde
         order = np.random.default_rng(attempt).permutation(len(BATCHES)).tolist()
         seen.update(map(int, killed_after(3 * attempt + 1, partial(read_some, order))))
     assert seen
-    reader, source = counted(store, folder)
-    with reader:
-        check_all(reader)
-    assert not seen & set(source.whole)
+    assert not seen & set(check_cached(store, folder).whole)
 
 
 # --- damage ----------------------------------------------------------------------------------------------------
@@ -466,11 +463,8 @@ def test_damage_costs_reads_and_never_a_token(damage, moment, store, folder):
                 np.testing.assert_array_equal(reader.read_batch_torch(index).numpy(), batch)
         else:
             check_all(reader)
-    for _ in range(2):
-        reader, source = counted(store, folder)
-        with reader:
-            check_all(reader)
-    assert source.whole == []  # what was damaged was fetched again, once
+    check_cached(store, folder)
+    assert check_cached(store, folder).whole == []  # what was damaged was fetched again, once
 
 
 def test_a_folder_that_is_removed_under_a_reader_does_not_disturb_it(store, folder):

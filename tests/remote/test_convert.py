@@ -42,9 +42,8 @@ def test_a_store_goes_to_a_bucket_and_comes_back(s3, local, tmp_path):
 
 
 def test_a_store_behind_http_is_converted_looked_at_and_verified(web, local, tmp_path, write_store):
-    folder, proxy = web
-    write_store(folder / "store", TOKENS, (4,))
-    url = f"{proxy.url}/store"
+    write_store(web.folder / "store", TOKENS, (4,))
+    url = f"{web.url}/store"
     succeed(zb, "convert", "hdf5-to-npy", url, tmp_path / "records.npy")
     np.testing.assert_array_equal(np.load(tmp_path / "records.npy").reshape(TOKENS.shape), TOKENS)
     assert "2 of 2 files" in run("verify", url).stdout
@@ -111,7 +110,7 @@ def test_an_interrupted_upload_goes_on(s3, local):
 
 def test_a_store_is_written_to_a_folder_of_a_bucket_only(s3, web, local):
     with pytest.raises(zb_hdf5.ArgumentError, match="expected a folder in a bucket"):
-        zb_hdf5.convert(local, "hdf5", f"{web[1].url}/store")
+        zb_hdf5.convert(local, "hdf5", f"{web.url}/store")
     with pytest.raises(zb_hdf5.ArgumentError, match="expected a folder in a bucket"):
         zb_hdf5.convert(local, "hdf5", "s3://bucket/one.h5")
     with pytest.raises(zb_hdf5.ConvertError, match="parts are merged on one machine"):

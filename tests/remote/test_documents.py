@@ -41,9 +41,8 @@ def write_documents(path):
 @pytest.fixture(params=["lone.h5", "store"])
 def batches(served, request):
     """Return (local path, url) of batches with all that can lie beside them."""
-    folder, url = served
-    write_documents(folder / request.param)
-    return folder / request.param, f"{url}/{request.param}"
+    write_documents(served.folder / request.param)
+    return served.folder / request.param, f"{served.url}/{request.param}"
 
 
 @pytest.mark.parametrize("shape", [{}, {"batch_size": 4}, {"batch_size": 3, "seq_len": 4}])
@@ -72,7 +71,7 @@ def test_a_conversion_keeps_the_documents(batches, tmp_path):
 @pytest.fixture
 def streams(served):
     """Return (local folder, url) of a stream in two shards, with spans and a field."""
-    return write_streams(served[0])[0], f"{served[1]}/store"
+    return write_streams(served.folder)[0], f"{served.url}/store"
 
 
 @pytest.mark.parametrize("shuffle", ["global", "records"])
@@ -92,45 +91,42 @@ def test_documents_bring_all_that_lies_beside_them(streams, sizes):
 
 
 def test_many_batches_of_a_mixture_are_read_at_once(web, write_store):
-    folder, proxy = web
     for number, name in enumerate("ab"):
-        write_store(folder / name, random_tokens(20, 4, 1024, seed=number), (20,))
-    proxy.fault = lambda number, method, name, span: {"wait": 0.05}
+        write_store(web.folder / name, random_tokens(20, 4, 1024, seed=number), (20,))
+    web.fault = lambda number, method, name, span: {"wait": 0.05}
     options = {"weights": {"a": 1.0, "b": 2.0}, "rank": 0, "world_size": 1}
     with (
-        MixedLoader({name: f"{proxy.url}/{name}" for name in "ab"}, **options) as loader,
-        MixedLoader({name: folder / name for name in "ab"}, **options) as expected,
+        MixedLoader({name: f"{web.url}/{name}" for name in "ab"}, **options) as loader,
+        MixedLoader({name: web.folder / name for name in "ab"}, **options) as expected,
     ):
         for step, other, _ in zip(loader, expected, range(60), strict=False):
             assert torch.equal(step, other)
-    assert proxy.most_under_way > 8
+    assert web.most_under_way > 8
 
 
 def test_many_batches_of_documents_are_read_at_once(web):
-    folder, proxy = web
-    with HDF5ShardWriter(folder / "stream.h5", dtype="uint16") as writer:
+    with HDF5ShardWriter(web.folder / "stream.h5", dtype="uint16") as writer:
         for number in range(200):
             writer.write_document(np.full(50, number))
-    proxy.fault = lambda number, method, name, span: {"wait": 0.02}
-    with DocumentLoader(f"{proxy.url}/stream.h5", collate="pad", batch_size=4, shuffle="sequential") as loader:
+    web.fault = lambda number, method, name, span: {"wait": 0.02}
+    with DocumentLoader(f"{web.url}/stream.h5", collate="pad", batch_size=4, shuffle="sequential") as loader:
         rows = torch.cat([step["tokens"] for step in loader])
     assert rows[:, 0].tolist() == list(range(200))
-    assert proxy.most_under_way > 8
+    assert web.most_under_way > 8
 
 
 def test_where_the_documents_of_many_shards_lie_is_read_at_once(web):
-    folder, proxy = web
-    contents.write_streams(folder / "store", [np.arange(number + 1) for number in range(12)], chunk_tokens=64)
-    proxy.fault = lambda *request: {"wait": 0.02}
-    with DocumentLoader(f"{proxy.url}/store", collate="pad", batch_size=1) as loader:
-        assert proxy.most_under_way > 4
+    contents.write_streams(web.folder / "store", [np.arange(number + 1) for number in range(12)], chunk_tokens=64)
+    web.fault = lambda *request: {"wait": 0.02}
+    with DocumentLoader(f"{web.url}/store", collate="pad", batch_size=1) as loader:
+        assert web.most_under_way > 4
         assert np.diff(loader.store.doc_offsets).tolist() == list(range(1, 13))
 
 
 @pytest.fixture(params=["lone.h5", "store", "stream.h5", "plain.h5", "streams"])
 def beside(web, request):
     """Return (proxy, open loader by its name) of all that may lie beside tokens."""
-    (folder, proxy), name = web, request.param
+    folder, name = web.folder, request.param
     if name in ("lone.h5", "store"):
         write_documents(folder / name)
     else:
@@ -147,7 +143,7 @@ def beside(web, request):
     shape = {"fields": tuple(FIELDS)} if batches else {"batch_size": 1, "seq_len": 16}
     spans = {} if name == "plain.h5" else {"spans": True}
     how = {"documents": ALL, "rank": 0, "world_size": 1, **spans, **shape}
-    return proxy, lambda **options: Loader(f"{proxy.url}/{name}", **how, **options)
+    return web, lambda **options: Loader(f"{web.url}/{name}", **how, **options)
 
 
 def test_no_thread_waits_for_a_server_under_the_lock_of_hdf5(beside):
@@ -211,10 +207,9 @@ def test_threads_that_wait_for_a_table_share_the_error_of_the_one_that_fetches_i
 @pytest.mark.parametrize("write", [write_batches, write_streams])
 @pytest.mark.parametrize("verify", ["auto", "batch"])
 def test_a_flipped_bit_of_an_object(write, verify, served, thinned):
-    folder, url = served
-    store, shape = write(folder)
+    store, shape = write(served.folder)
     # windows of streams compare their fields with "batch" only
     ranges = tables_of(store) + (fields_of(store) if verify == "batch" or write is write_batches else [])
-    found = flip_bits(ranges, lambda: steps_of(f"{url}/store", **shape, verify=verify), thinned(range(150), 10))
+    found = flip_bits(ranges, lambda: steps_of(f"{served.url}/store", **shape, verify=verify), thinned(range(150), 10))
     assert found["refused"] > 0
     assert found["silent"] == 0, found

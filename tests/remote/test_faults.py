@@ -22,9 +22,9 @@ TOKENS = random_tokens(30, 4, 256)
 def store(request, tmp_path, write_store):
     """Return (proxy, url, folder or None) of a store of two shards."""
     if request.param == "http":
-        folder, proxy = request.getfixturevalue("web")
-        write_store(folder / "store", TOKENS, (11,))
-        return proxy, f"{proxy.url}/store"
+        web = request.getfixturevalue("web")
+        write_store(web.folder / "store", TOKENS, (11,))
+        return web, f"{web.url}/store"
     proxy, upload = request.getfixturevalue("s3"), request.getfixturevalue("upload")
     return proxy, upload(write_store(tmp_path / "store", TOKENS, (11,)), "s3://bucket/store")
 
@@ -106,17 +106,14 @@ class TestErrors:
 
 class TestOtherObjects:
     def test_an_object_that_is_replaced_in_an_epoch(self, web, write_store, write_file):
-        folder, proxy = web
-        write_store(folder / "store", TOKENS, (11,))
-        with Loader(f"{proxy.url}/store", shuffle="sequential", prefetch=0) as loader:
+        write_store(web.folder / "store", TOKENS, (11,))
+        with Loader(f"{web.url}/store", shuffle="sequential", prefetch=0) as loader:
             for number in range(3):
                 np.testing.assert_array_equal(next(loader), TOKENS[number])
-            write_file(folder / "store/shard-00000.h5", TOKENS[:11] + 1, overwrite=True)
-            os.utime(folder / "store/shard-00000.h5", (0, 0))  # nginx's ETag has the second and the size
-            with pytest.raises(
-                errors.FormatError, match=r"00.h5: changed since it was opened: expected \(bytes, ETag\)"
-            ):
-                next(loader)
+            write_file(web.folder / "store/shard-00000.h5", TOKENS[:11] + 1, overwrite=True)
+            os.utime(web.folder / "store/shard-00000.h5", (0, 0))  # nginx's ETag has the second and the size
+            told = r"00.h5: changed since it was opened: expected \(bytes, ETag\)"
+            is_refused(errors.FormatError, lambda: next(loader), match=told)
 
     @pytest.mark.parametrize(("harm", "error"), [
         (lambda path: write_batches(path, TOKENS[11:] + 1, overwrite=True), (errors.ChecksumError, errors.FormatError)),
@@ -127,19 +124,17 @@ class TestOtherObjects:
         (lambda path: flip_stored(path, TOKENS[12]), errors.ChecksumError),
     ], ids=["replaced", "empty", "100 bytes", "5000 bytes", "a byte less", "gone", "flipped"])  # fmt: skip
     def test_one_that_is_harmed_before_it_is_read(self, harm, error, web, write_store):
-        folder, proxy = web
-        path = write_store(folder / "store", TOKENS, (11,)) / "shard-00001.h5"
-        with open_reader(f"{proxy.url}/store") as reader:
+        path = write_store(web.folder / "store", TOKENS, (11,)) / "shard-00001.h5"
+        with open_reader(f"{web.url}/store") as reader:
             harm(path)
             np.testing.assert_array_equal(reader[10], TOKENS[10])
             is_refused(error, lambda: reader.read_batch(12), match="shard-00001")
 
     def test_answers_are_compared_where_the_server_has_no_strong_etag(self, web):
-        folder, proxy = web
-        (folder / "data.batch").write_bytes(bytes(100))
+        (web.folder / "data.batch").write_bytes(bytes(100))
         tags = iter(['W/"a"', 'W/"a"', 'W/"b"'])
-        proxy.fault = lambda number, method, name, span: {"headers": {"ETag": next(tags)}}
-        source = RemoteObject(f"{proxy.url}/data.batch")
+        web.fault = lambda number, method, name, span: {"headers": {"ETag": next(tags)}}
+        source = RemoteObject(f"{web.url}/data.batch")
         source.read(0, 10), source.read(10, 20)
         is_refused(errors.FormatError, lambda: source.read(20, 30), match="changed since it was opened")
         source.close()
@@ -191,9 +186,8 @@ class Hostile:
 def test_a_hostile_server_is_an_error_in_time_and_within_memory(kind, way, web, tmp_path, monkeypatch):
     """Each kind of object, and each way: an error of ours or the right values, soon, and a few blocks at most."""
     monkeypatch.setenv("ZB_REMOTE_TIMEOUT", str(PATIENCE_S))
-    folder, proxy = web
     write_packed(tmp_path / "packed.h5", [30, 40, 0, 7, 90, 3, 50, 61])
-    convert(tmp_path / "packed.h5", "hdf5", folder / "store", num_shards=1)
+    convert(tmp_path / "packed.h5", "hdf5", web.folder / "store", num_shards=1)
     hostile, hit = Hostile(), []
 
     def fault(number, method, name, span):
@@ -204,11 +198,11 @@ def test_a_hostile_server_is_an_error_in_time_and_within_memory(kind, way, web, 
         hit.append(name)
         return hostile.faults()[way]
 
-    expected = read_everything(folder / "store")
-    proxy.fault = fault
+    expected = read_everything(web.folder / "store")
+    web.fault = fault
     start_s = time.monotonic()
     try:
-        assert read_everything(f"{proxy.url}/store") == expected
+        assert read_everything(f"{web.url}/store") == expected
         found = "the right values"
     except (errors.FormatError, errors.IncompleteError, errors.UnavailableError, errors.ChecksumError) as error:
         found = str(error)
@@ -230,12 +224,11 @@ class TestManyRanges:
     @pytest.fixture
     def source(self, web, monkeypatch):
         monkeypatch.setenv("ZB_REMOTE_TIMEOUT", str(PATIENCE_S))
-        folder, proxy = web
         self.data = np.random.default_rng(3).bytes(self.SIZE * self.COUNT * 2)
-        (folder / "data.bin").write_bytes(self.data)
-        source = RemoteObject(f"{proxy.url}/data.bin")
+        (web.folder / "data.bin").write_bytes(self.data)
+        source = RemoteObject(f"{web.url}/data.bin")
         assert source.num_bytes == len(self.data)
-        yield source, proxy
+        yield source, web
         source.close()
 
     def read(self, source):
@@ -278,18 +271,17 @@ def read_everything(path):
 
 
 def test_the_limit_is_a_setting_that_is_named(web, monkeypatch):
-    proxy = web[1]
     monkeypatch.setenv("ZB_REMOTE_TIMEOUT", "2.5")
     monkeypatch.setattr("zb_hdf5.files.objects.ATTEMPTS", 100)
-    proxy.fault = lambda number, method, name, span: {"status": 503}
+    web.fault = lambda number, method, name, span: {"status": 503}
     start_s = time.monotonic()
     with pytest.raises(errors.UnavailableError, match=r"503.*attempts within 2.5 s \(ZB_REMOTE_TIMEOUT\)"):
-        RemoteObject(f"{proxy.url}/x").read(0, 10)
+        RemoteObject(f"{web.url}/x").read(0, 10)
     assert time.monotonic() - start_s < 2.6
     for text in ("none", "0", "nan", "-3"):
         monkeypatch.setenv("ZB_REMOTE_TIMEOUT", text)
         with pytest.raises(errors.ArgumentError, match=f"ZB_REMOTE_TIMEOUT: expected a number of seconds.*{text}"):
-            RemoteObject(f"{proxy.url}/{text}/x").read(0, 10)
+            RemoteObject(f"{web.url}/{text}/x").read(0, 10)
 
 
 class TestPlaces:

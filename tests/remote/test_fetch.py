@@ -26,15 +26,12 @@ NAMES = [f"s_{number:02}.parquet" for number in range(4)]
 
 
 class Server:
-    """nginx behind the proxy, with four files of 100,000 bytes.
-
-    `faults[name]` is what the proxy does at each read of a file, in order: None, a fault of `Proxy`, or a function of
-    the server that is called before the file is served. `headers` are sent with all answers.
-    """
+    """nginx behind the proxy, with four files of 100,000 bytes; `headers` are sent with all answers."""
 
     def __init__(self, folder, proxy):
         self.folder, self.proxy = folder, proxy
         self.url = f"{proxy.url}/s_{{:02d}}.parquet"
+        #: Name -> what is done at each read: None, a fault of `Proxy`, or a function of this server that runs first.
         self.faults, self.headers, self.released = {}, {}, threading.Event()
         self.stall = {"cut": 5000, "then": lambda handler: self.released.wait(30)}
         for name in NAMES:
@@ -60,7 +57,7 @@ class Server:
 
 @pytest.fixture
 def server(web):
-    made = Server(*web)
+    made = Server(web.folder, web)
     yield made
     made.released.set()
 

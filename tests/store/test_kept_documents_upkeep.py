@@ -257,9 +257,8 @@ def test_a_stream_without_its_table_is_refused(tmp_path):
         assert next(loader)["spans"] is not None
     documents_path(path).unlink()
     lost = r"s\.h5\.documents: is not there, and holds the ids, metadata and spans of s\.h5: restore it"
-    for use in (lambda: zb_hdf5.Loader(path, **how), lambda: zb_hdf5.MmapTokenStore(path).documents,
-                lambda: index_files([path])):  # fmt: skip
-        is_refused(zb_hdf5.IncompleteError, use, match=lost)
+    uses = (lambda: zb_hdf5.Loader(path, **how), lambda: zb_hdf5.MmapTokenStore(path).documents)
+    is_refused(zb_hdf5.IncompleteError, *uses, lambda: index_files([path]), match=lost)
     assert isinstance(zb_hdf5.verify_store(path)[0].problem, zb_hdf5.IncompleteError)
     write_stream(path, np.arange(40), overwrite=True)
     assert not documents_path(path).exists()

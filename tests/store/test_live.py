@@ -1,6 +1,7 @@
 """Live stores: real writers and followers in processes of their own; every batch is told by its number alone."""
 
 import errno
+import functools
 import inspect
 import json
 import os
@@ -145,6 +146,11 @@ def acknowledged_in(said):
     return int(said.read_text().rpartition("\n")[0].rpartition("\n")[2] or 0)
 
 
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "store"
+
+
 # --- under load ------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -179,8 +185,7 @@ def test_followers_see_every_committed_batch_of_a_writer_that_is_killed(seconds,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "shard_batches"), [(88, 8), (41, 2)])
-def test_all_ranks_make_the_same_steps_to_the_end(count, shard_batches, tmp_path):
-    folder = tmp_path / "store"
+def test_all_ranks_make_the_same_steps_to_the_end(count, shard_batches, folder):
     with running(
         begun(WRITER, folder, shard_batches, count, "finish", 0.01),
         *(begun(FOLLOWER, folder, rank, 3, 6, 60) for rank in range(3)),
@@ -193,8 +198,7 @@ def test_all_ranks_make_the_same_steps_to_the_end(count, shard_batches, tmp_path
 
 
 @pytest.mark.parametrize("count", [30, pytest.param(150, marks=pytest.mark.slow)])
-def test_shards_of_one_batch_are_renamed_under_many_readers(count, tmp_path):
-    folder = tmp_path / "store"
+def test_shards_of_one_batch_are_renamed_under_many_readers(count, folder):
     readers = (begun(READER, folder, 60) for _ in range(3))
     with running(begun(WRITER, folder, 1, count, "finish"), *readers) as (writer, *readers):
         assert {ended(reader) for reader in readers} == {(count, "finished")}
@@ -233,10 +237,8 @@ def test_a_step_waits_for_the_records_of_all_ranks(tmp_path):
                 steps = iter(loader)
                 expected = batches(0, 4).reshape(2, 2 * B, S)
                 np.testing.assert_array_equal(next(steps).numpy(), expected[rank])
-                with pytest.raises(
-                    errors.UnavailableError, match=r"no new batch for 0.05 s after 5 batches.*repair it"
-                ):
-                    next(steps)
+                told = r"no new batch for 0.05 s after 5 batches.*repair it"
+                is_refused(errors.UnavailableError, functools.partial(next, steps), match=told)
 
 
 @pytest.mark.parametrize("name", ["store", "x.h5.partial"])
@@ -272,8 +274,7 @@ def test_drop_last_decides_about_the_rest_of_a_finished_store(drop_last, tmp_pat
         assert (reader.complete, reader.num_batches) == (True, 0)
 
 
-def test_a_state_goes_on_while_the_store_grows_and_when_it_is_finished(tmp_path):
-    folder = tmp_path / "store"
+def test_a_state_goes_on_while_the_store_grows_and_when_it_is_finished(folder, tmp_path):
     with start_store(folder) as writer:
         writer.write(batches(0, 6))
         with follow(folder) as loader:
@@ -301,8 +302,7 @@ def test_a_state_goes_on_while_the_store_grows_and_when_it_is_finished(tmp_path)
         loader.load_state_dict(late)
 
 
-def test_what_a_following_loader_refuses(tmp_path):
-    folder = tmp_path / "store"
+def test_what_a_following_loader_refuses(folder):
     with start_store(folder) as writer:
         writer.write(batches(0, 6))
         for options in ({"shuffle": "global"}, {"prefetch": 4}, {"device": "cuda"}, {"epoch": 1}, {"batch_size": 0}):
@@ -320,8 +320,7 @@ def test_what_a_following_loader_refuses(tmp_path):
 
 # --- the reader ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("access", ["auto", "h5py"])
-def test_a_reader_shows_what_is_committed(access, tmp_path):
-    folder = tmp_path / "store"
+def test_a_reader_shows_what_is_committed(access, folder):
     with start_store(folder) as writer, open_reader(folder, access=access) as reader:
         assert type(reader) is LiveReader
         named = reader.fingerprint
@@ -336,9 +335,8 @@ def test_a_reader_shows_what_is_committed(access, tmp_path):
                 reader.read_batches_into(0, group)
                 np.testing.assert_array_equal(group, batches(0, count))
                 rows = np.arange(count * B)[::-1].copy()
-                np.testing.assert_array_equal(
-                    reader.read_records_torch(rows, S, np.int64), batches(0, count).reshape(-1, S)[::-1]
-                )
+                found = reader.read_records_torch(rows, S, np.int64)
+                np.testing.assert_array_equal(found, batches(0, count).reshape(-1, S)[::-1])
         copy = pickle.loads(pickle.dumps(reader))
         writer.finish()
         with copy:
@@ -351,8 +349,7 @@ def test_a_reader_shows_what_is_committed(access, tmp_path):
     assert expect_store(folder, 13, complete=True) == named
 
 
-def test_a_forked_child_reads_a_shard_that_was_renamed_since(tmp_path):
-    folder = tmp_path / "store"
+def test_a_forked_child_reads_a_shard_that_was_renamed_since(folder):
     with start_store(folder) as writer, open_reader(folder) as reader:
         writer.write(batches(0, 3))
         reader.refresh()
@@ -373,8 +370,7 @@ def test_another_store_in_the_same_folder_is_an_error(tmp_path):
 
 
 # --- what commands say -----------------------------------------------------------------------------------------
-def test_info_and_verify_of_a_growing_store(tmp_path):
-    folder = tmp_path / "store"
+def test_info_and_verify_of_a_growing_store(folder):
     with start_store(folder) as writer:
         writer.write(batches(0, 6))
         info = report_of(zb, "info", folder)
@@ -436,8 +432,7 @@ def test_repair_that_drops_batches_gives_the_store_another_name(tmp_path):
 
 
 # --- the writer ------------------------------------------------------------------------------------------------
-def test_an_exception_loses_nothing_that_was_committed(tmp_path):
-    folder = tmp_path / "store"
+def test_an_exception_loses_nothing_that_was_committed(folder):
 
     def fail():
         with start_store(folder) as writer:
@@ -453,8 +448,7 @@ def test_an_exception_loses_nothing_that_was_committed(tmp_path):
     expect_store(folder, 6, complete=True)
 
 
-def test_a_failure_to_publish_loses_nothing_that_was_committed(tmp_path, monkeypatch):
-    folder = tmp_path / "store"
+def test_a_failure_to_publish_loses_nothing_that_was_committed(folder, monkeypatch):
     writer = start_store(folder)
     writer.write(batches(0, 6))
     with monkeypatch.context() as patch:

@@ -82,13 +82,6 @@ def test_index_round_trip(index):
     assert ShardIndex.from_json(index.to_json(), "shards.json") == index
 
 
-def test_saved_index_is_loaded_from_the_folder_and_from_the_file(tmp_path, store):
-    index = ShardIndex.load(store)
-    index.save(tmp_path)
-    assert ShardIndex.load(tmp_path) == ShardIndex.load(tmp_path / "shards.json") == index
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["shards.json", "store"]
-
-
 def test_unknown_keys_are_left_for_later_versions(store, tokens):
     change_index(store, "extents", [[0, 1, 2]])
     change_index(store, "shards", "later", [{"x": 1}])
@@ -162,13 +155,6 @@ def test_a_missing_shard_is_named(name, store):
         open_reader(store)
 
 
-def test_shards_may_lie_in_folders(store, tokens):
-    (store / "a" / "b").mkdir(parents=True)
-    (store / "shard-00001.h5").rename(store / "a" / "b" / "x.h5")
-    change_index(store, "shards", "path", 1, "a/b/x.h5")
-    np.testing.assert_array_equal(batches_of(store), tokens)
-
-
 @pytest.mark.parametrize(("field", "make"), [
     ("num_batches", lambda tokens: tokens[:2]),
     ("shape", lambda tokens: tokens[:3].reshape(3, 10, 3)),
@@ -213,17 +199,19 @@ def test_a_shard_that_is_not_complete_is_refused(spoil, message, store):
     assert "shard-00000.batch" in str(problems(store)[0])
 
 
-def test_a_store_may_be_moved_and_copied(store, tokens, tmp_path, monkeypatch):
+def test_a_store_may_be_moved_and_copied_and_its_shards_may_lie_in_folders(store, tokens, tmp_path, monkeypatch):
+    (store / "a" / "b").mkdir(parents=True)
+    (store / "shard-00001.h5").rename(store / "a" / "b" / "x.h5")
+    change_index(store, "shards", "path", 1, "a/b/x.h5")
+    np.testing.assert_array_equal(batches_of(store), tokens)
     moved = tmp_path / "elsewhere" / "moved"
     shutil.copytree(store, moved)
     shutil.rmtree(store)
     np.testing.assert_array_equal(batches_of(moved), tokens)
-    monkeypatch.chdir(moved.parent)
-    for path in ("moved", "moved/shards.json", "./moved/"):
-        np.testing.assert_array_equal(batches_of(path), tokens)
-    monkeypatch.chdir(moved)
-    for path in (".", "shards.json"):
-        np.testing.assert_array_equal(batches_of(path), tokens)
+    for folder, paths in ((moved.parent, ("moved", "moved/shards.json", "./moved/")), (moved, (".", "shards.json"))):
+        monkeypatch.chdir(folder)
+        for path in paths:
+            np.testing.assert_array_equal(batches_of(path), tokens)
 
 
 # --- one sequence of batches -----------------------------------------------------------------------------------
@@ -322,8 +310,11 @@ def test_a_batch_shard_is_verified_by_its_sidecar_and_by_the_index(store, tokens
     assert "shards.json has sha256" in str(problems(store)[0])
 
 
-def test_an_index_describes_its_store(store, tokens):
+def test_an_index_describes_its_store_and_is_saved_and_loaded(store, tmp_path):
     index = ShardIndex.load(store)
+    index.save(tmp_path)
+    assert ShardIndex.load(tmp_path) == ShardIndex.load(tmp_path / "shards.json") == index
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["shards.json", "store"]
     assert (index.num_batches, index.meta.shape) == (7, (3, 10))
     with open_reader(store) as reader:
         assert (reader.backend, reader.sha256) == ("batch and hdf5", index.sha256)

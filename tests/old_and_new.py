@@ -172,50 +172,33 @@ DOCUMENT_WAYS: dict[str, dict[str, Any]] = {
 DEFAULTS: dict[str, Any] = {"rank": 0, "world_size": 1}
 
 
-def _loader(store: str, **options: Any) -> Make:
-    def make(sources: Path, stores: Path) -> Any:
-        import torch
-
-        from zb_hdf5 import Loader
-
-        chosen = DEFAULTS | options
-        if "dtype" in chosen:
-            chosen["dtype"] = getattr(torch, chosen["dtype"])
-        return Loader(sources / store[4:] if store.startswith("src:") else stores / store, **chosen)
-
-    return make
-
-
-def _named(name: str, store: str, *arguments: Any, **options: Any) -> Make:
+def _named(name: str, store: str, **options: Any) -> Make:
     def make(sources: Path, stores: Path) -> Any:
         path = sources / store[4:] if store.startswith("src:") else stores / store
-        return getattr(importlib.import_module("zb_hdf5"), name)(path, *arguments, **DEFAULTS | options)
+        chosen = DEFAULTS | options
+        if "dtype" in chosen:
+            chosen["dtype"] = getattr(importlib.import_module("torch"), chosen["dtype"])
+        return getattr(importlib.import_module("zb_hdf5"), name)(path, **chosen)
 
     return make
 
 
-def _mixture(sources: Path, stores: Path) -> Any:
-    from zb_hdf5 import MixedLoader
-
-    return MixedLoader({"a": stores / "h5", "b": stores / "wide"}, {"a": 0.7, "b": 0.3}, **DEFAULTS)
+def _loader(store: str, **options: Any) -> Make:
+    return _named("Loader", store, **options)
 
 
-def _windows(sources: Path, stores: Path) -> Any:
-    from zb_hdf5 import MmapTokenStore, SlidingWindowDataloader
-
-    return SlidingWindowDataloader(MmapTokenStore(stores / "cut"), 32, 4)
-
-
-def _folder(sources: Path, stores: Path) -> Any:
-    from zb_hdf5 import DatasetLoader
-
-    return DatasetLoader(4, 16, 1, 2, sources / "long")
+def _made(make: Callable[[Any, Path, Path], Any]) -> Make:
+    """Make a loader of several paths, or of none, with the names of the package."""
+    return lambda sources, stores: make(importlib.import_module("zb_hdf5"), sources, stores)
 
 
-def _native(sources: Path, stores: Path) -> Any:
-    from zb_hdf5 import BatchNativeLoader
-
-    return BatchNativeLoader(stores / "lone.batch", block_size=8)
+MIXED = {"a": 0.7, "b": 0.3}
+LONE: dict[str, Make] = {
+    "mixture": _made(lambda zb, _, at: zb.MixedLoader({"a": at / "h5", "b": at / "wide"}, MIXED, **DEFAULTS)),
+    "windows": _made(lambda zb, _, at: zb.SlidingWindowDataloader(zb.MmapTokenStore(at / "cut"), 32, 4)),
+    "folder": _made(lambda zb, sources, _: zb.DatasetLoader(4, 16, 1, 2, sources / "long")),
+    "native": _made(lambda zb, _, at: zb.BatchNativeLoader(at / "lone.batch", block_size=8)),
+}
 
 
 def _workers(sources: Path, stores: Path) -> Any:
@@ -270,7 +253,7 @@ def loader_cases() -> Iterator[tuple[str, Make]]:
     text = {"tokenizer": "byte", "batch_size": 4, "seq_len": 24, "targets": True}
     yield "parquet/loader/text", _named("TextLoader", "src:parquet", **text)
     yield "parquet/loader/text-rank", _named("TextLoader", "src:parquet", **text | {"rank": 1, "world_size": 2})
-    yield from {"mixture": _mixture, "windows": _windows, "folder": _folder, "native": _native}.items()
+    yield from LONE.items()
     yield "workers", _workers
 
 

@@ -38,6 +38,12 @@ def offsets_of(path):
     return np.array([found[index] for index in range(len(found))])
 
 
+def copy_attributes(attributes, stored, **changes):
+    """Give a dataset the attributes of `batches`, with the same types."""
+    for name, dtype in BATCHES_ATTRIBUTES.items():
+        stored.attrs.create(name, changes.get(name, attributes[name]), dtype=dtype)
+
+
 def text(value):
     return value.decode() if isinstance(value, bytes) else value
 
@@ -156,9 +162,7 @@ def test_chunks_are_read_wherever_they_lie(sequence, access, path, tmp_path):
         stored = new.create_dataset("batches", (300, 3, 10), "<u4", maxshape=(None, 3, 10), chunks=(1, 3, 10))
         for index in sequence:
             stored.id.write_direct_chunk((index, 0, 0), tokens[index])
-        for name, dtype in BATCHES_ATTRIBUTES.items():
-            stored.attrs.create(name, old["batches"].attrs[name], dtype=dtype)
-        stored.attrs.modify("num_batches", np.uint64(300))
+        copy_attributes(old["batches"].attrs, stored, num_batches=300)
     out = np.zeros((120, 3, 10), np.uint32)
     with open_reader(tmp_path / "y.h5", access=access) as reader:
         np.testing.assert_array_equal(np.stack(list(reader)), tokens)
@@ -200,9 +204,7 @@ def replaced(data):
     def edit(h5):
         attributes = dict(h5["batches"].attrs)
         del h5["batches"]
-        stored = data(h5)
-        for name, dtype in BATCHES_ATTRIBUTES.items():
-            stored.attrs.create(name, attributes[name], dtype=dtype)
+        copy_attributes(attributes, data(h5))
 
     return edit
 
@@ -212,9 +214,7 @@ def without_a_chunk(h5):
     h5.move("batches", "old")
     stored = h5.create_dataset("batches", (9, 3, 10), "<u4", maxshape=(None, 3, 10), chunks=(1, 3, 10))
     stored[:7] = h5["old"][:]
-    for name, dtype in BATCHES_ATTRIBUTES.items():
-        value = np.uint64(9) if name == "num_batches" else h5["old"].attrs[name]
-        stored.attrs.create(name, value, dtype=dtype)
+    copy_attributes(h5["old"].attrs, stored, num_batches=9)
     del h5["old"]
 
 
@@ -319,8 +319,7 @@ def test_a_filter_that_is_not_installed_is_named(path, tmp_path):
         stored = h5py.h5d.create(new.id, b"batches", h5py.h5t.STD_U32LE, space, plist)
         for index in range(7):
             stored.write_direct_chunk((index, 0, 0), bytes(120))
-        for name, dtype in BATCHES_ATTRIBUTES.items():
-            new["batches"].attrs.create(name, old["batches"].attrs[name], dtype=dtype)
+        copy_attributes(old["batches"].attrs, new["batches"])
     with open_reader(odd) as reader, pytest.raises(errors.UnavailableError, match="lacks a filter"):
         reader.read_batch(0)
 

@@ -212,9 +212,7 @@ def test_counts_in_an_index_are_no_larger_than_files_can_be(count, message, writ
         if count == 2**40:
             text["columns"]["batches"]["stride"][0], text["columns"]["batches"]["chunks"][0] = 0, count
         text["token_count"] = sum(text["shards"]["token_count"])
-    for opened in (Loader, open_reader):
-        with pytest.raises(errors.FormatError, match=message):
-            opened(folder)
+    is_refused(errors.FormatError, lambda: Loader(folder), lambda: open_reader(folder), match=message)
 
 
 # --- names -----------------------------------------------------------------------------------------------------
@@ -231,9 +229,8 @@ def test_a_name_that_no_file_can_have_is_a_format_error_everywhere(kind, name, w
     with edited_index(folder) as text:
         text["shards"]["path"][0] = name
     options = {} if kind == "batches" else {"batch_size": 1, "seq_len": 8}
-    for attempt in (verify_store, lambda path: Loader(path, **options), lambda path: open_reader(path, **options)):
-        with pytest.raises(errors.FormatError, match="no name of a file"):
-            attempt(folder)
+    attempts = (lambda: verify_store(folder), lambda: Loader(folder, **options), lambda: open_reader(folder, **options))
+    is_refused(errors.FormatError, *attempts, match="no name of a file")
     for command in ("verify", "info"):
         code, output = run(command, folder)
         assert (code, "no name of a file" in output) == ({"verify": 3, "info": 1}[command], True), output
@@ -265,9 +262,8 @@ def test_a_fifo_is_refused_at_once_by_every_command(name, tmp_path):
         code, output = run(*command, path)
         assert code != 0, output
         assert output.startswith("Error: ") or "FIFO" in output, output
-    for opened in (open_reader, Loader, lambda path: open_reader(path, batch_size=1, seq_len=8)):
-        with pytest.raises((errors.ZbError, OSError)):
-            opened(path)
+    uses = (lambda: open_reader(path), lambda: Loader(path), lambda: open_reader(path, batch_size=1, seq_len=8))
+    is_refused((errors.ZbError, OSError), *uses)
     for command in ("npy-to-hdf5", "hdf5-to-batch", "batch-to-hdf5"):
         assert run(command, path, tmp_path / "out", "--batch-size", 1, "--seq-len", 8)[0] != 0
 
@@ -295,9 +291,8 @@ def test_a_fifo_as_a_shard_or_index_of_a_store_is_refused_at_once(suffix, tmp_pa
         assert run("index", "rebuild", "--force", folder)[0] == 1
         (folder / INDEX_NAME).unlink()
         os.mkfifo(folder / INDEX_NAME)
-        for attempt in (Loader, open_reader, verify_store):
-            with pytest.raises(errors.FormatError, match="FIFO"):
-                attempt(folder)
+        attempts = (lambda: Loader(folder), lambda: open_reader(folder), lambda: verify_store(folder))
+        is_refused(errors.FormatError, *attempts, match="FIFO")
 
 
 @pytest.mark.usefixtures("no_hang")
@@ -382,11 +377,10 @@ def test_fields_and_documents_that_an_early_build_left_beside_a_batch_file_are_r
     path, partial = tmp_path / "x.batch", tmp_path / "x.batch.partial"
     write_batches(path, np.zeros((1, 2, 8), int))
     (tmp_path / f"x.batch{suffix}").write_bytes(b"of an early build")
-    for use in (open_reader, repair, lambda path: open_writer(path, batch_size=2, seq_len=8, overwrite=True)):
-        with pytest.raises(
-            errors.FormatError, match=rf"x\.batch{suffix}: belongs to x.batch, .* written by an early build"
-        ):
-            use(path)
+    told = rf"x\.batch{suffix}: belongs to x.batch, .* written by an early build"
+    is_refused(errors.FormatError, lambda: open_reader(path), lambda: repair(path), match=told)
+    again = {"batch_size": 2, "seq_len": 8, "overwrite": True}
+    is_refused(errors.FormatError, lambda: open_writer(path, **again), match=told)
     shutil.copy(path, partial)
     is_refused(errors.FormatError, lambda: repair(partial, output=tmp_path / "y.batch"), match="early build")
     assert not (tmp_path / "y.batch").exists()

@@ -22,8 +22,9 @@ from zb_hdf5.files.publishing import PartialDirectory, PartialFile
 
 B, S = 32, 64  # a batch of uint16 is one page
 SHAPE = ("--batch-size", B, "--seq-len", S, "--no-shuffle", "--quiet")
-SUFFIXES = {"hdf5": ".h5", "batch": ".batch"}
-TARGETS = [("hdf5", "out.h5"), ("batch", "out.batch"), ("hdf5", "out"), ("batch", "out")]
+TARGETS = ["out.h5", "out.batch", "out-h5", "out-batch"]  # two files, two folders
+#: What a stopped conversion leaves for --resume.
+PARTS = {"out-h5.partial", "out-batch.partial"}
 CODES = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}
 LONGEST = (pytest.mark.slow, pytest.mark.longest)
 
@@ -122,9 +123,11 @@ def one_error(text):
     return text
 
 
-def cut(target):
-    """Return options that make a folder have many small shards."""
-    return () if "." in target else ("--shard-size", "4MiB")
+def conversion(source, destination, *options):
+    """Return the arguments of a conversion; a folder gets many small shards."""
+    small = () if destination.suffix else ("--shard-size", "4MiB")
+    backend = "batch" if "batch" in destination.name else "hdf5"
+    return (f"npy-to-{backend}", source, destination, *SHAPE, *small, *options)
 
 
 # --- kill -9 of a writer ---------------------------------------------------------------------------------------
@@ -176,11 +179,10 @@ def test_a_killed_writer_leaves_no_file_under_the_final_name_and_hdf5_what_it_ac
 
 
 # --- signals to a conversion -----------------------------------------------------------------------------------
-def signal_a_conversion(number, backend, destination, source, *options):
+def signal_a_conversion(number, destination, source, *options):
     """Send a signal to a conversion that is well under way; return (exit code, stderr)."""
     partial = destination.with_name(destination.name + ".partial")
-    command = (f"npy-to-{backend}", source, destination, *SHAPE, *cut(destination.name), *options)
-    with running(started(CONVERT, *command)) as process:
+    with running(started(CONVERT, *conversion(source, destination, *options))) as process:
         wait_until(lambda: size_of(partial) > 9 << 20, process)
         time.sleep(random.uniform(0, 0.05))
         process.send_signal(number)
@@ -188,53 +190,51 @@ def signal_a_conversion(number, backend, destination, source, *options):
         return process.returncode, err
 
 
-STOPPED = [(signal.SIGKILL, ("hdf5", "out")), (signal.SIGTERM, ("hdf5", "out.h5")), (signal.SIGINT, ("batch", "out"))]
+STOPPED = [(signal.SIGKILL, "out-h5"), (signal.SIGTERM, "out.h5"), (signal.SIGINT, "out-batch")]
 
 
-@pytest.mark.parametrize(("number", "place"), mostly_slow(STOPPED, CODES, TARGETS))
+@pytest.mark.parametrize(("number", "target"), mostly_slow(STOPPED, CODES, TARGETS))
 @pytest.mark.thin
-def test_a_stopped_conversion_leaves_nothing_that_looks_whole(number, place, tmp_path):
-    backend, target = place
+def test_a_stopped_conversion_leaves_nothing_that_looks_whole(number, target, tmp_path):
     destination = tmp_path / target
-    code, err = signal_a_conversion(number, backend, destination, endless(tmp_path / "in.npy"))
+    code, err = signal_a_conversion(number, destination, endless(tmp_path / "in.npy"))
     assert code == CODES[number]
     assert "Traceback" not in err
     assert not destination.exists()
     if number == signal.SIGINT:
         assert "interrupted" in one_error(err)
     if number != signal.SIGKILL:
-        assert set(names(tmp_path)) - {"out.partial"} == {"in.npy"}  # finished shards are kept for --resume
+        assert set(names(tmp_path)) - PARTS == {"in.npy"}  # finished shards are kept for --resume
     save(tmp_path / "small.npy", 4)
-    assert run(CONVERT, f"npy-to-{backend}", tmp_path / "small.npy", destination, *SHAPE, "--force") == (0, "", "")
+    assert run(CONVERT, *conversion(tmp_path / "small.npy", destination, "--force")) == (0, "", "")
     check_whole(destination, batches(0, 4))
     assert names(tmp_path) == ["in.npy", *with_sidecar(target), "small.npy"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("place", [("hdf5", "out.h5"), ("batch", "out")])
+@pytest.mark.parametrize("target", ["out.h5", "out-batch"])
 @pytest.mark.slow
-def test_a_stopped_conversion_with_force_does_not_touch_what_was_there(number, place, tmp_path):
-    backend, target = place
+def test_a_stopped_conversion_with_force_does_not_touch_what_was_there(number, target, tmp_path):
     destination = tmp_path / target
     save(tmp_path / "old.npy", 4)
-    assert run(CONVERT, f"npy-to-{backend}", tmp_path / "old.npy", destination, *SHAPE)[0] == 0
+    assert run(CONVERT, *conversion(tmp_path / "old.npy", destination))[0] == 0
     before = files_in(destination)
-    code, _ = signal_a_conversion(number, backend, destination, endless(tmp_path / "in.npy"), "--force")
+    code, _ = signal_a_conversion(number, destination, endless(tmp_path / "in.npy"), "--force")
     assert code == CODES[number]
     assert files_in(destination) == before
     if number != signal.SIGKILL:
-        assert set(names(tmp_path)) - {"out.partial"} == {"in.npy", "old.npy", target}
+        assert set(names(tmp_path)) - PARTS == {"in.npy", "old.npy", target}
 
 
 @pytest.mark.parametrize("trials", [1, pytest.param(4, marks=pytest.mark.slow), pytest.param(60, marks=LONGEST)])
-@pytest.mark.parametrize(("backend", "target"), [("hdf5", "out.h5"), ("batch", "out")])
+@pytest.mark.parametrize("target", ["out.h5", "out-batch"])
 @pytest.mark.thin
-def test_a_conversion_stopped_at_any_moment_is_whole_or_was_never_there(trials, backend, target, tmp_path):
+def test_a_conversion_stopped_at_any_moment_is_whole_or_was_never_there(trials, target, tmp_path):
     save(tmp_path / "in.npy", 3000)
     destination, chance = tmp_path / target, random.Random(trials)
     for trial in range(trials):
         number = chance.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-        command = (f"npy-to-{backend}", tmp_path / "in.npy", destination, *SHAPE, *cut(target), "--resume")
+        command = conversion(tmp_path / "in.npy", destination, "--resume")
         with running(started(READY + CONVERT, *command)) as process:
             let_go(process)
             time.sleep(chance.uniform(0, 0.15))
@@ -249,15 +249,14 @@ def test_a_conversion_stopped_at_any_moment_is_whole_or_was_never_there(trials, 
 
 
 @pytest.mark.parametrize("trials", [1, pytest.param(4, marks=pytest.mark.slow), pytest.param(60, marks=LONGEST)])
-@pytest.mark.parametrize("place", [("batch", "out.batch"), *slow([("hdf5", "out")])])
-def test_a_replacement_killed_at_any_moment_leaves_the_old_or_the_new(trials, place, tmp_path):
-    backend, target = place
+@pytest.mark.parametrize("target", ["out.batch", *slow(["out-h5"])])
+def test_a_replacement_killed_at_any_moment_leaves_the_old_or_the_new(trials, target, tmp_path):
     sources = [(save(tmp_path / f"{k}.npy", 1500 + k, first=k), batches(k, 1500 + k)) for k in range(2)]
     destination, chance = tmp_path / target, random.Random(trials)
-    assert run(CONVERT, f"npy-to-{backend}", sources[0][0], destination, *SHAPE, *cut(target))[0] == 0
+    assert run(CONVERT, *conversion(sources[0][0], destination))[0] == 0
     for trial in range(trials):
         source = sources[(trial + 1) % 2][0]
-        command = (f"npy-to-{backend}", source, destination, *SHAPE, *cut(target), "--force")
+        command = conversion(source, destination, "--force")
         with running(started(READY + CONVERT, *command)) as process:
             let_go(process)
             time.sleep(chance.uniform(0, 0.12))
@@ -279,29 +278,27 @@ def small_disk(mount_disk):
     return mount_disk(8 << 10)
 
 
-@pytest.mark.parametrize("place", [TARGETS[0], *slow(TARGETS[1:])])
-def test_a_full_disk_ends_a_conversion_with_one_clear_message(place, small_disk, tmp_path):
-    backend, target = place
+@pytest.mark.parametrize("target", [TARGETS[0], *slow(TARGETS[1:])])
+def test_a_full_disk_ends_a_conversion_with_one_clear_message(target, small_disk, tmp_path):
     source = endless(tmp_path / "in.npy")
-    command = (f"npy-to-{backend}", source, small_disk / target, *SHAPE, *cut(target))
+    command = conversion(source, small_disk / target)
     assert "free are" in one_error(run(CONVERT, *command)[2])
     assert names(small_disk) == []
     code, out, err = run(CROWDED + CONVERT, *command)
     assert (code, out) == (1, "")
     assert os.strerror(errno.ENOSPC) in one_error(err)
-    assert set(names(small_disk)) <= {"out.partial"}
+    assert set(names(small_disk)) <= PARTS
 
 
-@pytest.mark.parametrize("place", [("hdf5", "out.h5"), *slow([("batch", "out")])])
-def test_a_full_disk_does_not_touch_what_was_there(place, small_disk, tmp_path):
-    backend, target = place
+@pytest.mark.parametrize("target", ["out.h5", *slow(["out-batch"])])
+def test_a_full_disk_does_not_touch_what_was_there(target, small_disk, tmp_path):
     save(tmp_path / "old.npy", 4)
-    assert run(CONVERT, f"npy-to-{backend}", tmp_path / "old.npy", small_disk / target, *SHAPE)[0] == 0
+    assert run(CONVERT, *conversion(tmp_path / "old.npy", small_disk / target))[0] == 0
     before = files_in(small_disk / target)
-    command = (f"npy-to-{backend}", endless(tmp_path / "in.npy"), small_disk / target, *SHAPE, *cut(target))
-    assert run(CROWDED + CONVERT, *command, "--force")[0] == 1
+    command = conversion(endless(tmp_path / "in.npy"), small_disk / target, "--force")
+    assert run(CROWDED + CONVERT, *command)[0] == 1
     assert files_in(small_disk / target) == before
-    assert set(names(small_disk)) - {"out.partial"} == {target}
+    assert set(names(small_disk)) - PARTS == {target}
 
 
 FILL = f"""{COMMON}
@@ -392,21 +389,20 @@ sys.stdin.readline()
 """
 
 
-RACES = [((), ("hdf5", "out")), ((), ("batch", "out.batch")), (("--force",), ("hdf5", "out.h5"))]
+RACES = [((), "out-h5"), ((), "out.batch"), (("--force",), "out.h5")]
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(30, marks=LONGEST)])
-@pytest.mark.parametrize(("force", "place"), mostly_slow(RACES, [(), ("--force",)], TARGETS))
+@pytest.mark.parametrize(("force", "target"), mostly_slow(RACES, [(), ("--force",)], TARGETS))
 @pytest.mark.thin
-def test_of_two_conversions_into_one_place_one_wins(rounds, place, force, tmp_path):
-    backend, target = place
+def test_of_two_conversions_into_one_place_one_wins(rounds, target, force, tmp_path):
     for number in range(rounds):
         folder = tmp_path / str(number)
         folder.mkdir()
         commands = []
         for k in range(2):
             save(folder / f"{k}.npy", 40, first=k)
-            commands.append((f"npy-to-{backend}", folder / f"{k}.npy", folder / target, *SHAPE, *force))
+            commands.append(conversion(folder / f"{k}.npy", folder / target, *force))
         with running(*(started(READY + CONVERT, *command) for command in commands)) as both:
             let_go(*both)
             errors = [process.communicate(timeout=100)[1] for process in both]

@@ -29,7 +29,7 @@ from zb_hdf5.errors import Remedy
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import DEFAULT_SPLIT, TokenArray, stored_dtype
 from zb_hdf5.text.corpus import DocumentFile, Dropped, open_documents, unknown_columns
-from zb_hdf5.text.tokenizers import TokenIds, Tokenizer, load_tokenizer, token_dtype, with_boundaries
+from zb_hdf5.text.tokenizers import TokenIds, Tokenizer, load_tokenizer, with_boundaries
 
 TRAIN: Final = DEFAULT_SPLIT
 VAL: Final = "val"
@@ -220,7 +220,8 @@ class TextSource(DocumentSource):
             for number, file in enumerate(files)
             for k in range(file.num_row_groups)
         ]
-        self.dtype, self.vocab_size = stored_dtype(token_dtype(tokenizer)), tokenizer.vocab_size
+        self.vocab_size = tokenizer.vocab_size
+        self.dtype = stored_dtype("uint16" if self.vocab_size <= 2**16 else "uint32")
         self.tokenizer, self.boundary_token_id = json.dumps(tokenizer.description), recipe.boundary_token_id
         self.has_ids = bool(files[0].id_column)
         self.description = {

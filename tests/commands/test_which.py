@@ -82,7 +82,7 @@ def require_documents(found, rows, documents):
         assert tokens == documents[number][first : first + len(tokens)]
         assert piece["offset"] == sum(map(len, documents[:number])) + first
         assert piece["id"] == f"id-{number}"
-        if "text" in piece:
+        if piece["text"] is not None:
             assert piece["text"].encode() == bytes(tokens)
     assert covered == rows.size
 

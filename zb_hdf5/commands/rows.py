@@ -258,8 +258,8 @@ def summary_of_field(values: npt.NDArray[Any]) -> str:
 # --- the printer ---------------------------------------------------------------------------------------------
 
 
-def part_json(row: Row, part: Part) -> dict[str, Any]:
-    """Return the column and the known origin of a part, for programs."""
+def part_json(row: Row, part: Part, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """Return the column, the known origin and the text of a part, for programs."""
     known: dict[str, Any] = {"column": part.column}
     if part.document != UNKNOWN:
         known["document"] = None if part.document == PADDING else part.document
@@ -267,7 +267,8 @@ def part_json(row: Row, part: Part) -> dict[str, Any]:
         facts = {"id": at.id, "source": at.source, "source_row": at.row, "metadata": at.metadata}
         known |= {"offset": at.offset + part.within}
         known |= {name: value for name, value in facts.items() if value not in (None, {})}
-    return {**known, "first_token": part.within}
+    text = None if tokenizer is None else readable(tokenizer, part.tokens)
+    return {**known, "first_token": part.within, "text": text}
 
 
 def rows_json(rows: list[Row], tokenizer: Tokenizer | None, limit: int | None) -> list[dict[str, Any]]:
@@ -276,9 +277,8 @@ def rows_json(rows: list[Row], tokenizer: Tokenizer | None, limit: int | None) -
     for row in rows:
         parts = [
             {
-                **part_json(row, part),
+                **part_json(row, part, tokenizer),
                 "tokens": part.tokens.tolist(),
-                "text": None if tokenizer is None else readable(tokenizer, part.tokens),
                 "fields": {name: value[part.column : part.stop].tolist() for name, value in row.fields.items()},
             }
             for part in parts_of(row, limit)

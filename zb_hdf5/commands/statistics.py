@@ -170,8 +170,6 @@ def measure(
 ) -> Statistics:
     """Count the tokens of a file or store, or of evenly spread batches, and find repeated units."""
     # memory: 40 bytes for each unit, 24 for each run of one, and 300 for each unit that may be repeated
-    if sample_batches is not None and sample_batches < 1:
-        raise ArgumentError(f"sample_batches must be at least 1, found {sample_batches}")
     path = any_path(path)
     with open_tokens(path) if is_stream(path) else open_reader(path) as opened:
         if not opened.num_batches:

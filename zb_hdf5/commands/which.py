@@ -32,7 +32,7 @@ from zb_hdf5.loaders.protocol import MAX_COUNT, require_kind
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.store.opening import is_stream, open_reader
 from zb_hdf5.store.shards import StoreReader, windows_of
-from zb_hdf5.text.tokenizers import Tokenizer, readable
+from zb_hdf5.text.tokenizers import Tokenizer
 
 #: Lines of text that are printed of a part.
 LINES_SHOWN: Final = 3
@@ -51,12 +51,7 @@ class Origin(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         pieces = [
-            {
-                "row": number,
-                **part_json(row, part),
-                "tokens": len(part.tokens),
-                **({"text": readable(self.tokenizer, part.tokens)} if self.tokenizer else {}),
-            }
+            {"row": number, **part_json(row, part, self.tokenizer), "tokens": len(part.tokens)}
             for number, row in enumerate(self.rows or [])
             for part in parts_of(row, None)
         ]

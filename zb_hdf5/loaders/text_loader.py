@@ -27,7 +27,7 @@ from zb_hdf5.loaders.protocol import STATE_VERSION, TokenLoader, require_count, 
 from zb_hdf5.loaders.steps import cuda_device, read_ahead, require_prefetch
 from zb_hdf5.spec import DEFAULT_SPLIT, SPLITS
 from zb_hdf5.text.corpus import ParquetFile
-from zb_hdf5.text.tokenizers import BOUNDARY_POSITIONS, DEFAULT_BOUNDARY, Tokenizer, load_tokenizer, with_boundaries
+from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, Tokenizer, load_tokenizer, with_boundaries
 
 if TYPE_CHECKING:
     import torch
@@ -139,7 +139,7 @@ class TextLoader(TokenLoader[Any]):
     ) -> None:
         require_positive(batch_size=batch_size, seq_len=seq_len, num_threads=num_threads)
         require_prefetch(prefetch, 1)
-        require_choice("boundary_position", boundary_position, BOUNDARY_POSITIONS)
+        require_choice("boundary_position", boundary_position, ("before", "after"))
         self.path, self.split = Path(source), split
         self.batch_size, self.seq_len, self.targets = batch_size, seq_len, targets
         self.rank, self.world_size = resolve_rank(rank, world_size)

@@ -23,8 +23,6 @@ from zb_hdf5.spec import TokenArray
 
 TokenIds = npt.NDArray[np.uint32]
 DEFAULT_BOUNDARY: Final = "<|endoftext|>"
-#: The sides of a document on which its boundary token may be.
-BOUNDARY_POSITIONS: Final = ("before", "after")
 #: Tasks per thread: the documents of a block differ in length, and the last task should be a short one.
 TASKS_PER_THREAD: Final = 4
 NEWLINE: Final = "⏎"
@@ -271,11 +269,6 @@ def load_tokenizer(spec: str) -> Tokenizer:
     )
 
 
-def token_dtype(tokenizer: Tokenizer) -> str:
-    """Return the name of the smallest stored dtype that holds every id."""
-    return "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
-
-
 def require_tokenizer(stored: str, tokenizer: str | Tokenizer, where: object) -> None:
     """Raise `StateError` if the tokens of a store are those of another tokenizer."""
     tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
@@ -323,8 +316,6 @@ def _encoding_of_file(path: Path) -> Any:
     """Return the encoding of ranks, which merge bytes; the json has the split of text and the special tokens."""
     library = require_package("tiktoken")
     sidecar = path.with_suffix(".json")
-    if sidecar == path:
-        raise ArgumentError(f"tiktoken:{path}: expected a file of ranks, found a .json file; pass hf:{path}")
     if not sidecar.is_file():
         raise ArgumentError(
             f"{path}: expected {sidecar.name} in the same folder, which describes how text is split; pass "

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from zb_hdf5.console import columns_of, counted, printable
 from zb_hdf5.documents.document import Document
-from zb_hdf5.documents.pieces import Pieces, padding
+from zb_hdf5.documents.pieces import padding
 from zb_hdf5.errors import BackendError, BatchIndexError, UnavailableError
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batch_reader import BatchReader
@@ -203,18 +203,15 @@ def _runs_of(reader: BatchReader, document: Document) -> IndexArray:
     start, stop = document.offset, document.offset + document.length
     if not reader.has_padding:  # a stream holds it as one range; one of no tokens has none
         return np.array([[start], [start], [document.length]])[:, : document.length]
-    found = [np.empty((3, 0), np.int64)]
-    for first, pieces in scan_pieces(reader):
-        facts = np.stack([pieces.offsets.view(np.int64), first * reader.seq_len + pieces.starts, pieces.lengths])
-        found.append(facts[:, (start <= facts[0]) & (facts[0] < stop)])
-    every = np.concatenate(found, axis=1)
-    return every[:, np.argsort(every[0], kind="stable")]
+    found = np.concatenate([each[:, (start <= each[0]) & (each[0] < stop)] for each in scan_pieces(reader)], axis=1)
+    return found[:, np.argsort(found[0], kind="stable")]
 
 
-def scan_pieces(reader: BatchReader) -> Iterator[tuple[int, Pieces]]:
-    """Yield the pieces of all records, of some at a time, and the number of the first of these records."""
-    for first in range(0, reader.num_records, RECORDS_AT_ONCE):
-        yield first, reader.read_pieces(np.arange(first, min(first + RECORDS_AT_ONCE, reader.num_records)))
+def scan_pieces(reader: BatchReader) -> Iterator[IndexArray]:
+    """Yield the offsets (-1: padding), positions and lengths of all pieces, shape (3, P), of some records at a time."""
+    for first in range(0, max(1, reader.num_records), RECORDS_AT_ONCE):
+        pieces = reader.read_pieces(np.arange(first, min(first + RECORDS_AT_ONCE, reader.num_records)))
+        yield np.stack([pieces.offsets.view(np.int64), first * reader.seq_len + pieces.starts, pieces.lengths])
 
 
 def parts_of(row: Row, limit: int | None) -> list[Part]:

@@ -135,11 +135,10 @@ class Units:
     def _use_documents(self, reader: BatchReader, table: DocumentTable) -> None:
         """Make each document of batches a unit, whichever records hold its pieces."""
         self.unit, self.table, begins = "document", table, table.offsets.view(np.int64)
-        found = [(first * reader.seq_len + pieces.starts, pieces.offsets) for first, pieces in scan_pieces(reader)]
-        self.starts, offsets = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        self.units, self.sizes = table.number_of(offsets), np.diff(begins)
-        self.within = np.where(self.units < 0, 0, offsets.view(np.int64) - begins[self.units])
-        lengths, is_text = np.diff(self.starts, append=self.num_tokens), self.units >= 0
+        offsets, self.starts, lengths = np.concatenate([*scan_pieces(reader)], axis=1)
+        self.units, self.sizes = table.number_of(offsets.view(np.uint64)), np.diff(begins)
+        is_text = self.units >= 0
+        self.within = np.where(is_text, offsets - begins[self.units], 0)
         units, count = self.units[is_text], len(self.sizes)
         held = np.bincount(units, lengths[is_text], count).astype(np.int64)
         missing = np.maximum(self.sizes - held, 0)

@@ -139,8 +139,8 @@ class RawFormat(FileFormat):
     def magic(self):
         return MAGICS[self.name]
 
-    def reader_class(self):
-        return {"raw": RawReader, "tail": TailReader}[self.name]
+    def open(self, path, **options):
+        return {"raw": RawReader, "tail": TailReader}[self.name](path, **options)
 
     def writer_class(self):
         return {"raw": RawWriter, "tail": TailWriter}[self.name]

@@ -110,7 +110,7 @@ class Crc32Rows:
 
     def look_up(self) -> Callable[[int], int]:
         """Return what returns the crc32 of a unit."""
-        return self.all().item
+        return (self.all() if self._rows is None else self._rows).item
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Crc32Rows, (self._read,)

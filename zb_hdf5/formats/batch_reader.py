@@ -376,30 +376,21 @@ class BatchReader:
         ChecksumError
             If one differs; the message names the first bad batch.
         """
-        stored, checks = self.stored_crc32(), []
-        digest = hashlib.sha256()
+        stored, digest = self.stored_crc32(), hashlib.sha256()
         for start, batches in self.groups():
             digest.update(batches)
             if stored is not None:
-                crc32s = np.array(batch_crc32s(batches), np.uint32)
-                differ = crc32s != stored[start : start + len(crc32s)]
-                if differ.any():
-                    bad = int(differ.argmax())
+                crc32s, expected = np.array(batch_crc32s(batches), np.uint32), stored[start : start + len(batches)]
+                if len(bad := np.flatnonzero(crc32s != expected)):
                     raise ChecksumError(
-                        f"{self.path}: {self.name_of(start + bad)} is the first bad one: expected crc32 "
-                        f"{stored[start + bad]:08x}, found {crc32s[bad]:08x}; restore the shard, or convert it again"
+                        f"{self.path}: {self.name_of(start + int(bad[0]))} is the first bad one: expected crc32 "
+                        f"{expected[bad[0]]:08x}, found {crc32s[bad[0]]:08x}; restore the shard, or convert it again"
                     )
             progress(batches.size)
         found = digest.hexdigest()
-        if stored is not None:
-            checks.append("crc32")
-        if self.sha256 is not None:
-            if self.sha256 != found:
-                raise ChecksumError(
-                    f"{self.path}: the file has sha256 {self.sha256}, its tokens give {found}; restore it"
-                )
-            checks.append("sha256")
-        return found, checks
+        if self.sha256 not in (None, found):
+            raise ChecksumError(f"{self.path}: the file has sha256 {self.sha256}, its tokens give {found}; restore it")
+        return found, ["crc32"] * (stored is not None) + ["sha256"] * (self.sha256 is not None)
 
     def missing_digests(self) -> str:
         """Say what is missing to verify this file, if it has no digest to compare with."""
@@ -561,7 +552,7 @@ class BatchReader:
 
     def _view(self, number: int, private: bool = False) -> TokenArray | None:
         """Return a batch as a view of a mapping, or None."""
-        if self.stride != self.seq_len:
+        if self.stride != self.meta.seq_len:
             return None
         size = self.meta.batch_tokens
         tokens = self.tokens.view(number * size, size, private)
@@ -569,7 +560,7 @@ class BatchReader:
 
     def _fill(self, start: int, out: TokenArray) -> None:
         """Fill `out` with consecutive batches; behind the last token of a stream with zeros."""
-        if self.stride == self.seq_len:
+        if self.stride == self.meta.seq_len:
             flat, position = out.reshape(-1), start * self.meta.batch_tokens
             if (left := self.tokens.num_tokens - position) < len(flat):
                 flat[left:] = 0
@@ -582,7 +573,7 @@ class BatchReader:
 
     def _filled(self, number: int) -> TokenArray:
         """Return a batch in a new array."""
-        batch = np.empty(self.meta.shape, self.dtype)
+        batch = np.empty(self.meta.shape, self.meta.dtype)
         self._fill(number, batch)
         return batch
 

@@ -19,7 +19,7 @@ from zb_hdf5.files.checked import Crc32Rows, GroupDigest, crc32_of
 from zb_hdf5.files.paths import RemotePath, any_path, open_file, open_with_room, regular
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, write_atomically, write_fully
 from zb_hdf5.files.ranges import Extents, Run
-from zb_hdf5.files.tokens import Tokens, open_extents
+from zb_hdf5.files.tokens import FileTokens, open_extents
 from zb_hdf5.formats.batch_reader import BatchReader, BrokenFile, require_options
 from zb_hdf5.formats.batch_writer import FileWriter, ShardInfo
 from zb_hdf5.spec import (
@@ -69,9 +69,9 @@ class BatchFileReader(BatchReader):
             raise ArgumentError(f"{path}: a .batch file is read by mmap or pread, not by h5py")
         refuse_leftovers(path)
         meta, num_batches = read_header(path)
-        super().__init__(path, meta, num_batches, _open_slots(path, meta, num_batches, access))
-        self.columns = {BATCHES: (slots_of(meta, num_batches),)}
-        self.extents = Extents([slots_of(meta, num_batches)], meta.batch_bytes)
+        tokens = _open_slots(path, meta, num_batches, access)
+        super().__init__(path, meta, num_batches, tokens)
+        self.extents, self.columns = tokens.extents, {BATCHES: (slots_of(meta, num_batches),)}
         self.check_reads(verify)
 
     @property
@@ -100,17 +100,11 @@ class BatchFileWriter(FileWriter):
         pack_header(self.meta, 0)  # refuses a seed or total_records that does not fit, before any work
 
     def _append(self, batches: TokenArray, digest: GroupDigest, fields: object) -> None:
-        write_fully(self._file.fd, self._slots(batches), batch_file_bytes(self.meta, self.num_batches))
+        offset, slot_bytes = batch_file_bytes(self.meta, self.num_batches), self.meta.padded_batch_bytes
+        is_packed = slot_bytes == self.meta.batch_bytes
+        for number, part in enumerate([batches] if is_packed else batches):  # the padding stays a hole
+            write_fully(self._file.fd, part, offset + number * slot_bytes)
         self._commit(batches, digest)
-
-    def _slots(self, batches: TokenArray) -> npt.NDArray[np.uint8]:
-        """Return the bytes of the batches' slots, zero padded."""
-        raw = batches.view(np.uint8).reshape(len(batches), -1)
-        if self.meta.batch_bytes == self.meta.padded_batch_bytes:
-            return raw
-        slots = np.zeros((len(batches), self.meta.padded_batch_bytes), dtype=np.uint8)
-        slots[:, : raw.shape[1]] = raw
-        return slots
 
     def _complete(self, info: ShardInfo) -> ShardInfo:
         os.ftruncate(self._file.fd, batch_file_bytes(self.meta, info.num_batches))  # up to the last slot's padding
@@ -130,7 +124,7 @@ def slots_of(meta: StoreMeta, num_batches: int) -> Run:
     return Run(HEADER_BYTES, meta.padded_batch_bytes, num_batches)
 
 
-def _open_slots(path: Path, meta: StoreMeta, num_batches: int, access: str) -> Tokens:
+def _open_slots(path: Path, meta: StoreMeta, num_batches: int, access: str) -> FileTokens:
     extents = Extents([slots_of(meta, num_batches)], meta.batch_bytes)
     return open_extents(path, extents, meta.dtype, num_batches * meta.batch_tokens, access)
 

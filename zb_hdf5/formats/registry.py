@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, Remedy
 from zb_hdf5.files.paths import any_path, open_file
@@ -39,6 +38,7 @@ class FileFormat:
     magic_offsets: tuple[int, ...] = (0,)
     holds_batches = True  # and a folder is a store with a `shards.json`; else records without digests
     tokens_only = False  # neither fields, documents, streams, codecs, growth, data sets of others nor guarded counts
+    any_layout: ClassVar[dict[str, Any]] = {}  # options of its reader for a file of batches or a stream
     has_sidecar = False  # the crc32 rows of a file are in a file of their own
     uint16_note = ""  # the trouble that other readers have with uint16 tokens
     default_dtype = "auto"  # of new tokens: the smaller one that fits; "uint32" where others read no other one
@@ -46,15 +46,12 @@ class FileFormat:
     def magic(self) -> bytes:
         return _named(self.magic_name) if self.magic_name else b""
 
-    def reader_class(self) -> Callable[..., BatchReader]:
-        return _named(self.reader)  # type: ignore[no-any-return]
-
     def writer_class(self) -> type[FileWriter]:
         return _named(self.writer)  # type: ignore[no-any-return]
 
     def open(self, path: Path, **options: Any) -> BatchReader:
         """Open a file of this format; `options` are those of its reader."""
-        return self.reader_class()(path, **options)
+        return _named(self.reader)(path, **options)  # type: ignore[no-any-return]
 
     def begin(self, path: str | os.PathLike[str], meta: StoreMeta, **options: Any) -> BatchWriter:
         """Begin a file of this format; see `FileWriter`. Raises as `require`, and for fields that it cannot hold."""
@@ -66,10 +63,6 @@ class FileFormat:
     def holds_stream(self, path: Path) -> bool:
         """Return whether a file is a token stream."""
         return False
-
-    def open_chunks(self, path: Path) -> BatchReader:
-        """Open a file as its batches, or as the chunks of a stream. No read is checked."""
-        return self.open(path, verify="none")
 
     def total_bytes(self, meta: StoreMeta, num_batches: int) -> int:
         """Return about how many bytes these batches and their fields take."""
@@ -125,16 +118,12 @@ class HDF5Format(FileFormat):
     reader, writer = "zb_hdf5.formats.hdf5.h5_reader:HDF5Reader", "zb_hdf5.formats.hdf5.h5_writer:HDF5BatchWriter"
     magic_name = "zb_hdf5.spec:HDF5_MAGIC"
     magic_offsets = (0, 512, 1024, 2048)  # behind a user block HDF5 doubles the offset; nobody uses more
+    any_layout: ClassVar = {"layout": None}
 
     def holds_stream(self, path: Path) -> bool:
         from zb_hdf5.formats.hdf5.inspection import is_stream_file
 
         return is_stream_file(path)
-
-    def open_chunks(self, path: Path) -> BatchReader:
-        from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
-
-        return HDF5Reader(path, "auto", "none", None)
 
 
 class NpyFormat(FileFormat):
@@ -192,7 +181,8 @@ def backend_in(path: Path) -> str:
 
 def open_chunks(path: Path) -> BatchReader:
     """Open a file as its batches, or as the chunks of a stream. No read is checked."""
-    return FORMATS[detect_backend(path)].open_chunks(path)
+    row = FORMATS[detect_backend(path)]
+    return row.open(path, verify="none", **row.any_layout)
 
 
 def format_of(path: Path) -> FileFormat:

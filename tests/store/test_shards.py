@@ -121,7 +121,7 @@ CHANGES += [("shards", key, 1, value) for key, values in WRONG_IN_A_SHARD.items(
 
 
 def named(change):
-    return "-".join("missing" if part is MISSING else repr(part)[:18] for part in change)
+    return ", ".join("missing" if part is MISSING else repr(part)[:18] for part in change)
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=named)

@@ -79,11 +79,8 @@ def test_a_flipped_bit_is_found_where_a_batch_is_read_whole(stored, access, how,
         flip_middle(tmp_path, expected[5])
         read, whole = READS[how]
         if whole or (whole is None and access in ("pread", "h5py")):
-            with pytest.raises(
-                errors.ChecksumError, match=r"batch [15]: expected crc32 [0-9a-f]{8}, found [0-9a-f]{8}"
-            ) as e:
-                read(reader)
-            assert any(name in str(e.value) for name in ("one.batch", "hdf5.h5", "shard-00002"))
+            told = r"(one\.batch|hdf5\.h5|shard-00002).*batch [15]: expected crc32 [0-9a-f]{8}, found [0-9a-f]{8}"
+            is_refused(errors.ChecksumError, lambda: read(reader), match=told)
         else:
             read(reader)
         is_refused(errors.ChecksumError, lambda: read(strict), match=r"batch [15]: expected crc32")
@@ -219,8 +216,5 @@ def test_windows_are_checked_by_whole_chunks_if_asked_for(streams, tmp_path):
             assert reader.verified == "none"
             reader.read_record(record - 5)  # proves the shard
             reader.read_record(record)
-    with (
-        pytest.raises(errors.ChecksumError, match="chunk 3"),
-        DocumentLoader(folder, collate="pad", batch_size=1, verify="batch", rank=0, world_size=1) as loader,
-    ):
-        list(loader)
+    with DocumentLoader(folder, collate="pad", batch_size=1, verify="batch", rank=0, world_size=1) as loader:
+        is_refused(errors.ChecksumError, lambda: list(loader), match="chunk 3")

@@ -95,10 +95,8 @@ def test_many_batches_of_a_mixture_are_read_at_once(web, write_store):
         write_store(web.folder / name, random_tokens(20, 4, 1024, seed=number), (20,))
     web.fault = lambda number, method, name, span: {"wait": 0.05}
     options = {"weights": {"a": 1.0, "b": 2.0}, "rank": 0, "world_size": 1}
-    with (
-        MixedLoader({name: f"{web.url}/{name}" for name in "ab"}, **options) as loader,
-        MixedLoader({name: web.folder / name for name in "ab"}, **options) as expected,
-    ):
+    far, near = ({name: f"{place}/{name}" for name in "ab"} for place in (web.url, web.folder))
+    with MixedLoader(far, **options) as loader, MixedLoader(near, **options) as expected:
         for step, other, _ in zip(loader, expected, range(60), strict=False):
             assert torch.equal(step, other)
     assert web.most_under_way > 8

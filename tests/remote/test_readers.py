@@ -63,10 +63,8 @@ def test_opening_costs_one_read_of_the_index_and_the_first_batch_one_round_more(
 def test_opening_windows_of_a_stream_costs_one_read_of_the_index(web):
     stream = np.arange(2000, dtype=np.uint16)
     local = write_documents(web.folder / "stream", stream)
-    with (
-        Loader(f"{web.url}/stream", batch_size=4, seq_len=16, targets=True, prefetch=0) as loader,
-        Loader(local, batch_size=4, seq_len=16, targets=True) as expected,
-    ):
+    how = {"batch_size": 4, "seq_len": 16, "targets": True}
+    with Loader(f"{web.url}/stream", prefetch=0, **how) as loader, Loader(local, **how) as expected:
         assert web.requests == [("GET", "shards.json", f"bytes=0-{PART_BYTES - 1}")]
         for (x, y), (a, b) in zip(loader, expected, strict=True):
             np.testing.assert_array_equal(x, a)

@@ -11,6 +11,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -18,31 +19,32 @@ from typing import Any, Final, cast
 from zb_hdf5 import ArgumentError, ConvertError, ShardIndex, StoreMeta, open_reader
 from zb_hdf5.console import format_bytes
 from zb_hdf5.converters.conversion import DEFAULT_MEMORY_BYTES, Conversion
-from zb_hdf5.converters.documents import copy_documents, fitted, left_behind
 from zb_hdf5.converters.engines import Engine, Workers
 from zb_hdf5.converters.journal import (
+    NOTHING_KEPT,
     WHOLE,
     Finished,
     Journal,
+    Kept,
     Part,
+    file_states,
     is_result,
     journal_paths,
+    part_of,
     read_journals,
     require_same,
+    require_unchanged,
 )
-from zb_hdf5.converters.reports import NOTHING_KEPT, Kept, Report
+from zb_hdf5.converters.reports import Report
 from zb_hdf5.converters.shard import (
     SHARDS,
     Plan,
     ShardTask,
     cut_into_shards,
-    file_states,
     files_of_shard,
     free_room,
-    is_intact,
     require_one_split,
     require_room,
-    require_unchanged,
     with_largest_token,
     write_shard,
 )
@@ -55,6 +57,8 @@ from zb_hdf5.converters.shuffle import (
 )
 from zb_hdf5.converters.source import MAX_TOKEN, Source, read_groups
 from zb_hdf5.documents.document_table import DocumentPart, check_documents
+from zb_hdf5.documents.table_file import copy_table
+from zb_hdf5.errors import Remedy
 from zb_hdf5.field import Field
 from zb_hdf5.files.paths import RemotePath, any_path, is_url, local_path
 from zb_hdf5.files.publishing import PartialDirectory, partial_path, refuse_existing, remove
@@ -77,7 +81,7 @@ def write_batches(source: Source, conversion: Conversion, workers: Workers) -> R
     lost = left_behind(source, keeps_fields=keeps, keeps_documents=keeps)
     plan, one_file = _planned(source, destination, conversion)
     source = plan.source
-    if any(source.sha256_of(*cut) is None for cut in plan.cuts):
+    if any(source.file_of(*cut)[1] is None for cut in plan.cuts):
         source.check_reads()  # damage is found by whole shards where they stay whole, else batch by batch
     write = _write_file if one_file else _write_folder
     finished, shuffle, was_kept = write(plan, destination, conversion, workers)
@@ -96,12 +100,11 @@ def _planned(source: Source, destination: Path, conversion: Conversion) -> tuple
     refuse_bad_destination(source.paths, destination)
     source = fitted(source, conversion.target, conversion.codec or NO_CODEC, bool(conversion.tokens_only))
     FORMATS[conversion.target].require(source.meta, destination)
-    several = bool(conversion.num_shards or conversion.shard_bytes) or part_of(conversion) != WHOLE
-    one_file, cuts = is_one_file(conversion.target, destination, several=several), [(0, source.num_batches)]
+    one_file, cuts = is_one_file(conversion, destination), [(0, source.num_batches)]
     if one_file:
         require_one_split(source, "name a folder of shards")
     else:
-        cuts = cut_into_shards(source, conversion.num_shards, conversion.shard_bytes)
+        cuts = cut_into_shards(source, conversion)
     return Plan(source, conversion.target, cuts, file_states(source.paths)), one_file
 
 
@@ -151,9 +154,41 @@ def describe_lines(planned: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def part_of(conversion: Conversion) -> Part:
-    """Return the share of the shards that a job writes."""
-    return Part(*conversion.part) if conversion.part else WHOLE
+def copy_documents(source: Source, folder: Path) -> None:
+    """Copy the document tables of a source into the folder of a store, and compare the copies with their digests."""
+    for path, part in zip(source.document_files, source.document_parts, strict=True):
+        copy_table(path, folder / part.path)
+        check_documents(folder / part.path, part)
+
+
+def fitted(source: Source, target: str, codec: str, tokens_only: bool = False) -> Source:
+    """Return a source as a target stores it: with its codec, and without fields and documents where it has none.
+
+    `ConvertError` if a store of tokens only would lose them, and `tokens_only` does not allow it.
+    """
+    row, other = FORMATS[target], copy(source)
+    if row.tokens_only:
+        lost = left_behind(source, keeps_fields=False, keeps_documents=False)
+        if lost and row.holds_batches and not tokens_only:
+            raise ConvertError(
+                f"{source.paths[0]}: {row.name} files hold tokens and nothing else: the conversion {lost}",
+                remedy=Remedy.TOKENS_ONLY,
+            )
+        other.has_pieces, other.document_files, other.document_parts = False, (), ()
+    other.meta = replace(source.meta, fields=() if row.tokens_only else source.meta.fields, codec=codec)
+    return other
+
+
+def left_behind(source: Source, *, keeps_fields: bool, keeps_documents: bool) -> str:
+    """Return the words for all that a source has and a target cannot hold, or ""."""
+    names = [field.name for field in source.meta.fields]
+    parts = {
+        f"the field{'s' * (len(names) > 1)} {', '.join(names)}": bool(names) and not keeps_fields,
+        "which documents lie in which records": source.has_pieces and not keeps_documents,
+        "the document table": bool(source.document_files) and not keeps_documents,
+    }
+    lost = [what for what, there in parts.items() if there]
+    return f"leaves behind {' and '.join(lost)}" if lost else ""
 
 
 def local_path_of(conversion: Conversion) -> Path:
@@ -188,7 +223,7 @@ def _write_live(source: Source, conversion: Conversion, workers: Workers) -> Rep
     destination, start_s = local_path(conversion.destination), time.monotonic()
     source = fitted(source, LiveStoreWriter.backend, NO_CODEC)
     refuse_bad_destination(source.paths, destination)
-    cuts = cut_into_shards(source, conversion.num_shards, conversion.shard_bytes)
+    cuts = cut_into_shards(source, conversion)
     needed_bytes = FORMATS[LiveStoreWriter.backend].total_bytes(source.meta, source.num_batches)
     require_room(destination.absolute().parent, needed_bytes, len(cuts) + 2)
     source.check_reads()
@@ -209,9 +244,10 @@ def _write_live(source: Source, conversion: Conversion, workers: Workers) -> Rep
     )  # fmt: skip
 
 
-def is_one_file(target: str, destination: Path, *, several: bool) -> bool:
+def is_one_file(conversion: Conversion, destination: Path) -> bool:
     """Return whether a destination is one file, and not a folder of shards."""
-    suffix = FORMATS[target].suffix
+    suffix, held_out = FORMATS[conversion.target].suffix, conversion.val_fraction or conversion.val_last_shard
+    several = conversion.num_shards or conversion.shard_bytes or held_out or part_of(conversion) != WHOLE
     if destination.suffix == suffix and several:
         raise ConvertError(f"{destination}: is one file; name a folder (no {suffix}) to write shards")
     taken = {other for row in FORMATS.values() for other in (row.suffix, *row.other_suffixes)}
@@ -255,33 +291,27 @@ def _write_folder(
     plan: Plan, destination: Path, conversion: Conversion, workers: Workers
 ) -> tuple[list[Finished], Shuffle, Kept]:
     """Fill the `.partial/` of a destination, and publish it if it is the whole."""
-    part, overwrite, resume = part_of(conversion), bool(conversion.overwrite), bool(conversion.resume)
+    part, overwrite = part_of(conversion), bool(conversion.overwrite)
     shards = part.shards(len(plan.cuts))
     if not shards:  # more jobs than shards
         return [], NOTHING_LEFT, NOTHING_KEPT
-    if resume and not overwrite and destination.exists():
+    if conversion.resume and not overwrite and destination.exists():
         finished = _require_result(plan, destination)
         return finished, NOTHING_LEFT, Kept.of(finished, 0.0)
     with PartialDirectory(destination, overwrite=overwrite, shared=part != WHOLE) as folder:
-        start_s = time.monotonic()
-        journal = Journal(
-            folder, plan.head(), {shard: plan.task(shard, folder.partial_path) for shard in shards},
-            part=part, overwrite=overwrite, resume=resume,
-        )  # fmt: skip
-        journal.take_up(workers.engine, is_intact)
-        kept = Kept.of(journal.finished.values(), time.monotonic() - start_s)
+        tasks = {shard: plan.task(shard, folder.partial_path) for shard in shards}
+        journal = Journal(folder, plan.head(), tasks, conversion, workers)
         with journal.kept_for_resume():
-            finished, shuffle = _write_missing(plan, journal, folder.partial_path, conversion, workers, kept)
+            finished, shuffle = _write_missing(plan, journal, folder.partial_path, conversion, workers)
             if 0 in shards and not FORMATS[plan.target].tokens_only:
                 copy_documents(plan.source, folder.partial_path)
             if part == WHOLE:
                 _save_index(folder.partial_path, plan, finished)
-        return finished, shuffle, kept
+        return finished, shuffle, journal.kept
 
 
 def _write_missing(
-    plan: Plan, journal: Journal, folder: Path, conversion: Conversion, workers: Workers,
-    kept: Kept,
+    plan: Plan, journal: Journal, folder: Path, conversion: Conversion, workers: Workers
 ) -> tuple[list[Finished], Shuffle]:  # fmt: skip
     missing, shuffle = journal.missing, NOTHING_LEFT
     if missing:
@@ -291,9 +321,9 @@ def _write_missing(
     first = part_of(conversion).shards(len(plan.cuts))[0]
     with scattered(plan.source, shuffle, folder / plan.name(first), workers) as source:
         workers.shown.begin("writing", source.num_batches * source.meta.batch_tokens)
-        workers.shown.keep(kept.tokens)
+        workers.shown.keep(journal.kept.tokens)
         tasks = {shard: replace(task, source=source) for shard, task in missing.items()}
-        finished = journal.run(workers.engine, write_shard, tasks, workers.shown.advance)
+        finished = journal.run(write_shard, tasks)
     require_unchanged(plan.source.paths, plan.files)
     return finished, shuffle
 
@@ -307,7 +337,7 @@ def _require_result(plan: Plan, destination: Path) -> list[Finished]:
         same = (index.meta, index.shuffle, named[0]) == (source.meta, source.shuffle, named[1])
         shards = [(plan.name(shard), stop - start) for shard, (start, stop) in enumerate(plan.cuts)]
         same = same and [(entry.path, entry.num_batches) for entry in index.shards] == shards
-        digests = [source.sha256_of(*cut) for cut in plan.cuts]
+        digests = [source.file_of(*cut)[1] for cut in plan.cuts]
         found = [known and entry.sha256 for known, entry in zip(digests, index.shards, strict=False)]
         same = same and found == digests
         if is_result(destination, same, map(Path, plan.files)):
@@ -367,14 +397,12 @@ def _require_whole(folder: Path, target: str, index: ShardIndex) -> None:
 def _collect(folder: Path) -> tuple[dict[str, Any], dict[int, Finished]]:
     """Return the plan that all journals agree on, and every shard."""
     records = read_journals(folder, SHARDS)
-    first = next((record.head for record in records.values()), None)
+    first = next(iter(records.values()), None)
     if first is None:
         raise ConvertError(f"{folder}: another process has merged it")
     finished: dict[int, Finished] = {}
     for path, record in records.items():
-        require_same(record.head.plan, first.plan, path)
-        if record.head.files != first.files:
-            raise ConvertError(f"{path}: the source changed between the jobs; run them again with --resume")
+        require_same(record.plan, first.plan, path)
         finished.update(record.finished)
     num_shards = len(first.plan["cuts"])
     missing = [k for k in range(num_shards) if k not in finished or not (folder / finished[k].entry.path).exists()]

@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,18 +19,20 @@ from zb_hdf5.converters.batch_target import is_one_file, refuse_bad_destination,
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.documents import DocumentSource, Encoded, Route, no_documents, route
 from zb_hdf5.converters.engines import Progress, Workers, no_progress
-from zb_hdf5.converters.journal import Finished, Head, Journal, how_to_go_on, is_result, refuse_interrupted
-from zb_hdf5.converters.packed import PackedSource
-from zb_hdf5.converters.reports import Done, Kept, Report
-from zb_hdf5.converters.shard import (
-    COMMIT_BYTES,
-    SHARDS,
+from zb_hdf5.converters.journal import (
+    Finished,
+    Journal,
+    Record,
     digests_of,
     file_states,
-    is_intact,
+    how_to_go_on,
+    is_result,
+    refuse_interrupted,
     require_unchanged,
-    with_largest_token,
 )
+from zb_hdf5.converters.packed import PackedSource
+from zb_hdf5.converters.reports import Done, Report
+from zb_hdf5.converters.shard import COMMIT_BYTES, SHARDS, with_largest_token
 from zb_hdf5.converters.source import Counts, require_pad_id
 from zb_hdf5.documents.document_table import DocumentTable, documents_path, in_order, part_of
 from zb_hdf5.files.paths import local_path
@@ -184,65 +186,55 @@ class TokensPlan:
     def write(self, folder: LockedFolder, conversion: Conversion, workers: Workers, codec: str = NO_CODEC) -> Report:
         """Make a folder a store of streams, with a journal; those that an interrupted run has finished are kept."""
         start_s = time.monotonic()
-        count = len(self.routes)
-        paths = [folder.partial_path / f"{SHARD_PREFIX}{number:05}-of-{count:05}.h5" for number in range(count)]
-        source, plan = self.source, {**self.identity, "codec": codec}
+        source, plan, end = self.source, {**self.identity, "codec": codec}, f"-of-{len(self.routes):05}.h5"
         workers.shown.begin("tokenizing" if source.tokenizer else "cutting", self.num_bytes, "B")
         tasks = {
-            number: TokensTask(source, each, path, workers.num_threads, codec)
-            for number, (each, path) in enumerate(zip(self.routes, paths, strict=True))
+            k: TokensTask(source, each, folder.partial_path / f"{SHARD_PREFIX}{k:05}{end}", workers.num_threads, codec)
+            for k, each in enumerate(self.routes)
         }
-        head = Head(TOKEN_FILES, len(tasks), plan, {})
-        journal = Journal(folder, head, tasks, overwrite=bool(conversion.overwrite), resume=bool(conversion.resume))
-        journal.take_up(workers.engine, is_intact)
+        journal = Journal(folder, Record(TOKEN_FILES, len(tasks), plan), tasks, conversion, workers)
         kept = dict(journal.finished)
         workers.shown.keep(sum(tasks[number].amount for number in kept))
         with journal.kept_for_resume():
-            finished = journal.run(workers.engine, write_stream, journal.missing, workers.shown.advance)
+            finished = journal.run(write_stream, journal.missing)
         require_unchanged(source.paths, plan["files"])
         counts = Counts()
         for done in finished:
-            counts.add(done.counts or Counts())
+            counts.add(done.counts)
         if not counts.documents:
             raise ConvertError(f"{source.paths[0]}: {no_documents(source, counts.documents_dropped)}")
         if source.has_ids:
             require_unique_ids([task.paths[1] for task in tasks.values() if task.paths[1].exists()])
-        tokens_kept = sum(done.counts.tokens_in for done in kept.values() if done.counts)
+        tokens_kept = sum(done.counts.tokens_in for done in kept.values())
         described = with_largest_token(self.description, (done.max_token for done in finished))
         splits = {task.path.name: task.route.split for task in tasks.values()}
+        paths = [task.path for task in tasks.values()]
         index = index_files(paths, splits=splits, source=described, shuffle="none")
         index.save(folder.partial_path)
         return Report(
             folder.path, index.meta, list(index.shards), counts, time.monotonic() - start_s,
-            kept=Kept.of(kept.values(), 0.0), documents_kept=tokens_kept,
+            kept=journal.kept, documents_kept=tokens_kept,
         )  # fmt: skip
 
 
 def require_unique_ids(paths: Sequence[Path]) -> None:
     """Raise `ConvertError` if two documents of some tables have one id. Takes some 32 bytes for each document."""
-    parts = in_order(part_of(path)._replace(path=str(path)) for path in paths)
-    table = DocumentTable("", parts)
-    try:
-        digests = np.concatenate([_id_digests(table, number) for number in range(len(parts))])
-        order = digests.argsort(kind="stable")
-        for k in np.flatnonzero(np.diff(digests[order]) == 0).tolist():
+    digests = bytearray()  # 64 bits of that of each id: equal ones are then compared themselves
+    with closing(DocumentTable("", in_order(part_of(path)._replace(path=str(path)) for path in paths))) as table:
+        for number, part in enumerate(table.parts):
+            for start in range(0, part.document_count, BLOCK_IDS):
+                rows = table.file(number).rows(start, min(start + BLOCK_IDS, part.document_count))
+                for text in rows.ids or ():
+                    digests += hashlib.blake2b(text, digest_size=8).digest()
+        found = np.frombuffer(digests, "<u8")
+        order = found.argsort(kind="stable")
+        for k in np.flatnonzero(np.diff(found[order]) == 0).tolist():
             one, other = (table.document(int(number)) for number in order[k : k + 2])
             if one.id == other.id:
                 raise ConvertError(
                     f"{row_of_source(other.source, other.row)}: the id {other.id!r} was there before, in "
                     f"{row_of_source(one.source, one.row)}: name a column whose values differ, or leave out --id-column"
                 )
-    finally:
-        table.close()
-
-
-def _id_digests(table: DocumentTable, number: int) -> np.ndarray:
-    """Return 64 bits of the digest of each id of one table: equal ones are then compared themselves."""
-    file, count, digests = table.file(number), table.parts[number].document_count, bytearray()
-    for start in range(0, count, BLOCK_IDS):
-        for text in file.rows(start, min(start + BLOCK_IDS, count)).ids or ():
-            digests += hashlib.blake2b(text, digest_size=8).digest()
-    return np.frombuffer(digests, "<u8")
 
 
 #: The options that decide a store, besides its tokens.
@@ -256,24 +248,38 @@ STAGED: Final = ((4 << 20, 256), (64 << 20, 4096))
 MIN_STAGED: Final = 2
 
 
-def stage_and_write(source: DocumentSource, conversion: Conversion, workers: Workers) -> Report | Done:
-    """Pack and shuffle documents into a batch store."""
-    # their tokens lie in `<destination>.tokens.partial/` meanwhile: as much disk again as the store
+def write_documents(source: DocumentSource, conversion: Conversion, workers: Workers) -> Report | Done:
+    """Write a store of streams, or of packed and shuffled rows. Its bytes never depend on the workers."""
     destination, start_s = Path(local_path(conversion.destination)), time.monotonic()
     refuse_bad_destination(source.paths, destination)
-    meta = StoreMeta(conversion.batch_size or 0, conversion.seq_len or 0, source.dtype, vocab_size=source.vocab_size)
-    require_pad_id(source.boundary_token_id or 0 if conversion.pad_id is None else conversion.pad_id, meta)
     plan, staging = tokens_plan(source, conversion), destination.with_name(destination.name + ".tokens")
     if plan.is_made(destination, conversion):
         if partial_path(staging).exists():
             with LockedFolder(staging):  # removes what a dead process has left
                 pass
         return Done(destination)
-    _require_free(destination, conversion)
+    if conversion.is_stream:
+        with PartialDirectory(destination, overwrite=bool(conversion.overwrite)) as folder:
+            report = plan.write(folder, conversion, workers, conversion.codec or NO_CODEC)
+    else:
+        report = _write_rows(plan, destination, staging, conversion, workers)
+    return replace(report, seconds=time.monotonic() - start_s)
+
+
+def _write_rows(plan: TokensPlan, destination: Path, staging: Path, conversion: Conversion, workers: Workers) -> Report:
+    """Pack and shuffle documents, whose tokens are staged meanwhile: as much disk again as the store."""
+    source, packing = plan.source, conversion.packing or ""
+    meta = StoreMeta(conversion.batch_size or 0, conversion.seq_len or 0, source.dtype, vocab_size=source.vocab_size)
+    require_pad_id(source.boundary_token_id or 0 if conversion.pad_id is None else conversion.pad_id, meta)
+    is_one_file(conversion, destination)  # now, and not after hours of tokenizing
+    if not conversion.overwrite:
+        refuse_existing(destination)
+        if not conversion.resume:
+            refuse_interrupted(partial_path(destination), SHARDS)
     with LockedFolder(staging) as folder:
         made = plan.write(folder, conversion, workers)
         held_out = {"val_fraction": conversion.val_fraction, "val_seed": conversion.seed}
-        described = {"packing": conversion.packing, **(held_out if conversion.val_fraction else {})}
+        described = {"packing": packing, **(held_out if conversion.val_fraction else {})}
         try:
             path, index = folder.partial_path, ShardIndex.load(folder.partial_path)
             stores = {split: StoreReader(path, index.of_split(split)) for split in made.batches_of_split}
@@ -281,14 +287,11 @@ def stage_and_write(source: DocumentSource, conversion: Conversion, workers: Wor
                 path, stores, path, replace(conversion, dtype=None), paths=source.paths,
                 description={**plan.description, **described}, counts=made.counts,
             )  # fmt: skip
-            report = write_batches(rows, replace(conversion, num_shards=None, shard_bytes=None), workers)
+            report = write_batches(rows, conversion, workers)
         except BaseException as error:
             error.add_note(f"the tokens are kept in {folder.partial_path}: {how_to_go_on(bool(conversion.overwrite))}")
             raise
-    return replace(
-        report, packing=conversion.packing or "", documents_kept=made.documents_kept,
-        seconds=time.monotonic() - start_s,
-    )  # fmt: skip
+    return replace(report, packing=packing, documents_kept=made.documents_kept)
 
 
 def tokens_plan(source: DocumentSource, conversion: Conversion) -> TokensPlan:
@@ -305,25 +308,3 @@ def tokens_plan(source: DocumentSource, conversion: Conversion) -> TokensPlan:
     seed = 42 if conversion.seed is None else conversion.seed
     routes = route(source, count, val_fraction=held_out, val_last_shard=last, seed=seed)
     return TokensPlan(source, routes, options)
-
-
-def _require_free(destination: Path, conversion: Conversion) -> None:
-    """Refuse at once what `write_batches` would refuse after hours of tokenizing."""
-    several = conversion.num_shards or conversion.shard_bytes or conversion.val_fraction or conversion.val_last_shard
-    is_one_file(conversion.target, destination, several=bool(several))
-    if not conversion.overwrite:
-        refuse_existing(destination)
-        if not conversion.resume:
-            refuse_interrupted(partial_path(destination), SHARDS)
-
-
-def write_streams(source: DocumentSource, conversion: Conversion, workers: Workers) -> Report | Done:
-    """Write a store of streams. Its bytes depend on the source and on the options, never on the workers."""
-    destination, start_s = Path(local_path(conversion.destination)), time.monotonic()
-    refuse_bad_destination(source.paths, destination)
-    plan, codec = tokens_plan(source, conversion), conversion.codec or NO_CODEC
-    if plan.is_made(destination, conversion):
-        return Done(destination)
-    with PartialDirectory(destination, overwrite=bool(conversion.overwrite)) as folder:
-        made = plan.write(folder, conversion, workers, codec)
-    return replace(made, seconds=time.monotonic() - start_s)

@@ -7,24 +7,33 @@ flushed to disk at once. The last line may be cut off by a kill: that file count
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, TypeAlias
 
-from zb_hdf5 import ConvertError, FormatError, ShardEntry
-from zb_hdf5.converters.engines import Engine, Progress, no_progress
+from zb_hdf5 import ConvertError, FormatError, ShardEntry, StoreMeta
+from zb_hdf5.converters.conversion import Conversion
+from zb_hdf5.converters.engines import Progress, Workers, no_progress
 from zb_hdf5.converters.source import Counts
-from zb_hdf5.files.publishing import LockedFolder, remove, remove_journals, write_atomically
+from zb_hdf5.files.paths import RemotePath
+from zb_hdf5.files.publishing import LockedFolder, remove, remove_journals, write_atomically, write_fully
+from zb_hdf5.formats.batch_reader import GROUP_BYTES
 from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX
 
 _NAME: Final = re.compile(rf"{JOURNAL_PREFIX}(\d+)-of-(\d+)\.jsonl")
 #: Size in bytes and mtime in ns.
 FileState = tuple[int, int]
+#: The digests of a file: of its frame, and of its tokens.
+Digests: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -34,12 +43,12 @@ class Finished:
     entry: ShardEntry
     max_token: int | None  # None: not known
     frame_sha256: str = ""  # of all its bytes and sidecars but the tokens
-    counts: Counts | None = None  # of its documents, where they are counted file by file
+    counts: Counts = field(default_factory=Counts)  # of its documents, which are counted file by file
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
         """Return the facts of which a journal has the `asdict`."""
-        entry, counts = ShardEntry.from_json(value["entry"]), value["counts"] and Counts.from_json(value["counts"])
+        entry, counts = ShardEntry.from_json(value["entry"]), Counts.from_json(value["counts"])
         return cls(entry, int(value["max_token"]), str(value["frame_sha256"]), counts)
 
 
@@ -49,12 +58,57 @@ class CheckTask:
 
     task: Any  # that made it
     finished: Finished
-    from_source: bool  # compare with the source as well, whose files have another mtime than before
 
     amount = 0  # checks show no progress
 
     def amount_done(self) -> int:
         return 0
+
+
+def is_intact(check: CheckTask, progress: Progress = no_progress) -> bool:
+    """Return whether a finished file still has every byte."""
+    task, finished = check.task, check.finished
+    try:
+        frame, tokens = digests_of(task.paths, task.meta, finished.entry)
+    except OSError:
+        return False
+    return frame == finished.frame_sha256 and tokens in ("", finished.entry.sha256)
+
+
+def digests_of(paths: Iterable[Path], meta: StoreMeta, entry: ShardEntry, *, frame_only: bool = False) -> Digests:
+    """Return the digests of all bytes of a file and its sidecars but the tokens, and of these, if they are placed."""
+    (path, *sidecars), end = paths, 0  # of the tokens so far
+    frame, tokens = hashlib.sha256(), hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        for start, stop in chain(_token_ranges(meta, entry), [(size, size)]):
+            if start > end:
+                frame.update(f"{end} {start} ".encode())
+                _digest_bytes(frame, file, end, start)
+            if not frame_only:
+                _digest_bytes(tokens, file, start, stop)
+            end = stop
+    for sidecar in sidecars:
+        with suppress(FileNotFoundError), open(sidecar, "rb") as file:
+            frame.update(hashlib.file_digest(file, "sha256").digest())
+    return frame.hexdigest(), "" if frame_only or meta.column not in entry.columns else tokens.hexdigest()
+
+
+def _token_ranges(meta: StoreMeta, entry: ShardEntry) -> Iterator[tuple[int, int]]:
+    """Yield where batches that follow each other begin and end; none are known: all bytes count as the frame."""
+    left = entry.token_count * meta.dtype.itemsize
+    for first, stride, count in entry.columns.get(meta.column, ()):
+        whole = count if stride == meta.batch_bytes else 1
+        for start in range(first, first + count * stride, whole * stride):
+            size = min(left, whole * meta.batch_bytes)
+            yield start, start + size
+            left -= size
+
+
+def _digest_bytes(digest: Any, file: io.FileIO, start: int, stop: int) -> None:
+    for piece in range(start, stop, GROUP_BYTES):
+        file.seek(piece)
+        digest.update(file.read(min(GROUP_BYTES, stop - piece)))
 
 
 class Part(NamedTuple):
@@ -75,70 +129,100 @@ class Part(NamedTuple):
 WHOLE: Final = Part(0, 1)
 
 
+def part_of(conversion: Conversion) -> Part:
+    """Return the share of the shards that a job writes."""
+    return Part(*conversion.part) if conversion.part else WHOLE
+
+
+def file_states(paths: Iterable[Path]) -> dict[str, FileState]:
+    """Return (size in bytes, mtime in ns) of every file; a folder counts with the files in it."""
+    states = {}
+    for path in paths:
+        if isinstance(path, RemotePath):
+            continue  # its reader looks at the ETag
+        for file in [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file()):
+            status = file.stat()
+            states[str(file)] = (status.st_size, status.st_mtime_ns)
+    return states
+
+
+def require_unchanged(paths: Iterable[Path], before: dict[str, FileState]) -> None:
+    """Raise `ConvertError` if a file has changed."""
+    for path, found in file_states(paths).items():
+        if found != before.get(path):
+            raise ConvertError(
+                f"{path}: changed while it was converted: expected (size, mtime_ns) {before.get(path)}, found "
+                f"{found}; convert again"
+            )
+
+
 @dataclass(frozen=True)
-class Head:
-    """The first line of a journal."""
+class Record:
+    """The content of a journal: its first line, and the finished files."""
 
     unit: str  # the word for the files in messages; conversions of different units have nothing in common
     total: int  # how many files there will be, of all jobs
-    plan: dict[str, Any]  # JSON of all that decides their bytes
-    files: dict[str, FileState]  # of the source; empty where `plan` has them: then any change is another conversion
+    plan: dict[str, Any]  # JSON of all that decides their bytes, the size and mtime of each source file too
+    finished: dict[int, Finished] = field(default_factory=dict)
 
 
-class Record(NamedTuple):
-    """The content of a journal."""
+class Kept(NamedTuple):
+    """The part that a resumed conversion did not write again: shards, their tokens, and the time to check them."""
 
-    head: Head
-    finished: dict[int, Finished]
+    shards: int
+    tokens: int
+    seconds: float
+
+    @classmethod
+    def of(cls, finished: Iterable[Finished], seconds: float) -> Self:
+        """Count shards that were found finished."""
+        tokens = [done.entry.token_count for done in finished]
+        return cls(len(tokens), sum(tokens), seconds if tokens else 0.0)
+
+
+NOTHING_KEPT: Final = Kept(0, 0, 0.0)
 
 
 class Journal:
-    """Runs the tasks that fill a `.partial/` folder, and records which are finished. Not thread-safe."""
+    """Runs the tasks that fill a `.partial/` folder, and records which are finished. Not thread-safe.
+
+    It begins with those that earlier runs have finished and that are as they were then: `kept` counts them. All else
+    that these have left is removed.
+    """
 
     def __init__(
         self,
         folder: LockedFolder,
-        head: Head,
-        tasks: Mapping[int, Any],  # by number, those of `part`; each has the `paths` of its file and sidecars
-        *,
-        part: Part = WHOLE,
-        overwrite: bool,
-        resume: bool,
+        head: Record,
+        tasks: Mapping[int, Any],  # by number, those of this job; each has the `paths` of its file and sidecars
+        conversion: Conversion,
+        workers: Workers,
     ) -> None:
-        self._folder, self._head, self._tasks = folder, head, tasks
-        self._part, self._overwrite, self._resume = part, overwrite, resume
-        self.finished: dict[int, Finished] = {}  # those of earlier runs after `take_up`, the others after `run`
+        self._folder, self._head, self._tasks, self._workers = folder, head, tasks, workers
+        self._part, self._overwrite = part_of(conversion), bool(conversion.overwrite)
+        self._path, start_s = folder.partial_path / self._part.journal_name, time.monotonic()
+        recorded = {} if self._overwrite and not conversion.resume else self._recorded(bool(conversion.resume))
+        checks = [CheckTask(tasks[number], done) for number, done in sorted(recorded.items())]
+        with closing(workers.engine.run(is_intact, checks, no_progress)) as results:
+            intact = dict(results)
+        self.finished = {number: recorded[number] for k, number in enumerate(sorted(recorded)) if intact[k]}
+        self.kept = Kept.of(self.finished.values(), time.monotonic() - start_s)
+        self._remove_unfinished()
+        lines = [json.dumps(asdict(self._head)), *map(_line, self.finished, self.finished.values())]
+        write_atomically(self._path, ("\n".join(lines) + "\n").encode())
+        self._remove_other_journals()
 
     @property
     def missing(self) -> dict[int, Any]:
         """The tasks that are left to do."""
         return {number: task for number, task in self._tasks.items() if number not in self.finished}
 
-    def take_up(self, engine: Engine, is_intact: Callable[[CheckTask, Progress], bool]) -> None:
-        """Find what earlier runs have finished and is as it was then; remove all else that they have left."""
-        recorded, changed = self._recorded() if self._resume or not self._overwrite else ({}, False)
-        checks = [CheckTask(self._tasks[number], recorded[number], changed) for number in sorted(recorded)]
-        with closing(engine.run(is_intact, checks, no_progress)) as results:
-            intact = dict(results)
-        self.finished = {number: recorded[number] for k, number in enumerate(sorted(recorded)) if intact[k]}
-        self._remove_unfinished()
-        path = self._folder.partial_path / self._part.journal_name
-        lines = [json.dumps(asdict(self._head)), *map(_line, self.finished, self.finished.values())]
-        write_atomically(path, ("\n".join(lines) + "\n").encode())
-        self._remove_other_journals()
-
-    def run(
-        self,
-        engine: Engine,
-        write: Callable[[Any, Progress], Finished],
-        tasks: Mapping[int, Any],
-        progress: Progress,
-    ) -> list[Finished]:
+    def run(self, write: Callable[[Any, Progress], Finished], tasks: Mapping[int, Any]) -> list[Finished]:
         """Do what is missing, and return all finished files in order."""
-        path, numbers = self._folder.partial_path / self._part.journal_name, list(tasks)
-        with closing(engine.run(write, tasks.values(), progress)) as results:
+        numbers, workers = list(tasks), self._workers
+        with closing(workers.engine.run(write, tasks.values(), workers.shown.advance)) as results:
             for k, done in results:
-                _append(path, _line(numbers[k], done))
+                _append(self._path, _line(numbers[k], done))
                 self.finished[numbers[k]] = done
                 if done.entry.token_count:
                     self._folder.keep()
@@ -159,31 +243,19 @@ class Journal:
                 )
             raise
 
-    def _recorded(self) -> tuple[dict[int, Finished], bool]:
-        """Return what earlier runs have recorded, whichever job, and whether a source file has another mtime since."""
+    def _recorded(self, resume: bool) -> dict[int, Finished]:
+        """Return what earlier runs have recorded, whichever job."""
         folder = self._folder.partial_path
         if journal_paths(folder):
             self._folder.keep()
         records = read_journals(folder, self._head.unit)
         finished = {k: done for record in records.values() for k, done in record.finished.items() if k in self._tasks}
-        if finished and not self._resume:
+        if finished and not resume:
             refuse_interrupted(folder, self._head.unit)
-        changed = False
-        if self._resume and (finished or self._part != WHOLE):  # else there is nothing to go on with
-            for path, record in records.items():
-                require_same(record.head.plan, self._head.plan, path)
-                changed |= self._is_changed(record.head.files)
-        return finished, changed
-
-    def _is_changed(self, before: dict[str, FileState]) -> bool:
-        """Return whether a source file has another mtime than before, and refuse another size."""
-        for path, (size, _) in self._head.files.items():
-            if path not in before or before[path][0] != size:
-                raise ConvertError(
-                    f"{path}: changed since the interrupted conversion: expected {before.get(path, ('no file',))[0]} "
-                    f"bytes, found {size}; start over with --force"
-                )
-        return before != self._head.files
+        if finished or self._part != WHOLE:  # else there is nothing to go on with
+            for path, record in records.items() if resume else ():
+                require_same(record.plan, self._head.plan, path)
+        return finished
 
     def _remove_unfinished(self) -> None:
         """Remove what earlier runs of this part have left, but for finished files."""
@@ -218,21 +290,16 @@ def refuse_interrupted(folder: Path, unit: str) -> None:
     records = list(read_journals(folder, unit).values())
     if finished := {number for record in records for number in record.finished}:
         raise ConvertError(
-            f"{folder}: an interrupted conversion with {len(finished):,} of {records[0].head.total:,} finished {unit} "
+            f"{folder}: an interrupted conversion with {len(finished):,} of {records[0].total:,} finished {unit} "
             "is there; go on with --resume, or start over with --force"
         )
 
 
 def _append(path: Path, line: str) -> None:
     """Append a line to a journal; flushed to disk on return."""
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-    try:
-        data = (line + "\n").encode()
-        while data:  # one call writes less on a disk that is nearly full
-            data = data[os.write(fd, data) :]
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    with open(path, "r+b", buffering=0) as file:
+        write_fully(file.fileno(), (line + "\n").encode(), file.seek(0, os.SEEK_END))
+        os.fsync(file.fileno())
 
 
 def _line(number: int, done: Finished) -> str:
@@ -257,12 +324,11 @@ def read_journal(path: Path, unit: str | None = None) -> Record:
     """Read a journal; a last line that a kill has cut off is left out."""
     try:
         first, *rest = path.read_text(encoding="utf-8").split("\n")[:-1]
-        head = Head(**json.loads(first))
+        head = Record(**json.loads(first))
         if unit not in (None, head.unit):
             raise ConvertError(f"{path}: an interrupted conversion of another kind is there; start over with --force")
-        files = {name: (int(state[0]), int(state[1])) for name, state in head.files.items()}
         finished = {int(row["number"]): Finished.from_json(row) for row in map(json.loads, rest)}
-        return Record(replace(head, files=files), finished)
+        return replace(head, finished=finished)
     except ConvertError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
@@ -274,7 +340,7 @@ def require_same(found: dict[str, Any], plan: dict[str, Any], path: Path) -> Non
     expected = json.loads(json.dumps(plan))
     if found != expected:
         facts = f"{path.parent}: holds another conversion: {_difference(found, expected)}"
-        raise ConvertError(f"{facts}; give the same arguments, or start over with --force")
+        raise ConvertError(f"{facts}; give the same arguments and source files, or start over with --force")
 
 
 def _difference(was: Any, here: Any, name: str = "plan") -> str:

@@ -31,8 +31,6 @@ from zb_hdf5.spec import TokenArray, bad_token_message, find_bad_token, require_
 
 #: Tokens of a record, where neither the caller nor a 2-D array gives a number.
 DEFAULT_SEQ_LEN: Final = 512
-#: Positions of the order that are computed at once, also where a group of batches needs fewer: long arrays are fast.
-ORDER_AHEAD: Final = 1 << 15
 #: Tokens in which boundary tokens are looked for at once; documents that end in them are written together.
 BLOCK_TOKENS: Final = 1 << 22
 #: Shape, Fortran order, dtype, and byte offset of the data.
@@ -44,7 +42,7 @@ class ArrayKind(NamedTuple):
 
     name: str
     suffix: str
-    read_header: Callable[[Path], Header]  # raises FormatError or IncompleteError
+    read_header: Callable[[Path], Header]  # raises FormatError, or IncompleteError for a short file
 
     def expand(self, paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
         """Replace folders by the files in and below them, by path; `ConvertError` for none, or one named twice."""
@@ -52,20 +50,17 @@ class ArrayKind(NamedTuple):
         for path in map(Path, paths):
             if path.is_dir():
                 found = sorted(path.rglob(f"*{self.suffix}"))
-                inside = [
-                    file
-                    for file in found
-                    if not any(part.endswith(PARTIAL_SUFFIX) for part in file.relative_to(path).parts)
+                found = [
+                    file for file in found if PARTIAL_SUFFIX not in {p.suffix for p in file.relative_to(path).parents}
                 ]
-                if not inside:
+                if not found:
                     raise ConvertError(f"{path}: no {self.suffix} files in this folder, nor below it")
-                files += inside
+                files += found
             elif path.is_file():
                 files.append(path)
-            elif path.exists():
-                raise ConvertError(f"{path}: expected a file or folder, found neither")  # a FIFO would block for ever
-            else:
-                raise ConvertError(f"{path}: no such file or folder")
+            else:  # a FIFO would block for ever
+                expected = "expected a file or folder, found neither" if path.exists() else "no such file or folder"
+                raise ConvertError(f"{path}: {expected}")
         for path, count in Counter(file.resolve() for file in files).items():
             if count > 1:
                 raise ConvertError(f"{path}: is named {count} times; its tokens would be stored as often")
@@ -88,7 +83,7 @@ class ArrayFile:
 
     @classmethod
     def open(cls, path: Path, header: Header, seq_len: int) -> ArrayFile:
-        """Check that a header describes tokens: `ConvertError` if not, `IncompleteError` for a short file."""
+        """Check that a header describes tokens: `ConvertError` if not."""
         shape, fortran, dtype, byte_offset = header
         if len(shape) not in (1, 2):
             raise ConvertError(f"{path}: expected a 1-D stream or 2-D records, found shape {shape}")
@@ -99,10 +94,6 @@ class ArrayFile:
                 at=shape[1],
             )
         require_integers(np.empty(0, dtype), path)
-        expected = byte_offset + math.prod(shape) * dtype.itemsize
-        found = path.stat().st_size
-        if found < expected:
-            raise IncompleteError(f"{path}: expected {expected:,} bytes for shape {shape} {dtype}, found {found:,}")
         num_records = shape[0] if len(shape) == 2 else shape[0] // seq_len
         return cls(path, dtype, shape, byte_offset, fortran and len(shape) == 2, num_records)
 
@@ -164,7 +155,6 @@ class NpySource(Source):
         self.pad_id = pad_id
         self.order = write_order(total, seed) if shuffle else None
         self.cold = False
-        self._ordered = 0, np.empty(0, np.int64)  # the first of some positions, and the records that are stored there
         self._ends = np.cumsum([file.num_records for file in self._files])
         self._open_files: OpenFiles[LocalFile] = OpenFiles("pread")  # touched pages of a mapping count as own memory
         self._count_tokens(remainder)
@@ -186,18 +176,9 @@ class NpySource(Source):
         rows = out.reshape(-1, self.meta.seq_len)
         first = start * self.meta.batch_size
         count = min(len(rows), self.meta.total_records - first)
-        self._gather(self._records_at(first, count), rows[:count])
+        positions = np.arange(first, first + count)
+        self._gather(positions if self.order is None else self.order.indices(positions), rows[:count])
         rows[count:] = self.pad_id
-
-    def _records_at(self, first: int, count: int) -> npt.NDArray[np.int64]:
-        """Return which records of the source are stored at consecutive positions."""
-        if self.order is None:
-            return np.arange(first, first + count)
-        start, records = self._ordered
-        if not start <= first <= first + count <= start + len(records):
-            stop = min(first + max(count, ORDER_AHEAD), self.meta.total_records)
-            start, records = self._ordered = first, self.order.indices(np.arange(first, stop))
-        return records[first - start : first - start + count]
 
     def read_records(self, first: int, rows: TokenArray) -> None:
         self._gather(np.arange(first, first + len(rows)), rows)

@@ -15,17 +15,16 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5 import ArgumentError, ConvertError, FormatError, ShardIndex, StoreMeta
+from zb_hdf5 import ArgumentError, FormatError, ShardIndex, StoreMeta
 from zb_hdf5.converters.batch_target import is_one_file, refuse_bad_destination
-from zb_hdf5.converters.batch_target import part_of as job_of
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.journal import WHOLE
-from zb_hdf5.converters.shard import DEFAULT_SHARD_BYTES
+from zb_hdf5.converters.journal import part_of as job_of
+from zb_hdf5.converters.shard import number_of_shards
 from zb_hdf5.converters.source import Counts, Source, SourceShard, batches_of, require_pad_id
 from zb_hdf5.documents.document_table import DocumentFile, documents_name, documents_path, part_of
 from zb_hdf5.documents.document_writer import DocumentsWriter
 from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, ranges
-from zb_hdf5.errors import Remedy
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import disk_errors, scratch_directory
 from zb_hdf5.files.tokens import Converted
@@ -42,7 +41,7 @@ BUFFER_DOCUMENTS: Final = 1 << 20
 
 @dataclass(frozen=True)
 class Packing:
-    """Pieces of a stream of documents with `tokens_in` tokens, and the rows that they make up.
+    """Pieces of a stream of documents, and the rows that they make up.
 
     Piece k is the `lengths[k]` tokens from `offsets[k]` of the stream on. Row r holds the pieces `first[r]` to
     `first[r + 1]`, one after the other from column 0; the rest of the row is padding.
@@ -51,7 +50,6 @@ class Packing:
     offsets: IndexArray
     lengths: IndexArray
     first: IndexArray
-    tokens_in: int
 
     @property
     def num_rows(self) -> int:
@@ -60,11 +58,6 @@ class Packing:
     @property
     def tokens_kept(self) -> int:
         return int(self.lengths.sum())
-
-    @property
-    def tokens_cropped(self) -> int:
-        """Tokens that are in no row."""
-        return self.tokens_in - self.tokens_kept
 
     def documents_begun(self, document_lengths: IndexArray) -> IndexArray:
         """Return how many documents have their first token in each row; one without tokens begins in none."""
@@ -106,9 +99,8 @@ def pieces_of(
 
 def concat(document_lengths: IndexArray, seq_len: int) -> Packing:
     """Cut the stream every `seq_len` tokens: rows and documents straddle each other, only the last tokens are lost."""
-    tokens_in = int(document_lengths.sum())
-    first = np.arange(tokens_in // seq_len + 1)
-    return Packing(first[:-1] * seq_len, np.full(len(first) - 1, seq_len), first, tokens_in)
+    first = np.arange(int(document_lengths.sum()) // seq_len + 1)
+    return Packing(first[:-1] * seq_len, np.full(len(first) - 1, seq_len), first)
 
 
 def pad(document_lengths: IndexArray, seq_len: int) -> Packing:
@@ -116,7 +108,7 @@ def pad(document_lengths: IndexArray, seq_len: int) -> Packing:
     kept = np.flatnonzero(document_lengths)
     offsets = (np.cumsum(document_lengths) - document_lengths)[kept]
     lengths = np.minimum(document_lengths[kept], seq_len)
-    return Packing(offsets, lengths, np.arange(len(kept) + 1), int(document_lengths.sum()))
+    return Packing(offsets, lengths, np.arange(len(kept) + 1))
 
 
 def best_fit(document_lengths: IndexArray, seq_len: int) -> Packing:
@@ -131,13 +123,8 @@ def best_fit(document_lengths: IndexArray, seq_len: int) -> Packing:
         for k in range(0, len(document_lengths), BUFFER_DOCUMENTS)
     ]
     empty = np.empty(0, np.int64)
-    sizes = np.concatenate([sizes for _, _, sizes in windows] or [empty])
-    return Packing(
-        np.concatenate([offsets for offsets, _, _ in windows] or [empty]),
-        np.concatenate([lengths for _, lengths, _ in windows] or [empty]),
-        np.concatenate([[0], np.cumsum(sizes)]),
-        int(document_lengths.sum()),
-    )
+    offsets, lengths, sizes = map(np.concatenate, zip((empty,) * 3, *windows, strict=True))
+    return Packing(offsets, lengths, np.concatenate([[0], np.cumsum(sizes)]))
 
 
 PACKINGS: Final[dict[str, Callable[[IndexArray, int], Packing]]] = {"concat": concat, "best-fit": best_fit, "pad": pad}
@@ -237,7 +224,8 @@ class PackedRows:
         tokens = store.tokens
         self._columns[""] = (tokens if tokens.dtype == meta.dtype else Converted(tokens, meta.dtype)), 1
         self._table: DocumentFile | None = None
-        self._prefix = folder / f"{SHARD_PREFIX}plan-{split}"
+        names = ("offsets", "lengths", "first")
+        self._plan_paths = [folder / f"{SHARD_PREFIX}plan-{split}-{name}.npy" for name in names]
         self.table = folder / documents_name(number)
         with DocumentsWriter(self.table) as writer:
             if store.documents is not None:
@@ -251,17 +239,14 @@ class PackedRows:
         edges = self._edges().astype(np.int64)
         document_lengths = edges[1:] - edges[:-1]
         packed = PACKINGS[options.packing or "concat"](document_lengths, meta.seq_len)
-        for name in ("offsets", "lengths", "first"):
-            _save(self._plan_path(name), getattr(packed, name))
+        for path, array in zip(self._plan_paths, (packed.offsets, packed.lengths, packed.first), strict=True):
+            _save(path, array)
         self.num_rows = packed.num_rows
         shuffled = options.shuffle and write_order(self.num_rows, options.seed or 0)
         self.order: Order = shuffled or SequentialOrder(self.num_rows)
-        self.tokens_kept, self.tokens_cropped = packed.tokens_kept, packed.tokens_cropped
+        self.tokens_kept, self.tokens_cropped = packed.tokens_kept, store.num_tokens - packed.tokens_kept
         self.documents = packed.documents_begun(document_lengths)
         self._plan: Packing | None = None
-
-    def _plan_path(self, name: str) -> Path:
-        return self._prefix.with_name(f"{self._prefix.name}-{name}.npy")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "documents": None, "_plan": None, "_table": None}
@@ -312,9 +297,7 @@ class PackedRows:
 
     def _packing(self) -> Packing:
         if self._plan is None:
-            arrays = [np.load(self._plan_path(name), mmap_mode="r") for name in ("offsets", "lengths", "first")]
-            offsets, lengths, first = (array.view(np.ndarray) for array in arrays)
-            self._plan = Packing(offsets, lengths, first, 0)
+            self._plan = Packing(*(np.load(path, mmap_mode="r").view(np.ndarray) for path in self._plan_paths))
         return self._plan
 
 
@@ -334,7 +317,7 @@ class PackedSource(Source):
     """
 
     order: GlobalOrder | None = None  # of more than one split there is no order of all rows
-    has_pieces = True
+    has_pieces = is_cut = True
 
     def __init__(
         self,
@@ -399,10 +382,7 @@ class PackedSource(Source):
     def _cut(self) -> list[SourceShard]:
         """Cut each split into shards: none has two."""
         train = self._splits[0].num_batches
-        per_shard = max(1, (self._options.shard_bytes or DEFAULT_SHARD_BYTES) // self.meta.batch_bytes)
-        num_shards = self._options.num_shards or -(-train // per_shard)
-        if num_shards > train:
-            raise ConvertError(f"{train:,} batches cannot fill {num_shards:,} shards", remedy=Remedy.FILL_THE_SHARDS)
+        num_shards = number_of_shards(train, self.meta, self._options)
         largest, shards = -(-train // num_shards), []
         for part in self._splits:
             count = num_shards if part is self._splits[0] else -(-part.num_batches // largest)
@@ -436,8 +416,7 @@ def open_stream(paths: list[Path], conversion: Conversion) -> Generator[PackedSo
     [path], part = paths, job_of(conversion)
     destination = local_path(conversion.destination)  # the plan of the rows lies in the same folder
     refuse_bad_destination([local_path(path)], destination)
-    several = bool(conversion.num_shards or conversion.shard_bytes) or part != WHOLE
-    is_one_file(conversion.target, destination, several=several)
+    is_one_file(conversion, destination)
     plan = destination.with_name(destination.name + (".plan" if part == WHOLE else f".plan-{part.job}"))
     path = local_path(path)
     if stream_format(path) != "hdf5":

@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any
 
 from zb_hdf5 import ShardEntry, StoreMeta
 from zb_hdf5.console import counted, format_bytes, format_count
-from zb_hdf5.converters.journal import WHOLE, Finished, Part
+from zb_hdf5.converters.journal import NOTHING_KEPT, WHOLE, Kept, Part
 from zb_hdf5.converters.source import Counts
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import STREAM_LAYOUT, combine_sha256
 
 Lines = list[tuple[str, str]]
-
-
-class Kept(NamedTuple):
-    """The part that a resumed conversion did not write again: shards, their tokens, and the time to check them."""
-
-    shards: int
-    tokens: int
-    seconds: float
-
-    @classmethod
-    def of(cls, finished: Iterable[Finished], seconds: float) -> Self:
-        """Count shards that were found finished."""
-        tokens = [done.entry.token_count for done in finished]
-        return cls(len(tokens), sum(tokens), seconds if tokens else 0.0)
-
-
-NOTHING_KEPT: Final = Kept(0, 0, 0.0)
 
 
 @dataclass(frozen=True)

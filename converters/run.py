@@ -13,7 +13,7 @@ from zb_hdf5 import ArgumentError
 from zb_hdf5.console import Progress
 from zb_hdf5.converters.batch_target import describe, write_batches
 from zb_hdf5.converters.conversion import DEFAULT_MEMORY_BYTES, OPTIONS, STREAM, Conversion
-from zb_hdf5.converters.document_target import stage_and_write, write_streams
+from zb_hdf5.converters.document_target import write_documents
 from zb_hdf5.converters.documents import DocumentSource
 from zb_hdf5.converters.engines import Shown, Workers, default_workers, no_progress, open_engine
 from zb_hdf5.converters.reports import Done, Report
@@ -41,11 +41,9 @@ def run(conversion: Conversion, shown: Shown | Progress | None = None) -> Report
         if opened is None:
             return None
         source, conversion, workers = opened
-        if not isinstance(source, DocumentSource):
-            return write_batches(source, conversion, workers)
-        if conversion.is_stream:
-            return write_streams(source, conversion, workers)
-        return stage_and_write(source, conversion, workers)
+        if isinstance(source, DocumentSource):
+            return write_documents(source, conversion, workers)
+        return write_batches(source, conversion, workers)
 
 
 def plan(conversion: Conversion) -> dict[str, Any] | None:
@@ -66,20 +64,9 @@ def _opened(
     """Open the source and the engine, and fill in all defaults; None in an MPI rank that has served others."""
     conversion, open_source = _prepared(conversion)
     with ExitStack() as stack:
-
-        def entered() -> Source | DocumentSource:
-            nonlocal conversion
-            found: Any = open_source()
-            if hasattr(found, "__enter__"):  # packed rows, which are cut into the shards that were asked for
-                found, conversion = stack.enter_context(found), replace(conversion, num_shards=None, shard_bytes=None)
-            if isinstance(found, Source):
-                if conversion.is_stream:
-                    raise ArgumentError(f"{found.paths[0]}: expected documents for a stream, found batches")
-                FORMATS[conversion.target].require(found.meta, conversion.destination)  # before any work
-            return cast("Source | DocumentSource", found)
-
         executor = conversion.executor or "local"
-        source = None if executor == "mpi" else entered()  # of MPI ranks only the first one needs it
+        # of MPI ranks only the first one needs the source
+        source = None if executor == "mpi" else _entered(stack, open_source(), conversion)
         engine = conversion.engine
         if engine is None:
             asked = conversion.workers or (1 if source is None else _workers_of(source, conversion))
@@ -90,8 +77,17 @@ def _opened(
             yield None
             return
         threads = conversion.threads or max(1, default_workers() // engine.workers_per_node)
-        source = source or entered()  # with which the conversion may change
-        yield source, conversion, Workers(engine, threads, shown)
+        yield source or _entered(stack, open_source(), conversion), conversion, Workers(engine, threads, shown)
+
+
+def _entered(stack: ExitStack, found: Any, conversion: Conversion) -> Source | DocumentSource:
+    """Enter a source that keeps files while it is used, and refuse one that its target does not take."""
+    source = stack.enter_context(found) if hasattr(found, "__enter__") else found
+    if isinstance(source, Source):
+        if conversion.is_stream:
+            raise ArgumentError(f"{source.paths[0]}: expected documents for a stream, found batches")
+        FORMATS[conversion.target].require(source.meta, conversion.destination)  # before any work
+    return cast("Source | DocumentSource", source)
 
 
 def _prepared(conversion: Conversion) -> tuple[Conversion, Callable[[], Any]]:

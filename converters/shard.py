@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,19 +19,20 @@ from zb_hdf5 import (
     ConvertError,
     ShardEntry,
     StoreMeta,
+    open_reader,
 )
 from zb_hdf5.console import format_bytes
-from zb_hdf5.converters.documents import write_pieces
+from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.engines import Progress, no_progress
-from zb_hdf5.converters.journal import CheckTask, FileState, Finished, Head
+from zb_hdf5.converters.journal import FileState, Finished, Record, digests_of, require_unchanged
 from zb_hdf5.converters.source import MAX_TOKEN, Source, SourceShard, read_groups
 from zb_hdf5.documents.document import TableInfo
 from zb_hdf5.documents.document_writer import write_joined
+from zb_hdf5.documents.pieces import pieces_path
+from zb_hdf5.documents.table_file import PiecesWriter
 from zb_hdf5.errors import Remedy
-from zb_hdf5.files.checked import TokenDigest
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.publishing import partial_path
-from zb_hdf5.formats.batch_reader import GROUP_BYTES
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import CRC32_SUFFIX, DEFAULT_SPLIT, PIECES_SUFFIX, SHARD_PREFIX
 
@@ -43,31 +41,9 @@ SHARDS: Final = "shards"
 #: Tokens that are committed together: the unit of resume is the shard, and others may read a part of a large one.
 COMMIT_BYTES: Final = 1 << 30
 DEFAULT_SHARD_BYTES: Final = 1 << 30
+#: Records whose pieces are moved at once.
+BLOCK_RECORDS: Final = 1 << 15
 PLAN_VERSION: Final = 1
-#: The digests of a file: of its frame, and of its tokens.
-Digests: TypeAlias = tuple[str, str]
-
-
-def file_states(paths: Iterable[Path]) -> dict[str, FileState]:
-    """Return (size in bytes, mtime in ns) of every file; a folder counts with the files in it."""
-    states = {}
-    for path in paths:
-        if isinstance(path, RemotePath):
-            continue  # its reader looks at the ETag
-        for file in [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file()):
-            status = file.stat()
-            states[str(file)] = (status.st_size, status.st_mtime_ns)
-    return states
-
-
-def require_unchanged(paths: Iterable[Path], before: dict[str, FileState]) -> None:
-    """Raise `ConvertError` if a file has changed."""
-    for path, found in file_states(paths).items():
-        if found != before.get(path):
-            raise ConvertError(
-                f"{path}: changed while it was converted: expected (size, mtime_ns) {before.get(path)}, found "
-                f"{found}; convert again"
-            )
 
 
 def with_largest_token(source: dict[str, Any], tokens: Iterable[int | None]) -> dict[str, Any]:
@@ -120,105 +96,50 @@ def files_of_shard(path: Path) -> tuple[Path, ...]:
     return path, *(path.with_name(path.name + suffix) for suffix in (CRC32_SUFFIX, PIECES_SUFFIX))
 
 
-def is_intact(check: CheckTask, progress: Progress = no_progress) -> bool:
-    """Return whether a finished file still has every byte; `ConvertError` if the source has other tokens now."""
-    task, finished = check.task, check.finished
-    if check.from_source and source_sha256(task) != finished.entry.sha256:
-        raise ConvertError(
-            f"{task.path}: the source has changed since this shard was written from it; start over with --force"
-        )
-    try:
-        frame, tokens = digests_of(task.paths, task.meta, finished.entry)
-    except OSError:
-        return False
-    return frame == finished.frame_sha256 and tokens in ("", finished.entry.sha256)
-
-
-def digests_of(paths: Iterable[Path], meta: StoreMeta, entry: ShardEntry, *, frame_only: bool = False) -> Digests:
-    """Return the digests of all bytes of a file and its sidecars but the tokens, and of these, if they are placed."""
-    (path, *sidecars), end = paths, 0  # of the tokens so far
-    frame, tokens = hashlib.sha256(), hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        for start, stop in chain(_token_ranges(meta, entry), [(size, size)]):
-            if start > end:
-                frame.update(f"{end} {start} ".encode())
-                _digest_bytes(frame, file, end, start)
-            if not frame_only:
-                _digest_bytes(tokens, file, start, stop)
-            end = stop
-    for sidecar in sidecars:
-        with contextlib.suppress(FileNotFoundError), open(sidecar, "rb") as file:
-            frame.update(hashlib.file_digest(file, "sha256").digest())
-    return frame.hexdigest(), "" if frame_only or meta.column not in entry.columns else tokens.hexdigest()
-
-
-def _token_ranges(meta: StoreMeta, entry: ShardEntry) -> Iterator[tuple[int, int]]:
-    """Yield where batches that follow each other begin and end; none are known: all bytes count as the frame."""
-    left = entry.token_count * meta.dtype.itemsize
-    for first, stride, count in entry.columns.get(meta.column, ()):
-        whole = count if stride == meta.batch_bytes else 1
-        for start in range(first, first + count * stride, whole * stride):
-            size = min(left, whole * meta.batch_bytes)
-            yield start, start + size
-            left -= size
-
-
-def _digest_bytes(digest: Any, file: io.FileIO, start: int, stop: int) -> None:
-    for piece in range(start, stop, GROUP_BYTES):
-        file.seek(piece)
-        digest.update(file.read(min(GROUP_BYTES, stop - piece)))
-
-
 def write_shard(task: ShardTask, progress: Progress = no_progress) -> Finished:
     """Read the batches of one shard from the source, write them, and publish the file."""
     source, start, stop = task.source, task.start, task.stop
-    sha256, original = source.sha256_of(start, stop), source.shard_of(start, stop)
-    with contextlib.nullcontext() if original is None else original:
-        crc32 = None if original is None else original.stored_crc32()
+    path, sha256 = source.file_of(start, stop)
+    crc32 = None
+    if path is not None and not isinstance(path, RemotePath):
+        with open_reader(path, verify="none") as original:
+            crc32 = original.stored_crc32()
+    writer = FORMATS[task.target].begin(
+        task.path, task.meta, expected_batches=stop - start, overwrite=task.overwrite,
         # a copy whose every batch has the crc32 of the original has its sha256 too: hashing is what takes longest
-        known = None if crc32 is None else sha256
-        writer = FORMATS[task.target].begin(
-            task.path, task.meta, expected_batches=stop - start, overwrite=task.overwrite, known_sha256=known,
-            origin=task.origin(), commit_bytes=COMMIT_BYTES,
-        )  # fmt: skip
-        with writer:
-            if task.meta.fields:  # no digest of the shard covers them
-                source.check_reads()
-            for group in read_groups(source, start, stop):
-                group.in_use = writer.append(group.tokens, group.fields)
-                progress(group.tokens.size)
-            _require_intact(source.paths[0], writer, start, sha256, crc32)
-            if task.files is not None:
-                require_unchanged(source.paths, task.files)
-            pieces = _write_beside(task, writer.sha256())
-            info = writer.finish()
+        known_sha256=None if crc32 is None else sha256, origin=task.origin(), commit_bytes=COMMIT_BYTES,
+    )  # fmt: skip
+    with writer:
+        if task.meta.fields:  # no digest of the shard covers them
+            source.check_reads()
+        for group in read_groups(source, start, stop):
+            group.in_use = writer.append(group.tokens, group.fields)
+            progress(group.tokens.size)
+        _require_intact(source.paths[0], writer, start, sha256, crc32)
+        if task.files is not None:
+            require_unchanged(source.paths, task.files)
+        pieces = _write_documents(task, writer.sha256())
+        info = writer.finish()
     entry = replace(ShardEntry.of(info, task.split, task.documents), pieces=pieces)
     frame, _ = digests_of(task.paths, task.meta, entry, frame_only=True)
     return Finished(entry, info.max_token, frame)
 
 
-def _write_beside(task: ShardTask, tokens_sha256: str) -> TableInfo | None:
-    """Write what belongs to the documents of a shard, or of a lone file, before it has its name."""
-    source = task.source
+def _write_documents(task: ShardTask, tokens_sha256: str) -> TableInfo | None:
+    """Write the pieces of a shard to its sidecar, and the documents of a lone file, before it has its name."""
+    source, path = task.source, task.path
     if FORMATS[task.target].tokens_only:
         return None
     if not task.in_store:
-        write_joined(source.document_files, task.path, task.split, tokens_sha256)
-    return write_pieces(source, task.start, task.stop, task.path, task.split, tokens_sha256)
-
-
-def source_sha256(task: ShardTask) -> str:
-    """Return the digest that the shard's batches have in the source now."""
-    digest = TokenDigest()
-    try:
-        for group in read_groups(task.source, task.start, task.stop):
-            pending = digest.submit(group.tokens)
-            digest.accept(pending)
-            group.in_use = pending.wait
-    finally:
-        digest.close()
-    return digest.sha256()
+        write_joined(source.document_files, path, task.split, tokens_sha256)
+    if not source.has_pieces:
+        pieces_path(path).unlink(missing_ok=True)  # the leftover of others
+        return None
+    step = max(1, BLOCK_RECORDS // source.meta.batch_size)
+    with PiecesWriter(path) as writer:
+        for first in range(task.start, task.stop, step):
+            writer.append_pieces(source.read_pieces(first, min(first + step, task.stop)))
+        return writer.publish(seq_len=source.meta.seq_len, split=task.split, tokens_sha256=tokens_sha256)
 
 
 def _require_intact(
@@ -252,8 +173,8 @@ class Plan:
     cuts: list[tuple[int, int]]  # (start, stop) of each shard, in batches
     files: dict[str, FileState]  # of every source file, when the plan was made
 
-    def head(self) -> Head:
-        """Return the first line of the journal: all that decides the bytes, but for the content of the source files."""
+    def head(self) -> Record:
+        """Return the first line of the journal: all that decides the bytes; a file stands for its content."""
         meta = asdict(self.source.meta) | {"dtype": self.source.meta.dtype.name}
         meta["fields"] = {field.name: field.to_json() for field in self.source.meta.fields}
         identity = {
@@ -266,8 +187,9 @@ class Plan:
             "cuts": [list(cut) for cut in self.cuts],
             "has_pieces": self.source.has_pieces,
             "documents": [list(part) for part in self.source.document_parts],
+            "files": self.files,
         }
-        return Head(SHARDS, len(self.cuts), identity, self.files)
+        return Record(SHARDS, len(self.cuts), identity)
 
     def name(self, shard: int) -> str:
         return f"{SHARD_PREFIX}{shard:05}-of-{len(self.cuts):05}{FORMATS[self.target].suffix}"
@@ -305,19 +227,25 @@ class Plan:
         return per_shard * len(self.cuts) + len(source.document_parts) + 3  # the folder, its index, the journal
 
 
-def cut_into_shards(source: Source, num_shards: int | None, shard_bytes: int | None) -> list[tuple[int, int]]:
+def cut_into_shards(source: Source, conversion: Conversion) -> list[tuple[int, int]]:
     """Return (start, stop) of each shard, in batches: consecutive, and none empty."""
-    total = source.num_batches
-    if num_shards is not None or shard_bytes is not None:
-        require_one_split(source, "leave out --shards and --shard-size")
-    if num_shards is None and shard_bytes is None and source.shards:
+    is_asked = conversion.num_shards is not None or conversion.shard_bytes is not None
+    if source.is_cut or (source.shards and not is_asked):
         return source.cuts
-    if num_shards is None:
-        per_shard = max(1, (shard_bytes or DEFAULT_SHARD_BYTES) // source.meta.batch_bytes)
-        num_shards = max(1, -(-total // per_shard))
-    if num_shards > total:
-        raise ConvertError(f"{total:,} batches cannot fill {num_shards:,} shards; pass a smaller --shards")
-    return [(k * total // num_shards, (k + 1) * total // num_shards) for k in range(num_shards)]
+    if is_asked:
+        require_one_split(source, "leave out --shards and --shard-size")
+    total = source.num_batches
+    count = number_of_shards(total, source.meta, conversion)
+    return [(k * total // count, (k + 1) * total // count) for k in range(count)]
+
+
+def number_of_shards(num_batches: int, meta: StoreMeta, conversion: Conversion) -> int:
+    """Return the number of shards that was asked for, or that their size gives."""
+    per_shard = max(1, (conversion.shard_bytes or DEFAULT_SHARD_BYTES) // meta.batch_bytes)
+    count = conversion.num_shards or -(-num_batches // per_shard)
+    if count > num_batches:
+        raise ConvertError(f"{num_batches:,} batches cannot fill {count:,} shards", remedy=Remedy.FILL_THE_SHARDS)
+    return count
 
 
 def require_one_split(source: Source, remedy: str) -> None:

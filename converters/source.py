@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
-from zb_hdf5 import ArgumentError, BatchReader, ConvertError, StoreMeta
+from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
 from zb_hdf5.documents.document_table import DocumentPart
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.errors import Remedy
@@ -52,11 +52,9 @@ class Counts:
 
     def add(self, later: Counts) -> None:
         """Add those of another file."""
-        self.documents += later.documents
+        for name in ("tokens_in", "padded", "padding_rows", "documents"):
+            setattr(self, name, getattr(self, name) + getattr(later, name))
         self.documents_dropped.merge(later.documents_dropped)
-        self.tokens_in += later.tokens_in
-        self.padded += later.padded
-        self.padding_rows += later.padding_rows
         for reason, tokens in later.dropped.items():
             self.drop(reason, tokens)
 
@@ -119,6 +117,7 @@ class Source(ABC):
     origin: dict[str, Any] | None = None  # of a lone file; None: it follows from `description`, `shuffle`, the split
 
     shards: Sequence[SourceShard] = ()  # where the source has shards of its own
+    is_cut: bool = False  # whether they are those that were asked for
     has_pieces: bool = False  # whether it is known which parts of documents lie in the records
     document_files: Sequence[Path] = ()  # the document tables, and their entries of the index
     document_parts: tuple[DocumentPart, ...] = ()
@@ -148,16 +147,12 @@ class Source(ABC):
         """Return how many seconds a read of a source record took, or None if it came from the page cache."""
         raise NotImplementedError
 
-    def sha256_of(self, start: int, stop: int) -> str | None:
-        """Return the digest that the source has stored for these batches; None: it has none."""
-        return None
-
-    def shard_of(self, start: int, stop: int) -> BatchReader | None:
-        """Open the one file that holds exactly these batches; None: no file is just these."""
-        return None
+    def file_of(self, start: int, stop: int) -> tuple[Path | None, str | None]:
+        """Return the one file that holds exactly these batches, and their digest; None where there is none."""
+        return None, None
 
     def check_reads(self) -> None:
-        """From now on compare each batch with its own digest: no `sha256_of` covers the batches that are read."""
+        """From now on compare each batch with its own digest: none of `file_of` covers the batches that are read."""
         return
 
 

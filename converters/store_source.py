@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import groupby, pairwise
 from operator import attrgetter
@@ -13,14 +14,14 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from zb_hdf5 import ArgumentError, BatchReader, ConvertError, IncompleteError, open_reader
+from zb_hdf5 import ArgumentError, ConvertError, IncompleteError, open_reader
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.source import MAX_TOKEN, Counts, Source, SourceShard, batches_of
 from zb_hdf5.documents.document_table import documents_name, documents_path, part_of
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import Remedy
-from zb_hdf5.files.paths import RemotePath, any_path
+from zb_hdf5.files.paths import any_path
 from zb_hdf5.spec import NO_CODEC, TokenArray, find_bad_token, stored_dtype
 from zb_hdf5.store.opening import is_stream
 from zb_hdf5.store.shards import StoreReader
@@ -71,8 +72,8 @@ class StoreSource(Source):
         self.description = {"format": backend, "path": str(path)}
         self.identity = {"fingerprint": reader.fingerprint, "dataset": dataset}
         is_own = not (dataset or windows)
-        self._sha256: dict[tuple[int, int], str | None] = {(0, self.num_batches): reader.sha256}
-        self._shard_path = {(0, self.num_batches): reader.path} if is_own else {}
+        # the file and the digest of batches that are one
+        self._files = {(0, self.num_batches): (reader.path, reader.sha256)} if is_own else {}
         self._bases: dict[str, int] = {}  # the first token of each split, in the offsets of pieces
         self._checked: set[tuple[int, int]] = set()  # whose pieces were compared with their digests
         self.has_pieces = reader.has_pieces and is_own
@@ -91,25 +92,21 @@ class StoreSource(Source):
         index = reader.index
         self.shuffle = index.shuffle
         self.description = {key: value for key, value in index.source.items() if key != MAX_TOKEN}
-        self.shards = [
+        self.shards = shards = [
             SourceShard(each.num_batches, each.split, None, each.document_count if each.document_count >= 0 else None)
             for each in index.shards
         ]
-        cuts = self.cuts
-        self._sha256 = {cut: shard.sha256 for cut, shard in zip(cuts, index.shards, strict=True)}
-        self._shard_path = {cut: reader.path / shard.path for cut, shard in zip(cuts, index.shards, strict=True)}
+        files = [(reader.path / shard.path, shard.sha256) for shard in index.shards]
+        self._files = dict(zip(self.cuts, files, strict=True))
         padding = self.num_batches * self.meta.batch_size - self.meta.total_records
         several = len({shard.split for shard in self.shards}) > 1
         if several and 0 < padding < self.num_batches * self.meta.batch_size:  # it ends each split, not the store
-            known = map(self._records_of, cuts)
-            self.shards = [shard._replace(records=count) for shard, count in zip(self.shards, known, strict=True)]
+            for number, (path, _) in enumerate(files):
+                with open_reader(path) as shard:
+                    shards[number] = shards[number]._replace(records=shard.meta.total_records)
         self._bases = index.document_parts()[1]
         self.document_files = [reader.path / part.path for part in index.documents]
         self.document_parts = index.documents
-
-    def _records_of(self, cut: tuple[int, int]) -> int:
-        with open_reader(self._shard_path[cut]) as shard:
-            return shard.meta.total_records
 
     def lay_out(self, batch_size: int | None, seq_len: int | None, remainder: str) -> None:
         """Put the records, split after split in their order, into batches of another shape."""
@@ -191,23 +188,15 @@ class StoreSource(Source):
 
     def _check_pieces(self, start: int, stop: int) -> None:
         """Compare the pieces of stored batches with their digests, once: copying would hide damage."""
-        for cut in self._shard_path.keys() - self._checked:
+        for cut in self._files.keys() - self._checked:
             if cut[0] < stop and start < cut[1]:
-                file = PiecesFile(self._shard_path[cut], None, self._reader.seq_len)
-                try:
+                with closing(PiecesFile(self._files[cut][0], None, self._reader.seq_len)) as file:
                     file.check()
-                finally:
-                    file.close()
                 self._checked.add(cut)
 
-    def sha256_of(self, start: int, stop: int) -> str | None:
-        return self._sha256.get((start, stop)) if self._is_same else None
-
-    def shard_of(self, start: int, stop: int) -> BatchReader | None:
-        path = self._shard_path.get((start, stop)) if self._is_same else None
-        if path is None or isinstance(path, RemotePath):
-            return None
-        return open_reader(path, verify="none")  # whoever copies it compares the crc32
+    def file_of(self, start: int, stop: int) -> tuple[Path | None, str | None]:
+        cut = start, stop
+        return self._files[cut] if self._is_same and cut in self._files else (None, None)
 
     def check_reads(self) -> None:
         """Read with `verify="batch"`. A lone `.batch` and a foreign dataset have nothing to compare with."""

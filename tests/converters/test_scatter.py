@@ -181,9 +181,7 @@ def test_many_runs_and_buckets_through_the_source(tmp_path):
     np.testing.assert_array_equal(found, expected)
 
 
-def test_records_are_found_wherever_a_read_begins(tmp_path, monkeypatch):
-    """Positions are looked up many at a time: in no call does it matter which calls came before."""
-    monkeypatch.setattr("zb_hdf5.converters.npy_source.ORDER_AHEAD", 50)
+def test_records_are_found_wherever_a_read_begins(tmp_path):
     sources = [save(tmp_path / f"{k}.npy", 300 + k, dtype=dtype) for k, dtype in enumerate(("<u2", "<i8", ">u4"))]
     opened = NpySource(sources, batch_size=8, seq_len=16, seed=3, remainder="pad", pad_id=7, dtype="uint16")
     records = np.concatenate([np.load(path).astype("<u2") for path in sources])

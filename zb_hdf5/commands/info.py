@@ -316,7 +316,7 @@ def interrupted(folder: Path) -> Output | None:
     at_work, state, next_step = True, "a conversion at work", "wait"
     with suppress(UnavailableError), leftover_of_dead_writer(folder):
         at_work, state, next_step = False, "an interrupted conversion", "go on with the same command and --resume"
-    unit, total = records[0].head.unit, records[0].head.total
+    unit, total = records[0].unit, records[0].total
     finished = len(set().union(*(record.finished for record in records)))
     facts = {"path": str(folder), "kind": "unfinished conversion", "at_work": at_work, "unit": unit}
     done = f"{finished:,} of {total:,} {unit} are finished; {next_step}"

@@ -182,20 +182,15 @@ def layout_report(lines: list[tuple[str, str]], columns: int | None = None) -> I
     """Yield the lines of a report in two columns, wrapped to the columns of a terminal; None: no line is wrapped."""
     width = max((len(name) for name, _ in lines), default=0)
     for name, text in lines:
-        left = None if columns is None else columns - width - 2
-        if left is None or len(text) <= left:
-            yield f"{name:<{width}}  {text}"
-        elif max(map(len, text.split()), default=0) <= left:
-            first, *rest = _wrap(text, left) or [""]
-            yield f"{name:<{width}}  {first}"
-            yield from (" " * (width + 2) + line for line in rest)
-        else:
+        head, indent = f"{name:<{width}}  ", " " * (width + 2)
+        if columns is None or len(head + text) <= columns:
+            yield head + text
+            continue
+        if max(map(len, text.split()), default=0) > columns - len(head):  # a long word needs the whole line
             yield name
-            yield from ("  " + line for line in _wrap(text, (columns or 0) - 2))
-
-
-def _wrap(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+            head = indent = "  "
+        wrapper = textwrap.TextWrapper(columns, head, indent, break_long_words=False, break_on_hyphens=False)
+        yield from wrapper.wrap(text) or [head]
 
 
 class PathOrUrl(click.Path):

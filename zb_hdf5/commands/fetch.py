@@ -143,10 +143,7 @@ def _download(url: str, path: Path, sha256: str | None, advance: Advance) -> Non
                 raise ChecksumError(f"{url}: expected sha256 {sha256}, found {found}")
         file.publish()
     except BaseException:
-        if version.exists():
-            file.keep()
-        else:
-            file.discard()
+        (file.keep if version.exists() else file.discard)()
         raise
     version.unlink()
 

@@ -328,14 +328,9 @@ def drawn_rows(rows: Iterable[Row], tokenizer: Tokenizer | None, **how: Any) -> 
 
 
 def row_lines(
-    row: Row,
-    tokenizer: Tokenizer | None,
-    *,
-    columns: int,
-    limit: int | None = None,
-    lines: int | None = None,
-    exact: bool = False,
-) -> Iterator[str]:
+    row: Row, tokenizer: Tokenizer | None, *,
+    columns: int, limit: int | None = None, lines: int | None = None, exact: bool = False,
+) -> Iterator[str]:  # fmt: skip
     """Yield the lines that show `limit` tokens of a row; colours are their only control characters.
 
     Each part has at most `lines` lines of text; 0: its headline alone. `exact` headlines have columns and offset.
@@ -401,14 +396,12 @@ def _wrapped(cells: Iterable[Cell], width: int) -> Iterator[list[Cell]]:
 def _drawn(line: list[Cell]) -> Iterator[str]:
     styles: dict[str, dict[str, Any]] = {"": {}, "span": {"underline": True}, "escape": {"fg": "bright_black"}}
     for style, cells in groupby(line, key=lambda cell: cell[1]):
-        text = "".join(each for each, _ in cells)
-        yield click.style(text, **styles[style]) if style else text
+        yield click.style("".join(each for each, _ in cells), **styles[style])
 
 
 def _cut(text: str, columns: int) -> str:
     """Return the beginning of a text that fits into a line."""
-    if columns_of(text) > columns:
-        text = text[: columns - 1] + "…"
-        while columns_of(text) > columns:
-            text = text[:-2] + "…"
-    return text
+    fitting = text if columns_of(text) <= columns else text[: columns - 1] + "…"
+    while columns_of(fitting) > columns:  # of wide characters
+        fitting = fitting[:-2] + "…"
+    return fitting

@@ -361,11 +361,13 @@ class SlidingWindowDataloader(Loader):
         require_positive(window_size=window_size)
         self.store, self.window_size, self.order, windows = store, window_size, order, copy(store)
         windows.take_windows(1, *((1, window_size) if order == "random" else (window_size, 1)))
-        shape: dict[str, Any] = {"batch_size": batch_size, "targets": True, "shuffle": "records"}
-        super().__init__(windows, seed=seed, epoch=epoch, rank=0, world_size=1, **shape)
+        how: dict[str, Any] = {"batch_size": batch_size, "shuffle": "records", "seed": seed, "epoch": epoch}
+        super().__init__(windows, rank=0, world_size=1, **how)
 
     def _read_from(self, position: int) -> Generator[tuple[Any, int]]:
-        return (((x.numpy(), y.numpy()), after) for (x, y), after in super()._read_from(position))
+        for tokens, after in super()._read_from(position):
+            rows = tokens.numpy()
+            yield (rows[:, :-1], rows[:, 1:]), after
 
     def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
         """Continue exactly where `state_dict` was taken, as `Loader.load_state_dict` does."""

@@ -165,14 +165,18 @@ def _cut(plan: StepPlan, documents: Documents, live: int, max_tokens: int) -> It
 
 def pieces_of(starts: npt.NDArray[np.uint64], lengths: npt.NDArray[np.int64], multiple: int, *, packed: bool) -> Pieces:
     """Return the pieces of documents, in a record each or all in one, which are filled up to a multiple."""
-    firsts = np.array([0, len(lengths)]) if packed else np.arange(len(lengths) + 1)  # the documents of each record
     ends = ends_of(lengths)
-    filled = np.diff(ends[firsts])
+    filled = ends[-1:] if packed else lengths
     seq_len = -(-int(filled.max()) // multiple) * multiple
     is_short = filled < seq_len
-    columns, padding = ends[:-1] - ends[firsts[:-1]].repeat(np.diff(firsts)), firsts[1:][is_short]
-    columns = np.insert(columns, padding, filled[is_short]).astype(np.uint32)
-    return Pieces(firsts + ends_of(is_short), columns, np.insert(starts, padding, np.uint64(NO_DOCUMENT)), seq_len)
+    edges = ends_of(is_short + (len(lengths) if packed else 1))
+    columns, offsets = np.zeros(edges[-1], np.uint32), np.full(edges[-1], NO_DOCUMENT, np.uint64)
+    columns[edges[1:][is_short] - 1] = filled[is_short]
+    if packed:
+        columns[: len(starts)], offsets[: len(starts)] = ends[:-1], starts
+    else:
+        offsets[edges[:-1]] = starts
+    return Pieces(edges, columns, offsets, seq_len)
 
 
 def gather(column: BatchReader, pieces: Pieces, fill: int = 0, dtype: Any = None) -> npt.NDArray[Any]:

@@ -94,9 +94,8 @@ class RawWriter(FileWriter):
     def _begin(self):
         pass
 
-    def _append(self, batches, digest, fields):
+    def _append(self, batches, fields):
         write_fully(self._file.fd, batches, SLOTS + self.num_batches * self.meta.batch_bytes)
-        self._commit(batches, digest)
 
     def _complete(self, info):
         m = self.meta

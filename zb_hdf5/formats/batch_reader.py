@@ -351,10 +351,6 @@ class BatchReader:
             self.read_batches_into(whole, group[:1])
             yield whole, group[:1, :, :rest]
 
-    def name_of(self, number: int) -> str:
-        """Name a batch in a message: a stream calls it a chunk, and names its tokens."""
-        return f"batch {number:,}"
-
     def token_sha256(self) -> str:
         """Read every batch and return the sha256 of all token bytes, as stored, in batch order."""
         digest = hashlib.sha256()
@@ -383,7 +379,7 @@ class BatchReader:
                 crc32s, expected = np.array(batch_crc32s(batches), np.uint32), stored[start : start + len(batches)]
                 if len(bad := np.flatnonzero(crc32s != expected)):
                     raise ChecksumError(
-                        f"{self.path}: {self.name_of(start + int(bad[0]))} is the first bad one: expected crc32 "
+                        f"{self.path}: {self.meta.noun} {start + int(bad[0]):,} is the first bad one: expected crc32 "
                         f"{expected[bad[0]]:08x}, found {crc32s[bad[0]]:08x}; restore the shard, or convert it again"
                     )
             progress(batches.size)

@@ -257,7 +257,8 @@ class FileWriter(TokenWriter, BatchWriter):
                 digest = self._digest.submit(stored)
                 self._behind.append(digest)
                 with disk_errors(self._file.partial_path):
-                    self._append(stored, digest, {name: v[start : start + group] for name, v in values.items()})
+                    self._append(stored, {name: v[start : start + group] for name, v in values.items()})
+                    self._commit(stored, digest)
                 self._wait_for_digests(GROUPS_BEHIND)
         except BaseException:
             self._wait_for_digests(0)  # the caller may now change or free the batches
@@ -291,8 +292,8 @@ class FileWriter(TokenWriter, BatchWriter):
         return num_batches * meta.batch_bytes
 
     @abstractmethod
-    def _append(self, batches: TokenArray, digest: GroupDigest, fields: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Write and commit a group; `fields` are empty for a format that holds none."""
+    def _append(self, batches: TokenArray, fields: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Write a group; `fields` are empty for a format that holds none."""
 
     def _commit(self, batches: TokenArray, group: GroupDigest) -> None:
         """Make a group whose bytes are written part of the file, and `_count` it."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy, UnverifiableError
-from zb_hdf5.files.checked import Crc32Rows, GroupDigest, crc32_of
+from zb_hdf5.files.checked import Crc32Rows, crc32_of
 from zb_hdf5.files.paths import RemotePath, any_path, open_file, open_with_room, regular
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, write_atomically, write_fully
 from zb_hdf5.files.ranges import Extents, Run
@@ -99,12 +99,11 @@ class BatchFileWriter(FileWriter):
         refuse_leftovers(self._file.path)
         pack_header(self.meta, 0)  # refuses a seed or total_records that does not fit, before any work
 
-    def _append(self, batches: TokenArray, digest: GroupDigest, fields: object) -> None:
+    def _append(self, batches: TokenArray, fields: object) -> None:
         offset, slot_bytes = batch_file_bytes(self.meta, self.num_batches), self.meta.padded_batch_bytes
         is_packed = slot_bytes == self.meta.batch_bytes
         for number, part in enumerate([batches] if is_packed else batches):  # the padding stays a hole
             write_fully(self._file.fd, part, offset + number * slot_bytes)
-        self._commit(batches, digest)
 
     def _complete(self, info: ShardInfo) -> ShardInfo:
         os.ftruncate(self._file.fd, batch_file_bytes(self.meta, info.num_batches))  # up to the last slot's padding

@@ -20,7 +20,7 @@ from zb_hdf5.formats.batch_writer import FileWriter, ShardInfo
 from zb_hdf5.spec import BATCHES, StoreMeta, TokenArray
 
 if TYPE_CHECKING:
-    from zb_hdf5.files.checked import GroupDigest
+    pass
 
 NPY_MISSING: Final = (
     ".npy files hold no digests; convert them to a store, which keeps digests from then on, or keep their sha256sum"
@@ -94,9 +94,8 @@ class NpyWriter(FileWriter):
         np.lib.format.write_array_header_1_0(header, description)
         return header.getvalue()
 
-    def _append(self, batches: TokenArray, digest: GroupDigest, fields: object) -> None:
+    def _append(self, batches: TokenArray, fields: object) -> None:
         write_fully(self._file.fd, batches, self._data_offset + self.num_batches * self.meta.batch_bytes)
-        self._commit(batches, digest)
 
     def _complete(self, info: ShardInfo) -> ShardInfo:
         header = self._header(info.num_batches)

@@ -273,7 +273,7 @@ class Salvage:
         bad |= bad_values
         if bad and not reader.complete:
             first = min(bad)
-            self._reasons.append(f"{reader.name_of(first)} is bad, and {total - first:,} are lost with it")
+            self._reasons.append(f"{reader.meta.noun} {first:,} is bad, and {total - first:,} are lost with it")
             return list(range(first, total))
         if bad:
             found = counted(len(bad), reader.meta.noun)
@@ -408,9 +408,7 @@ def repair_store(
     index = ShardIndex.load(folder)
     reports, entries = [], []
     for entry in _shards_with_batches(folder, index):
-        path = folder / entry.path
-        if not path.exists() and partial_path(path).exists():
-            path = partial_path(path)
+        path = entry.file(folder)
         try:
             if not path.exists():
                 raise FormatError(f"{path}: {INDEX_NAME} names this shard, found no such file")

@@ -56,7 +56,6 @@ class HDF5Reader(BatchReader):
         self.complete, self.sha256, self.columns = column.complete, column.sha256, column.columns
         self.extents = column.extents if isinstance(column.extents, Extents) else None
         self.compressed, self.identity, self.origin = column.compressed, column.identity, column.origin
-        self.is_stream = column.meta.layout == STREAM_LAYOUT and column.meta.field is None
         self._options, self.verify = (access, "none" if verify == "store" else verify), verify
         if not self.complete:
             self.refresh()  # opens the file now: once it is published, its partial's name is gone
@@ -93,12 +92,6 @@ class HDF5Reader(BatchReader):
     def _field_reader(self, name: str) -> HDF5Reader:
         return HDF5Reader(self.path, *self._options, self.meta.layout, field=name)
 
-    def name_of(self, number: int) -> str:
-        if not self.is_stream:
-            return super().name_of(number)
-        start, chunk_tokens = number * self.meta.chunk_tokens, self.meta.chunk_tokens
-        return f"chunk {number:,} (tokens {start:,} to {min(start + chunk_tokens, self.token_count):,})"
-
     def doc_offsets(self) -> npt.NDArray[np.uint64]:
         """Return where the documents of a stream begin and the last one ends, shape (D + 1,), as committed."""
         with closing(DocumentOffsets(self.path, self.token_count, self.identity)) as offsets:
@@ -108,7 +101,7 @@ class HDF5Reader(BatchReader):
         sha256, checks = super().compare_digests(progress)
         if not self.complete or not self._column.marker:
             return sha256, checks
-        if self.is_stream:
+        if self.meta.layout == STREAM_LAYOUT and self.meta.field is None:
             self.doc_offsets()
             checks.append("documents")
         elif self.meta.layout == BATCHES_LAYOUT:

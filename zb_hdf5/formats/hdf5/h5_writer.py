@@ -428,12 +428,11 @@ class HDF5BatchWriter(HDF5Writer, FileWriter):
         tokens = num_batches * meta.padded_batch_bytes // (1 if meta.codec == NO_CODEC else 2)
         return meta_block_bytes(num_batches) + crc32 + HDF5_ALIGNMENT + tokens
 
-    def _append(self, batches: TokenArray, digest: GroupDigest, fields: Mapping[str, npt.NDArray[Any]]) -> None:
+    def _append(self, batches: TokenArray, fields: Mapping[str, npt.NDArray[Any]]) -> None:
         self._allocate_up_to(self.num_batches + len(batches))
         self._write_chunks(self.num_batches, batches, fields)
         for name, values in fields.items():
             self._fields[name].digest(values)
-        self._commit(batches, digest)
 
     def _commit(self, batches: TokenArray, group: GroupDigest) -> None:
         token_count, max_token = self.token_count + batches.size, max(self.max_token, group.max_token)

@@ -263,7 +263,7 @@ def test_damage_of_a_field_is_never_copied(store, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("call", ["pwrite", "fdatasync", "posix_fallocate"])
+@pytest.mark.parametrize("call", ["pwrite", "posix_fallocate"])
 @pytest.mark.parametrize("commit_bytes", [0, 3 * TOKENS[0].nbytes, 1 << 30])
 def test_batches_whose_write_failed_can_be_written_again(call, commit_bytes, tmp_path, monkeypatch):
     """Neither their digests nor their crc32 rows count twice."""
@@ -277,6 +277,19 @@ def test_batches_whose_write_failed_can_be_written_again(call, commit_bytes, tmp
                 writer.write(*part(start, stop))
     check(tmp_path / "x.h5")
     assert [report.problem for report in verify_store(tmp_path / "x.h5")] == [None]
+
+
+def test_a_flush_that_failed_ends_the_writer(tmp_path, monkeypatch):
+    """The kernel may have dropped what was to be flushed, and would not fail again."""
+    meta = StoreMeta(*SHAPE, TOKENS.dtype, fields=parse_fields(FIELDS))
+    writer = HDF5BatchWriter(tmp_path / "x.h5", meta, durable=True)
+    writer.write(*part(0, 2))
+    monkeypatch.setattr(os, "fdatasync", failing(errno.EIO))
+    with pytest.raises(OSError, match="Input/output error"):
+        writer.write(*part(2, 5))
+    with pytest.raises(errors.ConvertError, match="the 2 batches that were committed"):
+        writer.write(*part(2, 5))
+    writer.abort()
 
 
 def test_a_live_store_shows_fields_as_they_are_committed(tmp_path):

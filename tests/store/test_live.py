@@ -453,7 +453,7 @@ def test_a_failure_to_publish_loses_nothing_that_was_committed(folder, monkeypat
     writer.write(batches(0, 6))
     with monkeypatch.context() as patch:
         patch.setattr(PartialFile, "publish", failing(errno.ENOSPC))
-        is_refused(OSError, lambda: writer.write(batches(6, 2)), match="No space")
+        is_refused(OSError, lambda: writer.write(batches(6, 3)), match="No space")
     is_refused(errors.ClosedError, writer.finish, match="repair it")
     writer.abort()
     expect_store(folder, 8, complete=False)

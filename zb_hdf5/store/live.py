@@ -12,9 +12,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -122,11 +120,11 @@ class LiveStoreWriter(BatchWriter):
         start = 0
         while start < len(tokens):
             shard = self._growing()
+            if shard.num_batches == self.shard_batches:
+                shard = self._grow(self._finished(shard))
             part = tokens[start : start + self.shard_batches - shard.num_batches]
             shard.write(part, {name: array[start : start + len(part)] for name, array in values.items()})
             start += len(part)
-            if shard.num_batches == self.shard_batches:
-                self._grow(self._finished(shard))
 
     def sha256(self) -> str:
         """Digest of the store: over the digests of its shards, in order."""
@@ -137,12 +135,7 @@ class LiveStoreWriter(BatchWriter):
 
     def finish(self) -> ShardInfo:
         """Publish the last shard, and mark the index as complete."""
-        shard = self._growing()
-        empty = shard.num_batches == 0 and len(self.index.shards) > 1
-        shards = tuple(self.index.shards[:-1]) if empty else self._finished(shard)
-        self._save(replace(self.index, shards=shards, complete=True))
-        if empty:  # now nobody asks for it any more
-            shard.remove()
+        self._save(replace(self.index, shards=self._finished(self._growing()), complete=True))
         self._open = False
         return ShardInfo(
             self.folder, self.backend, self.num_batches, self.token_count, self.max_token, self.sha256(), self.crc32()
@@ -164,8 +157,8 @@ class LiveStoreWriter(BatchWriter):
         self._shard = None
         return (*self.index.shards[:-1], ShardEntry.of(shard.finish()))
 
-    def _grow(self, finished: tuple[ShardEntry, ...]) -> None:
-        """Begin a shard, and only then name it."""
+    def _grow(self, finished: tuple[ShardEntry, ...]) -> _GrowingShard:
+        """Begin a shard, and only then name it; return it."""
         name = f"{SHARD_PREFIX}{len(finished):05}{FORMATS[self.backend].suffix}"
         expected = min(self.shard_batches, CRC32_CHUNK_ROWS)
         origin = {"source": self.index.source, "shuffle": self.index.shuffle}
@@ -178,6 +171,7 @@ class LiveStoreWriter(BatchWriter):
             shard.remove()
             raise
         self._shard = shard
+        return shard
 
     def _save(self, index: ShardIndex) -> None:
         index.save(self.folder)
@@ -214,8 +208,7 @@ class LiveTokens(Sharded):
         meta, process = self.index.meta, os.getpid()
         with self._lock:
             if self._followed is None or self._followed[:2] != (process, entry.path):
-                # the file may be closed or renamed at this moment
-                reader = _retried(partial(self._open_growing, entry.path), FormatError, UnavailableError)
+                reader = self._open_growing(entry.path)
                 if (reader.meta.shape, reader.dtype) != (meta.shape, meta.dtype):
                     reader.close()
                     raise FormatError(f"{reader.path}: {INDEX_NAME} has {meta.shape}, found {reader.meta.shape}")
@@ -226,9 +219,16 @@ class LiveTokens(Sharded):
         """Open the growing shard of a store, or of a field of it, under the name that it has at this moment."""
         path, column = self.folder / name, self.index.meta.field
         field = "" if column is None else column.name
-        with contextlib.suppress(FileNotFoundError):
-            return HDF5Reader(partial_path(path), self.asked, self._verify, field=field)
-        return HDF5Reader(path, self.asked, self._verify, field=field)
+        waits_s = iter(RETRY_WAITS_S)
+        while True:
+            try:
+                with contextlib.suppress(FileNotFoundError):
+                    return HDF5Reader(partial_path(path), self.asked, self._verify, field=field)
+                return HDF5Reader(path, self.asked, self._verify, field=field)
+            except (FormatError, UnavailableError):  # the file may be closed or renamed at this moment
+                if (wait_s := next(waits_s, None)) is None:
+                    raise
+                time.sleep(wait_s)
 
     def close(self) -> None:
         if self._followed is not None:
@@ -270,8 +270,7 @@ class LiveReader(StoreReader):
             If the index is malformed or names a file that is not there, or this is another store now.
         """
         if not self.complete and isinstance(self.tokens, LiveTokens):
-            # an empty last shard goes when the store is finished
-            _retried(partial(self._look, self.tokens), FileNotFoundError)
+            self._look(self.tokens)
         return self.num_batches
 
     def _look(self, tokens: LiveTokens) -> None:
@@ -291,12 +290,3 @@ class LiveReader(StoreReader):
             self.complete, self.sha256 = True, index.sha256
         for field in self._fields.values():  # after the tokens: they are never behind them
             field.refresh()
-
-
-def _retried(call: Callable[[], Any], *errors: type[Exception]) -> Any:
-    """Call a function until it raises none of the errors, at most 7 times."""
-    for wait_s in RETRY_WAITS_S:
-        with contextlib.suppress(*errors):
-            return call()
-        time.sleep(wait_s)
-    return call()

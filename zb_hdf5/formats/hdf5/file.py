@@ -24,7 +24,6 @@ from zb_hdf5.files.paths import (
     Identity,
     RemotePath,
     identity_of,
-    open_file,
     require_bytes,
     require_identity,
     require_regular,
@@ -98,10 +97,6 @@ def open_h5_for_reading(path: Path, identity: Identity | None = None) -> h5py.Fi
     try:
         h5 = open_h5(path)
     except UnavailableError:
-        with open_file(path) as file:
-            superblock = file.read(12)
-        if len(superblock) < 12 or superblock[8] != 3 or superblock[11] == 0:  # version 3, marked by a writer
-            raise
         h5 = open_h5(path, swmr=True)
     if identity is not None:
         try:

@@ -26,7 +26,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ConvertError, Remedy
+from zb_hdf5.errors import ConvertError, Remedy, counted
 from zb_hdf5.files.checked import GroupDigest, batch_crc32s, crc32_of
 from zb_hdf5.files.codecs import CompressedTokens, Encoder, require_codec
 from zb_hdf5.files.publishing import write_fully
@@ -197,7 +197,6 @@ class HDF5Writer(TokenWriter):
     backend: ClassVar[str] = "hdf5"
     #: Attributes of the dataset of the tokens: its commit marker, and facts about the tokens.
     _attributes: ClassVar[Mapping[str, np.dtype[Any]]]
-    _noun: ClassVar[str]  # of chunks, in messages
 
     _h5: Any = None
     _encode: Encoder | None = None
@@ -259,9 +258,10 @@ class HDF5Writer(TokenWriter):
     def _require_open(self) -> None:
         super()._require_open()
         if self._failure is not None:
+            kept = counted(len(self._crc32), self.meta.noun)
             raise ConvertError(
-                f"{self._file.path}: an earlier write failed ({self._failure}); the {len(self._crc32):,} {self._noun} "
-                f"that were committed before it are in {self._file.partial_path}",
+                f"{self._file.path}: an earlier write failed ({self._failure}); the {kept} that were committed before "
+                f"it are in {self._file.partial_path}",
                 remedy=Remedy.REPAIR,
                 at=self._file.partial_path,
             )
@@ -420,7 +420,7 @@ class HDF5Writer(TokenWriter):
 class HDF5BatchWriter(HDF5Writer, FileWriter):
     """Writes a `.h5` batch store in SWMR mode: other processes may follow `<path>.partial`. See `FileWriter`."""
 
-    _attributes, _noun = BATCHES_ATTRIBUTES, "batches"
+    _attributes = BATCHES_ATTRIBUTES
 
     @staticmethod
     def stored_bytes(meta: StoreMeta, num_batches: int) -> int:

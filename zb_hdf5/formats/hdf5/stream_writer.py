@@ -81,7 +81,7 @@ class HDF5ShardWriter(HDF5Writer):
     ...         writer.write_document(document)
     """
 
-    _attributes, _noun = TOKENS_ATTRIBUTES, "chunks"
+    _attributes = TOKENS_ATTRIBUTES
     document_count = 0
     _offsets: Rows
 

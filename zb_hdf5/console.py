@@ -46,7 +46,6 @@ TYPED: Final = {
     Remedy.RESUME: "'zb info {at}' shows its progress",
     Remedy.TOKENS_ONLY: "convert to HDF5, or pass --tokens-only to leave them behind",
     Remedy.CRC32: "restore it, or make one of the batches as they are now with 'zb index crc32 {at}'",
-    Remedy.SHAPE: "pass --batch-size, --seq-len and --dtype as they were at conversion",
     Remedy.CONVERT: "'zb convert --help' lists what becomes a store",
     Remedy.DATASET: "to read one of them, pass --dataset to 'zb convert' or 'zb info'",
     Remedy.TRAIN: "train both with 'zb tokenizer train'",

@@ -370,7 +370,7 @@ def test_a_full_disk_in_the_middle_of_fields_leaves_nothing_half_written(mount_d
     assert str(caught.value.filename).startswith(str(path))
     kept = writer.num_batches
     assert 0 < kept < 20
-    with FORMATS["hdf5"].open_broken(partial_path(path), None).reader as reader:
+    with FORMATS["hdf5"].open_broken(partial_path(path)).reader as reader:
         assert reader.num_batches == kept
         for number in range(kept):
             assert (reader.read_batch(number) == number).all()

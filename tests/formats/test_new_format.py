@@ -119,7 +119,7 @@ class TailWriter(RawWriter):
         return super()._complete(info)
 
 
-def open_broken_raw(path, shape):
+def open_broken_raw(path):
     """Take the whole slots of a file that was cut short."""
     meta, announced = read_header(path, RAW_MAGIC)
     whole = min(announced, (path.stat().st_size - SLOTS) // meta.batch_bytes)
@@ -144,8 +144,8 @@ class RawFormat(FileFormat):
     def writer_class(self):
         return {"raw": RawWriter, "tail": TailWriter}[self.name]
 
-    def open_broken(self, path, shape):
-        return open_broken_raw(path, shape)
+    def open_broken(self, path):
+        return open_broken_raw(path)
 
 
 class TailFormat(RawFormat):
@@ -153,8 +153,8 @@ class TailFormat(RawFormat):
     as_source = as_target = ("a .tail store", "train-tail")
     has_sidecar = False
 
-    def open_broken(self, path, shape):
-        return FileFormat.open_broken(self, path, shape)
+    def open_broken(self, path):
+        return FileFormat.open_broken(self, path)
 
 
 ROWS = [RawFormat(), TailFormat()]

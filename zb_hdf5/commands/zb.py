@@ -333,15 +333,10 @@ def verify(path: Path, workers: int | None) -> Output:
 @zb.command(short_help="Save the good batches or documents in a new file.")
 @click.argument("path", type=LOCAL)
 @click.option("--output", type=NEW, help="New file; by default in the folder of PATH.")
-@click.option("--batch-size", type=FROM_1, help="Records per batch, if the .batch header was never written.")
-@click.option("--seq-len", type=FROM_1, help="Tokens per record, if that header was never written.")
-@click.option(
-    "--dtype", type=click.Choice(["uint16", "uint32"]), help="Stored dtype, if that header was never written."
-)
 @click.option("--force", is_flag=True, help="Replace an existing output.")
 @click.option("--dry-run", is_flag=True, help="Print the plan; write nothing.")
 @output_options
-def repair(path: Path, force: bool, dry_run: bool, **given: Any) -> Output:
+def repair(path: Path, output: Path | None, force: bool, dry_run: bool) -> Output:
     """Save the good batches of PATH in a new file, or the good documents of a token stream.
 
     PATH itself is never changed.
@@ -349,14 +344,9 @@ def repair(path: Path, force: bool, dry_run: bool, **given: Any) -> Output:
     \b
     Example: zb repair data/train.h5.partial
     """
-    from zb_hdf5.spec import StoreMeta, stored_dtype
     from zb_hdf5.store.repair import repair as repair_path
 
-    batch_size, seq_len, dtype = (given[name] for name in ("batch_size", "seq_len", "dtype"))
-    if len({value is None for value in (batch_size, seq_len, dtype)}) > 1:
-        raise click.UsageError("--batch-size, --seq-len and --dtype belong together: pass all three")
-    shape = None if dtype is None else StoreMeta(batch_size, seq_len, stored_dtype(dtype))
-    reports = repair_path(path, output=given["output"], shape=shape, overwrite=force, dry_run=dry_run)
+    reports = repair_path(path, output=output, overwrite=force, dry_run=dry_run)
     lines = [(report.path, report.line()) for report in reports]
     return Output({"files": [vars(report) for report in reports]}, lines)
 

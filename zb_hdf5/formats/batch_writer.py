@@ -172,7 +172,8 @@ class TokenWriter(Writer):
         self._file = PartialFile(path, overwrite=overwrite)
         self._digest = TokenDigest(known_sha256)
         try:
-            self._begin()
+            with disk_errors(self._file.partial_path):
+                self._begin()
         except BaseException:
             self.abort()
             raise

@@ -48,6 +48,8 @@ BATCH_HEADER_FIELDS: Final = (
     (32, "I", "seed"),
     (36, "I", "total_records"),
 )
+#: The number of batches of a file whose writer has not finished.
+UNFINISHED: Final = 2**64 - 1
 _HEADER: Final = struct.Struct("<" + "".join(code for _, code, _ in BATCH_HEADER_FIELDS))
 #: Suffixes of the files of early builds that held the fields and documents of a `.batch` file.
 EARLY_SUFFIXES: Final = (".fields.h5", ".pieces.h5", ".documents.h5", PIECES_SUFFIX, DOCUMENTS_SUFFIX)
@@ -87,7 +89,7 @@ class BatchFileReader(BatchReader):
 
 
 class BatchFileWriter(FileWriter):
-    """Writes a `.batch` file, the header at the end, and then the crc32 of each batch to `<path>.crc32`."""
+    """Writes a `.batch` file, the number of its batches at the end, and then their crc32 to `<path>.crc32`."""
 
     backend: ClassVar[str] = "batch"
 
@@ -97,7 +99,7 @@ class BatchFileWriter(FileWriter):
 
     def _begin(self) -> None:
         refuse_leftovers(self._file.path)
-        pack_header(self.meta, 0)  # refuses a seed or total_records that does not fit, before any work
+        write_fully(self._file.fd, pack_header(self.meta, UNFINISHED), 0)
 
     def _append(self, batches: TokenArray, fields: object) -> None:
         offset, slot_bytes = batch_file_bytes(self.meta, self.num_batches), self.meta.padded_batch_bytes
@@ -133,6 +135,8 @@ def read_header(path: Path) -> tuple[StoreMeta, int]:
     with open_file(path) as file:
         meta, num_batches = unpack_header(file.read(HEADER_BYTES), path)
         size = file.seek(0, os.SEEK_END)
+    if num_batches == UNFINISHED:
+        raise IncompleteError(f"{path}: its writer has not finished", remedy=Remedy.REPAIR, at=path)
     expected = batch_file_bytes(meta, num_batches)
     if size != expected:
         kind = IncompleteError if size < expected else FormatError
@@ -153,25 +157,16 @@ def refuse_leftovers(path: Path) -> None:
             )
 
 
-def open_broken(path: Path, shape: StoreMeta | None) -> BrokenFile:
-    """Open the whole slots of a damaged or unfinished file; `shape` is for one whose header was never written."""
+def open_broken(path: Path) -> BrokenFile:
+    """Open the whole slots of a damaged or unfinished file."""
     refuse_leftovers(path.with_name(path.name.removesuffix(PARTIAL_SUFFIX)))
     with open(path, "rb", opener=regular) as file:
         header, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
-    if header.startswith(BATCH_MAGIC):
-        meta, announced = unpack_header(header, path)
-    elif shape is None:
-        raise ArgumentError(
-            f"{path}: its header was never written, and the shape of its batches is unknown", remedy=Remedy.SHAPE
-        )
-    elif any(header):
-        raise FormatError(f"{path}: not a .batch file: expected magic {BATCH_MAGIC!r}, found {header[:8]!r}")
-    else:
-        meta, announced = shape, -1
+    meta, announced = unpack_header(header, path)
     slots = max(0, size - HEADER_BYTES) // meta.padded_batch_bytes
     stored = read_any_crc32_file(path)
     reasons = []
-    if announced < 0:
+    if announced == UNFINISHED:
         reasons.append("its writer has not finished")
     elif size != batch_file_bytes(meta, announced):
         reasons.append(f"it should have {announced:,} batches, and has {slots:,} whole slots")
@@ -182,7 +177,7 @@ def open_broken(path: Path, shape: StoreMeta | None) -> BrokenFile:
     if stored is None and reasons:
         reasons.append("its .crc32 is missing: the batches could not be checked")
     reader = BatchReader(path, meta, slots, _open_slots(path, meta, slots, "pread"))
-    reader.backend, reader.complete = "batch", announced >= 0
+    reader.backend, reader.complete = "batch", announced != UNFINISHED
     return BrokenFile(reader, stored, "; ".join(reasons))
 
 

@@ -74,7 +74,7 @@ class FileFormat:
         if meta.codec != "none" and self.tokens_only:
             raise ArgumentError(f"{path}: {self.name} files are never compressed: leave out the codec {meta.codec}")
 
-    def open_broken(self, path: Path, shape: StoreMeta | None) -> BrokenFile:
+    def open_broken(self, path: Path) -> BrokenFile:
         """Open a damaged or unfinished file."""
         from zb_hdf5.formats.batch_reader import BrokenFile
 
@@ -103,10 +103,10 @@ class BatchFormat(FileFormat):
         "uint16 .batch files are an extension: other ZeroBatch v2 readers take the ids for uint32 and return wrong ones"
     )
 
-    def open_broken(self, path: Path, shape: StoreMeta | None) -> BrokenFile:
+    def open_broken(self, path: Path) -> BrokenFile:
         from zb_hdf5.formats.native import open_broken
 
-        return open_broken(path, shape)
+        return open_broken(path)
 
 
 class HDF5Format(FileFormat):

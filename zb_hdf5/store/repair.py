@@ -105,7 +105,6 @@ def repair(
     path: str | os.PathLike[str],
     *,
     output: str | os.PathLike[str] | None = None,
-    shape: StoreMeta | None = None,
     overwrite: bool = False,
     dry_run: bool = False,
 ) -> list[RepairReport]:
@@ -120,8 +119,6 @@ def repair(
         A file, a `.partial`, or the folder of a store.
     output
         For one file only: by default the final name for a `.partial`, and `<stem>.repaired<suffix>` for any other file.
-    shape
-        For one file only: shape and dtype of a `.batch` whose header was never written.
     overwrite
         Replace an existing output; leave a shard of which nothing can be saved out of the store.
     dry_run
@@ -143,9 +140,9 @@ def repair(
     """
     path = local_path(path)
     if not path.is_dir():
-        return [repair_file(path, output=output, shape=shape, overwrite=overwrite, dry_run=dry_run)]
-    if output is not None or shape is not None:
-        raise ArgumentError(f"{path}: is a store: an output and a shape are for one file")
+        return [repair_file(path, output=output, overwrite=overwrite, dry_run=dry_run)]
+    if output is not None:
+        raise ArgumentError(f"{path}: is a store: an output is for one file")
     return repair_store(path, overwrite=overwrite, dry_run=dry_run)
 
 
@@ -156,7 +153,6 @@ def repair_file(
     path: str | os.PathLike[str],
     *,
     output: str | os.PathLike[str] | None = None,
-    shape: StoreMeta | None = None,
     overwrite: bool = False,
     dry_run: bool = False,
 ) -> RepairReport:
@@ -167,7 +163,7 @@ def repair_file(
     with ExitStack() as stack:
         if is_partial:
             stack.enter_context(leftover_of_dead_writer(path))
-        broken = FORMATS[backend_of_suffix(final)].open_broken(path, shape)
+        broken = FORMATS[backend_of_suffix(final)].open_broken(path)
         reader = stack.enter_context(broken.reader)
         if not reader.complete and not is_partial:
             stack.enter_context(leftover_of_dead_writer(path))

@@ -20,7 +20,7 @@ from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.console import counted
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.source import Counts
-from zb_hdf5.documents.document_table import DocumentRows
+from zb_hdf5.documents.document import DocumentRows
 from zb_hdf5.spec import DEFAULT_SPLIT, TokenArray, stored_dtype
 from zb_hdf5.text.corpus import DocumentFile, Dropped, open_documents, unknown_columns
 from zb_hdf5.text.tokenizers import TokenIds, Tokenizer, load_tokenizer, with_boundaries

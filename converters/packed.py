@@ -22,9 +22,9 @@ from zb_hdf5.converters.journal import WHOLE
 from zb_hdf5.converters.journal import part_of as job_of
 from zb_hdf5.converters.shard import number_of_shards
 from zb_hdf5.converters.source import Counts, Source, SourceShard, batches_of, require_pad_id
-from zb_hdf5.documents.document_table import DocumentFile, documents_name, documents_path, part_of
-from zb_hdf5.documents.document_writer import DocumentsWriter
+from zb_hdf5.documents.document_table import DocumentFile, documents_name, documents_path, join_documents, part_of
 from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, ranges
+from zb_hdf5.documents.table_file import DocumentsWriter
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import disk_errors, scratch_directory
 from zb_hdf5.files.tokens import Converted
@@ -229,7 +229,7 @@ class PackedRows:
         self.table = folder / documents_name(number)
         with DocumentsWriter(self.table) as writer:
             if store.documents is not None:
-                writer.append_files(store.documents.open_files())
+                join_documents(store.documents.open_files(), writer)
             if writer.token_count != store.num_tokens:
                 raise FormatError(
                     f"the split {split!r}: expected documents of {store.num_tokens:,} tokens, found "

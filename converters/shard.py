@@ -27,7 +27,7 @@ from zb_hdf5.converters.engines import Progress, no_progress
 from zb_hdf5.converters.journal import FileState, Finished, Record, digests_of, require_unchanged
 from zb_hdf5.converters.source import MAX_TOKEN, Source, SourceShard, read_groups
 from zb_hdf5.documents.document import TableInfo
-from zb_hdf5.documents.document_writer import write_joined
+from zb_hdf5.documents.document_table import write_joined
 from zb_hdf5.documents.pieces import pieces_path
 from zb_hdf5.documents.table_file import PiecesWriter
 from zb_hdf5.errors import Remedy

@@ -23,11 +23,18 @@ from examples import examples
 from zb_hdf5 import BackendError, BatchIndexError, ChecksumError, FormatError, open_reader
 from zb_hdf5.documents import document_table
 from zb_hdf5.documents import table_file as tables_module
-from zb_hdf5.documents.document import decoder, encoder
-from zb_hdf5.documents.document_table import DocumentFile, DocumentPart, DocumentRows, DocumentTable, documents_path
-from zb_hdf5.documents.document_writer import DocumentsWriter, encoded_spans
+from zb_hdf5.documents.document import DocumentRows, decoder, encoder
+from zb_hdf5.documents.document_table import DocumentFile, DocumentPart, DocumentTable, documents_path, join_documents
 from zb_hdf5.documents.pieces import Pieces, pieces_path
-from zb_hdf5.documents.table_file import PiecesFile, PiecesWriter, TableFile, TableWriter, copy_table
+from zb_hdf5.documents.table_file import (
+    DocumentsWriter,
+    PiecesFile,
+    PiecesWriter,
+    TableFile,
+    TableWriter,
+    copy_table,
+    encoded_spans,
+)
 from zb_hdf5.errors import ArgumentError, ConvertError, IncompleteError, UnavailableError
 from zb_hdf5.files.ranges import LocalFile
 from zb_hdf5.spec import DOCUMENTS, NO_DOCUMENT, PIECES, TABLES_ATTRIBUTES, TABLES_KIND_ATTRIBUTES
@@ -345,7 +352,7 @@ def test_several_tables_are_one(tmp_path_factory, groups):
     require_documents(table, together)
     table.close()
     with DocumentsWriter(folder / "all.h5.documents") as writer:
-        writer.append_files(DocumentFile(folder / part.path) for part in parts)
+        join_documents((DocumentFile(folder / part.path) for part in parts), writer)
         writer.publish()
     joined = DocumentTable.of_file(folder / "all.h5")
     require_documents(joined, together)
@@ -384,7 +391,7 @@ def test_a_network_file_system_is_asked_for_few_bytes(tmp_path, network):
     table.close()
     with DocumentsWriter(tmp_path / "y.h5") as writer:
         file = DocumentFile(documents_path(tmp_path / "x.h5"))
-        assert network(lambda: writer.append_files([file])) < 2 * size
+        assert network(lambda: join_documents([file], writer)) < 2 * size
 
 
 @pytest.mark.parametrize("name", ["offsets", "span_starts"])

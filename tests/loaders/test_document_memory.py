@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from zb_hdf5 import HDF5ShardWriter, Loader, convert
-from zb_hdf5.documents.document_table import DocumentRows
+from zb_hdf5.documents.document import DocumentRows
 from zb_hdf5.store.streams import index_files
 
 SHAPE, LENGTH, NUM_BATCHES = {"batch_size": 32, "seq_len": 512}, 8, 200

@@ -14,6 +14,12 @@ if TYPE_CHECKING:  # the command line names kinds of text files without numpy
     import numpy.typing as npt
 
 
+#: The source of a document of which none is known.
+NO_SOURCE: Final = 2**32 - 1
+#: The columns of texts that a document may have.
+TEXT_COLUMNS: Final = ("ids", "metadata")
+
+
 class Document(NamedTuple):
     """The facts of one document.
 
@@ -46,6 +52,27 @@ class Spans(NamedTuple):
     starts: npt.NDArray[np.uint64]
     stops: npt.NDArray[np.uint64]
     values: list[Any]
+
+
+class DocumentRows(NamedTuple):
+    """The facts of consecutive documents, for a `DocumentsWriter`.
+
+    Attributes
+    ----------
+    names, sources, rows
+        Names of files, which of them each document is from (`NO_SOURCE`: not known), and its row there, counted from 1.
+    ids, metadata
+        UTF-8 of each id, and the text of a JSON object for each; None: they have none.
+    spans
+        Spans of all of them, counted from the first token of the first one; values as they are stored.
+    """
+
+    names: Sequence[str] = ()
+    sources: npt.NDArray[np.uint32] | None = None
+    rows: npt.NDArray[np.uint64] | None = None
+    ids: Sequence[bytes] | None = None
+    metadata: Sequence[bytes] | None = None
+    spans: Spans | None = None
 
 
 class TableInfo(NamedTuple):

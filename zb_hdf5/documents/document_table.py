@@ -19,7 +19,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.documents.document import Decode, Document, Spans, WantedSpans, decoder, first_refused
+from zb_hdf5.documents.document import (
+    NO_SOURCE,
+    TEXT_COLUMNS,
+    Decode,
+    Document,
+    DocumentRows,
+    Spans,
+    WantedSpans,
+    decoder,
+    first_refused,
+)
 from zb_hdf5.documents.pieces import Pieces, ranges
 from zb_hdf5.errors import BatchIndexError, FormatError, IncompleteError
 from zb_hdf5.files.paths import OpenFiles, RemotePath, any_path, finding
@@ -30,17 +40,14 @@ from zb_hdf5.spec import (
     DOCUMENTS_STORE_SUFFIX,
     DOCUMENTS_SUFFIX,
     NO_DOCUMENT,
-    U32_MAX,
 )
 
 if TYPE_CHECKING:  # h5py, which a store without documents does not need
-    from zb_hdf5.documents.table_file import TableFile
+    from zb_hdf5.documents.table_file import DocumentsWriter, TableFile
 
 Offsets: TypeAlias = npt.NDArray[np.uint64]
-#: The source of a document of which none is known.
-NO_SOURCE: Final = U32_MAX
-#: The columns of texts that a document may have.
-TEXT_COLUMNS: Final = ("ids", "metadata")
+#: Documents that are moved from table to table at once.
+BLOCK_DOCUMENTS: Final = 1 << 14
 
 
 def documents_path(path: Path) -> Path:
@@ -77,27 +84,6 @@ def in_order(parts: Iterable[DocumentPart]) -> list[DocumentPart]:
         found.append(part._replace(first_token=token, first_document=document))
         ends[part.split] = token + part.token_count, document + part.document_count
     return found
-
-
-class DocumentRows(NamedTuple):
-    """The facts of consecutive documents, for a `DocumentsWriter`.
-
-    Attributes
-    ----------
-    names, sources, rows
-        Names of files, which of them each document is from (`NO_SOURCE`: not known), and its row there, counted from 1.
-    ids, metadata
-        UTF-8 of each id, and the text of a JSON object for each; None: they have none.
-    spans
-        Spans of all of them, counted from the first token of the first one; values as they are stored.
-    """
-
-    names: Sequence[str] = ()
-    sources: npt.NDArray[np.uint32] | None = None
-    rows: npt.NDArray[np.uint64] | None = None
-    ids: Sequence[bytes] | None = None
-    metadata: Sequence[bytes] | None = None
-    spans: Spans | None = None
 
 
 def joined_spans(parts: Sequence[Spans]) -> Spans:
@@ -241,6 +227,16 @@ class DocumentFile:
         """Tokens of all documents."""
         return int(self._table.read("offsets", self.count, self.count + 1)[0])
 
+    def append_to(self, writer: DocumentsWriter) -> None:
+        """Append the documents to another table with all their facts; values of spans as they are stored."""
+        edges = self.offsets.astype(np.int64)
+        for start in range(0, self.count, BLOCK_DOCUMENTS):
+            stop = min(start + BLOCK_DOCUMENTS, self.count)
+            rows = self.rows(start, stop)
+            if rows.spans and rows.spans.values:
+                writer.take_codec(self.spans_codec, self.path)
+            writer.append_documents(np.diff(edges[start : stop + 1]), rows)
+
     def check(self) -> None:
         """Compare the whole table with its digests; `ChecksumError` if one differs."""
         self._table.check()
@@ -259,6 +255,25 @@ def check_documents(path: Path, part: DocumentPart | None = None) -> None:
     """Compare a document table with its digests, and with the part of an index that describes it."""
     with closing(DocumentFile(path, part)) as file:
         file.check()
+
+
+def write_joined(tables: Sequence[Path], path: Path, split: str, tokens_sha256: str) -> None:
+    """Make one table of several for the one file that has their tokens; of none, remove that of an earlier file."""
+    from zb_hdf5.documents.table_file import DocumentsWriter
+
+    if not tables:
+        documents_path(path).unlink(missing_ok=True)
+        return
+    with DocumentsWriter(documents_path(path)) as writer:
+        join_documents(map(DocumentFile, tables), writer)
+        writer.publish(split=split, tokens_sha256=tokens_sha256)
+
+
+def join_documents(files: Iterable[DocumentFile], writer: DocumentsWriter) -> None:
+    """Append the documents of several tables, and close each when it is done."""
+    for file in files:
+        with closing(file):
+            file.append_to(writer)
 
 
 class DocumentTable:

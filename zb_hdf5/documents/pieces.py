@@ -71,9 +71,7 @@ class Pieces:
     @cached_property
     def starts(self) -> npt.NDArray[np.int64]:
         """The position of the first token of each piece in all records one after the other, int64."""
-        if len(self.ends) == 2:
-            return self.columns.astype(np.int64)
-        return _row_starts(self.num_records, self.seq_len).repeat(self.counts) + self.columns
+        return np.arange(0, self.num_tokens, self.seq_len).repeat(self.counts) + self.columns
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.int64]:
@@ -118,6 +116,8 @@ class Pieces:
 
     def moved(self, tokens: int) -> Pieces:
         """Return the same pieces of a document stream that begins so many tokens earlier; padding stays padding."""
+        if not tokens:
+            return self
         shift = np.where(self.is_padding, np.uint64(0), np.uint64(tokens % 2**64))  # a negative number is a large one
         return replace(self, offsets=self.offsets + shift)
 
@@ -131,12 +131,6 @@ class Pieces:
 def pieces_path(path: Path) -> Path:
     """Return the path of the table of the pieces of a file of batches."""
     return path.with_name(path.name + PIECES_SUFFIX)
-
-
-@lru_cache(maxsize=16)
-def _row_starts(num_records: int, seq_len: int) -> npt.NDArray[np.int64]:
-    """Return the position of the first token of each record, the same for each batch. Not to be changed."""
-    return np.arange(0, num_records * seq_len, seq_len)
 
 
 def padding(num_records: int, seq_len: int) -> Pieces:
@@ -277,8 +271,6 @@ def pieces_of_windows(doc_offsets: npt.NDArray[Any], starts: npt.NDArray[np.int6
     kept[ends[:-1]] = True
     columns = (offsets - starts.astype(np.uint64).repeat(counts)).astype(np.uint32)
     offsets[offsets >= np.uint64(end)] = NO_DOCUMENT
-    if kept.all():
-        return Pieces(ends, columns, offsets, seq_len)
     return Pieces(ends_of(kept)[ends], columns[kept], offsets[kept], seq_len)
 
 
@@ -289,8 +281,7 @@ def _pieces_of_window(doc_offsets: npt.NDArray[Any], start: Any, seq_len: int, e
     offsets = doc_offsets[first:stop].astype(np.uint64)
     offsets[0] = start
     if len(offsets) > 1:
-        kept = np.append(True, offsets[1:] != offsets[:-1])  # as above
-        offsets = offsets if kept.all() else offsets[kept]
+        offsets = offsets[np.append(True, offsets[1:] != offsets[:-1])]  # as above
     columns = (offsets - offsets[0]).astype(np.uint32)
     if stop == len(doc_offsets):
         offsets[offsets >= np.uint64(end)] = NO_DOCUMENT

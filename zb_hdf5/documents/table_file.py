@@ -6,8 +6,11 @@ import hashlib
 import json
 import os
 import shutil
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
+from operator import index, le, lt
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
@@ -16,9 +19,16 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.documents.document import TableInfo
+from zb_hdf5.documents.document import (
+    NO_SOURCE,
+    TEXT_COLUMNS,
+    DocumentRows,
+    EncodeAll,
+    TableInfo,
+    first_refused,
+)
 from zb_hdf5.documents.pieces import Pieces, ends_of, pieces_path, ranges
-from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy
+from zb_hdf5.errors import ArgumentError, ChecksumError, ConvertError, FormatError, IncompleteError, Remedy
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import RemotePath, any_path, local_path, open_file, require_bytes
 from zb_hdf5.files.publishing import PartialFile, disk_errors, write_fully
@@ -39,6 +49,8 @@ from zb_hdf5.formats.hdf5.file import (
 )
 from zb_hdf5.spec import (
     CRC32,
+    DEFAULT_SPLIT,
+    DOCUMENTS,
     HDF5_LIBVER,
     NO_SHA256,
     PIECES,
@@ -68,21 +80,18 @@ class _Column:
     """Rows on their way to a file: a few in memory, more in a file that has no name."""
 
     def __init__(self, folder: Path, dtype: str) -> None:
-        self.dtype, self.num_rows, self.num_bytes = np.dtype(dtype), 0, 0
+        self.dtype, self.num_rows = np.dtype(dtype), 0
         self._file = SpooledTemporaryFile(BUFFER_BYTES, dir=str(folder))  # noqa: SIM115 - closed with the column
-        self.crc32: list[int] = []  # of whole blocks, and of the one that is being filled
 
     def append(self, rows: npt.NDArray[Any] | bytes | bytearray) -> None:
         data = np.ascontiguousarray(rows, self.dtype).data.cast("B") if isinstance(rows, np.ndarray) else rows
         self._file.write(data)
-        left = memoryview(data)
-        while left:
-            done = self.num_bytes % TABLES_BLOCK_BYTES
-            block = left[: TABLES_BLOCK_BYTES - done]
-            before = self.crc32.pop() if done else 0
-            self.crc32.append(crc32_of(block, before))
-            self.num_bytes, left = self.num_bytes + len(block), left[len(block) :]
-        self.num_rows = self.num_bytes // self.dtype.itemsize
+        self.num_rows += len(data) // self.dtype.itemsize
+
+    def crc32(self) -> list[int]:
+        """Return the crc32 of each block."""
+        self._file.seek(0)
+        return [crc32_of(block) for block in iter(partial(self._file.read, TABLES_BLOCK_BYTES), b"")]
 
     def copy_to(self, fd: int, offset: int) -> None:
         self._file.seek(0)
@@ -135,7 +144,7 @@ class TableWriter:
         for name, anchors in self._anchors.items():
             if name in self._columns:
                 self._write(anchors, np.array([self.num_rows(name)], "<u8"))
-        crc32 = np.array([value for name in sorted(self._columns) for value in self._columns[name].crc32], "<u4")
+        crc32 = np.array([value for name in sorted(self._columns) for value in self._columns[name].crc32()], "<u4")
         facts = {name: (column.dtype.str, column.num_rows) for name, column in self._columns.items()}
         self._write(CRC32, crc32)
         sha256 = _digest(self.kind, attributes, facts, crc32)
@@ -303,21 +312,20 @@ class TableFile:
         if len(starts) and (np.minimum.reduce(starts | sizes) < 0 or np.maximum.reduce(stops) > num_rows):
             raise self.damaged(f"{names[0]} has {num_rows:,} rows, a row of it points beyond them")
         wanted = starts if counts is None else ranges(starts, sizes)
-        return [self._gather(name, starts, stops, wanted) for name in names]
-
-    def _gather(
-        self, name: str, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]
-    ) -> npt.NDArray[Any]:
-        dataset = self._datasets[name]
-        rows, pending = self._mapped(dataset), self._pending.get(name)
-        if rows is None:
-            runs = self._read_runs(name, list(zip(starts.tolist(), stops.tolist(), strict=True)))
-            return np.concatenate([*runs, np.empty(0, dataset.dtype)])
-        if pending is not None:
-            firsts, lasts = dataset.blocks(starts, stops)
-            touched = ranges(firsts, np.maximum(lasts - firsts, 0))
-            self._compare(name, rows, np.unique(touched[pending[touched]]).tolist())
-        return rows[wanted]
+        found = []
+        for name in names:
+            dataset, pending = self._datasets[name], self._pending.get(name)
+            rows = self._mapped(dataset)
+            if rows is None:
+                runs = self._read_runs(name, list(zip(starts.tolist(), stops.tolist(), strict=True)))
+                found.append(np.concatenate([*runs, np.empty(0, dataset.dtype)]))
+                continue
+            if pending is not None:
+                firsts, lasts = dataset.blocks(starts, stops)
+                touched = ranges(firsts, np.maximum(lasts - firsts, 0))
+                self._compare(name, rows, np.unique(touched[pending[touched]]).tolist())
+            found.append(rows[wanted])
+        return found
 
     def search(self, name: str, values: npt.NDArray[np.uint64], side: Side) -> npt.NDArray[np.int64]:
         """Return the result of `searchsorted` in a column that ascends."""
@@ -522,3 +530,192 @@ class PiecesFile(TableFile):
         if not ascending or starts.item(-1) >= pieces.num_tokens or np.count_nonzero(pieces.columns[pieces.ends[:-1]]):
             raise self.damaged("its columns do not ascend")
         return pieces
+
+
+# --- the documents of a stream, a store or a lone file ----------------------------------------------------------------
+
+#: Columns of some documents -> the value for one that has none; None: the end of the text before.
+_NOTHING: Final = {"source": NO_SOURCE, "row": 0, **{f"{name}_ends": None for name in TEXT_COLUMNS}}
+#: Documents that wait to be appended together, unless the values of their spans take more bytes than this.
+WAITING_DOCUMENTS: Final = 1 << 10
+WAITING_BYTES: Final = 8 << 20
+
+
+class EncodedSpans(NamedTuple):
+    """The spans of one document as they are stored: 64-bit starts, stops and lengths of values, and these joined."""
+
+    starts: array[int]
+    stops: array[int]
+    lengths: array[int]
+    data: bytes
+
+
+class DocumentsWriter(TableWriter):
+    """Takes documents in order, and publishes their table at `path`. Not thread-safe.
+
+    `spans_codec` is the stored name of the encoding of the values of spans; `count` and `token_count` are those so far.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], spans_codec: str = "json") -> None:
+        super().__init__(path, DOCUMENTS)
+        self.append("offsets", [0])
+        self.spans_codec = spans_codec
+        self._sources: dict[str, int] = {}
+        self._names: Sequence[str] = ()
+        self._own = np.array([NO_SOURCE], np.uint32)
+        self._span_stop = 0
+        self.count = self.token_count = self._waiting_bytes = 0
+        self._waiting: list[tuple[int, bytes, bytes, EncodedSpans | None]] = []
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is more than the offsets of the documents."""
+        self._take_waiting()
+        return any(self.num_rows(name) for name in (*_NOTHING, "span_starts"))
+
+    def append_documents(self, lengths: npt.ArrayLike, rows: DocumentRows | None = None) -> None:
+        """Append documents of these lengths."""
+        self._take_waiting()
+        sizes, rows = np.asarray(lengths, np.int64), rows or DocumentRows()
+        for name, values in (("source", self._numbers(rows)), ("row", rows.rows)):
+            if values is not None:
+                self._fill(name)
+                self.append(name, values)
+        for name, texts in zip(TEXT_COLUMNS, (rows.ids, rows.metadata), strict=True):
+            if texts is not None:
+                self._fill(f"{name}_ends")
+                self.append_texts(name, texts)
+        if rows.spans is not None:
+            base = np.uint64(self.token_count)
+            self.append_spans(rows.spans.starts + base, rows.spans.stops + base, rows.spans.values)
+        self.append("offsets", self.token_count + np.cumsum(sizes))
+        self.count += len(sizes)
+        self.token_count += int(sizes.sum())
+
+    def add(self, length: int, text: bytes = b"", metadata: bytes = b"", spans: EncodedSpans | None = None) -> None:
+        """Append one document; it waits for others, since rows are moved faster together.
+
+        `text` is the UTF-8 of its id, `metadata` the text of a JSON object; its spans count from its first token.
+        """
+        self._waiting.append((length, text, metadata, spans))
+        self._waiting_bytes += len(spans.data) if spans else 0
+        if len(self._waiting) == WAITING_DOCUMENTS or self._waiting_bytes > WAITING_BYTES:
+            self._take_waiting()
+
+    def _take_waiting(self) -> None:
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        if not waiting:
+            return
+        lengths, ids, metadata, spans = zip(*waiting, strict=True)
+        firsts = self.token_count + np.cumsum((0, *lengths[:-1]))
+        rows = DocumentRows(ids=ids if any(ids) else None, metadata=metadata if any(metadata) else None)
+        self.append_documents(lengths, rows)
+        if any(spans):
+            bases = firsts.repeat([len(each.starts) if each else 0 for each in spans])
+            *columns, data = (b"".join(column) for column in zip(*filter(None, spans), strict=True))
+            starts, stops, sizes = (np.frombuffer(column, np.int64) for column in columns)
+            self._append_spans(bases + starts, bases + stops, sizes, data)
+
+    def _numbers(self, rows: DocumentRows) -> npt.NDArray[np.uint32] | None:
+        """Return the sources of some documents by the numbers that they have in this table."""
+        if rows.sources is None:
+            return None
+        if rows.names is not self._names:  # the next rows have the same ones, as a rule
+            self._names = rows.names
+            known = [self._sources.setdefault(name, len(self._sources)) for name in rows.names]
+            self._own = np.array([*known, NO_SOURCE], np.uint32)
+        return self._own[np.minimum(rows.sources, len(self._own) - 1)]
+
+    def append_spans(self, starts: npt.NDArray[Any], stops: npt.NDArray[Any], values: Sequence[bytes]) -> None:
+        """Append spans behind all earlier ones: their offsets in the document stream, and their encoded values."""
+        self._append_spans(starts, stops, np.fromiter(map(len, values), np.int64, len(values)), b"".join(values))
+
+    def _append_spans(
+        self, starts: npt.NDArray[Any], stops: npt.NDArray[Any], lengths: npt.NDArray[np.int64], data: bytes
+    ) -> None:
+        if len(starts) == 0:
+            return
+        befores = np.concatenate([np.array([self._span_stop], starts.dtype), stops[:-1]])
+        # a gap is a span without bytes: one lies before each span that does not begin where the last one ends
+        gaps = (befores < starts) & ((np.arange(len(starts)) > 0) | (self._span_stop > 0))
+        kept = np.stack([gaps, np.ones_like(gaps)], axis=1)
+        self.append("span_starts", np.stack([befores, starts], axis=1)[kept])
+        self.append_joined_texts("span_values", data, np.stack([np.zeros_like(lengths), lengths], axis=1)[kept])
+        self._span_stop = int(stops[-1])
+
+    def _fill(self, name: str) -> None:
+        """Give the documents before no value in a column."""
+        nothing, missing = _NOTHING[name], self.count - self.num_rows(name)
+        if nothing is None:
+            nothing = self.num_rows(name.removesuffix("_ends"))
+        self.append(name, np.full(missing, nothing, np.uint64))
+
+    def publish(self, **attributes: str | int) -> TableInfo:
+        """Write the file; `tokens_sha256` is that of the one file that the table belongs to, "" in a store."""
+        self._take_waiting()
+        for name in _NOTHING:
+            if self.num_rows(name):
+                self._fill(name)
+        if self._sources:
+            self.append_texts("sources", [name.encode("utf-8", "surrogateescape") for name in self._sources])
+        if self._span_stop:
+            self.append("span_starts", [self._span_stop])
+            self.append_texts("span_values", [b""])
+        known = {"split": DEFAULT_SPLIT, "spans_codec": self.spans_codec, "tokens_sha256": ""}
+        return super().publish(**known | attributes)
+
+    def take_codec(self, codec: str, path: Path) -> None:
+        """Take over the encoding of the spans that follow; `FormatError` if there are others in another one."""
+        if self._span_stop and codec != self.spans_codec:
+            raise FormatError(
+                f"{path}: expected spans encoded as {self.spans_codec!r}, found {codec!r}: tables of several encodings "
+                "cannot become one; keep them in stores of their own"
+            )
+        self.spans_codec = codec
+
+
+def encoded_spans(
+    spans: Sequence[tuple[int, int, object]], num_tokens: int, encode: EncodeAll, where: str
+) -> EncodedSpans:
+    """Check the spans of one document, and encode their values."""
+    # whole lists at once: a loop over the spans takes as long as to write the tokens
+    try:
+        starts, stops, given = zip(*spans, strict=True)
+        first_tokens, ends = array("q", starts), array("q", stops)
+        inside = starts[0] >= 0 and stops[-1] <= num_tokens
+        ascend = all(map(lt, starts, stops)) and all(map(le, stops, starts[1:]))
+    except (TypeError, ValueError, OverflowError):
+        inside = ascend = False
+    if not (inside and ascend):
+        _refuse_spans(spans, num_tokens, where)
+    try:
+        values = encode(given)
+    except Exception as error:  # whatever an encoder of the user raises
+        number = first_refused(encode, given)
+        raise ConvertError(
+            f"{where}: the value of span {number:,} cannot be encoded: {error}; choose another spans_codec"
+        ) from error
+    if not all(values) or set(map(type, values)) != {bytes}:
+        number, refused = next((k, v) for k, v in enumerate(values) if not v or type(v) is not bytes)
+        raise ConvertError(
+            f"{where}: the value of span {number:,} must be encoded to bytes, at least one, found {refused!r}; "
+            "leave the span out, or choose another spans_codec"
+        )
+    return EncodedSpans(first_tokens, ends, array("q", map(len, values)), b"".join(values))
+
+
+def _refuse_spans(spans: Sequence[tuple[int, int, object]], num_tokens: int, where: str) -> None:
+    """Raise `ArgumentError` for the first span that is none, empty, outside of its document or not behind the last."""
+    before = 0
+    for number, span in enumerate(spans):
+        try:
+            start, stop, _ = span
+            is_good = before <= index(start) < index(stop) <= num_tokens
+        except (TypeError, ValueError):
+            is_good = False
+        if not is_good:
+            raise ArgumentError(
+                f"{where}: span {number:,}: expected (start, stop, value) with whole numbers, {before:,} <= start < "
+                f"stop <= {num_tokens:,}, found {span!r:.80}; they must ascend and not overlap: give a list as a value"
+            )
+        before = stop

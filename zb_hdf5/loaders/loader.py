@@ -167,11 +167,11 @@ class Loader(EpochLoader[Any]):
         tokenizer: str | Tokenizer | None = None,
     ) -> None:
         if not isinstance(source, BatchReader):
-            source, is_shaped = open_for_loader(
+            source = open_for_loader(
                 source, batch_size, seq_len, int(targets), backend=backend, access=access, verify=verify,
                 dataset=dataset, split=split, cache=cache, cache_bytes=cache_bytes,
             )  # fmt: skip
-            if is_shaped:
+            if source.backend == "stream":
                 batch_size = seq_len = None  # the windows have it
         self.reader: BatchReader = source
         self.path = source.path

@@ -329,8 +329,7 @@ class Cached(Wrapper):
             self._fetch(missing)
         self._see({start // self.unit for start, _ in parts})
         for start, out in parts:
-            if not (self.column.seen[start // self.unit] and self._read_seen(start, out)):
-                self.tokens.read([(start, out)])
+            self.gather(np.array([start]), out[np.newaxis])
 
     def _by_unit(self, runs: Iterable[TokenRun]) -> Iterator[TokenRun]:
         for start, out in runs:
@@ -338,14 +337,6 @@ class Cached(Wrapper):
                 left = self.unit - start % self.unit
                 yield start, out[:left]
                 start, out = start + left, out[left:]
-
-    def _read_seen(self, start: int, out: TokenArray) -> bool:
-        try:
-            self.column.rows.read([(start, out)])
-        except (OSError, IncompleteError):
-            self.column.mend()
-            return False
-        return True
 
     def _fetch(self, missing: list[TokenRun]) -> None:
         """Read whole units together and keep them, but for those that another thread fetches at this moment."""

@@ -1,57 +1,359 @@
-"""The index of a store: the `shards.json` that names its shards. The listing of the folder does not count."""
+"""The index of a store: the `shards.json` that names its shards. The listing of the folder does not count.
+
+It has one array for each key, and a shard's entry is made when somebody asks for it: 50,000 shards are parsed in a
+twentieth of the time that one object for each would take.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self, cast, overload
 
 import numpy as np
+import numpy.typing as npt
 
+from zb_hdf5.documents.document import TableInfo
 from zb_hdf5.documents.document_table import DocumentPart
 from zb_hdf5.errors import ArgumentError, ExistsError, FormatError, IncompleteError, Remedy
 from zb_hdf5.field import Field
+from zb_hdf5.files.checked import crc32_of
+from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.objects import delete_object, object_size, put_object
 from zb_hdf5.files.paths import RemotePath, any_path, local_path, open_file
-from zb_hdf5.files.publishing import PARTIAL_SUFFIX, write_atomically
+from zb_hdf5.files.publishing import PARTIAL_SUFFIX, partial_path, write_atomically
+from zb_hdf5.files.ranges import Run
 from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.batch_writer import FieldDigest, ShardInfo
 from zb_hdf5.formats.registry import FORMATS, backends
 from zb_hdf5.spec import (
+    CODECS,
     CRC32,
+    DEFAULT_SPLIT,
+    EXTENTS,
+    INDEX_COLUMN_KEYS,
     INDEX_DOCUMENTS_KEYS,
+    INDEX_FIELD_KEYS,
     INDEX_FORMAT,
     INDEX_META_KEYS,
     INDEX_NAME,
+    INDEX_OPTIONAL_KEYS,
+    INDEX_SHARD_KEYS,
     INDEX_VERSION,
+    NO_CODEC,
     NO_SHA256,
     NOT_KNOWN,
+    SHA256_CHARS,
     SHARD_PREFIX,
+    SPLITS,
     STREAM_LAYOUT,
     StoreMeta,
     combine_sha256,
     crc32_column,
     extents_column,
+    is_file_name,
+    is_hexadecimal,
     is_sha256,
     stored_dtype,
 )
-from zb_hdf5.store.table import (
-    ShardEntry,
-    ShardTable,
-    plain_arrays,
-    require_arrays,
-    require_field,
-    require_paths,
-    require_sha256,
-)
+
+#: Section of the index -> attribute of an entry, and the row of a shard that has none.
+_OPTIONAL: Final[dict[str, tuple[str, Any]]] = {
+    "pieces": ("pieces", TableInfo(NOT_KNOWN, NO_SHA256)),
+    "codecs": ("compressed", CompressedTokens(NO_CODEC, NOT_KNOWN)),
+}
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """One shard in the index.
+
+    Attributes
+    ----------
+    path
+        Relative to the folder, with "/" between parts.
+    num_bytes
+        Size of the file; 0 while it grows.
+    num_batches
+        Batches of a batch store, chunks of a stream.
+    sha256
+        sha256 of the token bytes; 64 zeros while it grows.
+    crc32
+        crc32 of the rows of crc32, in the shard or its sidecar: it proves that the shard is the right one, and the rows
+        prove each batch. -1: not known.
+    document_count
+        Documents whose first token lies in the shard; -1: not known.
+    columns
+        Ranges of the chunks of each column in the file, as runs, so that a reader need not ask HDF5. A column whose
+        ranges are not known is not named.
+    fields
+        The digests of each field, and the size of the file that it lies in.
+    pieces
+        Its file of pieces, in the same folder; None: it has none.
+    compressed
+        Its codec, and the bytes of its tokens; None: it has none.
+    """
+
+    path: str
+    backend: str
+    num_bytes: int
+    num_batches: int
+    token_count: int
+    sha256: str
+    crc32: int = NOT_KNOWN
+    document_count: int = NOT_KNOWN
+    split: str = DEFAULT_SPLIT
+    complete: bool = True
+    columns: dict[str, tuple[Run, ...]] = field(default_factory=dict)
+    fields: dict[str, FieldDigest] = field(default_factory=dict)
+    pieces: TableInfo | None = None
+    compressed: CompressedTokens | None = None
+
+    @classmethod
+    def of(cls, info: ShardInfo, split: str = DEFAULT_SPLIT, document_count: int | None = None) -> Self:
+        """Describe a file that was just written."""
+        known = info.document_count if document_count is None else document_count
+        return cls(
+            info.path.name, info.backend, info.path.stat().st_size, info.num_batches, info.token_count, info.sha256,
+            crc32_of(info.crc32), NOT_KNOWN if known is None else known, split, columns=info.columns,
+            fields=info.fields, compressed=info.compressed,
+        )  # fmt: skip
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """Return the entry of which a journal has the `asdict`: the index keeps its arrays otherwise."""
+        columns = {name: tuple(Run(*run) for run in runs) for name, runs in value["columns"].items()}
+        fields = {name: FieldDigest(*facts) for name, facts in value["fields"].items()}
+        pieces = TableInfo(*value["pieces"]) if value["pieces"] else None
+        compressed = CompressedTokens(*value["compressed"]) if value["compressed"] else None
+        return cls(**{**value, "columns": columns, "fields": fields, "pieces": pieces, "compressed": compressed})
+
+    def file(self, folder: str | os.PathLike[str]) -> Path:
+        """Return where its bytes are now: a growing shard's are in its `.partial` until it is published."""
+        path = any_path(folder) / self.path
+        growing = not self.complete and partial_path(path).exists()
+        return partial_path(path) if growing else path
+
+    def is_placed(self, column: str) -> bool:
+        """Return whether the index has the ranges of the chunks of a column, or the range of their table."""
+        return column in self.columns or (self.compressed is not None and extents_column(column) in self.columns)
+
+
+@dataclass(eq=False)
+class ShardTable(Sequence[ShardEntry]):
+    """The shards of an index, one array for each key. An entry is made when it is asked for."""
+
+    values: dict[str, Any]  # key of `shards` -> a value for each shard
+    columns: dict[str, RunTable]  # column -> its runs
+    fields: dict[str, dict[str, Any]] = field(default_factory=dict)  # field -> key of `FieldDigest` -> as `values`
+    optional: dict[str, dict[str, Any]] = field(default_factory=dict)  # section that a shard has -> key -> as `values`
+
+    @classmethod
+    def of(cls, entries: Iterable[ShardEntry]) -> Self:
+        entries = list(entries)
+        values: dict[str, Any] = {}
+        for key, (name, kind) in INDEX_SHARD_KEYS.items():
+            found = [getattr(entry, name) for entry in entries]
+            values[key] = np.array(found, np.int64) if kind is int else found
+        names = dict.fromkeys(name for entry in entries for name in entry.columns)
+        columns = {name: RunTable.of([entry.columns.get(name) for entry in entries]) for name in names}
+        fields = {
+            name: _arrays([entry.fields.get(name, FieldDigest()) for entry in entries], INDEX_FIELD_KEYS)
+            for name in sorted({name for entry in entries for name in entry.fields})
+        }
+        optional = {
+            section: _arrays([getattr(entry, name) or none for entry in entries], INDEX_OPTIONAL_KEYS[section])
+            for section, (name, none) in _OPTIONAL.items()
+            if any(getattr(entry, name) for entry in entries)
+        }
+        return cls(values, columns, fields, optional)
+
+    def __len__(self) -> int:
+        return len(self.values["path"])
+
+    @property
+    def codec(self) -> str:
+        """The codec of the shards: of the first one that has any."""
+        codecs = self.optional.get("codecs", {}).get("codec", ())
+        return next((codec for codec in codecs if codec != NO_CODEC), NO_CODEC)
+
+    @overload
+    def __getitem__(self, number: int) -> ShardEntry: ...
+    @overload
+    def __getitem__(self, number: slice) -> tuple[ShardEntry, ...]: ...
+    def __getitem__(self, number: int | slice) -> ShardEntry | tuple[ShardEntry, ...]:
+        if isinstance(number, slice):
+            return tuple(self[k] for k in range(*number.indices(len(self))))
+        values = {name: kind(self.values[key][number]) for key, (name, kind) in INDEX_SHARD_KEYS.items()}
+        for section, (name, none) in _OPTIONAL.items():
+            row = _row(self.optional.get(section), INDEX_OPTIONAL_KEYS[section], number)
+            values[name] = None if not row or row[0] == none[0] else type(none)(*row)
+        runs = {name: column.of_shard(number) for name, column in self.columns.items()}
+        fields = {name: FieldDigest(*_row(facts, INDEX_FIELD_KEYS, number)) for name, facts in self.fields.items()}
+        columns = {name: found for name, found in runs.items() if found is not None}
+        return ShardEntry(**values, columns=columns, fields=fields)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the keys "shards" and "columns", and those of sections that shards have."""
+        columns = {name: runs.to_json() for name, runs in self.columns.items()}
+        optional = {section: plain_arrays(arrays) for section, arrays in self.optional.items()}
+        return {"shards": plain_arrays(self.values), "columns": columns, **optional}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any], where: str) -> Self:
+        """Check and take the keys "shards" and "columns" of a parsed index."""
+        kinds = {key: kind for key, (_, kind) in INDEX_SHARD_KEYS.items()}
+        values = require_arrays(require_field(value, "shards", dict, where), kinds, f"{where}: shards")
+        optional = {
+            section: require_arrays(value[section], kinds, f"{where}: {section}", len(values["path"]))
+            for section, kinds in INDEX_OPTIONAL_KEYS.items()
+            if section in value
+        }
+        for codec in dict.fromkeys(optional.get("codecs", {}).get("codec", ())):
+            if codec.partition(":")[0] not in (NO_CODEC, *CODECS):
+                raise FormatError(f"{where}: codecs: expected one of {', '.join(CODECS)}, found {codec!r}")
+        table = cls(values, {}, {}, optional)
+        require_paths(values["path"], where)
+        require_sha256(values["sha256"], where)
+        if unknown := sorted(set(values["split"]) - set(SPLITS)):
+            raise FormatError(f"{where}: shards: expected split {' or '.join(SPLITS)}, found {unknown[0]!r}")
+        for key, array in values.items():
+            least = NOT_KNOWN if key in ("crc32", "document_count") else 0
+            if isinstance(array, np.ndarray) and (array < least).any():
+                raise FormatError(f"{where}: shards: expected {key} >= {least}, found {array.min()}")
+        for name, column in require_field(value, "columns", dict, where).items():
+            # the rows of crc32 and of extents are those of all batches, in chunks of their own
+            chunks = None if name.endswith((CRC32, EXTENTS)) else values["num_batches"]
+            table.columns[name] = RunTable.from_json(column, len(table), chunks, f"{where}: columns: {name}")
+        for name, facts in require_field({"fields": {}} | value, "fields", dict, where).items():
+            table.fields[name] = require_arrays(facts, INDEX_FIELD_KEYS, f"{where}: fields: {name}", len(table))
+            require_sha256(table.fields[name]["sha256"], f"{where}: fields: {name}")
+        return table
+
+
+def _row(arrays: dict[str, Any] | None, kinds: Mapping[str, type[Any]], number: int) -> list[Any]:
+    """Return the values of one shard; none where there are no arrays."""
+    return [kind(arrays[key][number]) for key, kind in kinds.items()] if arrays else []
+
+
+def require_sha256(digests: list[str], where: str) -> None:
+    """Raise `FormatError` if a text is no digest."""
+    if set(map(len, digests)) - {SHA256_CHARS} or not is_hexadecimal("".join(digests)):
+        bad = next((digest for digest in digests if not is_sha256(digest)), "")
+        raise FormatError(f"{where}: expected {SHA256_CHARS} hexadecimal digits in sha256, found {bad!r}")
+
+
+def _arrays(rows: Sequence[tuple[Any, ...]], kinds: Mapping[str, type[Any]]) -> dict[str, Any]:
+    """Return one array for each key, of rows that have a value for each."""
+    found = zip(kinds.items(), zip(*rows, strict=True), strict=True)
+    return {key: np.array(array, np.int64) if kind is int else list(array) for (key, kind), array in found}
+
+
+class RunTable:
+    """The runs of one column in all shards, as flat arrays: how many each shard has (-1: not known), and the runs."""
+
+    def __init__(self, counts: npt.NDArray[np.int64], runs: npt.NDArray[np.int64]) -> None:
+        self._counts, self._runs = counts, runs  # (shards,), (runs, 3)
+        self._firsts = np.concatenate([[0], np.cumsum(np.maximum(counts, 0))])
+
+    @classmethod
+    def of(cls, runs_of_shards: list[tuple[Run, ...] | None]) -> Self:
+        counts = [-1 if runs is None else len(runs) for runs in runs_of_shards]
+        flat = [run for runs in runs_of_shards for run in runs or ()]
+        return cls(np.array(counts, np.int64), np.array(flat, np.int64).reshape(-1, 3))
+
+    def of_shard(self, number: int) -> tuple[Run, ...] | None:
+        if self._counts[number] < 0:
+            return None
+        return tuple(Run(*run) for run in self._runs[self._firsts[number] : self._firsts[number + 1]].tolist())
+
+    def overlaps(self, chunk_bytes: int) -> bool:
+        """Return whether chunks of this size would lie over each other in a run."""
+        return bool(((self._runs[:, 1] < chunk_bytes) & (self._runs[:, 2] > 1)).any())
+
+    def to_json(self) -> dict[str, list[int]]:
+        arrays = (self._counts, *self._runs.T)
+        return {key: array.tolist() for key, array in zip(INDEX_COLUMN_KEYS, arrays, strict=True)}
+
+    @classmethod
+    def from_json(cls, value: Any, num_shards: int, chunks: npt.NDArray[np.int64] | None, where: str) -> Self:
+        """Check and take one element of `columns`, whose runs hold `chunks` of each shard where that is known."""
+        counts, *arrays = (_require_array(value, key, int, where) for key in INDEX_COLUMN_KEYS)
+        if len(counts) != num_shards or {len(array) for array in arrays} != {int(np.maximum(counts, 0).sum())}:
+            raise FormatError(f"{where}: expected the runs of each of {num_shards:,} shards")
+        found = cls(counts, np.stack(arrays, axis=1))
+        if (counts < -1).any() or (found._runs < 0).any():
+            raise FormatError(f"{where}: expected natural numbers")
+        sums = np.diff(np.concatenate([[0], np.cumsum(found._runs[:, 2])])[found._firsts])
+        if chunks is not None and (sums != chunks)[counts >= 0].any():
+            shard = int(((sums != chunks) & (counts >= 0)).argmax())
+            raise FormatError(
+                f"{where}: expected runs of {chunks[shard]:,} batches in shard {shard:,}, found {sums[shard]:,}"
+            )
+        return found
+
+
+def require_field(value: Any, key: str, kind: type[Any], where: str) -> Any:
+    """Return a value of a JSON object; raise `FormatError` unless it is there and of its type."""
+    if not isinstance(value, dict):
+        raise FormatError(f"{where}: expected a JSON object, found {type(value).__name__}")
+    if key not in value:
+        raise FormatError(f"{where}: key {key!r} is missing")
+    found = value[key]
+    if not isinstance(found, kind) or (kind is int and isinstance(found, bool)):
+        raise FormatError(f"{where}: {key}: expected {kind.__name__}, found {found!r}")
+    return found
+
+
+def plain_arrays(values: dict[str, Any]) -> dict[str, list[Any]]:
+    """Return arrays as JSON has them."""
+    return {key: array if isinstance(array, list) else array.tolist() for key, array in values.items()}
+
+
+def require_arrays(value: Any, kinds: Mapping[str, type[Any]], where: str, length: int | None = None) -> dict[str, Any]:
+    """Return the arrays of a JSON object; raise `FormatError` unless they are of their types and of one length."""
+    values = {key: _require_array(value, key, kind, where) for key, kind in kinds.items()}
+    if len({len(array) for array in values.values()} | ({length} if length is not None else set())) != 1:
+        lengths = ", ".join(f"{key} {len(array):,}" for key, array in values.items())
+        expected = "arrays of one length" if length is None else f"arrays of {length:,} elements"
+        raise FormatError(f"{where}: expected {expected}, found {lengths}")
+    return values
+
+
+def require_paths(paths: list[str], where: str) -> None:
+    """Raise `FormatError` if a path is no name of a file, or leaves the folder of the store."""
+    together = "/".join(paths)  # one look at all of them: there may be a hundred thousand
+    suspect = ".." in together or "//" in f"/{together}/" or not is_file_name(together)
+    for path in paths if suspect else ():
+        if not (set(path.split("/")).isdisjoint({"", ".."}) and is_file_name(path)):
+            raise FormatError(
+                f"{where}: path {path!r} leaves the folder of the store, or is no name of a file", remedy=Remedy.REBUILD
+            )
+
+
+def _require_array(value: Any, key: str, kind: type[Any], where: str) -> Any:
+    """Return an array of a JSON object whose elements all have one type: of whole numbers as int64."""
+    found: list[Any] = require_field(value, key, list, where)
+    if set(map(type, found)) - {kind}:
+        number = next(number for number, element in enumerate(found) if type(element) is not kind)
+        raise FormatError(f"{where}: {key}[{number}]: expected {kind.__name__}, found {found[number]!r}")
+    try:
+        return np.array(found, np.int64) if kind is int else found
+    except OverflowError as error:
+        raise FormatError(f"{where}: {key}: {error}") from error
+
+
+# --- the index -----------------------------------------------------------------------------------------------------
 
 #: Before the digest of all that stands before it: the last key of the file.
 _CHECK: Final = ',\n "check": "'
-#: The keys that a store written live has as well.
-_LIVE_TYPES: Final[dict[str, type[Any]]] = {"complete": bool, "live_id": str}
 
 
 @dataclass(frozen=True)
@@ -218,7 +520,8 @@ class ShardIndex:
                 raise FormatError(f"{where}: expected {key} {expected!r}, found {found!r}{early}")
         table = ShardTable.from_json(value, where)
         shuffle, source = require_field(value, "shuffle", str, where), require_field(value, "source", dict, where)
-        live = {key: require_field(value, key, kind, where) for key, kind in _LIVE_TYPES.items() if key in value}
+        types: dict[str, type[Any]] = {"complete": bool, "live_id": str}  # of a store written live
+        live = {key: require_field(value, key, types[key], where) for key in types.keys() & value.keys()}
         documents = _documents_from_json(value["documents"], f"{where}: documents") if "documents" in value else ()
         index = cls(_index_meta(value, where), table, shuffle, source, **live, documents=documents)
         index._check_totals(value, where)

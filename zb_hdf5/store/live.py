@@ -38,9 +38,8 @@ from zb_hdf5.spec import (
     TokenArray,
     combine_sha256,
 )
-from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.index import ShardEntry, ShardIndex
 from zb_hdf5.store.shards import Sharded, StoreReader
-from zb_hdf5.store.table import ShardEntry
 
 #: Waits between the attempts to open a file that its writer may be closing or renaming.
 RETRY_WAITS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)

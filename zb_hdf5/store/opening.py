@@ -93,26 +93,17 @@ def open_reader(
     OSError
         If it cannot be opened.
     """
-    wanted = _Wanted(any_path(path), batch_size, seq_len, overlap, backend, access, verify, dataset, split)
-    return _open_cached(wanted, cache, cache_bytes)
+    windows = any_path(path), batch_size, seq_len, overlap
+    return _open_cached(_Wanted(*windows, backend, access, verify, dataset, split, cache, cache_bytes))
 
 
 def open_for_loader(
-    path: str | os.PathLike[str],
-    batch_size: int | None,
-    seq_len: int | None,
-    overlap: int,
-    *,
-    cache: str | os.PathLike[str] | None,
-    cache_bytes: int | str | None,
-    **options: Any,
-) -> tuple[BatchReader, bool]:
-    """Open a path as `open_reader` does, whatever it holds; return whether the shape is that of the windows."""
+    path: str | os.PathLike[str], batch_size: int | None, seq_len: int | None, overlap: int, **options: Any
+) -> BatchReader:
+    """Open a path as `open_reader` does, whatever it holds: only a stream takes the shape."""
     if batch_size is None or seq_len is None:
         batch_size, seq_len, overlap = None, None, 0
-    wanted = _Wanted(any_path(path), batch_size, seq_len, overlap, **options, for_loader=True)
-    reader = _open_cached(wanted, cache, cache_bytes)
-    return reader, reader.backend == "stream"
+    return _open_cached(_Wanted(any_path(path), batch_size, seq_len, overlap, **options, for_loader=True))
 
 
 @dataclass(frozen=True)
@@ -128,6 +119,8 @@ class _Wanted:
     verify: str
     dataset: str | None
     split: str | None
+    cache: str | os.PathLike[str] | None
+    cache_bytes: int | str | None
     for_loader: bool = False
 
     def __post_init__(self) -> None:
@@ -136,15 +129,15 @@ class _Wanted:
         require_remote_access(self.path, self.access)
 
 
-def _open_cached(wanted: _Wanted, cache: str | os.PathLike[str] | None, cache_bytes: int | str | None) -> BatchReader:
+def _open_cached(wanted: _Wanted) -> BatchReader:
     """Return the reader, behind a cache where one is asked for."""
-    if cache is None:
-        if cache_bytes is not None:
-            raise ArgumentError(f"{wanted.path}: cache_bytes={cache_bytes!r} needs a cache folder: pass cache")
+    if wanted.cache is None:
+        if wanted.cache_bytes is not None:
+            raise ArgumentError(f"{wanted.path}: cache_bytes={wanted.cache_bytes!r} needs a cache folder: pass cache")
         return _open(wanted)
     from zb_hdf5.store.cache import Cache
 
-    folder = Cache.of(cache, cache_bytes)
+    folder = Cache.of(wanted.cache, wanted.cache_bytes)
     reader = _open(wanted)
     try:
         folder.attach(reader)

@@ -53,9 +53,8 @@ from zb_hdf5.spec import (
     live_fingerprint,
     stored_dtype,
 )
-from zb_hdf5.store.index import ShardIndex, find_index, require_files
+from zb_hdf5.store.index import ShardEntry, ShardIndex, find_index, require_files
 from zb_hdf5.store.store_documents import StoreDocuments, StreamDocuments
-from zb_hdf5.store.table import ShardEntry
 
 #: Files that are mapped side by side at most: the size of each is asked for before each gather.
 MAX_JOINED: Final = 64

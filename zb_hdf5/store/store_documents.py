@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -13,12 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, RecordDocuments, in_order
-from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, pieces_of_windows, pieces_path, ranges
+from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, pieces_of_windows, pieces_path
 from zb_hdf5.files.paths import Identity, RemotePath, finding
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import DOCUMENTS_SUFFIX, INDEX_NAME, NO_SHA256
-from zb_hdf5.store.index import ShardIndex
-from zb_hdf5.store.table import ShardEntry
+from zb_hdf5.store.index import ShardEntry, ShardIndex
 
 if TYPE_CHECKING:  # h5py, which a store without documents does not need
     from zb_hdf5.documents.table_file import PiecesFile
@@ -28,9 +27,9 @@ if TYPE_CHECKING:  # h5py, which a store without documents does not need
 class StoreDocuments(RecordDocuments):
     """The documents of the records of a store, over its splits one after the other, or of one file of batches."""
 
-    def __init__(self, folder: Path, index: ShardIndex, verify: str, *, is_lone: bool = False) -> None:
+    def __init__(self, folder: Path, index: ShardIndex, verify: str, lone: Path | None = None) -> None:
         super().__init__(folder)
-        self._folder, self._index, self._verify, self._is_lone = folder, index, verify, is_lone
+        self._folder, self._index, self._verify, self._lone = folder, index, verify, lone
         self._parts, bases = index.document_parts()
         self._starts = ends_of(index.table.values["num_batches"] * index.meta.batch_size)
         self._bases = [bases[split] for split in index.table.values["split"]]  # first token of each split in all
@@ -40,21 +39,17 @@ class StoreDocuments(RecordDocuments):
         """Return those of the one file of batches that a reader has."""
         counts, sha256 = (reader.num_batches, reader.token_count), reader.sha256 or NO_SHA256
         entry = ShardEntry(reader.path.name, reader.backend, 0, *counts, sha256)
-        return cls(reader.path.parent, ShardIndex(reader.meta, [entry]), verify, is_lone=True)
+        return cls(reader.path.parent, ShardIndex(reader.meta, [entry]), verify, reader.path)
 
     @cached_property
     def _edges(self) -> list[int]:
         edges: list[int] = self._starts.tolist()  # for single searches: no store without pieces needs it
         return edges
 
-    @property
-    def _path(self) -> Path:
-        return self._folder / str(self._index.table.values["path"][0])
-
     @cached_property
     def has_pieces(self) -> bool:
-        if self._is_lone:
-            return pieces_path(self._path).exists()
+        if self._lone is not None:
+            return pieces_path(self._lone).exists()
         pieces = self._index.table.optional.get("pieces")
         return pieces is not None and bool((pieces["bytes"] >= 0).all())
 
@@ -69,17 +64,15 @@ class StoreDocuments(RecordDocuments):
         return concatenate(parts).take(order.argsort())
 
     def _read_shard(self, shard: int, records: npt.NDArray[np.int64]) -> Pieces:
-        return self._moved(shard, self._files.get(shard, self.open).read_pieces(records - self._starts[shard]))
+        pieces: Pieces = self._files.get(shard, self.open).read_pieces(records - self._starts[shard])
+        return pieces.moved(self._bases[shard])
 
     def read_run(self, start: int, stop: int) -> Pieces:
         shard = bisect_right(self._edges, start) - 1
         if stop > self._edges[shard + 1]:
             return super().read_run(start, stop)
-        first = self._edges[shard]
-        return self._moved(shard, self._files.get(shard, self.open).read_run(start - first, stop - first))
-
-    def _moved(self, shard: int, pieces: Pieces) -> Pieces:
-        return pieces.moved(self._bases[shard]) if self._bases[shard] else pieces
+        first, file = self._edges[shard], self._files.get(shard, self.open)
+        return file.read_run(start - first, stop - first).moved(self._bases[shard])  # type: ignore[no-any-return]
 
     def open(self, shard: int) -> PiecesFile:
         from zb_hdf5.documents.table_file import PiecesFile
@@ -91,9 +84,9 @@ class StoreDocuments(RecordDocuments):
         )  # fmt: skip
 
     def _open_table(self) -> DocumentTable | None:
-        if self._is_lone:
+        if self._lone is not None:
             sha256 = self._index.table.values["sha256"][0]
-            return DocumentTable.of_file(self._path, sha256.replace(NO_SHA256, ""), self._verify)
+            return DocumentTable.of_file(self._lone, sha256.replace(NO_SHA256, ""), self._verify)
         return DocumentTable(self._folder, self._parts, self._verify) if self._parts else None
 
 
@@ -116,8 +109,7 @@ class StreamDocuments(RecordDocuments):
         self, path: Path, paths: Sequence[Path], index: ShardIndex, starts: Sequence[int],
         identities: Mapping[int, Identity], verify: str, stride: int, overlap: int = 0,
     ) -> None:  # fmt: skip
-        self._path, self._paths, self._index, self._identities = path, paths, index, identities
-        self._starts = np.array(starts, np.int64)
+        self._path, self._paths, self._index, self._starts, self._identities = path, paths, index, starts, identities
         self._verify, self._stride, self._seq_len = verify, stride, stride + overlap
         count = int(np.abs(index.table.values["document_count"]).sum())  # NOT_KNOWN is -1: one document
         self._keeps = count <= FEW_DOCUMENTS and not isinstance(path, RemotePath)  # each object takes a while
@@ -148,18 +140,25 @@ class StreamDocuments(RecordDocuments):
         if self._all is not None or (self._keeps and len(self._paths) - len(self._files.known) <= FEW_FILES):
             edges = self.edges()
             return edges, int(edges[-1])
-        ordered, files = np.sort(starts), self._starts[:-1]
-        firsts, ends = files.searchsorted(ordered, side="right") - 1, files.searchsorted(ordered + length)
+        ordered = np.sort(starts)
+        stops = ordered + length
+        if not (ordered[1:] > stops[:-1]).any():  # they follow each other
+            ordered, stops = ordered[:1], stops[-1:]
         found: list[npt.NDArray[np.uint64]] = []
-        for here in np.unique(ranges(firsts, ends - firsts)).tolist():
-            rows, windows = self._rows(here), ordered[(firsts <= here) & (here < ends)] - files[here]
-            lows = rows.searchsorted((np.maximum(windows, 0) + 1).astype(np.uint64)) - 1
-            highs = rows.searchsorted((windows + length).astype(np.uint64))
-            needed = np.unique(ranges(lows, highs - lows))  # by two windows: once
-            found.append(rows[needed] + np.uint64(files[here]))
-        last = len(files) - 1  # where no window reaches it, the end is behind all tokens
-        end = files[last] + int(self._rows(last)[-1]) if ends[-1] > last else self._starts[-1]
-        return np.concatenate(found), int(end)
+        done: dict[int, int] = {}  # rows of each file that were taken: what two windows need is there once
+        for start, stop in zip(ordered.tolist(), stops.tolist(), strict=True):
+            first = bisect_right(self._starts, start, hi=len(self._paths)) - 1
+            last = bisect_left(self._starts, stop, hi=len(self._paths)) - 1
+            for here in range(first, last + 1):
+                rows, base = self._rows(here), self._starts[here]
+                edges = np.array([max(0, start - base) + 1, stop - base], np.uint64)
+                low, high = rows.searchsorted(edges).tolist()
+                low = max(low - 1, done.get(here, 0))
+                found.append(rows[low:high] + np.uint64(base))
+                done[here] = max(low, high)
+        last = len(self._paths) - 1  # where no window reaches it, the end is behind all tokens
+        end = self._starts[last] + int(self._rows(last)[-1]) if last in done else self._starts[-1]
+        return np.concatenate(found), end
 
     def _rows(self, number: int) -> npt.NDArray[np.uint64]:
         file: DocumentOffsets = self._files.get(number, self.open)
@@ -176,7 +175,7 @@ class StreamDocuments(RecordDocuments):
         """Open the offsets of one file; the caller closes them."""
         from zb_hdf5.formats.hdf5.h5_reader import DocumentOffsets
 
-        num_tokens = int(self._starts[number + 1] - self._starts[number])
+        num_tokens = self._starts[number + 1] - self._starts[number]
         return DocumentOffsets(self._paths[number], num_tokens, self._identities.get(number), self._verify)
 
     def _open_table(self) -> DocumentTable:

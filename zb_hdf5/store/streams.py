@@ -35,8 +35,7 @@ from zb_hdf5.spec import (
     STREAM_LAYOUT,
     StoreMeta,
 )
-from zb_hdf5.store.index import ShardIndex
-from zb_hdf5.store.table import ShardEntry
+from zb_hdf5.store.index import ShardEntry, ShardIndex
 
 UNKNOWN_SHUFFLE: Final = "unknown"  # of an index made from shards that do not name theirs
 REPAIRED: Final = ".repaired"  # in the name of a new file

@@ -22,8 +22,7 @@ from zb_hdf5.formats.hdf5.h5_reader import table_sha256
 from zb_hdf5.formats.npy import npy_files
 from zb_hdf5.formats.registry import FORMATS, format_of, open_chunks
 from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, STREAM_LAYOUT
-from zb_hdf5.store.index import ShardIndex, find_index
-from zb_hdf5.store.table import ShardEntry
+from zb_hdf5.store.index import ShardEntry, ShardIndex, find_index
 
 
 @dataclass

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.documents.document import Encode, encoder, id_bytes, metadata_bytes
-from zb_hdf5.documents.document_table import DocumentRows, documents_path
-from zb_hdf5.documents.document_writer import DocumentsWriter, encoded_spans
+from zb_hdf5.documents.document import DocumentRows, Encode, encoder, id_bytes, metadata_bytes
+from zb_hdf5.documents.document_table import documents_path
+from zb_hdf5.documents.table_file import DocumentsWriter, encoded_spans
 from zb_hdf5.errors import ArgumentError, ConvertError
 from zb_hdf5.field import Fields, parse_fields, split_tokens
 from zb_hdf5.files.publishing import disk_errors

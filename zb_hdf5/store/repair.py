@@ -411,6 +411,12 @@ def repair_store(
         except FormatError as error:
             reports.append(_lost(path, entry, index.meta, error, overwrite or dry_run))
             continue
+        if found is None:
+            raise FormatError(
+                f"{path}: is whole, but its sha256 is not that of {INDEX_NAME}, {entry.sha256}",
+                remedy=Remedy.REBUILD_FORCE,
+                at=folder,
+            )
         reports.append(report)
         entries.append(found)
     if not entries:
@@ -450,8 +456,8 @@ def _shards_with_batches(folder: Path, index: ShardIndex) -> tuple[ShardEntry, .
     return tuple(index.shards)
 
 
-def _entry_of(report: RepairReport, old: ShardEntry) -> ShardEntry:
-    """Return the entry of a repaired shard, or of a whole one that agrees with the entry that it has."""
+def _entry_of(report: RepairReport, old: ShardEntry) -> ShardEntry | None:
+    """Return the entry of a repaired shard, or of a whole one; None if that is not the shard of its entry."""
     path = Path(report.output or report.path)
     with open_chunks(path) as reader:
         if (found := {each.name for each in reader.meta.fields}) != old.fields.keys():
@@ -463,7 +469,4 @@ def _entry_of(report: RepairReport, old: ShardEntry) -> ShardEntry:
                 entry = replace(entry, document_count=old.document_count if same else NOT_KNOWN)
             folder, slash, _ = old.path.rpartition("/")
             return replace(entry, path=folder + slash + path.name)
-        if (sha256 := reader.sha256 or reader.token_sha256()) != old.sha256:
-            facts = f"{path}: is whole, but {INDEX_NAME} has sha256 {old.sha256}, found {sha256}"
-            raise ChecksumError(facts, remedy=Remedy.REBUILD_FORCE, at=path.parent)
-    return old
+        return old if (reader.sha256 or reader.token_sha256()) == old.sha256 else None

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes import python
 
-from zb_hdf5.files.checked import batch_crc32s, crc32_of
+from zb_hdf5.files.checked import crc32_of
 
 
 @given(data=st.binary(max_size=3000), start=st.integers(0, 2**32 - 1), cut=st.integers(0, 70))
@@ -35,11 +35,6 @@ def test_strided_values_are_refused_by_both():
     for crc32 in (crc32_of, zlib.crc32):
         with pytest.raises(ValueError, match="contiguous"):
             crc32(np.arange(10)[::2])
-
-
-def test_batches():
-    batches = np.arange(4 * 3 * 5, dtype="<u4").reshape(4, 3, 5)
-    assert batch_crc32s(batches) == [zlib.crc32(batch.tobytes()) for batch in batches]
 
 
 def test_without_the_library_it_is_zlib():

@@ -279,11 +279,6 @@ def _crc32s_and_max(batches: TokenArray) -> tuple[list[int], int]:
     step = max(1, CACHED_BYTES // max(1, batches[:1].nbytes))
     for start in range(0, len(batches), step):  # twice over what is in the cache, not twice over the memory
         part = batches[start : start + step]
-        found += batch_crc32s(part)
+        found += map(crc32_of, part)
         max_token = max(max_token, int(part.max(initial=0)))
     return found, max_token
-
-
-def batch_crc32s(batches: TokenArray) -> list[int]:
-    """Return the crc32 of each batch's token bytes."""
-    return [crc32_of(batch) for batch in batches]

@@ -229,11 +229,6 @@ class RemoteObject:
             yield part
             start += len(part)
 
-    def read_all(self) -> memoryview:
-        """Return the whole object, of at most 256 MiB."""
-        parts = list(self.parts(max_bytes=MAX_WHOLE_BYTES))
-        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
-
     def flat(self, private: bool = False) -> None:
         """Return None: nothing is mapped."""
 

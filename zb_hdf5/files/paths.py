@@ -21,7 +21,7 @@ from pathlib import Path, PosixPath
 from typing import Any, BinaryIO, Final, Generic, TypeAlias, TypeVar, cast
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy
-from zb_hdf5.files.objects import SCHEMES, ObjectFile, RemoteObject, object_exists
+from zb_hdf5.files.objects import MAX_WHOLE_BYTES, SCHEMES, ObjectFile, RemoteObject, object_exists
 
 #: Suffixes of names that are objects; any other URL is that of a folder.
 OBJECT_SUFFIXES: Final = frozenset(
@@ -54,7 +54,7 @@ class RemotePath(PosixPath):
 
     def read_bytes(self) -> bytes:
         """Return the whole object, by one request."""
-        return bytes(RemoteObject(str(self)).read_all())
+        return b"".join(RemoteObject(str(self)).parts(max_bytes=MAX_WHOLE_BYTES))
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
@@ -199,18 +199,13 @@ class OpenFiles(Generic[File]):
     # closes its descriptor when the last thread that reads from it has finished. To open a far file costs reads from
     # a server: one thread opens it, and others wait.
 
-    def __init__(
-        self,
-        access: str,
-        let_go: Callable[[int, File], None] = lambda number, file: None,
-        *,
-        far: bool = False,
-    ) -> None:
+    def __init__(self, access: str, *, far: bool = False) -> None:
         self.known: dict[int, File] = {}
         self.resting: dict[int, File] = {}
         mapped = 1 if access == "pread" else DESCRIPTORS_PER_MAPPED_FILE
         self.descriptors = DESCRIPTORS_PER_OBJECT if far else mapped
-        self._access, self.let_go, self._far = access, let_go, far
+        self._access, self._far = access, far
+        self.let_go: Callable[[], None] = lambda: None  # called when a file closes for others
         with _LOCK:
             _STORES.add(self)
 
@@ -233,14 +228,11 @@ class OpenFiles(Generic[File]):
                     _make_room(allowed)
             return file
 
-    def files(self) -> dict[int, File]:
-        """Return all that are open."""
-        with _LOCK:
-            return self.resting | self.known
-
     def close(self) -> None:
         """Close all files."""
-        for file in self.files().values():
+        with _LOCK:
+            files = self.resting | self.known
+        for file in files.values():
             file.close()  # type: ignore[attr-defined]
         self.known.clear()
         self.resting.clear()
@@ -323,8 +315,8 @@ def _make_room(allowed: int) -> None:
         if _held() <= allowed:
             return
         store = max(stores, key=lambda store: len(store.resting))
-        number = next(iter(store.resting))  # that has rested longest
-        store.let_go(number, store.resting.pop(number))
+        del store.resting[next(iter(store.resting))]  # that has rested longest
+        store.let_go()
 
 
 def _renew_locks() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, BackendError, BatchIndexError, ChecksumError, UnverifiableError
-from zb_hdf5.files.checked import VERIFIED, Crc32Rows, batch_crc32s, checked
+from zb_hdf5.files.checked import VERIFIED, Crc32Rows, checked, crc32_of
 from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.tokens import ClosedTokens, Tokens
@@ -376,7 +376,7 @@ class BatchReader:
         for start, batches in self.groups():
             digest.update(batches)
             if stored is not None:
-                crc32s, expected = np.array(batch_crc32s(batches), np.uint32), stored[start : start + len(batches)]
+                crc32s, expected = np.array([*map(crc32_of, batches)], np.uint32), stored[start : start + len(batches)]
                 if len(bad := np.flatnonzero(crc32s != expected)):
                     raise ChecksumError(
                         f"{self.path}: {self.meta.noun} {start + int(bad[0]):,} is the first bad one: expected crc32 "

@@ -253,14 +253,11 @@ def _read_sidecar(path: Path, num_batches: int) -> npt.NDArray[np.uint32]:
 
 def read_any_crc32_file(path: Path) -> npt.NDArray[np.uint32] | None:
     """Return all whole rows of the sidecar of a damaged or unfinished file, or None if it has none."""
-    final = path.with_name(path.name.removesuffix(PARTIAL_SUFFIX))
-    for owner in (path, final):
-        sidecar = crc32_path(owner)
-        if sidecar.exists() and (owner == path or not final.exists()):  # else they are those of the older file
-            with open(sidecar, "rb", opener=regular) as file:
-                data = file.read()
-            return np.frombuffer(data[: len(data) // 4 * 4], dtype="<u4")
-    return None
+    if not (sidecar := crc32_path(path)).exists():
+        return None
+    with open(sidecar, "rb", opener=regular) as file:
+        data = file.read()
+    return np.frombuffer(data[: len(data) // 4 * 4], dtype="<u4")
 
 
 def ensure_crc32_file(reader: BatchReader) -> Path | None:

@@ -98,7 +98,8 @@ class Sharded(Tokens):
         joined = self._joined = dict[int, tuple[TokenArray, list[FileTokens]] | None]()  # by the number of files
         far = self.wait is Wait.FAR
         # a file that was let go would stay open in a mapping of all
-        self._files: OpenFiles[Tokens] = OpenFiles(self._access or "auto", lambda *_: joined.clear(), far=far)
+        self._files: OpenFiles[Tokens] = OpenFiles(self._access or "auto", far=far)
+        self._files.let_go = joined.clear
         self._known = self._files.known
 
     @property

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ConvertError, Remedy, counted
-from zb_hdf5.files.checked import GroupDigest, batch_crc32s, crc32_of
+from zb_hdf5.files.checked import GroupDigest, crc32_of
 from zb_hdf5.files.codecs import CompressedTokens, Encoder, require_codec
 from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.files.ranges import Extents, Run
@@ -150,7 +150,7 @@ class Column:
         """Digest values of a field that were written."""
         values = np.ascontiguousarray(values)
         self.sha256.update(values)
-        self.waiting += batch_crc32s(values)
+        self.waiting += map(crc32_of, values)
 
     def set_extents(self) -> int:
         """Store the extents of the compressed chunks; return the sum of their bytes."""

@@ -290,8 +290,7 @@ def test_an_id_out_of_range_is_an_error_when_it_is_met(dataset, token, foreign):
         np.testing.assert_array_equal(reader.read_batch(0), np.ones((3, 10)))
         out = np.zeros((3, 10), np.int64)
         for read in (reader.read_batch, reader.read_batch_torch, lambda number: reader.read_into(number, out)):
-            with pytest.raises(errors.ConvertError, match=f"batch 1.*token id {token} at index 17"):
-                read(1)
+            is_refused(errors.ConvertError, lambda read=read: read(1), match=f"batch 1.*token id {token} at index 17")
 
 
 # --- compressed ------------------------------------------------------------------------------------------------
@@ -413,8 +412,7 @@ def test_a_reader_follows_a_writer(tmp_path, tokens):
             assert reader.num_batches == count - 1  # until it asks
             assert reader.refresh() == count == len(reader)
             np.testing.assert_array_equal(np.stack(list(reader)), tokens[:count])
-            with pytest.raises(IndexError):
-                reader.read_batch(count)
+            is_refused(IndexError, lambda count=count: reader.read_batch(count))
         writer.write(tokens[5:])
         with pytest.raises(FileNotFoundError, match=r"x\.h5\.partial in its folder is being written"):
             open_reader(tmp_path / "x.h5")

@@ -128,8 +128,7 @@ def test_a_copy_and_a_forked_process_read_the_same_object_and_refuse_another(web
     copy = pickle.loads(pickle.dumps(source))
     (web.folder / "data.batch").write_bytes(bytes(201))
     for each in (source, copy):
-        with pytest.raises(errors.FormatError, match="changed since it was opened"):
-            each.read(3, 6)
+        is_refused(errors.FormatError, lambda each=each: each.read(3, 6), match="changed since it was opened")
         each.close()
 
 

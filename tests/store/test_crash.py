@@ -74,10 +74,7 @@ def let_go(*processes):
 def size_of(path):
     """Return the bytes of a file, or of a folder's files, while they come and go."""
     try:
-        if not path.is_dir():
-            return path.stat().st_size
-        with os.scandir(path) as entries:
-            return sum(entry.stat().st_size for entry in entries)
+        return sum(each.stat().st_size for each in (path.iterdir() if path.is_dir() else [path]))
     except FileNotFoundError:
         return 0
 

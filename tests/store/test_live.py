@@ -306,8 +306,7 @@ def test_what_a_following_loader_refuses(folder):
     with start_store(folder) as writer:
         writer.write(batches(0, 6))
         for options in ({"shuffle": "global"}, {"prefetch": 4}, {"device": "cuda"}, {"epoch": 1}, {"batch_size": 0}):
-            with pytest.raises(errors.ArgumentError):
-                follow(folder, **options)
+            is_refused(errors.ArgumentError, lambda options=options: follow(folder, **options))
         with follow(folder) as loader:
             assert type(loader) is FollowingLoader
             is_refused(TypeError, lambda: len(loader), match="has no length")
@@ -491,8 +490,7 @@ def test_what_a_live_writer_refuses(tmp_path):
     with start_store(tmp_path / "store") as writer:
         assert isinstance(writer, LiveStoreWriter)
         for wrong in (batches(0, 1)[:, :2], np.zeros(3), 7):
-            with pytest.raises(errors.ArgumentError, match="expected batches of shape"):
-                writer.write(wrong)
+            is_refused(errors.ArgumentError, lambda wrong=wrong: writer.write(wrong), match="expected batches of shape")
         is_refused(errors.ConvertError, lambda: writer.write(np.full((B, S), -1)))
         writer.write(batches(0, 5))
     expect_store(tmp_path / "store", 5, complete=True)

@@ -90,8 +90,7 @@ def test_a_foreign_dataset_is_a_stream_records_or_batches_by_its_axes(foreign):
         (errors.FormatError, "its integer datasets: batches, records, stream", {"dataset": "nothing"}),
         (errors.FormatError, "expected a dataset 'group' of one, two or three axes", {"dataset": "group"}),
     ):
-        with pytest.raises(error, match=message):
-            open_reader(path, **options)
+        is_refused(error, lambda options=options: open_reader(path, **options), match=message)
 
 
 @pytest.mark.parametrize("dataset", ["stream", "records", "batches"])

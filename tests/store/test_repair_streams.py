@@ -155,8 +155,7 @@ def test_a_truncated_stream_is_refused_as_a_truncated_batch_file_is(cut, tmp_pat
     os.truncate(path, cut % path.stat().st_size)
     before = files_in(tmp_path)
     for use in (repair_file, content):
-        with pytest.raises(FormatError, match=r"s\.h5"):
-            use(path)
+        is_refused(FormatError, lambda use=use: use(path), match=r"s\.h5")
     assert run("verify", path).exit_code in (1, 4)
     assert files_in(tmp_path) == before
 

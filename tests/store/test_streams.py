@@ -292,8 +292,7 @@ def test_an_npy_file_of_another_kind_is_told(array, tmp_path):
     is_refused(errors.ZbError, lambda: MmapTokenStore(tmp_path / "a.npy"), match="expected a 1-D array of integers")
     told = "rows are records: convert them to a store$" if array.ndim == 2 else "expected a 1-D array of integers"
     for path in (tmp_path, tmp_path / "a.npy"):
-        with pytest.raises(errors.ZbError, match=told):
-            Loader(path)
+        is_refused(errors.ZbError, lambda path=path: Loader(path), match=told)
 
 
 # --- windows as a reader ---------------------------------------------------------------------------------------
@@ -351,8 +350,7 @@ def test_a_state_of_windows_fits_another_batch_size(shuffle, targets, tmp_path):
         with loader(batch_size, drop_last=False) as resumed:
             before = resumed.state_dict()
             for broken in ({"position": 10**6}, {"seed": 7}, {"epoch": None}):
-                with pytest.raises(errors.StateError):
-                    resumed.load_state_dict({**state, **broken})
+                is_refused(errors.StateError, lambda broken=broken: resumed.load_state_dict({**state, **broken}))
             assert resumed.state_dict() == before  # nothing was taken over
             resumed.load_state_dict(state)
             assert resumed.state_dict() == state
@@ -371,8 +369,7 @@ def test_a_stream_needs_a_shape_and_a_store_has_one(tmp_path, tokens, write_file
     write(tmp_path / "s.h5")
     np.save(tmp_path / "s.npy", TOKENS)
     for path in (tmp_path / "s.h5", tmp_path / "s.npy"):
-        with pytest.raises(errors.ZbError, match="pass batch_size and seq_len"):
-            open_reader(path)
+        is_refused(errors.ZbError, lambda path=path: open_reader(path), match="pass batch_size and seq_len")
     with pytest.raises(errors.ArgumentError, match="do not fill one batch"):
         open_reader(tmp_path / "s.h5", batch_size=100, seq_len=51)
     write_file(tmp_path / "b.h5", tokens)

@@ -221,11 +221,9 @@ def _write_live(source: Source, conversion: Conversion, workers: Workers) -> Rep
     if FORMATS[conversion.target].tokens_only:
         raise ArgumentError(f"{conversion.destination}: {conversion.target} files are never live")
     destination, start_s = local_path(conversion.destination), time.monotonic()
-    source = fitted(source, LiveStoreWriter.backend, NO_CODEC)
-    refuse_bad_destination(source.paths, destination)
-    cuts = cut_into_shards(source, conversion)
-    needed_bytes = FORMATS[LiveStoreWriter.backend].total_bytes(source.meta, source.num_batches)
-    require_room(destination.absolute().parent, needed_bytes, len(cuts) + 2)
+    plan, _ = _planned(source, destination, conversion)
+    source, cuts = plan.source, plan.cuts
+    require_room(destination.absolute().parent, sum(map(plan.shard_bytes, range(len(cuts)))), plan.num_inodes())
     source.check_reads()
     workers.shown.begin("writing", source.num_batches * source.meta.batch_tokens)
     shard_batches = max(stop - start for start, stop in cuts)

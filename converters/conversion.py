@@ -145,8 +145,9 @@ class Conversion:
             value = getattr(self, name)
             if value is None:
                 continue
-            if each.kind in ("positive", "size") and value < 1:
-                raise ArgumentError(f"{name} must be at least 1, found {value}")
+            least = {"positive": 1, "size": 1, "natural": 0}.get(str(each.kind))
+            if least is not None and value < least:
+                raise ArgumentError(f"{name} must be at least {least}, found {value}")
             if isinstance(each.kind, tuple) and value not in each.kind:
                 raise ArgumentError(f"{name} must be one of {', '.join(each.kind)}, found {value!r}")
         if self.part is not None and not 0 <= self.part[0] < self.part[1]:

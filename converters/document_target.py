@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +34,7 @@ from zb_hdf5.converters.packed import PackedSource
 from zb_hdf5.converters.reports import Done, Report
 from zb_hdf5.converters.shard import COMMIT_BYTES, SHARDS, with_largest_token
 from zb_hdf5.converters.source import Counts, require_pad_id
-from zb_hdf5.documents.document_table import DocumentTable, documents_path, in_order, part_of
+from zb_hdf5.documents.document_table import DocumentRows, DocumentTable, documents_path, in_order, part_of
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import LockedFolder, PartialDirectory, partial_path, refuse_existing
 from zb_hdf5.spec import (
@@ -83,41 +83,34 @@ class TokensTask:
     def amount_done(self) -> int:
         """Return how many bytes of documents another process has read, by the note that it leaves."""
         with suppress(OSError, ValueError):
-            return int(self._note.read_bytes())
+            return int(self.note.read_bytes())
         return 0
 
     @property
-    def _note(self) -> Path:
+    def note(self) -> Path:
         return self.path.with_name(self.path.name + ".progress")
-
-    def read(self, counts: Counts, progress: Progress) -> Iterator[Encoded]:
-        """Yield the documents, some at a time, and count them."""
-        done = 0
-        try:
-            for encoded, read in self.route.read(self.source, self.num_threads, counts):
-                yield encoded
-                progress(read - done)
-                done = read
-                self._note.write_text(str(done))
-            progress(self.amount - done)
-        finally:
-            self._note.unlink(missing_ok=True)
 
 
 def write_stream(task: TokensTask, progress: Progress = no_progress) -> Finished:
     """Write the documents of one task to an HDF5 stream."""
-    counts, source, boundary = Counts(), task.source, task.source.boundary_token_id
+    counts, source, boundary, done = Counts(), task.source, task.source.boundary_token_id, 0
     with HDF5ShardWriter(
         task.path, dtype=source.dtype.name, boundary_token_id=NO_BOUNDARY if boundary is None else boundary,
         vocab_size=source.vocab_size, tokenizer=source.tokenizer, overwrite=True, codec=task.codec,
         origin={"source": source.description, "split": task.route.split},
         commit_bytes=COMMIT_BYTES,
-    ) as writer:  # fmt: skip
-        for encoded in task.read(counts, progress):
+    ) as writer, ExitStack() as stack:  # fmt: skip
+        stack.callback(task.note.unlink, missing_ok=True)
+        for encoded, read in task.route.read(source, task.num_threads, counts):
+            sources, ids = np.zeros(len(encoded.lengths), np.uint32), encoded.ids or None
+            rows = DocumentRows([encoded.source], sources, encoded.rows, ids, encoded.metadata or None)
             try:
-                writer.write_documents(encoded.tokens, encoded.lengths, documents=encoded.table_rows())
+                writer.write_documents(encoded.tokens, encoded.lengths, documents=rows)
             except ConvertError as error:
                 raise ConvertError(_bad_token(encoded, source) or f"{encoded.source}: {error}") from error
+            progress(read - done)
+            task.note.write_text(str(done := read))
+        progress(task.amount - done)
         info = writer.finish()
     entry = ShardEntry.of(info, task.route.split)
     frame, _ = digests_of(task.paths, task.meta, entry, frame_only=True)

@@ -20,7 +20,6 @@ from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.console import counted
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.source import Counts
-from zb_hdf5.documents.document import DocumentRows
 from zb_hdf5.spec import DEFAULT_SPLIT, TokenArray, stored_dtype
 from zb_hdf5.text.corpus import DocumentFile, Dropped, open_documents, unknown_columns
 from zb_hdf5.text.tokenizers import TokenIds, Tokenizer, load_tokenizer, with_boundaries
@@ -43,11 +42,6 @@ class Encoded(NamedTuple):
     cut: int = 0  # tokens that were beyond the limit of a document
     dropped: Dropped | None = None  # rows that were no documents
     read: int = 0  # bytes of the group that were read so far, of its `num_bytes`
-
-    def table_rows(self) -> DocumentRows:
-        """Return the facts of the documents, for their table."""
-        sources = np.zeros(len(self.lengths), np.uint32)
-        return DocumentRows([self.source], sources, self.rows, self.ids or None, self.metadata or None)
 
 
 class Group(NamedTuple):

@@ -169,9 +169,9 @@ class Record:
 class Kept(NamedTuple):
     """The part that a resumed conversion did not write again: shards, their tokens, and the time to check them."""
 
-    shards: int
-    tokens: int
-    seconds: float
+    shards: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
 
     @classmethod
     def of(cls, finished: Iterable[Finished], seconds: float) -> Self:
@@ -180,7 +180,7 @@ class Kept(NamedTuple):
         return cls(len(tokens), sum(tokens), seconds if tokens else 0.0)
 
 
-NOTHING_KEPT: Final = Kept(0, 0, 0.0)
+NOTHING_KEPT: Final = Kept()
 
 
 class Journal:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5 import ArgumentError, ConvertError, IncompleteError, StoreMeta
+from zb_hdf5 import ConvertError, StoreMeta
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.documents import Choose, DocumentSource, Encoded, Group
 from zb_hdf5.converters.source import REMAINDERS, Counts, Source, batches_of, require_pad_id
@@ -110,10 +110,6 @@ class ArrayFile:
     def offset_of(self, record: Any, seq_len: int) -> Any:
         """Return the byte offset of a record, or of an array of records, of a file in C order."""
         return self.byte_offset + record * (seq_len * self.dtype.itemsize)
-
-    def where(self, record: int, column: int, seq_len: int) -> str:
-        """Return the index of a token, in the array's own terms."""
-        return f"index {record * seq_len + column:,}" if len(self.shape) == 1 else f"index [{record:,}, {column:,}]"
 
 
 def _fitting_dtype(files: Sequence[ArrayFile], vocab_size: int) -> str:
@@ -218,8 +214,9 @@ class NpySource(Source):
         bad = find_bad_token(tokens, token_limit(self.meta.dtype, self.meta.vocab_size))
         if bad is not None:
             row, column = divmod(bad, seq_len)
-            where = file.where(int(inside[row]), column, seq_len)
-            raise ConvertError(bad_token_message(file.path, where, tokens[row, column], self.meta))
+            record = int(inside[row])
+            index = f"{record * seq_len + column:,}" if len(file.shape) == 1 else f"[{record:,}, {column:,}]"
+            raise ConvertError(bad_token_message(file.path, f"index {index}", tokens[row, column], self.meta))
         if not direct:
             rows[target] = tokens
 
@@ -233,10 +230,7 @@ class NpySource(Source):
         follow = bool(np.all(np.diff(inside) == 1))
         for offset in offsets if self.cold and not follow else ():
             os.posix_fadvise(opened.fd, offset, out[0].nbytes, os.POSIX_FADV_WILLNEED)
-        try:
-            opened.read_ranges([(offsets[0], out)] if follow else zip(offsets, out, strict=True))
-        except IncompleteError as error:
-            raise IncompleteError(f"{file.path}: was cut short while it was read; convert again") from error
+        opened.read_ranges([(offsets[0], out)] if follow else zip(offsets, out, strict=True))
 
 
 class CutSource(DocumentSource):
@@ -249,8 +243,6 @@ class CutSource(DocumentSource):
     def __init__(self, conversion: Conversion, paths: list[Path], kind: ArrayKind = NPY) -> None:
         self.paths, self._boundary = paths, conversion.boundary or "after"
         self.boundary_token_id, self.vocab_size = conversion.boundary_token_id or 0, conversion.vocab_size or 0
-        if self.boundary_token_id < 0:
-            raise ArgumentError(f"boundary_token_id: expected the id of a token, found {self.boundary_token_id}")
         self._files = []
         for path in paths:
             header = kind.read_header(path)

@@ -180,11 +180,8 @@ class Report:
 
     def _padding(self) -> str:
         """Return the share of padding in the store, and its kinds."""
-        rows = self.counts.padding_rows
-        in_rows = self.counts.padded - rows * self.meta.seq_len
-        kinds = {f"{in_rows:,} at the ends of rows": in_rows, f"{rows:,} whole rows, which fill the last batch": rows}
-        share = self.counts.padded / self.tokens_stored
-        return f"{share:.2%} of the stored tokens: {', '.join(text for text, count in kinds.items() if count)}"
+        rows, share = self.counts.padding_rows, self.counts.padded / self.tokens_stored
+        return f"{share:.2%} of the stored tokens, {rows:,} whole rows that fill the last batch among them"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from zb_hdf5 import ConvertError, HDF5ShardWriter, ShardEntry, ShardIndex, StoreMeta
+from zb_hdf5 import ConvertError, HDF5ShardWriter, ShardEntry, StoreMeta
 from zb_hdf5.converters.batch_target import is_one_file, refuse_bad_destination, write_batches
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.documents import DocumentSource, Encoded, Route, no_documents, route
@@ -34,7 +34,8 @@ from zb_hdf5.converters.packed import PackedSource
 from zb_hdf5.converters.reports import Done, Report
 from zb_hdf5.converters.shard import COMMIT_BYTES, SHARDS, with_largest_token
 from zb_hdf5.converters.source import Counts, require_pad_id
-from zb_hdf5.documents.document_table import DocumentRows, DocumentTable, documents_path, in_order, part_of
+from zb_hdf5.documents.document import DocumentRows
+from zb_hdf5.documents.document_table import DocumentTable, documents_path, in_order, part_of
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import LockedFolder, PartialDirectory, partial_path, refuse_existing
 from zb_hdf5.spec import (
@@ -48,7 +49,6 @@ from zb_hdf5.spec import (
     find_bad_token,
     token_limit,
 )
-from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.streams import index_files
 from zb_hdf5.text.corpus import row_of_source
 
@@ -274,10 +274,9 @@ def _write_rows(plan: TokensPlan, destination: Path, staging: Path, conversion: 
         held_out = {"val_fraction": conversion.val_fraction, "val_seed": conversion.seed}
         described = {"packing": packing, **(held_out if conversion.val_fraction else {})}
         try:
-            path, index = folder.partial_path, ShardIndex.load(folder.partial_path)
-            stores = {split: StoreReader(path, index.of_split(split)) for split in made.batches_of_split}
+            path = folder.partial_path
             rows = PackedSource(
-                path, stores, path, replace(conversion, dtype=None), paths=source.paths,
+                path, path, replace(conversion, dtype=None), paths=source.paths,
                 description={**plan.description, **described}, counts=made.counts,
             )  # fmt: skip
             report = write_batches(rows, conversion, workers)

@@ -5,7 +5,7 @@ The lengths of the documents alone decide which tokens of a stream go where.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -309,7 +309,7 @@ def _save(path: Path, array: npt.NDArray[np.int64]) -> None:
 
 
 class PackedSource(Source):
-    """Batches of the packed documents of the streams of some splits, that for training first: each in its own order.
+    """Batches of the packed documents of a stream, the split for training first: each split in its own order.
 
     The shards of the first split are those that were asked for. Plans and document tables are kept in `folder`. A
     stream that was written for the conversion has the `description` and the `paths` of its source, and `counts`,
@@ -322,7 +322,6 @@ class PackedSource(Source):
     def __init__(
         self,
         path: Path,
-        stores: Mapping[str, StoreReader],
         folder: Path,
         options: Conversion,
         *,
@@ -330,7 +329,10 @@ class PackedSource(Source):
         paths: Sequence[Path] = (),
         counts: Counts | None = None,
     ) -> None:
+        stores = {split: open_tokens(path, split=split) for split in _splits(path)}
         dtype, store = options.dtype or "keep", next(iter(stores.values()))
+        if not store.has_documents:
+            raise ArgumentError(f"{path}: expected a stream with documents, found none: cut records with hdf5-to-hdf5")
         self._path, self._checked = path, counts is not None
         self.meta = StoreMeta(
             options.batch_size or 0, options.seq_len or 0, store.dtype if dtype == "keep" else stored_dtype(dtype),
@@ -421,11 +423,8 @@ def open_stream(paths: list[Path], conversion: Conversion) -> Generator[PackedSo
     path = local_path(path)
     if stream_format(path) != "hdf5":
         raise ArgumentError(f"{path}: expected a token stream of documents in HDF5, found none")
-    stores = {split: open_tokens(path, split=split) for split in _splits(path)}
-    if not next(iter(stores.values())).has_documents:
-        raise ArgumentError(f"{path}: expected a stream with documents, found none: cut records with hdf5-to-hdf5")
     with scratch_directory(plan) as folder:
-        yield PackedSource(path, stores, folder, conversion)
+        yield PackedSource(path, folder, conversion)
 
 
 def _splits(path: Path) -> list[str]:

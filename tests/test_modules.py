@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 #: The most modules that a job may run.
-MOST = {"opening": 14, "a later batch": 6, "npy to hdf5": 31, "parquet to hdf5": 43}
+MOST = {"opening": 14, "a later batch": 6, "npy to hdf5": 29, "parquet to hdf5": 43}
 
 #: Runs what prepares, then counts the modules of a folder whose functions run with a hook, in all threads.
 COUNT = """

@@ -34,7 +34,6 @@ from zb_hdf5.documents.document_table import documents_path
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.loaders.order import write_order
 from zb_hdf5.spec import NOT_KNOWN
-from zb_hdf5.store.opening import open_tokens
 from zb_hdf5.store.streams import index_files, rebuild_index
 from zb_hdf5.text.corpus import open_documents
 
@@ -216,8 +215,7 @@ def test_the_counts_balance(tmp_path_factory, lengths, packing, remainder, batch
     index_files(staged, splits={path.name: path.stem for path in staged}).save(folder)
     options = TextOptions(batch_size, seq_len, shuffle=shuffle, packing=packing, remainder=remainder)
     try:
-        stores = {path.stem: open_tokens(folder, split=path.stem) for path in staged}
-        source = PackedSource(folder, stores, folder, Conversion(None, "hdf5", "", **options))
+        source = PackedSource(folder, folder, Conversion(None, "hdf5", "", **options))
     except zb_hdf5.ConvertError:  # not one batch of a split
         return
     stored = np.empty((source.num_batches, batch_size, seq_len), np.uint32)

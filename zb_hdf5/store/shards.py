@@ -280,7 +280,7 @@ class Sharded(Tokens):
         ranges = open_ranges(path, identity, entry.num_bytes, "auto" if table else self.asked)
         found: FileTokens | Decoded | None = None
         try:
-            # the size of an object would be a question more: its proof tells
+            # an object is proved by its content: to ask for its size would be one request more
             if (table is not None or self.wait is not Wait.FAR) and ranges.num_bytes != entry.num_bytes:
                 return None
             if table is None or entry.compressed is None:

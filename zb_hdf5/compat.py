@@ -47,9 +47,6 @@ if TYPE_CHECKING:
 
 #: A special token, by its id or text.
 Special = int | str | None
-#: The variable that names the folder of `base_data/` and `tokenizer/`, and that folder by default.
-BASE_VARIABLE: Final = "NANOCHAT_BASE_DIR"
-BASE_DIR: Final = "~/.cache/nanochat"
 BASE_URL: Final = "https://huggingface.co/datasets/karpathy/fineweb-edu-100b-shuffle/resolve/main"
 
 
@@ -468,7 +465,8 @@ tokenizing_distributed_data_loader = TokenizingLoader
 
 
 def _base() -> Path:
-    return Path(os.environ.get(BASE_VARIABLE) or BASE_DIR).expanduser()
+    """Return the folder of `base_data/` and `tokenizer/`."""
+    return Path(os.environ.get("NANOCHAT_BASE_DIR") or "~/.cache/nanochat").expanduser()
 
 
 def _data(folder: str | os.PathLike[str] | None = None) -> Path:

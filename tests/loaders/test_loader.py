@@ -55,7 +55,9 @@ def interleave(per_rank):
 
 def order_of(count, shuffle, seed=42, epoch=0):
     order = make_order(shuffle, count, records_per_batch=B, seed=seed, epoch=epoch, block_size=BLOCK)
-    return order.indices(np.arange(count * B)).tolist()
+    if shuffle == "records":
+        return order.indices(np.arange(count * B)).tolist()
+    return [batch * B + row for batch in order.indices(np.arange(count)).tolist() for row in range(B)]
 
 
 def batches_of(count, shuffle, **options):

@@ -106,7 +106,7 @@ def test_impossible_shapes_are_refused(opened):
 def require_order(found, loader, seq_len=SEQ_LEN):
     """Compare an epoch, as far as it goes, with the records of the order of a loader, which begins again at its end."""
     positions = np.arange(len(found)) % loader.num_records
-    expected = TOKENS.reshape(-1, seq_len)[loader.plan_of_epoch(0).order.indices(positions)]
+    expected = TOKENS.reshape(-1, seq_len)[loader.plan_of_epoch(0).indices(positions)]
     np.testing.assert_array_equal(found, expected)
 
 
@@ -168,7 +168,7 @@ def test_a_hundred_thousand_ranks_share_without_a_cluster(opened):
         loader = Loader(opened, rank=rank, world_size=100_000, batch_size=1, seq_len=1, drop_last=False)
         assert len(loader) == -(-records // 100_000)
         first = loader.plan.requests_of_steps(np.array([0]))[0]
-        assert first.tolist() == loader.plan_of_epoch(0).order.indices(np.array([rank % records])).tolist()
+        assert first.tolist() == loader.plan_of_epoch(0).indices(np.array([rank % records])).tolist()
 
 
 def test_a_stream_that_was_verified_stays_so_with_another_batch_size(tmp_path):

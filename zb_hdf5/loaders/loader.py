@@ -215,7 +215,7 @@ class Loader(EpochLoader[Any]):
     @property
     def num_records(self) -> int:
         """Records of `seq_len` tokens in the epoch: those that the store had when the epoch was chosen."""
-        return self.plan.order.n
+        return self.plan.num_records
 
     def _start(self, epoch: int) -> int:
         super()._start(epoch)
@@ -232,7 +232,7 @@ class Loader(EpochLoader[Any]):
         return StepPlan(
             order, self.batch_size, self.rank, self.world_size, self.drop_last, records_per_batch,
             scattered=self.shuffle == "records", whole_records=self._length == reader.seq_len,
-            skip=Skip.of(self.skip, epoch, order.n),
+            skip=Skip.of(self.skip, epoch, reader.num_batches * records_per_batch),
         )  # fmt: skip
 
     def set_batch_size(self, batch_size: int) -> None:

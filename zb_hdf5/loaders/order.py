@@ -172,34 +172,18 @@ class GlobalOrder(Order):
         return left
 
 
-class RowOrder(Order):
-    """An order of batches as an order of their records: the records of a batch stay together, in their order."""
-
-    def __init__(self, batches: Order, records_per_batch: int) -> None:
-        self.n = batches.n * records_per_batch
-        self._batches, self._records_per_batch = batches, records_per_batch
-
-    def indices(self, positions: npt.NDArray[Any]) -> IndexArray:
-        batches, rows = np.divmod(positions, self._records_per_batch)
-        return np.asarray(self._batches.indices(batches) * self._records_per_batch + rows, dtype=np.int64)
-
-    def index(self, position: int) -> int:
-        batch, row = divmod(position, self._records_per_batch)
-        return self._batches.index(batch) * self._records_per_batch + row
-
-
 def make_order(
     shuffle: str, num_batches: int, *, seed: int, epoch: int, block_size: int = 256, records_per_batch: int = 1
 ) -> Order:
-    """Return the order called `shuffle` over the records of batches: only "records" parts those of a batch."""
+    """Return the order called `shuffle`: of batches, or "records" of all records, which parts those of a batch."""
     if shuffle == "records":
         return GlobalOrder(num_batches * records_per_batch, seed, epoch)
     if shuffle == "global":
-        return RowOrder(GlobalOrder(num_batches, seed, epoch), records_per_batch)
+        return GlobalOrder(num_batches, seed, epoch)
     if shuffle == "block":
-        return RowOrder(BlockOrder(num_batches, seed, epoch, block_size), records_per_batch)
+        return BlockOrder(num_batches, seed, epoch, block_size)
     if shuffle == "sequential":
-        return SequentialOrder(num_batches * records_per_batch)
+        return SequentialOrder(num_batches)
     raise ArgumentError(f"shuffle must be one of {', '.join(SHUFFLES)}, found {shuffle!r}")
 
 
@@ -270,7 +254,7 @@ class Skip:
 class StepPlan:
     """The steps of one rank in one epoch: a step of all ranks takes the next `batch_size * world_size` positions."""
 
-    order: Order  # position -> record
+    order: Order  # of records if it is scattered, else of batches
     batch_size: int
     rank: int
     world_size: int
@@ -286,13 +270,22 @@ class StepPlan:
         return self.batch_size * self.world_size
 
     @property
+    def num_records(self) -> int:
+        """Positions of the epoch."""
+        return self.order.n if self.scattered else self.order.n * self.records_per_batch
+
+    @property
     def num_live(self) -> int:
         """Live positions of the epoch."""
-        return self.skip.live(self.order.n)
+        return self.skip.live(self.num_records)
 
     def indices(self, live: npt.NDArray[np.int64]) -> IndexArray:
-        """Return the index at each of some live positions."""
-        return self.order.indices(self.skip.positions_of(live))
+        """Return the record at each of some live positions: those of a batch follow each other unless scattered."""
+        positions = self.skip.positions_of(live)
+        if self.scattered:
+            return self.order.indices(positions)
+        batches, rows = np.divmod(positions, self.records_per_batch)
+        return self.order.indices(batches) * self.records_per_batch + rows
 
     def steps_from(self, position: int) -> int:
         """Return how many steps there are from `position` to the end of the epoch."""
@@ -334,7 +327,7 @@ class StepPlan:
         end, size = self.num_live, self.batch_size
         starts = live + self.rank * size
         if self.is_whole and not np.any(starts % size):
-            return self.indices(starts % end) // size
+            return self.order.indices(starts % end // size)
         return self.indices((starts[:, np.newaxis] + np.arange(size)) % end)
 
 
@@ -360,7 +353,7 @@ class StepRequests:
         step, plan = step % self.count, self.plan
         if plan.is_whole:
             start = step * plan.step + plan.rank * plan.batch_size
-            return plan.order.index(start % plan.order.n) // plan.batch_size
+            return plan.order.index(start % plan.num_records // plan.batch_size)
         block, within = divmod(step, STEPS_AT_ONCE)
         if block != self._block:
             first = block * STEPS_AT_ONCE

@@ -205,7 +205,7 @@ class EpochLoader(TokenLoader[BatchT]):
         """Take over `mask_documents`."""
 
     def _end_of_epoch(self, epoch: int) -> int:
-        return self.plan.order.n
+        return self.plan.num_records
 
     def _start(self, epoch: int) -> Any:
         self.epoch, self.plan = epoch, self.plan_of_epoch(epoch)

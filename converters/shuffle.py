@@ -71,7 +71,7 @@ class ScatterPlan:
         record_bytes = record_tokens * dtype.itemsize
         fitting = (memory_bytes - PROCESS_BYTES) // (record_bytes + BYTES_PER_RECORD)
         # no more than lets each bucket read a group from each run: touching memory for the first time takes long
-        fitting = min(fitting, math.isqrt(order.n * (GROUP_BYTES // record_bytes)) + 1)
+        fitting = min(fitting, math.isqrt(order.n * max(1, GROUP_BYTES // record_bytes)) + 1)
         if fitting < 1:
             raise ArgumentError(
                 f"memory: {memory_bytes:,} bytes per process is too little: the program itself takes "

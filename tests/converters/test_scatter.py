@@ -104,6 +104,12 @@ def test_any_rows_of_any_plan_are_those_of_a_direct_gather(plan, data, tmp_path_
             np.testing.assert_array_equal(rows[:, 0], records[plan.order.indices(np.arange(first, last))])
 
 
+@pytest.mark.parametrize("record_tokens", [1 << 20, 1 << 21])
+def test_records_larger_than_a_group_do_not_each_get_a_run(record_tokens):
+    plan = ScatterPlan.fit(write_order(2000, 1), record_tokens, np.dtype("<u4"), [(0, 2000)], 2 << 30)
+    assert max(plan.num_runs, len(plan.buckets)) < 50
+
+
 @pytest.mark.parametrize("cut", [1, 8, 100])
 def test_a_run_file_cut_short_is_an_error(cut, tmp_path):
     plan = plan_of(100, 50, [(0, 100)])

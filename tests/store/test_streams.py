@@ -26,6 +26,7 @@ from zb_hdf5.compat import DatasetLoader, SlidingWindowDataloader
 from zb_hdf5.formats.registry import open_chunks
 from zb_hdf5.loaders.order import SHUFFLES
 from zb_hdf5.spec import NO_SHA256
+from zb_hdf5.store.store_documents import StreamDocuments
 from zb_hdf5.store.streams import index_files
 
 TOKENS = np.random.default_rng(3).integers(0, 50_000, 5000)
@@ -263,6 +264,11 @@ def test_a_store_of_many_files_keeps_few_of_them_open(tmp_path, monkeypatch):
         for _ in range(2):
             np.testing.assert_array_equal(store.get_slice(0, 5000), TOKENS)
         assert sum(name.endswith(".npy") for name in open_files().values()) <= 6  # a mapping has one too
+    folder, counts, opened = write_store(tmp_path / "store", np.split(TOKENS, 25)), [], StreamDocuments.open
+    monkeypatch.setattr(StreamDocuments, "open", lambda *args: counts.append(len(open_files())) or opened(*args))
+    with MmapTokenStore(folder) as store:
+        assert store.doc_offsets[-1] == 5000
+    assert max(counts) - counts[0] <= 6
 
 
 @pytest.mark.thin

@@ -283,7 +283,7 @@ def test_a_merge_that_ranks_would_do_otherwise_has_its_own_digest(trained, tmp_p
     ("tiktoken:{tmp}/alone.tiktoken", ArgumentError, "expected alone.json in the same folder"),
     ("hf:gpt2", ArgumentError, "hf:gpt2: expected a tokenizer.json .* hub are not looked up: download"),
     ("nothing.json", ArgumentError, "nothing.json: expected a tokenizer.json of this machine, found none"),
-    ("tiktoken:{tmp}/bad.json", FormatError, "not a file of ranks that goes with bad.json"),
+    ("tiktoken:{tmp}/bad.json", ArgumentError, r"bad\.json': expected byte, a tokenizer\.json, a file of ranks"),
     ("tiktoken:{tmp}/bad.tiktoken", FormatError, "not a file of ranks that goes with bad.json"),
     ("tiktoken:{tmp}/hole.tiktoken", FormatError, r"hole\.tiktoken: not a file of ranks that goes with hole\.json"),
     ("tiktoken:{tmp}/words.tiktoken", FormatError, "splits or normalizes text in a way that tiktoken has not"),

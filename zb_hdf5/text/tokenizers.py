@@ -260,7 +260,7 @@ def load_tokenizer(spec: str) -> Tokenizer:
         return ByteTokenizer()
     if kind not in (TiktokenTokenizer.kind, HuggingFaceTokenizer.kind) and spec.endswith((".json", ".tiktoken")):
         kind, where = HuggingFaceTokenizer.kind if spec.endswith(".json") else TiktokenTokenizer.kind, spec
-    if kind == TiktokenTokenizer.kind and where:
+    if kind == TiktokenTokenizer.kind and where and not where.endswith(".json"):
         return TiktokenTokenizer(spec, where)
     if kind == HuggingFaceTokenizer.kind and where:
         return HuggingFaceTokenizer(spec, where)

@@ -15,14 +15,18 @@ ROOT = Path(__file__).resolve().parent.parent
 ROWS = {"read": 20, "load": 40, "convert": 13, "remote": 3}
 
 
+def measured(name, *options):
+    command = [sys.executable, "-m", "benchmarks", name, "--quick", *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_every_row_is_measured(tmp_path, name):
     if name == "remote" and shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") is None:
         pytest.skip("needs nginx (Debian: nginx-light)")
     path = tmp_path / "figures.json"
-    command = [sys.executable, "-m", "benchmarks", name, "--quick", "--json", path, "--folder", tmp_path]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = measured(name, "--json", path, "--folder", tmp_path)
     assert done.returncode == 0, done.stderr
     assert [entry.name for entry in tmp_path.iterdir()] == ["figures.json"], "the data is removed at the end"
     assert "NOT met" not in done.stdout, "too little was measured to judge by"
@@ -35,26 +39,19 @@ def test_every_row_is_measured(tmp_path, name):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_name_of_no_table_is_refused_with_all_names(name):
-    command = [sys.executable, "-m", "benchmarks", name, "--quick", "--only", "nonsense"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = measured(name, "--only", "nonsense")
     known = [title for title in import_module(f"benchmarks.{name}").TITLES if title != "Against the older build"]
     assert done.returncode == 2
     assert "; ".join(known) in " ".join(done.stderr.split())
 
 
 @pytest.mark.slow
-def test_a_name_measures_one_table():
-    command = [sys.executable, "-m", "benchmarks", "read", "--quick", "--only", "windows"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+def test_a_name_measures_one_table_and_an_older_build_is_measured_beside_this_one(tmp_path):
+    done = measured("read", "--only", "windows")
     assert done.stdout.count("###") == 1, done.stderr
     assert "### Windows of 2048 tokens of a stream (1 round)" in done.stdout
-
-
-@pytest.mark.slow
-def test_an_older_build_is_measured_beside_this_one(tmp_path):
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "zb_hdf5").symlink_to(ROOT / "zb_hdf5")
-    command = [sys.executable, "-m", "benchmarks", "convert", "--quick", "--only", "streams", "--old", tmp_path / "old"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = measured("convert", "--only", "streams", "--old", tmp_path / "old")
     assert done.returncode == 0, done.stderr
     assert "parquet-to-hdf5, old" in done.stdout

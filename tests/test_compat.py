@@ -83,6 +83,13 @@ def test_zerobatch_writes_a_stream_of_records():
         assert one.read() == two.read()
 
 
+def test_zerobatch_loader_takes_its_arguments_by_name():
+    write_batch_file("dataset.batch", RECORDS, 4, 16, 42)
+    # block_size: batches per super-block
+    with BatchNativeLoader(path="dataset.batch", block_size=256, shuffle=True, seed=42, epoch=0) as loader:
+        assert [(batch.dtype, batch.shape) for batch in loader] == [(torch.int64, (4, 16))] * 10
+
+
 @pytest.mark.slow
 def test_zerobatch_trains():
     write_batch_file("dataset.batch", RECORDS, 4, 16, 42)
@@ -113,20 +120,6 @@ def test_zerobatch_trains():
 
     assert [batch.shape for batch in seen] == [(4, 15)] * 20
     assert torch.is_tensor(next(loader))
-    loader.close()
-
-
-def test_zerobatch_loader_takes_its_arguments_by_name():
-    write_batch_file("dataset.batch", RECORDS, 4, 16, 42)
-    loader = BatchNativeLoader(
-        path="dataset.batch",
-        block_size=256,  # batches per super-block
-        shuffle=True,
-        seed=42,
-        epoch=0,
-    )
-    for batch in loader:
-        assert (batch.dtype, batch.shape) == (torch.int64, (4, 16))
     loader.close()
 
 

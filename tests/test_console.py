@@ -59,7 +59,7 @@ def bar(clock):
 
 
 # --- progress --------------------------------------------------------------------------------------------------
-def test_a_terminal_shows_one_line_and_clears_it(bar):
+def test_a_terminal_shows_one_line_clears_it_and_is_not_flooded(bar):
     text = bar(100, *[(1, "advance", 10)] * 10)
     assert "\n" not in text
     updates = text.split("\r\x1b[K")
@@ -68,34 +68,22 @@ def test_a_terminal_shows_one_line_and_clears_it(bar):
     assert updates[-1] == ""  # and the last one leaves it clear
     assert all(update.startswith("convert ") for update in updates[1:-1])
     assert "100%" in updates[-2]
+    assert bar(10**6, *[(0.001, "advance", 100)] * 10**4).count("\r") <= 102
 
 
-def test_the_bar_fills_and_the_numbers_are_right(bar):
+def test_the_bar_fills_and_the_numbers_are_right_also_of_what_was_kept_and_of_a_total_that_comes_late(bar):
     shown = bar(4000, (10, "advance", 1000))
     assert " 25%  100 tok/s  0:30 left" in shown
     assert shown.count("█") == round(0.25 * console.BAR_WIDTH)
     shown = bar(10**13, (3000, "advance", 10**11), name="npy-to-batch")
     assert max(len(update) for update in shown.split("\r\x1b[K")) < 80
-
-
-def test_a_total_that_is_known_later_is_not_reached_before(bar):
     first = (1, "advance", 10)
     assert not re.search("100%|left", bar(0, first, unit="B"))
     assert " 25%  100 B/s  0:30 left" in bar(0, first, (9, "advance", 990, 4000), name="fetch", unit="B")
-
-
-def test_what_was_kept_counts_for_the_share_but_not_for_the_rate(bar):
     assert " 75%  100 tok/s  0:10 left" in bar(4000, (50, "keep", 2000), (10, "advance", 1000))  # 50 s to look at it
-
-
-def test_no_time_is_named_before_anything_is_done(bar):
     nothing = (17, "advance", 0), (0, "keep", 50), (1, "advance", 0)
     assert "left" not in bar(100, *nothing)
     assert re.search(" 60%  .* left", bar(100, *nothing, (1, "advance", 10)))
-
-
-def test_a_terminal_is_not_flooded(bar):
-    assert bar(10**6, *[(0.001, "advance", 100)] * 10**4).count("\r") <= 102
 
 
 def test_a_log_gets_plain_lines_now_and_then(bar):
@@ -107,16 +95,11 @@ def test_a_log_gets_plain_lines_now_and_then(bar):
     assert lines[-1].startswith("convert: 100%")
 
 
-@pytest.mark.parametrize(("stream", "seconds", "enabled"), [
-    (io.StringIO, 100, False), (Terminal, 100, False), (io.StringIO, 5, True),
-])  # fmt: skip
-def test_disabled_progress_and_that_of_short_work_in_a_log_are_silent(stream, seconds, enabled, bar):
-    assert bar(100, (seconds, "advance", 100), stream=stream, enabled=enabled) == ""
-
-
-@pytest.mark.parametrize(("total", "done"), [(0, 0), (0, 5), (100, 0), (100, 500)])
-def test_odd_totals_are_shown_without_fuss(total, done, bar):
-    assert re.search(r"\b(0|100)%", bar(total, (20, "advance", done), stream=io.StringIO))
+def test_odd_totals_are_shown_without_fuss_and_disabled_progress_and_short_work_in_a_log_are_silent(bar):
+    for total, done in ((0, 0), (0, 5), (100, 0), (100, 500)):
+        assert re.search(r"\b(0|100)%", bar(total, (20, "advance", done), stream=io.StringIO))
+    for stream, seconds, enabled in ((io.StringIO, 100, False), (Terminal, 100, False), (io.StringIO, 5, True)):
+        assert bar(100, (seconds, "advance", 100), stream=stream, enabled=enabled) == ""
 
 
 def test_a_terminal_is_cleared_after_an_error_too(clock):
@@ -144,21 +127,19 @@ def test_threads_advance_together(clock, capsys):
 
 
 # --- sizes -----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("text", "expected"), [
-    ("4096", 4096), ("1", 1), ("64k", 64_000), ("64K", 64_000), ("64kB", 64_000), ("64KiB", 65_536),
-    ("512MB", 512_000_000), ("1GiB", 2**30), ("1gib", 2**30), ("1Gi", 2**30), ("1.5GiB", 3 * 2**29), ("0.5k", 500),
-    ("2T", 2 * 10**12), ("2TiB", 2**41), (" 7 MB ", 7_000_000), (123, 123),
-])  # fmt: skip
-def test_sizes_are_understood(text, expected):
-    assert SIZE.convert(text, None, None) == expected
 
 
-@pytest.mark.parametrize(
-    "text", ["0", "0.0", "0GiB", "0.5", "0.0001k", "x", "", "-1", "1e3", "GiB", "1iB", "1PB", "1 2", "1,5GB", "nan"]
-)
-def test_what_is_no_size_is_refused(text):
-    with pytest.raises(click.BadParameter, match="size"):
-        SIZE.convert(text, None, None)
+def test_sizes_are_understood_or_refused():
+    for text, expected in {
+        "4096": 4096, "1": 1, "64k": 64_000, "64K": 64_000, "64kB": 64_000, "64KiB": 65_536, "512MB": 512_000_000,
+        "1GiB": 2**30, "1gib": 2**30, "1Gi": 2**30, "1.5GiB": 3 * 2**29, "0.5k": 500, "2T": 2 * 10**12, "2TiB": 2**41,
+        " 7 MB ": 7_000_000, 123: 123,
+    }.items():  # fmt: skip
+        assert SIZE.convert(text, None, None) == expected
+    refused = ["0", "0.0", "0GiB", "0.5", "0.0001k", "x", "", "-1", "1e3", "GiB", "1iB", "1PB", "1 2", "1,5GB", "nan"]
+    for text in refused:
+        with pytest.raises(click.BadParameter, match="size"):
+            SIZE.convert(text, None, None)
 
 
 # --- numbers for people ----------------------------------------------------------------------------------------

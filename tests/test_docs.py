@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -43,9 +45,16 @@ def outside_of_blocks(text):
     return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
-def test_batch_header_table_is_the_spec():
+def test_tables_of_headers_codecs_and_backends_are_the_code():
     rows = rows_of("formats.md", "| offset | type | field | value |")
     assert tuple((int(offset), kind, name) for offset, kind, name, _ in rows) == BATCH_HEADER_FIELDS
+    rows = rows_of("formats.md", "| codec | HDF5 filter | levels |")
+    assert rows == [
+        [name, str(facts.filter_id), f"1 to {facts.max_level}, {facts.default_level} by default"]
+        for name, facts in spec.CODECS.items()
+    ]
+    documented = {row[0]: row[1] for row in rows_of("formats.md", "| backend | files | access | for |")}
+    assert documented == {name: backend.suffix for name, backend in backends().items()}
 
 
 def test_hdf5_tables_are_the_spec():
@@ -77,14 +86,6 @@ def test_index_tables_are_the_spec():
     assert {key for keys in spec.INDEX_META_KEYS.values() for key in keys} <= keys
 
 
-def test_codecs_table_is_the_spec():
-    rows = rows_of("formats.md", "| codec | HDF5 filter | levels |")
-    assert rows == [
-        [name, str(facts.filter_id), f"1 to {facts.max_level}, {facts.default_level} by default"]
-        for name, facts in spec.CODECS.items()
-    ]
-
-
 def test_tables_of_documents_are_the_spec():
     kinds = {"uint64": "<u8", "uint32": "<u4", "uint8": "|u1"}
     for kind, datasets in spec.TABLES.items():
@@ -102,20 +103,20 @@ def test_tables_of_documents_are_the_spec():
         assert re.findall(r"\w+", " ".join(names_in(f"| key of `{kind}` | element |"))) == list(keys)
 
 
-def test_backends_table_is_the_registry():
-    documented = {row[0]: row[1] for row in rows_of("formats.md", "| backend | files | access | for |")}
-    assert documented == {name: backend.suffix for name, backend in backends().items()}
-
-
 COMMANDS = {f"zb {name}" for name, command in commands_of(zb) if not isinstance(command, click.Group)}
-
-
-def test_every_command_is_documented_and_every_documented_command_exists():
-    assert {row[0] for row in rows_of("commands.md", "| command | does |")} == COMMANDS
 
 
 def is_command(line):
     return line in ("zb", "zb convert") or any(f"{line} ".startswith(f"{name} ") for name in COMMANDS)
+
+
+def test_every_command_is_documented_and_every_documented_or_shown_command_exists():
+    assert {row[0] for row in rows_of("commands.md", "| command | does |")} == COMMANDS
+    options = {"help_option_names": ["-h", "--help"]}
+    helps = "\n".join(command.get_help(click.Context(command, **options)) for _, command in commands_of(zb))
+    examples = re.findall(r"Example: (.*)", helps)
+    assert len(examples) >= len(COMMANDS)
+    assert not [line for line in examples if not is_command(line)]
 
 
 @pytest.mark.parametrize("page", TEXT)
@@ -124,15 +125,6 @@ def test_every_command_line_is_a_command(page):
     lines = [line for block in blocks_of(TEXT[page]) for line in block.splitlines()]
     lines += re.findall(r"`([^`\n]+)`", outside_of_blocks(TEXT[page]))
     assert not [line for line in lines if re.match(r"zb( |$)", line) and not is_command(line)]
-
-
-def test_examples_in_helps_are_commands():
-    # with the names of the real command: click keeps the help option that it makes first
-    options = {"help_option_names": ["-h", "--help"]}
-    helps = "\n".join(command.get_help(click.Context(command, **options)) for _, command in commands_of(zb))
-    examples = re.findall(r"Example: (.*)", helps)
-    assert len(examples) >= len(COMMANDS)
-    assert not [line for line in examples if not is_command(line)]
 
 
 @pytest.mark.parametrize("name", ["demo", "test", "bench"])
@@ -158,9 +150,10 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors_of(target.read_text(encoding="utf-8")), link
 
 
-def test_every_page_is_linked_from_the_readme():
+def test_the_readme_is_short_and_links_every_page():
     linked = set(re.findall(r"\]\((docs/[\w.-]+)\)", TEXT["README.md"]))
     assert linked == {str(page.relative_to(ROOT)) for page in PAGES}
+    assert len(TEXT["README.md"].splitlines()) <= 160
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -168,10 +161,6 @@ def test_a_page_begins_with_what_it_is_for(page):
     title, _, purpose = TEXT[page.name].split("\n", 3)[:3]
     assert title.startswith("# ")
     assert purpose.startswith("This page ")
-
-
-def test_the_readme_is_short():
-    assert len(TEXT["README.md"].splitlines()) <= 160
 
 
 #: Pages whose commands run between their Python examples.
@@ -210,3 +199,60 @@ def test_python_examples_run(page, tmp_path, monkeypatch):
     steps = {"README.md": 3 * len(tokens), "train.md": 3 * len(tokens) + 20}
     steps |= dict.fromkeys(("operate.md", "remote.md"), len(tokens))
     assert len(seen) == steps.get(page, 0)
+
+
+EXAMPLE = re.compile(r"```python\n(.*?)```", re.DOTALL)
+#: What an example takes from its reader.
+GIVEN = """from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+def step(batch: Any) -> None: ...
+def train(batch: Any) -> None: ...
+def tokenized() -> Iterator[npt.NDArray[np.uint16]]: raise NotImplementedError
+def documents() -> Iterator[npt.NDArray[np.uint16]]: raise NotImplementedError
+
+
+"""
+
+
+def examples():
+    """Yield a module for each page: its examples follow each other, as a reader meets them."""
+    for page, text in TEXT.items():
+        if found := EXAMPLE.findall(text):
+            yield Path(page).stem.replace("-", "_"), "\n".join(found)
+
+
+def run_mypy(folder, files):
+    """Run mypy on files that do not lie in the project, with none of its settings."""
+    pytest.importorskip("mypy")
+    (folder / "mypy.ini").write_text("[mypy]\n")
+    options = ["--strict", "--config-file", "mypy.ini", "--cache-dir", "cache", "--follow-imports", "silent"]
+    command = [sys.executable, "-m", "mypy", *options, *files]
+    environment = {"PATH": "/usr/bin:/bin", "MYPYPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_a_type_checker_accepts_every_example_and_no_wrong_argument(tmp_path):
+    written = []
+    for name, code in examples():
+        (tmp_path / f"{name}.py").write_text(GIVEN + code)
+        written.append(f"{name}.py")
+    assert len(written) >= 3
+    (tmp_path / "batches.py").write_text(
+        "from typing import Any, assert_type\n\nimport torch\n\nfrom zb_hdf5 import Loader\n\n"
+        'assert_type(next(Loader("store", seed=7)), torch.Tensor)\n'
+        'assert_type(next(iter(Loader("store", targets=True))), tuple[torch.Tensor, torch.Tensor])\n'
+        'assert_type(Loader("store", targets=True, documents=("cu_seqlens",)).get_batch(), dict[str, Any])\n'
+    )
+    written.append("batches.py")
+    done = run_mypy(tmp_path, written)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (tmp_path / "wrong.py").write_text('from zb_hdf5 import Loader\n\nLoader("train-h5", seed="42")\n')
+    done = run_mypy(tmp_path, ["wrong.py"])
+    assert done.returncode == 1
+    assert 'No overload variant of "Loader" matches argument types "str", "str"' in done.stdout

@@ -81,11 +81,8 @@ def floor_of(module):
     return FLOOR_OF[module.split(".")[1]]
 
 
-def test_every_module_has_a_floor():
+def test_every_module_has_a_floor_and_imports_go_down():
     assert {module.split(".")[1] for module in MODULES} == set(FLOOR_OF)
-
-
-def test_imports_go_down():
     pairs = [(module, other) for module in MODULES for other in needs_of(module)]
     assert not [f"{module} imports {other}" for module, other in pairs if floor_of(other) > floor_of(module)]
 
@@ -102,13 +99,6 @@ def test_no_modules_import_each_other():
         for module in free:
             del waiting[module]
     assert not waiting, f"in a circle: {waiting}"
-
-
-def test_the_test_sees_imports_by_text(tmp_path, monkeypatch):
-    late = tmp_path / "late.py"
-    late.write_text('import_module("zb_hdf5.loaders.loader")\nROW = "zb_hdf5.store.index:ShardIndex"\n')
-    monkeypatch.setitem(FILES, "zb_hdf5.files.late", late)
-    assert needs_of("zb_hdf5.files.late") == {"zb_hdf5.loaders.loader", "zb_hdf5.store.index"}
 
 
 #: A command or an option, as it is typed.
@@ -128,11 +118,15 @@ def test_the_library_states_facts_and_the_command_line_what_to_type():
     assert not {module: typed for module in LIBRARY if (typed := typed_words_in(module))}
 
 
-def test_the_test_sees_what_is_typed(tmp_path, monkeypatch):
+def test_the_tests_see_imports_by_text_and_what_is_typed(tmp_path, monkeypatch):
     late = tmp_path / "late.py"
-    late.write_text('"""Of zb verify."""\nA = f"{1}: run \'zb verify {2}\'"\nB = "pass --force"\nC = "a -- b"\n')
+    late.write_text('import_module("zb_hdf5.loaders.loader")\nROW = "zb_hdf5.store.index:ShardIndex"\n')
     monkeypatch.setitem(FILES, "zb_hdf5.files.late", late)
-    assert typed_words_in("zb_hdf5.files.late") == ["pass --force", ": run 'zb verify "]
+    assert needs_of("zb_hdf5.files.late") == {"zb_hdf5.loaders.loader", "zb_hdf5.store.index"}
+    late = tmp_path / "typed.py"
+    late.write_text('"""Of zb verify."""\nA = f"{1}: run \'zb verify {2}\'"\nB = "pass --force"\nC = "a -- b"\n')
+    monkeypatch.setitem(FILES, "zb_hdf5.files.typed", late)
+    assert typed_words_in("zb_hdf5.files.typed") == ["pass --force", ": run 'zb verify "]
 
 
 def test_converters_are_imported_as_a_part_of_the_package():
@@ -203,9 +197,11 @@ def test_importing_is_light(module, heavy):
 
 
 @pytest.mark.parametrize("name", zb_hdf5.__all__)
-def test_every_exported_name_resolves(name):
+def test_every_exported_name_resolves_and_no_other(name):
     assert getattr(zb_hdf5, name) is not None
     assert name in dir(zb_hdf5)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        zb_hdf5.nonsense  # noqa: B018
 
 
 def test_exported_names_are_those_of_the_type_checkers():
@@ -221,8 +217,3 @@ def test_exported_names_are_those_of_the_type_checkers():
     assert len(set(zb_hdf5.__all__)) == len(zb_hdf5.__all__)
     for module, name in shown:
         assert getattr(importlib.import_module(module), name) is getattr(zb_hdf5, name)
-
-
-def test_unknown_names_are_attribute_errors():
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        zb_hdf5.nonsense  # noqa: B018

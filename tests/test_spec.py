@@ -41,18 +41,12 @@ def test_batch_file_is_these_bytes(tmp_path):
     assert batch_file_bytes(StoreMeta(32, 512, U32), 104_829 // 32) == 214_634_496
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype", "padded"),
-    [((1, 1), U16, 4096), ((2, 512), U32, 4096), ((2, 512), U16, 4096), ((3, 512), U32, 8192), ((32, 512), U32, 65536)],
-)
-def test_slots_are_whole_pages(shape, dtype, padded):
-    assert StoreMeta(*shape, dtype).padded_batch_bytes == padded
-
-
-@pytest.mark.parametrize(("batches", "size"), [(0, 1 << 20), (1000, 1 << 20), (1 << 20, (16 << 20) + (64 << 10))])
-def test_metadata_block_grows_with_the_chunk_index(batches, size):
+def test_slots_are_whole_pages_and_the_metadata_block_grows_with_the_chunk_index():
+    shapes = {(1, 1, U16): 4096, (2, 512, U32): 4096, (2, 512, U16): 4096, (3, 512, U32): 8192, (32, 512, U32): 65536}
+    assert {shape: StoreMeta(*shape).padded_batch_bytes for shape in shapes} == shapes
     assert len(BATCHES_ATTRIBUTES) <= 8, "few enough for one write"
-    assert meta_block_bytes(batches) == size
+    blocks = {0: 1 << 20, 1000: 1 << 20, 1 << 20: (16 << 20) + (64 << 10)}
+    assert {batches: meta_block_bytes(batches) for batches in blocks} == blocks
 
 
 @st.composite
@@ -80,16 +74,12 @@ def test_what_does_not_fit_32_bits_is_an_error_and_never_wrapped(name, value):
 
 
 @pytest.mark.parametrize(("offset", "data", "message"), [
-    (0, b"LLMBATCX", "expected magic"),
-    (0, b"\x89HDF\r\n\x1a\n", "expected magic"),
-    (8, b"\0\0\0\0", "expected .batch version 1, found 0"),
-    (8, b"\2\0\0\0", "expected .batch version 1, found 2"),
+    (0, b"LLMBATCX", "expected magic"), (0, b"\x89HDF\r\n\x1a\n", "expected magic"),
+    (8, b"\0\0\0\0", "expected .batch version 1, found 0"), (8, b"\2\0\0\0", "expected .batch version 1, found 2"),
     (8, b"\0\0\0\1", "version 1, found 16777216"),  # big-endian
-    (12, b"\0\0\0\0", "batch_size must be"),
-    (16, b"\0\0\0\0", "seq_len must be"),
+    (12, b"\0\0\0\0", "batch_size must be"), (16, b"\0\0\0\0", "seq_len must be"),
     (12, b"\xff\xff\xff\xff\xff\xff\xff\xff", "HDF5 chunks end below 4 GiB"),
-    (28, b"\2\0\0\0", "expected dtype code 0 or 1, found 2"),
-    (28, b"\xff\xff\xff\xff", "expected dtype code"),
+    (28, b"\2\0\0\0", "expected dtype code 0 or 1, found 2"), (28, b"\xff\xff\xff\xff", "expected dtype code"),
 ])  # fmt: skip
 def test_each_wrong_field_is_named(offset, data, message):
     header = pack_header(META, 2)

@@ -1,6 +1,7 @@
-"""`convert` and `zb` as commands: exit codes, streams, help, and what `zb info` and `zb verify` say."""
+"""`convert` and `zb` as commands: exit codes, streams, help, and what `zb info`, `verify` and `doctor` say."""
 
 import errno
+import fcntl
 import json
 import os
 import re
@@ -22,7 +23,7 @@ from packed import write_packed
 from processes import python
 
 import zb_hdf5.converters.run
-from zb_hdf5 import ChecksumError, FormatError, HDF5ShardWriter, ShardIndex, open_reader, open_writer
+from zb_hdf5 import ChecksumError, FormatError, HDF5ShardWriter, ShardIndex, UnavailableError, open_reader, open_writer
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.files.publishing import PartialDirectory
@@ -119,27 +120,22 @@ def test_the_json_of_a_conversion(places, tmp_path):
 
 
 # --- exit codes ------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("arguments", [
-    (), ("no-such-command",), ("npy-to-hdf5",), ("npy-to-hdf5", "only-one"),
-    ("npy-to-hdf5", "a", "b", "--batch-size", "0"), ("npy-to-hdf5", "a", "b", "--batch-size", "many"),
-    ("npy-to-hdf5", "a", "b", "--dtype", "int8"), ("npy-to-hdf5", "a", "b", "--remainder", "keep"),
-    ("npy-to-hdf5", "a", "b", "--vocab-size", "0"), ("npy-to-hdf5", "a", "b", "--seed", "-1"),
-    ("npy-to-hdf5", "a", "b", "--shards", "0"), ("npy-to-hdf5", "a", "b", "--shard-size", "big"),
-    ("npy-to-hdf5", "a", "b", "--no-such-option"), ("hdf5-to-batch", "a", "b", "c"),
-    ("batch-to-hdf5", "a", "b", "--dataset", "d"),
-])  # fmt: skip
-def test_usage_errors_exit_2(arguments):
-    result = run(convert, *arguments)
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert "Usage: " in result.stderr
-
-
-def test_arguments_that_cannot_be_exit_2(places, tmp_path):
-    huge = ("--batch-size", 2**20, "--seq-len", 2**20)
-    assert run(convert, "npy-to-hdf5", places["npy"], tmp_path / "o", *SHAPE, "--seed", 2**64).exit_code == 2
+def test_usage_errors_and_arguments_that_cannot_be_exit_2(tmp_path):
+    for arguments in (
+        (), ("no-such-command",), ("npy-to-hdf5",), ("npy-to-hdf5", "only-one"),
+        ("npy-to-hdf5", "a", "b", "--batch-size", "0"), ("npy-to-hdf5", "a", "b", "--batch-size", "many"),
+        ("npy-to-hdf5", "a", "b", "--dtype", "int8"), ("npy-to-hdf5", "a", "b", "--remainder", "keep"),
+        ("npy-to-hdf5", "a", "b", "--vocab-size", "0"), ("npy-to-hdf5", "a", "b", "--seed", "-1"),
+        ("npy-to-hdf5", "a", "b", "--shards", "0"), ("npy-to-hdf5", "a", "b", "--shard-size", "big"),
+        ("npy-to-hdf5", "a", "b", "--no-such-option"), ("hdf5-to-batch", "a", "b", "c"),
+        ("batch-to-hdf5", "a", "b", "--dataset", "d"),
+    ):  # fmt: skip
+        result = run(convert, *arguments)
+        assert (result.exit_code, result.stdout, "Usage: " in result.stderr) == (2, "", True), arguments
     np.save(tmp_path / "wide.npy", np.zeros((1, 2**20), "<u2"))
-    assert run(convert, "npy-to-hdf5", tmp_path / "wide.npy", tmp_path / "o", *huge).exit_code == 2
+    for options in (("--batch-size", 2**20), ("--batch-size", 1, "--seed", 2**64)):
+        command = ("npy-to-hdf5", tmp_path / "wide.npy", tmp_path / "o", "--seq-len", 2**20, *options)
+        assert run(convert, *command).exit_code == 2, options
 
 
 TEXT_COMMANDS = [f"convert {kind}-to-hdf5" for kind in ("parquet", "jsonl", "text")]
@@ -194,13 +190,6 @@ def test_an_unknown_file_or_folder_is_an_error(command, content, tmp_path):
     assert "BAD: " in said(3, "verify", path)  # of a store, by its name
 
 
-def test_a_file_of_another_program_has_no_digests(tmp_path):
-    for dtype, code, text in (("i8", 6, "NOT VERIFIED: no digest is stored: "), ("f8", 1, "has no integer dataset")):
-        with h5py.File(tmp_path / "x.h5", "w") as h5:
-            h5["a"] = np.ones((3, 4, 5), dtype)
-        assert text in said(code, "verify", tmp_path / "x.h5")
-
-
 @pytest.mark.parametrize(("kind", "size"), [("h5", -4096), ("batch", -4096), ("batch", 100)])
 @pytest.mark.parametrize("command", ["info", "verify"])
 def test_a_truncated_file_exits_4(kind, size, command, places):
@@ -251,7 +240,7 @@ def info(path, *options):
 
 
 @pytest.mark.parametrize("kind", ["h5", "batch"])
-def test_info_of_a_file(kind, places):
+def test_info_of_a_file(kind, places, monkeypatch):
     found, backend = info(places[kind]), {"h5": "hdf5", "batch": "batch"}[kind]
     with open_reader(places[kind]) as reader:
         expected = [list(run) for run in reader.extents.runs]
@@ -265,6 +254,12 @@ def test_info_of_a_file(kind, places):
     text = said(0, "info", places[kind])
     for part in (f"{backend} file, complete", "12 of 4 x 8 uint32", "384", "1 run", "48"):
         assert part in text
+    for file_system, meaning in (
+        (None, "auto (local file system: batches in the page cache are read from a mapping, others by position)"),
+        ("nfs", "auto (nfs file system: all tokens are read by position, none are mapped)"),
+    ):
+        monkeypatch.setattr("zb_hdf5.commands.info.network_file_system", lambda file, found=file_system: found)
+        assert meaning in " ".join(said(0, "info", places[kind]).split())
 
 
 @pytest.mark.parametrize("kind", ["h5-store", "batch-store"])
@@ -296,12 +291,16 @@ def test_info_and_verify_of_a_compressed_file(places, tmp_path, gzip_copy):
     said(0, "verify", path)
 
 
-def test_info_of_a_foreign_file(tmp_path):
-    path = tmp_path / "foreign.h5"
-    with h5py.File(path, "w") as h5:
-        h5["tokens"] = batches(3)
-    assert "--dataset" in one_error(run(zb, "info", path))
-    assert info(path, "--dataset", "tokens")["num_batches"] == 3
+def test_info_and_verify_of_a_foreign_file(tmp_path):
+    for name, dtype, code, text in (
+        ("i.h5", "i8", 6, "NOT VERIFIED: no digest is stored: "),
+        ("f.h5", "f8", 1, "has no integer dataset"),
+    ):
+        with h5py.File(tmp_path / name, "w") as h5:
+            h5["tokens"] = batches(3).astype(dtype)
+        assert text in said(code, "verify", tmp_path / name)
+    assert "--dataset" in one_error(run(zb, "info", tmp_path / "i.h5"))
+    assert info(tmp_path / "i.h5", "--dataset", "tokens")["num_batches"] == 3
 
 
 @pytest.fixture
@@ -350,19 +349,17 @@ def test_an_index_that_is_rebuilt_keeps_splits_and_source(text_store):
     assert after | {"source": None} == before | {"source": None}
 
 
-@pytest.mark.parametrize(("text", "expected"), [("my own", {"name": "my own"}), ("[1]", {"name": "[1]"}), ("", None)])
-def test_info_of_a_tokenizer_in_other_words(text, expected, places):
-    with h5py.File(places["h5"], "r+") as h5:
-        h5.attrs["tokenizer"] = text
-    assert info(places["h5"])["tokenizer"] == expected
-    assert run(zb, "info", places["h5"]).exit_code == 0
-
-
-@pytest.mark.parametrize("source", [{}, {"files": "one"}, {"path": "p"}, {"files": []}])
-def test_info_of_a_source_in_other_words(source, places):
-    replace(ShardIndex.load(places["h5-store"]), source=source).save(places["h5-store"])
-    assert info(places["h5-store"])["source"] == source
-    said(0, "info", places["h5-store"])
+def test_info_of_a_tokenizer_and_of_a_source_in_other_words(places):
+    for text, expected in (("my own", {"name": "my own"}), ("[1]", {"name": "[1]"}), ("", None)):
+        with h5py.File(places["h5"], "r+") as h5:
+            h5.attrs["tokenizer"] = text
+        assert info(places["h5"])["tokenizer"] == expected
+        said(0, "info", places["h5"])
+    store = places["h5-store"]
+    for source in ({}, {"files": "one"}, {"path": "p"}, {"files": []}):
+        replace(ShardIndex.load(store), source=source).save(store)
+        assert info(store)["source"] == source
+        said(0, "info", store)
 
 
 def test_info_of_a_stream(tmp_path):
@@ -393,23 +390,18 @@ def test_info_of_documents_and_fields(tmp_path, text_store):
         r"fields +both \['x', 'y'\], mark bytes8, mask uint8, vector float32\[2\]",
     ):
         assert re.search(f"^{line}$", lines, re.MULTILINE), lines
+    tables = {"count": 2, "documents": 80, "ids": False, "metadata": [], "sources": 2, "spans": None}
+    assert info(text_store)["document_tables"] == tables
+    (text_store / "documents-00000.tables").unlink()
     found = info(text_store)
-    assert found["document_tables"] == {
-        "count": 2, "documents": 80, "ids": False, "metadata": [], "sources": 2, "spans": None
-    }  # fmt: skip
+    assert "documents-00000.tables: is not there" in found["document_tables"]["problem"]
+    assert (found["documents"], found["pieces"]) == (80, True)
+    assert "documents-00000.tables: is not there" in said(0, "info", text_store)
     with HDF5ShardWriter(tmp_path / "s.h5", fields={"mask": "u1"}) as writer:
         writer.write_document([1, 2], {"mask": [0, 1]}, spans=[(0, 1, "a")], id=7)
     found = info(tmp_path / "s.h5")
     assert (found["document_tables"]["ids"], found["document_tables"]["spans"]) == (True, "json")
     assert found["fields"] == {"mask": {"dtype": "|u1", "shape": []}}
-
-
-def test_info_of_a_store_whose_document_table_is_lost(text_store):
-    (text_store / "documents-00000.tables").unlink()
-    found = info(text_store)
-    assert "documents-00000.tables: is not there" in found["document_tables"]["problem"]
-    assert (found["documents"], found["pieces"]) == (80, True)
-    assert "documents-00000.tables: is not there" in run(zb, "info", text_store).stdout
 
 
 def test_info_of_an_interrupted_conversion(places, tmp_path):
@@ -441,15 +433,6 @@ def test_a_dry_run_says_shape_and_dtype(places, tmp_path):
     assert re.search(r"^batches +12 of 4 x 8 uint16$", run(convert, *command).stdout, re.MULTILINE)
     planned = json.loads(run(convert, *command, "--json").stdout)
     assert (planned["batch_size"], planned["seq_len"], planned["dtype"]) == (4, 8, "uint16")
-
-
-@pytest.mark.parametrize(("file_system", "meaning"), [
-    (None, "auto (local file system: batches in the page cache are read from a mapping, others by position)"),
-    ("nfs", "auto (nfs file system: all tokens are read by position, none are mapped)"),
-])  # fmt: skip
-def test_info_says_what_auto_means_here(file_system, meaning, places, monkeypatch):
-    monkeypatch.setattr("zb_hdf5.commands.info.network_file_system", lambda file: file_system)
-    assert meaning in " ".join(run(zb, "info", places["h5"]).stdout.split())
 
 
 # --- zb verify -------------------------------------------------------------------------------------------------
@@ -614,20 +597,15 @@ atexit.register(lambda: print(*sorted({"torch", "h5py", "numpy"} & set(sys.modul
 """
 
 
-@pytest.mark.parametrize(("code", "arguments"), [
-    (CONVERT, ["--help"]), (CONVERT, ["npy-to-hdf5", "--help"]), (ZB, ["--help"]), (ZB, ["verify", "--help"]),
-    (ZB, ["convert", "--help"]), ("import zb_hdf5; zb_hdf5.__version__; dir(zb_hdf5)", []),
-])  # fmt: skip
-def test_help_and_import_load_nothing_large(code, arguments):
-    result = python(LOADED + code, *arguments)
-    assert result.returncode == 0
-    assert result.stderr == "\n"
-
-
-def test_a_conversion_loads_no_torch(places, tmp_path):
+def test_help_and_import_load_nothing_large_and_a_conversion_no_torch(places, tmp_path):
+    for code, *arguments in (
+        (CONVERT, "--help"), (CONVERT, "npy-to-hdf5", "--help"), (ZB, "--help"), (ZB, "verify", "--help"),
+        (ZB, "convert", "--help"), ("import zb_hdf5; zb_hdf5.__version__; dir(zb_hdf5)",),
+    ):  # fmt: skip
+        result = python(LOADED + code, *arguments)
+        assert (result.returncode, result.stderr) == (0, "\n"), arguments
     result = python(LOADED + CONVERT, "npy-to-hdf5", places["npy"], tmp_path / "o.h5", *SHAPE)
-    assert result.returncode == 0
-    assert "torch" not in result.stderr
+    assert (result.returncode, "torch" in result.stderr) == (0, False)
 
 
 @pytest.mark.parametrize("arguments", [("verify",), ("info",), ("info", "--json"), ("--help",)])
@@ -657,17 +635,61 @@ def test_output_into_a_closed_pipe_ends_quietly(places):
     assert result.returncode > 0
 
 
-@pytest.mark.parametrize("arguments", [("verify",), ("info",)])
-def test_a_terminal_without_unicode_gets_a_report_as_well(arguments, places):
-    result = python(ZB, *arguments, places["h5-store"], env={**os.environ, "PYTHONIOENCODING": "ascii"})
-    assert result.stderr == ""
-    assert result.returncode == 0
-    assert "12" in result.stdout or "verified" in result.stdout
+def test_a_terminal_without_unicode_gets_a_report_as_well(places):
+    for command, word in (("verify", "verified"), ("info", "12")):
+        result = python(ZB, command, places["h5-store"], env={**os.environ, "PYTHONIOENCODING": "ascii"})
+        assert (result.returncode, result.stderr, word in result.stdout) == (0, "", True)
 
 
-@pytest.mark.parametrize("script", ["convert", "zb"])
-def test_the_console_scripts_are_installed(script):
-    path = os.path.join(os.path.dirname(sys.executable), script)
-    result = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=100)
-    assert result.returncode == 0
-    assert "Usage: " in result.stdout
+def test_the_console_scripts_are_installed():
+    for script in ("convert", "zb"):
+        path = os.path.join(os.path.dirname(sys.executable), script)
+        result = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=100)
+        assert (result.returncode, "Usage: " in result.stdout) == (0, True)
+
+
+# --- zb doctor -------------------------------------------------------------------------------------------------
+def doctor(path, code=0):
+    return {finding["name"]: finding for finding in json.loads(said(code, "doctor", path, "--json"))["findings"]}
+
+
+def test_a_faster_access_is_named(tmp_path, tokens, write_file, monkeypatch):
+    path = write_file(tmp_path / "x.h5", tokens).path
+    times_s = {"auto": 1.0, "mmap": 2.0, "pread": 0.9}
+    monkeypatch.setattr("zb_hdf5.commands.doctor._pass_s", lambda path, access, steps: times_s[access])
+    assert doctor(path)["reads"]["state"] == "ok"
+    times_s["pread"] = 0.8
+    assert doctor(path)["reads"]["remedy"] == "access='pread' is faster here by a fifth and more"
+
+
+def test_a_store_whose_first_shard_grows_is_looked_at(tmp_path, tokens):
+    options = {"batch_size": 3, "seq_len": 10, "dtype": "uint32", "live": True, "shard_batches": 9}
+    with open_writer(tmp_path / "s", **options) as writer:
+        writer.write(tokens)
+        assert "problem" not in {finding["state"] for finding in doctor(tmp_path / "s").values()}
+        writer.finish()
+    assert "of 1 shards" in doctor(tmp_path / "s")["open files"]["text"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, 524, errno.EIO])
+def test_missing_locks_are_noted(number, tmp_path, tokens, write_file, monkeypatch):
+    path = write_file(tmp_path / "x.batch", tokens).path
+
+    def refuse(*_):
+        raise OSError(number, "x")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert doctor(path)["locks"]["state"] == "note"
+    monkeypatch.setenv("HDF5_USE_FILE_LOCKING", "TRUE")
+    assert doctor(path, 5)["locks"]["state"] == "problem"
+
+
+def test_a_missing_filter_is_a_problem(tmp_path, tokens, write_file, gzip_copy, monkeypatch):
+    path = gzip_copy(write_file(tmp_path / "x.h5", tokens).path, tmp_path / "z.h5")
+    assert doctor(path)["layout"]["state"] == "ok"
+
+    def refuse(reader, index):
+        raise UnavailableError("a filter is missing")
+
+    monkeypatch.setattr("zb_hdf5.formats.hdf5.h5_reader.HDF5Reader.read_batch", refuse)
+    assert doctor(path, 5)["filters"]["state"] == "problem"

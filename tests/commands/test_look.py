@@ -102,11 +102,16 @@ def test_a_sample_is_the_same_for_the_same_seed(kind, kinds):
     assert len(set(shown)) > 1
 
 
-def test_ids_are_shown_where_the_tokenizer_is_not_known(kinds):
+def test_ids_are_shown_where_the_tokenizer_is_not_known_or_does_not_have_them(kinds):
     tokens, made = kinds
     result = run(zb, "show", made["h5"], "--batch", 0)
     assert "ids are shown; pass --tokenizer" in result.stdout
     assert shown_text(result.stdout.splitlines()).split() == [str(token) for token in tokens[0].reshape(-1)]
+    assert readable(BYTE, np.array([300, 97, 98, 70000, 70001, 99])) == "<300>ab<70000><70001>c"
+    assert readable(BYTE, np.array([], np.uint16)) == ""
+    ids = np.concatenate([ids_of("a"), np.full(500, 256, np.uint16), ids_of(" " * 50 + "b")])
+    found = list(readable_runs(BYTE, ids))  # a run of one token is written once
+    assert found == [("a<|endoftext|>", False), ("⟨× 500⟩", True), (" " * 50 + "b", False)]
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=120)
@@ -196,14 +201,6 @@ def test_what_cannot_be_shown(kinds):
         result = run(zb, "show", *arguments)
         assert (result.exit_code, result.stdout) == (code, "")
         assert message in result.stderr
-
-
-def test_ids_that_the_tokenizer_does_not_have_are_numbers():
-    assert readable(BYTE, np.array([300, 97, 98, 70000, 70001, 99])) == "<300>ab<70000><70001>c"
-    assert readable(BYTE, np.array([], np.uint16)) == ""
-    ids = np.concatenate([ids_of("a"), np.full(500, 256, np.uint16), ids_of(" " * 50 + "b")])
-    found = list(readable_runs(BYTE, ids))  # a run of one token is written once
-    assert found == [("a<|endoftext|>", False), ("⟨× 500⟩", True), (" " * 50 + "b", False)]
 
 
 def fields_and_spans():
@@ -374,7 +371,7 @@ def test_nothing_in_metadata_harms_a_page(tmp_path, write_store):
     assert "a<b>&" in text
 
 
-def test_fields_and_spans_are_in_the_page(kinds):
+def test_the_page_has_fields_and_spans_and_says_that_it_is_of_a_sample(kinds, tmp_path, write_file):
     path = kinds[1]["h5"]
     with open_reader(path) as reader:
         page = report_page(report_json(path, found := measure(path), 257), found, reader, [fields_and_spans()], BYTE)
@@ -388,12 +385,9 @@ def test_fields_and_spans_are_in_the_page(kinds):
     ):
         assert part in text
     assert 'class="span"' in page
-
-
-def test_the_page_says_that_it_is_of_a_sample(tmp_path, write_file):
     tokens = np.arange(40 * 2 * 8, dtype=np.uint16).reshape(40, 2, 8)
-    write_file(tmp_path / "a.h5", tokens)
-    result = run(zb, "report", tmp_path / "a.h5", "-o", tmp_path / "r.html", "--sample-batches", 4, "--json")
+    write_file(tmp_path / "b.h5", tokens)
+    result = run(zb, "report", tmp_path / "b.h5", "-o", tmp_path / "r.html", "--sample-batches", 4, "--json")
     assert json.loads(result.stdout)["tokens_counted"] == 4 * 16
     text = harmless((tmp_path / "r.html").read_text(encoding="utf-8"))
     assert "An even sample: 64 of 640 tokens (10.00%) were looked at" in text
@@ -477,7 +471,7 @@ def test_a_document_is_put_together_from_its_pieces(tmp_path_factory, lengths, s
             assert len(parts_of(row, None)) == (jumps + 1 if held else 0)
 
 
-def test_a_document_of_a_stream_has_its_fields_and_spans(tmp_path):
+def test_a_document_of_a_stream_has_its_fields_and_spans_as_bytes_where_they_cannot_be_decoded(tmp_path):
     with HDF5ShardWriter(tmp_path / "s.h5", fields={"mask": "u1", "vector": ("f4", (2,))}) as writer:
         for number in range(3):
             values = {"mask": np.arange(4) + number, "vector": np.arange(8).reshape(4, 2) + number}
@@ -491,12 +485,9 @@ def test_a_document_of_a_stream_has_its_fields_and_spans(tmp_path):
         [_, window] = rows_of(reader, np.arange(2))  # tokens 6 to 12: half of document 1, and document 2
         assert window.spans == [(0, 1, "span 1"), (3, 5, "span 2")]
         assert window.fields["mask"].tolist() == [3, 4, 2, 3, 4, 5]
-
-
-def test_spans_that_cannot_be_decoded_here_are_bytes(tmp_path):
-    with HDF5ShardWriter(tmp_path / "s.h5", spans_codec=pickle.dumps) as writer:
+    with HDF5ShardWriter(tmp_path / "p.h5", spans_codec=pickle.dumps) as writer:
         writer.write_document([1, 2, 3], spans=[(0, 2, {"a": 1})])
-    with open_reader(tmp_path / "s.h5", batch_size=1, seq_len=3) as reader:
+    with open_reader(tmp_path / "p.h5", batch_size=1, seq_len=3) as reader:
         [(start, stop, value)] = document_row(reader, 0).spans
     assert (start, stop, type(value)) == (0, 2, bytes)
 

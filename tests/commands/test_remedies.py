@@ -26,25 +26,19 @@ def find_in_worker(path):
     raise ExistsError(f"{path}: exists already")
 
 
-def test_every_remedy_has_its_row():
+def test_what_to_type_takes_the_place_of_the_words():
     assert set(TYPED) == set(Remedy)
     assert len(set(Remedy)) == len(list(Remedy))
-
-
-@pytest.mark.parametrize("remedy", Remedy)
-def test_what_to_type_takes_the_place_of_the_words(remedy):
-    error = FormatError("/a{b}: expected 1, found 2", remedy=remedy, at="/a{b}")
-    assert str(error) == f"/a{{b}}: expected 1, found 2; {remedy}"
-    assert error.facts == "/a{b}: expected 1, found 2"
-    assert message_of(error) == f"{error.facts}; {TYPED[remedy].replace('{at}', '/a{b}')}"
-    assert re.search(r"'zb \w+|--\w+", message_of(error))
-
-
-@pytest.mark.parametrize("remedy", [Remedy.REPAIR, Remedy.REBUILD, Remedy.REBUILD_FORCE, Remedy.CRC32])
-def test_no_command_is_named_for_a_url_that_it_refuses(remedy):
-    message = message_of(FormatError("expected 1, found 2", remedy=remedy, at="s3://bucket/train"))
-    assert "s3://" not in message
-    assert message.endswith(" COPY', where COPY is it, copied to this machine")
+    for remedy in Remedy:
+        error = FormatError("/a{b}: expected 1, found 2", remedy=remedy, at="/a{b}")
+        assert str(error) == f"/a{{b}}: expected 1, found 2; {remedy}"
+        assert error.facts == "/a{b}: expected 1, found 2"
+        assert message_of(error) == f"{error.facts}; {TYPED[remedy].replace('{at}', '/a{b}')}"
+        assert re.search(r"'zb \w+|--\w+", message_of(error))
+    for remedy in (Remedy.REPAIR, Remedy.REBUILD, Remedy.REBUILD_FORCE, Remedy.CRC32):  # which refuse a URL
+        message = message_of(FormatError("expected 1, found 2", remedy=remedy, at="s3://bucket/train"))
+        assert "s3://" not in message
+        assert message.endswith(" COPY', where COPY is it, copied to this machine")
     assert "'zb verify s3://b/t'" in message_of(FormatError("x", remedy=Remedy.VERIFY, at="s3://b/t"))
 
 

@@ -124,7 +124,7 @@ def test_sources_are_counted_with_one_table_open_at_a_time(tmp_path):
         assert open_files() == before
 
 
-def test_a_sample_is_spread_evenly_and_names_units_of_the_store(tmp_path):
+def test_samples_are_spread_evenly_over_batches_and_have_whole_documents_of_a_stream(tmp_path, monkeypatch):
     tokens = np.arange(20 * 2 * 4, dtype=np.uint16).reshape(20, 2, 4)
     tokens[19, 1] = tokens[0, 0]
     write_batches(tmp_path / "b.h5", tokens, dtype="uint16")
@@ -133,9 +133,6 @@ def test_a_sample_is_spread_evenly_and_names_units_of_the_store(tmp_path):
     assert np.flatnonzero(found.counts).tolist() == np.unique(tokens[[0, 10, 19]]).tolist()
     assert [group.units.tolist() for group in found.duplicates.groups] == [[0, 39]]
     assert measure(tmp_path / "b.h5", sample_batches=1000).tokens == 160
-
-
-def test_a_sample_of_a_stream_has_whole_documents(tmp_path, monkeypatch):
     monkeypatch.setattr(statistics, "STREAM_TOKENS", 10)
     documents = [[number] * 7 for number in range(30)]
     write_documents(tmp_path / "s.h5", documents)
@@ -161,14 +158,11 @@ def test_ids_that_no_tokenizer_has_are_counted_together(tmp_path):
     assert (len(found.counts), found.counts[3], found.counts[-1]) == (MAX_COUNTED_ID, 2, 1)
 
 
-def test_progress_ends_at_the_total(tmp_path):
+def test_progress_ends_at_the_total_and_nothing_cannot_be_measured(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros(1000, np.uint16))
     seen = []
     measure(tmp_path / "a.npy", progress=lambda tokens, total: seen.append((tokens, total)))
     assert sum(tokens for tokens, _ in seen) == 1000 == seen[-1][1]
-
-
-def test_what_cannot_be_measured(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros(0, np.uint16))
     with pytest.raises(ArgumentError, match="expected tokens to count, found none"):
         measure(tmp_path / "a.npy")

@@ -36,34 +36,30 @@ def test_what_cannot_be_is_refused(tokens, tmp_path):
     with pytest.raises(FileExistsError) as caught:
         convert(tokens, "hdf5", tmp_path / "x.h5", batch_size=4, seq_len=16)
     assert isinstance(caught.value, ExistsError)
-    with pytest.raises(ArgumentError, match="target"):
-        convert(tokens, "zip", tmp_path / "y")
-    with pytest.raises(ArgumentError, match="pad_id, seed belong to npy"):
-        convert(tmp_path / "x.h5", "batch", tmp_path / "y.batch", seed=1, pad_id=3)
-    with pytest.raises(ArgumentError, match="expected one"):
-        convert([tmp_path / "x.h5"] * 2, "batch", tmp_path / "y.batch")
-    with pytest.raises(ArgumentError, match="none"):
-        convert([], "batch", tmp_path / "y.batch")
-    with pytest.raises(ArgumentError, match="dataset"):
-        convert(tokens, "hdf5", tmp_path / "y.h5", dataset="tokens")
+    for source, target, options, message in (
+        (tokens, "zip", {}, "target"),
+        (tmp_path / "x.h5", "batch", {"seed": 1, "pad_id": 3}, "pad_id, seed belong to npy"),
+        ([tmp_path / "x.h5"] * 2, "batch", {}, "expected one"),
+        ([], "batch", {}, "none"),
+        (tokens, "hdf5", {"dataset": "tokens"}, "dataset"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            convert(source, target, tmp_path / "y", **options)
     with pytest.raises(BackendError):
         convert(tmp_path / "x.h5", "batch", tmp_path / "y.batch", source_format="batch")
 
 
-@pytest.mark.parametrize("name", ["num_shards", "shard_bytes", "seq_len", "batch_size", "workers", "memory_bytes"])
-@pytest.mark.parametrize("value", [0, -1])
-def test_a_number_that_cannot_be_is_named(tokens, tmp_path, name, value):
+NUMBERS = ["num_shards", "shard_bytes", "seq_len", "batch_size", "workers", "memory_bytes"]
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), [
+    *((name, value, f"at least 1, found {value}") for name in NUMBERS for value in (0, -1)),
+    *(("part", part, f"(i, n) with i from 0 to n - 1, found {part}") for part in ((3, 3), (-1, 3), (0, 0))),
+])  # fmt: skip
+def test_a_number_or_a_part_that_cannot_be_is_named(tokens, tmp_path, name, value, expected):
     how = {"batch_size": 4, "seq_len": 16, name: value}
-    with pytest.raises(ArgumentError, match=f"^{name} must be at least 1, found {value}$"):
+    with pytest.raises(ArgumentError, match=f"^{re.escape(f'{name} must be {expected}')}$"):
         convert(tokens, "hdf5", tmp_path / "out", **how)
-    assert [path.name for path in tmp_path.iterdir()] == ["tokens.npy"]
-
-
-@pytest.mark.parametrize("part", [(3, 3), (-1, 3), (0, 0)])
-def test_a_part_that_cannot_be_is_named(tokens, tmp_path, part):
-    message = re.escape(f"part must be (i, n) with i from 0 to n - 1, found {part}")
-    with pytest.raises(ArgumentError, match=f"^{message}$"):
-        convert(tokens, "hdf5", tmp_path / "out", batch_size=4, seq_len=16, part=part)
     assert [path.name for path in tmp_path.iterdir()] == ["tokens.npy"]
 
 
@@ -86,7 +82,7 @@ def test_a_tokenizer_is_trained_on_a_path(wrap, tmp_path):
     assert report.documents == 40
 
 
-def test_a_store_records_its_largest_id_and_copies_stay_equal(tokens, tmp_path):
+def test_stores_and_streams_record_their_largest_id_and_copies_stay_equal(tokens, tmp_path):
     shape = {"batch_size": 4, "seq_len": 16, "num_shards": 2}
     convert(tokens, "hdf5", tmp_path / "store", **shape)
     for target, source in (("batch", "store"), ("hdf5", "batch")):
@@ -100,11 +96,8 @@ def test_a_store_records_its_largest_id_and_copies_stay_equal(tokens, tmp_path):
     merge_parts(tmp_path / "parts")
     assert (tmp_path / "parts/shards.json").read_bytes() == (tmp_path / "store/shards.json").read_bytes()
     assert convert(tokens, "hdf5", tmp_path / "store", **shape, resume=True).kept.shards == 2
-
-
-def test_a_store_of_streams_records_its_largest_id(tokens, tmp_path):
     np.save(tmp_path / "flat.npy", ROWS.reshape(-1))
     convert(tmp_path / "flat.npy", "stream", tmp_path / "stream", boundary_token_id=1)
-    convert(tmp_path / "stream", "hdf5", tmp_path / "store", batch_size=4, seq_len=16)
-    for name in ("stream", "store"):
+    convert(tmp_path / "stream", "hdf5", tmp_path / "of-stream", batch_size=4, seq_len=16)
+    for name in ("stream", "of-stream"):
         assert json.loads((tmp_path / name / "shards.json").read_text())["source"]["max_token"] == ROWS.max()

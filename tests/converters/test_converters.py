@@ -117,20 +117,16 @@ def test_the_order_is_the_documented_shuffle_or_that_of_the_source(command, opti
     np.testing.assert_array_equal(records_of(tmp_path / "out"), numbered(50)[order])
 
 
-@pytest.mark.parametrize("suffix", ["", ".h5"])
-def test_the_same_seed_gives_the_same_bytes(suffix, source, tmp_path):
-    found = []
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        (tmp_path / name).mkdir()
-        succeed("npy-to-hdf5", source, tmp_path / name / f"out{suffix}", *SHAPE, "--seed", seed, "--force")
-        found.append(files_in(tmp_path / name))
-    assert found[0] == found[1] != found[2]
-
-
-def test_one_batch_file_is_what_write_batch_file_writes(source, tmp_path):
-    succeed("npy-to-batch", source, tmp_path / "command.batch", *SHAPE, "--seed", 9)
-    write_native(tmp_path / "function.batch", numbered(50), 4, SEQ_LEN, 9)
-    assert (tmp_path / "command.batch").read_bytes() == (tmp_path / "function.batch").read_bytes()
+def test_the_same_seed_gives_the_same_bytes_and_those_of_write_batch_file(source, tmp_path):
+    for command, name in (("npy-to-hdf5", "out"), ("npy-to-hdf5", "out.h5"), ("npy-to-batch", "out.batch")):
+        found = []
+        for folder, seed in (("a", 1), ("b", 1), ("c", 2)):
+            (tmp_path / name / folder).mkdir(parents=True)
+            succeed(command, source, tmp_path / name / folder / name, *SHAPE, "--seed", seed)
+            found.append(files_in(tmp_path / name / folder))
+        assert found[0] == found[1] != found[2]
+    write_native(tmp_path / "function.batch", numbered(50), 4, SEQ_LEN, 2)
+    assert found[2]["out.batch"] == (tmp_path / "function.batch").read_bytes()
 
 
 @pytest.mark.parametrize("backend", ["hdf5", "batch"])
@@ -235,14 +231,6 @@ def test_every_integer_dtype_and_order_gives_the_same_tokens(dtype, order, tmp_p
         for options in (("--dtype", "uint16"), ("--vocab-size", 65536)):
             report = succeed("npy-to-hdf5", tmp_path / "in.npy", tmp_path / "o.h5", *SHAPE, *options, "--force")
             assert report["max_token"] == 65535
-
-
-@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
-def test_every_npy_version_is_read(version, tmp_path):
-    with open(tmp_path / "in.npy", "wb") as file:
-        np.lib.format.write_array(file, numbered(8), version=version)
-    succeed("npy-to-batch", tmp_path / "in.npy", tmp_path / "o.batch", *SHAPE, "--no-shuffle")
-    np.testing.assert_array_equal(records_of(tmp_path / "o.batch"), numbered(8))
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -409,6 +397,14 @@ def npy_header(text, version=(1, 0)):
     return b"\x93NUMPY" + bytes(version) + length + text.encode() + bytes(4096)
 
 
+def test_every_npy_version_is_read(tmp_path):
+    for version in ((1, 0), (2, 0), (3, 0)):
+        with open(tmp_path / "in.npy", "wb") as file:
+            np.lib.format.write_array(file, numbered(8), version=version)
+        succeed("npy-to-batch", tmp_path / "in.npy", tmp_path / "o.batch", *SHAPE, "--no-shuffle", "--force")
+        np.testing.assert_array_equal(records_of(tmp_path / "o.batch"), numbered(8))
+
+
 @pytest.mark.parametrize("content", [
     npy_header("{'descr': '<i4', 'fortran_order': False, 'shape': ("),
     npy_header("(" * 2000 + ")" * 2000),
@@ -432,11 +428,11 @@ def test_a_malformed_npy_file_is_one_clear_error(content, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("command", [*FROM_NPY, "hdf5-to-npy", "hdf5-to-batch", "batch-to-hdf5", "batch-to-npy"])
-def test_a_missing_source_is_named(command, tmp_path):
-    result = run(convert, command, tmp_path / "nowhere", tmp_path / "out")
-    assert result.exit_code == 2  # as of every command that is given such a path
-    assert "nowhere: no such file or folder" in result.stderr
+def test_a_missing_source_is_named(tmp_path):
+    for command in (*FROM_NPY, "hdf5-to-npy", "hdf5-to-batch", "batch-to-hdf5", "batch-to-npy"):
+        result = run(convert, command, tmp_path / "nowhere", tmp_path / "out")
+        assert result.exit_code == 2  # as of every command that is given such a path
+        assert "nowhere: no such file or folder" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -549,11 +545,13 @@ def test_damage_is_no_reason_to_lose_what_was_there(tmp_path):
     assert files_in(tmp_path) == before
 
 
-@pytest.mark.parametrize("missing", ["shard-00001-of-00003.h5", INDEX_NAME])
-def test_a_store_with_something_missing_is_refused(missing, source, tmp_path):
+def test_a_store_with_something_missing_or_a_dataset_too_many_is_refused(source, tmp_path):
     succeed("npy-to-hdf5", source, tmp_path / "store", *SHAPE, "--shards", 3)
-    (tmp_path / "store" / missing).unlink()
-    assert missing in fail(1, "hdf5-to-batch", tmp_path / "store", tmp_path / "out")
+    dataset = (tmp_path / "store", tmp_path / "out", "--dataset", "nothing")  # which is of a file
+    assert "Is a directory" in fail(1, "hdf5-to-batch", *dataset)
+    for missing in ("shard-00001-of-00003.h5", INDEX_NAME):
+        (tmp_path / "store" / missing).unlink()
+        assert missing in fail(1, "hdf5-to-batch", tmp_path / "store", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -601,27 +599,22 @@ def test_a_foreign_dataset_is_converted_on_request(options, dtype, tmp_path):
         h5.attrs["seen"] = 1
 
 
-@pytest.mark.parametrize("name", ["nothing", "data", "data/flat", "data/float", "", "/"])
-def test_what_is_no_3_d_integer_dataset_is_an_error(name, tmp_path):
+def test_what_is_no_3_d_integer_dataset_is_an_error(tmp_path):
     path = foreign(tmp_path / "foreign.h5", numbered(24).reshape(6, 4, SEQ_LEN))
-    code = 2 if name == "data/flat" else 1  # a 1-D array is a stream, which needs --seq-len
-    assert str(path) in fail(code, "hdf5-to-batch", path, tmp_path / "o.batch", "--dataset", name)
+    for name in ("nothing", "data", "data/flat", "data/float", "", "/"):
+        code = 2 if name == "data/flat" else 1  # a 1-D array is a stream, which needs --seq-len
+        assert str(path) in fail(code, "hdf5-to-batch", path, tmp_path / "o.batch", "--dataset", name)
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("value", [-1, 2**32])
-def test_a_bad_id_in_a_foreign_dataset_is_named(value, tmp_path):
-    tokens = numbered(24, dtype="<i8").reshape(6, 4, SEQ_LEN)
-    tokens[3, 1, 2] = value
-    path = foreign(tmp_path / "foreign.h5", tokens)
-    message = fail(1, "hdf5-to-batch", path, tmp_path / "o.batch", "--dataset", "data/tokens")
-    assert (str(path) in message, f"token id {value} at index " in message) == (True, True)
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_dataset_of_a_store_is_not_ignored(source, tmp_path):
-    succeed("npy-to-hdf5", source, tmp_path / "store", *SHAPE, "--shards", 2)
-    assert "dataset" in fail(1, "hdf5-to-batch", tmp_path / "store", tmp_path / "out", "--dataset", "nothing")
+def test_a_bad_id_in_a_foreign_dataset_is_named(tmp_path):
+    for value in (-1, 2**32):
+        tokens = numbered(24, dtype="<i8").reshape(6, 4, SEQ_LEN)
+        tokens[3, 1, 2] = value
+        path = foreign(tmp_path / "foreign.h5", tokens)
+        message = fail(1, "hdf5-to-batch", path, tmp_path / "o.batch", "--dataset", "data/tokens")
+        assert (str(path) in message, f"token id {value} at index " in message) == (True, True)
+        assert list(tmp_path.iterdir()) == [path]
 
 
 # --- what is there already -------------------------------------------------------------------------------------

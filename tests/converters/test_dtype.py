@@ -5,7 +5,7 @@ import struct
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commandline import run as run_command
 from contents import batches_of
 from contract import random_tokens
 from damage import flip_token
@@ -19,7 +19,7 @@ ALONE = {"rank": 0, "world_size": 1}
 
 
 def run(*arguments, code=0):
-    result = CliRunner().invoke(convert, list(map(str, arguments)))
+    result = run_command(convert, *arguments)
     assert result.exit_code == code, result.output
     return " ".join(result.output.split())
 
@@ -30,12 +30,9 @@ def read_as_zerobatch_v2(path):
     magic, version, batch_size, seq_len, count = struct.unpack_from("<8sIIIQ", data)
     assert (magic, version) == (b"LLMBATCH", 1)
     slot = -(-batch_size * seq_len * 4 // 4096) * 4096
-    return np.stack(
-        [
-            np.frombuffer(data, "<u4", batch_size * seq_len, HEADER_BYTES + k * slot).reshape(batch_size, seq_len)
-            for k in range(count)
-        ]
-    )
+    starts = range(HEADER_BYTES, HEADER_BYTES + count * slot, slot)
+    rows = [np.frombuffer(data, "<u4", batch_size * seq_len, start) for start in starts]
+    return np.stack(rows).reshape(count, batch_size, seq_len)
 
 
 @pytest.fixture
@@ -48,13 +45,17 @@ def store(request, tmp_path, tokens, write_store):
     return write_store(tmp_path / "in", tokens, (4,), (request.param,))
 
 
+#: Backend of a store -> the command that converts it, and the one that converts it back.
+COMMANDS = {"hdf5": ("hdf5-to-batch", "batch-to-hdf5"), "batch": ("batch-to-hdf5", "hdf5-to-batch")}
+
+
 def command(store):
-    return "hdf5-to-batch" if ShardIndex.load(store).shards[0].backend == "hdf5" else "batch-to-hdf5"
+    return COMMANDS[ShardIndex.load(store).shards[0].backend]
 
 
 @pytest.mark.parametrize("form", ["store", "shards", "file"])
 def test_the_same_tokens_in_another_dtype_and_back(form, store, tmp_path, tokens):
-    there, back = command(store), {"hdf5-to-batch": "batch-to-hdf5", "batch-to-hdf5": "hdf5-to-batch"}[command(store)]
+    there, back = command(store)
     more = ["--shards", 3] if form == "shards" else []
     suffix = (".h5", ".batch")[there.endswith("batch")] if form == "file" else ""
     run(there, store, tmp_path / f"wide{suffix}", "--dtype", "uint32", *more)
@@ -129,8 +130,9 @@ def _rest(path, state):
 
 @pytest.mark.parametrize("resume", [[], ["--resume"]])
 def test_another_dtype_is_another_conversion(resume, tmp_path, store):
-    run(command(store), store, tmp_path / "out")
-    said = run(command(store), store, tmp_path / "out", "--dtype", "uint32", *resume, code=1)
+    there, _ = command(store)
+    run(there, store, tmp_path / "out")
+    said = run(there, store, tmp_path / "out", "--dtype", "uint32", *resume, code=1)
     assert "exists already" in said
     flip_token(store / ShardIndex.load(store).shards[1].path, 0)
-    assert "expected crc32" in run(command(store), store, tmp_path / "other", "--dtype", "uint32", code=3)
+    assert "expected crc32" in run(there, store, tmp_path / "other", "--dtype", "uint32", code=3)

@@ -4,20 +4,18 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from commandline import report_of, succeed
+from commandline import one_error, report_of, succeed
 from commandline import run as run_command
 from contents import files_in
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from interrupted import Failing, Recorded, Stops
 from packed import places_of
+from processes import started, wait_until
 
 import zb_hdf5
 from zb_hdf5.converters import document_target
@@ -79,9 +77,8 @@ def run(*arguments):
 
 
 def ingest(files, destination, recipe=BYTES, options=SMALL, engine=None, **how):
-    return run_conversion(
-        TextSource(files, "jsonl", recipe), "hdf5", destination, engine=engine or Engine(), **options, **how
-    )
+    source, engine = TextSource(files, "jsonl", recipe), engine or Engine()
+    return run_conversion(source, "hdf5", destination, engine=engine, **options, **how)
 
 
 @pytest.mark.parametrize("packing", sorted(PACKINGS))
@@ -167,11 +164,9 @@ def test_splits_are_frozen_and_kept(tmp_path, files, texts, last):
             assert np.all(stored[len(expected) :] == 256)
     succeed(convert, "hdf5-to-batch", tmp_path / "out", tmp_path / "copy", "--tokens-only")
     assert [shard.split for shard in zb_hdf5.ShardIndex.load(tmp_path / "copy").shards] == splits
-    for more in (["--shards", "2"], []):
-        target = tmp_path / ("other" if more else "one.batch")
-        result = run("hdf5-to-batch", tmp_path / "out", target, "--tokens-only", *more)
-        assert result.exit_code == 1
-        assert "has the splits train, val, which must not be mixed" in result.output
+    for target, *more in (("other", "--shards", "2"), ("one.batch",)):
+        result = run("hdf5-to-batch", tmp_path / "out", tmp_path / target, "--tokens-only", *more)
+        assert "has the splits train, val, which must not be mixed" in one_error(result, 1)
 
 
 def test_remainders(tmp_path, files, texts):
@@ -371,10 +366,8 @@ def test_finished_tokens_and_shards_are_kept(num_tasks, tmp_path, files, monkeyp
     done = tokenized(monkeypatch)
     again = ingest(files, tmp_path / "out", options=options, resume=True)
     assert len(done) == max(0, 4 - num_tasks)
-    assert (again.documents_kept > 0, again.documents_kept == whole.counts.tokens_in) == (
-        num_tasks > 0,
-        not done,
-    )
+    assert (again.documents_kept > 0) is (num_tasks > 0)
+    assert (again.documents_kept == whole.counts.tokens_in) is (not done)
     assert again.kept.shards == max(0, num_tasks - 4)
     assert (again.sha256, again.counts) == (whole.sha256, whole.counts)
     assert files_in(tmp_path / "out") == files_in(tmp_path / "whole")
@@ -486,22 +479,24 @@ def test_resume_of_a_finished_store_says_so(layout, tmp_path, files):
 
 
 def test_the_two_layouts_leave_each_other_alone(tmp_path, files):
-    with pytest.raises(Stops):
-        run_conversion(TextSource(files, "jsonl", BYTES), "stream", tmp_path / "out", engine=Failing(1))
-    before = files_in(partial_path(tmp_path / "out"))
-    for resume in (False, True):
-        with pytest.raises(zb_hdf5.ConvertError, match="conversion of another kind is there; start over with --force"):
-            ingest(files, tmp_path / "out", resume=resume)
-    assert files_in(partial_path(tmp_path / "out")) == before
-    ingest(files, tmp_path / "out", overwrite=True)
+    def batches(path, **how):
+        return ingest(files, path, options=SMALL | {"num_shards": 4}, **how)
+
+    def stream(path, **how):
+        return run_conversion(TextSource(files, "jsonl", BYTES), "stream", path, **how)
+
+    for name, one, other, tasks in (("out", stream, batches, 1), ("new", batches, stream, 6)):
+        with pytest.raises(Stops):
+            one(tmp_path / name, engine=Failing(tasks))
+        before = files_in(partial_path(tmp_path / name))
+        for resume in (False, True):
+            with pytest.raises(
+                zb_hdf5.ConvertError, match="conversion of another kind is there; start over with --force"
+            ):
+                other(tmp_path / name, resume=resume)
+        assert files_in(partial_path(tmp_path / name)) == before
+    batches(tmp_path / "out", overwrite=True)
     assert not list((tmp_path / "out").glob("journal*"))
-    with pytest.raises(Stops):
-        ingest(files, tmp_path / "new", options=SMALL | {"num_shards": 4}, engine=Failing(6))
-    before = files_in(partial_path(tmp_path / "new"))
-    for resume in (False, True):
-        with pytest.raises(zb_hdf5.ConvertError, match="conversion of another kind is there; start over with --force"):
-            run_conversion(TextSource(files, "jsonl", BYTES), "stream", tmp_path / "new", resume=resume)
-    assert files_in(partial_path(tmp_path / "new")) == before
 
 
 def test_the_report_names_dropped_lines(tmp_path):
@@ -540,22 +535,16 @@ def test_usage_errors(tmp_path, options, code, message):
 def test_a_killed_ingest_leaves_nothing_under_the_final_name(tmp_path, number):
     text = "many words " * 20
     (tmp_path / "a.jsonl").write_text(f'{{"text": "{text}"}}\n' * 300_000)
-    command = ["-c", "from zb_hdf5.commands.zb import zb; zb()", "convert", "jsonl-to-hdf5", "a.jsonl", "out"]
-    process = subprocess.Popen(
-        [sys.executable, *command, "--tokenizer", "byte"], cwd=tmp_path, stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )  # fmt: skip
+    command = ("jsonl-to-hdf5", tmp_path / "a.jsonl", tmp_path / "out", "--tokenizer", "byte")
     waiting = partial_path(tmp_path / "out.tokens")
-    while not (waiting.exists() and any(path.stat().st_size for path in waiting.iterdir())):
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.01)
-    process.send_signal(number)
-    process.communicate()
+    with started("from zb_hdf5.converters.cli import convert; convert()", *command) as process:
+        wait_until(lambda: any(path.stat().st_size for path in waiting.glob("*")), process, 0.01)
+        process.send_signal(number)
+        process.communicate()
     left = {path.name for path in tmp_path.iterdir()} - {"a.jsonl"}
     assert left <= {waiting.name}  # tokens that are finished are kept for --resume
     (tmp_path / "a.jsonl").write_text(f'{{"text": "{text}"}}\n' * 100)
-    result = run("jsonl-to-hdf5", tmp_path / "a.jsonl", tmp_path / "out", "--tokenizer", "byte", "--force")
-    assert result.exit_code == 0, result.output
+    succeed(convert, *command, "--force")
     assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", "out"}
 
 
@@ -602,7 +591,5 @@ def test_a_disk_that_fills_is_one_message_with_path_and_cause(size_kib, mount_di
     arguments = ["jsonl-to-hdf5", tmp_path / "in.jsonl", disk / "out", "--tokenizer", "byte", "--seq-len", 200]
     result = run(*arguments, "--quiet", "--workers", "1")
     assert result.exit_code == 1
-    first = result.stderr.splitlines()[0]
-    assert re.match(
-        rf"Error: \[Errno 28\] No space left on device[^:]*: '{disk}/out\.tokens\.partial/(shard|doc)", first
-    )
+    said = rf"Error: \[Errno 28\] No space left on device[^:]*: '{disk}/out\.tokens\.partial/(shard|doc)"
+    assert re.match(said, result.stderr.splitlines()[0])

@@ -48,16 +48,11 @@ def test_every_packing_is_consistent(lengths, seq_len, name):
 
 
 @given(LENGTHS, SEQ_LEN)
-def test_concat_is_plain_slicing(lengths, seq_len):
+def test_concat_is_plain_slicing_and_pad_gives_each_document_a_row(lengths, seq_len):
     stream = np.arange(lengths.sum())
     whole = len(stream) // seq_len * seq_len
     expected = stream[:whole].reshape(-1, seq_len).tolist()
     assert [piece for row in rows_of(concat(lengths, seq_len), stream) for piece in row] == expected
-
-
-@given(LENGTHS, SEQ_LEN)
-def test_pad_gives_each_document_a_row(lengths, seq_len):
-    stream = np.arange(lengths.sum())
     documents = np.split(stream, np.cumsum(lengths)[:-1]) if len(lengths) else []
     expected = [[document[:seq_len].tolist()] for document in documents if len(document)]
     assert rows_of(pad(lengths, seq_len), stream) == expected
@@ -72,24 +67,18 @@ def test_best_fit_is_the_textbook_algorithm(lengths, seq_len):
     assert sorted((seq_len - used).tolist()) == best_fit_by_hand(sizes, seq_len)
 
 
-@given(LENGTHS, SEQ_LEN)
-def test_best_fit_loses_nothing_and_splits_only_what_is_longer_than_a_row(lengths, seq_len):
-    packing = best_fit(lengths, seq_len)
+@given(LENGTHS, SEQ_LEN, st.none() | st.integers(1, 20))
+def test_best_fit_loses_nothing_and_splits_only_what_is_longer_than_a_row(lengths, seq_len, buffer_documents):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pack, "BUFFER_DOCUMENTS", buffer_documents or pack.BUFFER_DOCUMENTS)
+        packing = best_fit(lengths, seq_len)
     assert packing.tokens_kept == lengths.sum()
+    assert np.all(places_of(packing)[1] + packing.lengths <= seq_len)
     starts = np.cumsum(lengths) - lengths
     number = np.searchsorted(starts, packing.offsets, side="right") - 1
     into = packing.offsets - starts[number]
     assert np.all(into % seq_len == 0), "a piece begins elsewhere than at a document or a multiple of seq_len"
     assert np.array_equal(packing.lengths, np.minimum(lengths[number] - into, seq_len))
-
-
-@given(LENGTHS, SEQ_LEN, st.integers(1, 20))
-def test_best_fit_in_several_buffers_loses_nothing(lengths, seq_len, buffer_documents):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pack, "BUFFER_DOCUMENTS", buffer_documents)
-        packing = best_fit(lengths, seq_len)
-    assert packing.tokens_kept == lengths.sum()
-    assert np.all(places_of(packing)[1] + packing.lengths <= seq_len)
 
 
 @pytest.mark.parametrize("seq_len", [512, 2048])

@@ -192,19 +192,16 @@ def test_an_interrupted_conversion_of_documents_is_resumed(tmp_path):
     assert (tmp_path / "out" / "shards.json").read_bytes() == (tmp_path / "whole" / "shards.json").read_bytes()
 
 
-@pytest.mark.parametrize("cut", [5, 30, 60])
-def test_a_damaged_index_is_refused(cut, tmp_path):
-    source = write_megatron(tmp_path / "in.bin", DOCUMENTS)
-    index = source.with_suffix(".idx")
-    index.write_bytes(index.read_bytes()[:cut])
-    with pytest.raises(IncompleteError, match=r"in\.idx: expected"):
-        convert(source, "stream", tmp_path / "out")
-    index.write_bytes(b"x" * 100)
-    with pytest.raises(FormatError, match="expected the index of Megatron tokens"):
-        convert(source, "stream", tmp_path / "out")
-
-
-def test_ids_that_do_not_fit_are_refused(tmp_path):
+def test_a_damaged_index_and_ids_that_do_not_fit_are_refused(tmp_path):
     source = write_megatron(tmp_path / "in.bin", [[[1, 2]], [[3, -4]]], code=4)
     with pytest.raises(ConvertError, match=r"in\.bin: .*-4"):
+        convert(source, "stream", tmp_path / "out")
+    write_megatron(source, DOCUMENTS)
+    index = source.with_suffix(".idx")
+    for cut in (60, 30, 5):
+        index.write_bytes(index.read_bytes()[:cut])
+        with pytest.raises(IncompleteError, match=r"in\.idx: expected"):
+            convert(source, "stream", tmp_path / "out")
+    index.write_bytes(b"x" * 100)
+    with pytest.raises(FormatError, match="expected the index of Megatron tokens"):
         convert(source, "stream", tmp_path / "out")

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from contents import write_batches
+from contents import batches_of, write_batches
 from packed import require_same_pieces
 
 from zb_hdf5 import ArgumentError, MmapTokenStore, ShardIndex, convert, open_reader, verify_store
@@ -21,8 +21,7 @@ def run(*arguments, code=0):
 
 
 def tokens_of(path, split=None):
-    with open_reader(path, split=split) as reader:
-        return np.concatenate([batch.reshape(-1) for batch in reader])
+    return batches_of(path, split=split).reshape(-1)
 
 
 def codecs_of(path):

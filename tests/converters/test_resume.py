@@ -133,6 +133,8 @@ def merge(tmp_path):
 
 
 def test_a_merge_says_what_is_missing(source, whole, tmp_path):
+    for value in ("3", "3/3", "-1/3", "a/b", "/", "1/0"):
+        assert "expected I/N" in fail(2, "npy-to-hdf5", source, tmp_path / "out", "--shard-range", value)
     nothing = merge(tmp_path)
     assert (nothing.exit_code, "no parts" in nothing.stderr) == (1, True)
     for name, parts in (("six", ("1/6", "4/6")), ("out", ("0/3", "2/3"))):
@@ -165,7 +167,7 @@ def test_parts_of_different_conversions_do_not_merge(change, more, message, sour
     assert (result.exit_code, message in result.stderr) == (1, True)
 
 
-def test_a_part_is_done_once(source, tmp_path):
+def test_a_part_is_done_once_and_a_merge_waits_for_no_one(source, tmp_path):
     part = ("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "1/2")
     done = run(convert, *part)
     assert "stored by part 1 of 2" in done.stdout
@@ -174,20 +176,11 @@ def test_a_part_is_done_once(source, tmp_path):
     succeed(*part, "--resume")
     succeed(*part, "--force")
     assert files_in(tmp_path / "out.partial") == before
-
-
-def test_a_merge_waits_for_no_one(source, tmp_path):
-    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "0/2")
     with PartialDirectory(tmp_path / "out", shared=True):
         result = merge(tmp_path)
         assert (result.exit_code, "another process" in result.stderr) == (5, True)
-        succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "1/2")
+        succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "0/2")
     assert merge(tmp_path).exit_code == 0
-
-
-@pytest.mark.parametrize("value", ["3", "3/3", "-1/3", "a/b", "/", "1/0"])
-def test_a_shard_range_that_is_none_is_a_usage_error(value, source, tmp_path):
-    assert "expected I/N" in fail(2, "npy-to-hdf5", source, tmp_path / "out", "--shard-range", value)
 
 
 # --- resume ----------------------------------------------------------------------------------------------------
@@ -248,16 +241,15 @@ def test_a_copy_says_that_nothing_was_shuffled(how, whole, tmp_path):
     assert report["shuffle"] == "none: batches are written in the order of the source"
 
 
-def test_progress_begins_with_what_was_kept(source, tmp_path):
-    interrupt(source, tmp_path / "out", 4)
+def test_an_interrupted_conversion_is_not_thrown_away_unasked_and_progress_begins_with_what_was_kept(
+    source, tmp_path, whole
+):
+    interrupt(source, tmp_path / "kept", 4)
     opened = NpySource([source], batch_size=B, seq_len=S, seed=42)
     shown = Recorded()
-    run_one(Conversion(opened, "hdf5", tmp_path / "out", num_shards=NUM_SHARDS, resume=True), shown)
+    run_one(Conversion(opened, "hdf5", tmp_path / "kept", num_shards=NUM_SHARDS, resume=True), shown)
     [amounts] = shown.amounts
     assert (amounts[0], sum(amounts[1:])) == (40 * B * S, 20 * B * S)
-
-
-def test_an_interrupted_conversion_is_not_thrown_away_unasked(source, whole, tmp_path):
     partial = interrupt(source, tmp_path / "out", 2)
     before = files_in(partial)
     assert re.search("2 of 6 finished shards.*--resume", fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS))
@@ -324,7 +316,7 @@ def test_a_torn_line_of_the_journal_counts_as_unfinished(cut, source, whole, tmp
     assert files_in(tmp_path / "out") == whole
 
 
-def test_a_journal_that_is_none_is_told(source, tmp_path):
+def test_a_journal_that_is_none_is_told_and_one_of_nothing_finished_binds_no_later_run(source, tmp_path, whole):
     partial = interrupt(source, tmp_path / "out", 3)
     journal = partial / WHOLE.journal_name
     lines = journal.read_text().split("\n")
@@ -336,6 +328,10 @@ def test_a_journal_that_is_none_is_told(source, tmp_path):
         before = files_in(partial)
         assert "not a journal" in fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS)
         assert files_in(partial) == before
+    journal.write_text(lines[0] + "\n")
+    succeed("npy-to-hdf5", source, tmp_path / "seven", *OPTIONS, "--seed", 7, "--resume")  # nothing is there
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--seed", 7, "--resume")
+    assert files_in(tmp_path / "out") == files_in(tmp_path / "seven")
 
 
 @pytest.mark.parametrize(("options", "differs"), [
@@ -351,15 +347,6 @@ def test_other_arguments_are_no_resume(options, differs, source, tmp_path):
     message = fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, *options, "--resume")
     assert f"holds another conversion: {differs}" in message
     assert files_in(partial) == before
-
-
-def test_a_journal_of_nothing_finished_binds_no_later_run(source, whole, tmp_path):
-    partial = interrupt(source, tmp_path / "out", 2)
-    journal = partial / WHOLE.journal_name
-    journal.write_text(journal.read_text().split("\n")[0] + "\n")
-    succeed("npy-to-hdf5", source, tmp_path / "seven", *OPTIONS, "--seed", 7, "--resume")  # nothing is there
-    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--seed", 7, "--resume")
-    assert files_in(tmp_path / "out") == files_in(tmp_path / "seven")
 
 
 @pytest.mark.parametrize("change", [
@@ -688,11 +675,19 @@ def test_a_resume_that_fails_early_loses_no_finished_shard(source, whole, tmp_pa
     assert shards_in(tmp_path / "out").items() >= kept.items()
 
 
-def test_a_source_in_the_way_of_the_work_is_refused(source, tmp_path):
+def test_a_source_in_the_way_of_the_work_and_odd_destinations_are_told_in_words(source, tmp_path, monkeypatch):
     succeed("npy-to-hdf5", source, tmp_path / "s.partial", *OPTIONS)
     before = files_in(tmp_path / "s.partial")
     assert "is or holds the source" in fail(1, "hdf5-to-batch", tmp_path / "s.partial", tmp_path / "s")
     assert files_in(tmp_path / "s.partial") == before
+    monkeypatch.chdir(tmp_path)
+    assert "no name of its own" in fail(2, "npy-to-hdf5", source, ".", *OPTIONS)
+    assert "no such folder" in fail(1, "npy-to-hdf5", source, tmp_path / "a" / "b", *OPTIONS)
+    os.mkfifo(tmp_path / "fifo.npy")
+    assert "found neither" in fail(1, "npy-to-hdf5", tmp_path / "fifo.npy", tmp_path / "out", *OPTIONS)
+    (tmp_path / "fifo.npy").unlink()
+    assert "named 2 times" in fail(1, "npy-to-hdf5", source, source, tmp_path / "out", *OPTIONS)
+    assert {path.name for path in tmp_path.iterdir()} == {"in.npy", "s.partial"}
 
 
 def test_a_done_store_of_other_arguments_or_an_older_source_is_not_done(tmp_path):
@@ -707,7 +702,9 @@ def test_a_done_store_of_other_arguments_or_an_older_source_is_not_done(tmp_path
     assert "no result of this conversion" in fail(1, *command, "--resume")
 
 
-def test_a_done_store_is_compared_with_the_file_that_was_read(tmp_path, write_file, tokens):
+def test_a_done_store_is_compared_with_what_was_read_and_not_with_what_that_was_made_of(
+    tmp_path, write_file, tokens, source, whole
+):
     write_file(tmp_path / "a.h5", tokens)
     command = ("hdf5-to-batch", tmp_path / "a.h5", tmp_path / "out")
     succeed(*command)
@@ -718,9 +715,6 @@ def test_a_done_store_is_compared_with_the_file_that_was_read(tmp_path, write_fi
         now = time.time_ns() + age_ns
         os.utime(tmp_path / "a.h5", ns=(now, now))
         assert "no result of this conversion" in fail(1, *command, "--resume")
-
-
-def test_a_done_copy_of_a_store_does_not_ask_for_what_the_store_was_made_of(source, whole, tmp_path):
     command = ("hdf5-to-batch", tmp_path / "whole", tmp_path / "copy")
     succeed(*command)
     source.unlink()
@@ -777,14 +771,3 @@ def test_a_replacement_goes_on_too(source, whole, tmp_path):
     succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume", "--force")
     assert files_in(tmp_path / "out") == whole
     assert (tmp_path / "out" / shard.name).stat().st_ino == inode
-
-
-def test_odd_destinations_are_told_in_words(source, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert "no name of its own" in fail(2, "npy-to-hdf5", source, ".", *OPTIONS)
-    assert "no such folder" in fail(1, "npy-to-hdf5", source, tmp_path / "a" / "b", *OPTIONS)
-    os.mkfifo(tmp_path / "fifo.npy")
-    assert "found neither" in fail(1, "npy-to-hdf5", tmp_path / "fifo.npy", tmp_path / "out", *OPTIONS)
-    (tmp_path / "fifo.npy").unlink()
-    assert "named 2 times" in fail(1, "npy-to-hdf5", source, source, tmp_path / "out", *OPTIONS)
-    assert [path.name for path in tmp_path.iterdir()] == ["in.npy"]

@@ -107,11 +107,10 @@ def make_packed(folder, documents, packing, shuffle, shape, per_shard, cuts):
     assume(expected)
     inside = [cut for cut in cuts if 0 < cut < len(lengths)]
     named = [True, False, True]  # of the middle one only what its spans are
-    stream = (
-        make_streams(folder / "streams", lengths, inside, spans=spans, named=named)
-        if inside
-        else make_stream(folder / "s.h5", lengths, spans=spans)
-    )
+    if inside:
+        stream = make_streams(folder / "streams", lengths, inside, spans=spans, named=named)
+    else:
+        stream = make_stream(folder / "s.h5", lengths, spans=spans)
     convert(
         stream, "hdf5", folder / "packed", batch_size=batch_size, seq_len=seq_len, packing=packing, shuffle=shuffle,
         seed=5, shard_bytes=per_shard * batch_size * seq_len * 2,
@@ -200,10 +199,14 @@ def test_each_split_is_packed_by_itself(tmp_path):
         pack(streams, tmp_path / "one.h5", shard_bytes=None)
 
 
-def test_one_file_keeps_all_of_it_beside_it(tmp_path, stream):
+def test_one_file_keeps_all_of_it_beside_it_and_a_damaged_stream_is_not_packed(tmp_path, stream):
     pack(stream, tmp_path / "x.h5", shard_bytes=None)
     require_tokens(tmp_path / "x.h5", LENGTHS, set(range(sum(LENGTHS))), seq_len=8, shuffle="global")
     assert not [path for path in tmp_path.iterdir() if "plan" in path.name]
+    flip(stream, stream.read_bytes().index(np.arange(1020, 1030).astype("<u2").tobytes()))
+    with pytest.raises(ChecksumError, match="crc32"):
+        pack(stream, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_command_and_function_write_the_same(tmp_path, stream):
@@ -232,13 +235,6 @@ def test_padding_has_no_values(tmp_path, stream):
         empty = [step for step in loader if not step["tokens"].any()]
     assert [step["spans"] for step in empty] == [[]] * 2  # ten documents have tokens: two rows fill the last batch
     assert all((step["span_index"] == -1).all() for step in empty)
-
-
-def test_a_damaged_stream_is_not_packed(tmp_path, stream):
-    flip(stream, stream.read_bytes().index(np.arange(1020, 1030).astype("<u2").tobytes()))
-    with pytest.raises(ChecksumError, match="crc32"):
-        pack(stream, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("of_a_store", [False, True])

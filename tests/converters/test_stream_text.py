@@ -1,4 +1,4 @@
-"""Text to tokens and to token streams: every document is recovered, whatever the shards, workers and threads."""
+"""Text and `.npy` files to token streams: every document is recovered, whatever the shards, workers and threads."""
 
 import json
 from functools import partial
@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from interrupted import Failing, Recorded, Stops
 
-from zb_hdf5 import ArgumentError, ConvertError
+from examples import examples
+from zb_hdf5 import ArgumentError, ConvertError, Loader, MmapTokenStore, ShardIndex, convert
 from zb_hdf5.commands.info import interrupted
+from zb_hdf5.converters import npy_source
 from zb_hdf5.converters.batch_target import merge_parts
-from zb_hdf5.converters.cli import convert
+from zb_hdf5.converters.cli import convert as commands
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.document_target import tokens_plan
 from zb_hdf5.converters.documents import TRAIN, VAL, Recipe, Route, TextSource, route
@@ -25,7 +27,7 @@ from zb_hdf5.converters.run import run as run_one
 from zb_hdf5.converters.source import Counts
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.spec import DOC_OFFSETS, TOKENS
-from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.verify import verify_store
 from zb_hdf5.text.corpus import open_documents
 from zb_hdf5.text.tokenizers import load_tokenizer
 
@@ -153,12 +155,12 @@ def test_finished_shards_are_kept(num_tasks, damage, tmp_path, files, monkeypatc
 def test_the_command(tmp_path, files, texts):
     options = ["--tokenizer", "byte", "--layout", "stream", "--shard-per-source"]
     command = ("jsonl-to-hdf5", tmp_path / "corpus", tmp_path / "out", *options)
-    report = report_of(convert, *command)
+    report = report_of(commands, *command)
     assert (report["documents"], report["num_shards"]) == (150, 2)
     assert report["sha256"] == ShardIndex.load(tmp_path / "out").sha256
     assert stored_documents(tmp_path / "out") == expected(texts)
-    assert "documents  150: 2 shards train\n" in succeed(convert, *command, "--force").stdout
-    result = run(convert, "jsonl-to-hdf5", tmp_path / "corpus", tmp_path / "two", *options, "--seq-len", 512)
+    assert "documents  150: 2 shards train\n" in succeed(commands, *command, "--force").stdout
+    result = run(commands, "jsonl-to-hdf5", tmp_path / "corpus", tmp_path / "two", *options, "--seq-len", 512)
     assert (result.exit_code, "--seq-len belongs to --layout batches" in result.output) == (2, True)
 
 
@@ -214,3 +216,99 @@ def test_routing_errors(files):
         route(source, val_fraction=0.1, val_last_shard=True)
     with pytest.raises(ConvertError, match="leaves nothing to train on"):
         route(source, 1, val_last_shard=True)
+
+
+# --- streams of .npy files ---------------------------------------------------------------------------------------
+END = 9
+
+
+def reference(tokens, boundary):
+    """Cut a list of tokens one by one."""
+    documents, current = [], []
+    for token in tokens:
+        if boundary == "before" and token == END and current:
+            documents.append(current)
+            current = []
+        current.append(token)
+        if boundary == "after" and token == END:
+            documents.append(current)
+            current = []
+    return [*documents, current] if current else documents
+
+
+def save(folder, *streams, dtype="u2"):
+    folder.mkdir()
+    for number, tokens in enumerate(streams):
+        np.save(folder / f"part-{number}.npy", np.array(tokens, dtype))
+    return folder
+
+
+@examples(20)
+@given(
+    st.lists(st.lists(st.integers(0, END), max_size=40), min_size=1, max_size=3).filter(any),
+    st.sampled_from(["after", "before"]),
+    st.integers(1, 7),
+)
+def test_documents_are_those_of_a_cut_token_by_token(tmp_path_factory, streams, boundary, block):
+    folder = tmp_path_factory.mktemp("npy")
+    source = save(folder / "tokens", *streams)
+    before, npy_source.BLOCK_TOKENS = npy_source.BLOCK_TOKENS, block  # documents straddle blocks
+    try:
+        report = convert([source], "stream", folder / "stream", boundary_token_id=END, boundary=boundary)
+    finally:
+        npy_source.BLOCK_TOKENS = before
+    expected = [(number, document) for number, tokens in enumerate(streams) for document in reference(tokens, boundary)]
+    assert report.counts.documents == len(expected)
+    with MmapTokenStore(folder / "stream") as store:
+        assert store.boundary_token_id == END
+        assert [store.document(k).tolist() for k in range(store.document_count)] == [each for _, each in expected]
+        places = [store.documents.document(k) for k in range(store.document_count)]
+    assert [place.source for place in places] == [str(source / f"part-{number}.npy") for number, _ in expected]
+    counts = [0] * len(streams)
+    for place, (number, _) in zip(places, expected, strict=True):
+        counts[number] += 1
+        assert place.row == counts[number]
+    assert not [each.problem for each in verify_store(folder / "stream") if each.problem]
+
+
+def test_packed_batches_know_their_documents(tmp_path):
+    streams = [[1, 2, END, 3, END], [4, 5, 6, 7, END, 8]]
+    convert([save(tmp_path / "tokens", *streams)], "stream", tmp_path / "stream", boundary_token_id=END)
+    how = {"batch_size": 3, "seq_len": 4, "shuffle": False, "packing": "concat", "remainder": "pad"}
+    convert(tmp_path / "stream", "hdf5", tmp_path / "batches", **how)
+    with Loader(tmp_path / "batches", shuffle="sequential", documents=("documents", "document_ids")) as loader:
+        step = next(iter(loader))
+    assert step["tokens"].tolist() == [[1, 2, END, 3], [END, 4, 5, 6], [END, END, END, END]]
+    assert step["document_ids"].tolist() == [[0, 0, 0, 1], [2, 3, 3, 3], [-1] * 4]
+    assert step["documents"].tolist() == [0, 1, 1, 2, -1]
+
+
+def test_an_interrupted_run_goes_on(tmp_path):
+    source = save(tmp_path / "tokens", [1, END, 2], [3, END], [4, END])
+    with pytest.raises(Stops):
+        convert([source], "stream", tmp_path / "stream", boundary_token_id=END, engine=Failing(2))
+    with pytest.raises(ConvertError, match="resume"):
+        convert([source], "stream", tmp_path / "stream", boundary_token_id=END)
+    with pytest.raises(ConvertError, match="other"):
+        convert([source], "stream", tmp_path / "stream", boundary_token_id=1, resume=True)
+    report = convert([source], "stream", tmp_path / "stream", boundary_token_id=END, resume=True)
+    assert report.kept.shards == 2
+    arguments = ["npy-to-stream", source, tmp_path / "whole", "--boundary-token-id", END]
+    assert "documents  4" in succeed(commands, *arguments).output
+    assert ShardIndex.load(tmp_path / "whole").sha256 == report.sha256
+    again = run(commands, *arguments)
+    assert (again.exit_code, "exists" in again.output) == (1, True)
+
+
+@pytest.mark.parametrize(("tokens", "how", "message"), [
+    (np.array([[1, 2]]), {}, r"expected a 1-D stream of tokens, found shape \(1, 2\)"),
+    (np.array([1.0]), {}, "integer"),
+    (np.array([], "u2"), {}, "no documents in 1 file"),
+    (np.array([1, 7]), {"vocab_size": 7}, r"a\.npy: .*7"),
+    (np.array([1, 70_000]), {"dtype": "uint16"}, r"a\.npy: .*70,?000"),
+])  # fmt: skip
+def test_what_cannot_be_cut_is_refused(tmp_path, tokens, how, message):
+    np.save(tmp_path / "a.npy", tokens)
+    with pytest.raises((ConvertError, ArgumentError), match=message):
+        convert([tmp_path / "a.npy"], "stream", tmp_path / "stream", boundary_token_id=1, **how)
+    assert not (tmp_path / "stream").exists()

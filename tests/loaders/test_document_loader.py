@@ -172,16 +172,13 @@ def test_a_state_of_other_documents_or_another_order_is_refused(field, options, 
             other.load_state_dict(state | {"position": 10_000}, force=True)
 
 
-def test_the_same_tokens_with_other_boundaries_are_other_documents(tmp_path):
+def test_the_same_tokens_with_other_boundaries_are_other_documents_and_a_pickled_loader_goes_on(tmp_path, stream):
     for name, lengths in (("a.h5", [4, 4, 4]), ("b.h5", [4, 5, 3])):
         write_stream(tmp_path / name, np.arange(12), lengths)
     with DocumentLoader(tmp_path / "a.h5", **WAYS["pack"]) as loader:
         state = loader.state_dict()
     with DocumentLoader(tmp_path / "b.h5", **WAYS["pack"]) as loader, pytest.raises(StateError, match="fingerprint"):
         loader.load_state_dict(state)
-
-
-def test_a_loader_is_pickled_and_takes_a_store(stream):
     with MmapTokenStore(stream) as store, DocumentLoader(store, **WAYS["pack"]) as loader:
         next(loader)
         with pickle.loads(pickle.dumps(loader)) as other:
@@ -303,24 +300,21 @@ def test_padding_of_fields_of_bytes_is_empty(tmp_path):
     assert batch["record"].tolist() == [[(b"c", 7), (b"", 0), (b"", 0)], [(b"c", 7)] * 3]
 
 
-def test_the_mask_is_yielded_if_it_is_asked_for(with_fields):
+def test_the_mask_is_yielded_if_it_is_asked_for_and_fields_that_are_not_there_are_refused(with_fields):
     for fields in ((), ("weight",)):
         first = loader_of(with_fields, "pack", fields=fields, loss_mask="loss_mask", targets=True)
         with first, pickle.loads(pickle.dumps(first)) as loader:
             batch = loader.get_batch()
             assert set(batch) & set(FIELDS) == set(fields)
             assert batch["targets"].tolist() == [2, -100, -100]  # the boundary token is of no field: it does not count
-
-
-@pytest.mark.parametrize(("options", "message"), [
-    ({"fields": ["other"]}, r"f\.h5: expected a field that is stored .* found 'other'"),
-    ({"loss_mask": "name", "targets": True}, r"expected loss_mask .* found 'name', \|S4 of shape \(\)"),
-    ({"loss_mask": "loss_mask"}, "pass targets=True"),
-    ({"loss_mask": "vector", "targets": True}, r"expected loss_mask .* found 'vector', int16 of shape \(2, 3\)"),
-])  # fmt: skip
-def test_fields_that_are_not_there_are_refused(options, message, with_fields):
-    with pytest.raises(ArgumentError, match=message):
-        loader_of(with_fields, "pack", **options)
+    for options, message in (
+        ({"fields": ["other"]}, r"f\.h5: expected a field that is stored .* found 'other'"),
+        ({"loss_mask": "name", "targets": True}, r"expected loss_mask .* found 'name', \|S4 of shape \(\)"),
+        ({"loss_mask": "loss_mask"}, "pass targets=True"),
+        ({"loss_mask": "vector", "targets": True}, r"expected loss_mask .* found 'vector', int16 of shape \(2, 3\)"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            loader_of(with_fields, "pack", **options)
 
 
 # --- arguments that every loader of tokens has -----------------------------------------------------------------

@@ -127,7 +127,14 @@ def test_ranks_share_an_epoch_that_ends_with_or_is_filled_up_from_its_start(
     assert interleave(per_rank) == [order[position % RECORDS] for position in range(steps * world_size * B)]
 
 
-def test_a_store_without_batches_is_an_error(tmp_path, open_loader):
+def test_impossible_arguments_are_named_and_a_store_without_batches_is_an_error(stores, tmp_path, open_loader):
+    for options, name in (
+        ({"shuffle": "random"}, "shuffle"), ({"epoch": -1}, "epoch"), ({"verify": "all"}, "verify"),
+        ({"block_size": 0, "shuffle": "block"}, "block_size"), ({"access": "fast"}, "access"),
+        ({"backend": "zarr"}, "backend"),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError, match=name):
+            open_loader(stores["one.h5"], **options)
     with open_writer(tmp_path / "empty.h5", batch_size=B, seq_len=S):
         pass
     for drop_last in (True, False):
@@ -146,17 +153,15 @@ def test_blocks_of_the_order_join_without_a_seam(shuffle, stores, open_loader, m
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_the_same_seed_is_the_same_epoch_in_every_backend(shuffle, world_size, stores, open_loader):
+def test_the_same_seed_is_the_same_epoch_in_every_backend_and_another_seed_or_epoch_another(
+    shuffle, world_size, stores, open_loader
+):
     found = [
         [epoch_of(loader) for loader in ranks(open_loader, stores[place], world_size, shuffle=shuffle, seed=7, epoch=3)]
         for place in PLACES
     ]
     assert found.count(found[0]) == len(PLACES)
     assert interleave(found[0]) == order_of(N, shuffle, 7, 3)[: (N - N % world_size) * B]
-
-
-@pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_another_seed_or_epoch_is_another_order_unless_it_is_sequential(shuffle, stores, open_loader):
     orders = [
         epoch_of(open_loader(stores["one.h5"], shuffle=shuffle, seed=seed, epoch=epoch))
         for seed, epoch in ((1, 0), (1, 1), (6, 0), (6, 3))
@@ -179,16 +184,6 @@ def test_set_epoch_is_the_epoch_of_the_constructor_and_iterating_again_repeats_i
     assert epoch_of(loader) == batches_of(N, "global")
 
 
-@pytest.mark.parametrize(("options", "name"), [
-    ({"shuffle": "random"}, "shuffle"), ({"epoch": -1}, "epoch"),
-    ({"block_size": 0, "shuffle": "block"}, "block_size"), ({"access": "fast"}, "access"),
-    ({"backend": "zarr"}, "backend"), ({"verify": "all"}, "verify"),
-])  # fmt: skip
-def test_impossible_arguments_are_named(options, name, stores, open_loader):
-    with pytest.raises(ArgumentError, match=name):
-        open_loader(stores["one.h5"], **options)
-
-
 # --- tensors and readers ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("place", PLACES)
 def test_batches_are_fresh_int64_tensors(place, stores, open_loader):
@@ -201,14 +196,11 @@ def test_batches_are_fresh_int64_tensors(place, stores, open_loader):
     assert rows(second) == (2, 3)
 
 
-def test_a_reader_is_a_source_as_well(stores, open_loader):
+def test_a_reader_is_a_source_as_well_and_a_closed_loader_says_so(stores, open_loader):
     with open_reader(stores["one.h5"], access="pread") as reader:
         loader = open_loader(reader)
         assert loader.reader is reader
         assert epoch_of(loader) == batches_of(N, "global")
-
-
-def test_a_closed_loader_says_so(stores, open_loader):
     loader = open_loader(stores["one.h5"])
     loader.close()
     with pytest.raises(ZbError, match="closed"):
@@ -391,13 +383,6 @@ def test_a_state_fits_the_same_tokens_in_the_other_backend(first, second, turned
     assert before + epoch_of(other) == batches_of(N, "global")
 
 
-@pytest.mark.parametrize(("first", "second"), [("one.batch", "one.h5"), ("one.h5", "one.batch")])
-def test_a_sampled_fingerprint_comes_with_the_way_out(first, second, stores, open_loader):
-    loader, other = open_loader(stores[first]), open_loader(stores[second])
-    with pytest.raises(StateError, match=r"fingerprint.*verify='store'"):
-        other.load_state_dict(loader.state_dict())
-
-
 @pytest.mark.parametrize("place", PLACES)
 def test_a_state_survives_another_access_and_moving_and_renaming_the_store(place, stores, tmp_path, open_loader):
     loader = open_loader(stores[place])
@@ -410,13 +395,16 @@ def test_a_state_survives_another_access_and_moving_and_renaming_the_store(place
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".batch"])
-def test_a_state_of_other_data_is_refused(suffix, stores, tmp_path, open_loader):
+def test_a_state_of_other_data_is_refused_and_a_sampled_fingerprint_with_the_way_out(
+    suffix, stores, tmp_path, open_loader
+):
     changed = tokens_of(N)
     changed[0, 0, 0] = 77
     write_batches(tmp_path / f"other{suffix}", changed)
-    state = open_loader(tmp_path / f"other{suffix}").state_dict()
-    with pytest.raises(StateError, match="fingerprint"):
-        open_loader(stores[f"one{suffix}"]).load_state_dict(state)
+    twin = stores["one.batch" if suffix == ".h5" else "one.h5"]
+    for path, message in ((tmp_path / f"other{suffix}", "fingerprint"), (twin, r"fingerprint.*verify='store'")):
+        with pytest.raises(StateError, match=message):
+            open_loader(stores[f"one{suffix}"]).load_state_dict(open_loader(path).state_dict())
 
 
 @pytest.mark.parametrize(("theirs", "ours", "field"), [
@@ -461,19 +449,10 @@ def test_torch_distributed_goes_before_the_environment_and_arguments_before_both
         assert epoch_of(loader) == batches_of(N, "global")[1 : N - N % 4 : 4]
 
 
-@pytest.mark.parametrize(("rank", "world_size"), [(0, None), (None, 2)])
-def test_half_of_the_pair_is_an_error(rank, world_size, stores, monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    for make in (resolve_rank, lambda rank, size: Loader(stores["one.h5"], rank=rank, world_size=size)):
-        with pytest.raises(ArgumentError, match="both rank and world_size"):
-            make(rank, world_size)
-
-
 @pytest.mark.parametrize(
     ("rank", "world_size"), [(2, 2), (-1, 2), (0, 0), (5, 3), (0, -1), ("", 2), ("x", 2), ("1.5", 2)]
 )
-def test_a_rank_outside_its_world_or_no_number_is_an_error(rank, world_size, monkeypatch):
+def test_a_rank_outside_its_world_or_no_number_or_half_of_the_pair_is_an_error(rank, world_size, stores, monkeypatch):
     if isinstance(rank, int):
         with pytest.raises(ArgumentError, match="rank"):
             resolve_rank(rank, world_size)
@@ -481,6 +460,10 @@ def test_a_rank_outside_its_world_or_no_number_is_an_error(rank, world_size, mon
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
     with pytest.raises(ArgumentError, match="rank" if isinstance(rank, int) else "RANK"):
         resolve_rank(None, None)
+    for half in ((0, None), (None, 2)):
+        for make in (resolve_rank, lambda rank, size: Loader(stores["one.h5"], rank=rank, world_size=size)):
+            with pytest.raises(ArgumentError, match="both rank and world_size"):
+                make(*half)
 
 
 def test_a_loader_shows_where_it_stands(tmp_path):

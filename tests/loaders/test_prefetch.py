@@ -30,7 +30,7 @@ def prefetch_threads():
     return [thread for thread in threading.enumerate() if thread.name.startswith("zb-prefetch")]
 
 
-def test_results_come_in_order_and_at_most_depth_reads_are_ahead():
+def test_results_and_errors_come_in_order_and_at_most_depth_reads_are_ahead():
     begun = []
 
     def read(number):
@@ -44,14 +44,12 @@ def test_results_come_in_order_and_at_most_depth_reads_are_ahead():
     assert len(begun) <= 5
     assert list(iterator) == list(range(1, 50))
 
-
-def test_an_error_is_raised_in_the_place_of_its_result():
-    def read(number):
+    def fail(number):
         if number == 7:
             raise IncompleteError("batch 7")
         return number
 
-    iterator = read_ahead(read, iter(range(20)), 4)
+    iterator = read_ahead(fail, iter(range(20)), 4)
     assert [next(iterator) for _ in range(7)] == list(range(7))
     with pytest.raises(IncompleteError, match="batch 7"):
         next(iterator)
@@ -162,15 +160,12 @@ def announced_for(requests, records_per_batch, depth=64):
     return announced
 
 
-def test_batches_that_follow_each_other_are_announced_together(monkeypatch):
+def test_batches_that_follow_each_other_are_announced_together_and_again_only_after_many_others(monkeypatch):
     monkeypatch.setattr("zb_hdf5.loaders.steps.HINTED_TOGETHER", 6)
     batches = [7, 100, 101, 3, 102, 2]
     assert announced_for(batches, 4) == [(2, 2), (7, 1), (100, 3)]
     records = [np.array([41, 4, 7, 400]), np.array([17, 30, 16, 18])]  # four in a batch
     assert announced_for(batches + records, 4)[3:] == [(1, 1), (4, 1), (10, 1)]  # but for 7 and 100
-
-
-def test_a_batch_is_announced_again_only_after_many_others(monkeypatch):
     monkeypatch.setattr("zb_hdf5.loaders.steps.REMEMBERED_HINTS", 4)
     monkeypatch.setattr("zb_hdf5.loaders.steps.HINTED_TOGETHER", 1)
     announced = announced_for([3, 1, 3, 1, 2, 0, 3, 9, 3, 9, 4, 3], 1)

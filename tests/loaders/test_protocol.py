@@ -111,22 +111,13 @@ def test_every_loader_keeps_the_protocol(name, data):
 
 
 #: One loader of each kind of state; the data set of a loader and its sampler have states of their own.
-STATEFUL = {
-    "loader": "Loader",
-    "mixture": "MixedLoader",
-    "text": "TextLoader",
-    "documents": "DocumentLoader",
-}
+STATEFUL = {"loader": "Loader", "mixture": "MixedLoader", "text": "TextLoader", "documents": "DocumentLoader"}
 
 
-def stateful(data):
+def test_every_kind_of_state_is_refused_by_every_other_kind_and_that_of_an_early_build_by_all(data):
     loader = Loader(data / "a.h5", **ALONE)
     others = {"batches": loader.dataset(), "steps": loader.dataset().sampler}
-    return {**{kind: LOADERS[name](data) for kind, name in STATEFUL.items()}, **others}
-
-
-def test_every_kind_of_state_is_refused_by_every_other_kind(data):
-    made = stateful(data)
+    made = {**{kind: LOADERS[name](data) for kind, name in STATEFUL.items()}, **others}
     assert made.keys() == {*KINDS}
     for kind, giver in made.items():
         state = json.loads(json.dumps(giver.state_dict()))
@@ -136,17 +127,11 @@ def test_every_kind_of_state_is_refused_by_every_other_kind(data):
             if other != kind:
                 with pytest.raises(StateError, match=f"expected kind '{other}', found '{kind}'"):
                     taker.load_state_dict(state)
-    for loader in made.values():
-        getattr(loader, "close", lambda: None)()
-
-
-def test_a_state_of_an_early_build_is_refused_in_one_sentence(data):
-    for loader in stateful(data).values():
-        state = loader.state_dict() | {"version": 1}
-        del state["kind"]
+        early = {name: value for name, value in state.items() if name != "kind"} | {"version": 1}
         with pytest.raises(StateError, match=r"state: expected kind .*, found None"):
-            loader.load_state_dict(state)
-        getattr(loader, "close", lambda: None)()
+            giver.load_state_dict(early)
+    for each in made.values():
+        getattr(each, "close", lambda: None)()
 
 
 @pytest.mark.parametrize("argument", ["prefetch", "split", "rank", "world_size", "targets", "device", "batch_size"])

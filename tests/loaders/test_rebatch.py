@@ -146,13 +146,16 @@ def test_int32_equals_int64_and_never_changes_the_file(opened):
     np.testing.assert_array_equal(opened.read_batch(3), TOKENS[3])
 
 
-def test_state_of_another_sequence_length_is_refused_unless_forced(opened):
+def test_records_of_another_length_and_states_of_one_are_refused_unless_forced(opened, tmp_path):
     state = Loader(opened, seq_len=16, **ALONE).state_dict()
     loader = Loader(opened, **ALONE)
     with pytest.raises(StateError, match="seq_len"):
         loader.load_state_dict(state)
     loader.load_state_dict(state | {"position": 8}, force=True)
     assert loader.state_dict()["position"] == 8
+    write_batches(tmp_path / "x.h5", np.zeros((2, 2, 8), np.int64))
+    with Loader(tmp_path / "x.h5", seq_len=4, **ALONE) as loader, pytest.raises(ArgumentError, match="of 8 tokens"):
+        loader.records()
 
 
 def test_a_hundred_thousand_ranks_share_without_a_cluster(opened):
@@ -178,9 +181,3 @@ def test_a_stream_that_was_verified_stays_so_with_another_batch_size(tmp_path):
     with Loader(tmp_path / "s.h5", batch_size=4, seq_len=16, verify="store", **ALONE) as loader:
         loader.load_state_dict(state)
         assert (loader.reader.batch_size, loader.reader.verified) == (2, "store")
-
-
-def test_records_of_another_length_than_the_stored_one_are_refused(tmp_path):
-    write_batches(tmp_path / "x.h5", np.zeros((2, 2, 8), np.int64))
-    with Loader(tmp_path / "x.h5", seq_len=4, **ALONE) as loader, pytest.raises(ArgumentError, match="of 8 tokens"):
-        loader.records()

@@ -120,16 +120,13 @@ def test_batches_depend_on_nothing_but_the_text(folder, texts, piece, batch_size
     np.testing.assert_array_equal(found.ravel(), expected[: found.size])
 
 
-def test_another_boundary_and_column(texts, tmp_path):
+def test_another_boundary_and_column_and_the_rank_of_the_job(texts, tmp_path, folder, monkeypatch):
     write_all(tmp_path, texts, column="content")
     expected = reference(texts, 0, 1)
     found = take(make(tmp_path, text_column="content", tokenizer=load_tokenizer("byte")), 5)
     np.testing.assert_array_equal(found.ravel(), expected[: found.size])
     with pytest.raises(ArgumentError, match="no special token '<bos>'"):
         make(tmp_path, boundary_token="<bos>")
-
-
-def test_the_rank_is_that_of_the_job(folder, texts, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     found = take(make(folder, None, None), 5)
@@ -285,12 +282,19 @@ def test_what_cannot_work_is_refused_at_once(folder, tmp_path, options, error, m
         make(tmp_path)
 
 
-def test_row_groups_without_a_document_are_an_error_and_no_hang(tmp_path):
+def test_row_groups_without_a_document_and_errors_of_the_tokenizer_are_no_hang(tmp_path, folder):
     write_parquet(tmp_path / "a.parquet", [[None, ""], ["text"]])
     write_parquet(tmp_path / "b.parquet", [["text"]])
     with make(tmp_path, 0, 2) as loader, pytest.raises(FormatError, match="no row group of rank 0 has a document"):
         loader.get_batch()
     assert take(make(tmp_path, 1, 2), 1).size
+
+    class Broken(ByteTokenizer):
+        def _encode(self, texts):
+            raise ZeroDivisionError("inside")
+
+    with make(folder, tokenizer=Broken()) as loader, pytest.raises(ZeroDivisionError, match="inside"):
+        next(iter(loader))
 
 
 def test_damage_in_the_middle_is_raised_where_it_is_needed(texts, tmp_path):
@@ -315,16 +319,7 @@ def test_damage_in_the_middle_is_raised_where_it_is_needed(texts, tmp_path):
         make(tmp_path)
 
 
-def test_an_error_of_the_tokenizer_arrives_as_it_is(folder):
-    class Broken(ByteTokenizer):
-        def _encode(self, texts):
-            raise ZeroDivisionError("inside")
-
-    with make(folder, tokenizer=Broken()) as loader, pytest.raises(ZeroDivisionError, match="inside"):
-        next(iter(loader))
-
-
-def test_close_ends_the_threads_and_may_be_followed_by_more(folder, texts):
+def test_threads_end_with_a_close_or_with_the_loader(folder, texts):
     loader = make(folder)
     loader.get_batch()
     assert our_threads()
@@ -334,11 +329,7 @@ def test_close_ends_the_threads_and_may_be_followed_by_more(folder, texts):
     expected = reference(texts, 0, 1)[BATCH * SEQ : 2 * BATCH * SEQ]
     np.testing.assert_array_equal(loader.get_batch().numpy().ravel(), expected)
     loader.close()
-
-
-def test_a_dropped_loader_ends_its_threads_at_once(folder):
-    """Without the garbage collector: nothing refers to itself."""
-    gc.disable()
+    gc.disable()  # nothing refers to itself
     try:
         loader = make(folder)
         loader.get_batch()

@@ -137,7 +137,7 @@ def test_a_gzip_file_that_is_cut_off(tmp_path):
             read(JsonLinesFile(path))
 
 
-def test_parquet(write_parquet):
+def test_parquet_of_all_kinds_of_text_and_of_none(write_parquet, tmp_path):
     path = write_parquet(["a", None, "b", "", "c", "d", "e"])
     file = ParquetFile(path)
     assert file.num_row_groups == 3
@@ -145,9 +145,6 @@ def test_parquet(write_parquet):
     texts, dropped = read(file)
     assert texts == ["a", "b", "c", "d", "e"]
     assert dropped == Dropped({"no text": 1, "empty": 1}, [f"row 2 of {path}: no text", f"row 4 of {path}: empty"])
-
-
-def test_parquet_of_other_kinds_of_text_and_of_none(write_parquet, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     pa = pytest.importorskip("pyarrow")
     for kind in (pa.large_string(), pa.dictionary(pa.int32(), pa.string())):
@@ -184,15 +181,12 @@ def test_parquet_errors(write_parquet, tmp_path, monkeypatch):
         ParquetFile(tmp_path / "a.parquet")
 
 
-def test_a_text_file_is_one_document(tmp_path):
+def test_a_text_file_is_one_document_and_blocks_are_small(tmp_path, monkeypatch):
     path, text = tmp_path / "a.txt", "first\r\n\r\nsecond ü\n"
     for data, texts, dropped in ((text.encode(), [text], {}), (b"\xff", [], {"not UTF-8": 1}), (b"", [], {"empty": 1})):
         path.write_bytes(data)
         found = read(PlainTextFile(path))
         assert (found[0], found[1].counts) == (texts, dropped)
-
-
-def test_blocks_are_small(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "BLOCK_DOCUMENTS", 4)
     monkeypatch.setattr(documents, "BLOCK_CHARACTERS", 20)
     path = tmp_path / "a.jsonl"
@@ -217,7 +211,7 @@ def test_opening_files_and_folders(tmp_path):
     assert set(FILE_KINDS) == {"parquet", "jsonl", "text"}
 
 
-def test_a_folder_may_be_named_like_a_file(tmp_path):
+def test_a_folder_may_be_named_like_a_file_and_a_file_is_named_once(tmp_path):
     (tmp_path / "b.jsonl").mkdir()
     for path in (tmp_path / "a.jsonl", tmp_path / "b.jsonl" / "part-0.jsonl"):
         path.write_text('{"text": "one"}\n')
@@ -226,9 +220,6 @@ def test_a_folder_may_be_named_like_a_file(tmp_path):
         assert names == ["a.jsonl", "b.jsonl/part-0.jsonl"]
     with pytest.raises(ConvertError, match=r"b\.jsonl: expected files that end in \.txt, found none; \.jsonl files"):
         open_documents([tmp_path / "b.jsonl"], "text")
-
-
-def test_a_file_that_is_named_twice_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path)
     message = r"a\.txt: is named 2 times; its documents would be stored as often: name it once"

@@ -58,7 +58,6 @@ def bar(clock):
     return shown
 
 
-# --- progress --------------------------------------------------------------------------------------------------
 def test_a_terminal_shows_one_line_clears_it_and_is_not_flooded(bar):
     text = bar(100, *[(1, "advance", 10)] * 10)
     assert "\n" not in text
@@ -126,9 +125,6 @@ def test_threads_advance_together(clock, capsys):
     assert (out, err.startswith("convert: 100%")) == ("", True)
 
 
-# --- sizes -----------------------------------------------------------------------------------------------------
-
-
 def test_sizes_are_understood_or_refused():
     for text, expected in {
         "4096": 4096, "1": 1, "64k": 64_000, "64K": 64_000, "64kB": 64_000, "64KiB": 65_536, "512MB": 512_000_000,
@@ -142,7 +138,6 @@ def test_sizes_are_understood_or_refused():
             SIZE.convert(text, None, None)
 
 
-# --- numbers for people ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("form", "value", "expected"), [
     *((format_count, *case) for case in (
         (0, "0 "), (7, "7 "), (999, "999 "), (1000, "1 k"), (1234, "1.23 k"), (1_234_567, "1.23 M"),
@@ -174,7 +169,6 @@ def test_counts_are_short_right_and_without_exponent(value):
     assert not any("e" in format_count(edge) for edge in (999.7, 999_999, 999_999_999, 10**12 - 1))
 
 
-# --- the group -------------------------------------------------------------------------------------------------
 @click.group(cls=CommandGroup)
 def group():
     """A group to call what the test gives it."""
@@ -253,7 +247,6 @@ def test_a_group_works_outside_the_main_thread():
     assert codes == [None]
 
 
-# --- reports ---------------------------------------------------------------------------------------------------
 LONG = [("path", "a/b"), ("fingerprint", "sampled:" + 64 * "a"), ("result", "word " * 40)]
 
 
@@ -279,7 +272,6 @@ def test_no_report_and_no_error_commands_the_terminal(capsysbinary):
     assert run(work).stderr == f"Error: {spelt.decode()}: found nothing\nof a file\n"
 
 
-# --- Ctrl+C while modules are imported --------------------------------------------------------------------------
 #: Runs a console script that is interrupted at the moment when it imports a module.
 INTERRUPTED_IMPORT = """
 import signal, sys
@@ -313,7 +305,6 @@ def test_ctrl_c_outside_of_imports_unwinds():
     assert done.stdout == "unwound\n"
 
 
-# --- mistakes ---------------------------------------------------------------------------------------------------
 def test_a_wrong_argument_does_not_command_the_terminal():
     for arguments in (["info", "no\x1b[31mne"], ["in\x1b[31mfo"], ["info", "--\x1b[31m", "."]):
         result = CliRunner().invoke(zb, arguments)

@@ -90,12 +90,15 @@ def test_help_fits_a_terminal_of_80_columns_and_has_an_example(name, option):
         assert len(listed) >= len(COMMANDS[name].list_commands(click.Context(COMMANDS[name])))
 
 
-def test_every_option_says_what_it_does_without_pointing_at_another_line():
+def test_every_option_says_what_it_does_without_pointing_at_another_line_and_has_one_note():
     for name, command in COMMANDS.items():
         for parameter in command.params:
             found = getattr(parameter, "help", None)
             assert found or not isinstance(parameter, click.Option), f"{name} {parameter.opts}"
             assert not (found or "").startswith(("The same.", "Of the ", "For ")), f"{name} {parameter.opts}: {found}"
+            shown = (parameter.get_help_record(click.Context(command)) or ("", ""))[1]
+            assert (shown.count("[default") <= 1, "default: no]" in shown) == (True, False), shown
+    assert ".batch" not in str(CliRunner().invoke(convert, ["hdf5-to-hdf5", "--help"]).stdout)
 
 
 # --- streams ---------------------------------------------------------------------------------------------------
@@ -197,7 +200,7 @@ def test_a_truncated_file_exits_4(kind, size, command, places):
     assert str(places[kind]) in said(4, command, places[kind])
 
 
-def test_a_file_that_is_being_written_exits_5(places, tmp_path):
+def test_a_missing_filter_and_a_file_that_is_being_written_exit_5(places, tmp_path):
     for suffix, command in ((".h5", "npy-to-hdf5"), (".batch", "npy-to-batch")):
         path = tmp_path / f"busy{suffix}"
         with open_writer(path, batch_size=4, seq_len=SEQ_LEN) as writer:
@@ -205,9 +208,6 @@ def test_a_file_that_is_being_written_exits_5(places, tmp_path):
             assert "another process is writing it" in one_error(run(convert, command, places["npy"], path, *SHAPE), 5)
         with open_reader(path) as reader:
             assert reader.num_batches == 1
-
-
-def test_a_missing_filter_exits_5(tmp_path):
     path = tmp_path / "other.h5"
     with h5py.File(path, "w") as h5:
         plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -272,7 +272,7 @@ def test_info_of_a_store(kind, by_index, places):
     assert re.search(r"^shards +3 of 4 batches each$", said(0, "info", places[kind]), re.MULTILINE)
 
 
-def test_info_and_verify_of_a_live_file(tmp_path):
+def test_info_and_verify_of_a_live_and_of_a_compressed_file(tmp_path, places, gzip_copy):
     with open_writer(tmp_path / "x.h5", batch_size=4, seq_len=SEQ_LEN) as writer:
         writer.write(batches(5))
         found = info(tmp_path / "x.h5.partial")
@@ -280,9 +280,6 @@ def test_info_and_verify_of_a_live_file(tmp_path):
         assert "5 batches are committed" in said(4, "verify", tmp_path / "x.h5.partial")
     assert found["state"].startswith("growing")
     assert (found["num_batches"], found["access"], found["layout"], found["sha256"]) == (5, "h5py", None, None)
-
-
-def test_info_and_verify_of_a_compressed_file(places, tmp_path, gzip_copy):
     path = gzip_copy(places["h5"], tmp_path / "small.h5")
     found = info(path)
     assert (found["access"], found["layout"], found["codec"][:4]) == ("pread", None, "gzip")
@@ -314,7 +311,7 @@ def text_store(tmp_path):
     return tmp_path / "text"
 
 
-def test_info_tells_what_a_store_was_made_of(text_store):
+def test_info_tells_what_a_store_was_made_of_also_of_a_rebuilt_index(text_store):
     found, index = info(text_store), json.loads((text_store / INDEX_NAME).read_text())
     assert (found["documents"], found["packing"], found["shuffle"]) == (80, "best-fit", "global")
     assert found["tokenizer"] == index["tokenizer"]
@@ -335,9 +332,6 @@ def test_info_tells_what_a_store_was_made_of(text_store):
         r"val +1 shard of 10 batches, 1,280 tokens",
     ):
         assert re.search(f"^{line}$", text, re.MULTILINE), text
-
-
-def test_an_index_that_is_rebuilt_keeps_splits_and_source(text_store):
     before = info(text_store)
     assert "not recovered" not in said(0, "index", "rebuild", "--force", text_store)
     assert info(text_store) == before
@@ -474,12 +468,18 @@ def test_a_crc32_file_makes_a_lone_batch_verifiable(places):
     assert "expected a .batch file, found a 'hdf5' file" in one_error(run(zb, "index", "crc32", places["h5"]))
 
 
-def test_one_file_without_digests_is_not_a_verified_folder(tmp_path):
+def test_info_of_arrays_names_the_next_step_and_one_without_digests_is_not_a_verified_folder(tmp_path):
     for name in ("a.npy", "b.npy"):
         np.save(tmp_path / name, np.arange(9))
     os.truncate(tmp_path / "a.npy", 100)
     text = said(4, "verify", tmp_path)  # what is bad counts more
     assert "BAD: 0 of 2 files are as they were written, 1 could not be compared with anything, 1 not" in text
+    np.save(tmp_path / "a.npy", np.zeros((3, 511), np.uint16))
+    for path in (tmp_path, tmp_path / "a.npy"):
+        message = one_error(run(zb, "info", path))
+        assert (
+            "expected a 1-D array of integers, found shape (3, 511) uint16; rows are records: convert them" in message
+        )
 
 
 @pytest.mark.parametrize("kind", ["h5", "h5-store", "batch-store"])
@@ -577,15 +577,6 @@ def test_verify_of_a_truncated_or_missing_shard_exits_4(kind, size, places):
     text = said(3 if size in (0, 6) else 4, "verify", places[kind])
     assert path.name in text
     assert "2 of 3 files" in text
-
-
-def test_info_of_arrays_of_records_names_the_next_step(tmp_path):
-    np.save(tmp_path / "a.npy", np.zeros((3, 511), np.uint16))
-    for path in (tmp_path, tmp_path / "a.npy"):
-        message = one_error(run(zb, "info", path))
-        assert (
-            "expected a 1-D array of integers, found shape (3, 511) uint16; rows are records: convert them" in message
-        )
 
 
 # --- in a process of its own -----------------------------------------------------------------------------------

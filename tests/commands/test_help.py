@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from commandline import commands_of, succeed
 from contents import write_batches, write_stream
 
@@ -115,13 +114,3 @@ def test_examples_run_as_printed_and_report_lines_json_or_nothing(name, option, 
         else:
             assert (bool(done.stdout), "  " in done.stdout) == (not option, not option)
             assert "\x1b" not in done.stdout
-
-
-def test_no_help_has_two_notes_in_one():
-    for command in convert.commands.values():
-        context = click.Context(command)
-        for option in command.params:
-            text = (option.get_help_record(context) or ("", ""))[1]
-            assert text.count("[default") <= 1
-            assert "default: no]" not in text
-    assert ".batch" not in str(CliRunner().invoke(convert, ["hdf5-to-hdf5", "--help"]).stdout)

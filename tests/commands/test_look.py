@@ -177,7 +177,7 @@ def test_boundaries_of_windows_are_those_of_the_documents(tmp_path_factory, leng
             assert [len(part.tokens) for part in parts_of(row, None)] == [length] * (length > 0)
 
 
-def test_a_document_is_shown_by_its_number(kinds):
+def test_a_document_is_shown_by_its_number_and_what_cannot_be_shown_is_told(kinds):
     tokens, made = kinds
     third = np.array_split(tokens.reshape(-1), 5)[3]
     result = run(zb, "show", made["stream"], "--document", 3, "--tokenizer", "byte", "--tokens", 20)
@@ -186,10 +186,6 @@ def test_a_document_is_shown_by_its_number(kinds):
     whole = run(zb, "show", made["stream"], "--document", 3, "--tokenizer", "byte", "--all").stdout
     assert shown_text(whole.split("\n")) == spelt_out(readable(BYTE, third))
     assert "left out" not in whole
-
-
-def test_what_cannot_be_shown(kinds):
-    made = kinds[1]
     for arguments, code, message in (
         ((made["h5"], "--document", 1), 1, "a.h5: holds no documents"),
         ((made["stream"], "--document", 5), 1, "no document 5: it has 5"),

@@ -69,62 +69,17 @@ def write(path, *, backend="hdf5"):
     return path
 
 
-def store_of(folder):
-    for number in range(2):
-        write(folder / f"shard-0000{number}-of-00002.h5")
-    assert run("index", "rebuild", folder).exit_code == 0
-    return folder
-
-
-def without_index(tmp_path):
-    folder = store_of(tmp_path / "store")
-    (folder / INDEX_NAME).unlink()
-    return "info", folder, 1, f"restore the index, or run 'zb index rebuild {folder}'"
-
-
-def edited_index(tmp_path):
-    folder = store_of(tmp_path / "store")
-    text = (folder / INDEX_NAME).read_text()
-    (folder / INDEX_NAME).write_text(text.replace('"seq_len": 8', '"seq_len": 4'))
-    return "verify", folder, 3, f"restore the index, or run 'zb index rebuild {folder}'"
-
-
-def swapped_shard(tmp_path):
-    folder = store_of(tmp_path / "store")
-    write_batches(tmp_path / "other.h5", np.ones((3, 2, 8), np.uint16), dtype="uint16")
-    os.replace(tmp_path / "other.h5", folder / "shard-00001-of-00002.h5")
-    return "repair", folder, 1, f"if the shards are the right ones, run 'zb index rebuild --force {folder}'"
-
-
-def missing_shard(tmp_path):
-    folder = store_of(tmp_path / "store")
-    (folder / "shard-00001-of-00002.h5").unlink()
-    return "repair", folder, 1, "restore it, or pass --force to leave its 3 batches out of the store"
-
-
-def missing_shard_and_index(tmp_path):
-    folder = store_of(tmp_path / "store")
-    (folder / "shard-00001-of-00002.h5").unlink()
-    (folder / INDEX_NAME).unlink()
-    return ("index", "rebuild"), folder, 4, "restore them, or pass --force to do without"
-
-
 def unfinished_shard(tmp_path):
     folder = tmp_path / "store"
     write(folder / "shard-00000-of-00002.h5")
     partial = write(folder / "other.h5").rename(folder / "shard-00001-of-00002.h5.partial")
-    return ("index", "rebuild"), folder, 4, f"if no writer is at work on it, run 'zb repair {partial}'"
+    return "index rebuild", folder, 4, f"if no writer is at work on it, run 'zb repair {partial}'"
 
 
 def unfinished_conversion(tmp_path):
     folder = tmp_path / "store.partial"
     folder.mkdir()
     return "verify", folder, 4, f"'zb info {folder}' shows its progress"
-
-
-def existing_index(tmp_path):
-    folder = store_of(tmp_path / "store")
-    return ("index", "rebuild"), folder, 1, "exists already, and is valid; pass --force to replace it"
 
 
 def lone_batch_file(tmp_path):
@@ -135,8 +90,12 @@ def lone_batch_file(tmp_path):
 
 def fields_that_do_not_fit(tmp_path):
     write_batches(tmp_path / "x.h5", np.ones((1, 2, 4), int), {"mask": np.ones((1, 2, 4), int)}, fields={"mask": "u1"})
-    command = ("convert", "hdf5-to-batch", tmp_path / "x.h5")
-    return command, tmp_path / "out", 1, "leaves behind the field mask; convert to HDF5, or pass --tokens-only"
+    return (
+        f"convert hdf5-to-batch {tmp_path / 'x.h5'}",
+        tmp_path / "out",
+        1,
+        "leaves behind the field mask; convert to HDF5, or pass --tokens-only",
+    )
 
 
 def another_program(tmp_path):
@@ -147,14 +106,46 @@ def another_program(tmp_path):
     return "info", tmp_path / "x.h5", 1, "datasets: tokens; to read one of them, pass --dataset"
 
 
-CASES = [
-    without_index, edited_index, swapped_shard, missing_shard, missing_shard_and_index, unfinished_shard,
-    unfinished_conversion, existing_index, lone_batch_file, fields_that_do_not_fit, another_program,
-]  # fmt: skip
+CASES = [unfinished_shard, unfinished_conversion, lone_batch_file, fields_that_do_not_fit, another_program]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_a_command_that_fails_names_the_next_one(case, tmp_path):
     command, path, code, expected = case(tmp_path)
-    result = run(*([command] if isinstance(command, str) else command), path)
+    result = run(*command.split(), path)
     assert (result.exit_code, expected in result.output) == (code, True), result.output
+
+
+def edit_index(store):
+    text = (store / INDEX_NAME).read_text()
+    (store / INDEX_NAME).write_text(text.replace('"seq_len": 8', '"seq_len": 4'))
+
+
+def swap_shard(store):
+    write_batches(store / "other.h5", np.ones((3, 2, 8), np.uint16), dtype="uint16")
+    os.replace(store / "other.h5", store / LAST)
+
+
+def lose(*names):
+    return lambda store: [(store / name).unlink() for name in names]
+
+
+LAST = "shard-00001-of-00002.h5"
+
+
+@pytest.mark.parametrize(("damage", "command", "code", "expected"), [
+    (lose(INDEX_NAME), "info", 1, "restore the index, or run 'zb index rebuild {store}'"),
+    (edit_index, "verify", 3, "restore the index, or run 'zb index rebuild {store}'"),
+    (swap_shard, "repair", 3, "if the shards are the right ones, run 'zb index rebuild --force {store}'"),
+    (lose(LAST), "repair", 1, "restore it, or pass --force to leave its 3 batches out of the store"),
+    (lose(LAST, INDEX_NAME), "index rebuild", 4, "restore them, or pass --force to do without"),
+    (lose(), "index rebuild", 1, "exists already, and is valid; pass --force to replace it"),
+])  # fmt: skip
+def test_a_command_of_a_damaged_store_names_the_next_one(damage, command, code, expected, tmp_path):
+    store = tmp_path / "store"
+    for number in range(2):
+        write(store / f"shard-0000{number}-of-00002.h5")
+    assert run("index", "rebuild", store).exit_code == 0
+    damage(store)
+    result = run(*command.split(), store)
+    assert (result.exit_code, expected.format(store=store) in result.output) == (code, True), result.output

@@ -141,7 +141,7 @@ def test_samples_are_spread_evenly_over_batches_and_have_whole_documents_of_a_st
     assert set(found.counts.tolist()) == {0, 7}
 
 
-def test_files_of_npy_are_compared_whole(tmp_path, monkeypatch):
+def test_files_of_npy_are_compared_whole_and_ids_that_no_tokenizer_has_are_counted_together(tmp_path, monkeypatch):
     monkeypatch.setattr(statistics, "STREAM_TOKENS", 16)
     parts = [np.arange(100), np.arange(100) + 1, np.arange(100)]
     for number, part in enumerate(parts):
@@ -149,9 +149,6 @@ def test_files_of_npy_are_compared_whole(tmp_path, monkeypatch):
     found = measure(tmp_path)
     check(found, [part.tolist() for part in parts])
     assert found.unit == "file"
-
-
-def test_ids_that_no_tokenizer_has_are_counted_together(tmp_path):
     np.save(tmp_path / "a.npy", np.array([3, 3, MAX_COUNTED_ID, 2**31, 2**32 - 1, MAX_COUNTED_ID - 1]))
     found = measure(tmp_path / "a.npy")
     assert found.uncounted == 3

@@ -145,15 +145,12 @@ def test_a_value_of_a_state_that_cannot_be_is_told(value, store, tmp_path):
     mixed.close()
 
 
-def test_a_stored_batch_needs_no_state(packed):
+def test_a_stored_batch_needs_no_state_also_in_a_shard_that_grows(packed, tmp_path):
     with open_reader(packed.path) as reader:
         for batch in range(len(reader)):
             [found] = run(packed.path, "--batch", batch)
             assert found["rows"] == [{"shard": str(packed.path), "batch": batch, "rows": [0, 1, 2, 3]}]
             require_documents(found, reader.read_batch(batch), packed.documents)
-
-
-def test_a_batch_of_a_growing_store_lies_in_its_unfinished_shard(tmp_path):
     with open_writer(tmp_path / "live", batch_size=4, seq_len=16, live=True, shard_batches=4) as writer:
         for batch in TOKENS[:6]:
             writer.write(batch[None])
@@ -167,7 +164,14 @@ def printed(*arguments):
     return succeed(zb, "which", *arguments).stdout.splitlines()
 
 
-def test_lines_are_limited_and_say_so(packed, monkeypatch):
+def test_lines_and_the_text_of_a_part_are_limited_and_say_so(tmp_path, packed, monkeypatch):
+    write_batches(tmp_path / "x.h5", np.arange(1000).reshape(1, 1, 1000) % 90 + 33, dtype="uint16")
+    words = (tmp_path / "x.h5", "--batch", 0, "--text", "--tokenizer", "byte")
+    some, whole = printed(*words), printed(*words, "--all")
+    assert sum(line.startswith("│ ") for line in some) == 3
+    assert "the rest of its text is left out; --all shows it" in some[-1]
+    text = "".join(line.removeprefix("│ ") for line in whole if line.startswith("│ "))
+    assert text == "".join(chr(each % 90 + 33) for each in range(1000))
     whole = printed(packed.path, "--batch", 0, "--all")
     [found] = run(packed.path, "--batch", 0)
     titles = [line for line in whole if line.startswith("── ")]
@@ -187,16 +191,6 @@ def test_lines_are_limited_and_say_so(packed, monkeypatch):
     assert all(line.isprintable() for line in text)
     assert any(line.startswith("│ ") for line in text)
     assert not any(line.startswith("│ ") for line in whole)
-
-
-def test_the_text_of_a_part_is_limited_and_says_so(tmp_path):
-    write_batches(tmp_path / "x.h5", np.arange(1000).reshape(1, 1, 1000) % 90 + 33, dtype="uint16")
-    words = (tmp_path / "x.h5", "--batch", 0, "--text", "--tokenizer", "byte")
-    some, whole = printed(*words), printed(*words, "--all")
-    assert sum(line.startswith("│ ") for line in some) == 3
-    assert "the rest of its text is left out; --all shows it" in some[-1]
-    text = "".join(line.removeprefix("│ ") for line in whole if line.startswith("│ "))
-    assert text == "".join(chr(each % 90 + 33) for each in range(1000))
 
 
 def test_batches_without_documents_say_so(store):

@@ -459,17 +459,9 @@ def test_batch_to_hdf5_and_back_is_the_identical_file(dtype, middle, shards, tmp
         assert there["sha256"] == back["sha256"]
 
 
-def test_a_store_keeps_its_cut_and_its_story(source, tmp_path):
-    succeed("npy-to-hdf5", source, tmp_path / "h5", *SHAPE, "--shards", 5, "--seed", 6, "--vocab-size", 400)
-    succeed("hdf5-to-batch", tmp_path / "h5", tmp_path / "batch")
-    succeed("batch-to-hdf5", tmp_path / "batch", tmp_path / "again")
-    assert files_in(tmp_path / "again") == files_in(tmp_path / "h5")
-    first, second = ShardIndex.load(tmp_path / "h5"), ShardIndex.load(tmp_path / "batch")
-    assert [s.sha256 for s in first.shards] == [s.sha256 for s in second.shards]
-    assert (first.meta, first.shuffle, first.source) == (second.meta, second.shuffle, second.source)
-
-
-def test_the_same_tokens_have_the_same_sha256_in_every_format(native, tmp_path):
+def test_the_same_tokens_have_the_same_sha256_in_every_format_and_a_store_keeps_its_cut_and_its_story(
+    native, tmp_path, source
+):
     printed = run(convert, "batch-to-hdf5", native, tmp_path / "middle", "--shards", 3).stdout
     reports = [
         succeed("batch-to-hdf5", native, tmp_path / "a.h5"),
@@ -482,6 +474,13 @@ def test_the_same_tokens_have_the_same_sha256_in_every_format(native, tmp_path):
     back = run(convert, "hdf5-to-batch", tmp_path / "middle", tmp_path / "back").stdout
     digest, again = (re.search(r"^sha256 +(\w{64})$", text, re.MULTILINE)[1] for text in (printed, back))
     assert digest == again
+    succeed("npy-to-hdf5", source, tmp_path / "h5", *SHAPE, "--shards", 5, "--seed", 6, "--vocab-size", 400)
+    succeed("hdf5-to-batch", tmp_path / "h5", tmp_path / "batch")
+    succeed("batch-to-hdf5", tmp_path / "batch", tmp_path / "again")
+    assert files_in(tmp_path / "again") == files_in(tmp_path / "h5")
+    first, second = ShardIndex.load(tmp_path / "h5"), ShardIndex.load(tmp_path / "batch")
+    assert [s.sha256 for s in first.shards] == [s.sha256 for s in second.shards]
+    assert (first.meta, first.shuffle, first.source) == (second.meta, second.shuffle, second.source)
 
 
 @examples(40)
@@ -636,7 +635,13 @@ def test_what_exists_is_replaced_by_force_only_and_nothing_else_is_left(old, sou
     assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
-def test_force_replaces_only_at_the_end(old, source):
+def test_force_replaces_only_at_the_end_and_a_failing_conversion_nothing(old, tmp_path, source):
+    tokens = numbered(48, dtype="<i8")
+    tokens[47, 7] = -1
+    save(tmp_path / "bad.npy", tokens)
+    before = files_in(tmp_path)
+    fail(1, "npy-to-hdf5", tmp_path / "bad.npy", old, *SHAPE, "--no-shuffle", "--force")
+    assert files_in(tmp_path) == before
     seen = []
 
     def watch(tokens):
@@ -650,15 +655,6 @@ def test_force_replaces_only_at_the_end(old, source):
     np.testing.assert_array_equal(records_of(old), numbered(48))
 
 
-def test_a_failing_conversion_with_force_keeps_the_old_data(old, tmp_path):
-    tokens = numbered(48, dtype="<i8")
-    tokens[47, 7] = -1
-    save(tmp_path / "bad.npy", tokens)
-    before = files_in(tmp_path)
-    fail(1, "npy-to-hdf5", tmp_path / "bad.npy", old, *SHAPE, "--no-shuffle", "--force")
-    assert files_in(tmp_path) == before
-
-
 @pytest.mark.parametrize("name", ["notes.txt", ".hidden", "model"])
 def test_force_never_deletes_a_folder_with_foreign_files(name, source, tmp_path):
     succeed("npy-to-hdf5", source, tmp_path / "out", *SHAPE)
@@ -669,16 +665,6 @@ def test_force_never_deletes_a_folder_with_foreign_files(name, source, tmp_path)
     foreign_path.write_text("precious")
     before = files_in(tmp_path)
     assert name in fail(1, "npy-to-hdf5", source, tmp_path / "out", *SHAPE, "--force")
-    assert files_in(tmp_path) == before
-
-
-def test_force_does_not_turn_a_file_into_a_folder_or_back(source, tmp_path):
-    (tmp_path / "file").write_text("precious")
-    succeed("npy-to-hdf5", source, tmp_path / "folder", *SHAPE)
-    (tmp_path / "folder").rename(tmp_path / "folder.h5")
-    before = files_in(tmp_path)
-    fail(1, "npy-to-hdf5", source, tmp_path / "file", *SHAPE, "--force")
-    fail(1, "npy-to-hdf5", source, tmp_path / "folder.h5", *SHAPE, "--force")
     assert files_in(tmp_path) == before
 
 
@@ -724,7 +710,7 @@ def test_a_failure_between_the_renames_of_a_swap_keeps_the_old_store(error, call
     assert {path.name for path in tmp_path.iterdir()} - {"out.partial"} == {"in", "out"}
 
 
-def test_the_leftover_of_a_killed_conversion_is_replaced(source, tmp_path):
+def test_the_leftover_of_a_killed_conversion_is_replaced_and_no_file_by_a_folder_or_back(source, tmp_path):
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial" / "shard-00000-of-00007.h5").write_text("half a shard")
     (tmp_path / "one.h5.partial").write_text("half a file")
@@ -733,9 +719,16 @@ def test_the_leftover_of_a_killed_conversion_is_replaced(source, tmp_path):
         np.testing.assert_array_equal(records_of(tmp_path / name), numbered(48))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "one.h5", "out"]
     assert len(list((tmp_path / "out").iterdir())) == 2
+    (tmp_path / "file").write_text("precious")
+    succeed("npy-to-hdf5", source, tmp_path / "folder", *SHAPE)
+    (tmp_path / "folder").rename(tmp_path / "folder.h5")
+    before = files_in(tmp_path)
+    fail(1, "npy-to-hdf5", source, tmp_path / "file", *SHAPE, "--force")
+    fail(1, "npy-to-hdf5", source, tmp_path / "folder.h5", *SHAPE, "--force")
+    assert files_in(tmp_path) == before
 
 
-def test_a_conversion_onto_its_own_source_is_refused_unasked_and_loses_no_token_by_force(native, source, tmp_path):
+def test_no_source_is_lost_to_a_conversion_onto_itself(native, source, tmp_path):
     succeed("npy-to-hdf5", source, tmp_path / "store", *SHAPE, "--no-shuffle")
     before = files_in(tmp_path)
     fail(1, "hdf5-to-batch", tmp_path / "store", tmp_path / "store")
@@ -745,12 +738,9 @@ def test_a_conversion_onto_its_own_source_is_refused_unasked_and_loses_no_token_
     assert files_in(tmp_path) == before
     run(convert, "hdf5-to-batch", tmp_path / "store", tmp_path / "store", "--force")
     np.testing.assert_array_equal(records_of(tmp_path / "store"), numbered(48))
-
-
-def test_npy_records_are_not_replaced_by_what_is_made_of_them(source, tmp_path):
-    """Shuffling, dropping and padding cannot be undone: the source of an npy conversion must outlive it."""
-    succeed("npy-to-hdf5", source, tmp_path / "store", *SHAPE)
-    succeed("hdf5-to-npy", tmp_path / "store", tmp_path / "records")
+    # shuffling, dropping and padding cannot be undone: the source of an npy conversion must outlive it
+    succeed("npy-to-hdf5", source, tmp_path / "shuffled", *SHAPE)
+    succeed("hdf5-to-npy", tmp_path / "shuffled", tmp_path / "records")
     before = files_in(tmp_path / "records")
     shape = ("--batch-size", 5, "--seq-len", SEQ_LEN)
     run(convert, "npy-to-hdf5", tmp_path / "records", tmp_path / "records", *shape, "--force")

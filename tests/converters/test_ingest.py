@@ -279,7 +279,7 @@ def test_shards_that_are_cut_anew_do_not_say_which_documents_they_hold(tmp_path,
     assert (index["document_count"], index["shards"]["document_count"]) == (150, [NOT_KNOWN, NOT_KNOWN])
 
 
-def test_no_row_is_dropped_by_default_and_the_report_says_what_is_padding(tmp_path):
+def test_the_report_says_what_is_padding_and_names_dropped_lines_and_no_row_is_dropped_by_default(tmp_path):
     """Twenty documents of a row each, in batches of 16: the last 4 rows were dropped."""
     (tmp_path / "a.jsonl").write_text((json.dumps({"text": "x" * 511}) + "\n") * 20)
     how = [tmp_path / "a.jsonl", "--tokenizer", "byte", "--batch-size", 16, "--packing", "best-fit"]
@@ -288,9 +288,16 @@ def test_no_row_is_dropped_by_default_and_the_report_says_what_is_padding(tmp_pa
     assert (report["tokens_in"], report["tokens_padded"], report["padding_rows"]) == (20 * 512, 12 * 512, 12)
     assert zb_hdf5.ShardIndex.load(tmp_path / "out").meta.total_records == 20
     told = run("jsonl-to-hdf5", how[0], tmp_path / "two", *how[1:])
-    assert "37.50% of the stored tokens, 12 whole rows that fill the last batch among them" in " ".join(
-        told.output.split()
-    )
+    said = "37.50% of the stored tokens, 12 whole rows that fill the last batch among them"
+    assert said in " ".join(told.output.split())
+    path = tmp_path / "b.jsonl"
+    path.write_text('{"text": "' + "x" * 100 + '", "author": "A"}\nbad\n{"text": ""}\n')
+    options = ("--tokenizer", "byte", "--batch-size", 1, "--seq-len", 8, "--metadata-columns", "nope,author")
+    result = run("jsonl-to-hdf5", path, tmp_path / "lines", *options)
+    assert result.exit_code == 0
+    assert "dropped    1 bad JSON, 1 empty\n" in result.stdout
+    assert result.stderr == f"note: {path}: no key 'nope' in its first lines\n"
+    assert f"           line 2 of {path}: bad JSON\n" in result.stdout
 
 
 @pytest.mark.parametrize(("name", "options", "message"), [
@@ -338,7 +345,6 @@ def test_a_parquet_file_without_row_groups_has_no_documents(tmp_path, how):
     assert [path.name for path in tmp_path.iterdir()] == ["a.parquet"]
 
 
-# --- interruptions -------------------------------------------------------------------------------------------------
 def tokenized(monkeypatch):
     """Return a list that grows with each file of tokens that is made."""
     real, routes = Route.read, []
@@ -438,7 +444,6 @@ def test_tokens_of_other_documents_are_not_gone_on_with(tmp_path, files):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out"]
 
 
-# --- the commands --------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_every_kind_of_file_gives_the_same_store(tmp_path, texts):
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
@@ -497,17 +502,6 @@ def test_the_two_layouts_leave_each_other_alone(tmp_path, files):
         assert files_in(partial_path(tmp_path / name)) == before
     batches(tmp_path / "out", overwrite=True)
     assert not list((tmp_path / "out").glob("journal*"))
-
-
-def test_the_report_names_dropped_lines(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "' + "x" * 100 + '", "author": "A"}\nbad\n{"text": ""}\n')
-    options = ("--tokenizer", "byte", "--batch-size", 1, "--seq-len", 8, "--metadata-columns", "nope,author")
-    result = run("jsonl-to-hdf5", path, tmp_path / "out", *options)
-    assert result.exit_code == 0
-    assert "dropped    1 bad JSON, 1 empty\n" in result.stdout
-    assert result.stderr == f"note: {path}: no key 'nope' in its first lines\n"
-    assert f"           line 2 of {path}: bad JSON\n" in result.stdout
 
 
 @pytest.mark.parametrize(("options", "code", "message"), [

@@ -99,7 +99,6 @@ def require_tokens(path, known, split=None):
         return covered
 
 
-# --- text ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("packing", sorted(PACKINGS))
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.thin
@@ -178,7 +177,6 @@ def test_workers_and_resumes_give_the_same_tables(tmp_path, corpus, layout, monk
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out", "whole", "workers"]
 
 
-# --- columns ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 @pytest.mark.parametrize(("ids", "message"), [
     (["a", None, "c"], r"(line|row) 2 of .*: column 'id': expected an id, a text or a whole number, found None"),
@@ -256,7 +254,6 @@ def test_undecodable_values_are_refused(tmp_path):
     assert rf"line 1 of {tmp_path}/x.jsonl: column 'id': the id '\ud800' is no Unicode text" in one_line(done.output)
 
 
-# --- conversions -----------------------------------------------------------------------------------------------
 @pytest.fixture
 def store(tmp_path, corpus):
     """Return a store of text of one split, and what is known of its documents."""
@@ -281,7 +278,7 @@ def test_documents_survive_there_and_back(tmp_path, store, shards):
             assert path.read_bytes() == (tmp_path / "back" / path.name).read_bytes(), path.name
 
 
-def test_documents_survive_one_file_until_one_without_takes_its_name(tmp_path, store):
+def test_documents_survive_one_file_and_a_job_array_until_a_file_without_takes_the_name(tmp_path, store):
     source, known = store
     one = tmp_path / "one.h5"
     run_convert("hdf5-to-hdf5", source, one)
@@ -296,6 +293,12 @@ def test_documents_survive_one_file_until_one_without_takes_its_name(tmp_path, s
     assert (pieces_path(one).exists(), documents_path(one).exists()) == (False, False)
     with open_reader(one) as reader:
         assert reader.documents is None
+    run_convert("hdf5-to-hdf5", source, tmp_path / "whole")
+    for part in (2, 0, 1, 3):
+        run_convert("hdf5-to-hdf5", source, tmp_path / "out", "--shard-range", f"{part}/4")
+    succeed(zb, "index", "merge", tmp_path / "out")
+    assert files_in(tmp_path / "out") == files_in(tmp_path / "whole")
+    require_tokens(tmp_path / "out", known)
 
 
 def test_a_batch_store_of_documents_is_asked_for(tmp_path, store):
@@ -315,17 +318,7 @@ def test_a_batch_store_of_documents_is_asked_for(tmp_path, store):
     assert all(path.suffix == ".npy" for path in (tmp_path / "npy").iterdir())
 
 
-def test_parts_of_a_job_array_are_one_store(tmp_path, store):
-    source, known = store
-    run_convert("hdf5-to-hdf5", source, tmp_path / "whole")
-    for part in (2, 0, 1, 3):
-        run_convert("hdf5-to-hdf5", source, tmp_path / "out", "--shard-range", f"{part}/4")
-    succeed(zb, "index", "merge", tmp_path / "out")
-    assert files_in(tmp_path / "out") == files_in(tmp_path / "whole")
-    require_tokens(tmp_path / "out", known)
-
-
-def test_a_resumed_copy_checks_its_pieces(tmp_path, store):
+def test_a_resumed_copy_checks_its_pieces_and_those_of_another_store_are_refused(tmp_path, store, corpus):
     source, known = store
 
     def copy(engine):
@@ -338,10 +331,6 @@ def test_a_resumed_copy_checks_its_pieces(tmp_path, store):
     report = copy(Engine())
     assert report.kept.shards < 2
     require_tokens(tmp_path / "out", known)
-
-
-def test_pieces_of_another_store_are_refused(tmp_path, corpus, store):
-    source, _ = store
     ingest(corpus[0], tmp_path / "other", dict(batch_size=4, seq_len=32, seed=9, num_shards=3))
     for path in source.glob("*.pieces"):
         os.replace(tmp_path / "other" / path.name, path)
@@ -349,7 +338,6 @@ def test_pieces_of_another_store_are_refused(tmp_path, corpus, store):
         reader.read_pieces(np.arange(3))
 
 
-# --- the writer of documents -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("boundary", [-1, 9])
 def test_documents_are_written_with_what_is_known_of_them(tmp_path, boundary):
     path = tmp_path / "x.h5"

@@ -125,7 +125,7 @@ def test_compressed_batches_go_to_other_formats_and_layouts_with_fields_and_coun
     require_whole(tmp_path / "y.h5")
 
 
-def test_layouts_that_cannot_be_are_refused(packed, tmp_path):
+def test_layouts_that_cannot_be_and_codecs_of_other_files_are_refused(packed, tmp_path):
     new = tmp_path / "new"
     assert "seq_len must divide the stored 32, found 5" in run("hdf5-to-hdf5", packed, new, "--seq-len", 5, code=2)
     said = run("hdf5-to-hdf5", packed, new, "--batch-size", 7, "--remainder", "error", code=1)
@@ -135,9 +135,6 @@ def test_layouts_that_cannot_be_are_refused(packed, tmp_path):
     with pytest.raises(ArgumentError, match="seed, shuffle belong to"):
         convert(packed, "hdf5", new, shuffle=True, seed=3)
     assert not new.exists()
-
-
-def test_only_hdf5_that_is_not_live_is_compressed(packed, tmp_path):
     said = run("hdf5-to-hdf5", packed, tmp_path / "live", "--live", "--codec", "zstd", code=2)
     assert "leave out --codec" in said
     assert "No such option" in run("hdf5-to-batch", packed, tmp_path / "x", "--codec", "zstd", code=2)

@@ -269,10 +269,7 @@ def test_a_finished_shard_that_was_damaged_is_written_again(source, whole, tmp_p
     assert files_in(tmp_path / "out") == whole
 
 
-SHAPES = [(32, 64), (5, 33)]  # batches that fill their pages, and batches with padding between them
-
-
-@pytest.mark.parametrize(("batch_size", "seq_len"), SHAPES)
+@pytest.mark.parametrize(("batch_size", "seq_len"), [(32, 64), (5, 33)])  # without and with padding between batches
 @pytest.mark.parametrize("target", ["hdf5", "batch", "npy"])
 @pytest.mark.thin
 def test_every_byte_of_a_kept_shard_is_that_of_an_undisturbed_run(target, batch_size, seq_len, tmp_path):
@@ -386,18 +383,6 @@ def test_resuming_what_is_done_changes_nothing(source, whole, tmp_path):
     assert files_in(tmp_path / "whole") == whole
 
 
-def test_a_resumed_part_keeps_the_other_parts(source, whole, tmp_path):
-    for name in ("out", "one"):
-        succeed("npy-to-hdf5", source, tmp_path / name, *OPTIONS, "--shard-range", "0/2")
-    succeed("npy-to-hdf5", source, tmp_path / "one", *OPTIONS, "--resume")
-    assert files_in(tmp_path / "one") == whole  # one job finishes what an array began
-    (tmp_path / "out.partial" / "shard-00001-of-00006.h5").unlink()
-    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "1/2", "--resume")
-    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "0/2", "--resume")
-    assert merge(tmp_path).exit_code == 0
-    assert files_in(tmp_path / "out") == whole
-
-
 # --- the plan --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("target", ["hdf5", "batch"])
 def test_a_dry_run_writes_nothing_and_says_what_would_be(target, source, tmp_path):
@@ -411,16 +396,6 @@ def test_a_dry_run_writes_nothing_and_says_what_would_be(target, source, tmp_pat
     assert len(sizes) <= planned["inodes"] <= len(sizes) + 3
     text = run(convert, *command, "--dry-run", "--force").stdout
     assert "6, the largest" in text
-
-
-def test_no_room_is_told_before_any_work(source, tmp_path, monkeypatch):
-    monkeypatch.setattr("zb_hdf5.converters.shard.free_room", lambda folder: {"bytes": 1000, "inodes": None})
-    for name in ("out", "out.h5"):
-        shards = OPTIONS if name == "out" else OPTIONS[:-2]
-        assert "free are 1000 bytes" in fail(1, "npy-to-hdf5", source, tmp_path / name, *shards)
-    monkeypatch.setattr("zb_hdf5.converters.shard.free_room", lambda folder: {"bytes": 1 << 40, "inodes": 3})
-    assert "inodes" in fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS)
-    assert [path.name for path in tmp_path.iterdir()] == ["in.npy"]
 
 
 # --- processes that die ----------------------------------------------------------------------------------------
@@ -662,7 +637,9 @@ def test_an_engine_that_is_left_early_ends_its_tasks(tmp_path):
 
 
 # --- what reviewers broke --------------------------------------------------------------------------------------
-def test_a_resume_that_fails_early_loses_no_finished_shard(source, whole, tmp_path, monkeypatch):
+def test_no_room_is_told_before_any_work_and_a_resume_that_fails_early_loses_no_finished_shard(
+    source, whole, tmp_path, monkeypatch
+):
     partial = interrupt(source, tmp_path / "out", 3)
     kept = shards_in(partial)
     command = ("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
@@ -673,6 +650,13 @@ def test_a_resume_that_fails_early_loses_no_finished_shard(source, whole, tmp_pa
     succeed(*command)
     assert files_in(tmp_path / "out") == whole
     assert shards_in(tmp_path / "out").items() >= kept.items()
+    monkeypatch.setattr("zb_hdf5.converters.shard.free_room", lambda folder: {"bytes": 1000, "inodes": None})
+    for name in ("new", "new.h5"):
+        shards = OPTIONS if name == "new" else OPTIONS[:-2]
+        assert "free are 1000 bytes" in fail(1, "npy-to-hdf5", source, tmp_path / name, *shards)
+    monkeypatch.setattr("zb_hdf5.converters.shard.free_room", lambda folder: {"bytes": 1 << 40, "inodes": 3})
+    assert "inodes" in fail(1, "npy-to-hdf5", source, tmp_path / "new", *OPTIONS)
+    assert {path.name for path in tmp_path.iterdir()} == {"in.npy", "out", "whole"}
 
 
 def test_a_source_in_the_way_of_the_work_and_odd_destinations_are_told_in_words(source, tmp_path, monkeypatch):
@@ -722,7 +706,7 @@ def test_a_done_store_is_compared_with_what_was_read_and_not_with_what_that_was_
     assert keys_of(found, "shards_kept", "max_token") == {"shards_kept": 6, "max_token": None}
 
 
-def test_a_part_of_another_split_keeps_finished_shards(source, whole, tmp_path):
+def test_a_resumed_part_keeps_the_other_parts_and_one_of_another_split_finished_shards(source, whole, tmp_path):
     partial = interrupt(source, tmp_path / "out", 3)
     part = ("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "0/2")
     assert "3 of 6 finished" in fail(1, *part)
@@ -730,6 +714,16 @@ def test_a_part_of_another_split_keeps_finished_shards(source, whole, tmp_path):
     succeed(*part, "--resume")
     assert shards_in(partial).items() >= kept.items()
     succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "1/2", "--resume")
+    assert merge(tmp_path).exit_code == 0
+    assert files_in(tmp_path / "out") == whole
+    shutil.rmtree(tmp_path / "out")
+    for name in ("out", "one"):
+        succeed("npy-to-hdf5", source, tmp_path / name, *OPTIONS, "--shard-range", "0/2")
+    succeed("npy-to-hdf5", source, tmp_path / "one", *OPTIONS, "--resume")
+    assert files_in(tmp_path / "one") == whole  # one job finishes what an array began
+    (tmp_path / "out.partial" / "shard-00001-of-00006.h5").unlink()
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "1/2", "--resume")
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "0/2", "--resume")
     assert merge(tmp_path).exit_code == 0
     assert files_in(tmp_path / "out") == whole
 

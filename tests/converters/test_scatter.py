@@ -201,7 +201,16 @@ def test_records_are_found_wherever_a_read_begins(tmp_path):
         np.testing.assert_array_equal(found.reshape(-1, 16), expected[start * 8 : (start + count) * 8])
 
 
-def test_auto_says_what_it_does_and_why(tmp_path, monkeypatch):
+def test_auto_says_what_it_does_and_why_and_a_probe_tells_cold_from_warm(tmp_path, monkeypatch):
+    opened = NpySource([save(tmp_path / "in.npy", 100_000)], batch_size=8, seq_len=16, seed=3)
+    assert opened.probe(70_000) is None
+    fd = os.open(tmp_path / "in.npy", os.O_RDWR)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+    read_s = opened.probe(70_000)
+    assert read_s is None or read_s > 0  # a file system in memory is never cold
+    assert opened.probe(70_000) is None
     opened = NpySource([save(tmp_path / "in.npy", 1000)], batch_size=8, seq_len=16, seed=3)
     ranges = [(0, opened.num_batches)]
     assert str(choose_shuffle(opened, "auto", ranges, 1 << 30, 1)).startswith("direct: 100% of a sample")
@@ -214,18 +223,6 @@ def test_auto_says_what_it_does_and_why(tmp_path, monkeypatch):
     assert chosen.plan.temp_bytes == chosen.temp_bytes > 0
     plain = NpySource([tmp_path / "in.npy"], batch_size=8, seq_len=16, seed=3, shuffle=False)
     assert choose_shuffle(plain, "auto", ranges, 1 << 30, 1).method == "none"
-
-
-def test_a_probe_tells_cold_from_warm(tmp_path):
-    opened = NpySource([save(tmp_path / "in.npy", 100_000)], batch_size=8, seq_len=16, seed=3)
-    assert opened.probe(70_000) is None
-    fd = os.open(tmp_path / "in.npy", os.O_RDWR)
-    os.fsync(fd)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(fd)
-    read_s = opened.probe(70_000)
-    assert read_s is None or read_s > 0  # a file system in memory is never cold
-    assert opened.probe(70_000) is None
 
 
 def test_a_stream_larger_than_memory_gives_the_file_of_an_array(tmp_path):

@@ -33,13 +33,7 @@ CARRIED = {"targets": True, "fields": ("number", "pair"), "documents": ALL, "spa
 
 
 def make_streams(folder, lengths, cuts, *, splits=None, spans=spans_of, named=None):
-    """Write a store of streams: the documents are cut at `cuts`, and each split counts by itself.
-
-    Parameters
-    ----------
-    splits, named
-        Of each file: its split, and whether more than places is known of its documents.
-    """
+    """Write a store of streams, cut at `cuts`; each split counts by itself; of unnamed files only places are known."""
     folder.mkdir()
     edges = [0, *sorted(cuts), len(lengths)]
     splits, named = splits or ["train"] * len(edges), named or [True] * len(edges)

@@ -397,16 +397,12 @@ def shard(tmp_path):
     return tmp_path / "a.h5"
 
 
-def test_datasets_opens_a_shard(shard, tmp_path):
+def test_datasets_opens_a_shard_and_a_store_by_the_documented_pattern(shard, tmp_path):
     datasets = pytest.importorskip("datasets")
     found = datasets.load_dataset("hdf5", data_files=str(shard), split="train", cache_dir=str(tmp_path / "cache"))
     assert found[1]["batches"] == np.arange(8, 16).reshape(2, 4).tolist()
     assert found[1]["fields"]["loss_mask"] == [[0, 1, 0, 1], [0, 1, 0, 1]]
     assert len(found) == 3
-
-
-def test_datasets_opens_a_store_by_the_documented_pattern(shard, tmp_path):
-    datasets = pytest.importorskip("datasets")
     write_stream(tmp_path / "s.h5", np.arange(32), (9, 3, 20))
     convert(tmp_path / "s.h5", "hdf5", tmp_path / "train-h5", batch_size=1, seq_len=4, num_shards=2)
     page = (Path(__file__).parents[2] / "docs/train.md").read_text()

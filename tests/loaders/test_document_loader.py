@@ -205,7 +205,6 @@ def test_arguments_that_contradict_each_other_are_refused(options, message, stre
         DocumentLoader(tmp_path / "a.h5", **WAYS["pack"])
 
 
-# --- fields ------------------------------------------------------------------------------------------------------
 FIELDS = {"loss_mask": "u1", "weight": "f4", "vector": ("i2", (2, 3))}
 DTYPES = {"tokens": torch.int64, "loss_mask": torch.uint8, "weight": torch.float32, "vector": torch.int16}
 DTYPES |= {"span_index": torch.int32}
@@ -317,7 +316,6 @@ def test_the_mask_is_yielded_if_it_is_asked_for_and_fields_that_are_not_there_ar
             loader_of(with_fields, "pack", **options)
 
 
-# --- arguments that every loader of tokens has -----------------------------------------------------------------
 @pytest.mark.parametrize("way", ["pad", "lengths", "pack"])
 def test_positions_that_are_jumped_over_give_no_documents_on_any_number_of_ranks(way, stream):
     with loader_of(stream, way, drop_last=False) as loader:

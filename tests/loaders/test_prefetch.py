@@ -30,7 +30,7 @@ def prefetch_threads():
     return [thread for thread in threading.enumerate() if thread.name.startswith("zb-prefetch")]
 
 
-def test_results_and_errors_come_in_order_and_at_most_depth_reads_are_ahead():
+def test_results_and_errors_come_in_order_and_no_read_begins_after_one_that_failed():
     begun = []
 
     def read(number):
@@ -54,6 +54,17 @@ def test_results_and_errors_come_in_order_and_at_most_depth_reads_are_ahead():
     with pytest.raises(IncompleteError, match="batch 7"):
         next(iterator)
     assert not prefetch_threads()
+    begun = []
+
+    def fail_at_first(number):  # a server that is gone is not waited for once more by each read that was queued
+        begun.append(number)
+        time.sleep(0.05 if number == 0 else 0.2)
+        if number == 0:
+            raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        list(read_ahead(fail_at_first, iter(range(10)), 2, threads=2))
+    assert sorted(begun) == [0, 1]
 
 
 def test_threads_end_with_the_epoch_a_break_an_exception_or_the_loader(path):
@@ -220,18 +231,3 @@ def test_a_state_loaded_in_the_middle_of_an_iteration_turns_it(path, prefetch):
     expected = plain[:10] + plain[4:]
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     assert loader.state_dict()["position"] == len(plain) * 4
-
-
-def test_no_read_begins_after_one_that_failed():
-    """A server that is gone is not waited for once more by each read that was queued."""
-    begun = []
-
-    def read(number):
-        begun.append(number)
-        time.sleep(0.05 if number == 0 else 0.2)
-        if number == 0:
-            raise OSError("gone")
-
-    with pytest.raises(OSError, match="gone"):
-        list(read_ahead(read, iter(range(10)), 2, threads=2))
-    assert sorted(begun) == [0, 1]

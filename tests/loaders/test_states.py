@@ -82,6 +82,15 @@ def load(loader, state):
     return False
 
 
+def accepted(data, loader):
+    """Return a damaged state that a loader takes, and then has itself; None where it refuses it."""
+    state = data.draw(damaged(loader.state_dict()))
+    if not load(loader, state):
+        return None
+    assert loader.state_dict() == state
+    return state
+
+
 def rows(batches):
     return [row.tolist() for batch in batches for row in batch]
 
@@ -96,7 +105,6 @@ def stores(tmp_path_factory):
     return folder
 
 
-# --- positions -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("position", [RECORDS + 1, 10**6, 2**63, 2**64, 10**40, pytest.param(10**5000, id="long")])
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 def test_a_position_behind_the_epoch_is_refused(shuffle, position, stores):
@@ -165,7 +173,6 @@ def test_a_batch_size_that_changes_keeps_the_position_and_ends_an_iteration_behi
         assert list(steps) == []
 
 
-# --- any damage ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("source", ["a.h5", "b.batch", "stream.h5"])
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @examples(40)
@@ -176,9 +183,7 @@ def test_a_loader_refuses_a_state_or_resumes_exactly(source, shuffle, stores, da
     options = {"shuffle": shuffle, "block_size": 4, **shape, **ALONE}
     with Loader(stores / source, **options) as loader:
         next(iter(loader))
-        state = data.draw(damaged(loader.state_dict()))
-        if load(loader, state):
-            assert loader.state_dict() == state
+        if state := accepted(data, loader):
             again = [row for step in loader for row in step.tolist()]
             with Loader(stores / source, epoch=state["epoch"], **{**options, "batch_size": 1}) as alone:
                 alone.load_state_dict({**state, "position": 0})
@@ -224,9 +229,7 @@ def test_a_mixture_refuses_a_state_or_resumes_exactly(stores, data):
         take(mixed, 5)
         mixed.set_weights({"a": 1.0, "b": 2.0})
         take(mixed, 4)
-        state = data.draw(damaged(mixed.state_dict()))
-        if load(mixed, state):
-            assert mixed.state_dict() == state
+        if state := accepted(data, mixed):
             assert sum(mixed.counts().values()) == state["position"]
             found = take(mixed, 3)
             if state["position"] < 100:
@@ -276,7 +279,6 @@ def test_segments_that_contradict_each_other_are_refused(stores):
         assert mixed.state_dict() == state
 
 
-# --- documents -------------------------------------------------------------------------------------------------
 @examples(100)
 @given(data=st.data())
 def test_a_document_loader_refuses_a_state_or_resumes_exactly(tmp_path_factory, data):
@@ -284,14 +286,11 @@ def test_a_document_loader_refuses_a_state_or_resumes_exactly(tmp_path_factory, 
     if not path.exists():
         write_stream(path, np.arange(RECORDS), [1] * RECORDS)
     with DocumentLoader(path, collate="pack", max_tokens=1, **ALONE) as loader:
-        state = data.draw(damaged(loader.state_dict()))
-        if load(loader, state):
-            assert loader.state_dict() == state
+        if state := accepted(data, loader):
             order = GlobalOrder(RECORDS, loader.seed, state["epoch"]).indices(np.arange(RECORDS)).tolist()
             assert [batch["documents"].item() for batch in loader] == order[state["position"] :]
 
 
-# --- text ------------------------------------------------------------------------------------------------------
 #: Documents of each row group of the training split.
 TEXTS = [["one", "two words", "three"], ["4"], ["five five five", "six"]]
 

@@ -1,4 +1,4 @@
-"""The benchmarks run, and give positive figures in every row. Nothing here is about speed."""
+"""The benchmarks run, and give positive figures in every row; few modules run in the jobs that users do most."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,3 +56,55 @@ def test_a_name_measures_one_table_and_an_older_build_is_measured_beside_this_on
     done = measured("convert", "--only", "streams", "--old", tmp_path / "old")
     assert done.returncode == 0, done.stderr
     assert "parquet-to-hdf5, old" in done.stdout
+
+
+# --- modules -----------------------------------------------------------------------------------------------------
+#: The most modules that a job may run.
+MOST = {"opening": 14, "a later batch": 6, "npy to hdf5": 29, "parquet to hdf5": 43}
+
+#: Runs what prepares, then counts the modules of a folder whose functions run with a hook, in all threads.
+COUNT = """
+import sys, threading
+prepare, code, folder = sys.argv[1:]
+space, paths = {}, set()
+exec(prepare, space)
+
+def count(frame, event, _):
+    code = frame.f_code
+    if event == "call" and code.co_filename.startswith(folder) and code.co_flags & 2:  # a function, no body of a class
+        paths.add(code.co_filename)
+
+threading.setprofile(count)
+sys.setprofile(count)
+exec(code, space)
+sys.setprofile(None)
+print(*sorted(paths), sep="\\n")
+"""
+STEP = "loader = Loader(store, rank=0, world_size=1)\nsteps = iter(loader)\nnext(steps)"
+CONVERT = "convert(source, 'hdf5', store, batch_size=4, seq_len=16, workers=1, overwrite=True, **options)"
+
+
+def modules_run(prepare, code, **values):
+    """Return the modules of the package whose functions run in `code`."""
+    prepare = "\n".join([*(f"{name} = {value!r}" for name, value in values.items()), prepare])
+    command = [sys.executable, "-c", COUNT, prepare, code, str(ROOT / "zb_hdf5")]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_the_jobs_of_users_run_few_modules(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    np.save(tmp_path / "x.npy", np.arange(1024, dtype=np.uint16).reshape(64, 16))
+    parquet.write_table(pyarrow.table({"text": ["a few words"] * 100}), tmp_path / "x.parquet")
+    store, prepare = str(tmp_path / "store"), "from zb_hdf5 import Loader, convert"
+    text = {"source_format": "parquet", "tokenizer": "byte"}
+    found = {
+        "parquet to hdf5": modules_run(prepare, CONVERT, source=str(tmp_path / "x.parquet"), store=store, options=text),
+        "npy to hdf5": modules_run(prepare, CONVERT, source=str(tmp_path / "x.npy"), store=store, options={}),
+        "opening": modules_run(prepare, STEP, store=store),
+        "a later batch": modules_run(f"{prepare}\n{STEP}", "next(steps)", store=store),
+    }
+    assert all(found.values())
+    assert not {job: paths for job, paths in found.items() if len(paths) > MOST[job]}

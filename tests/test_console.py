@@ -223,7 +223,7 @@ def test_what_a_signal_ends_is_unwound_and_says_how_to_go_on(number, code, word)
     assert lines == [f"Error: {word}; nothing unfinished was left under its final name", "go on with --resume"]
 
 
-def test_groups_nest_and_restore_in_turn():
+def test_groups_nest_restore_in_turn_and_work_outside_the_main_thread():
     previous = signal.getsignal(signal.SIGTERM)
 
     def work():
@@ -233,15 +233,12 @@ def test_groups_nest_and_restore_in_turn():
 
     assert run(work).exit_code == 0
     assert signal.getsignal(signal.SIGTERM) is previous
-
-
-def test_a_group_works_outside_the_main_thread():
     codes = []
 
-    def work():
+    def call_group():
         codes.append(group.main(["call"], obj=lambda: None, standalone_mode=False))
 
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=call_group)
     thread.start()
     thread.join()
     assert codes == [None]

@@ -87,10 +87,15 @@ def test_every_module_has_a_floor_and_imports_go_down():
     assert not [f"{module} imports {other}" for module, other in pairs if floor_of(other) > floor_of(module)]
 
 
-def test_a_module_names_the_room_and_not_the_house():
+def test_a_module_names_the_folder_that_it_needs_and_converters_are_a_part_of_the_package():
     """`from zb_hdf5 import Loader` inside the package would hide which folder it needs."""
     inside = [module for module in MODULES if module not in CONVERTERS]
     assert not [module for module in inside if "zb_hdf5" in [name for name, _ in trees_and_names(module)]]
+    # `import converters` in the source tree would make a second copy of each module
+    for path in [*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), *FILES.values()]:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"^\s*(from|import) converters\b", text, re.MULTILINE), path
+    assert "converters" not in sys.modules
 
 
 def test_no_modules_import_each_other():
@@ -127,14 +132,6 @@ def test_the_tests_see_imports_by_text_and_what_is_typed(tmp_path, monkeypatch):
     late.write_text('"""Of zb verify."""\nA = f"{1}: run \'zb verify {2}\'"\nB = "pass --force"\nC = "a -- b"\n')
     monkeypatch.setitem(FILES, "zb_hdf5.files.typed", late)
     assert typed_words_in("zb_hdf5.files.typed") == ["pass --force", ": run 'zb verify "]
-
-
-def test_converters_are_imported_as_a_part_of_the_package():
-    """`import converters` in the source tree would make a second copy of each module."""
-    for path in [*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), *FILES.values()]:
-        text = path.read_text(encoding="utf-8")
-        assert not re.search(r"^\s*(from|import) converters\b", text, re.MULTILINE), path
-    assert "converters" not in sys.modules
 
 
 #: Methods of named tuples, and private names of other projects that have no public one.

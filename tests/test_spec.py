@@ -165,11 +165,15 @@ def test_ids_that_fit_are_stored_unchanged(ids, source, stored):
     assert found.tolist() == [ids[::-1], ids[::-1]]
 
 
-def test_limits_themselves_are_stored():
+def test_limits_themselves_are_stored_and_unknown_dtypes_are_refused():
     for dtype, limit in ((U32, 2**32 - 1), (U16, 2**16 - 1)):
         assert as_stored(np.array([[0, limit]]), StoreMeta(1, 2, dtype), "x").tolist() == [[0, limit]]
     assert as_stored(np.array([[0, 9]]), StoreMeta(1, 2, U16, vocab_size=10), "x").tolist() == [[0, 9]]
     assert as_stored(np.zeros((0, 2), "i8"), META, "x").shape == (0, 2)
+    for name in ("int32", "uint64", "float32", "u3", "", "tokens"):
+        with pytest.raises(ArgumentError, match="dtype must be one of uint32, uint16"):
+            stored_dtype(name)
+    assert [stored_dtype(name).str for name in ("uint32", "uint16")] == ["<u4", "<u2"]
 
 
 @pytest.mark.parametrize(("changes", "message"), [
@@ -187,10 +191,3 @@ def test_impossible_descriptions_are_refused(changes, message):
     with pytest.raises(ArgumentError, match=message):
         replace(META, **changes)
     assert StoreMeta(2**32 // 4 - 1, 1, U32).batch_bytes == 2**32 - 4  # the largest batch that is possible
-
-
-@pytest.mark.parametrize("name", ["int32", "uint64", "float32", "u3", "", "tokens"])
-def test_unknown_dtypes_are_refused(name):
-    with pytest.raises(ArgumentError, match="dtype must be one of uint32, uint16"):
-        stored_dtype(name)
-    assert [stored_dtype(name).str for name in ("uint32", "uint16")] == ["<u4", "<u2"]

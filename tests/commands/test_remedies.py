@@ -26,7 +26,7 @@ def find_in_worker(path):
     raise ExistsError(f"{path}: exists already")
 
 
-def test_what_to_type_takes_the_place_of_the_words():
+def test_what_to_type_takes_the_place_of_the_words_but_not_in_a_quoted_error():
     assert set(TYPED) == set(Remedy)
     assert len(set(Remedy)) == len(list(Remedy))
     for remedy in Remedy:
@@ -40,10 +40,7 @@ def test_what_to_type_takes_the_place_of_the_words():
         assert "s3://" not in message
         assert message.endswith(" COPY', where COPY is it, copied to this machine")
     assert "'zb verify s3://b/t'" in message_of(FormatError("x", remedy=Remedy.VERIFY, at="s3://b/t"))
-
-
-def test_an_error_that_quotes_another_gives_no_command():
-    """Nobody knows the path any more."""
+    # nobody knows the path of an error that another one quotes
     error = FormatError(f"x: {FormatError('y: bad', remedy=Remedy.VERIFY, at='y')}")
     assert message_of(error) == str(error)
     error = ZbError("a: b")

@@ -193,16 +193,13 @@ def test_lines_and_the_text_of_a_part_are_limited_and_say_so(tmp_path, packed, m
     assert not any(line.startswith("│ ") for line in whole)
 
 
-def test_batches_without_documents_say_so(store):
+def test_batches_without_documents_say_so_and_what_cannot_be_named_is_told(store, packed, tmp_path):
     assert "none are stored with these tokens" in printed(store, "--batch", 3)[-1]
     [found] = run(store, "--batch", 12)
     assert (found["documents"], found["rows"][0]["batch"]) == (None, 2)
     [found] = run(store, "--batch", 12, "--text", "--tokenizer", "byte")
     assert [piece["row"] for piece in found["documents"]] == [0, 1, 2, 3]
     assert all("document" not in piece and piece["text"] for piece in found["documents"])
-
-
-def test_what_cannot_be_named(store, packed, tmp_path):
     (tmp_path / "state.json").write_text("{}")
     assert "no batch 30: it has 30" in run(store, "--batch", 30, code=1)
     assert "pass --tokenizer" in run(packed.path, "--batch", 0, "--text", code=2)

@@ -194,7 +194,7 @@ def test_block_order_is_that_of_zerobatch(n, seed, epoch, block_size):
     assert found.tolist() == zerobatch_order(n, seed, epoch, block_size)
 
 
-def test_blocks_are_sequential_inside_and_the_short_one_is_among_them():
+def test_blocks_are_sequential_inside_and_those_of_nothing_and_unknown_orders_are_refused():
     found = BlockOrder(103, 1, 0, 10).indices(np.arange(103)).tolist()
     starts = [0, *(i + 1 for i, (a, b) in enumerate(pairwise(found)) if b != a + 1), 103]
     blocks = [found[start:stop] for start, stop in pairwise(starts)]
@@ -203,9 +203,6 @@ def test_blocks_are_sequential_inside_and_the_short_one_is_among_them():
     for block in blocks:
         assert block[0] % 10 == 0
         assert block == list(range(block[0], block[0] + len(block)))
-
-
-def test_unknown_orders_and_blocks_of_nothing_are_refused():
     message = "shuffle must be one of global, records, block, sequential, found 'random'"
     with pytest.raises(ArgumentError, match=message):
         make_order("random", 10, seed=0, epoch=0)

@@ -47,12 +47,6 @@ def test_every_shape_yields_the_records_of_its_order(opened, shuffle, batch_size
     assert 0 <= left_out < batch_size * world_size
 
 
-def test_last_step_is_filled_from_the_start_of_the_order(opened):
-    found, loader = epoch_of(opened, 3, shuffle="records", batch_size=7, drop_last=False)
-    assert len(found) >= loader.num_records
-    require_order(found, loader)
-
-
 @examples(40)
 @given(
     ramp=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 4)), min_size=1, max_size=5),
@@ -81,7 +75,7 @@ def test_batch_size_ramp_skips_and_repeats_nothing_across_resumes(ramp, shuffle,
         assert state["position"] == len(found)
 
 
-def test_batch_size_changes_in_the_middle_of_an_iteration(opened):
+def test_batch_size_changes_in_the_middle_of_an_iteration_and_the_last_step_is_filled_from_the_start(opened):
     loader = Loader(opened, batch_size=4, prefetch=4, **ALONE)
     seen = []
     for number, batch in enumerate(loader):
@@ -91,9 +85,12 @@ def test_batch_size_changes_in_the_middle_of_an_iteration(opened):
     assert {len(batch) for batch in seen[:5]} == {4}
     assert {len(batch) for batch in seen[5:]} == {10}
     require_order(torch.cat(seen).numpy(), loader)
+    found, loader = epoch_of(opened, 3, shuffle="records", batch_size=7, drop_last=False)
+    assert len(found) >= loader.num_records
+    require_order(found, loader)
 
 
-def test_impossible_shapes_are_refused(opened):
+def test_impossible_shapes_and_states_and_records_of_other_lengths_are_refused(opened, tmp_path):
     sizes = {"seq_len": 48}, {"batch_size": 10**6}, {"batch_size": -1}
     for options in (*sizes, {"prefetch": -1}, {"prefetch": "much"}, {"dtype": torch.float32}):
         with pytest.raises(ArgumentError):
@@ -101,6 +98,15 @@ def test_impossible_shapes_are_refused(opened):
     loader = Loader(opened, **ALONE)
     with pytest.raises(ArgumentError, match="batch_size must be at least 1, found 0"):
         loader.set_batch_size(0)
+    state = Loader(opened, seq_len=16, **ALONE).state_dict()
+    loader = Loader(opened, **ALONE)
+    with pytest.raises(StateError, match="seq_len"):
+        loader.load_state_dict(state)
+    loader.load_state_dict(state | {"position": 8}, force=True)
+    assert loader.state_dict()["position"] == 8
+    write_batches(tmp_path / "x.h5", np.zeros((2, 2, 8), np.int64))
+    with Loader(tmp_path / "x.h5", seq_len=4, **ALONE) as loader, pytest.raises(ArgumentError, match="of 8 tokens"):
+        loader.records()
 
 
 def require_order(found, loader, seq_len=SEQ_LEN):
@@ -144,18 +150,6 @@ def test_int32_equals_int64_and_never_changes_the_file(opened):
     batch.zero_()
     assert opened.path.read_bytes() == before
     np.testing.assert_array_equal(opened.read_batch(3), TOKENS[3])
-
-
-def test_records_of_another_length_and_states_of_one_are_refused_unless_forced(opened, tmp_path):
-    state = Loader(opened, seq_len=16, **ALONE).state_dict()
-    loader = Loader(opened, **ALONE)
-    with pytest.raises(StateError, match="seq_len"):
-        loader.load_state_dict(state)
-    loader.load_state_dict(state | {"position": 8}, force=True)
-    assert loader.state_dict()["position"] == 8
-    write_batches(tmp_path / "x.h5", np.zeros((2, 2, 8), np.int64))
-    with Loader(tmp_path / "x.h5", seq_len=4, **ALONE) as loader, pytest.raises(ArgumentError, match="of 8 tokens"):
-        loader.records()
 
 
 def test_a_hundred_thousand_ranks_share_without_a_cluster(opened):

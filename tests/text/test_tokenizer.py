@@ -81,7 +81,7 @@ def test_tiktoken_and_hugging_face_agree(trained, texts):
     assert fast.vocab_size == slow.vocab_size == 1000
 
 
-def test_special_tokens_in_text_are_text(tokenizer):
+def test_special_tokens_in_text_are_text_and_a_description_has_no_path(tokenizer):
     tokens, lengths = tokenizer.encode(TEXTS)
     assert tokenizer.boundary_token_id not in tokens
     assert lengths[0] == 0
@@ -95,6 +95,13 @@ def test_special_tokens_in_text_are_text(tokenizer):
     if tokenizer.spec == "byte":
         tokens, lengths = tokenizer.encode(["aü", "", "\ud800"])
         assert (tokens.tolist(), lengths.tolist()) == ([97, 195, 188, 239, 191, 189], [3, 0, 3])
+    assert set(tokenizer.description) == {"kind", "name", "vocab_size", "digest"}
+    assert "/" not in json.dumps(tokenizer.description)
+    copy = pickle.loads(pickle.dumps(tokenizer))
+    assert copy.description == tokenizer.description
+    with pytest.raises(ArgumentError, match=r"no special token '<s>'; it has: <\|endoftext\|>"):
+        tokenizer.special_token_id("<s>")
+    assert tokenizer.special_token_id("<|endoftext|>") == tokenizer.boundary_token_id
 
 
 def test_threads_do_not_change_the_ids(tokenizer):
@@ -129,16 +136,6 @@ def test_decode_spells_special_tokens_out_replaces_broken_bytes_and_refuses_what
     for bad in ([[0, 1], [2, 3]], [0.5], "text", 3):
         with pytest.raises(ArgumentError, match="decode needs one row of ids, found shape"):
             tokenizer.decode(bad)
-
-
-def test_description_and_pickle(tokenizer):
-    assert set(tokenizer.description) == {"kind", "name", "vocab_size", "digest"}
-    assert "/" not in json.dumps(tokenizer.description)
-    copy = pickle.loads(pickle.dumps(tokenizer))
-    assert copy.description == tokenizer.description
-    with pytest.raises(ArgumentError, match=r"no special token '<s>'; it has: <\|endoftext\|>"):
-        tokenizer.special_token_id("<s>")
-    assert tokenizer.special_token_id("<|endoftext|>") == tokenizer.boundary_token_id
 
 
 def test_digest_follows_what_decides_the_ids(trained, tmp_path):

@@ -447,6 +447,13 @@ def test_an_exception_loses_nothing_that_was_committed(folder):
     expect_store(folder, 6, complete=True)
 
 
+def test_a_live_writer_keeps_four_bytes_for_each_batch(folder):
+    with start_store(folder, 64) as writer:
+        writer.write(batches(0, 256))
+        assert memoryview(writer._crc32).nbytes == 4 * 256
+        assert len(writer.crc32()) == 256
+
+
 def test_a_failure_to_publish_loses_nothing_that_was_committed(folder, monkeypatch):
     writer = start_store(folder)
     writer.write(batches(0, 6))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from array import array
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -62,7 +63,7 @@ class Writer(ABC):
     meta: StoreMeta
     token_count = max_token = 0
     _open = True
-    _crc32: list[int]  # of the committed batches or chunks
+    _crc32: array[int]  # of the committed batches or chunks, 4 bytes each
 
     @abstractmethod
     def finish(self) -> ShardInfo:
@@ -168,7 +169,7 @@ class TokenWriter(Writer):
     ) -> None:
         self.meta = meta
         self._durable, self._origin, self._commit_bytes = durable, origin or {}, commit_bytes
-        self._crc32 = []
+        self._crc32 = array("I")
         self._file = PartialFile(path, overwrite=overwrite)
         self._digest = TokenDigest(known_sha256)
         try:
@@ -280,7 +281,7 @@ class FileWriter(TokenWriter, BatchWriter):
         self.num_batches += len(batches)
         self.token_count += batches.size
         self.max_token = max(self.max_token, digest.max_token)
-        self._crc32 += digest.crc32
+        self._crc32.extend(digest.crc32)
         self._digest.accept(digest)
         self._unsent_bytes += batches.nbytes
         if self._unsent_bytes >= WRITE_BACK_BYTES:

@@ -12,6 +12,7 @@ import shutil
 import threading
 import time
 import uuid
+from array import array
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -97,7 +98,7 @@ class LiveStoreWriter(BatchWriter):
             raise ConvertError(f"{folder}: exists already: choose a new folder for a live store") from error
         self.folder, self.meta, self.shard_batches = folder, meta, shard_batches
         self.index = ShardIndex(meta, (), shuffle, source or {}, complete=False, live_id=uuid.uuid4().hex)
-        self._durable, self._crc32 = durable, []
+        self._durable, self._crc32 = durable, array("I")
         self._shard: _GrowingShard | None = None  # None: it has failed, or is done
         try:
             self._grow(())
@@ -110,7 +111,7 @@ class LiveStoreWriter(BatchWriter):
         self.num_batches += len(batches)
         self.token_count += batches.size
         self.max_token = max(self.max_token, digest.max_token)
-        self._crc32 += digest.crc32
+        self._crc32.extend(digest.crc32)
 
     def write(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> None:
         """Append batches, which others may read on return. See `BatchWriter.write`."""

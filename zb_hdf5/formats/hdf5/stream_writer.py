@@ -280,7 +280,7 @@ class HDF5ShardWriter(HDF5Writer):
         marker: dict[str, int | bytes] = {"document_count": self._offsets.count - 1}
         marker |= {"max_token": self.max_token, "token_count": stop}
         self._commit_chunks(self._buffers[""].nbytes, marker)
-        self._crc32 += crc32
+        self._crc32.extend(crc32)
         self._buffered, self._ends = 0, [ends[whole:]]
 
     def _write_rest(self) -> None:

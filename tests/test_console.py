@@ -247,7 +247,7 @@ def test_groups_nest_restore_in_turn_and_work_outside_the_main_thread():
 LONG = [("path", "a/b"), ("fingerprint", "sampled:" + 64 * "a"), ("result", "word " * 40)]
 
 
-def test_a_report_fits_the_terminal():
+def test_a_report_fits_the_terminal_and_no_report_and_no_error_commands_it(capsysbinary):
     lines = list(console.layout_report(LONG, 80))
     assert max(map(len, lines)) <= 80
     assert lines[:3] == ["path         a/b", "fingerprint", "  sampled:" + 64 * "a"]
@@ -255,9 +255,6 @@ def test_a_report_fits_the_terminal():
     assert " ".join(lines).split() == " ".join(word for line in LONG for word in line).split()
     assert list(console.layout_report([("a", " " * 90), ("b", "c")], 80)) == ["a  ", "b  c"]
     assert list(console.layout_report(LONG)) == [f"{name:<11}  {text}" for name, text in LONG]  # in a pipe
-
-
-def test_no_report_and_no_error_commands_the_terminal(capsysbinary):
     name = "a\x1b]0;b\x07\udcff"
     spelt = rb"a\x1b]0;b\x07\udcff"
     console.print_report(Output({}, [(name, name)]), as_json=False, quiet=False)

@@ -78,15 +78,12 @@ def test_hdf5_tables_are_the_spec():
     assert names <= set(re.findall(r"`(\w+)`", text))
 
 
-def test_index_tables_are_the_spec():
+def test_tables_of_index_and_documents_are_the_spec():
     assert names_in("| key of `shards` | element |") == list(spec.INDEX_SHARD_KEYS)
     assert names_in("| key of a column | array |") == list(spec.INDEX_COLUMN_KEYS)
     assert names_in("| key of a field | element |") == list(spec.INDEX_FIELD_KEYS)
     keys = set(re.findall(r"\w+", ", ".join(names_in("| key | value |"))))
     assert {key for keys in spec.INDEX_META_KEYS.values() for key in keys} <= keys
-
-
-def test_tables_of_documents_are_the_spec():
     kinds = {"uint64": "<u8", "uint32": "<u4", "uint8": "|u1"}
     for kind, datasets in spec.TABLES.items():
         rows = rows_of("formats.md", f"| dataset of `{kind}` | type | holds |")

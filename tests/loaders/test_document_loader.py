@@ -92,7 +92,7 @@ def test_an_epoch_gives_each_document_once_as_it_is(way, stream):
             assert [number for batch in loader for number in seen(batch)] != found
 
 
-def test_what_max_tokens_costs_is_counted(stream):
+def test_what_max_tokens_costs_is_counted_and_documents_of_similar_length_share_a_batch(stream):
     lost = [len(text) - 16 for text in DOCUMENTS if len(text) > 16]
     with loader_of(stream, "truncate") as loader:
         found = loader.documents
@@ -102,9 +102,6 @@ def test_what_max_tokens_costs_is_counted(stream):
         assert loader.documents.dropped_documents == 2
     with pytest.raises(ArgumentError, match=rf"{stream.name}: expected documents of at most max_tokens=32 .* 2 longer"):
         loader_of(stream, "drop", too_long="refuse")
-
-
-def test_documents_of_similar_length_share_a_batch(stream):
     padding = {}
     for way in ("pad", "lengths"):
         with loader_of(stream, way, bucket_batches=40) as loader:

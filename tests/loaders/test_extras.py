@@ -144,7 +144,7 @@ def test_padding_is_never_a_target(tmp_path):
     assert sorted(labels[labels >= 0]) == list(range(1000, 1012))
 
 
-def test_records_for_trainers_have_positions_and_no_label_where_a_document_begins(lone):
+def test_records_for_trainers_have_positions_and_cu_seqlens_are_filled_up_to_a_capacity(lone):
     path, lengths = lone
     with Loader(path, documents=True, **HOW) as loader:
         records = loader.records()
@@ -156,10 +156,6 @@ def test_records_for_trainers_have_positions_and_no_label_where_a_document_begin
             starts = np.concatenate([[0], np.cumsum(lengths)]) + 1000
             assert begins[0]
             assert all(begins[column] for column in range(8) if tokens[column] in starts)
-
-
-def test_cu_seqlens_are_filled_up_to_a_capacity(lone):
-    path, _ = lone
     with Loader(path, documents=True, cu_seqlens_capacity=32, **HOW) as loader:
         for step in loader:
             assert step["cu_seqlens"].shape == (32,)

@@ -127,18 +127,7 @@ def test_targets_are_the_records_shifted_by_one(options, opened):
         assert all(map(torch.equal, dataset[number], (x, y)))
 
 
-def test_get_batch_goes_on_for_ever_through_the_epochs(opened):
-    loader = Loader(opened, **ALONE)
-    found = [loader.get_batch() for _ in range(2 * NUM_BATCHES + 3)]
-    expected = [batch for epoch in range(3) for batch in Loader(opened, epoch=epoch, **ALONE)]
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=False))
-    assert loader.state_dict()["epoch"] == 2
-    resumed = Loader(opened, **ALONE)
-    resumed.load_state_dict(loader.state_dict())
-    assert torch.equal(resumed.get_batch(), loader.get_batch())
-
-
-def test_int32_equals_int64_and_never_changes_the_file(opened):
+def test_int32_equals_int64_and_get_batch_goes_on_for_ever_through_the_epochs(opened):
     before = opened.path.read_bytes()
     narrow = Loader(opened, dtype=torch.int32, **ALONE)
     wide = Loader(opened, **ALONE)
@@ -150,6 +139,14 @@ def test_int32_equals_int64_and_never_changes_the_file(opened):
     batch.zero_()
     assert opened.path.read_bytes() == before
     np.testing.assert_array_equal(opened.read_batch(3), TOKENS[3])
+    loader = Loader(opened, **ALONE)
+    found = [loader.get_batch() for _ in range(2 * NUM_BATCHES + 3)]
+    expected = [batch for epoch in range(3) for batch in Loader(opened, epoch=epoch, **ALONE)]
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=False))
+    assert loader.state_dict()["epoch"] == 2
+    resumed = Loader(opened, **ALONE)
+    resumed.load_state_dict(loader.state_dict())
+    assert torch.equal(resumed.get_batch(), loader.get_batch())
 
 
 def test_a_hundred_thousand_ranks_share_without_a_cluster(opened):

@@ -83,11 +83,18 @@ def test_zerobatch_writes_a_stream_of_records():
         assert one.read() == two.read()
 
 
-def test_zerobatch_loader_takes_its_arguments_by_name():
+def test_zerobatch_loader_takes_its_arguments_by_name_and_a_file_has_the_attributes_of_its_header():
     write_batch_file("dataset.batch", RECORDS, 4, 16, 42)
     # block_size: batches per super-block
     with BatchNativeLoader(path="dataset.batch", block_size=256, shuffle=True, seed=42, epoch=0) as loader:
         assert [(batch.dtype, batch.shape) for batch in loader] == [(torch.int64, (4, 16))] * 10
+    with BatchFileReader("dataset.batch") as reader:
+        assert (reader.version, reader.seed, reader.total_records) == (1, 42, 42)
+        offset = 4096 + 3 * reader.padded_batch_bytes
+        found = np.frombuffer(reader.mm[offset : offset + 256], np.uint32).reshape(4, 16)
+        np.testing.assert_array_equal(found, reader.read_batch(3))
+    with BatchNativeLoader("dataset.batch") as loader:
+        assert loader.path == "dataset.batch"
 
 
 @pytest.mark.slow
@@ -294,17 +301,6 @@ def test_the_lesson_s_tokenizer_gives_a_list(folder):
     ShardedTokenizationPipeline(corpus(), tokenizer).run("outputs")
     with MmapTokenStore("outputs") as store:
         assert store.get_slice(0, 8).tolist() == tokenizer.encode("document")
-
-
-def test_a_batch_file_has_the_attributes_of_its_header():
-    write_batch_file("dataset.batch", RECORDS, 4, 16, 42)
-    with BatchFileReader("dataset.batch") as reader:
-        assert (reader.version, reader.seed, reader.total_records) == (1, 42, 42)
-        offset = 4096 + 3 * reader.padded_batch_bytes
-        found = np.frombuffer(reader.mm[offset : offset + 256], np.uint32).reshape(4, 16)
-        np.testing.assert_array_equal(found, reader.read_batch(3))
-    with BatchNativeLoader("dataset.batch") as loader:
-        assert loader.path == "dataset.batch"
 
 
 def test_the_pipeline_s_tokenizer_prepends_and_appends(base_dir):

@@ -12,16 +12,7 @@ import pytest
 import tok_format
 from interrupted import Failing, Stops
 
-from zb_hdf5 import (
-    ArgumentError,
-    ConvertError,
-    FormatError,
-    IncompleteError,
-    Loader,
-    MmapTokenStore,
-    convert,
-    open_reader,
-)
+import zb_hdf5
 from zb_hdf5.converters.sources import SOURCES
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.loaders.order import write_order
@@ -57,7 +48,7 @@ def tok(tmp_path):
 
 
 def content(path):
-    with open_reader(path) as reader:
+    with zb_hdf5.open_reader(path) as reader:
         return np.concatenate([batch.reshape(-1, 16) for batch in reader])
 
 
@@ -65,7 +56,7 @@ def content(path):
 @pytest.mark.parametrize("target", ["hdf5", "batch"])
 def test_flat_tokens_are_shuffled_into_a_store(target, as_folder, tok, tmp_path, run):
     source = tok.parent if as_folder else tok
-    report = convert(source, target, tmp_path / "here", **SHAPE, num_shards=3, dtype="uint16")
+    report = zb_hdf5.convert(source, target, tmp_path / "here", **SHAPE, num_shards=3, dtype="uint16")
     assert (report.num_batches, report.counts.tokens_in) == (10, TOKENS.size)
     np.testing.assert_array_equal(
         content(tmp_path / "here"), TOKENS.reshape(-1, 16)[write_order(40, 3).indices(np.arange(40))]
@@ -79,8 +70,8 @@ def test_flat_tokens_are_shuffled_into_a_store(target, as_folder, tok, tmp_path,
 
 
 def test_flat_tokens_are_shuffled_in_two_passes_and_by_several_jobs(tok, tmp_path, run):
-    convert(tok, "hdf5", tmp_path / "one", **SHAPE, num_shards=2)
-    convert(tok, "hdf5", tmp_path / "two", **SHAPE, num_shards=2, shuffle_method="two-pass", workers=2)
+    zb_hdf5.convert(tok, "hdf5", tmp_path / "one", **SHAPE, num_shards=2)
+    zb_hdf5.convert(tok, "hdf5", tmp_path / "two", **SHAPE, num_shards=2, shuffle_method="two-pass", workers=2)
     for part in ("0/2", "1/2"):
         options = ("--batch-size", 4, "--seq-len", 16, "--seed", 3, "--shards", 2, "--shard-range", part)
         run("convert", "tok-to-hdf5", tok, tmp_path / "parts", *options)
@@ -90,36 +81,38 @@ def test_flat_tokens_are_shuffled_in_two_passes_and_by_several_jobs(tok, tmp_pat
 
 
 def test_a_store_is_written_as_flat_tokens(tok, tmp_path, run):
-    convert(tok, "hdf5", tmp_path / "store", **SHAPE, shuffle=False)
-    report = convert(tmp_path / "store", "tok", tmp_path / "out.tok")
+    zb_hdf5.convert(tok, "hdf5", tmp_path / "store", **SHAPE, shuffle=False)
+    report = zb_hdf5.convert(tmp_path / "store", "tok", tmp_path / "out.tok")
     assert report.tokens_stored == TOKENS.size
     assert (tmp_path / "out.tok").read_bytes() == tok.read_bytes()
     run("convert", "hdf5-to-tok", tmp_path / "store", tmp_path / "again.tok")
     assert (tmp_path / "again.tok").read_bytes() == tok.read_bytes()
-    convert(tok, "hdf5", tmp_path / "wide", **SHAPE, dtype="uint32")
-    with pytest.raises(ArgumentError, match=r"\.tok files hold uint16 tokens, found uint32"):
-        convert(tmp_path / "wide", "tok", tmp_path / "wide.tok")
-    convert(tmp_path / "wide", "tok", tmp_path / "narrow.tok", dtype="uint16")
+    zb_hdf5.convert(tok, "hdf5", tmp_path / "wide", **SHAPE, dtype="uint32")
+    with pytest.raises(zb_hdf5.ArgumentError, match=r"\.tok files hold uint16 tokens, found uint32"):
+        zb_hdf5.convert(tmp_path / "wide", "tok", tmp_path / "wide.tok")
+    zb_hdf5.convert(tmp_path / "wide", "tok", tmp_path / "narrow.tok", dtype="uint16")
     assert (tmp_path / "narrow.tok").stat().st_size == tok.stat().st_size
 
 
 @pytest.mark.parametrize(("data", "error", "message"), [
-    (b"TOKEN", IncompleteError, "expected a header of 16 bytes, found 5"),
-    (struct.pack("<8sQ", b"NOTHING!", 0), FormatError, "expected magic b'TOKENS16', found b'NOTHING!'"),
-    (struct.pack("<8sQ", b"TOKENS16", 9) + b"12", IncompleteError, "9 tokens"),
+    (b"TOKEN", zb_hdf5.IncompleteError, "expected a header of 16 bytes, found 5"),
+    (struct.pack("<8sQ", b"NOTHING!", 0), zb_hdf5.FormatError, "expected magic b'TOKENS16', found b'NOTHING!'"),
+    (struct.pack("<8sQ", b"TOKENS16", 9) + b"12", zb_hdf5.IncompleteError, "9 tokens"),
 ])  # fmt: skip
 def test_damaged_flat_files_are_refused(data, error, message, tmp_path):
     (tmp_path / "x.tok").write_bytes(data)
     with pytest.raises(error, match=message):
-        convert(tmp_path / "x.tok", "hdf5", tmp_path / "out", **SHAPE)
+        zb_hdf5.convert(tmp_path / "x.tok", "hdf5", tmp_path / "out", **SHAPE)
     assert not (tmp_path / "out").exists()
 
 
 def test_the_help_and_the_refusals_name_the_format(tok, tmp_path, run):
     assert "Convert .tok files of tokens to an HDF5 store." in run("convert", "tok-to-hdf5", "--help").stdout
     assert {"tok-to-batch", "hdf5-to-tok", "megatron-to-stream"} <= set(run("convert", "--help").stdout.split())
-    with pytest.raises(ArgumentError, match=r"tokenizer belongs to parquet, jsonl, text, found \.tok files of tokens"):
-        convert(tok, "hdf5", tmp_path / "out", tokenizer="byte")
+    with pytest.raises(
+        zb_hdf5.ArgumentError, match=r"tokenizer belongs to parquet, jsonl, text, found \.tok files of tokens"
+    ):
+        zb_hdf5.convert(tok, "hdf5", tmp_path / "out", tokenizer="byte")
 
 
 #: Documents of one or more sequences each; the last one is empty.
@@ -149,10 +142,10 @@ def test_documents_are_kept_in_a_stream(code, block, tmp_path, run, monkeypatch)
     monkeypatch.setattr(megatron_format, "BLOCK_TOKENS", block)
     (tmp_path / "in").mkdir()
     files = [write_megatron(tmp_path / "in" / f"{k}.bin", DOCUMENTS[2 * k :][:3], code) for k in range(2)]
-    report = convert(tmp_path / "in", "stream", tmp_path / "stream", workers=1)
+    report = zb_hdf5.convert(tmp_path / "in", "stream", tmp_path / "stream", workers=1)
     expected = expected_documents(DOCUMENTS[:3] + DOCUMENTS[2:])
     assert (report.counts.documents, len(report.shards)) == (6, 2)
-    with MmapTokenStore(tmp_path / "stream") as store:
+    with zb_hdf5.MmapTokenStore(tmp_path / "stream") as store:
         assert [store.document(k).tolist() for k in range(store.document_count)] == expected
         places = [store.documents.document(k) for k in range(store.document_count)]
     assert [(place.source, place.row) for place in places] == [(str(file), k + 1) for file in files for k in range(3)]
@@ -165,12 +158,12 @@ def test_documents_become_rows_that_know_them(tmp_path, run):
     documents = [[list(range(10 * k, 10 * k + 1 + k % 5))] for k in range(40)]  # each fits in a row
     source = write_megatron(tmp_path / "in.bin", documents)
     how = {"batch_size": 3, "seq_len": 8, "packing": "best-fit", "val_fraction": 0.2, "seed": 5, "workers": 1}
-    report = convert(source, "hdf5", tmp_path / "store", **how)
+    report = zb_hdf5.convert(source, "hdf5", tmp_path / "store", **how)
     assert report.counts.documents == 40
     assert set(report.batches_of_split) == {"train", "val"}
-    with Loader(tmp_path / "store", shuffle="sequential", documents=("documents", "document_ids")) as loader:
+    with zb_hdf5.Loader(tmp_path / "store", shuffle="sequential", documents=("documents", "document_ids")) as loader:
         step = next(iter(loader))
-    with open_reader(tmp_path / "store") as reader:
+    with zb_hdf5.open_reader(tmp_path / "store") as reader:
         document = reader.documents.document(int(step["documents"][0]))
     of_first = step["tokens"][step["document_ids"] == 0].tolist()
     assert of_first == documents[document.row - 1][0][: len(of_first)]
@@ -185,23 +178,23 @@ def test_an_interrupted_conversion_of_documents_is_resumed(tmp_path):
     for k in range(3):
         write_megatron(tmp_path / "in" / f"{k}.bin", DOCUMENTS)
     with pytest.raises(Stops):
-        convert(tmp_path / "in", "stream", tmp_path / "out", engine=Failing(2))
-    report = convert(tmp_path / "in", "stream", tmp_path / "out", resume=True, workers=1)
+        zb_hdf5.convert(tmp_path / "in", "stream", tmp_path / "out", engine=Failing(2))
+    report = zb_hdf5.convert(tmp_path / "in", "stream", tmp_path / "out", resume=True, workers=1)
     assert report.kept.shards == 2
-    convert(tmp_path / "in", "stream", tmp_path / "whole", workers=1)
+    zb_hdf5.convert(tmp_path / "in", "stream", tmp_path / "whole", workers=1)
     assert (tmp_path / "out" / "shards.json").read_bytes() == (tmp_path / "whole" / "shards.json").read_bytes()
 
 
 def test_a_damaged_index_and_ids_that_do_not_fit_are_refused(tmp_path):
     source = write_megatron(tmp_path / "in.bin", [[[1, 2]], [[3, -4]]], code=4)
-    with pytest.raises(ConvertError, match=r"in\.bin: .*-4"):
-        convert(source, "stream", tmp_path / "out")
+    with pytest.raises(zb_hdf5.ConvertError, match=r"in\.bin: .*-4"):
+        zb_hdf5.convert(source, "stream", tmp_path / "out")
     write_megatron(source, DOCUMENTS)
     index = source.with_suffix(".idx")
     for cut in (60, 30, 5):
         index.write_bytes(index.read_bytes()[:cut])
-        with pytest.raises(IncompleteError, match=r"in\.idx: expected"):
-            convert(source, "stream", tmp_path / "out")
+        with pytest.raises(zb_hdf5.IncompleteError, match=r"in\.idx: expected"):
+            zb_hdf5.convert(source, "stream", tmp_path / "out")
     index.write_bytes(b"x" * 100)
-    with pytest.raises(FormatError, match="expected the index of Megatron tokens"):
-        convert(source, "stream", tmp_path / "out")
+    with pytest.raises(zb_hdf5.FormatError, match="expected the index of Megatron tokens"):
+        zb_hdf5.convert(source, "stream", tmp_path / "out")

@@ -473,29 +473,6 @@ def signal_us(task, progress):
     time.sleep(0.05)
 
 
-def test_signals_wait_until_no_lock_of_the_pool_is_held(monkeypatch):
-    """Python raises between any two steps, and a lock that is held then is held for ever."""
-    inside, raised_inside = [], []
-    real = executors.wait
-
-    def wait(*arguments, **options):
-        inside.append(True)
-        try:
-            return real(*arguments, **options)
-        except KeyboardInterrupt:
-            raised_inside.append(True)
-            raise
-        finally:
-            inside.pop()
-
-    monkeypatch.setattr(executors, "wait", wait)
-    before = signal.getsignal(signal.SIGINT)
-    with ThreadPoolExecutor(1) as pool, pytest.raises(KeyboardInterrupt):
-        list(executors.Pooled(pool, 1).run(signal_us, [Quick()] * 5, lambda tokens: None))
-    assert (inside, raised_inside) == ([], [])
-    assert signal.getsignal(signal.SIGINT) is before
-
-
 def end_of_a_long_run(folder, end, code):
     """Do something to a conversion by two processes that has finished a shard; return its message and its command."""
     big = save(folder / "in.npy", num_batches=30_000)
@@ -595,7 +572,7 @@ def test_of_two_conversions_with_workers_one_wins(source, whole, tmp_path):
     assert files_in(tmp_path / "out") == whole
 
 
-def test_a_task_that_has_not_begun_is_ended_as_the_others():
+def test_a_task_that_has_not_begun_is_ended_as_the_others_and_signals_wait_for_the_locks_of_a_pool(monkeypatch):
     """A pool whose processes are gone gives all that it has the same error, which is refused by what was cancelled."""
     futures = []
 
@@ -617,6 +594,26 @@ def test_a_task_that_has_not_begun_is_ended_as_the_others():
         list(executors.Pooled(Pool(), 1, interrupt).run(signal_us, [Quick()] * 5, leave))
     assert len(futures) == 2
     assert all(future.done() for future in futures)
+    # Python raises between any two steps, and a lock that is held then is held for ever
+    inside, raised_inside = [], []
+    real = executors.wait
+
+    def wait(*arguments, **options):
+        inside.append(True)
+        try:
+            return real(*arguments, **options)
+        except KeyboardInterrupt:
+            raised_inside.append(True)
+            raise
+        finally:
+            inside.pop()
+
+    monkeypatch.setattr(executors, "wait", wait)
+    before = signal.getsignal(signal.SIGINT)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(KeyboardInterrupt):
+        list(executors.Pooled(pool, 1).run(signal_us, [Quick()] * 5, lambda tokens: None))
+    assert (inside, raised_inside) == ([], [])
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_an_engine_that_is_left_early_ends_its_tasks(tmp_path):

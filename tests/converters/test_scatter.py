@@ -19,16 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zb_hdf5
+from zb_hdf5.converters import shuffle
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.converters.npy_source import NpySource
-from zb_hdf5.converters.shuffle import (
-    PROCESS_BYTES,
-    RunTask,
-    ScatteredSource,
-    ScatterPlan,
-    choose_shuffle,
-    scatter_run,
-)
 from zb_hdf5.converters.source import Source
 from zb_hdf5.loaders.order import write_order
 from zb_hdf5.spec import StoreMeta
@@ -38,7 +31,7 @@ L = 3
 
 def plan_of(n, run_records, buckets, seed=1):
     order = write_order(n, seed)
-    return ScatterPlan(order, L, np.dtype("<u2"), run_records, tuple(buckets))
+    return shuffle.ScatterPlan(order, L, np.dtype("<u2"), run_records, tuple(buckets))
 
 
 def numbered(n):
@@ -62,14 +55,14 @@ class Numbered(Source):
 
 def scatter_all(plan, records, folder):
     for number in range(plan.num_runs):
-        scatter_run(RunTask(Numbered(records), plan, number, folder))
+        shuffle.scatter_run(shuffle.RunTask(Numbered(records), plan, number, folder))
     return folder
 
 
 def read(plan, folder, first, count):
     """Return the records of consecutive positions."""
     rows = np.empty((count, 1, L), "<u2")
-    ScatteredSource(Numbered(None), plan, folder).read_into(first, rows)
+    shuffle.ScatteredSource(Numbered(None), plan, folder).read_into(first, rows)
     return rows
 
 
@@ -87,7 +80,7 @@ def plans(draw):
 def test_any_rows_of_any_plan_are_those_of_a_direct_gather(plan, data, tmp_path_factory):
     records = numbered(plan.order.n)
     folder = scatter_all(plan, records, tmp_path_factory.mktemp("runs"))
-    reader = ScatteredSource(Numbered(None), plan, folder)
+    reader = shuffle.ScatteredSource(Numbered(None), plan, folder)
     for _ in range(3):
         start, stop = data.draw(st.sampled_from(plan.buckets))
         first = data.draw(st.integers(start, stop - 1))
@@ -106,7 +99,7 @@ def test_any_rows_of_any_plan_are_those_of_a_direct_gather(plan, data, tmp_path_
 
 @pytest.mark.parametrize("record_tokens", [1 << 20, 1 << 21])
 def test_records_larger_than_a_group_do_not_each_get_a_run(record_tokens):
-    plan = ScatterPlan.fit(write_order(2000, 1), record_tokens, np.dtype("<u4"), [(0, 2000)], 2 << 30)
+    plan = shuffle.ScatterPlan.fit(write_order(2000, 1), record_tokens, np.dtype("<u4"), [(0, 2000)], 2 << 30)
     assert max(plan.num_runs, len(plan.buckets)) < 50
 
 
@@ -146,9 +139,9 @@ def test_a_fitted_plan_stays_within_its_memory(n, spare, tokens, num_shards):
     record_bytes = 2 * tokens
     if spare < record_bytes + 48:
         with pytest.raises(zb_hdf5.ArgumentError, match="too little"):
-            ScatterPlan.fit(write_order(n, 0), tokens, np.dtype("<u2"), ranges, PROCESS_BYTES + spare)
+            shuffle.ScatterPlan.fit(write_order(n, 0), tokens, np.dtype("<u2"), ranges, shuffle.PROCESS_BYTES + spare)
         return
-    plan = ScatterPlan.fit(write_order(n, 0), tokens, np.dtype("<u2"), ranges, PROCESS_BYTES + spare)
+    plan = shuffle.ScatterPlan.fit(write_order(n, 0), tokens, np.dtype("<u2"), ranges, shuffle.PROCESS_BYTES + spare)
     largest = max(stop - start for start, stop in plan.buckets)
     assert max(largest, plan.run_records) * record_bytes <= spare
     assert [bucket[0] for bucket in plan.buckets[1:]] == [bucket[1] for bucket in plan.buckets[:-1]]
@@ -177,10 +170,10 @@ def test_two_passes_give_the_bytes_of_a_direct_gather(remainder, workers, target
 
 def test_many_runs_and_buckets_through_the_source(tmp_path):
     opened = NpySource([save(tmp_path / "in.npy", 1000)], batch_size=8, seq_len=16, seed=3, remainder="pad", pad_id=7)
-    plan = ScatterPlan(opened.order, 16, opened.meta.dtype, 90, ((0, 333), (333, 500), (500, 1000)))
+    plan = shuffle.ScatterPlan(opened.order, 16, opened.meta.dtype, 90, ((0, 333), (333, 500), (500, 1000)))
     for number in range(plan.num_runs):
-        scatter_run(RunTask(opened, plan, number, tmp_path))
-    scattered = ScatteredSource(opened, plan, tmp_path)
+        shuffle.scatter_run(shuffle.RunTask(opened, plan, number, tmp_path))
+    scattered = shuffle.ScatteredSource(opened, plan, tmp_path)
     found, expected = (np.empty((opened.num_batches, 8, 16), opened.meta.dtype) for _ in range(2))
     scattered.read_into(0, found)
     opened.read_into(0, expected)
@@ -213,16 +206,16 @@ def test_auto_says_what_it_does_and_why_and_a_probe_tells_cold_from_warm(tmp_pat
     assert opened.probe(70_000) is None
     opened = NpySource([save(tmp_path / "in.npy", 1000)], batch_size=8, seq_len=16, seed=3)
     ranges = [(0, opened.num_batches)]
-    assert str(choose_shuffle(opened, "auto", ranges, 1 << 30, 1)).startswith("direct: 100% of a sample")
+    assert str(shuffle.choose_shuffle(opened, "auto", ranges, 1 << 30, 1)).startswith("direct: 100% of a sample")
     monkeypatch.setattr(NpySource, "probe", lambda self, record: 0.0001)
-    assert "random read takes 0.10 ms" in str(choose_shuffle(opened, "auto", ranges, 1 << 30, 1))
+    assert "random read takes 0.10 ms" in str(shuffle.choose_shuffle(opened, "auto", ranges, 1 << 30, 1))
     assert opened.cold
     monkeypatch.setattr(NpySource, "probe", lambda self, record: 0.008)
-    chosen = choose_shuffle(opened, "auto", ranges, 1 << 30, 1)
+    chosen = shuffle.choose_shuffle(opened, "auto", ranges, 1 << 30, 1)
     assert str(chosen).startswith("two-pass: 100% of a sample are not in the page cache, and a random read takes 8.00")
     assert chosen.plan.temp_bytes == chosen.temp_bytes > 0
     plain = NpySource([tmp_path / "in.npy"], batch_size=8, seq_len=16, seed=3, shuffle=False)
-    assert choose_shuffle(plain, "auto", ranges, 1 << 30, 1).method == "none"
+    assert shuffle.choose_shuffle(plain, "auto", ranges, 1 << 30, 1).method == "none"
 
 
 def test_a_stream_larger_than_memory_gives_the_file_of_an_array(tmp_path):
@@ -231,7 +224,9 @@ def test_a_stream_larger_than_memory_gives_the_file_of_an_array(tmp_path):
     for number, spare in enumerate((600, 5000, 10**8)):  # few records in memory, some, all
         path = tmp_path / f"{number}.batch"
         stream = iter(records)
-        assert zb_hdf5.write_batch_dataset(path, stream, 1003, 8, L, 5, memory_bytes=PROCESS_BYTES + spare) == 125
+        assert (
+            zb_hdf5.write_batch_dataset(path, stream, 1003, 8, L, 5, memory_bytes=shuffle.PROCESS_BYTES + spare) == 125
+        )
         assert path.read_bytes() == (tmp_path / "a.batch").read_bytes()
     for wrong in (1002, 1004):
         with pytest.raises(zb_hdf5.ConvertError, match=f"expected {wrong:,} records"):

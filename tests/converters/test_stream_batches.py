@@ -179,7 +179,7 @@ def test_workers_resumes_and_array_parts_give_the_same_files(tmp_path, stream):
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["parts", "resumed", "whole", "workers"]
 
 
-def test_each_split_is_packed_by_itself(tmp_path):
+def test_each_split_is_packed_by_itself_and_spans_of_several_encodings_are_refused(tmp_path):
     splits = ["val", "train", "train"]
     streams = make_streams(tmp_path / "streams", LENGTHS, [4, 7], splits=splits)
     pack(streams, tmp_path / "out", pad_id=0)
@@ -191,6 +191,13 @@ def test_each_split_is_packed_by_itself(tmp_path):
     assert (last.id, last.metadata) == (f"doc-{len(lengths) - 1}", {"place": sum(lengths) - lengths[-1]})
     with pytest.raises(ConvertError, match="must not be mixed"):
         pack(streams, tmp_path / "one.h5", shard_bytes=None)
+    (tmp_path / "s").mkdir()
+    for name, codec in (("a.h5", "json"), ("b.h5", str.encode)):
+        with HDF5ShardWriter(tmp_path / "s" / name, spans_codec=codec) as writer:
+            writer.write_document(np.arange(9), spans=[(0, 3, "a value")])
+    index_files([tmp_path / "s" / "a.h5", tmp_path / "s" / "b.h5"]).save(tmp_path / "s")
+    with pytest.raises(FormatError, match=r"expected spans encoded as 'json', found 'custom'.*stores of their own"):
+        pack(tmp_path / "s", tmp_path / "two")
 
 
 def test_one_file_keeps_all_of_it_beside_it_and_a_damaged_stream_is_not_packed(tmp_path, stream):
@@ -246,16 +253,6 @@ def test_a_document_table_of_another_stream_is_refused(tmp_path, of_a_store):
     with pytest.raises(FormatError, match=r"belongs to another (store|file).* restore it"):
         pack(path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_spans_of_several_encodings_are_refused(tmp_path):
-    (tmp_path / "s").mkdir()
-    for name, codec in (("a.h5", "json"), ("b.h5", str.encode)):
-        with HDF5ShardWriter(tmp_path / "s" / name, spans_codec=codec) as writer:
-            writer.write_document(np.arange(9), spans=[(0, 3, "a value")])
-    index_files([tmp_path / "s" / "a.h5", tmp_path / "s" / "b.h5"]).save(tmp_path / "s")
-    with pytest.raises(FormatError, match=r"expected spans encoded as 'json', found 'custom'.*stores of their own"):
-        pack(tmp_path / "s", tmp_path / "out")
 
 
 @pytest.mark.parametrize(("tokens", "facts", "message"), [

@@ -11,22 +11,8 @@ import torch
 from contents import write_batches, write_stream
 from contract import KINDS, assert_same, check_fields_of_a_state, check_loader, parts_of, random_tokens, taken
 
+import zb_hdf5
 import zb_hdf5.loaders.mixture
-from zb_hdf5 import (
-    ArgumentError,
-    BatchNativeLoader,
-    DatasetLoader,
-    DocumentLoader,
-    FollowingLoader,
-    HDF5ShardWriter,
-    Loader,
-    MixedLoader,
-    MmapTokenStore,
-    SlidingWindowDataloader,
-    StateError,
-    TextLoader,
-    TokenLoader,
-)
 from zb_hdf5.compat import tokenizing_distributed_data_loader
 from zb_hdf5.loaders.protocol import STATE_VERSION
 
@@ -47,7 +33,7 @@ def data(tmp_path_factory):
     for name, seed in (("a.h5", 1), ("b.batch", 2)):
         write_batches(folder / name, random_tokens(20, 3, 8, seed=seed))
     write_stream(folder / "stream.h5", np.arange(1000), [1000], dtype="uint32")
-    with HDF5ShardWriter(folder / "documents.h5", dtype="uint16") as writer:
+    with zb_hdf5.HDF5ShardWriter(folder / "documents.h5", dtype="uint16") as writer:
         for length in np.random.default_rng(1).integers(0, 30, 90).tolist():
             writer.write_document(np.arange(length))
     (folder / "npy").mkdir()
@@ -63,16 +49,22 @@ def data(tmp_path_factory):
 
 #: Name -> a new loader over the data.
 LOADERS = {
-    "Loader": lambda data: Loader(data / "a.h5", **ALONE),
-    "Loader, records": lambda data: Loader(data / "a.h5", shuffle="records", batch_size=4, targets=True, **RANK),
-    "Loader, last step filled up": lambda data: Loader(data / "b.batch", drop_last=False, batch_size=7, **RANK),
-    "Loader, prefetch": lambda data: Loader(data / "b.batch", shuffle="block", block_size=4, prefetch=3, **ALONE),
-    "Loader of a stream": lambda data: Loader(data / "stream.h5", batch_size=4, seq_len=16, targets=True, **ALONE),
-    "FollowingLoader": lambda data: FollowingLoader(data / "a.h5", **ALONE),
+    "Loader": lambda data: zb_hdf5.Loader(data / "a.h5", **ALONE),
+    "Loader, records": lambda data: zb_hdf5.Loader(
+        data / "a.h5", shuffle="records", batch_size=4, targets=True, **RANK
+    ),
+    "Loader, last step filled up": lambda data: zb_hdf5.Loader(data / "b.batch", drop_last=False, batch_size=7, **RANK),
+    "Loader, prefetch": lambda data: zb_hdf5.Loader(
+        data / "b.batch", shuffle="block", block_size=4, prefetch=3, **ALONE
+    ),
+    "Loader of a stream": lambda data: zb_hdf5.Loader(
+        data / "stream.h5", batch_size=4, seq_len=16, targets=True, **ALONE
+    ),
+    "FollowingLoader": lambda data: zb_hdf5.FollowingLoader(data / "a.h5", **ALONE),
     "MixedLoader": lambda data: mixture(data, **ALONE),
     "MixedLoader, prefetch": lambda data: mixture(data, prefetch=2, **RANK),
-    "TextLoader": lambda data: TextLoader(data / "text", tokenizer="byte", batch_size=2, seq_len=9, **ALONE),
-    "TextLoader, after": lambda data: TextLoader(
+    "TextLoader": lambda data: zb_hdf5.TextLoader(data / "text", tokenizer="byte", batch_size=2, seq_len=9, **ALONE),
+    "TextLoader, after": lambda data: zb_hdf5.TextLoader(
         data / "text", tokenizer="byte", batch_size=2, seq_len=9, targets=True, boundary_position="after", **RANK
     ),
     "DocumentLoader": lambda data: documents(data, collate="pad", batch_size=3, targets=True, **ALONE),
@@ -82,8 +74,8 @@ LOADERS = {
     "DocumentLoader, pack": lambda data: documents(
         data, collate="pack", max_tokens=64, pad_to_multiple_of=16, targets=True, prefetch=2, **RANK
     ),
-    "BatchNativeLoader": lambda data: BatchNativeLoader(data / "b.batch", block_size=4),
-    "DatasetLoader": lambda data: DatasetLoader(2, 8, 1, 2, data / "npy"),
+    "BatchNativeLoader": lambda data: zb_hdf5.BatchNativeLoader(data / "b.batch", block_size=4),
+    "DatasetLoader": lambda data: zb_hdf5.DatasetLoader(2, 8, 1, 2, data / "npy"),
     "SlidingWindowDataloader": lambda data: windows(data),
     "SlidingWindowDataloader, random": lambda data: windows(data, order="random"),
     "tokenizing_distributed_data_loader": lambda data: tokenizing_distributed_data_loader(
@@ -93,15 +85,15 @@ LOADERS = {
 
 
 def mixture(data, **options):
-    return MixedLoader({"a": data / "a.h5", "b": data / "b.batch"}, {"a": 2, "b": 1}, **options)
+    return zb_hdf5.MixedLoader({"a": data / "a.h5", "b": data / "b.batch"}, {"a": 2, "b": 1}, **options)
 
 
 def documents(data, **options):
-    return DocumentLoader(data / "documents.h5", **options)
+    return zb_hdf5.DocumentLoader(data / "documents.h5", **options)
 
 
 def windows(data, **options):
-    return SlidingWindowDataloader(MmapTokenStore(data / "stream.h5"), 16, 4, **options)
+    return zb_hdf5.SlidingWindowDataloader(zb_hdf5.MmapTokenStore(data / "stream.h5"), 16, 4, **options)
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -115,7 +107,7 @@ STATEFUL = {"loader": "Loader", "mixture": "MixedLoader", "text": "TextLoader", 
 
 
 def test_every_kind_of_state_is_refused_by_every_other_kind_and_that_of_an_early_build_by_all(data):
-    loader = Loader(data / "a.h5", **ALONE)
+    loader = zb_hdf5.Loader(data / "a.h5", **ALONE)
     others = {"batches": loader.dataset(), "steps": loader.dataset().sampler}
     made = {**{kind: LOADERS[name](data) for kind, name in STATEFUL.items()}, **others}
     assert made.keys() == {*KINDS}
@@ -125,10 +117,10 @@ def test_every_kind_of_state_is_refused_by_every_other_kind_and_that_of_an_early
         check_fields_of_a_state(giver)
         for other, taker in made.items():
             if other != kind:
-                with pytest.raises(StateError, match=f"expected kind '{other}', found '{kind}'"):
+                with pytest.raises(zb_hdf5.StateError, match=f"expected kind '{other}', found '{kind}'"):
                     taker.load_state_dict(state)
         early = {name: value for name, value in state.items() if name != "kind"} | {"version": 1}
-        with pytest.raises(StateError, match=r"state: expected kind .*, found None"):
+        with pytest.raises(zb_hdf5.StateError, match=r"state: expected kind .*, found None"):
             giver.load_state_dict(early)
     for each in made.values():
         getattr(each, "close", lambda: None)()
@@ -136,7 +128,7 @@ def test_every_kind_of_state_is_refused_by_every_other_kind_and_that_of_an_early
 
 @pytest.mark.parametrize("argument", ["prefetch", "split", "rank", "world_size", "targets", "device", "batch_size"])
 def test_an_argument_has_one_default(argument):
-    makers = (Loader, FollowingLoader, MixedLoader, TextLoader, DocumentLoader)
+    makers = (zb_hdf5.Loader, zb_hdf5.FollowingLoader, zb_hdf5.MixedLoader, zb_hdf5.TextLoader, zb_hdf5.DocumentLoader)
     found = {make: inspect.signature(make).parameters.get(argument) for make in makers}
     defaults = {make: each.default for make, each in found.items() if each is not None}
     given = {default for default in defaults.values() if default is not inspect.Parameter.empty}
@@ -160,26 +152,26 @@ def test_next_and_an_iteration_share_one_position(name, data):
             for found, expected in zip(parts_of(way(loader)), parts_of(next(other)), strict=True):
                 np.testing.assert_array_equal(found, expected)
             assert loader.state_dict() == other.state_dict()
-        assert isinstance(loader, TokenLoader)
+        assert isinstance(loader, zb_hdf5.TokenLoader)
 
 
 def test_next_goes_on_after_the_epoch_and_a_following_loader_ends(data):
-    with Loader(data / "a.h5", **ALONE) as loader:
+    with zb_hdf5.Loader(data / "a.h5", **ALONE) as loader:
         for _ in range(len(loader) + 1):
             next(loader)
         assert loader.epoch == 1
-    with FollowingLoader(data / "a.h5", **ALONE) as loader:
+    with zb_hdf5.FollowingLoader(data / "a.h5", **ALONE) as loader:
         assert sum(1 for _ in iter(lambda: next(loader, None), None)) == 20
         with pytest.raises(StopIteration):
             next(loader)
-        with pytest.raises(ArgumentError, match="makes one epoch, 0, found 1"):
+        with pytest.raises(zb_hdf5.ArgumentError, match="makes one epoch, 0, found 1"):
             loader.get_batch()
 
 
 def test_a_mixture_and_a_text_loader_are_forced_to_take_the_place_in_other_data(data):
     state = mixture(data, **ALONE).state_dict() | {"position": 7}
     with mixture(data, seed=1, **ALONE) as loader:
-        with pytest.raises(StateError, match="seed"):
+        with pytest.raises(zb_hdf5.StateError, match="seed"):
             loader.load_state_dict(state)
         loader.load_state_dict(state, force=True)
         assert loader.state_dict()["position"] == 7
@@ -188,22 +180,25 @@ def test_a_mixture_and_a_text_loader_are_forced_to_take_the_place_in_other_data(
         state = loader.state_dict() | {"tokenizer": "another"}
         loader.load_state_dict(state, force=True)
         for wrong, field, force in ((state, "tokenizer", False), (state | {"row_group": 99}, "row_group", True)):
-            with pytest.raises(StateError, match=field):
+            with pytest.raises(zb_hdf5.StateError, match=field):
                 loader.load_state_dict(wrong, force=force)
 
 
 def test_the_boundary_token_stands_before_or_after_each_document(data):
     options = {"tokenizer": "byte", "batch_size": 1, "seq_len": 46, **ALONE}
     text = list(b"a0 once upon a time"), list(b"a1 once upon a time")
-    with TextLoader(data / "text", **options) as loader:
+    with zb_hdf5.TextLoader(data / "text", **options) as loader:
         assert next(loader)[0, :40].tolist() == [256, *text[0], 256, *text[1]]
-    with TextLoader(data / "text", boundary_position="after", **options) as loader:
+    with zb_hdf5.TextLoader(data / "text", boundary_position="after", **options) as loader:
         assert next(loader)[0, :40].tolist() == [*text[0], 256, *text[1], 256]
         state = loader.state_dict()
-    with TextLoader(data / "text", **options) as loader, pytest.raises(StateError, match="boundary_position"):
+    with (
+        zb_hdf5.TextLoader(data / "text", **options) as loader,
+        pytest.raises(zb_hdf5.StateError, match="boundary_position"),
+    ):
         loader.load_state_dict(state)
-    with pytest.raises(ArgumentError, match="boundary_position"):
-        TextLoader(data / "text", boundary_position="between", **options)
+    with pytest.raises(zb_hdf5.ArgumentError, match="boundary_position"):
+        zb_hdf5.TextLoader(data / "text", boundary_position="between", **options)
 
 
 #: The module of a loader that looks for a device.
@@ -238,7 +233,7 @@ def test_batches_on_their_way_to_a_device(name, module, data, monkeypatch):
     assert threads == {"zb-"}
 
 
-class Forgetful(Loader):
+class Forgetful(zb_hdf5.Loader):
     """A loader that is one step behind with its state."""
 
     def state_dict(self):

@@ -8,19 +8,8 @@ from contents import write_batches, write_stream
 from hypothesis import given
 from hypothesis import strategies as st
 
+import zb_hdf5
 from examples import examples
-from zb_hdf5 import (
-    DocumentLoader,
-    FollowingLoader,
-    Loader,
-    MixedLoader,
-    MmapTokenStore,
-    SlidingWindowDataloader,
-    StateError,
-    TextLoader,
-    open_reader,
-    open_writer,
-)
 from zb_hdf5.loaders.order import SHUFFLES, GlobalOrder
 from zb_hdf5.store.shards import Sharded
 
@@ -72,7 +61,7 @@ def load(loader, state):
     before = loader.state_dict()
     try:
         loader.load_state_dict(state)
-    except StateError as error:
+    except zb_hdf5.StateError as error:
         message = str(error)
     else:
         return True
@@ -108,10 +97,12 @@ def stores(tmp_path_factory):
 @pytest.mark.parametrize("position", [RECORDS + 1, 10**6, 2**63, 2**64, 10**40, pytest.param(10**5000, id="long")])
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 def test_a_position_behind_the_epoch_is_refused(shuffle, position, stores):
-    with Loader(stores / "a.h5", shuffle=shuffle, **ALONE) as loader:
+    with zb_hdf5.Loader(stores / "a.h5", shuffle=shuffle, **ALONE) as loader:
         state = loader.state_dict()
         for force in (False, True):
-            with pytest.raises(StateError, match=rf"expected position in 0..{RECORDS}, the records of an epoch, found"):
+            with pytest.raises(
+                zb_hdf5.StateError, match=rf"expected position in 0..{RECORDS}, the records of an epoch, found"
+            ):
                 loader.load_state_dict({**state, "position": position}, force=force)
         loader.load_state_dict({**state, "position": RECORDS})
         assert list(loader) == []
@@ -121,52 +112,52 @@ def test_a_position_behind_the_epoch_is_refused(shuffle, position, stores):
 @pytest.mark.parametrize("world_size", [1, 4, N + 3])
 def test_records_that_fill_up_the_last_step_are_not_counted(world_size, stores):
     """So the end of an epoch is one position, on any number of ranks."""
-    with Loader(stores / "a.h5", rank=0, world_size=world_size, batch_size=4, drop_last=False) as loader:
+    with zb_hdf5.Loader(stores / "a.h5", rank=0, world_size=world_size, batch_size=4, drop_last=False) as loader:
         for _ in loader:
             state = loader.state_dict()
         assert state["position"] == RECORDS
     for options in ({}, {"drop_last": False}, {"batch_size": 7}, {"rank": 2, "world_size": 3}):
-        with Loader(stores / "a.h5", **{**ALONE, **options}) as other:
+        with zb_hdf5.Loader(stores / "a.h5", **{**ALONE, **options}) as other:
             other.load_state_dict(state)
             assert other.state_dict() == state
             assert list(other) == []
 
 
 def follow(path):
-    return FollowingLoader(path, timeout_s=30, **ALONE)
+    return zb_hdf5.FollowingLoader(path, timeout_s=30, **ALONE)
 
 
 def test_a_follower_takes_positions_that_are_not_committed_yet_until_the_store_is_complete(tmp_path):
     tokens = np.arange(8 * B * S).reshape(8, B, S)
-    with open_writer(tmp_path / "store", **LIVE) as writer:
+    with zb_hdf5.open_writer(tmp_path / "store", **LIVE) as writer:
         writer.write(tokens[:3])
         with follow(tmp_path / "store") as early, follow(tmp_path / "store") as wrong:
             state = early.state_dict() | {"position": 5 * B}
             early.load_state_dict(state)
             wrong.load_state_dict(state | {"position": 10**6})
             assert early.state_dict() == state
-            with pytest.raises(StateError, match=r"epoch in 0\.\.0"):
+            with pytest.raises(zb_hdf5.StateError, match=r"epoch in 0\.\.0"):
                 early.load_state_dict(state | {"epoch": 1})
             writer.write(tokens[3:])
             writer.finish()
             assert rows(early) == tokens[5:].reshape(-1, S).tolist()
-            with pytest.raises(StateError, match=r"position in 0..16, .*complete now, found 1,000,000"):
+            with pytest.raises(zb_hdf5.StateError, match=r"position in 0..16, .*complete now, found 1,000,000"):
                 list(wrong)
-    with follow(tmp_path / "store") as late, pytest.raises(StateError, match=r"position in 0\.\.16"):
+    with follow(tmp_path / "store") as late, pytest.raises(zb_hdf5.StateError, match=r"position in 0\.\.16"):
         late.load_state_dict(state | {"position": 17})
 
 
 def test_a_batch_size_that_changes_keeps_the_position_and_ends_an_iteration_behind_a_filled_up_step(tmp_path):
     tokens = np.arange(5 * B * S).reshape(5, B, S)
-    with open_writer(tmp_path / "store", **LIVE) as writer:
+    with zb_hdf5.open_writer(tmp_path / "store", **LIVE) as writer:
         writer.write(tokens)
         writer.finish()
-    for kind in (Loader, FollowingLoader):
+    for kind in (zb_hdf5.Loader, zb_hdf5.FollowingLoader):
         with kind(tmp_path / "store", shuffle="sequential", **ALONE) as loader:
             loader.load_state_dict(loader.state_dict() | {"position": 4 * B})
             loader.set_batch_size(1)
             assert rows(loader) == tokens[4:].reshape(-1, S).tolist()
-    with FollowingLoader(tmp_path / "store", batch_size=4, drop_last=False, **ALONE) as loader:
+    with zb_hdf5.FollowingLoader(tmp_path / "store", batch_size=4, drop_last=False, **ALONE) as loader:
         steps = iter(loader)
         assert len([next(steps) for _ in range(3)]) == 3
         loader.set_batch_size(1)
@@ -181,11 +172,11 @@ def test_a_batch_size_that_changes_keeps_the_position_and_ends_an_iteration_behi
 def test_a_loader_refuses_a_state_or_resumes_exactly(source, shuffle, stores, data):
     shape = {"batch_size": 4, "seq_len": S} if source == "stream.h5" else {"batch_size": 3}
     options = {"shuffle": shuffle, "block_size": 4, **shape, **ALONE}
-    with Loader(stores / source, **options) as loader:
+    with zb_hdf5.Loader(stores / source, **options) as loader:
         next(iter(loader))
         if state := accepted(data, loader):
             again = [row for step in loader for row in step.tolist()]
-            with Loader(stores / source, epoch=state["epoch"], **{**options, "batch_size": 1}) as alone:
+            with zb_hdf5.Loader(stores / source, epoch=state["epoch"], **{**options, "batch_size": 1}) as alone:
                 alone.load_state_dict({**state, "position": 0})
                 expected = rows(alone)[state["position"] :]
             assert again == expected[: len(again)]
@@ -205,7 +196,7 @@ def take(mixed, steps):
 
 
 def mixture(stores):
-    return MixedLoader({"a": stores / "a.h5", "b": stores / "b.batch"}, {"a": 3, "b": 1}, **ALONE)
+    return zb_hdf5.MixedLoader({"a": stores / "a.h5", "b": stores / "b.batch"}, {"a": 3, "b": 1}, **ALONE)
 
 
 def mixed_from_the_beginning(stores, state, steps):
@@ -239,7 +230,7 @@ def test_a_mixture_refuses_a_state_or_resumes_exactly(stores, data):
 @examples(60)
 @given(data=st.data())
 def test_a_dataset_and_its_sampler_refuse_a_state_or_resume_exactly(stores, data):
-    with Loader(stores / "a.h5", **ALONE) as loader:
+    with zb_hdf5.Loader(stores / "a.h5", **ALONE) as loader:
         dataset = loader.dataset()
         sampler = dataset.sampler
         next(iter(sampler))
@@ -274,7 +265,7 @@ def test_segments_that_contradict_each_other_are_refused(stores):
             ([first, {**second, "weights": [0.0, 1.0]}], "weights must be positive"),
             ([first, {**second, "weights": [1e-300, 1e-300]}], "weights must not all be below"),
         ):
-            with pytest.raises(StateError, match=message):
+            with pytest.raises(zb_hdf5.StateError, match=message):
                 mixed.load_state_dict({**state, "segments": segments})
         assert mixed.state_dict() == state
 
@@ -285,7 +276,7 @@ def test_a_document_loader_refuses_a_state_or_resumes_exactly(tmp_path_factory, 
     path = tmp_path_factory.getbasetemp() / "documents.h5"
     if not path.exists():
         write_stream(path, np.arange(RECORDS), [1] * RECORDS)
-    with DocumentLoader(path, collate="pack", max_tokens=1, **ALONE) as loader:
+    with zb_hdf5.DocumentLoader(path, collate="pack", max_tokens=1, **ALONE) as loader:
         if state := accepted(data, loader):
             order = GlobalOrder(RECORDS, loader.seed, state["epoch"]).indices(np.arange(RECORDS)).tolist()
             assert [batch["documents"].item() for batch in loader] == order[state["position"] :]
@@ -308,7 +299,7 @@ def text(tmp_path_factory):
 
 
 def text_loader(folder):
-    return TextLoader(folder, tokenizer="byte", batch_size=1, seq_len=5, num_threads=1, **ALONE)
+    return zb_hdf5.TextLoader(folder, tokenizer="byte", batch_size=1, seq_len=5, num_threads=1, **ALONE)
 
 
 def tokens_from(state):
@@ -331,7 +322,7 @@ def tokens_from(state):
 ])  # fmt: skip
 def test_a_place_that_does_not_exist_is_refused_at_once(place, text):
     with text_loader(text) as loader:
-        with pytest.raises(StateError, match="state: expected"):
+        with pytest.raises(zb_hdf5.StateError, match="state: expected"):
             loader.load_state_dict(loader.state_dict() | place)
         assert loader.get_batch()[0].tolist() == tokens_from({"row_group": 0, "document": 0, "token": 0})[:5]
 
@@ -355,7 +346,7 @@ def test_a_text_loader_refuses_a_state_or_resumes_exactly(text, data):
 
 
 def test_a_reader_serves_no_fingerprint_but_its_own_stream(stores):
-    with open_reader(stores / "stream.h5", batch_size=2, seq_len=4) as reader:
+    with zb_hdf5.open_reader(stores / "stream.h5", batch_size=2, seq_len=4) as reader:
         for batch_size in (0, 10**6, 10**17, 10**40):
             assert reader.serving(reader.fingerprint.replace(":2x4+0", f":{batch_size}x4+0")) is reader
         assert reader.serving(reader.fingerprint.replace(":2x4+0", ":5x4+0")).batch_size == 5
@@ -366,9 +357,9 @@ def test_a_reader_serves_no_fingerprint_but_its_own_stream(stores):
 def test_a_follower_jumps_over_batches_that_were_not_there_when_it_began(tmp_path):
     tokens = np.arange(10 * B * S).reshape(10, B, S)
     skip = [(0, 4 * B, 6 * B)]
-    with open_writer(tmp_path / "store", **LIVE) as writer:
+    with zb_hdf5.open_writer(tmp_path / "store", **LIVE) as writer:
         writer.write(tokens[:3])
-        with FollowingLoader(tmp_path / "store", timeout_s=30, skip=skip, **ALONE) as loader:
+        with zb_hdf5.FollowingLoader(tmp_path / "store", timeout_s=30, skip=skip, **ALONE) as loader:
             found = [next(loader) for _ in range(3)]
             writer.write(tokens[3:])
             writer.finish()
@@ -376,16 +367,16 @@ def test_a_follower_jumps_over_batches_that_were_not_there_when_it_began(tmp_pat
             state = loader.state_dict()
             found += [*iter(lambda: next(loader, None), None)]
     np.testing.assert_array_equal(np.stack(found), np.concatenate([tokens[:4], tokens[6:]]))
-    with FollowingLoader(tmp_path / "store", skip=skip, **ALONE) as other:
+    with zb_hdf5.FollowingLoader(tmp_path / "store", skip=skip, **ALONE) as other:
         other.load_state_dict(state)
         np.testing.assert_array_equal(next(other), tokens[7])
 
 
 def test_a_state_that_cannot_be_taken_over_changes_nothing(stores):
-    with Loader(stores / "a.h5", **ALONE) as loader:
+    with zb_hdf5.Loader(stores / "a.h5", **ALONE) as loader:
         before = loader.state_dict()
         for _ in range(2):
-            with pytest.raises(StateError, match=r"state: .*holds no documents"):
+            with pytest.raises(zb_hdf5.StateError, match=r"state: .*holds no documents"):
                 loader.load_state_dict({**before, "skip": [[0, 1, 2]], "mask_documents": [0]})
             assert loader.state_dict() == before
         assert len(list(loader)) == N
@@ -394,14 +385,16 @@ def test_a_state_that_cannot_be_taken_over_changes_nothing(stores):
 @pytest.fixture
 def sliding(tmp_path):
     write_stream(tmp_path / "s.h5", np.arange(1000), [1000], dtype="uint16")
-    return lambda **options: SlidingWindowDataloader(MmapTokenStore(tmp_path / "s.h5"), 16, 4, **options)
+    return lambda **options: zb_hdf5.SlidingWindowDataloader(
+        zb_hdf5.MmapTokenStore(tmp_path / "s.h5"), 16, 4, **options
+    )
 
 
 def test_random_windows_take_a_state_of_another_seed_by_force_only(sliding):
     with sliding(order="random", seed=1) as first, sliding(order="random", seed=2) as other:
         next(first)
         state = first.state_dict()
-        with pytest.raises(StateError, match="seed"):
+        with pytest.raises(zb_hdf5.StateError, match="seed"):
             other.load_state_dict(state)
         other.load_state_dict(state, force=True)
         assert other.state_dict()["position"] == 4
@@ -424,10 +417,10 @@ def test_windows_go_on_after_a_state_of_an_earlier_build(sliding, order):
         of_tokens = {"version": 2, "kind": "windows", "fingerprint": loader.store.token_fingerprint, "draws": None}
         state = {**of_tokens, "order": order, "seed": 42, "window_size": 16, "batch_size": 4, "epoch": 2, "step": 3}
         for name, value in (("draws", {"bit_generator": "PCG64"}), ("seed", 1), ("window_size", 8), ("order", "other")):
-            with pytest.raises(StateError, match=rf"state has {name}.*force=True"):
+            with pytest.raises(zb_hdf5.StateError, match=rf"state has {name}.*force=True"):
                 loader.load_state_dict({**state, name: value})
         for damage in ({"step": -1}, {"epoch": "2"}, {"step": None}, {"epoch": 2.0}):
-            with pytest.raises(StateError, match=next(iter(damage))):
+            with pytest.raises(zb_hdf5.StateError, match=next(iter(damage))):
                 loader.load_state_dict({**state, **damage})
         for _ in range(3):
             next(expected)

@@ -173,7 +173,7 @@ def test_resumes_exactly_after_every_step(folder, monkeypatch, targets, block):
                 assert loader.state_dict() == after
 
 
-def test_a_state_is_small_and_fits_any_batch_shape_and_a_running_iteration(folder, texts):
+def test_a_state_is_small_fits_any_batch_shape_and_what_was_consumed_is_not_tokenized_again(folder, texts, monkeypatch):
     expected, once = reference(texts, 0, 1), reference(texts, 0, 1, epochs=1)
     with make(folder) as loader:
         for _ in range(9):
@@ -203,9 +203,6 @@ def test_a_state_is_small_and_fits_any_batch_shape_and_a_running_iteration(folde
         loader.load_state_dict(state)
         np.testing.assert_array_equal(loader.get_batch().numpy().ravel(), once)
         assert loader.epoch == 1
-
-
-def test_what_was_consumed_is_not_tokenized_again(folder, texts, monkeypatch):
     with make(folder) as loader:
         for _ in range(9):
             loader.get_batch()

@@ -17,7 +17,7 @@ from contract import is_refused
 from interrupted import failing
 from processes import python, running, started, wait_until
 
-from zb_hdf5 import ConvertError, ZbError, open_reader, open_writer
+from zb_hdf5 import ConvertError, ZbError, errors, open_reader, open_writer
 from zb_hdf5.files.publishing import PartialDirectory, PartialFile
 
 B, S = 32, 64  # a batch of uint16 is one page
@@ -430,6 +430,22 @@ try:
 except Exception as error:
     print(repr(error), flush=True)
 """
+
+
+def test_a_rival_between_a_file_and_its_sidecar_does_no_damage(tmp_path, monkeypatch):
+    path, real = tmp_path / "x.batch", PartialFile.publish
+
+    def publish(self):
+        real(self)
+        if self.path == path:
+            monkeypatch.undo()
+            with pytest.raises(errors.UnavailableError, match="another process is writing it"):
+                write_batches(path, batches(7, 6), dtype="uint16", overwrite=True)
+
+    monkeypatch.setattr(PartialFile, "publish", publish)
+    write_batches(path, batches(1, 6), dtype="uint16")
+    check_whole(path, batches(1, 6))
+    assert names(tmp_path) == with_sidecar("x.batch")
 
 
 @pytest.mark.parametrize("moment", ["before unlock", "after unlock", "before share_lock", "after share_lock"])

@@ -303,16 +303,23 @@ def refuse_foreign_files(folder: Path) -> None:
             )
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace the content of `path` in one step."""
+@contextlib.contextmanager
+def replaced(path: Path) -> Generator[int]:
+    """Give a descriptor, of which the content becomes that of `path` in one step, and keep other writers away."""
     partial = PartialFile(path, overwrite=True)
     try:
-        with disk_errors(partial.partial_path), open(partial.fd, "wb", closefd=False) as file:
-            file.write(data)
+        with disk_errors(partial.partial_path):
+            yield partial.fd
         partial.publish()
     except BaseException:
         partial.discard()
         raise
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace the content of `path` in one step."""
+    with replaced(path) as fd:
+        write_fully(fd, data, 0)
 
 
 def write_fully(fd: int, data: npt.NDArray[Any] | bytes | memoryview, offset: int) -> None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.files.checked import Crc32Rows, crc32_of
 from zb_hdf5.files.paths import RemotePath, any_path, open_file, open_with_room, regular
-from zb_hdf5.files.publishing import PARTIAL_SUFFIX, write_atomically, write_fully
+from zb_hdf5.files.publishing import PARTIAL_SUFFIX, replaced, write_atomically, write_fully
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.tokens import FileTokens, open_extents
 from zb_hdf5.formats.batch_reader import BatchReader, BrokenFile, require_options
@@ -115,8 +115,12 @@ class BatchFileWriter(FileWriter):
 
     def finish(self) -> ShardInfo:
         """Publish the file, and then its sidecar. See `FileWriter.finish`."""
-        info = super().finish()
-        write_atomically(crc32_path(info.path), info.crc32.tobytes())
+        try:
+            with replaced(crc32_path(self._file.path)) as sidecar:  # locked, so that no rival publishes between the two
+                info = super().finish()
+                write_fully(sidecar, info.crc32.tobytes(), 0)
+        finally:
+            self.abort()  # where another process writes the sidecar
         return info
 
 

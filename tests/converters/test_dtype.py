@@ -105,7 +105,7 @@ def test_a_token_that_does_not_fit_is_named(tmp_path, tokens, write_store):
 
 
 def test_a_state_of_the_other_dtype_is_refused_with_that_reason(tmp_path, tokens, write_store):
-    """And moves again once the store is converted as the message says."""
+    """And moves again once the store is converted back."""
     store = write_store(tmp_path / "in", tokens, (4,), ("hdf5",))
     run("hdf5-to-batch", store, tmp_path / "wide", "--dtype", "uint32")
     run("batch-to-hdf5", tmp_path / "wide", tmp_path / "again", "--dtype", "uint16")
@@ -115,7 +115,7 @@ def test_a_state_of_the_other_dtype_is_refused_with_that_reason(tmp_path, tokens
     expected = [batch.tolist() for batch in _rest(store, state)]
     assert [batch.tolist() for batch in _rest(tmp_path / "again", state)] == expected
     with Loader(tmp_path / "wide", seed=3, **ALONE) as wide:
-        expected_error = r"state has dtype 'uint16', this loader 'uint32'; .* to dtype uint16; force=True"
+        expected_error = r"state has dtype 'uint16', this loader 'uint32'; force=True"
         with pytest.raises(StateError, match=expected_error):
             wide.load_state_dict(state)
         wide.load_state_dict(state, force=True)

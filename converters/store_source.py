@@ -119,7 +119,7 @@ class StoreSource(Source):
         shards, ranges, num_batches = list[SourceShard](), list[_Range](), 0
         for old, each in self._splits():
             records = (each.stop - each.start) * stored.batch_size * parts
-            count, rest = batches_of(records, self.meta, remainder, f"records ({each.split})")
+            count, rest = batches_of(records, self.meta, remainder, f"records of {self._path} ({each.split})")
             self.counts.drop("remainder", rest * length)
             ranges.append(each._replace(start=num_batches, stop=num_batches + count))
             num_batches += count

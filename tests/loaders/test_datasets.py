@@ -187,6 +187,9 @@ def test_stateful_dataloader_refuses_the_state_of_another_order(loader, stateful
             resumed.load_state_dict(state)
             with pytest.raises(StateError, match=f"state has {field}"):
                 next(iter(resumed))
+            last = {**loader.dataset().sampler.state_dict(), "step": len(loader)}  # the other has fewer steps, perhaps
+            with pytest.raises(StateError, match=f"state has {field}"):
+                other.dataset().sampler.load_state_dict(last)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

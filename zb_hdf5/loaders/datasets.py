@@ -17,7 +17,7 @@ from zb_hdf5.documents.pieces import IGNORED_TARGET, position_ids, ranges
 from zb_hdf5.errors import BatchIndexError
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.order import StepRequests
-from zb_hdf5.loaders.protocol import require_count, require_fields, require_kind
+from zb_hdf5.loaders.protocol import require_count, require_fields
 from zb_hdf5.loaders.steps import Step
 
 
@@ -173,7 +173,8 @@ class StepSampler(DistributedSampler[Any]):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on at the step of the state, unless `set_epoch` has chosen another epoch than that of the state."""
-        state = {**require_kind(self.dataset.path, state_dict, "steps"), "kind": "batches"}
+        known = {**self.dataset._identity(), "kind": "steps"}
+        state = {**require_fields(self.dataset.path, state_dict, known, ("epoch", "step")), "kind": "batches"}
         step = require_count(self.dataset.path, state, "step", len(self), "the steps of an epoch")
         del state["step"]
         self.dataset.load_state_dict(state)

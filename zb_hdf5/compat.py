@@ -23,13 +23,13 @@ from zb_hdf5.commands.fetch import fetch_shards
 from zb_hdf5.converters.documents import Recipe, TextSource
 from zb_hdf5.converters.reports import Report
 from zb_hdf5.converters.run import convert
+from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.errors import ArgumentError, BatchIndexError, ConvertError, Remedy
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.publishing import refuse_existing, scratch_directory
 from zb_hdf5.formats import native
 from zb_hdf5.formats.batch_reader import GROUP_BYTES, require_choice
 from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter as HDF5ShardWriter
-from zb_hdf5.formats.native import pack_header
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import require_positive, resolve_rank, write_order
 from zb_hdf5.loaders.protocol import STATE_VERSION, require_count, require_fields, shown
@@ -43,9 +43,6 @@ from zb_hdf5.text.tokenizers import Tokenizer as TextTokenizer
 if TYPE_CHECKING:
     import torch
 
-    from zb_hdf5.documents.document_table import DocumentTable
-
-#: A special token, by its id or text.
 Special = int | str | None
 BASE_URL: Final = "https://huggingface.co/datasets/karpathy/fineweb-edu-100b-shuffle/resolve/main"
 
@@ -78,15 +75,9 @@ class BatchNativeLoader(Loader):
 
 
 def write_batch_file(
-    output_path: str | os.PathLike[str],
-    tokens_array: npt.ArrayLike,
-    batch_size: int,
-    seq_len: int,
-    seed: int,
-    *,
-    dtype: str = "uint32",
-    overwrite: bool = False,
-) -> int:
+    output_path: str | os.PathLike[str], tokens_array: npt.ArrayLike, batch_size: int, seq_len: int, seed: int,
+    *, dtype: str = "uint32", overwrite: bool = False,
+) -> int:  # fmt: skip
     """Shuffle records, group them into batches, write a `.batch` file, and return the number of batches.
 
     The array has shape (num_records, seq_len) and any integer dtype; a memory map is never loaded whole. The last
@@ -109,17 +100,9 @@ def write_batch_file(
 
 
 def write_batch_dataset(
-    output_path: str | os.PathLike[str],
-    tokens_iter: Iterable[npt.ArrayLike],
-    total_records: int,
-    batch_size: int,
-    seq_len: int,
-    seed: int,
-    *,
-    dtype: str = "uint32",
-    overwrite: bool = False,
-    memory_bytes: int = 1 << 30,
-) -> int:
+    output_path: str | os.PathLike[str], tokens_iter: Iterable[npt.ArrayLike], total_records: int, batch_size: int,
+    seq_len: int, seed: int, *, dtype: str = "uint32", overwrite: bool = False, memory_bytes: int = 1 << 30,
+) -> int:  # fmt: skip
     """Write the file of `write_batch_file`, byte for byte, from an iterator of `total_records` arrays (seq_len,).
 
     The records pass through a file in `<output_path>.records.partial/`, which is converted in sequence with at most
@@ -154,7 +137,7 @@ def _plan(
     num_batches = total_records // batch_size
     if num_batches == 0:
         raise ConvertError(f"{path}: {total_records:,} records do not fill one batch of {batch_size:,}")
-    pack_header(meta, num_batches)
+    native.pack_header(meta, num_batches)
     return meta, num_batches
 
 
@@ -371,7 +354,7 @@ class SlidingWindowDataloader(Loader):
         if isinstance(state_dict, dict) and state_dict.get("kind") == "windows":  # of an earlier build
             own = {name: getattr(self, name) for name in ("order", "seed", "window_size", "batch_size")}
             own |= {"version": STATE_VERSION, "kind": "windows", "draws": None}
-            own |= {"fingerprint": self.store.token_fingerprint}
+            own["fingerprint"] = self.store.token_fingerprint
             if not force:
                 require_fields(self.path, state_dict, own, ("epoch", "step"), remedy=Remedy.FORCE)
             position = require_count(self.path, state_dict, "step") * self.batch_size
@@ -441,16 +424,10 @@ class TokenizingLoader(TextLoader):
 
         require_positive(tokenizer_batch_size=tokenizer_batch_size)
         super().__init__(
-            _data(data_dir),
-            tokenizer=tokenizer or get_tokenizer().spec,
-            batch_size=B,
-            seq_len=T,
-            split=split,
-            targets=True,
-            boundary_token=bos_token,
-            num_threads=tokenizer_threads,
+            _data(data_dir), tokenizer=tokenizer or get_tokenizer().spec, batch_size=B, seq_len=T, split=split,
+            targets=True, boundary_token=bos_token, num_threads=tokenizer_threads,
             device="cuda" if device is None and torch.cuda.is_available() else device,
-        )
+        )  # fmt: skip
 
     def _row_groups(self, files: list[ParquetFile], rank: int) -> dict[int, tuple[ParquetFile, int]]:
         groups = enumerate((file, number) for file in files for number in range(file.num_row_groups))

@@ -8,6 +8,7 @@ import os
 import shutil
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from itertools import pairwise
 from operator import index, le, lt
@@ -31,7 +32,7 @@ from zb_hdf5.documents.pieces import Pieces, ends_of, pieces_path, ranges
 from zb_hdf5.errors import ArgumentError, ChecksumError, ConvertError, FormatError, IncompleteError, Remedy
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import RemotePath, any_path, local_path, open_file, require_bytes
-from zb_hdf5.files.publishing import PartialFile, disk_errors, write_fully
+from zb_hdf5.files.publishing import PartialFile, disk_errors, replaced, write_fully
 from zb_hdf5.files.ranges import LocalFile, open_ranges
 from zb_hdf5.formats.hdf5.file import (
     CREATOR,
@@ -148,18 +149,10 @@ class TableWriter:
         facts = {name: (column.dtype.str, column.num_rows) for name, column in self._columns.items()}
         self._write(CRC32, crc32)
         sha256 = _digest(self.kind, attributes, facts, crc32)
-        file = PartialFile(self.path, overwrite=True)
-        try:
-            with disk_errors(file.partial_path):
-                for name, offset in self._lay_out(file, {**attributes, "sha256": sha256}).items():
-                    self._columns[name].copy_to(file.fd, offset)
-                num_bytes = os.fstat(file.fd).st_size
-            file.publish()
-        except BaseException:
-            file.discard()
-            raise
-        finally:
-            self.close()
+        with closing(self), replaced(self.path) as file:
+            for name, offset in self._lay_out(file, {**attributes, "sha256": sha256}).items():
+                self._columns[name].copy_to(file.fd, offset)
+            num_bytes = os.fstat(file.fd).st_size
         return TableInfo(num_bytes, sha256)
 
     def _lay_out(self, file: PartialFile, attributes: Mapping[str, str | int]) -> dict[str, int]:
@@ -441,14 +434,8 @@ def _digest(
 
 def copy_table(source: Path, target: Path) -> None:
     """Copy a published file, or an object, whole; a file that has the name of the target is replaced."""
-    file = PartialFile(target, overwrite=True)
-    try:
-        with open_file(source) as original, disk_errors(file.partial_path), open(file.fd, "wb", closefd=False) as copy:
-            shutil.copyfileobj(original, copy, BUFFER_BYTES)
-        file.publish()
-    except BaseException:
-        file.discard()
-        raise
+    with open_file(source) as original, replaced(target) as file, open(file.fd, "wb", closefd=False) as copy:
+        shutil.copyfileobj(original, copy, BUFFER_BYTES)
 
 
 # --- the pieces of a shard or of a lone file, in `<file>.pieces` ------------------------------------------------------

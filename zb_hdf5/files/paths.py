@@ -105,12 +105,19 @@ def regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
         if error.errno == errno.ENXIO:
             require_regular(os.stat(path).st_mode, path)  # a socket
         raise
-    try:
+    with on_failure(partial(os.close, fd)):
         require_regular(os.fstat(fd).st_mode, path)
-    except BaseException:
-        os.close(fd)
-        raise
     return fd
+
+
+@contextlib.contextmanager
+def on_failure(undo: Callable[[], object]) -> Iterator[None]:
+    """Call `undo` if the block ends with an exception, which is raised again."""
+    try:
+        yield
+    except BaseException:
+        undo()
+        raise
 
 
 def open_file(path: str | os.PathLike[str]) -> BinaryIO:

@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 import numpy.typing as npt
 
 from zb_hdf5.errors import ConvertError, ExistsError, UnavailableError
-from zb_hdf5.files.paths import regular
+from zb_hdf5.files.paths import on_failure, regular
 from zb_hdf5.files.ranges import libc
 from zb_hdf5.spec import DOCUMENTS_PREFIX, DOCUMENTS_STORE_SUFFIX, INDEX_NAME, JOURNAL_PREFIX, SHARD_PREFIX
 
@@ -163,11 +163,8 @@ class LockedFolder:
 
     def __enter__(self) -> Self:
         self._fd = self._open(fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX)
-        try:
+        with on_failure(lambda: os.close(self._fd)):
             refuse_foreign_files(self.partial_path)
-        except BaseException:
-            os.close(self._fd)
-            raise
         return self
 
     def _open(self, kind: int) -> int:
@@ -304,22 +301,19 @@ def refuse_foreign_files(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def replaced(path: Path) -> Generator[int]:
-    """Give a descriptor, of which the content becomes that of `path` in one step, and keep other writers away."""
-    partial = PartialFile(path, overwrite=True)
-    try:
-        with disk_errors(partial.partial_path):
-            yield partial.fd
-        partial.publish()
-    except BaseException:
-        partial.discard()
-        raise
+def replaced(path: Path) -> Generator[PartialFile]:
+    """Give a file, of which the content becomes that of `path` in one step, and keep other writers away."""
+    file = PartialFile(path, overwrite=True)
+    with on_failure(file.discard):
+        with disk_errors(file.partial_path):
+            yield file
+        file.publish()
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace the content of `path` in one step."""
-    with replaced(path) as fd:
-        write_fully(fd, data, 0)
+    with replaced(path) as file:
+        write_fully(file.fd, data, 0)
 
 
 def write_fully(fd: int, data: npt.NDArray[Any] | bytes | memoryview, offset: int) -> None:

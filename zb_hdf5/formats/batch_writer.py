@@ -18,6 +18,7 @@ from zb_hdf5.errors import ArgumentError, ClosedError
 from zb_hdf5.field import field_values, split_tokens
 from zb_hdf5.files.checked import GroupDigest, TokenDigest
 from zb_hdf5.files.codecs import CompressedTokens
+from zb_hdf5.files.paths import on_failure
 from zb_hdf5.files.publishing import PartialFile, disk_errors
 from zb_hdf5.files.ranges import Run
 from zb_hdf5.formats.batch_reader import GROUP_BYTES
@@ -172,18 +173,14 @@ class TokenWriter(Writer):
         self._crc32 = array("I")
         self._file = PartialFile(path, overwrite=overwrite)
         self._digest = TokenDigest(known_sha256)
-        try:
-            with disk_errors(self._file.partial_path):
-                self._begin()
-        except BaseException:
-            self.abort()
-            raise
+        with on_failure(self.abort), disk_errors(self._file.partial_path):
+            self._begin()
 
     def finish(self) -> ShardInfo:
         """Complete the file and publish it under its final name."""
         self._require_open()
         self._open = False
-        try:
+        with on_failure(self._end_unpublished):
             self._write_rest()
             self._digest.close()
             info = ShardInfo(
@@ -193,9 +190,6 @@ class TokenWriter(Writer):
             with disk_errors(self._file.partial_path):
                 info = self._complete(info)
             self._file.publish()
-        except BaseException:
-            self._end_unpublished()
-            raise
         return info
 
     def abort(self) -> None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.files.checked import Crc32Rows, crc32_of
-from zb_hdf5.files.paths import RemotePath, any_path, open_file, open_with_room, regular
+from zb_hdf5.files.paths import RemotePath, any_path, on_failure, open_file, open_with_room, regular
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, replaced, write_atomically, write_fully
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.tokens import FileTokens, open_extents
@@ -115,12 +115,10 @@ class BatchFileWriter(FileWriter):
 
     def finish(self) -> ShardInfo:
         """Publish the file, and then its sidecar. See `FileWriter.finish`."""
-        try:
-            with replaced(crc32_path(self._file.path)) as sidecar:  # locked, so that no rival publishes between the two
-                info = super().finish()
-                write_fully(sidecar, info.crc32.tobytes(), 0)
-        finally:
-            self.abort()  # where another process writes the sidecar
+        # the sidecar is locked, so that no rival publishes between the two
+        with on_failure(self.abort), replaced(crc32_path(self._file.path)) as sidecar:
+            info = super().finish()
+            write_fully(sidecar.fd, info.crc32.tobytes(), 0)
         return info
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, Remedy
-from zb_hdf5.files.paths import any_path, open_file
+from zb_hdf5.files.paths import any_path, on_failure, open_file
 
 if TYPE_CHECKING:
     from zb_hdf5.formats.batch_reader import BatchReader, BrokenFile
@@ -79,11 +79,8 @@ class FileFormat:
         from zb_hdf5.formats.batch_reader import BrokenFile
 
         reader = open_chunks(path)
-        try:
+        with on_failure(reader.close):
             return BrokenFile(reader, reader.stored_crc32(), "" if reader.complete else "its writer has not finished")
-        except BaseException:
-            reader.close()
-            raise
 
     def look_at(self, path: Path) -> tuple[int, str]:
         """Return the number of tokens of a file without digests, and the reason why it cannot be verified."""

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError, FormatError, Remedy, UnavailableError
 from zb_hdf5.files.checked import GroupDigest
-from zb_hdf5.files.paths import local_path
+from zb_hdf5.files.paths import local_path, on_failure
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batch_reader import BatchReader
@@ -100,11 +100,8 @@ class LiveStoreWriter(BatchWriter):
         self.index = ShardIndex(meta, (), shuffle, source or {}, complete=False, live_id=uuid.uuid4().hex)
         self._durable, self._crc32 = durable, array("I")
         self._shard: _GrowingShard | None = None  # None: it has failed, or is done
-        try:
+        with on_failure(lambda: shutil.rmtree(folder)):
             self._grow(())
-        except BaseException:
-            shutil.rmtree(folder)
-            raise
 
     def count(self, batches: TokenArray, digest: GroupDigest) -> None:
         """Add batches that the growing shard has committed."""
@@ -163,13 +160,10 @@ class LiveStoreWriter(BatchWriter):
         expected = min(self.shard_batches, CRC32_CHUNK_ROWS)
         origin = {"source": self.index.source, "shuffle": self.index.shuffle}
         shard = _GrowingShard(self, name, expected_batches=expected, durable=self._durable, origin=origin)
-        try:
+        with on_failure(shard.remove):
             fields = {field.name: FieldDigest() for field in self.meta.fields}
             growing = ShardEntry(name, shard.backend, 0, 0, 0, NO_SHA256, complete=False, fields=fields)
             self._save(replace(self.index, shards=(*finished, growing)))
-        except BaseException:
-            shard.remove()
-            raise
         self._shard = shard
         return shard
 
@@ -252,11 +246,8 @@ class LiveReader(StoreReader):
     def __init__(self, folder: Path, index: ShardIndex, access: str = "auto", verify: str = "auto") -> None:
         self._seen: tuple[int, int, int] | None = None  # the version of the index: this one may be too old
         super().__init__(folder, index, access=access, verify=verify)
-        try:
+        with on_failure(self.close):
             self.refresh()
-        except BaseException:
-            self.close()
-            raise
 
     def _field_reader(self, name: str) -> BatchReader:
         return LiveReader(self.path, self.index.of_field(name), self._shards.asked, self.verify)

@@ -10,7 +10,7 @@ from typing import Any
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy
 from zb_hdf5.field import Fields, parse_fields
-from zb_hdf5.files.paths import RemotePath, any_path, local_path, require_remote_access
+from zb_hdf5.files.paths import RemotePath, any_path, local_path, on_failure, require_remote_access
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, partial_path
 from zb_hdf5.formats.batch_reader import BatchReader, require_choice, require_options
 from zb_hdf5.formats.batch_writer import BatchWriter
@@ -139,11 +139,8 @@ def _open_cached(wanted: _Wanted) -> BatchReader:
 
     folder = Cache.of(wanted.cache, wanted.cache_bytes)
     reader = _open(wanted)
-    try:
+    with on_failure(reader.close):
         folder.attach(reader)
-    except BaseException:
-        reader.close()
-        raise
     return reader
 
 

@@ -28,7 +28,7 @@ from zb_hdf5.errors import (
 from zb_hdf5.files.checked import VERIFIED, Crc32Rows, checked, crc32_of, placed_rows
 from zb_hdf5.files.codecs import CodedChunks, Decoded, read_extents
 from zb_hdf5.files.objects import RemoteObject
-from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath, require_remote_access
+from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath, on_failure, require_remote_access
 from zb_hdf5.files.ranges import Extents, map_side_by_side, open_ranges
 from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wait, gather_from, read_together
 from zb_hdf5.formats.batch_reader import BatchReader, require_options
@@ -298,7 +298,7 @@ class Sharded(Tokens):
     def _open_by_file(self, path: Path, entry: ShardEntry, unit: int, identity: Identity | None) -> Tokens:
         """Open a shard by the facts of its file, and compare them with the index."""
         reader = self._reader(path, entry, identity)
-        try:
+        with on_failure(reader.close):
             if entry.complete != reader.complete or not (reader.complete or self.index.holds_stream):
                 raise IncompleteError(f"{reader.path}: its writer has not finished; convert again")
             placed = self._is_placed(entry) and not self.index.holds_stream
@@ -312,9 +312,6 @@ class Sharded(Tokens):
                     at=reader.path.parents[entry.path.count("/")],
                 )
             reader.check_reads(self._verify)
-        except BaseException:
-            reader.close()
-            raise
         return reader.tokens
 
     def _reader(self, path: Path, entry: ShardEntry, identity: Identity | None) -> BatchReader:

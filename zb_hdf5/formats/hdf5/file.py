@@ -24,6 +24,7 @@ from zb_hdf5.files.paths import (
     Identity,
     RemotePath,
     identity_of,
+    on_failure,
     require_bytes,
     require_identity,
     require_regular,
@@ -99,11 +100,8 @@ def open_h5_for_reading(path: Path, identity: Identity | None = None) -> h5py.Fi
     except UnavailableError:
         h5 = open_h5(path, swmr=True)
     if identity is not None:
-        try:
+        with on_failure(h5.close):
             require_identity(handle_of_h5(h5), identity, path)
-        except BaseException:
-            h5.close()
-            raise
     return h5
 
 

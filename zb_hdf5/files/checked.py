@@ -153,14 +153,14 @@ class Checked(Wrapper, UnitTokens):
 
     def read(self, runs: Iterable[TokenRun]) -> None:
         runs = list(runs)
-        if self._strict and not all(self._is_whole(start, len(out)) for start, out in runs):
+        unit, num_tokens = self.unit, self.num_tokens
+        if self._strict and any(
+            start % unit or (len(out) % unit and start + len(out) != num_tokens) for start, out in runs
+        ):
             UnitTokens.read(self, runs)
             return
         self.tokens.read(runs)
         self.compare(runs)
-
-    def _is_whole(self, start: int, count: int) -> bool:
-        return not start % self.unit and (not count % self.unit or start + count == self.num_tokens)
 
     def compare(self, runs: Iterable[TokenRun]) -> None:
         unit, num_tokens = self.unit, self.num_tokens

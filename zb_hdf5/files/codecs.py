@@ -7,6 +7,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -124,11 +125,6 @@ class CodedChunks(NamedTuple):
     codec: str  # with its level
     table: npt.NDArray[np.int64]  # (N, 2): the offset of each chunk, and its bytes there: as many as plain, if it is
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all chunks."""
-        return int(self.table[:, 1].sum())
-
 
 def read_extents(ranges: Ranges, runs: Iterable[Run], num_chunks: int) -> npt.NDArray[np.int64]:
     """Read the table of a `CodedChunks` from the places that an index names."""
@@ -177,18 +173,15 @@ class Decoded(UnitTokens):
         table = self._chunks.table[first : first + count]
         sizes = np.cumsum(table[:, 1])
         stored = np.empty(int(sizes[-1]), np.uint8)
-        parts, begin = [], 0
+        parts = []
         breaks = np.flatnonzero(table[1:, 0] != table[:-1, 0] + table[:-1, 1]) + 1
-        for stop in [*breaks.tolist(), count]:
+        for begin, stop in pairwise([0, *breaks.tolist(), count]):
             skip = int(sizes[begin] - table[begin, 1])
             parts.append((int(table[begin, 0]), stored[skip : int(sizes[stop - 1])]))
-            begin = stop
         self.file.read_ranges(parts)
-        begin = 0
-        for number, end in enumerate(sizes.tolist()):
+        for number, (end, size) in enumerate(zip(sizes.tolist(), table[:, 1].tolist(), strict=True)):
             unit = out[number * self.unit : (number + 1) * self.unit]
-            self._unpack(first + number, stored[begin:end], unit.view(np.uint8))
-            begin = end
+            self._unpack(first + number, stored[end - size : end], unit.view(np.uint8))
 
     def _unpack(self, number: int, stored: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8]) -> None:
         size = self.unit * self.dtype.itemsize

@@ -137,8 +137,7 @@ class Folder:
         scheme = self._url.partition("://")[0]
         options = {"allow_http": "true"} if scheme == "http" else {}
         if prefix := PREFIXES.get(scheme, "AZURE_"):
-            names = {key: os.environ.get(prefix + key.upper()) for key in _CLIENT_OPTIONS}
-            options = {key: value for key, value in names.items() if value}
+            options = {key: found for key in _CLIENT_OPTIONS if (found := os.environ.get(prefix + key.upper()))}
         options["timeout"] = f"{int(self.request_s * 1000)}ms"
         try:
             return self.library._store.from_url(self._url, retry_config=retries, client_options=options)
@@ -184,10 +183,9 @@ class RemoteObject:
 
     def __init__(self, url: str, identity: tuple[Any, ...] | None = None, num_bytes: int | None = None) -> None:
         self.name, self._known, self._expected = url, identity, num_bytes
-        folder, _, key = url.rpartition("/")
-        self._folder_url = folder
+        self._folder_url, _, key = url.rpartition("/")
         self._key = unquote(key) if url.startswith("http") else key
-        if "://" not in folder or not key or folder.endswith(":/"):
+        if "://" not in self._folder_url or not key or self._folder_url.endswith(":/"):
             raise ArgumentError(f"{url}: expected the URL of an object, such as s3://bucket/folder/name")
         self._folder: Folder | None = None
 
@@ -384,9 +382,7 @@ def _merged(ranges: Iterable[tuple[int, npt.NDArray[Any]]]) -> Iterator[Group]:
     """Yield groups of ranges that touch or overlap, as arrays of bytes."""
     group: Group = []
     end = -1
-    for offset, out in sorted(ranges, key=lambda each: each[0]):
-        if not out.size:
-            continue
+    for offset, out in sorted((each for each in ranges if each[1].size), key=lambda each: each[0]):
         if group and offset > end:
             yield group
             group = []
@@ -468,9 +464,6 @@ class ObjectFile(io.RawIOBase):
         self._at = (self._size() if start is None else start) + offset
         return self._at
 
-    def tell(self) -> int:
-        return self._at
-
     def _size(self) -> int:
         self._block(0)  # it is wanted next, and its answer has the size
         return self.source.num_bytes
@@ -491,6 +484,5 @@ class ObjectFile(io.RawIOBase):
         return count
 
     def close(self) -> None:
-        if not self.closed:
-            self.source.close()
+        self.source.close()
         super().close()

@@ -68,9 +68,9 @@ class Extents:
     def __post_init__(self) -> None:
         if not all(run.num_batches for run in self.runs):
             self.runs = [run for run in self.runs if run.num_batches]
-        self._firsts = (0,)  # of perhaps 50,000 open files, nearly all have one run
-        if len(self.runs) != 1:
-            self._firsts = [0, *accumulate(run.num_batches for run in self.runs)][: len(self.runs)]
+        # of perhaps 50,000 open files, nearly all have one run, and share this tuple
+        several = len(self.runs) != 1
+        self._firsts = [0, *accumulate(r.num_batches for r in self.runs)][: len(self.runs)] if several else (0,)
 
     @classmethod
     def from_offsets(cls, offsets: npt.NDArray[np.int64], batch_bytes: int) -> Extents:

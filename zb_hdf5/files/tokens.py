@@ -271,18 +271,10 @@ class FileTokens(Tokens):
         return True
 
     def will_need(self, start: int, stop: int) -> None:
-        itemsize, batch_bytes = self.dtype.itemsize, self.extents.batch_bytes
-        while start < stop and self.wait is Wait.LOCAL:
-            index, token = divmod(start, self.unit)
-            number, within = self.extents.locate(index)
-            base, stride, num_units = self.extents.runs[number]
-            together = num_units - within if batch_bytes <= stride < 2 * batch_bytes else 1
-            end = min(stop, (index + together) * self.unit)
-            last, rest = divmod(end - 1, self.unit)
-            offset = base + within * stride + token * itemsize
-            length = (last - index) * stride + (rest + 1 - token) * itemsize
-            os.posix_fadvise(self.file.fd, offset, length, os.POSIX_FADV_WILLNEED)
-            start = end
+        count = min(stop, self.num_tokens) - start if self.wait is Wait.LOCAL else 0
+        tokens = np.broadcast_to(np.empty((), self.dtype), max(0, count))  # it has a length, and takes no memory
+        for offset, part in self.extents.places_of_tokens(start, tokens):
+            os.posix_fadvise(self.file.fd, offset, part.nbytes, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
         self._views, self._flat = NO_VIEWS, None

@@ -6,7 +6,7 @@ import io
 import math
 import tokenize
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from zb_hdf5.files.tokens import Converted, Tokens, open_extents
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import FileWriter, ShardInfo
 from zb_hdf5.spec import BATCHES, StoreMeta, TokenArray
-
-if TYPE_CHECKING:
-    pass
 
 NPY_MISSING: Final = (
     ".npy files hold no digests; convert them to a store, which keeps digests from then on, or keep their sha256sum"

@@ -190,9 +190,7 @@ def format_of(path: Path) -> FileFormat:
 
 def backend_of_suffix(path: str | os.PathLike[str]) -> str:
     """Return the backend that writes files with the suffix of `path`."""
-    path = Path(path)
-    for name, backend in backends().items():
-        if path.suffix == backend.suffix:
-            return name
-    suffixes = " or ".join(backend.suffix for backend in backends().values())
-    raise ConvertError(f"{path}: expected a name that ends in {suffixes}, or backend=")
+    names, suffix = {row.suffix: name for name, row in backends().items()}, Path(path).suffix
+    if suffix not in names:
+        raise ConvertError(f"{path}: expected a name that ends in {' or '.join(names)}, or backend=")
+    return names[suffix]

@@ -31,7 +31,7 @@ from zb_hdf5.files.checked import GroupDigest, crc32_of
 from zb_hdf5.files.codecs import CompressedTokens, Encoder, require_codec
 from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.files.ranges import Extents, Run
-from zb_hdf5.formats.batch_writer import Columns, FieldDigest, FileWriter, ShardInfo, TokenWriter
+from zb_hdf5.formats.batch_writer import FieldDigest, FileWriter, ShardInfo, TokenWriter
 from zb_hdf5.formats.hdf5.file import (
     chunk_offsets,
     chunk_runs,
@@ -170,8 +170,8 @@ class Column:
 
 def _slot_bytes(meta: StoreMeta, alignment: int) -> int:
     """Return the bytes from one chunk to the next: HDF5 aligns no chunk that is smaller than the alignment."""
-    small = meta.batch_bytes < alignment
-    return meta.batch_bytes if small else -(-meta.batch_bytes // alignment) * alignment
+    size = meta.batch_bytes
+    return size if size < alignment else -(-size // alignment) * alignment
 
 
 def _alignment_of(columns: list[StoreMeta]) -> int:
@@ -338,9 +338,9 @@ class HDF5Writer(TokenWriter):
                 self._main.write(first, tokens)
                 return
         offsets = self._main.offsets[first : first + len(tokens)]
-        cuts = [0, *(np.flatnonzero(np.diff(offsets) != self._main.chunk_bytes) + 1).tolist()]
-        for start, stop in zip(cuts, [*cuts[1:], len(tokens)], strict=True):
-            write_fully(self._file.fd, tokens[start:stop], int(offsets[start]))
+        extents = Extents.from_offsets(offsets, self._main.chunk_bytes)
+        for offset, part in extents.places_of_tokens(0, tokens.reshape(-1)):
+            write_fully(self._file.fd, part, offset)
 
     def _commit_chunks(self, num_bytes: int, marker: dict[str, int | bytes]) -> None:
         """Make the chunks whose digests wait part of the file, now or with later ones: `commit_bytes`."""
@@ -390,9 +390,7 @@ class HDF5Writer(TokenWriter):
                 info = info._replace(compressed=CompressedTokens(self.meta.codec, num_bytes[-1]))
             self._h5.flush()  # before the marker is complete
             self._modify(**last)
-            columns: Columns = {}
-            for column in reversed(self._columns):
-                columns |= column.runs(num_chunks)
+            columns = {name: runs for c in reversed(self._columns) for name, runs in c.runs(num_chunks).items()}
             self._h5.close()
         self._cut_off(num_chunks)
         size = os.fstat(self._file.fd).st_size

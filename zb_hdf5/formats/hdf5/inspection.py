@@ -93,7 +93,7 @@ class Column(NamedTuple):
     def compressed(self) -> CompressedTokens | None:
         """The codec of compressed units, and their bytes."""
         found = self.extents
-        return CompressedTokens(found.codec, found.num_bytes) if isinstance(found, CodedChunks) else None
+        return CompressedTokens(found.codec, int(found.table[:, 1].sum())) if isinstance(found, CodedChunks) else None
 
     def open(self, access: str) -> Tokens:
         """Open the values by their extents, or through h5py where those are not known."""

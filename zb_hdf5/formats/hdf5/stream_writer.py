@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from zb_hdf5.documents.document_table import documents_path
 from zb_hdf5.documents.table_file import DocumentsWriter, encoded_spans
 from zb_hdf5.errors import ArgumentError, ConvertError
 from zb_hdf5.field import Fields, parse_fields, split_tokens
+from zb_hdf5.files.checked import GroupDigest
 from zb_hdf5.files.publishing import disk_errors
 from zb_hdf5.formats.batch_writer import FieldArrays, ShardInfo, stored_fields
 from zb_hdf5.formats.hdf5.h5_writer import HDF5Writer, Rows
@@ -28,9 +29,6 @@ from zb_hdf5.spec import (
     codec_named,
     stored_dtype,
 )
-
-if TYPE_CHECKING:
-    from zb_hdf5.files.checked import GroupDigest
 
 
 class HDF5ShardWriter(HDF5Writer):
@@ -109,7 +107,6 @@ class HDF5ShardWriter(HDF5Writer):
             boundary_token_id=boundary_token_id, layout=STREAM_LAYOUT, fields=parse_fields(fields),
             codec=codec_named(codec),
         )  # fmt: skip
-        self.boundary_token_id = boundary_token_id
         self._boundary = np.array([] if boundary_token_id < 0 else [boundary_token_id], dtype=np.int64)
         if boundary_token_id < NO_BOUNDARY:
             raise ArgumentError(f"boundary_token_id must be at least -1, found {boundary_token_id}")

@@ -130,9 +130,8 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 def _on_sigterm(handler: Any) -> Any:
     """Set the handler of SIGTERM and return the previous one; only the main thread may."""
-    if threading.current_thread() is threading.main_thread():
-        return signal.signal(signal.SIGTERM, handler)
-    return None
+    is_main = threading.current_thread() is threading.main_thread()
+    return signal.signal(signal.SIGTERM, handler) if is_main else None
 
 
 class Output(NamedTuple):
@@ -188,8 +187,9 @@ def layout_report(lines: list[tuple[str, str]], columns: int | None = None) -> I
         if max(map(len, text.split()), default=0) > columns - len(head):  # a long word needs the whole line
             yield name
             head = indent = "  "
-        wrapper = textwrap.TextWrapper(columns, head, indent, break_long_words=False, break_on_hyphens=False)
-        yield from wrapper.wrap(text) or [head]
+        yield from textwrap.wrap(
+            text, columns, initial_indent=head, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        ) or [head]
 
 
 class PathOrUrl(click.Path):
@@ -253,7 +253,6 @@ class Progress:
         self._enabled = not is_quiet() if enabled is None else enabled
         self._stream = stream or sys.stderr
         self._bar = self._stream.isatty()
-        self._interval_s = 0.1 if self._bar else LOG_INTERVAL_S
         self._lock = threading.Lock()
         self.begin(label, total, unit)
 
@@ -269,7 +268,7 @@ class Progress:
             self._done += amount
             self._total = self._total if total is None else total
             now = time.monotonic()
-            if self._enabled and now - self._shown >= self._interval_s:
+            if self._enabled and now - self._shown >= (0.1 if self._bar else LOG_INTERVAL_S):
                 self._shown = now
                 self._show(now - self._start)
 
@@ -323,8 +322,6 @@ def printable(text: str) -> str:
 
     So a terminal gets no commands from the data, and nothing is invisible or changes the direction of writing.
     """
-    if text.isprintable():
-        return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 

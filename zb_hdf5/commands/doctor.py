@@ -71,8 +71,7 @@ def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
             raise
         return [*findings, Finding("open", "problem", str(error), "export HDF5_USE_FILE_LOCKING=FALSE")]
     with reader:
-        files = reader.paths if isinstance(reader, StoreReader) else [reader.path]
-        files = [] if is_remote else files
+        num_files = len(reader.paths) if isinstance(reader, StoreReader) else 1
         try:
             first = reader.read_batch(0) if reader.num_batches else None
             findings.append(Finding("filters", "ok", "none is missing"))
@@ -82,7 +81,7 @@ def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
         if first is not None:
             findings.append(Finding("first batch", "ok", f"after {(time.perf_counter() - start_s) * 1000:.1f} ms"))
             findings += [_speed(reader)] if size is None and reader.complete else []
-        findings += [] if is_remote else [_layout(reader), _open_files(len(files))]
+        findings += [] if is_remote else [_layout(reader), _open_files(num_files)]
     return findings
 
 
@@ -102,8 +101,9 @@ def _locks(folder: Path, network: str | None) -> Finding:
         if not off and "HDF5_USE_FILE_LOCKING" in os.environ:
             text = f"flock: {error}, and HDF5_USE_FILE_LOCKING demands it"
             return Finding("locks", "problem", text, "export HDF5_USE_FILE_LOCKING=FALSE")
-        remedy = "files are opened without locks: start one writer only for a path"
-        return Finding("locks", "note", f"flock: {error}", remedy)
+        return Finding(
+            "locks", "note", f"flock: {error}", "files are opened without locks: start one writer only for a path"
+        )
     # nodes keep flock to themselves there, unless the file system brings its own
     nodes = f" between the processes of this node ({network}: other nodes may not see it)" * (network == "fuse")
     but = ", but HDF5_USE_FILE_LOCKING switches HDF5's off" * off

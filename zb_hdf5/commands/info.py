@@ -162,8 +162,10 @@ def _describe_index(index: ShardIndex, num_batches: int) -> dict[str, Any]:
         here = [number for number, name in enumerate(names) if name == split]
         if of_stream:
             shards = [index.shards[number] for number in here]
-            sums = {"tokens": sum(max(shard.token_count, 0) for shard in shards)}
-            sums |= {"documents": sum(max(shard.document_count, 0) for shard in shards)}
+            sums = {
+                "tokens": sum(max(shard.token_count, 0) for shard in shards),
+                "documents": sum(max(shard.document_count, 0) for shard in shards),
+            }
         else:
             sizes = [counts[number] for number in here]
             sums = {**_extremes(sizes), "num_batches": sum(sizes), "tokens": sum(sizes) * index.meta.batch_tokens}
@@ -171,8 +173,12 @@ def _describe_index(index: ShardIndex, num_batches: int) -> dict[str, Any]:
     found = {"splits": splits, "source": index.source}
     if of_stream:
         return found
-    shards_of_all = {"count": len(counts), **_extremes(counts)}
-    return {"shards": shards_of_all, **found, "shuffle": index.shuffle, "packing": index.source.get("packing")}
+    return {
+        "shards": {"count": len(counts), **_extremes(counts)},
+        **found,
+        "shuffle": index.shuffle,
+        "packing": index.source.get("packing"),
+    }
 
 
 def _extremes(batches: list[int]) -> dict[str, int]:
@@ -233,8 +239,7 @@ def describe_lines(description: dict[str, Any]) -> Lines:
         shuffled = ", not shuffled" if d.get("shuffle") == "none" else shuffled
         count = f"{d['total_records']:,}" if d["total_records"] else "unknown number"
         lines.append(("records", f"{count} before batching{shuffled}"))
-    lines = [("path", d["path"]), *lines]
-    lines += [*_document_lines(d), *_field_lines(d), *_origin_lines(d), *_split_lines(d)]
+    lines = [("path", d["path"]), *lines, *_document_lines(d), *_field_lines(d), *_origin_lines(d), *_split_lines(d)]
     if "layout" in d:
         unpacked = "codec" in d and d["access"] != "h5py"
         lines.append(("layout", "a compressed chunk for each batch" if unpacked else layout_text(d["layout"])))
@@ -320,8 +325,10 @@ def interrupted(folder: Path) -> Output | None:
     finished = len(set().union(*(record.finished for record in records)))
     facts = {"path": str(folder), "kind": "unfinished conversion", "at_work": at_work, "unit": unit}
     done = f"{finished:,} of {total:,} {unit} are finished; {next_step}"
-    lines = [("path", str(folder)), ("kind", state), ("state", done)]
-    return Output({**facts, "finished": finished, "total": total}, lines)
+    return Output(
+        {**facts, "finished": finished, "total": total},
+        [("path", str(folder)), ("kind", state), ("state", done)],
+    )
 
 
 def verdict(path: Path, reports: list[ShardReport]) -> Output:

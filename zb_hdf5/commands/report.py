@@ -183,22 +183,27 @@ def _cards(d: dict[str, Any], found: Statistics, numbers: dict[str, Any], reader
 def _facts(d: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the facts of a store, without those that depend on the machine that reads it."""
     source, files = d.get("source") or {}, source_files(d.get("source") or {})
-    lines = [("path", d["path"]), ("tokens", f"{d['tokens']:,} {d['dtype']}")]
-    lines += [line for line in describe_lines(d)[1:] if line[0] not in NOT_ON_THE_PAGE]
-    lines += [("" if number else "source", str(file)) for number, file in enumerate(files[:FILES_SHOWN])]
-    if len(files) > FILES_SHOWN:
-        lines.append(("", f"and {len(files) - FILES_SHOWN:,} files more"))
     others = {key: value for key, value in source.items() if key not in ("files", "path") and value is not None}
-    lines += [(f"source {key}", value_text(value)) for key, value in others.items()]
-    lines += [("sha256", d["sha256"] or "none stored")] if "sha256" in d else []
-    return [(printable(name), printable(text)) for name, text in [*lines, ("fingerprint", d["fingerprint"])]]
+    lines = [
+        ("path", d["path"]),
+        ("tokens", f"{d['tokens']:,} {d['dtype']}"),
+        *(line for line in describe_lines(d)[1:] if line[0] not in NOT_ON_THE_PAGE),
+        *(("" if number else "source", str(file)) for number, file in enumerate(files[:FILES_SHOWN])),
+        *([("", f"and {len(files) - FILES_SHOWN:,} files more")] if len(files) > FILES_SHOWN else []),
+        *((f"source {key}", value_text(value)) for key, value in others.items()),
+        *([("sha256", d["sha256"] or "none stored")] if "sha256" in d else []),
+        ("fingerprint", d["fingerprint"]),
+    ]
+    return [(printable(name), printable(text)) for name, text in lines]
 
 
 def _token_parts(found: Statistics, numbers: dict[str, Any], tokenizer: Tokenizer | None) -> list[Markup]:
     total = max(1, int(found.counts.sum()) + found.uncounted)  # padding is not counted
-    most, rows, vocab_size = max(found.counts.tolist(), default=1), [], numbers["vocab_size"] or 0
-    for token, count in numbers["most_frequent"]:
-        rows.append([str(token), *([_token(tokenizer, token)] if tokenizer else []), *shares(count, total, most)])
+    most, vocab_size = max(found.counts.tolist(), default=1), numbers["vocab_size"] or 0
+    rows = [
+        [str(token), *([_token(tokenizer, token)] if tokenizer else []), *shares(count, total, most)]
+        for token, count in numbers["most_frequent"]
+    ]
     frequent = table(["#id", *(["token"] if tokenizer else []), "#count", "#share", ""], rows)
     counts = np.zeros(max(vocab_size, len(found.counts), 1), np.int64)
     counts[: len(found.counts)] = found.counts
@@ -208,8 +213,12 @@ def _token_parts(found: Statistics, numbers: dict[str, Any], tokenizer: Tokenize
     middle, last = (len(values) / 2, f"{len(values) // 2 * step:,}"), (float(len(values)), f"id {len(counts) - 1:,}")
     caption = f"How often ids occur; a bar is {counted(step, 'id')}; logarithmic."
     figure = bars(values, [*starts.tolist(), len(counts)], [(0.0, "0"), middle, last], log=True, caption=caption)
-    text = tag("p", f"The {len(rows)} most frequent of them:")
-    return [figure, text, frequent, *_never_used(counts[:vocab_size], tokenizer)]
+    return [
+        figure,
+        tag("p", f"The {len(rows)} most frequent of them:"),
+        frequent,
+        *_never_used(counts[:vocab_size], tokenizer),
+    ]
 
 
 def _never_used(counts: Counts, tokenizer: Tokenizer | None) -> list[Markup]:
@@ -259,8 +268,11 @@ def _document_parts(d: dict[str, Any], found: Statistics, named: dict[str, float
     marks = [(float(number), f"{edge:,}") for number, edge in enumerate(edges)]
     caption = f"Lengths of {found.unit}s, in tokens; each bar is twice as wide as the one before."
     figure = bars(powers[low:].tolist(), edges, marks, log=False, caption=caption)
-    lengths = table([f"#{name}" for name in named], [[f"{value:,}" for value in named.values()]])
-    return [figure, lengths, _packing(found)]
+    return [
+        figure,
+        table([f"#{name}" for name in named], [[f"{value:,}" for value in named.values()]]),
+        _packing(found),
+    ]
 
 
 def _packing(found: Statistics) -> Markup:
@@ -301,11 +313,11 @@ def _duplicate_parts(found: Statistics, reader: BatchReader, tokenizer: Tokenize
     rows, documents = [], reader.documents if found.unit == "document" else None
     for group in repeats.groups:  # tokens behind the last document count as one
         units = ", ".join(f"{unit:,}" for unit in group.units[:4].tolist()) + (" …" if len(group.units) > 4 else "")
-        origins = []
-        if documents is not None:
-            origins = [
-                origin_text(documents.document(unit)) for unit in group.units[:2].tolist() if unit < len(documents)
-            ]
+        origins = [
+            origin_text(documents.document(unit))
+            for unit in group.units[:2].tolist()
+            if documents is not None and unit < len(documents)
+        ]
         names = [tag("div", origin, class_="note") for origin in origins if origin]
         excerpt = tag("code", _lines(readable(tokenizer, group.beginning)))
         rows.append([f"{len(group.units):,}", f"{group.length:,}", units, tag("div", excerpt, *names)])

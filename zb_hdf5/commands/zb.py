@@ -39,8 +39,6 @@ _TOKENIZER: Final = (
 SAMPLE: Final = 3
 ROWS_SHOWN: Final = 16
 NO_TOKENIZER: Final = "not known here, so ids are shown; pass --tokenizer to see text"
-_ORDERS: Final = click.Choice(["global", "records", "block", "sequential"])
-_RANGE: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
 class ZbGroup(CommandGroup):
@@ -198,13 +196,16 @@ def which(stores: tuple[str, ...], all_rows: bool, **given: Any) -> Output:
         asked, found = {"step": step}, origins(stores, state_path, step, world_size=world_size, **given)
     else:
         raise click.UsageError("pass one STORE and --batch, or --state and --step")
-    report = {**asked, "batches": [each.to_json() for each in found]}
-    return Output(report, shard_lines(found), drawn_origins(found, None if all_rows else ROWS_SHOWN))
+    return Output(
+        {**asked, "batches": [each.to_json() for each in found]},
+        shard_lines(found),
+        drawn_origins(found, None if all_rows else ROWS_SHOWN),
+    )
 
 
 def ranks_named(text: str) -> list[range]:
     """Return the numbers of 8-15, or 0,4,8-15."""
-    matches = [_RANGE.fullmatch(part.strip()) for part in text.split(",")]
+    matches = [re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip()) for part in text.split(",")]
     ranks = [range(int(match[1]), int(match[2] or match[1]) + 1) for match in matches if match]
     if not all(ranks) or None in matches:
         raise ArgumentError(f"{text!r} is no list of ranks such as 8-15")
@@ -216,7 +217,10 @@ def ranks_named(text: str) -> list[range]:
 @click.argument("folder", type=NEW)
 @click.option("--state", "state_path", type=LOCAL, help="Loader state, as JSON: go on from there to the epoch's end.")
 @click.option("--seed", type=int, default=42, help="Seed of the loader; a state has its own.")
-@click.option("--shuffle", type=_ORDERS, default="global", help="Order of the loader; a state has its own.")
+@click.option(
+    "--shuffle", type=click.Choice(["global", "records", "block", "sequential"]), default="global",
+    help="Order of the loader; a state has its own.",
+)  # fmt: skip
 @click.option("--epoch", type=FROM_0, default=0, help="Epoch of the loader; a state has its own.")
 @click.option("--batch-size", type=FROM_1, help="Batch size of the loader. [default: as stored]")
 @click.option("--seq-len", type=FROM_1, help="Record length of the loader. [default: as stored]")
@@ -347,8 +351,7 @@ def repair(path: Path, output: Path | None, force: bool, dry_run: bool) -> Outpu
     from zb_hdf5.store.repair import repair as repair_path
 
     reports = repair_path(path, output=output, overwrite=force, dry_run=dry_run)
-    lines = [(report.path, report.line()) for report in reports]
-    return Output({"files": [vars(report) for report in reports]}, lines)
+    return Output({"files": [vars(report) for report in reports]}, [(each.path, each.line()) for each in reports])
 
 
 @zb.group()
@@ -379,8 +382,9 @@ def train(src: tuple[Path, ...], output: Path, vocab_size: int, text_column: str
     total = 2 * sum(file.text_bytes(number) for file in files for number in range(file.num_row_groups))
     bars = not is_quiet() and sys.stderr.isatty()  # those that the tokenizers library draws itself
     with Progress("training", total, enabled=False if bars else None, unit="B") as progress:
-        show, count = not is_quiet(), progress.advance
-        report = train_tokenizer(files, output, vocab_size, overwrite=force, progress=count, show_bars=show)
+        report = train_tokenizer(
+            files, output, vocab_size, overwrite=force, progress=progress.advance, show_bars=not is_quiet()
+        )
     lines = [
         ("wrote", f"{report.path} and {report.ranks_path}"),
         ("tokens", f"{report.vocab_size:,}"),
@@ -411,8 +415,8 @@ def merge(path: Path, force: bool) -> Output:
 
     merged = merge_parts(path, overwrite=force)
     report = {"path": str(path), "num_shards": len(merged.shards), "num_batches": merged.num_batches}
-    lines = [("merged", f"{path}: {_size(merged)}")]
-    return Output({**report, "sha256": merged.sha256}, [*lines, ("sha256", merged.sha256)])
+    lines = [("merged", f"{path}: {_size(merged)}"), ("sha256", merged.sha256)]
+    return Output({**report, "sha256": merged.sha256}, lines)
 
 
 @index.command(short_help="Rebuild a lost or outdated shards.json from its shards.")
@@ -458,8 +462,7 @@ def crc32(files: tuple[Path, ...]) -> Output:
 
     written = [(path, add_crc32_file(path)) for path in files]
     lines = [(str(path), f"wrote {made.name}" if made else "has its .crc32 already") for path, made in written]
-    report = {"written": [str(made) for _, made in written if made]}
-    return Output(report, lines)
+    return Output({"written": [str(made) for _, made in written if made]}, lines)
 
 
 @zb.command(short_help="Check this machine for problems that would stop training.")

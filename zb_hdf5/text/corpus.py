@@ -245,11 +245,8 @@ class JsonLinesFile(DocumentFile):
             return Reason.BAD_JSON, ()
         if not isinstance(value, dict):
             return Reason.BAD_JSON, ()
-        text = value.get(self.column)
-        if text is None:
-            return Reason.MISSING, ()
-        more = tuple(value.get(name) for name in self.more_columns)
-        return (text if isinstance(text, str) else Reason.NOT_TEXT), more
+        text, more = value.get(self.column), tuple(value.get(name) for name in self.more_columns)
+        return text if isinstance(text, str) else Reason.MISSING if text is None else Reason.NOT_TEXT, more
 
 
 class PlainTextFile(DocumentFile):

@@ -99,8 +99,7 @@ def train_tokenizer(
     trained = _train(_training_texts(files, number, dropped, progress), vocab_size, show_bars)
     if (num_documents := next(number)) < 2:
         raise ConvertError(f"expected at least 2 documents to train on, found {num_documents}")
-    content = json.loads(trained.to_str())
-    write_atomically(ranks_path, _ranks(content["model"]["vocab"]))
+    write_atomically(ranks_path, _ranks(json.loads(trained.to_str())["model"]["vocab"]))
     write_atomically(path, trained.to_str(pretty=True).encode())
     return _examine(files, path, ranks_path, num_documents, dropped, progress)
 

@@ -107,8 +107,8 @@ class BatchDataset(Dataset[Step]):
 
     def _identity(self) -> dict[str, Any]:
         plan = self._loader.plan
-        steps = {"kind": "batches", "batch_size": plan.batch_size, "world_size": plan.world_size}
-        return {**self._loader.identity(), **steps}
+        steps = {"batch_size": plan.batch_size, "world_size": plan.world_size}
+        return {**self._loader.identity(), "kind": "batches", **steps}
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -123,8 +123,7 @@ class BatchDataset(Dataset[Step]):
         try:
             request = requests[index]
         except IndexError:
-            count = requests.count
-            raise BatchIndexError(f"{loader.reader.path}: no step {index:,}: expected 0..{count - 1:,}") from None
+            raise BatchIndexError(f"{self.path}: no step {index:,}: expected 0..{requests.count - 1:,}") from None
         found: Step = loader.steps.read(request)
         return found
 

@@ -52,10 +52,6 @@ if TYPE_CHECKING:
 
     from zb_hdf5.documents.document_table import DocumentTable
 
-COLLATES: Final = ("pad", "pack")
-SHUFFLES: Final = ("global", "lengths", "sequential")
-#: The ways to treat a document that is longer than `max_tokens`.
-TOO_LONG: Final = ("refuse", "truncate", "drop")
 #: The batches of a bucket are shuffled as in an "epoch" that no epoch of documents is.
 BUCKET_EPOCH: Final = 2**32
 #: Documents whose order is computed at once for packing.
@@ -299,9 +295,9 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int | str | None = None,
     ) -> None:
-        require_choice("collate", collate, COLLATES)
-        require_choice("too_long", too_long, TOO_LONG)
-        require_choice("shuffle", shuffle, SHUFFLES)
+        require_choice("collate", collate, ("pad", "pack"))
+        require_choice("too_long", too_long, ("refuse", "truncate", "drop"))
+        require_choice("shuffle", shuffle, ("global", "lengths", "sequential"))
         _require_sizes(collate, shuffle, batch_size, max_tokens, pad_to_multiple_of)
         require_positive(bucket_batches=bucket_batches)
         require_prefetch(prefetch)
@@ -345,8 +341,11 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
 
     def plan_of_epoch(self, epoch: int) -> StepPlan:
         """Return the documents that this rank reads at each step of an epoch; packed, their order only."""
-        count, order = self.documents.count, self._order_of(epoch)
-        size, skip = self.batch_size or 1, Skip.of(self.skip, epoch, count)
+        count, size = self.documents.count, self.batch_size or 1
+        order: Order = SequentialOrder(count) if self.shuffle == "sequential" else GlobalOrder(count, self.seed, epoch)
+        if self.shuffle == "lengths":  # with "pad" only, which has a batch size
+            order = LengthOrder(self.documents, size, self.bucket_batches, seed=self.seed, epoch=epoch)
+        skip = Skip.of(self.skip, epoch, count)
         plan = StepPlan(order, size, self.rank, self.world_size, self.drop_last, size, True, True, skip)
         if next(self._steps(plan, 0), None) is None:
             raise ArgumentError(
@@ -354,12 +353,6 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
                 "pass a smaller batch_size or max_tokens, or drop_last=False"
             )
         return plan
-
-    def _order_of(self, epoch: int) -> Order:
-        if self.shuffle == "lengths" and self.batch_size is not None:
-            return LengthOrder(self.documents, self.batch_size, self.bucket_batches, seed=self.seed, epoch=epoch)
-        count = self.documents.count
-        return SequentialOrder(count) if self.shuffle == "sequential" else GlobalOrder(count, self.seed, epoch)
 
     def _mask(self) -> None:
         masked, offsets = self.mask_documents, self.store.doc_offsets
@@ -387,8 +380,8 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         reads = self.batch_size or -(-(self.max_tokens or 1) // mean)
         step_bytes = reads * mean * store.dtype.itemsize
         depth, threads = depth_of(self._prefetch, store.tokens, store.path, self._device, step_bytes, reads)
-        steps, device = self._steps(self.plan, position), self._device
-        return read_ahead(lambda step: (read(step[0]), step[1]), steps, depth, threads=threads, device=device)
+        steps = self._steps(self.plan, position)
+        return read_ahead(lambda step: (read(step[0]), step[1]), steps, depth, threads=threads, device=self._device)
 
     def _read(self, documents: IndexArray) -> dict[str, Any]:
         """Return the batch of these documents, numbered as in `Documents`."""

@@ -201,9 +201,9 @@ class Loader(EpochLoader[Any]):
         self.set_batch_size(self.batch_size)
 
     def _mask(self) -> None:
-        masked = self.mask_documents
-        options = {"targets": self.targets, "mask_documents": masked, **self._options}
-        self.steps = StepReader(self.reader, self._length, **options)
+        self.steps = StepReader(
+            self.reader, self._length, targets=self.targets, mask_documents=self.mask_documents, **self._options
+        )
 
     # --- position ------------------------------------------------------------------------------------------------
 
@@ -227,8 +227,10 @@ class Loader(EpochLoader[Any]):
         """Return which records this rank reads at each step of an epoch. `plan` is that of the current one."""
         reader = self.reader
         records_per_batch = reader.meta.batch_tokens // self._length
-        how = {"block_size": self.block_size, "records_per_batch": records_per_batch}
-        order = make_order(self.shuffle, reader.num_batches, seed=self.seed, epoch=epoch, **how)
+        order = make_order(
+            self.shuffle, reader.num_batches, seed=self.seed, epoch=epoch, block_size=self.block_size,
+            records_per_batch=records_per_batch,
+        )  # fmt: skip
         return StepPlan(
             order, self.batch_size, self.rank, self.world_size, self.drop_last, records_per_batch,
             scattered=self.shuffle == "records", whole_records=self._length == reader.seq_len,
@@ -246,8 +248,8 @@ class Loader(EpochLoader[Any]):
             )
         if batch_size != self.batch_size:
             self.batch_size, self.plan = batch_size, plan
-            position = min(self._position, self._end_of_epoch(self.epoch))  # if the last step was filled up
-            self._go_to(position, resumed=self._resumed)
+            # the position is behind the epoch if the last step was filled up
+            self._go_to(min(self._position, self._end_of_epoch(self.epoch)), resumed=self._resumed)
 
     def __len__(self) -> int:
         """Steps of a whole epoch: the number of batches that this rank, like every rank, yields."""

@@ -49,8 +49,7 @@ class Schedule:
     def counts(self, position: int) -> list[int]:
         """Return the batches that each source has given before a global batch."""
         periods, rest = divmod(position - self.start, self.period)
-        found: list[int] = (self.before + periods * self.shares + self._taken[rest]).tolist()
-        return found
+        return [*(self.before + periods * self.shares + self._taken[rest]).tolist()]
 
     def places(self, batches: IndexArray) -> tuple[IndexArray, IndexArray]:
         """Return the source of each global batch, and its number among the batches of that source."""
@@ -145,8 +144,7 @@ class MixedLoader(TokenLoader[Any]):
         **options: Any,
     ) -> None:
         self.rank, self.world_size = resolve_rank(rank, world_size)
-        unfit = sorted(_UNFIT & set(options))
-        if unfit:
+        if unfit := sorted(_UNFIT & set(options)):
             raise ArgumentError(f"a mixture has no {', '.join(unfit)}: it reads its sources batch by batch, for ever")
         self.loaders: dict[str, Loader] = {
             name: Loader(path, rank=0, world_size=1, prefetch=prefetch, **options) for name, path in sources.items()
@@ -206,27 +204,28 @@ class MixedLoader(TokenLoader[Any]):
         return {"sources": self._sources(), "segments": self._segments(self._schedules), "position": self._position}
 
     def _take_over(self, state: dict[str, Any], force: bool) -> None:
-        where = self.path
-        require_fields(where, state, self.identity(), ("sources", "segments", "position"))
-        position, sources, segments = require_count(where, state, "position"), state["sources"], state["segments"]
+        require_fields(self.path, state, self.identity(), ("sources", "segments", "position"))
+        position, sources, segments = require_count(self.path, state, "position"), state["sources"], state["segments"]
         if not force:
             own = self._sources()
             if not isinstance(sources, list) or len(sources) != len(own):
-                raise StateError(f"{where}: state: expected a list of {len(own)} sources, found {shown(sources)}")
+                raise StateError(f"{self.path}: state: expected a list of {len(own)} sources, found {shown(sources)}")
             for source, found in zip(own, sources, strict=True):
-                require_fields(f"{where}: source {source['name']!r}", found, source, (), remedy=Remedy.FORCE)
+                require_fields(f"{self.path}: source {source['name']!r}", found, source, (), remedy=Remedy.FORCE)
         schedules: list[Schedule] = []
         try:
             for segment in segments:
-                fields = require_kind(f"{where}: segments", segment, None)
-                start = require_count(f"{where}: segments", fields, "start", position, "the position")
+                fields = require_kind(f"{self.path}: segments", segment, None)
+                start = require_count(f"{self.path}: segments", fields, "start", position, "the position")
                 weights = self._ordered(dict(zip(self.loaders, fields["weights"], strict=True)))
                 schedules.append(Schedule(weights, start, schedules[-1].counts(start) if schedules else ()))
         except (ValueError, TypeError, LookupError, OverflowError) as error:
-            raise StateError(f"{where}: state: segments: {error}") from error
+            raise StateError(f"{self.path}: state: segments: {error}") from error
         starts, expected = [each.start for each in schedules], self._segments(schedules)
         if not starts or starts != sorted({0, *starts}) or segments != expected:
-            raise StateError(f"{where}: state: expected segments {shown(expected)} from 0 on, found {shown(segments)}")
+            raise StateError(
+                f"{self.path}: state: expected segments {shown(expected)} from 0 on, found {shown(segments)}"
+            )
         self._schedules = schedules
         self._go_to(position)
 

@@ -36,12 +36,9 @@ _MASK64: Final = 2**64 - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _MIX1: Final = 0xBF58476D1CE4E5B9
 _MIX2: Final = 0x94D049BB133111EB
-#: The variables of torchrun.
-LAUNCHER_VARIABLES: Final = (("RANK", "WORLD_SIZE"),)
 #: The variables of a Slurm step, for its tasks only: a batch script is rank 0 of SLURM_NTASKS too, of which no other
 #: runs, and the shell of `salloc` can be a step of one task in a job of many.
 STEP_VARIABLES: Final = (("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), ("SLURM_PROCID", "SLURM_NTASKS"))
-STEP_VARIABLE: Final = "SLURM_STEP_ID"
 #: The reads of one step: a whole stored batch, or the numbers of its records.
 Request: TypeAlias = int | npt.NDArray[np.int64]
 #: Steps of a reading that are resolved at once: first, and at most.
@@ -319,8 +316,8 @@ class StepPlan:
     @property
     def is_whole(self) -> bool:
         """Whether steps that begin at a multiple of `batch_size` are whole stored batches."""
-        unparted = self.whole_records and not self.scattered and not self.skip.ranges
-        return unparted and self.batch_size == self.records_per_batch
+        is_stored = self.whole_records and self.batch_size == self.records_per_batch
+        return is_stored and not self.scattered and not self.skip.ranges
 
     def _block_at(self, live: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the reads at steps that begin at live positions: stored batches, 1-D, or the records of each, 2-D."""
@@ -396,8 +393,8 @@ def _rank_of_job() -> tuple[int, int]:
     distributed = sys.modules.get("torch.distributed")  # not loaded means not initialised
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
-    step = STEP_VARIABLES if STEP_VARIABLE in os.environ else ()
-    for rank, world_size in (*LAUNCHER_VARIABLES, *step):
+    step = STEP_VARIABLES if "SLURM_STEP_ID" in os.environ else ()
+    for rank, world_size in (("RANK", "WORLD_SIZE"), *step):  # torchrun has the first two
         if rank in os.environ and world_size in os.environ:
             try:
                 return int(os.environ[rank]), int(os.environ[world_size])

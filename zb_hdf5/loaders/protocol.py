@@ -60,10 +60,9 @@ class TokenLoader(ABC, Generic[BatchT]):
     def _take_over(self, state: dict[str, Any], force: bool) -> None:
         """Go to the place in a state of this kind, or raise an error."""
 
+    @abstractmethod
     def _start(self, epoch: int) -> Any:
         """Prepare an epoch, and return its first position."""
-        self.epoch = epoch
-        return 0
 
     def __iter__(self) -> Iterator[BatchT]:
         """Yield the batches of one epoch; those of an endless loader from the current position on."""

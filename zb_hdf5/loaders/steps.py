@@ -63,7 +63,6 @@ DOCUMENTS: Final = "documents"
 _SIGNED: Final = {2: np.int32, 4: np.int64, 8: np.int64}
 #: Tokens, `(x, y)`, or a dictionary of tensors.
 Step: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor] | dict[str, Any]"
-HINTED_STEPS: Final = 64
 #: Steps of a block from a server, and blocks under way.
 FAR_STEPS, FAR_BLOCKS = 64, 4
 #: Bytes that are kept under way to fill a long line: 32 MiB at 20 ms are 1.6 GB/s.
@@ -169,7 +168,7 @@ def hint_ahead(
     will_need: Callable[[int, int], None],
     requests: Iterator[Request],
     records_per_batch: int,
-    depth: int = HINTED_STEPS,
+    depth: int = 64,
 ) -> Iterator[Result]:
     """Yield `read(request)` for each request, in order; the kernel is told of its batches about `depth` reads ahead."""
     # Of none twice: shuffled records come back to each batch. So 64 KiB reads in random order from a cold disk ran at
@@ -435,10 +434,11 @@ class StepReader:
 
     def _targets_of(self, tokens: npt.NDArray[Any], pieces: Pieces | None) -> npt.NDArray[np.int64]:
         """Return the next token of each input, or -100: shape (B, inputs)."""
-        if pieces is not None and self._ends_documents:
-            found = views.targets(tokens, pieces)
-        else:
-            found = views.next_tokens(tokens, pieces)
+        found = (
+            views.targets(tokens, pieces)
+            if pieces is not None and self._ends_documents
+            else views.next_tokens(tokens, pieces)
+        )
         if pieces is not None and self._masked:
             views.ignore(found, pieces, np.isin(self._table.number_of(pieces.offsets), self._masked))
         return found[:, : self._inputs]

@@ -63,9 +63,8 @@ def _cut(
         while len(waiting) > 1 and offset >= len(waiting[0][1]):
             offset -= len(waiting.popleft()[1])
         place, first = waiting[0]
-        is_within = offset < len(first)
-        following = place._replace(token=offset) if is_within else place._replace(document=place.document + 1)
-        yield np.concatenate(parts), following
+        following = {"token": offset} if offset < len(first) else {"document": place.document + 1}
+        yield np.concatenate(parts), place._replace(**following)
 
 
 class TextLoader(TokenLoader[Any]):
@@ -236,8 +235,10 @@ class TextLoader(TokenLoader[Any]):
             require_fields(self.path, state, self.identity(), Place._fields, Remedy.FORCE)
         place = Place(*(require_count(self.path, state, name) for name in Place._fields))
         if place.row_group not in self._groups:
-            groups = f"one of the {len(self._groups):,} of this rank"
-            raise StateError(f"{self.path}: state: expected row_group {groups}, found {place.row_group:,}")
+            raise StateError(
+                f"{self.path}: state: expected row_group one of the {len(self._groups):,} of this rank, "
+                f"found {place.row_group:,}"
+            )
         reading = self._read_from(place)  # refuses a place that does not exist
         self._go_to(place)
         self._reading = reading

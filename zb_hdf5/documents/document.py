@@ -105,7 +105,6 @@ def metadata_bytes(value: Mapping[str, Any], where: str) -> bytes:
 Encode: TypeAlias = Callable[[Any], bytes]
 Decode: TypeAlias = Callable[[bytes], Any]
 EncodeAll: TypeAlias = Callable[[Sequence[Any]], list[bytes]]
-DecodeAll: TypeAlias = Callable[[Sequence[bytes]], list[Any]]
 #: Whether spans are wanted; a function also decodes their values, which else are JSON.
 WantedSpans: TypeAlias = bool | Decode
 #: The stored name of the caller's own functions.
@@ -127,7 +126,7 @@ def encoder(codec: str | Encode) -> tuple[str, EncodeAll]:
     return codec, _json_texts if codec == JSON else list
 
 
-def decoder(stored: str, codec: WantedSpans | None, where: str) -> DecodeAll:
+def decoder(stored: str, codec: WantedSpans | None, where: str) -> Callable[[Sequence[bytes]], list[Any]]:
     """Return the function that decodes any number of values: by `codec`; None: by the stored name of their encoding."""
     if callable(codec):
         return lambda values: list(map(codec, values))

@@ -94,10 +94,6 @@ def joined_spans(parts: Sequence[Spans]) -> Spans:
     return Spans(np.concatenate(starts), np.concatenate(stops), list(chain.from_iterable(values)))
 
 
-#: Opens the offsets of a part that has no table, by its number.
-OpenOffsets: TypeAlias = "Callable[[int], TableFile]"
-
-
 class DocumentFile:
     """One document table, which a part of an index may describe. Offsets and numbers are its own.
 
@@ -227,16 +223,6 @@ class DocumentFile:
         """Tokens of all documents."""
         return int(self._table.read("offsets", self.count, self.count + 1)[0])
 
-    def append_to(self, writer: DocumentsWriter) -> None:
-        """Append the documents to another table with all their facts; values of spans as they are stored."""
-        edges = self.offsets.astype(np.int64)
-        for start in range(0, self.count, BLOCK_DOCUMENTS):
-            stop = min(start + BLOCK_DOCUMENTS, self.count)
-            rows = self.rows(start, stop)
-            if rows.spans and rows.spans.values:
-                writer.take_codec(self.spans_codec, self.path)
-            writer.append_documents(np.diff(edges[start : stop + 1]), rows)
-
     def check(self) -> None:
         """Compare the whole table with its digests; `ChecksumError` if one differs."""
         self._table.check()
@@ -270,10 +256,16 @@ def write_joined(tables: Sequence[Path], path: Path, split: str, tokens_sha256: 
 
 
 def join_documents(files: Iterable[DocumentFile], writer: DocumentsWriter) -> None:
-    """Append the documents of several tables, and close each when it is done."""
+    """Append the documents of several tables with all their facts, and close each table when it is done."""
     for file in files:
         with closing(file):
-            file.append_to(writer)
+            edges = file.offsets.astype(np.int64)
+            for start in range(0, file.count, BLOCK_DOCUMENTS):
+                stop = min(start + BLOCK_DOCUMENTS, file.count)
+                rows = file.rows(start, stop)  # values of spans as they are stored
+                if rows.spans and rows.spans.values:
+                    writer.take_codec(file.spans_codec, file.path)
+                writer.append_documents(np.diff(edges[start : stop + 1]), rows)
 
 
 class DocumentTable:
@@ -290,7 +282,7 @@ class DocumentTable:
         folder: str | os.PathLike[str],
         parts: Sequence[DocumentPart],
         verify: str = "auto",
-        open_offsets: OpenOffsets | None = None,
+        open_offsets: Callable[[int], TableFile] | None = None,
     ) -> None:
         self._folder, self.parts, self._verify = any_path(folder), tuple(parts), verify
         self._open_offsets = open_offsets

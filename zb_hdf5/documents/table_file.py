@@ -237,14 +237,13 @@ class TableFile:
                 self.attributes, self.sha256 = _attributes(h5, self.path, kind)
                 identity = h5_identity(h5, growing=False)
                 self._datasets = _datasets(h5, self.path, kind)
-                last = self._datasets[CRC32]
                 end = max(dataset.offset + dataset.num_bytes for dataset in self._datasets.values())
+                last = self._datasets.pop(CRC32)
                 require_bytes(end, handle_of_h5(h5), self.path, "its tables")
                 self._crc32: npt.NDArray[np.uint32] = h5[CRC32][:]
         except FileNotFoundError as error:
             raise IncompleteError(f"{self.path}: is not there; restore it, or convert again") from error
         self.num_bytes: int = identity[0]
-        del self._datasets[CRC32]
         facts = {name: (dataset.dtype.str, dataset.num_rows) for name, dataset in self._datasets.items()}
         if len(self._crc32) != last.block or _digest(kind, self.attributes, facts, self._crc32) != self.sha256:
             raise ChecksumError(f"{self.path}: its sha256 differs from its content: it is damaged; restore it")
@@ -254,9 +253,8 @@ class TableFile:
                 f"{self.sha256}; restore it"
             )
         #: The blocks of a dataset that were not compared, until all were.
-        self._pending = {name: np.ones(dataset.num_blocks, np.bool_) for name, dataset in self._datasets.items()}
-        if verify == "none":
-            self._pending = {}
+        pending = {} if verify == "none" else self._datasets
+        self._pending = {name: np.ones(dataset.num_blocks, np.bool_) for name, dataset in pending.items()}
         self._is_far = isinstance(self.path, RemotePath) and self.num_bytes >= FETCHED_BYTES
         self._file = open_ranges(self.path, identity) if self._is_far else LocalFile(self.path, identity)
 
@@ -320,7 +318,9 @@ class TableFile:
             found.append(rows[wanted])
         return found
 
-    def search(self, name: str, values: npt.NDArray[np.uint64], side: Side) -> npt.NDArray[np.int64]:
+    def search(
+        self, name: str, values: npt.NDArray[np.uint64], side: Literal["left", "right"]
+    ) -> npt.NDArray[np.int64]:
         """Return the result of `searchsorted` in a column that ascends."""
         anchors = self.num_rows(TABLES_ANCHORS[name]) - 1
         if anchors < 1:

@@ -11,8 +11,9 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, Self, cast, overload
+from typing import Any, Final, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +62,9 @@ from zb_hdf5.spec import (
     stored_dtype,
 )
 
+#: Key of `shards` -> the type of each element of its array; and what gives their values for an entry.
+_SHARD_KINDS: Final = {key: kind for key, (_, kind) in INDEX_SHARD_KEYS.items()}
+_FACTS: Final = attrgetter(*(name for name, _ in INDEX_SHARD_KEYS.values()))
 #: Section of the index -> attribute of an entry, and the row of a shard that has none.
 _OPTIONAL: Final[dict[str, tuple[str, Any]]] = {
     "pieces": ("pieces", TableInfo(NOT_KNOWN, NO_SHA256)),
@@ -135,8 +139,7 @@ class ShardEntry:
     def file(self, folder: str | os.PathLike[str]) -> Path:
         """Return where its bytes are now: a growing shard's are in its `.partial` until it is published."""
         path = any_path(folder) / self.path
-        growing = not self.complete and partial_path(path).exists()
-        return partial_path(path) if growing else path
+        return partial_path(path) if not self.complete and partial_path(path).exists() else path
 
     def is_placed(self, column: str) -> bool:
         """Return whether the index has the ranges of the chunks of a column, or the range of their table."""
@@ -155,10 +158,7 @@ class ShardTable(Sequence[ShardEntry]):
     @classmethod
     def of(cls, entries: Iterable[ShardEntry]) -> Self:
         entries = list(entries)
-        values: dict[str, Any] = {}
-        for key, (name, kind) in INDEX_SHARD_KEYS.items():
-            found = [getattr(entry, name) for entry in entries]
-            values[key] = np.array(found, np.int64) if kind is int else found
+        values = _arrays(list(map(_FACTS, entries)), _SHARD_KINDS)
         names = dict.fromkeys(name for entry in entries for name in entry.columns)
         columns = {name: RunTable.of([entry.columns.get(name) for entry in entries]) for name in names}
         fields = {
@@ -181,11 +181,7 @@ class ShardTable(Sequence[ShardEntry]):
         codecs = self.optional.get("codecs", {}).get("codec", ())
         return next((codec for codec in codecs if codec != NO_CODEC), NO_CODEC)
 
-    @overload
-    def __getitem__(self, number: int) -> ShardEntry: ...
-    @overload
-    def __getitem__(self, number: slice) -> tuple[ShardEntry, ...]: ...
-    def __getitem__(self, number: int | slice) -> ShardEntry | tuple[ShardEntry, ...]:
+    def __getitem__(self, number: Any) -> Any:
         if isinstance(number, slice):
             return tuple(self[k] for k in range(*number.indices(len(self))))
         values = {name: kind(self.values[key][number]) for key, (name, kind) in INDEX_SHARD_KEYS.items()}
@@ -209,8 +205,7 @@ class ShardTable(Sequence[ShardEntry]):
     @classmethod
     def from_json(cls, value: dict[str, Any], where: str) -> Self:
         """Check and take the keys "shards" and "columns" of a parsed index."""
-        kinds = {key: kind for key, (_, kind) in INDEX_SHARD_KEYS.items()}
-        values = require_arrays(require_field(value, "shards", dict, where), kinds, f"{where}: shards")
+        values = require_arrays(require_field(value, "shards", dict, where), _SHARD_KINDS, f"{where}: shards")
         optional = {
             section: require_arrays(value[section], kinds, f"{where}: {section}", len(values["path"]))
             for section, kinds in INDEX_OPTIONAL_KEYS.items()
@@ -219,7 +214,6 @@ class ShardTable(Sequence[ShardEntry]):
         for codec in dict.fromkeys(optional.get("codecs", {}).get("codec", ())):
             if codec.partition(":")[0] not in (NO_CODEC, *CODECS):
                 raise FormatError(f"{where}: codecs: expected one of {', '.join(CODECS)}, found {codec!r}")
-        table = cls(values, {}, {}, optional)
         require_paths(values["path"], where)
         require_sha256(values["sha256"], where)
         if unknown := sorted(set(values["split"]) - set(SPLITS)):
@@ -228,14 +222,17 @@ class ShardTable(Sequence[ShardEntry]):
             least = NOT_KNOWN if key in ("crc32", "document_count") else 0
             if isinstance(array, np.ndarray) and (array < least).any():
                 raise FormatError(f"{where}: shards: expected {key} >= {least}, found {array.min()}")
-        for name, column in require_field(value, "columns", dict, where).items():
-            # the rows of crc32 and of extents are those of all batches, in chunks of their own
-            chunks = None if name.endswith((CRC32, EXTENTS)) else values["num_batches"]
-            table.columns[name] = RunTable.from_json(column, len(table), chunks, f"{where}: columns: {name}")
+        counts, fields = values["num_batches"], {}
+        columns = {  # the rows of crc32 and of extents are those of all batches, in chunks of their own
+            name: RunTable.from_json(
+                column, len(counts), None if name.endswith((CRC32, EXTENTS)) else counts, f"{where}: columns: {name}"
+            )
+            for name, column in require_field(value, "columns", dict, where).items()
+        }
         for name, facts in require_field({"fields": {}} | value, "fields", dict, where).items():
-            table.fields[name] = require_arrays(facts, INDEX_FIELD_KEYS, f"{where}: fields: {name}", len(table))
-            require_sha256(table.fields[name]["sha256"], f"{where}: fields: {name}")
-        return table
+            fields[name] = require_arrays(facts, INDEX_FIELD_KEYS, f"{where}: fields: {name}", len(counts))
+            require_sha256(fields[name]["sha256"], f"{where}: fields: {name}")
+        return cls(values, columns, fields, optional)
 
 
 def _row(arrays: dict[str, Any] | None, kinds: Mapping[str, type[Any]], number: int) -> list[Any]:
@@ -252,8 +249,8 @@ def require_sha256(digests: list[str], where: str) -> None:
 
 def _arrays(rows: Sequence[tuple[Any, ...]], kinds: Mapping[str, type[Any]]) -> dict[str, Any]:
     """Return one array for each key, of rows that have a value for each."""
-    found = zip(kinds.items(), zip(*rows, strict=True), strict=True)
-    return {key: np.array(array, np.int64) if kind is int else list(array) for (key, kind), array in found}
+    arrays = {key: [row[number] for row in rows] for number, key in enumerate(kinds)}
+    return {key: np.array(arrays[key], np.int64) if kind is int else arrays[key] for key, kind in kinds.items()}
 
 
 class RunTable:
@@ -716,10 +713,6 @@ def _index_meta(value: dict[str, Any], where: str) -> StoreMeta:
         raise FormatError(f"{where}: {error}") from error
 
 
-#: Digits of the digest of a store that its objects are named after.
-TAG_CHARS = 8
-
-
 def require_new(place: RemotePath, *, overwrite: bool) -> None:
     """Raise an error unless a store may be written to a URL."""
     if str(place).startswith("http") or not place.is_dir():
@@ -737,11 +730,10 @@ def upload_store(
     require_new(place, overwrite=overwrite)
     index = ShardIndex.load(folder)
     # of the whole index: stores of the same tokens may differ in their codec, fields and documents
-    tag = hashlib.sha256(index.to_json().encode("utf-8")).hexdigest()[:TAG_CHARS]
+    tag = hashlib.sha256(index.to_json().encode("utf-8")).hexdigest()[:8]
 
     def named(path: str) -> str:
-        before, _, name = path.rpartition("/")
-        return f"{before}/{tag}-{name}" if before else f"{tag}-{name}"
+        return str(Path(path).with_name(f"{tag}-{Path(path).name}"))
 
     if overwrite:
         delete_object(str(place / INDEX_NAME))

@@ -270,8 +270,7 @@ class Salvage:
             self._reasons.append(f"{reader.meta.noun} {first:,} is bad, and {total - first:,} are lost with it")
             return list(range(first, total))
         if bad:
-            found = counted(len(bad), reader.meta.noun)
-            self._reasons.append(f"the tokens of {found} are not those that were written")
+            self._reasons.append(f"the tokens of {counted(len(bad), reader.meta.noun)} are not those that were written")
         elif reader.sha256 not in (None, sha256):
             self._reasons.append("its sha256 is not that of its tokens, though each crc32 is right")
         return sorted(bad)
@@ -467,6 +466,5 @@ def _entry_of(report: RepairReport, old: ShardEntry) -> ShardEntry | None:
             if reader.meta.layout != STREAM_LAYOUT:  # only the index has the number of documents in it
                 same = reader.num_batches == old.num_batches
                 entry = replace(entry, document_count=old.document_count if same else NOT_KNOWN)
-            folder, slash, _ = old.path.rpartition("/")
-            return replace(entry, path=folder + slash + path.name)
+            return replace(entry, path=str(Path(old.path).with_name(path.name)))
         return old if (reader.sha256 or reader.token_sha256()) == old.sha256 else None

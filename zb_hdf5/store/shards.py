@@ -96,9 +96,8 @@ class Sharded(Tokens):
 
     def _reset(self) -> None:
         joined = self._joined = dict[int, tuple[TokenArray, list[FileTokens]] | None]()  # by the number of files
-        far = self.wait is Wait.FAR
         # a file that was let go would stay open in a mapping of all
-        self._files: OpenFiles[Tokens] = OpenFiles(self._access or "auto", far=far)
+        self._files: OpenFiles[Tokens] = OpenFiles(self._access or "auto", far=self.wait is Wait.FAR)
         self._files.let_go = joined.clear
         self._known = self._files.known
 
@@ -119,8 +118,7 @@ class Sharded(Tokens):
 
     def open_file(self, number: int, start: int) -> Tokens:
         """Return a file, of which the token at position `start` of all is about to be read."""
-        known = self._known.get(number)
-        return known or self._files.open(number, partial(self._open, start=start))
+        return self._known.get(number) or self._files.open(number, partial(self._open, start=start))
 
     def _locate(self, start: int) -> tuple[Tokens, int]:
         """Return the file of a token, and its position there."""
@@ -210,8 +208,7 @@ class Sharded(Tokens):
         return file.view(within, count, private) if within + count <= file.num_tokens else None
 
     def ready(self, starts: npt.NDArray[np.int64]) -> bool:
-        located = map(self._locate, starts.tolist())
-        return all(file.ready(np.array([within])) for file, within in located)
+        return all(file.ready(np.array([within])) for file, within in map(self._locate, starts.tolist()))
 
     def will_need(self, start: int, stop: int) -> None:
         while start < stop:
@@ -244,15 +241,11 @@ class Sharded(Tokens):
 
     def _open_by_index(self, path: Path, entry: ShardEntry, unit: int, identity: Identity | None) -> Tokens | None:
         """Open a shard without HDF5; None if the index lacks facts, or the file differs from them."""
-        if not self._is_placed(entry):
-            return None
-        tokens = self._open_extents(path, entry, identity)
+        tokens = self._open_extents(path, entry, identity) if self._is_placed(entry) else None
         if tokens is None:
             return None
-        if CRC32 in entry.columns:
-            rows = placed_rows(tokens.file, entry.columns[CRC32], entry.num_batches)
-        else:
-            rows = sidecar_rows(path, entry.num_batches)
+        runs, count = entry.columns.get(CRC32), entry.num_batches
+        rows = sidecar_rows(path, count) if runs is None else placed_rows(tokens.file, runs, count)
         try:
             problem = "" if identity else self._problem(tokens, rows, entry, unit)
         except (OSError, ChecksumError, FormatError, UnverifiableError, IndexError) as error:
@@ -267,8 +260,8 @@ class Sharded(Tokens):
         return checked(tokens, rows, path, self.index.meta.noun, self._verify)
 
     def _is_placed(self, entry: ShardEntry) -> bool:
-        placed = entry.complete and self.asked != "h5py" and entry.is_placed(self.index.meta.column)
-        return placed and entry.crc32 != NOT_KNOWN and entry.token_count > 0
+        known = entry.complete and entry.crc32 != NOT_KNOWN and entry.token_count > 0
+        return known and self.asked != "h5py" and entry.is_placed(self.index.meta.column)
 
     def _open_extents(self, path: Path, entry: ShardEntry, identity: Identity | None) -> FileTokens | Decoded | None:
         meta, table = self.index.meta, entry.columns.get(extents_column(self.index.meta.column))
@@ -325,8 +318,7 @@ class Sharded(Tokens):
         from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader  # h5py, which a store with an index does not need
 
         field = "" if meta.field is None else meta.field.name
-        look = {"field": field, "dataset": self.dataset, "identity": identity}
-        return HDF5Reader(path, self.asked, "none", meta.layout, **look)
+        return HDF5Reader(path, self.asked, "none", meta.layout, field=field, dataset=self.dataset, identity=identity)
 
     def _problem(self, tokens: Tokens, rows: Crc32Rows | None, entry: ShardEntry, unit: int) -> str:
         """Read a unit and the crc32 of all, and return how they differ from the index; "" if the file is proved."""
@@ -445,8 +437,7 @@ class StoreReader(BatchReader):
     @property
     def verified(self) -> str:
         """See `BatchReader`; "none" where one shard has no crc32, or still grows."""
-        unknown = self._checks == "auto" and self.index.without_crc32()
-        return "none" if unknown else VERIFIED[self._checks]
+        return "none" if self._checks == "auto" and self.index.without_crc32() else VERIFIED[self._checks]
 
     def compared_tokens(self) -> Tokens | None:
         if not self.index.holds_stream or self.verify != "auto":

@@ -32,6 +32,7 @@ class StoreDocuments(RecordDocuments):
         self._folder, self._index, self._verify, self._lone = folder, index, verify, lone
         self._parts, bases = index.document_parts()
         self._starts = ends_of(index.table.values["num_batches"] * index.meta.batch_size)
+        self._edges: list[int] = self._starts.tolist()  # for single searches
         self._bases = [bases[split] for split in index.table.values["split"]]  # first token of each split in all
 
     @classmethod
@@ -40,11 +41,6 @@ class StoreDocuments(RecordDocuments):
         counts, sha256 = (reader.num_batches, reader.token_count), reader.sha256 or NO_SHA256
         entry = ShardEntry(reader.path.name, reader.backend, 0, *counts, sha256)
         return cls(reader.path.parent, ShardIndex(reader.meta, [entry]), verify, reader.path)
-
-    @cached_property
-    def _edges(self) -> list[int]:
-        edges: list[int] = self._starts.tolist()  # for single searches: no store without pieces needs it
-        return edges
 
     @cached_property
     def has_pieces(self) -> bool:

@@ -89,12 +89,10 @@ def decoder(codec: str) -> Decode:
 def _unpack_zstd(stored: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8]) -> None:
     import zstandard
 
+    if not hasattr(_local, "unpack"):
+        _local.unpack = zstandard.ZstdDecompressor().stream_reader
     try:
-        make = _local.zstd
-    except AttributeError:
-        make = _local.zstd = zstandard.ZstdDecompressor().stream_reader
-    try:
-        stream = make(stored)
+        stream = _local.unpack(stored)
         found = stream.readinto(out)  # a whole frame that fits is unpacked in one pass, into `out` itself
         more = len(stream.read(1))
     except zstandard.ZstdError as error:

@@ -266,8 +266,7 @@ class RemoteObject:
         if self._expected not in (None, found[0]):
             kind = IncompleteError if found[0] < (self._expected or 0) else FormatError
             raise kind(f"{self.name}: expected {self._expected:,} bytes, found {found[0]:,}; restore it")
-        if self._known is None:
-            self._known = found
+        self._known = self._known or found
         if found != self._known:
             raise self._changed(f"found {found}")
 

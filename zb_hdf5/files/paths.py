@@ -187,8 +187,6 @@ DESCRIPTORS_PER_MAPPED_FILE: Final = 2
 DESCRIPTORS_PER_OBJECT: Final = 8
 #: Descriptors that stores hold however low the limit is.
 MIN_DESCRIPTORS: Final = 16
-#: Mappings that Linux allows a process, if its limit cannot be read.
-DEFAULT_MAX_MAPPINGS: Final = 65_530
 
 
 _LOCK = threading.RLock()  # a finalizer may close a store in the middle of all this
@@ -303,7 +301,7 @@ def _max_mappings() -> int:
     try:
         return int(Path("/proc/sys/vm/max_map_count").read_text())
     except (OSError, ValueError):
-        return DEFAULT_MAX_MAPPINGS
+        return 65_530  # the default of Linux
 
 
 def _held() -> int:
@@ -328,8 +326,8 @@ def _make_room(allowed: int) -> None:
 
 def _renew_locks() -> None:
     global _LOCK, _OPENING, _FINDING
-    _LOCK, _OPENING = threading.RLock(), [threading.Lock() for _ in _OPENING]
-    _FINDING = [threading.RLock() for _ in _FINDING]
+    _LOCK = threading.RLock()
+    _OPENING, _FINDING = [threading.Lock() for _ in _OPENING], [threading.RLock() for _ in _FINDING]
 
 
 os.register_at_fork(after_in_child=_renew_locks)  # another thread of the parent may have held it

@@ -32,13 +32,10 @@ NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, 524, errno.EIO, err
 
 def keep_locked(fd: int, path: Path, kind: int = fcntl.LOCK_EX) -> bool:
     """Lock a file that was just opened, and return whether it still has its name; close it if not."""
-    try:
+    with on_failure(lambda: os.close(fd)):
         lock(fd, kind, path)
         if is_at(fd, path):
             return True
-    except BaseException:
-        os.close(fd)
-        raise
     os.close(fd)
     return False
 

@@ -35,6 +35,7 @@ from zb_hdf5.files.paths import (
     any_path,
     cut_short,
     identity_of,
+    on_failure,
     open_with_room,
     regular,
     require_identity,
@@ -217,7 +218,7 @@ class LocalFile:
         self._shared: npt.NDArray[np.uint8] | None = None
         self._private: dict[bool, npt.NDArray[np.uint8]] = {}
         self._maps = {"mmap": True, "pread": False}.get(self.access)  # None: not asked yet
-        try:
+        with on_failure(self.__del__):  # now, not when the last traceback that holds this object is gone
             self.size = os.fstat(self.fd).st_size
             if identity and len(identity) == 2 and self.size < identity[0]:
                 raise cut_short(self.path, f"at least {identity[0]:,} bytes", self.size)
@@ -225,9 +226,6 @@ class LocalFile:
             self.identity: Identity = identity or identity_of(self.fd)
             if not isinstance(self.path, RemotePath):  # those of an object were compared when it was fetched
                 require_identity(self.fd, self.identity, self.path)
-        except BaseException:
-            self.__del__()  # now, not when the last traceback that holds this object is gone
-            raise
 
     def _descriptor(self, identity: Identity | None) -> int:
         if not isinstance(self.path, RemotePath):

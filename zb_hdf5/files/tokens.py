@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,10 +29,6 @@ class Wait(Enum):
     LOCAL = "local"
     DECODE = "decode"
     FAR = "far"
-
-
-#: The views of a file that was not mapped yet.
-NO_VIEWS: Final = (None, None)
 
 
 class Tokens(ABC):
@@ -147,7 +143,10 @@ class FileTokens(Tokens):
         self.name, self.access = file.name, file.access
         self.wait = Wait.FAR if isinstance(file, RemoteObject) else Wait.LOCAL
         self.look_up: Callable[[], Callable[[int], int]] | None = None  # see `Crc32Rows`; None: reads are not compared
-        self._views: tuple[list[TokenArray] | None, list[TokenArray] | None] = NO_VIEWS  # read-only, private
+        self._views: tuple[list[TokenArray] | None, list[TokenArray] | None] = (
+            None,
+            None,
+        )  # not yet; read-only, private
         self._flat: TokenArray | None = None
         self._read_before: TokenRun | None = None
         if isinstance(file, RemoteObject):
@@ -241,8 +240,7 @@ class FileTokens(Tokens):
     def _joined_flat(self) -> TokenArray | None:
         """Return all tokens, of runs that are whole pages, mapped side by side."""
         if self._flat is None:
-            places = self.places()
-            tokens = map_side_by_side(places) if places else None
+            tokens = map_side_by_side(self.places())
             self._flat = None if tokens is None else tokens.view(self.dtype)[: self.num_tokens]
         else:
             self.file.require_whole()
@@ -277,7 +275,7 @@ class FileTokens(Tokens):
             os.posix_fadvise(self.file.fd, offset, part.nbytes, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
-        self._views, self._flat = NO_VIEWS, None
+        self._views, self._flat = (None, None), None
         self.file.close()
 
     def __reduce__(self) -> tuple[Any, ...]:

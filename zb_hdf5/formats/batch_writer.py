@@ -245,7 +245,7 @@ class FileWriter(TokenWriter, BatchWriter):
     def append(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> Callable[[], None]:
         """Append batches before they are digested. See `BatchWriter.append`."""
         path, group = self._file.path, max(1, GROUP_BYTES // self.meta.batch_bytes)
-        try:
+        with on_failure(lambda: self._wait_for_digests(0)):  # then the caller may change or free the batches
             self._require_open()
             tokens, values = as_batches(batches, fields, self.meta, path)
             for start in range(0, len(tokens), group):
@@ -256,9 +256,6 @@ class FileWriter(TokenWriter, BatchWriter):
                     self._append(stored, {name: v[start : start + group] for name, v in values.items()})
                     self._commit(stored, digest)
                 self._wait_for_digests(GROUPS_BEHIND)
-        except BaseException:
-            self._wait_for_digests(0)  # the caller may now change or free the batches
-            raise
         return self._behind[-1].wait if self._behind else lambda: None
 
     def _wait_for_digests(self, behind: int) -> None:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from zb_hdf5.documents.table_file import Side, TableFile
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, UnverifiableError
 from zb_hdf5.files.checked import Crc32Rows, crc32_of, placed_rows
-from zb_hdf5.files.paths import Identity, any_path
+from zb_hdf5.files.paths import Identity, any_path, on_failure
 from zb_hdf5.files.ranges import Extents
 from zb_hdf5.files.tokens import Tokens, open_extents
 from zb_hdf5.formats.batch_reader import BatchReader, require_options
@@ -159,20 +159,19 @@ class DocumentOffsets(TableFile):
                 self.close()
         if not complete:
             self._rows = self._rows[self._rows <= num_tokens]  # a killed writer may have been ahead
-        self._require_offsets(num_tokens, complete, crc32 if complete and verify != "none" else None)
+        with on_failure(self.close):
+            self._require_offsets(num_tokens, complete, crc32 if complete and verify != "none" else None)
 
     def _require_offsets(self, num_tokens: int, complete: bool, crc32: int | None) -> None:
         known = self.rows()
         ends = known[[0, -1]].tolist() if len(known) else []
         if not ends or ends[0] or (complete and ends[1] != num_tokens) or np.any(known[1:] < known[:-1]):
-            self.close()
             others = f"others, from {ends[0]:,} to {ends[1]:,}" if ends else "none"
             raise FormatError(
                 f"{self.path}: expected {DOC_OFFSETS} that ascend from 0 to {num_tokens:,}, found {others}; restore "
                 "the file"
             )
         if crc32 is not None and crc32_of(known) != crc32:
-            self.close()
             raise ChecksumError(
                 f"{self.path}: the offsets of its documents are damaged: their crc32 differs; restore it"
             )

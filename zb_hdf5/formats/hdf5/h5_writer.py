@@ -208,7 +208,7 @@ class HDF5Writer(TokenWriter):
     _waiting_bytes = 0  # of tokens that were written since the last commit
 
     def _begin(self) -> None:
-        self._latest: dict[str, int | bytes] = {}  # the marker to come
+        self._latest: Mapping[str, int | bytes] = {}  # the marker to come
         require_codec(self.meta.codec, self._file.path)
         self._encode = None if self.meta.codec == NO_CODEC else Encoder(self.meta.codec)
         self._file.unlock()
@@ -230,8 +230,8 @@ class HDF5Writer(TokenWriter):
         self._columns = tuple(Column(h5, meta, self._encode, alignment) for meta in metas)
         self._fields = {field.name: column for field, column in zip(self.meta.fields, self._columns, strict=False)}
         self._main = self._columns[-1]
-        first = {"sha256": NO_SHA256.encode(), "boundary_token_id": self.meta.boundary_token_id}
-        first |= {"chunk_tokens": self.meta.chunk_tokens}
+        facts = ("boundary_token_id", "chunk_tokens")
+        first = {"sha256": NO_SHA256.encode(), **{name: getattr(self.meta, name) for name in facts}}
         for name, dtype in self._attributes.items():
             self._main.stored.attrs.create(name, first.get(name, 0), dtype=dtype)
         for column in self._columns if self._offsets is None else ():
@@ -342,7 +342,7 @@ class HDF5Writer(TokenWriter):
         for offset, part in extents.places_of_tokens(0, tokens.reshape(-1)):
             write_fully(self._file.fd, part, offset)
 
-    def _commit_chunks(self, num_bytes: int, marker: dict[str, int | bytes]) -> None:
+    def _commit_chunks(self, num_bytes: int, marker: Mapping[str, int | bytes]) -> None:
         """Make the chunks whose digests wait part of the file, now or with later ones: `commit_bytes`."""
         self._waiting_bytes, self._latest = self._waiting_bytes + num_bytes, marker
         if self._waiting_bytes < self._commit_bytes:
@@ -433,9 +433,9 @@ class HDF5BatchWriter(HDF5Writer, FileWriter):
             self._fields[name].digest(values)
 
     def _commit(self, batches: TokenArray, group: GroupDigest) -> None:
-        token_count, max_token = self.token_count + batches.size, max(self.max_token, group.max_token)
-        marker: dict[str, int | bytes] = {"num_batches": self.num_batches + len(batches)}
-        marker |= {"token_count": token_count, "max_token": max_token}
+        num_batches, token_count = self.num_batches + len(batches), self.token_count + batches.size
+        max_token = max(self.max_token, group.max_token)
+        marker = {"num_batches": num_batches, "token_count": token_count, "max_token": max_token}
         self._main.waiting += group.crc32
         self._commit_chunks(batches.nbytes, marker)
         self._count(batches, group)

@@ -143,9 +143,8 @@ class H5pyTokens(UnitTokens):
                 self._row_values = math.prod(stored.shape[1:])
                 # an unfiltered chunk that is one unit is read past HDF5's chunk cache: 6 µs instead of 9 for 64 KiB
                 rows = max(1, self.unit // max(1, self._row_values))
-                plain = stored.chunks == (rows, *stored.shape[1:]) and rows * self._row_values == self.unit
-                plain = plain and not stored.id.get_create_plist().get_nfilters()
-                self._direct = plain and stored.dtype == meta.dtype
+                is_unit = stored.chunks == (rows, *stored.shape[1:]) and rows * self._row_values == self.unit
+                self._direct = is_unit and codec_of(stored) == NO_CODEC and stored.dtype == meta.dtype
                 self._handle = handle_of_h5(self._h5)
                 # a growing file may end up shorter: its writer gives back the bytes that it had reserved, after it
                 # has closed the file and before it renames it

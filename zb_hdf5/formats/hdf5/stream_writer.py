@@ -206,7 +206,6 @@ class HDF5ShardWriter(HDF5Writer):
         OSError
             If the disk is full or fails. Committed chunks stay in the partial file, and this writer is done.
         """
-        self._require_open()
         stored, fields = split_tokens(tokens, fields)
         sizes = np.asarray(lengths, dtype=np.int64)
         if stored.ndim != 1 or sizes.ndim != 1 or (sizes < 0).any() or int(sizes.sum()) != len(stored):
@@ -274,8 +273,8 @@ class HDF5ShardWriter(HDF5Writer):
             self._main.waiting += crc32
         with self._hdf5():
             self._offsets.append(ends[:whole])
-        marker: dict[str, int | bytes] = {"document_count": self._offsets.count - 1}
-        marker |= {"max_token": self.max_token, "token_count": stop}
+        documents = self._offsets.count - 1
+        marker = {"document_count": documents, "max_token": self.max_token, "token_count": stop}
         self._commit_chunks(self._buffers[""].nbytes, marker)
         self._crc32.extend(crc32)
         self._buffered, self._ends = 0, [ends[whole:]]

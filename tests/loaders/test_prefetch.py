@@ -2,8 +2,10 @@
 
 import contextlib
 import gc
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from contents import write_batches
 from processes import python
 
 from zb_hdf5 import IncompleteError, Loader, open_reader
+from zb_hdf5.files.ranges import in_memory
 from zb_hdf5.loaders.steps import HINTED_TOGETHER, hint_ahead, read_ahead
 
 ALONE = {"rank": 0, "world_size": 1}
@@ -125,6 +128,16 @@ def test_a_file_cut_while_it_is_read_ahead_is_an_error_at_its_batch(tmp_path):
     with pytest.raises(IncompleteError):
         list(iterator)
     assert 1 <= loader.state_dict()["position"] // 4 <= 30
+
+
+@pytest.mark.skipif(not in_memory(Path("/dev/shm")), reason="/dev/shm is no file system in memory")
+def test_files_in_memory_need_no_announcement(monkeypatch):
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        write_batches(Path(folder) / "t.batch", TOKENS)
+        with open_reader(Path(folder) / "t.batch") as reader:
+            assert all(map(reader.is_cached, range(60)))
+            monkeypatch.setattr(reader, "will_need", None)
+            assert len(list(Loader(reader, **ALONE))) == len(reader)
 
 
 @pytest.mark.parametrize("shuffle", ["global", "records"])

@@ -191,7 +191,8 @@ def map_side_by_side(places: Sequence[Place]) -> TokenArray | None:
 
 #: statfs(2) type -> name, for file systems whose pages come over a network. There a page fault is a round trip
 #: that holds up the whole process, and a mapping of a file that changes elsewhere is a bus error.
-NETWORK_FILE_SYSTEMS: Final = {
+NETWORK_FILE_SYSTEMS: Final[dict[int | None, str]] = {
+    -1: "unreachable",  # mapped pages of a file system that does not answer would be bus errors
     0x6969: "nfs", 0x0BD00BD0: "lustre", 0x47504653: "gpfs", 0x19830326: "beegfs", 0xFF534D42: "cifs",
     0xFE534D42: "smb2", 0x517B: "smb", 0x00C36400: "ceph", 0x65735546: "fuse", 0x01021997: "9p", 0xAAD7AAEA: "panfs",
     0x5346414F: "afs", 0x7461636F: "ocfs2", 0x01161970: "gfs2",
@@ -338,13 +339,22 @@ def read_fully(fd: int, out: npt.NDArray[Any], offset: int) -> int:
     return done
 
 
-def network_file_system(file: Path | int) -> str | None:
-    """Return the name of the network file system that holds a path or an open file; None: a local or unknown one."""
+def file_system(file: Path | int) -> int | None:
+    """Return the magic number of the file system of a path or an open file; -1: it does not answer; None: unknown."""
     if not sys.platform.startswith("linux"):
         return None
     buffer = ctypes.create_string_buffer(256)  # struct statfs: f_type is its first machine word
     failed = libc().fstatfs(file, buffer) if isinstance(file, int) else libc().statfs(os.fsencode(file), buffer)
-    if failed:  # mapped pages of a file system that does not answer would be bus errors
-        return None if ctypes.get_errno() == errno.ENOENT else "unreachable"
-    kind = ctypes.c_ulong.from_buffer(buffer).value
-    return NETWORK_FILE_SYSTEMS.get(kind & 0xFFFFFFFF)
+    if failed:
+        return None if ctypes.get_errno() == errno.ENOENT else -1
+    return ctypes.c_ulong.from_buffer(buffer).value & 0xFFFFFFFF
+
+
+def network_file_system(file: Path | int) -> str | None:
+    """Return the name of the network file system that holds a path or an open file; None: a local or unknown one."""
+    return NETWORK_FILE_SYSTEMS.get(file_system(file))
+
+
+def in_memory(file: Path | int) -> bool:
+    """Return whether a path or an open file lies in a tmpfs or ramfs, of which no read waits."""
+    return file_system(file) in (0x01021994, 0x858458F6)

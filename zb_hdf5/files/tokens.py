@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ from zb_hdf5.errors import ArgumentError, ClosedError
 from zb_hdf5.files.objects import RemoteObject, read_objects
 from zb_hdf5.files.paths import Identity, cut_short, require_remote_access
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
-from zb_hdf5.files.ranges import Extents, Place, Range, Ranges, map_side_by_side, open_ranges
+from zb_hdf5.files.ranges import Extents, Place, Range, Ranges, in_memory, map_side_by_side, open_ranges
 from zb_hdf5.spec import StoreMeta, TokenArray, as_stored, signed
 
 #: A position, and the 1-D array that the tokens from there on fill.
@@ -264,7 +265,9 @@ class FileTokens(Tokens):
                 offset = self.extents.offset(index) + token * self.dtype.itemsize
                 if os.preadv(self.file.fd, (page,), offset, os.RWF_NOWAIT) != 1:
                     return False
-        except (OSError, AttributeError):  # it would wait, is an object, or this system cannot answer
+        except OSError as error:  # it would wait, or cannot answer
+            return error.errno == errno.EOPNOTSUPP and in_memory(self.file.fd)
+        except AttributeError:  # it is an object, or the system cannot answer
             return False
         return True
 

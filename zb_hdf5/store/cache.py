@@ -134,8 +134,9 @@ class CachedColumn:
         if self.full and not was_full:
             root = self._path.parent.parent
             held = ", ".join(f"{format_bytes(size)} of {source}" for _, source, size in stores_in(root))
-            message = f"{root}: the cache is full, or its disk, by {held}: further reads keep nothing"
-            warnings.warn(message, stacklevel=2)
+            warnings.warn(
+                f"{root}: the cache is full, or its disk, by {held}: further reads keep nothing", stacklevel=2
+            )
         self.seen[number] = not self.full
 
     def _take_room(self) -> bool:

@@ -175,12 +175,6 @@ class ShardTable(Sequence[ShardEntry]):
     def __len__(self) -> int:
         return len(self.values["path"])
 
-    @property
-    def codec(self) -> str:
-        """The codec of the shards: of the first one that has any."""
-        codecs = self.optional.get("codecs", {}).get("codec", ())
-        return next((codec for codec in codecs if codec != NO_CODEC), NO_CODEC)
-
     def __getitem__(self, number: Any) -> Any:
         if isinstance(number, slice):
             return tuple(self[k] for k in range(*number.indices(len(self))))
@@ -387,8 +381,10 @@ class ShardIndex:
     def __post_init__(self) -> None:
         if not isinstance(self.shards, ShardTable):
             object.__setattr__(self, "shards", ShardTable.of(self.shards))
-        if self.meta.codec != self.table.codec:
-            object.__setattr__(self, "meta", replace(self.meta, codec=self.table.codec))
+        codecs = self.table.optional.get("codecs", {}).get("codec", ())
+        codec = next((each for each in codecs if each != NO_CODEC), NO_CODEC)  # of the first shard that has any
+        if self.meta.codec != codec:
+            object.__setattr__(self, "meta", replace(self.meta, codec=codec))
 
     @property
     def table(self) -> ShardTable:
@@ -513,8 +509,10 @@ class ShardIndex:
             found = require_field(value, key, type(expected), where)
             if found != expected:
                 is_early = key == "version" and found in range(1, INDEX_VERSION)
-                early = "; it was written by an early build: convert again" if is_early else ""
-                raise FormatError(f"{where}: expected {key} {expected!r}, found {found!r}{early}")
+                raise FormatError(
+                    f"{where}: expected {key} {expected!r}, found {found!r}"
+                    + ("; it was written by an early build: convert again" if is_early else "")
+                )
         table = ShardTable.from_json(value, where)
         shuffle, source = require_field(value, "shuffle", str, where), require_field(value, "source", dict, where)
         types: dict[str, type[Any]] = {"complete": bool, "live_id": str}  # of a store written live

@@ -224,10 +224,9 @@ def _open_windows(wanted: _Wanted, index: ShardIndex | None) -> BatchReader:
         raise BackendError(f"{path}: asked for backend {wanted.backend!r}, found a {kind!r} stream")
     _require_digests(wanted)
     index, identities = stream_index(path, wanted.split, wanted.dataset, index)
-    windows = batch_size, seq_len, wanted.overlap
     return StoreReader(
-        path, index, access=wanted.access, verify=wanted.verify, windows=windows, dataset=wanted.dataset,
-        identities=identities,
+        path, index, access=wanted.access, verify=wanted.verify, windows=(batch_size, seq_len, wanted.overlap),
+        dataset=wanted.dataset, identities=identities,
     )  # fmt: skip
 
 
@@ -330,8 +329,7 @@ def open_writer(
 
 def _require_space(path: Path, meta: StoreMeta, expected_batches: int) -> None:
     """Raise `ArgumentError` if the disk has less free space than the expected batches need."""
-    columns = (meta, *(meta.of_field(field.name) for field in meta.fields))
-    batch_bytes = sum(column.padded_batch_bytes for column in columns)
+    batch_bytes = sum(column.padded_batch_bytes for column in (meta, *(meta.of_field(f.name) for f in meta.fields)))
     needed = expected_batches * batch_bytes // (1 if meta.codec == NO_CODEC else 2)  # as a conversion estimates it
     if expected_batches and needed > (free := shutil.disk_usage(path.parent).free):
         raise ArgumentError(

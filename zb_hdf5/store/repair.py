@@ -47,7 +47,7 @@ from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
 from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
 from zb_hdf5.formats.native import crc32_path
 from zb_hdf5.formats.registry import FORMATS, backend_of_suffix, open_chunks
-from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, StoreMeta, TokenArray
+from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, TokenArray
 from zb_hdf5.store.index import ShardEntry, ShardIndex
 from zb_hdf5.store.streams import REPAIRED, document_tables, entry_of
 
@@ -408,7 +408,7 @@ def repair_store(
             report = repair_file(path, overwrite=overwrite, dry_run=dry_run)
             found = entry if report.state == "damaged" else _entry_of(report, entry)
         except FormatError as error:
-            reports.append(_lost(path, entry, index.meta, error, overwrite or dry_run))
+            reports.append(_lost(path, entry, index.holds_stream, error, overwrite or dry_run))
             continue
         if found is None:
             raise FormatError(
@@ -433,9 +433,8 @@ def repair_store(
     return reports
 
 
-def _lost(path: Path, entry: ShardEntry, meta: StoreMeta, error: FormatError, may_be_lost: bool) -> RepairReport:
+def _lost(path: Path, entry: ShardEntry, is_stream: bool, error: FormatError, may_be_lost: bool) -> RepairReport:
     """Return the report of a shard of which nothing can be saved; raise the error if none may be left out."""
-    is_stream = meta.layout == STREAM_LAYOUT
     unit, count = ("document", entry.document_count) if is_stream else ("batch", entry.num_batches)
     if not may_be_lost:
         error.remedy, error.at = Remedy.LEAVE_OUT, counted(count, unit)

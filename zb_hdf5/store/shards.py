@@ -28,10 +28,10 @@ from zb_hdf5.errors import (
 from zb_hdf5.files.checked import VERIFIED, Crc32Rows, checked, crc32_of, placed_rows
 from zb_hdf5.files.codecs import CodedChunks, Decoded, read_extents
 from zb_hdf5.files.objects import RemoteObject
-from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath, on_failure, require_remote_access
+from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath, on_failure
 from zb_hdf5.files.ranges import Extents, map_side_by_side, open_ranges
 from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wait, gather_from, read_together
-from zb_hdf5.formats.batch_reader import BatchReader, require_options
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import FieldDigest
 from zb_hdf5.formats.native import sidecar_rows
 from zb_hdf5.formats.registry import FORMATS
@@ -372,8 +372,6 @@ class StoreReader(BatchReader):
         windows: tuple[int, int, int] | None = None, dataset: str | None = None,
         identities: dict[int, Identity] | None = None,
     ) -> None:  # fmt: skip
-        require_options(access, verify)
-        require_remote_access(path, access)
         is_stream, self._reads = index.holds_stream, "none" if verify == "store" else verify
         how = "none" if is_stream and verify == "auto" else self._reads
         folder = path if path.is_dir() else path.parent

@@ -126,13 +126,11 @@ class StreamDocuments(RecordDocuments):
                 if self._all is None:
                     with ThreadPoolExecutor(FAR_THREADS, thread_name_prefix="zb-edges") as pool:
                         look = pool.map if isinstance(self._paths[0], RemotePath) else map
-                        ends = list(look(self._ends_of, range(len(self._paths))))
+                        rows = look(self._rows, range(len(self._paths)))
+                        # sums, not views, which would keep the files mapped
+                        ends = [each[1:] + np.uint64(start) for each, start in zip(rows, self._starts, strict=False)]
                     self._all = np.concatenate([np.zeros(1, np.uint64), *ends])
         return self._all
-
-    def _ends_of(self, number: int) -> npt.NDArray[np.uint64]:
-        """Return where the documents of a file end: no view, which would keep the file mapped."""
-        return self._rows(number)[1:] + np.uint64(self._starts[number])
 
     def near(self, starts: npt.NDArray[np.int64], length: int) -> tuple[npt.NDArray[np.uint64], int]:
         """Return the part of `edges()` that windows need, by their first tokens, and where the last document ends."""

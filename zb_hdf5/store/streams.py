@@ -171,8 +171,8 @@ def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> Sha
     else:
         index = index_files(paths, splits=splits, shuffle=old.shuffle, source=old.source)
         kept = {name: getattr(index.meta, name) or getattr(old.meta, name) for name in ONLY_IN_SOME_FILES}
-        same = known.keys() == {_number(path.name) for path in paths}
-        if same and index.meta.layout == BATCHES_LAYOUT:  # several shards may have parts of a document
+        # several shards of batches may have parts of a document
+        if index.meta.layout == BATCHES_LAYOUT and known.keys() == {_number(path.name) for path in paths}:
             kept["document_count"] = old.meta.document_count
         # with other tokens, the state of a loader that read the store live no longer names the same records
         live_id = old.live_id if index.sha256 == old.sha256 else ""

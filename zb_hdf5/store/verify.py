@@ -77,8 +77,10 @@ class Outcome(StrEnum):
 
 def check_pieces(reader: BatchReader, expected: TableInfo | None, report: ShardReport) -> None:
     """Check the pieces of a file of batches."""
-    sha256 = expected.sha256 if expected else ""
-    file = PiecesFile(reader.path, reader.num_records, reader.seq_len, sha256=sha256, tokens_sha256=report.sha256)
+    file = PiecesFile(
+        reader.path, reader.num_records, reader.seq_len, sha256=expected.sha256 if expected else "",
+        tokens_sha256=report.sha256,
+    )  # fmt: skip
     with closing(file):
         if expected is not None and expected.num_bytes != file.num_bytes:
             raise FormatError(f"{file.path}: {INDEX_NAME} has {expected.num_bytes:,} bytes, found {file.num_bytes:,}")
@@ -230,8 +232,9 @@ def _verify_file(
             report.checks += [f"field {name}" for name in report.fields]
             if not reader.complete:
                 counted = f"{report.num_batches:,} batches" if report.num_batches else f"{report.token_count:,} tokens"
-                problem = f"{path}: its writer has not finished: {counted} are committed"
-                raise IncompleteError(problem, remedy=Remedy.REPAIR, at=path)
+                raise IncompleteError(
+                    f"{path}: its writer has not finished: {counted} are committed", remedy=Remedy.REPAIR, at=path
+                )
     return report
 
 

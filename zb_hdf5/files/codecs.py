@@ -14,18 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ChecksumError, FormatError, Remedy, UnavailableError
-from zb_hdf5.files.checked import UnitTokens
+from zb_hdf5.files.checked import UnitTokens, fast_zlib
 from zb_hdf5.files.objects import RemoteObject
 from zb_hdf5.files.ranges import Extents, Ranges, Run
 from zb_hdf5.files.tokens import Wait
 from zb_hdf5.spec import EXTENTS_CHUNK_ROWS, TokenArray
-
-try:  # two to three times as fast as zlib
-    from isal import isal_zlib
-
-    inflating: Any = isal_zlib
-except ImportError:  # pragma: no cover - where it has no wheel
-    inflating = zlib
 
 #: Fills `out` with what `stored` unpacks to, both 1-D of bytes; raises `ValueError` if it is anything else.
 Decode = Callable[[npt.NDArray[np.uint8], npt.NDArray[np.uint8]], None]
@@ -101,10 +94,10 @@ def _unpack_zstd(stored: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8]) -> N
 
 
 def _inflate(stored: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8]) -> None:
-    stream = inflating.decompressobj()
+    stream = fast_zlib.decompressobj()
     try:
         found = stream.decompress(stored, len(out) + 1)
-    except (inflating.error, zlib.error) as error:
+    except (fast_zlib.error, zlib.error) as error:
         raise ValueError(str(error)) from error
     if not stream.eof and len(found) <= len(out):
         raise ValueError(f"it ends after {len(found):,} bytes")

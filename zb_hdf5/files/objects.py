@@ -446,8 +446,7 @@ class ObjectFile(io.RawIOBase):
     """An object as a file for h5py and others, which reads whole blocks and keeps some of them."""
 
     def __init__(self, source: RemoteObject) -> None:
-        self.source = source
-        self._at = 0
+        self.source, self._at = source, 0
         self._block = lru_cache(MAX_BLOCKS)(  # without `self`, which would be a circle
             lambda number: source.read(number * BLOCK_BYTES, (number + 1) * BLOCK_BYTES, whole=False)
         )

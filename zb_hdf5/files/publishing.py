@@ -77,9 +77,8 @@ class PartialFile:
     # truncated
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False, resume: bool = False) -> None:
-        self.path = Path(path)
+        self.path, self._overwrite = Path(path), overwrite
         self.partial_path = partial_path(self.path)
-        self._overwrite = overwrite
         self._refuse_existing()
         self.fd = self._open(os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if resume else os.O_EXCL))
 

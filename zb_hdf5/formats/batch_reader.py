@@ -70,11 +70,8 @@ class BatchReader:
     compressed: CompressedTokens | None = None
 
     def __init__(self, path: Path, meta: StoreMeta, num_batches: int, tokens: Tokens) -> None:
-        self.path = path
-        self.meta = meta
-        self.tokens = tokens
+        self.path, self.meta, self.num_batches, self.tokens = path, meta, num_batches, tokens
         self.stride = meta.seq_len
-        self.num_batches = num_batches
         self.complete = True
         self.sha256: str | None = None
         self.verify = self._checks = "none"

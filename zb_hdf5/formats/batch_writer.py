@@ -26,8 +26,6 @@ from zb_hdf5.spec import NO_SHA256, NOT_KNOWN, StoreMeta, TokenArray, as_stored
 
 #: The values of fields: an array for each name, or one structured array.
 FieldArrays: TypeAlias = Mapping[str, npt.ArrayLike] | npt.NDArray[Any]
-#: Name of a column -> the extents of its chunks.
-Columns: TypeAlias = dict[str, tuple[Run, ...]]
 #: Bytes that are written before the disk has to begin with them.
 WRITE_BACK_BYTES: Final = 32 << 20
 #: Groups that are committed while their sha256 is still to come.
@@ -52,7 +50,7 @@ class ShardInfo(NamedTuple):
     max_token: int
     sha256: str
     crc32: npt.NDArray[np.uint32]
-    columns: Columns = {}  # noqa: RUF012 - nobody changes it
+    columns: dict[str, tuple[Run, ...]] = {}  # noqa: RUF012 - the runs of the chunks of each; nobody changes it
     document_count: int | None = None
     fields: dict[str, FieldDigest] = {}  # noqa: RUF012 - nobody changes it
     compressed: CompressedTokens | None = None
@@ -233,8 +231,7 @@ class FileWriter(TokenWriter, BatchWriter):
     ) -> None:
         if not 0 <= expected_batches < 2**48:
             raise ArgumentError(f"{path}: expected_batches must be a count of batches, found {expected_batches}")
-        self._expected_batches = expected_batches
-        self._unsent_bytes = 0
+        self._expected_batches, self._unsent_bytes = expected_batches, 0
         self._behind: deque[GroupDigest] = deque()
         super().__init__(path, meta, **options)
 

@@ -341,11 +341,7 @@ def chunk_offsets(stored: h5py.Dataset) -> npt.NDArray[np.int64]:
 def chunk_table(stored: h5py.Dataset, num_chunks: int) -> npt.NDArray[np.int64]:
     """Return byte offset, bytes and skipped filters of the first chunks along the first axis, (N, 3); -1: no chunk."""
     found: list[tuple[int, int, int, int]] = []  # by one `chunk_iter`: single questions take the square of the time
-
-    def record(chunk: Any) -> None:
-        found.append((chunk.chunk_offset[0], chunk.byte_offset, chunk.size, chunk.filter_mask))
-
-    stored.id.chunk_iter(record)
+    stored.id.chunk_iter(lambda c: found.append((c.chunk_offset[0], c.byte_offset, c.size, c.filter_mask)))
     chunks = np.array(found, np.int64).reshape(-1, 4)
     numbers = chunks[:, 0] // stored.chunks[0]
     table = np.full((num_chunks, 3), -1, dtype=np.int64)

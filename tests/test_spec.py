@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from contents import write_batches
+from contract import is_refused
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -92,8 +93,7 @@ def test_each_wrong_field_is_named(offset, data, message):
 @pytest.mark.parametrize("length", [*range(10), 12, 39, 40, 41, 512, 4095])
 def test_a_truncated_header_is_incomplete_and_less_than_the_magic_no_batch_file(length):
     kind, message = (FormatError, r"not a \.batch file") if length < 8 else (IncompleteError, f"found {length}")
-    with pytest.raises(kind, match=message):
-        unpack_header(pack_header(META, 2)[:length], "x.batch")
+    is_refused(kind, lambda: unpack_header(pack_header(META, 2)[:length], "x.batch"), match=message)
 
 
 def flipped_header(flips):
@@ -188,6 +188,5 @@ def test_limits_themselves_are_stored_and_unknown_dtypes_are_refused():
     ({"batch_size": 2**16, "seq_len": 2**15, "dtype": U16}, "4,294,967,296 bytes"),
 ])  # fmt: skip
 def test_impossible_descriptions_are_refused(changes, message):
-    with pytest.raises(ArgumentError, match=message):
-        replace(META, **changes)
+    is_refused(ArgumentError, lambda: replace(META, **changes), match=message)
     assert StoreMeta(2**32 // 4 - 1, 1, U32).batch_bytes == 2**32 - 4  # the largest batch that is possible

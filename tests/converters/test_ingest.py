@@ -11,6 +11,7 @@ import pytest
 from commandline import one_error, report_of, succeed
 from commandline import run as run_command
 from contents import files_in
+from contract import is_refused
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from interrupted import Failing, Recorded, Stops
@@ -363,8 +364,7 @@ def tokenized(monkeypatch):
 def test_finished_tokens_and_shards_are_kept(num_tasks, tmp_path, files, monkeypatch):
     options = SMALL | {"num_shards": 4}
     whole = ingest(files, tmp_path / "whole", options=options)
-    with pytest.raises(Stops):
-        ingest(files, tmp_path / "out", options=options, engine=Failing(num_tasks))
+    is_refused(Stops, lambda: ingest(files, tmp_path / "out", options=options, engine=Failing(num_tasks)))
     waiting = partial_path(tmp_path / "out.tokens")
     assert waiting.exists() == (num_tasks > 0)
     if num_tasks:
@@ -405,8 +405,7 @@ def test_a_replacement_goes_on_too(num_tasks, tmp_path, files, monkeypatch):
 @pytest.mark.thin
 def test_damaged_tokens_are_made_again(damage, tmp_path, files, monkeypatch):
     whole = ingest(files, tmp_path / "whole")
-    with pytest.raises(Stops):
-        ingest(files, tmp_path / "out", engine=Failing(3))
+    is_refused(Stops, lambda: ingest(files, tmp_path / "out", engine=Failing(3)))
     [path] = partial_path(tmp_path / "out.tokens").glob("shard-00001-*.h5")
     lengths = documents_path(path)
     data = bytearray(path.read_bytes())
@@ -425,8 +424,7 @@ def test_damaged_tokens_are_made_again(damage, tmp_path, files, monkeypatch):
 
 
 def test_tokens_of_other_documents_are_not_gone_on_with(tmp_path, files):
-    with pytest.raises(Stops):
-        ingest(files, tmp_path / "out", engine=Failing(1))
+    is_refused(Stops, lambda: ingest(files, tmp_path / "out", engine=Failing(1)))
     waiting = partial_path(tmp_path / "out.tokens")
     journal = waiting / WHOLE.journal_name
     for name, recipe in (("boundary_token_id", Recipe("byte", None)), ("max_document_tokens", Recipe("byte", 256, 7))):
@@ -574,8 +572,7 @@ def test_a_loader_reads_one_split(tmp_path, files):
     with zb_hdf5.open_reader(tmp_path / "out" / shard, split="train") as reader:
         assert reader.num_batches == counts["val"]
     state = zb_hdf5.Loader(tmp_path / "out", **how).state_dict()
-    with pytest.raises(zb_hdf5.StateError):
-        zb_hdf5.Loader(tmp_path / "out", split="val", **how).load_state_dict(state)
+    is_refused(zb_hdf5.StateError, lambda: zb_hdf5.Loader(tmp_path / "out", split="val", **how).load_state_dict(state))
 
 
 @pytest.mark.parametrize("size_kib", [100, 300, 612, 620, 632, 640])

@@ -10,6 +10,7 @@ import megatron_format
 import numpy as np
 import pytest
 import tok_format
+from contract import is_refused
 from interrupted import Failing, Stops
 
 import zb_hdf5
@@ -101,8 +102,7 @@ def test_a_store_is_written_as_flat_tokens(tok, tmp_path, run):
 ])  # fmt: skip
 def test_damaged_flat_files_are_refused(data, error, message, tmp_path):
     (tmp_path / "x.tok").write_bytes(data)
-    with pytest.raises(error, match=message):
-        zb_hdf5.convert(tmp_path / "x.tok", "hdf5", tmp_path / "out", **SHAPE)
+    is_refused(error, lambda: zb_hdf5.convert(tmp_path / "x.tok", "hdf5", tmp_path / "out", **SHAPE), match=message)
     assert not (tmp_path / "out").exists()
 
 
@@ -177,8 +177,7 @@ def test_an_interrupted_conversion_of_documents_is_resumed(tmp_path):
     (tmp_path / "in").mkdir()
     for k in range(3):
         write_megatron(tmp_path / "in" / f"{k}.bin", DOCUMENTS)
-    with pytest.raises(Stops):
-        zb_hdf5.convert(tmp_path / "in", "stream", tmp_path / "out", engine=Failing(2))
+    is_refused(Stops, lambda: zb_hdf5.convert(tmp_path / "in", "stream", tmp_path / "out", engine=Failing(2)))
     report = zb_hdf5.convert(tmp_path / "in", "stream", tmp_path / "out", resume=True, workers=1)
     assert report.kept.shards == 2
     zb_hdf5.convert(tmp_path / "in", "stream", tmp_path / "whole", workers=1)

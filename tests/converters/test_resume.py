@@ -20,6 +20,7 @@ from commandline import report_of as json_of
 from commandline import run
 from commandline import succeed as run_well
 from contents import files_in
+from contract import is_refused
 from damage import flip
 from interrupted import Failing, Recorded, Stops
 from processes import started, wait_until
@@ -284,8 +285,7 @@ def test_every_byte_of_a_kept_shard_is_that_of_an_undisturbed_run(target, batch_
 
     converted("whole")
     whole = files_in(tmp_path / "whole")
-    with pytest.raises(Stops):
-        converted("out", Failing(4))
+    is_refused(Stops, lambda: converted("out", Failing(4)))
     partial = tmp_path / "out.partial"
     shards = sorted(path for path in partial.iterdir() if path.name.startswith("shard-"))
     kept = shards[0].stat().st_ino
@@ -319,8 +319,7 @@ def test_a_journal_that_is_none_is_told_and_one_of_nothing_finished_binds_no_lat
     lines = journal.read_text().split("\n")
     for damaged in (["{", *lines[1:]], [lines[0], "{}", *lines[2:]], ["[]", *lines[1:]], []):
         journal.write_text("\n".join(damaged))
-        with pytest.raises(FormatError, match="not a journal"):
-            read_journal(journal)
+        is_refused(FormatError, lambda: read_journal(journal), match="not a journal")
         assert "--force" in fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
         before = files_in(partial)
         assert "not a journal" in fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS)

@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 import pytest
 from commandline import report_of, run, succeed
+from contract import is_refused
 from hypothesis import given
 from hypothesis import strategies as st
 from interrupted import Failing, Recorded, Stops
@@ -89,8 +90,7 @@ def test_the_destination_never_replaces_the_text(tmp_path):
         write(tmp_path / "corpus", overwrite=True)
     assert [path.name for path in (tmp_path / "corpus").iterdir()] == ["shard-00000.jsonl"]
     (tmp_path / "out").mkdir()
-    with pytest.raises(ConvertError, match="out: exists already"):
-        write(tmp_path / "out")
+    is_refused(ConvertError, lambda: write(tmp_path / "out"), match="out: exists already")
     (tmp_path / "empty.jsonl").write_text("bad\n")
     with pytest.raises(ConvertError, match=r"no documents in 1 file \(1 bad JSON\)"):
         writing(open_documents([tmp_path / "empty.jsonl"]), BYTES)(tmp_path / "new")
@@ -118,15 +118,13 @@ def test_text_that_grows_under_the_run_is_told(tmp_path, files, layout):
 def test_finished_shards_are_kept(num_tasks, damage, tmp_path, files, monkeypatch):
     write = writing(files, BYTES, num_shards=4)
     whole = write(tmp_path / "whole")
-    with pytest.raises(Stops):
-        write(tmp_path / "out", engine=Failing(num_tasks))
+    is_refused(Stops, lambda: write(tmp_path / "out", engine=Failing(num_tasks)))
     waiting = partial_path(tmp_path / "out")
     assert waiting.exists() == (num_tasks > 0)
     if num_tasks:
         found = interrupted(waiting).report
         assert (found["unit"], found["finished"], found["total"]) == ("files of tokens", num_tasks, 4)
-        with pytest.raises(ConvertError, match="conversion of another kind is there"):
-            merge_parts(tmp_path / "out")
+        is_refused(ConvertError, lambda: merge_parts(tmp_path / "out"), match="conversion of another kind is there")
         with pytest.raises(
             ConvertError, match=f"with {num_tasks} of 4 finished files of tokens is there; go on with --resume"
         ):
@@ -210,12 +208,9 @@ def test_routing_errors(files):
     with pytest.raises(ConvertError, match=f"{groups} row groups cannot fill {groups + 1} shards"):
         route(source, groups + 1)
     assert [len(plan.groups) for plan in route(source, groups)] == [1] * groups
-    with pytest.raises(ArgumentError, match="must be at least 0 and below 1, found 1"):
-        route(source, val_fraction=1)
-    with pytest.raises(ArgumentError, match="not both"):
-        route(source, val_fraction=0.1, val_last_shard=True)
-    with pytest.raises(ConvertError, match="leaves nothing to train on"):
-        route(source, 1, val_last_shard=True)
+    is_refused(ArgumentError, lambda: route(source, val_fraction=1), match="must be at least 0 and below 1, found 1")
+    is_refused(ArgumentError, lambda: route(source, val_fraction=0.1, val_last_shard=True), match="not both")
+    is_refused(ConvertError, lambda: route(source, 1, val_last_shard=True), match="leaves nothing to train on")
 
 
 # --- streams of .npy files ---------------------------------------------------------------------------------------

@@ -285,10 +285,8 @@ def test_a_flush_that_failed_ends_the_writer(tmp_path, monkeypatch):
     writer = HDF5BatchWriter(tmp_path / "x.h5", meta, durable=True)
     writer.write(*part(0, 2))
     monkeypatch.setattr(os, "fdatasync", failing(errno.EIO))
-    with pytest.raises(OSError, match="Input/output error"):
-        writer.write(*part(2, 5))
-    with pytest.raises(errors.ConvertError, match="the 2 batches that were committed"):
-        writer.write(*part(2, 5))
+    is_refused(OSError, lambda: writer.write(*part(2, 5)), match="Input/output error")
+    is_refused(errors.ConvertError, lambda: writer.write(*part(2, 5)), match="the 2 batches that were committed")
     writer.abort()
 
 

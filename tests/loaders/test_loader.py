@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from contents import write_batches
+from contract import is_refused
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -176,8 +177,7 @@ def test_set_epoch_is_the_epoch_of_the_constructor_and_iterating_again_repeats_i
         loader.set_epoch(epoch)
         assert loader.epoch == epoch
         assert epoch_of(loader) == epoch_of(open_loader(stores["one.h5"], epoch=epoch))
-    with pytest.raises(ArgumentError, match="epoch"):
-        loader.set_epoch(-1)
+    is_refused(ArgumentError, lambda: loader.set_epoch(-1), match="epoch")
     assert loader.epoch == 0
     assert epoch_of(loader) == epoch_of(loader) == batches_of(N, "global")
     epoch_of(loader, 4)
@@ -203,8 +203,7 @@ def test_a_reader_is_a_source_as_well_and_a_closed_loader_says_so(stores, open_l
         assert epoch_of(loader) == batches_of(N, "global")
     loader = open_loader(stores["one.h5"])
     loader.close()
-    with pytest.raises(ZbError, match="closed"):
-        next(iter(loader))
+    is_refused(ZbError, lambda: next(iter(loader)), match="closed")
 
 
 def test_a_growing_file_does_not_change_a_running_epoch(tmp_path, open_loader, monkeypatch):
@@ -454,12 +453,10 @@ def test_torch_distributed_goes_before_the_environment_and_arguments_before_both
 )
 def test_a_rank_outside_its_world_or_no_number_or_half_of_the_pair_is_an_error(rank, world_size, stores, monkeypatch):
     if isinstance(rank, int):
-        with pytest.raises(ArgumentError, match="rank"):
-            resolve_rank(rank, world_size)
+        is_refused(ArgumentError, lambda: resolve_rank(rank, world_size), match="rank")
     monkeypatch.setenv("RANK", str(rank))
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
-    with pytest.raises(ArgumentError, match="rank" if isinstance(rank, int) else "RANK"):
-        resolve_rank(None, None)
+    is_refused(ArgumentError, lambda: resolve_rank(None, None), match="rank" if isinstance(rank, int) else "RANK")
     for half in ((0, None), (None, 2)):
         for make in (resolve_rank, lambda rank, size: Loader(stores["one.h5"], rank=rank, world_size=size)):
             with pytest.raises(ArgumentError, match="both rank and world_size"):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from contents import write_batches
+from contract import is_refused
 from processes import python
 
 from zb_hdf5 import IncompleteError, Loader, open_reader
@@ -54,8 +55,7 @@ def test_results_and_errors_come_in_order_and_no_read_begins_after_one_that_fail
 
     iterator = read_ahead(fail, iter(range(20)), 4)
     assert [next(iterator) for _ in range(7)] == list(range(7))
-    with pytest.raises(IncompleteError, match="batch 7"):
-        next(iterator)
+    is_refused(IncompleteError, lambda: next(iterator), match="batch 7")
     assert not prefetch_threads()
     begun = []
 
@@ -65,8 +65,7 @@ def test_results_and_errors_come_in_order_and_no_read_begins_after_one_that_fail
         if number == 0:
             raise OSError("gone")
 
-    with pytest.raises(OSError, match="gone"):
-        list(read_ahead(fail_at_first, iter(range(10)), 2, threads=2))
+    is_refused(OSError, lambda: list(read_ahead(fail_at_first, iter(range(10)), 2, threads=2)), match="gone")
     assert sorted(begun) == [0, 1]
 
 
@@ -125,8 +124,7 @@ def test_a_file_cut_while_it_is_read_ahead_is_an_error_at_its_batch(tmp_path):
     assert torch.equal(next(iterator), torch.from_numpy(TOKENS[0].astype(np.int64)))
     with open(path, "r+b") as file:
         file.truncate(4096 + 30 * 4096)
-    with pytest.raises(IncompleteError):
-        list(iterator)
+    is_refused(IncompleteError, lambda: list(iterator))
     assert 1 <= loader.state_dict()["position"] // 4 <= 30
 
 

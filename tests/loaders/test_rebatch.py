@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from contents import write_batches, write_stream
+from contract import is_refused
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -96,12 +97,10 @@ def test_impossible_shapes_and_states_and_records_of_other_lengths_are_refused(o
         with pytest.raises(ArgumentError):
             Loader(opened, **ALONE, **options)
     loader = Loader(opened, **ALONE)
-    with pytest.raises(ArgumentError, match="batch_size must be at least 1, found 0"):
-        loader.set_batch_size(0)
+    is_refused(ArgumentError, lambda: loader.set_batch_size(0), match="batch_size must be at least 1, found 0")
     state = Loader(opened, seq_len=16, **ALONE).state_dict()
     loader = Loader(opened, **ALONE)
-    with pytest.raises(StateError, match="seq_len"):
-        loader.load_state_dict(state)
+    is_refused(StateError, lambda: loader.load_state_dict(state), match="seq_len")
     loader.load_state_dict(state | {"position": 8}, force=True)
     assert loader.state_dict()["position"] == 8
     write_batches(tmp_path / "x.h5", np.zeros((2, 2, 8), np.int64))

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from contract import is_refused
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -125,8 +126,7 @@ def test_another_boundary_and_column_and_the_rank_of_the_job(texts, tmp_path, fo
     expected = reference(texts, 0, 1)
     found = take(make(tmp_path, text_column="content", tokenizer=load_tokenizer("byte")), 5)
     np.testing.assert_array_equal(found.ravel(), expected[: found.size])
-    with pytest.raises(ArgumentError, match="no special token '<bos>'"):
-        make(tmp_path, boundary_token="<bos>")
+    is_refused(ArgumentError, lambda: make(tmp_path, boundary_token="<bos>"), match="no special token '<bos>'")
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     found = take(make(folder, None, None), 5)
@@ -236,8 +236,7 @@ def test_the_state_of_another_share_or_tokenizer_is_refused(folder, other, messa
     with make(folder, 0, 2) as loader:
         state = loader.state_dict()
     with make(folder, **{"rank": 0, "world_size": 2, **other}) as loader:
-        with pytest.raises(StateError, match=message):
-            loader.load_state_dict(state)
+        is_refused(StateError, lambda: loader.load_state_dict(state), match=message)
         assert loader.get_batch() is not None
 
 
@@ -268,15 +267,12 @@ def test_the_state_of_other_files_is_refused(tmp_path, name, groups, same_size):
     ({"device": "mps"}, ArgumentError, "must be a CUDA device or the CPU, found mps"),
 ])  # fmt: skip
 def test_what_cannot_work_is_refused_at_once(folder, tmp_path, options, error, message):
-    with pytest.raises(error, match=message):
-        make(folder, **options)
+    is_refused(error, lambda: make(folder, **options), match=message)
     with make(folder, 2, 3, split="val"):
         pass
-    with pytest.raises(FileNotFoundError):
-        make(tmp_path / "nothing")
+    is_refused(FileNotFoundError, lambda: make(tmp_path / "nothing"))
     write_parquet(tmp_path / "a.parquet", [["text"]])
-    with pytest.raises(ArgumentError, match=r"found 1 \.parquet files: the last one is"):
-        make(tmp_path)
+    is_refused(ArgumentError, lambda: make(tmp_path), match=r"found 1 \.parquet files: the last one is")
 
 
 def test_row_groups_without_a_document_and_errors_of_the_tokenizer_are_no_hang(tmp_path, folder):
@@ -307,13 +303,11 @@ def test_damage_in_the_middle_is_raised_where_it_is_needed(texts, tmp_path):
             loader.get_batch()
         state = loader.state_dict()
         for _ in range(2):  # again, from the same place
-            with pytest.raises(FormatError, match=r"b\.parquet: .*damaged"):
-                loader.get_batch()
+            is_refused(FormatError, lambda: loader.get_batch(), match=r"b\.parquet: .*damaged")
         assert loader.state_dict() == state
         assert not our_threads()
     os.truncate(tmp_path / "b.parquet", 300)
-    with pytest.raises(FormatError, match=r"b\.parquet: not a Parquet file, or a damaged one"):
-        make(tmp_path)
+    is_refused(FormatError, lambda: make(tmp_path), match=r"b\.parquet: not a Parquet file, or a damaged one")
 
 
 def test_threads_end_with_a_close_or_with_the_loader(folder, texts):

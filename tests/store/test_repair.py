@@ -111,8 +111,7 @@ def test_what_has_the_final_name_is_replaced_only_with_force(data, tmp_path, wri
 
 def test_the_batches_of_a_killed_batch_writer_are_kept(data, tmp_path):
     partial = leave_partial(tmp_path / "x.batch", data)
-    with pytest.raises(zb_hdf5.IncompleteError, match="its writer has not finished"):
-        zb_hdf5.open_reader(partial)
+    is_refused(zb_hdf5.IncompleteError, lambda: zb_hdf5.open_reader(partial), match="its writer has not finished")
     os.truncate(partial, partial.stat().st_size - 100)
     result = run("repair", partial, "--json")
     assert result.exit_code == 0, result.stderr

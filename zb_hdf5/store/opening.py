@@ -347,6 +347,8 @@ def stream_format(path: str | os.PathLike[str], backend: str = "auto", dataset: 
     """Return the name of the format of a token stream's files, or "" if `path` is no stream."""
     path = any_path(path)
     if dataset is not None:
+        if path.is_dir():
+            raise BackendError(f"{path}: dataset={dataset!r} needs an HDF5 file, found a folder")
         from zb_hdf5.formats.hdf5.inspection import look_at
 
         return "hdf5" if look_at(path, None, dataset=dataset).meta.layout == STREAM_LAYOUT else ""

@@ -332,12 +332,13 @@ def _require_result(plan: Plan, destination: Path) -> list[Finished]:
     if (destination / INDEX_NAME).exists():
         index = ShardIndex.load(destination)
         named = [{**each, MAX_TOKEN: None} for each in (index.source, source.description)]  # it follows from the rest
-        same = (index.meta, index.shuffle, named[0]) == (source.meta, source.shuffle, named[1])
         shards = [(plan.name(shard), stop - start) for shard, (start, stop) in enumerate(plan.cuts)]
-        same = same and [(entry.path, entry.num_batches) for entry in index.shards] == shards
         digests = [source.file_of(*cut)[1] for cut in plan.cuts]
-        found = [known and entry.sha256 for known, entry in zip(digests, index.shards, strict=False)]
-        same = same and found == digests
+        same = (
+            (index.meta, index.shuffle, named[0]) == (source.meta, source.shuffle, named[1])
+            and [(entry.path, entry.num_batches) for entry in index.shards] == shards
+            and [known and entry.sha256 for known, entry in zip(digests, index.shards, strict=True)] == digests
+        )
         if is_result(destination, same, map(Path, plan.files)):
             return [Finished(entry, None) for entry in index.shards]
     raise ConvertError(f"{destination}: exists already and is no result of this conversion; pass --force to replace it")

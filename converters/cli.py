@@ -59,12 +59,13 @@ def _click_option(name: str, each: Option, default: Any, target: str, kind: Sour
     """Return the option of a command, whose help ends with the default."""
     shown = default.words if isinstance(default, Unset) else _shown(default, each.kind)
     note = " Other readers of .batch files take uint32 only." if (name, target) == ("dtype", "batch") else ""
-    text = each.help + note + (f" [default: {shown}]" if shown else "")
     if each.kind == "flag":
         return click.option(each.flag, name, is_flag=True, default=None, help=each.help)
     values = kind.choices.get(name, each.kind)
-    type_ = TYPES[values] if isinstance(values, str) else click.Choice(list(values))
-    return click.option(each.flag, name, type=type_, required=name == kind.required, help=text)
+    return click.option(
+        each.flag, name, type=TYPES[values] if isinstance(values, str) else click.Choice(list(values)),
+        required=name == kind.required, help=each.help + note + (f" [default: {shown}]" if shown else ""),
+    )  # fmt: skip
 
 
 def _shown(default: Any, kind: Any) -> str:
@@ -96,13 +97,13 @@ def _add_command(source_format: str, kind: SourceKind, target: str) -> None:
     decorated: Callable[..., Any] = output_options(command)
     options = kind.options_of(target)
     if "part" in options and target != STREAM:
-        dry = click.option("--dry-run", is_flag=True, help="Describe the result, and write nothing.")
-        decorated = dry(decorated)
+        decorated = click.option("--dry-run", is_flag=True, help="Describe the result, and write nothing.")(decorated)
     for each, default in reversed(options.items()):
         decorated = _click_option(each, OPTIONS[each], default, target, kind)(decorated)
         if each == "shuffle":
-            both = click.option("--no-shuffle", "shuffle", flag_value="none", help="The same as --shuffle none.")
-            decorated = both(decorated)
+            decorated = click.option(
+                "--no-shuffle", "shuffle", flag_value="none", help="The same as --shuffle none."
+            )(decorated)  # fmt: skip
     urls = row is not None and row.holds_batches and not kind.rows
     decorated = click.argument("dst", type=PathOrUrl(urls=urls, new=True))(decorated)
     source = click.argument("src", type=_Sources(urls=kind.urls), nargs=-1 if kind.several else 1, required=True)

@@ -102,8 +102,10 @@ def write_stream(task: TokensTask, progress: Progress = no_progress) -> Finished
     ) as writer, ExitStack() as stack:  # fmt: skip
         stack.callback(task.note.unlink, missing_ok=True)
         for encoded, read in task.route.read(source, task.num_threads, counts):
-            sources, ids = np.zeros(len(encoded.lengths), np.uint32), encoded.ids or None
-            rows = DocumentRows([encoded.source], sources, encoded.rows, ids, encoded.metadata or None)
+            rows = DocumentRows(
+                [encoded.source], np.zeros(len(encoded.lengths), np.uint32), encoded.rows, encoded.ids or None,
+                encoded.metadata or None,
+            )  # fmt: skip
             try:
                 writer.write_documents(encoded.tokens, encoded.lengths, documents=rows)
             except ConvertError as error:
@@ -201,8 +203,7 @@ class TokensPlan:
         tokens_kept = sum(done.counts.tokens_in for done in kept.values())
         described = with_largest_token(self.description, (done.max_token for done in finished))
         splits = {task.path.name: task.route.split for task in tasks.values()}
-        paths = [task.path for task in tasks.values()]
-        index = index_files(paths, splits=splits, source=described, shuffle="none")
+        index = index_files([task.path for task in tasks.values()], splits=splits, source=described, shuffle="none")
         index.save(folder.partial_path)
         return Report(
             folder.path, index.meta, list(index.shards), counts, time.monotonic() - start_s,

@@ -138,9 +138,8 @@ def route(
         raise ArgumentError("pass either --val-fraction or --val-last-shard, not both")
     if not source.groups:
         raise ConvertError(f"{source.paths[0]}: {no_documents(source, Dropped())}")
-    runs = [list(run) for _, run in groupby(source.groups, key=lambda group: group.file_number)]
-    if num_shards is not None:
-        runs = _cut_evenly(source.groups, num_shards)
+    by_file = groupby(source.groups, key=lambda group: group.file_number)
+    runs = [list(run) for _, run in by_file] if num_shards is None else _cut_evenly(source.groups, num_shards)
     if val_last_shard:
         if len(runs) < 2:
             raise ConvertError("--val-last-shard leaves nothing to train on: there is 1 shard; pass --shards 2 or more")

@@ -339,8 +339,10 @@ def require_same(found: dict[str, Any], plan: dict[str, Any], path: Path) -> Non
     """Raise `ConvertError` if a journal is of another conversion; the message has the first difference."""
     expected = json.loads(json.dumps(plan))
     if found != expected:
-        facts = f"{path.parent}: holds another conversion: {_difference(found, expected)}"
-        raise ConvertError(f"{facts}; give the same arguments and source files, or start over with --force")
+        raise ConvertError(
+            f"{path.parent}: holds another conversion: {_difference(found, expected)}; give the same arguments and "
+            "source files, or start over with --force"
+        )
 
 
 def _difference(was: Any, here: Any, name: str = "plan") -> str:

@@ -49,9 +49,10 @@ class ArrayKind(NamedTuple):
         files: list[Path] = []
         for path in map(Path, paths):
             if path.is_dir():
-                found = sorted(path.rglob(f"*{self.suffix}"))
                 found = [
-                    file for file in found if PARTIAL_SUFFIX not in {p.suffix for p in file.relative_to(path).parents}
+                    file
+                    for file in sorted(path.rglob(f"*{self.suffix}"))
+                    if PARTIAL_SUFFIX not in {parent.suffix for parent in file.relative_to(path).parents}
                 ]
                 if not found:
                     raise ConvertError(f"{path}: no {self.suffix} files in this folder, nor below it")
@@ -145,8 +146,12 @@ class NpySource(Source):
         self.meta = StoreMeta(batch_size, seq_len, stored, seed if shuffle else 0, total, vocab_size=vocab_size)
         require_pad_id(pad_id, self.meta)
         self.shuffle, self.reorders = "global" if shuffle else "none", shuffle
-        how = {"remainder": remainder, "pad_id": pad_id}
-        self.description = {"format": kind.name, "files": [str(path) for path in self.paths], **how}
+        self.description = {
+            "format": kind.name,
+            "files": [str(path) for path in self.paths],
+            "remainder": remainder,
+            "pad_id": pad_id,
+        }
         self.identity: dict[str, Any] = {}
         self.pad_id = pad_id
         self.order = write_order(total, seed) if shuffle else None
@@ -240,11 +245,11 @@ class CutSource(DocumentSource):
 
     tokenizer, has_ids = "", False
 
-    def __init__(self, conversion: Conversion, paths: list[Path], kind: ArrayKind = NPY) -> None:
-        self.paths, self._boundary = paths, conversion.boundary or "after"
+    def __init__(self, paths: list[Path], conversion: Conversion, kind: ArrayKind = NPY) -> None:
+        self.paths, self._boundary = kind.expand(paths), conversion.boundary or "after"
         self.boundary_token_id, self.vocab_size = conversion.boundary_token_id or 0, conversion.vocab_size or 0
         self._files = []
-        for path in paths:
+        for path in self.paths:
             header = kind.read_header(path)
             if len(header[0]) != 1:
                 shape = f"expected a 1-D stream of tokens, found shape {header[0]}"
@@ -254,8 +259,12 @@ class CutSource(DocumentSource):
         self.dtype = stored_dtype(fixed or _fitting_dtype(self._files, self.vocab_size))
         sizes = [file.num_tokens * file.dtype.itemsize for file in self._files]
         self.groups = [Group(number, 0, size, size) for number, size in enumerate(sizes)]
-        how = {"boundary_token_id": self.boundary_token_id, "boundary": self._boundary}
-        self.description = {"format": kind.name, "files": [str(path) for path in paths], **how}
+        self.description = {
+            "format": kind.name,
+            "files": [str(path) for path in self.paths],
+            "boundary_token_id": self.boundary_token_id,
+            "boundary": self._boundary,
+        }
         self.identity: dict[str, Any] = {"dtype": self.dtype.name, "vocab_size": self.vocab_size}
 
     def read(self, group: Group, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
@@ -288,12 +297,9 @@ def _cut(tokens: TokenArray, boundary_token_id: int, boundary: str) -> Iterator[
 
 def open_arrays(paths: list[Path], conversion: Conversion, kind: ArrayKind = NPY) -> NpySource:
     """Open files of arrays as batches, as a conversion asks."""
-    names = ("batch_size", "seq_len", "seed", "shuffle", "remainder", "pad_id")
-    how = {name: getattr(conversion, name) for name in names}
+    how = {
+        name: getattr(conversion, name)
+        for name in ("batch_size", "seq_len", "seed", "shuffle", "remainder", "pad_id")
+    }  # fmt: skip
     dtype = FORMATS[conversion.target].default_dtype if conversion.dtype in (None, "auto") else conversion.dtype
     return NpySource(paths, dtype=dtype or "auto", vocab_size=conversion.vocab_size or 0, kind=kind, **how)
-
-
-def open_cut(paths: list[Path], conversion: Conversion, kind: ArrayKind = NPY) -> CutSource:
-    """Open files of arrays as documents, as a conversion asks."""
-    return CutSource(conversion, kind.expand(paths), kind)

@@ -355,9 +355,11 @@ class PackedSource(Source):
         self.document_parts = tuple(part_of(path) for path in self.document_files)
         self.shards = self._cut()
         self.meta = replace(self.meta, total_records=sum(shard.records or 0 for shard in self.shards))
-        fingerprints = [each.token_fingerprint for each in stores.values()]
-        splits = {part.split: part.num_batches for part in self._splits}
-        self.identity = {**how, "splits": splits, "fingerprints": fingerprints}
+        self.identity = {
+            **how,
+            "splits": {part.split: part.num_batches for part in self._splits},
+            "fingerprints": [each.token_fingerprint for each in stores.values()],
+        }
 
     def check_reads(self) -> None:
         """Compare the whole stream with its digests, once: rows are cut from its chunks anywhere."""
@@ -415,12 +417,11 @@ class PackedSource(Source):
 @contextmanager
 def open_stream(paths: list[Path], conversion: Conversion) -> Generator[PackedSource]:
     """Open a `PackedSource` whose plan lies in `<destination>.plan.partial/` inside the block; each job has its own."""
-    [path], part = paths, job_of(conversion)
+    path, part = local_path(paths[0]), job_of(conversion)
     destination = local_path(conversion.destination)  # the plan of the rows lies in the same folder
-    refuse_bad_destination([local_path(path)], destination)
+    refuse_bad_destination([path], destination)
     is_one_file(conversion, destination)
     plan = destination.with_name(destination.name + (".plan" if part == WHOLE else f".plan-{part.job}"))
-    path = local_path(path)
     if stream_format(path) != "hdf5":
         raise ArgumentError(f"{path}: expected a token stream of documents in HDF5, found none")
     with scratch_directory(plan) as folder:

@@ -174,9 +174,8 @@ class Report:
     def _extension(self) -> str | None:
         """Name the tools that do not read such files; None if all do."""
         notes = {FORMATS[shard.backend].uint16_note for shard in self.shards} - {""}
-        if self.meta.dtype.name == "uint16" and notes:
-            return f"{'; '.join(sorted(notes))}; --dtype uint32 writes what all of them read"
-        return None
+        is_noted = self.meta.dtype.name == "uint16" and bool(notes)
+        return f"{'; '.join(sorted(notes))}; --dtype uint32 writes what all of them read" if is_noted else None
 
     def _padding(self) -> str:
         """Return the share of padding in the store, and its kinds."""

@@ -116,8 +116,7 @@ def _workers_of(source: Source | DocumentSource, conversion: Conversion) -> int:
         return default_workers()
     if source.num_batches * source.meta.batch_bytes < SMALL_BYTES:
         return 1
-    memory_bytes = conversion.memory_bytes or DEFAULT_MEMORY_BYTES
-    return max(1, min(default_workers(), memory_bytes // WORKER_BYTES))
+    return max(1, min(default_workers(), (conversion.memory_bytes or DEFAULT_MEMORY_BYTES) // WORKER_BYTES))
 
 
 def _runner(make: Callable[P, Conversion]) -> Callable[P, Any]:

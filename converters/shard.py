@@ -175,12 +175,11 @@ class Plan:
 
     def head(self) -> Record:
         """Return the first line of the journal: all that decides the bytes; a file stands for its content."""
-        meta = asdict(self.source.meta) | {"dtype": self.source.meta.dtype.name}
-        meta["fields"] = {field.name: field.to_json() for field in self.source.meta.fields}
+        meta, fields = self.source.meta, {field.name: field.to_json() for field in self.source.meta.fields}
         identity = {
             "version": PLAN_VERSION,
             "target": self.target,
-            "meta": meta,
+            "meta": asdict(meta) | {"dtype": meta.dtype.name, "fields": fields},
             "shuffle": self.source.shuffle,
             "source": self.source.description,
             "identity": self.source.identity,
@@ -202,9 +201,10 @@ class Plan:
             rest = max(0, meta.total_records - start * meta.batch_size)
             records = rest if stop == self.source.num_batches else (stop - start) * meta.batch_size
         meta = replace(meta, total_records=meta.total_records and records, document_count=each.documents or 0)
-        in_store = FORMATS[self.target].holds_batches
-        path = folder / self.name(shard)
-        return ShardTask(self.source, self.target, path, start, stop, meta, in_store, each.split, each.documents)
+        return ShardTask(
+            self.source, self.target, folder / self.name(shard), start, stop, meta,
+            FORMATS[self.target].holds_batches, each.split, each.documents,
+        )  # fmt: skip
 
     @cached_property
     def shards(self) -> Sequence[SourceShard]:

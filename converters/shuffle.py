@@ -30,11 +30,10 @@ from zb_hdf5.errors import BatchIndexError, ChecksumError, IncompleteError
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.publishing import scratch_directory, write_fully
 from zb_hdf5.files.ranges import LocalFile
-from zb_hdf5.formats.batch_reader import GROUP_BYTES, require_choice
+from zb_hdf5.formats.batch_reader import GROUP_BYTES
 from zb_hdf5.loaders.order import GlobalOrder
 from zb_hdf5.spec import SHARD_PREFIX, TokenArray
 
-SHUFFLE_METHODS: Final = ("auto", "direct", "two-pass")
 PROBES: Final = 64
 #: Memory of each process that gathers directly, measured: one 39 MiB; two, and what starts them, 119 MiB.
 DIRECT_BYTES: Final = 60 << 20
@@ -248,15 +247,12 @@ def choose_shuffle(
 ) -> Shuffle:
     """Choose how to read the batches of some shards, (start, stop) each, in the memory of all processes of a node."""
     method, memory_bytes, meta = method or "auto", memory_bytes or DEFAULT_MEMORY_BYTES, source.meta
-    require_choice("--shuffle-method", method, SHUFFLE_METHODS)
     if not source.reorders:
         return UNSHUFFLED
     if source.order is None:
         return Shuffle("direct", "the source gathers its rows itself")
     _require_memory(memory_bytes, workers, meta.batch_bytes)
-    reason = "as asked"
-    if method == "auto":
-        method, reason = _probe(source, source.order.n)
+    method, reason = _probe(source, source.order.n) if method == "auto" else (method, "as asked")
     if method == "direct":
         return Shuffle(method, reason)
     own_bytes = memory_bytes // min(workers, len(ranges)) - GROUPS * max(GROUP_BYTES, meta.batch_bytes)
@@ -304,6 +300,5 @@ def scattered(source: Source, shuffle: Shuffle, destination: Path, workers: Work
         tasks = [RunTask(source, plan, run, folder) for run in range(plan.num_runs)]
         workers.shown.begin("scattering", sum(task.amount for task in tasks), "B")
         with closing(workers.engine.run(scatter_run, tasks, workers.shown.advance)) as results:
-            for _ in results:
-                pass
+            list(results)
         yield ScatteredSource(source, plan, folder)

@@ -164,9 +164,8 @@ class BatchGroup:
 
     def __init__(self, meta: StoreMeta, num_batches: int) -> None:
         shape = (num_batches, *meta.shape)
-        self._tokens = self.tokens = np.empty(shape, meta.dtype)
+        self._tokens = np.empty(shape, meta.dtype)
         self._fields = {f.name: np.empty((*shape, *f.shape), f.dtype) for f in meta.fields}
-        self.fields = self._fields
         self.in_use: Callable[[], None] = lambda: None
 
     def read(self, source: Source, first: int, count: int) -> Self:

@@ -114,7 +114,7 @@ SOURCES: Final[dict[str, SourceKind]] = {
 #: 1-D arrays that a boundary token cuts into documents: another way to read the files of "npy".
 CUT: Final = SourceKind(
     "1-D .npy files", "tokens/ stream --boundary-token-id 50256",
-    "zb_hdf5.converters.npy_source:open_cut", (STREAM,),
+    "zb_hdf5.converters.npy_source:CutSource", (STREAM,),
     {"boundary_token_id": NONE, "boundary": "after", "dtype": _ARRAYS["dtype"], "vocab_size": NONE},
     PACKED,
     "Each file becomes a shard. A boundary token tells the documents apart: they get a table, and are known by "

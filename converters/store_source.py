@@ -59,9 +59,8 @@ class StoreSource(Source):
             raise ArgumentError(f"{path}: is a stream of documents, which stream-to-hdf5 and stream-to-batch pack")
         if not reader.complete:
             raise IncompleteError(f"{path}: its writer has not finished: {reader.num_batches:,} batches are committed")
-        self.meta = replace(reader.meta, codec=NO_CODEC)  # the target has its own, or none
-        if dtype != "keep":
-            self.meta = replace(self.meta, dtype=stored_dtype(dtype))
+        stored = reader.meta.dtype if dtype == "keep" else stored_dtype(dtype)
+        self.meta = replace(reader.meta, codec=NO_CODEC, dtype=stored)  # the target has a codec of its own, or none
         self._is_same = self.meta.dtype == reader.dtype  # whether shards stay as they are, byte for byte
         self.num_batches = reader.num_batches
         if self.num_batches == 0:
@@ -195,8 +194,7 @@ class StoreSource(Source):
                 self._checked.add(cut)
 
     def file_of(self, start: int, stop: int) -> tuple[Path | None, str | None]:
-        cut = start, stop
-        return self._files[cut] if self._is_same and cut in self._files else (None, None)
+        return self._files.get((start, stop), (None, None)) if self._is_same else (None, None)
 
     def check_reads(self) -> None:
         """Read with `verify="batch"`. A lone `.batch` and a foreign dataset have nothing to compare with."""

@@ -339,10 +339,10 @@ class StoreMeta:
         """
         for field in self.fields:
             if field.name == name:
-                values = self.seq_len * field.size
                 return replace(
-                    self, seq_len=values, dtype=field.dtype, vocab_size=0, tokenizer="", fields=(), field=field
-                )
+                    self, seq_len=self.seq_len * field.size, dtype=field.dtype, vocab_size=0, tokenizer="", fields=(),
+                    field=field,
+                )  # fmt: skip
         raise ArgumentError(
             f"expected a field that is stored ({', '.join(f.name for f in self.fields) or 'none is'}), found {name!r}"
         )
@@ -438,8 +438,7 @@ def signed(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def as_stored(tokens: TokenArray, meta: StoreMeta, what: object) -> TokenArray:
     """Return `tokens` C-contiguous, of the stored dtype; `ConvertError` names the first id out of its range."""
     require_integers(tokens, what)
-    limit = token_limit(meta.dtype, meta.vocab_size)
-    bad = find_bad_token(tokens, limit)
+    bad = find_bad_token(tokens, token_limit(meta.dtype, meta.vocab_size))
     if bad is not None:
         raise ConvertError(bad_token_message(what, f"index {bad:,}", tokens.reshape(-1)[bad], meta))
     return np.ascontiguousarray(tokens, dtype=meta.dtype)

@@ -177,9 +177,8 @@ class DocumentFile:
 
     def sources_of(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
         """Return which of the `sources` some documents are from; `NO_SOURCE` where that is not known."""
-        if "source" not in self._table:
-            return np.full(stop - start, NO_SOURCE, np.uint32)
-        return self._table.read("source", start, stop)
+        is_known = "source" in self._table
+        return self._table.read("source", start, stop) if is_known else np.full(stop - start, NO_SOURCE, np.uint32)
 
     def spans(self, starts: Offsets, stops: Offsets, codec: WantedSpans | None) -> Spans:
         """Return the spans that have a token in some ranges, which ascend and lie apart: three reads for each range."""

@@ -77,8 +77,9 @@ class CachedColumn:
         self._close_marks = weakref.finalize(self, os.close, self._marks_fd)
         self._mend_size()
         extents = Extents([Run(0, self._bytes, self._num_units)], self._bytes)
-        file = LocalFile(self._path, (os.fstat(fd).st_ino,))
-        self.rows = FileTokens(file, extents, self._dtype, self._num_units * self._unit)
+        self.rows = FileTokens(
+            LocalFile(self._path, (os.fstat(fd).st_ino,)), extents, self._dtype, self._num_units * self._unit
+        )
 
     def _mend_size(self) -> None:
         size = self._num_units * self._bytes

@@ -735,11 +735,8 @@ def upload_store(
 
     if overwrite:
         delete_object(str(place / INDEX_NAME))
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        name = str(path.relative_to(folder))
-        if name == INDEX_NAME:
-            continue
-        url, size = f"{place}/{named(name)}", path.stat().st_size
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / INDEX_NAME):
+        url, size = f"{place}/{named(str(path.relative_to(folder)))}", path.stat().st_size
         found = object_size(url)
         if found is None:
             put_object(url, path)

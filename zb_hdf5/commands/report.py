@@ -319,8 +319,14 @@ def _duplicate_parts(found: Statistics, reader: BatchReader, tokenizer: Tokenize
             if documents is not None and unit < len(documents)
         ]
         names = [tag("div", origin, class_="note") for origin in origins if origin]
-        excerpt = tag("code", _lines(readable(tokenizer, group.beginning)))
-        rows.append([f"{len(group.units):,}", f"{group.length:,}", units, tag("div", excerpt, *names)])
+        rows.append(
+            [
+                f"{len(group.units):,}",
+                f"{group.length:,}",
+                units,
+                tag("div", tag("code", _lines(readable(tokenizer, group.beginning))), *names),
+            ]
+        )
     return [tag("p", text), table(["#copies", "#tokens", f"{found.unit}s", "begins with"], rows)]
 
 

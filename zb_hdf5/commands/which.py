@@ -106,8 +106,10 @@ def origins(
     else:
         loader = loader_of_state(stores, state, state_path, batch_size)
         if steps[-1] >= len(loader):
-            whole, ranks = len(loader) // world_size, counted(world_size, "rank")
-            raise ArgumentError(f"step {step:,} is after the end of the epoch: {whole:,} steps of {ranks}")
+            raise ArgumentError(
+                f"step {step:,} is after the end of the epoch: {len(loader) // world_size:,} steps of "
+                f"{counted(world_size, 'rank')}"
+            )
         requests = [(loader, stores[0], request) for request in loader.plan.requests_of_steps(steps)]
     found = []
     for rank, (one, name, request) in enumerate(requests):

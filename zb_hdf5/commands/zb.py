@@ -479,8 +479,11 @@ def doctor(path: Path) -> Output:
     findings = diagnose(path)
     bad = any(finding.state == "problem" for finding in findings)
     lines = [(finding.name, finding.line()) for finding in findings]
-    report = {"ok": not bad, "findings": [vars(finding) for finding in findings]}
-    return Output(report, lines, exit_code=UnavailableError.exit_code * bad)
+    return Output(
+        {"ok": not bad, "findings": [vars(finding) for finding in findings]},
+        lines,
+        exit_code=UnavailableError.exit_code * bad,
+    )
 
 
 @zb.command(short_help="Download numbered files over HTTP.")

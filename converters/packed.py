@@ -107,8 +107,7 @@ def pad(document_lengths: IndexArray, seq_len: int) -> Packing:
     """Give each document a row: longer ones are cropped, shorter ones are padded, empty ones have no row."""
     kept = np.flatnonzero(document_lengths)
     offsets = (np.cumsum(document_lengths) - document_lengths)[kept]
-    lengths = np.minimum(document_lengths[kept], seq_len)
-    return Packing(offsets, lengths, np.arange(len(kept) + 1))
+    return Packing(offsets, np.minimum(document_lengths[kept], seq_len), np.arange(len(kept) + 1))
 
 
 def best_fit(document_lengths: IndexArray, seq_len: int) -> Packing:
@@ -122,8 +121,7 @@ def best_fit(document_lengths: IndexArray, seq_len: int) -> Packing:
         _pack_window(starts[k : k + BUFFER_DOCUMENTS], document_lengths[k : k + BUFFER_DOCUMENTS], seq_len)
         for k in range(0, len(document_lengths), BUFFER_DOCUMENTS)
     ]
-    empty = np.empty(0, np.int64)
-    offsets, lengths, sizes = map(np.concatenate, zip((empty,) * 3, *windows, strict=True))
+    offsets, lengths, sizes = map(np.concatenate, zip((np.empty(0, np.int64),) * 3, *windows, strict=True))
     return Packing(offsets, lengths, np.concatenate([[0], np.cumsum(sizes)]))
 
 

@@ -93,8 +93,7 @@ def write_batch_file(
     group = max(1, GROUP_BYTES // meta.batch_bytes)
     with native.BatchFileWriter(output_path, meta, expected_batches=num_batches, overwrite=overwrite) as writer:
         for start in range(0, num_batches, group):
-            stop = min(start + group, num_batches)
-            records = order.indices(np.arange(start * batch_size, stop * batch_size))
+            records = order.indices(np.arange(start * batch_size, min(start + group, num_batches) * batch_size))
             writer.write(tokens[records].reshape(-1, batch_size, seq_len))
     return num_batches
 

@@ -171,8 +171,7 @@ def map_side_by_side(places: Sequence[Place]) -> TokenArray | None:
     map_memory.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
     failed = ctypes.c_void_p(-1).value
     total = sum(stop - start for _, start, stop in places)
-    anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-    address = map_memory(None, total, PROT_NONE, anonymous, -1, 0)
+    address = map_memory(None, total, PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
     if address == failed:
         return None
     memory = (ctypes.c_ubyte * total).from_address(address)

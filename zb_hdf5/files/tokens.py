@@ -105,8 +105,7 @@ def gather_from(flat: TokenArray, starts: npt.NDArray[np.int64], out: TokenArray
         flat.reshape(-1, length).take(rows, axis=0, out=out, mode="clip")  # "clip": `out` is filled without a buffer
         return
     # what numpy's sliding_window_view returns, in a tenth of its time
-    windows = np.ndarray((len(flat) - length + 1, length), flat.dtype, flat, 0, flat.strides * 2)
-    out[...] = windows[starts]
+    out[...] = np.ndarray((len(flat) - length + 1, length), flat.dtype, flat, 0, flat.strides * 2)[starts]
 
 
 def open_extents(

@@ -277,13 +277,11 @@ class BatchReader:
             narrow = self._filled(number).view(np.int32) if narrow is None else narrow
         else:
             narrow = self._borrow(number).astype(np.int32)
-        tokens: torch.Tensor = from_numpy()(narrow)
-        return tokens
+        return from_numpy()(narrow)
 
     def read_batch_torch(self, index: SupportsIndex) -> torch.Tensor:
         """Return one batch as a new `torch.int64` tensor, shape (B, S). Raises as `read_batch` does."""
-        tokens: torch.Tensor = from_numpy()(self._borrow(self._check(index)).astype(np.int64))
-        return tokens
+        return from_numpy()(self._borrow(self._check(index)).astype(np.int64))
 
     def read_records_torch(self, records: npt.NDArray[np.int64], seq_len: int, dtype: npt.DTypeLike) -> torch.Tensor:
         """Return any records as a new tensor, shape (count, seq_len). For orders over this reader: no check."""
@@ -293,8 +291,7 @@ class BatchReader:
             self.tokens.gather(self._starts_of(records, seq_len), rows)
         else:
             rows = flat.reshape(-1, seq_len).take(records, axis=0, mode="clip")
-        tokens: torch.Tensor = from_numpy()(rows.astype(dtype))
-        return tokens
+        return from_numpy()(rows.astype(dtype))
 
     def read_into(self, index: SupportsIndex, out: TokenArray) -> None:
         """Fill the caller's buffer with one batch, without an intermediate array where the dtype is the stored one.
@@ -607,7 +604,7 @@ class BatchReader:
 
 
 @cache
-def from_numpy() -> Any:
+def from_numpy() -> Callable[[Any], torch.Tensor]:
     """Import torch when it is first needed; an import statement would cost a fiftieth of each read."""
     import torch
 

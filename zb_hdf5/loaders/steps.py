@@ -313,8 +313,7 @@ class WholeBatches:
         batch = views[index] if views is not None else None if plain is None else self._filled(plain, index)
         if batch is None or (crc32 is not None and crc32_of(batch) != crc32(index)):
             return self._read(number)
-        tokens: torch.Tensor = from_numpy()(batch if self._is_view else batch.astype(self._dtype))
-        return tokens
+        return from_numpy()(batch if self._is_view else batch.astype(self._dtype))
 
     def _meet(self, file: int, number: int) -> Met:
         """Open a file of which a batch is about to be read, and ask for its size."""

@@ -142,8 +142,7 @@ class DocumentFile(ABC):
             block.ids.append(id_bytes(values[0], f"{where}: column {self.id_column!r}"))
             values = values[1:]
         if self.metadata_columns:
-            known = dict(zip(self.metadata_columns, values, strict=True))
-            block.metadata.append(metadata_bytes(known, where))
+            block.metadata.append(metadata_bytes(dict(zip(self.metadata_columns, values, strict=True)), where))
 
 
 class ParquetFile(DocumentFile):

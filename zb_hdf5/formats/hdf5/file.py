@@ -168,8 +168,7 @@ def _follow(group: Any, path: Path, name: str, soft_links: int = 16) -> Any:
         if link is None:
             return None
         if isinstance(link, h5py.SoftLink) and soft_links:
-            start = group.file if link.path.startswith("/") else group
-            group = _follow(start, path, link.path, soft_links - 1)
+            group = _follow(group.file if link.path.startswith("/") else group, path, link.path, soft_links - 1)
         elif isinstance(link, h5py.HardLink):
             group = group[part]
         else:
@@ -397,8 +396,7 @@ def chunk_runs(stored: h5py.Dataset) -> tuple[Run, ...]:
     offsets = chunk_offsets(stored)
     if (offsets < 0).any():
         return ()
-    chunk_bytes = int(np.prod(stored.chunks)) * stored.dtype.itemsize
-    return tuple(Extents.from_offsets(offsets, chunk_bytes).runs)
+    return tuple(Extents.from_offsets(offsets, int(np.prod(stored.chunks)) * stored.dtype.itemsize).runs)
 
 
 def codec_of(stored: h5py.Dataset) -> str | None:

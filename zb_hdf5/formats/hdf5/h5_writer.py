@@ -337,8 +337,7 @@ class HDF5Writer(TokenWriter):
             if self._encode is not None:
                 self._main.write(first, tokens)
                 return
-        offsets = self._main.offsets[first : first + len(tokens)]
-        extents = Extents.from_offsets(offsets, self._main.chunk_bytes)
+        extents = Extents.from_offsets(self._main.offsets[first : first + len(tokens)], self._main.chunk_bytes)
         for offset, part in extents.places_of_tokens(0, tokens.reshape(-1)):
             write_fully(self._file.fd, part, offset)
 

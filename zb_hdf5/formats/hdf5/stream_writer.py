@@ -273,8 +273,7 @@ class HDF5ShardWriter(HDF5Writer):
             self._main.waiting += crc32
         with self._hdf5():
             self._offsets.append(ends[:whole])
-        documents = self._offsets.count - 1
-        marker = {"document_count": documents, "max_token": self.max_token, "token_count": stop}
+        marker = {"document_count": self._offsets.count - 1, "max_token": self.max_token, "token_count": stop}
         self._commit_chunks(self._buffers[""].nbytes, marker)
         self._crc32.extend(crc32)
         self._buffered, self._ends = 0, [ends[whole:]]

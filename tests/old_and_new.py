@@ -1,6 +1,6 @@
 """Compares two builds: the same sources and options must give the same batches, states and messages.
 
-    python tests/old_and_new.py compare --old CHECKOUT_OR_WHEEL    # each case in both builds; exit code 1: some differ
+    python tests/old_and_new.py compare --old CHECKOUT             # each case in both builds; exit code 1: some differ
     python tests/old_and_new.py states > tests/data/states.json    # golden states, and the batches that follow them
 
 Each build runs in a process of its own and writes its own stores from the same sources. The new build then resumes the
@@ -18,7 +18,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -311,18 +310,6 @@ def result_of(make: Make, sources: Path, stores: Path, state: dict[str, Any] | N
 
 
 # --- running -----------------------------------------------------------------------------------------------------
-@contextlib.contextmanager
-def build_at(path: Path) -> Iterator[Path]:
-    """Give a folder for `PYTHONPATH`: a checkout, or an unpacked wheel."""
-    if path.is_dir():
-        yield path
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        with zipfile.ZipFile(path) as wheel:
-            wheel.extractall(folder)
-        yield Path(folder)
-
-
 def run(build: Path, task: str, *arguments: object) -> str:
     """Run a task of this file with the build at a path; return what it prints."""
     environment = {**os.environ, "PYTHONPATH": str(build), "PYTHONWARNINGS": "ignore"}
@@ -410,12 +397,12 @@ def main(arguments: list[str]) -> int:
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=["compare", *tasks])
-    parser.add_argument("--old", type=Path, required=True, help="a checkout or a wheel of the old build")
+    parser.add_argument("--old", type=Path, required=True, help="a checkout of the old build")
     parser.add_argument("--new", type=Path, default=HERE.parents[1], help="of the new one; by default this checkout")
     parser.add_argument("--only", default="*", help="a pattern of cases, such as 'h5/*'")
     options = parser.parse_args(arguments)
-    with build_at(options.old) as old, build_at(options.new) as new, tempfile.TemporaryDirectory() as work:
-        return int(compare(old, new, Path(work), options.only) > 0)
+    with tempfile.TemporaryDirectory() as work:
+        return int(compare(options.old, options.new, Path(work), options.only) > 0)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from train_gpt import GPT, document_mask
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from zb_hdf5 import DocumentLoader, HDF5ShardWriter, load_tokenizer, train_tokenizer
-from zb_hdf5.text.tokenizers import token_dtype
 
 Messages = list[dict[str, str]]
 #: ChatML. The model learns to write the text between `generation` and `endgeneration`.
@@ -78,7 +77,7 @@ def write_documents(conversations: list[Messages], folder: Path, path: Path) -> 
     tokenizer, ours = AutoTokenizer.from_pretrained(folder), load_tokenizer(f"hf:{folder / 'tokenizer.json'}")
     with HDF5ShardWriter(
         path,
-        dtype=token_dtype(ours),
+        dtype="uint16" if ours.vocab_size <= 2**16 else "uint32",
         vocab_size=ours.vocab_size,
         tokenizer=json.dumps(ours.description),
         fields={"loss_mask": "u1"},

@@ -110,6 +110,11 @@ def test_a_position_behind_the_epoch_is_refused(shuffle, position, stores):
         assert len(list(loader)) == N
 
 
+def test_a_fingerprint_too_long_to_show_is_refused(stores):
+    with zb_hdf5.Loader(stores / "stream.h5", batch_size=B, seq_len=S, **ALONE) as loader:
+        assert not load(loader, {**loader.state_dict(), "fingerprint": 10**5000})
+
+
 @pytest.mark.parametrize("world_size", [1, 4, N + 3])
 def test_records_that_fill_up_the_last_step_are_not_counted(world_size, stores):
     """So the end of an epoch is one position, on any number of ranks."""

@@ -352,7 +352,7 @@ def windows_of(fingerprint: object) -> tuple[int, int, int]:
     """Return batch size, sequence length and overlap of the windows that have this fingerprint."""
     found = _WINDOWS.search(fingerprint) if isinstance(fingerprint, str) else None
     if found is None:
-        raise ArgumentError(f"expected the fingerprint of windows of a token stream, found {fingerprint!r}")
+        raise ArgumentError("expected the fingerprint of windows of a token stream, found another one")
     batch_size, seq_len, overlap = map(int, found.groups())
     return batch_size, seq_len, overlap
 

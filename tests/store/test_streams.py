@@ -21,7 +21,7 @@ from processes import running, started
 
 import zb_hdf5.formats.npy
 from examples import examples
-from zb_hdf5 import HDF5ShardWriter, Loader, MmapTokenStore, ShardIndex, errors, open_reader, verify_store
+from zb_hdf5 import HDF5ShardWriter, Loader, MmapTokenStore, ShardIndex, errors, open_reader, open_writer, verify_store
 from zb_hdf5.compat import DatasetLoader, SlidingWindowDataloader
 from zb_hdf5.formats.registry import open_chunks
 from zb_hdf5.loaders.order import SHUFFLES
@@ -633,3 +633,13 @@ def test_hints_name_the_bytes_that_will_be_read(name, tmp_path, monkeypatch):
             reader.will_need(index, count)
             first = index * 1024
             np.testing.assert_array_equal(np.concatenate(hinted), tokens[first : first + count * 1024 + 1])
+
+
+def test_batches_with_padding_between_them_are_announced_together(tmp_path, monkeypatch):
+    with open_writer(tmp_path / "x.batch", batch_size=4, seq_len=1000) as writer:
+        writer.write(np.zeros((20, 4, 1000), np.uint32))
+    announced = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, offset, length, advice: announced.append((offset, length)))
+    with open_reader(tmp_path / "x.batch") as reader:
+        reader.will_need(2, 16)
+        assert announced == [(4096 + 2 * reader.padded_batch_bytes, 15 * reader.padded_batch_bytes + 16_000)]

@@ -107,12 +107,12 @@ class Crc32Rows:
 
     def all(self, *others: Range) -> npt.NDArray[np.uint32]:
         """Return all rows; `others` are ranges of the file of placed rows, which are read at the same time."""
-        if self._rows is None:
+        if self._rows is None or others:
             self._rows = self._read(*others)
         return self._rows
 
     def look_up(self) -> Callable[[int], int]:
-        """Return what returns the crc32 of a unit."""
+        """Return a function from the number of a unit to its crc32."""
         return (self.all() if self._rows is None else self._rows).item
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -126,10 +126,10 @@ def placed_rows(file: Ranges, runs: tuple[Run, ...], num_rows: int) -> Crc32Rows
 
 def _read_placed(file: Ranges, runs: tuple[Run, ...], num_rows: int, *others: Range) -> npt.NDArray[np.uint32]:
     extents = Extents(runs, 4 * CRC32_CHUNK_ROWS)
-    data = file.flat() if num_rows and not others and len(extents.byte_ranges) == 1 else None
-    base = extents.runs[0].base if data is not None else 0
-    if data is not None and base + 4 * num_rows <= len(data):
-        return data[base : base + 4 * num_rows].view("<u4")
+    if num_rows and not others and len(extents.byte_ranges) == 1 and (data := file.flat()) is not None:
+        stored = data[extents.runs[0].base :][: 4 * num_rows]
+        if len(stored) == 4 * num_rows:
+            return stored.view("<u4")
     rows = np.empty(num_rows, "<u4")
     file.read_ranges([*others, *extents.places_of_tokens(0, rows)])
     return rows

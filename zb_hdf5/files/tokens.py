@@ -143,10 +143,8 @@ class FileTokens(Tokens):
         self.name, self.access = file.name, file.access
         self.wait = Wait.FAR if isinstance(file, RemoteObject) else Wait.LOCAL
         self.look_up: Callable[[], Callable[[int], int]] | None = None  # see `Crc32Rows`; None: reads are not compared
-        self._views: tuple[list[TokenArray] | None, list[TokenArray] | None] = (
-            None,
-            None,
-        )  # not yet; read-only, private
+        #: Views of the units, read-only and private; None: not mapped yet.
+        self._views: tuple[list[TokenArray] | None, list[TokenArray] | None] = (None, None)
         self._flat: TokenArray | None = None
         self._read_before: TokenRun | None = None
         if isinstance(file, RemoteObject):
@@ -260,9 +258,7 @@ class FileTokens(Tokens):
         page = bytearray(1)
         try:
             for start in starts.tolist():
-                index, token = divmod(start, self.unit)
-                offset = self.extents.offset(index) + token * self.dtype.itemsize
-                if os.preadv(self.file.fd, (page,), offset, os.RWF_NOWAIT) != 1:
+                if os.preadv(self.file.fd, (page,), self._offset(start), os.RWF_NOWAIT) != 1:
                     return False
         except OSError as error:  # it would wait, or cannot answer
             return error.errno == errno.EOPNOTSUPP and in_memory(self.file.fd)
@@ -271,10 +267,20 @@ class FileTokens(Tokens):
         return True
 
     def will_need(self, start: int, stop: int) -> None:
-        count = min(stop, self.num_tokens) - start if self.wait is Wait.LOCAL else 0
-        tokens = np.broadcast_to(np.empty((), self.dtype), max(0, count))  # it has a length, and takes no memory
-        for offset, part in self.extents.places_of_tokens(start, tokens):
-            os.posix_fadvise(self.file.fd, offset, part.nbytes, os.POSIX_FADV_WILLNEED)
+        batch_bytes = self.extents.batch_bytes
+        while start < stop and self.wait is Wait.LOCAL:
+            number, within = self.extents.locate(start // self.unit)
+            _, stride, num_units = self.extents.runs[number]
+            # units with padding between them are announced together: a call for each takes four times as long
+            together = num_units - within if batch_bytes <= stride < 2 * batch_bytes else 1
+            end = min(stop, (start // self.unit + together) * self.unit)
+            offset, last = self._offset(start), self._offset(end - 1)
+            os.posix_fadvise(self.file.fd, offset, last + self.dtype.itemsize - offset, os.POSIX_FADV_WILLNEED)
+            start = end
+
+    def _offset(self, position: int) -> int:
+        index, within = divmod(position, self.unit)
+        return self.extents.offset(index) + within * self.dtype.itemsize
 
     def close(self) -> None:
         self._views, self._flat = (None, None), None

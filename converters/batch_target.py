@@ -48,13 +48,7 @@ from zb_hdf5.converters.shard import (
     with_largest_token,
     write_shard,
 )
-from zb_hdf5.converters.shuffle import (
-    UNSHUFFLED,
-    Shuffle,
-    choose_shuffle,
-    scatter_path,
-    scattered,
-)
+from zb_hdf5.converters.shuffle import UNSHUFFLED, Shuffle, choose_shuffle, scatter_path, scattered
 from zb_hdf5.converters.source import MAX_TOKEN, Source, read_groups
 from zb_hdf5.documents.document_table import DocumentPart, check_documents
 from zb_hdf5.documents.table_file import copy_table

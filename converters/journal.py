@@ -244,7 +244,7 @@ class Journal:
             raise
 
     def _recorded(self, resume: bool) -> dict[int, Finished]:
-        """Return what earlier runs have recorded, whichever job."""
+        """Return the records of earlier runs of all jobs."""
         folder = self._folder.partial_path
         if journal_paths(folder):
             self._folder.keep()

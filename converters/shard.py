@@ -13,14 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5 import (
-    BatchWriter,
-    ChecksumError,
-    ConvertError,
-    ShardEntry,
-    StoreMeta,
-    open_reader,
-)
+from zb_hdf5 import BatchWriter, ChecksumError, ConvertError, ShardEntry, StoreMeta, open_reader
 from zb_hdf5.console import format_bytes
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.engines import Progress, no_progress

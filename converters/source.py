@@ -91,7 +91,7 @@ def batches_of(records: int, meta: StoreMeta, remainder: str, noun: str = "recor
 
 
 class SourceShard(NamedTuple):
-    """A shard of a source, and of what it becomes."""
+    """A shard of a source, and of the store that is made of it."""
 
     num_batches: int
     split: str = DEFAULT_SPLIT
@@ -141,11 +141,11 @@ class Source(ABC):
 
     def read_records(self, first: int, rows: TokenArray) -> None:
         """Fill `rows`, shape `(count, S)` of the stored dtype, with consecutive records, if it has an `order`."""
-        raise NotImplementedError
+        raise ConvertError(f"{self.paths[0]}: its records have no order")
 
     def probe(self, record: int) -> float | None:
         """Return how many seconds a read of a source record took, or None if it came from the page cache."""
-        raise NotImplementedError
+        raise ConvertError(f"{self.paths[0]}: its records have no order")
 
     def file_of(self, start: int, stop: int) -> tuple[Path | None, str | None]:
         """Return the one file that holds exactly these batches, and their digest; None where there is none."""

@@ -20,7 +20,7 @@ FIELDS = {"mask": "u1", "vector": ("f4", (2,)), "mark": "S1", "both": [("x", "u1
 
 
 class Packed(NamedTuple):
-    """A file of batches, and what it holds."""
+    """A file of batches, and its content."""
 
     path: Path
     cells: list[list[tuple[int, int, int]]]  # (token, document, place in it) of each column; padding is of document -1

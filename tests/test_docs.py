@@ -199,7 +199,7 @@ def test_python_examples_run(page, tmp_path, monkeypatch):
 
 
 EXAMPLE = re.compile(r"```python\n(.*?)```", re.DOTALL)
-#: What an example takes from its reader.
+#: The names that an example takes from its reader.
 GIVEN = """from collections.abc import Iterator
 from typing import Any
 

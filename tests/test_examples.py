@@ -255,7 +255,7 @@ def chats(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finetuned(chats):
-    """Return the folder of a run, and what it printed."""
+    """Return the folder of a run, and its output."""
     out = chats[0].parent / "run"
     return out, finetune("--data", chats[0], "--out", out)
 

@@ -30,7 +30,7 @@ class Slurm:
         self.work = Path()
 
     def run(self, *command: str | Path) -> str:
-        """Run a command to its end; return what it printed."""
+        """Run a command to its end; return its output."""
         how = {"cwd": self.work, "env": self.environment, "timeout": PATIENCE_S}
         done = subprocess.run([*map(str, command)], capture_output=True, text=True, **how)
         assert done.returncode == 0, f"{command}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"

@@ -145,7 +145,7 @@ def test_a_node_dies(own_cluster, expected):
 
 
 # --- training ----------------------------------------------------------------------------------------------------
-#: A training loop of some steps, or to the end of the epoch; it says what each task has read.
+#: A training loop of some steps, or to the end of the epoch; it prints the records that each task has read.
 LOOP = """
 import itertools, json, pathlib, sys
 import numpy as np

@@ -1,4 +1,4 @@
-"""The helps of all commands: their examples run as printed, and what they report."""
+"""The helps of all commands: their examples run as printed, and print reports."""
 
 import json
 import shlex

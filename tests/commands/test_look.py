@@ -1,4 +1,4 @@
-"""`zb show` and `zb report`: what they say is so, and nothing in the data can harm the terminal or the page.
+"""`zb show` and `zb report`: their facts are right, and no data can harm the terminal or the page.
 
 Each cell of a row has the document, the place in it, the fields and the span of its source token; statistics are
 compared with counts that are made one token and one document after the other.
@@ -423,7 +423,7 @@ def cells_of(row):
 
 
 def expected_cells(packed, row):
-    """Return the same from what was written."""
+    """Return the same from the written documents."""
     return [
         (token, of, place, *(value for start, stop, value in packed.spans.get(of, []) if start <= place < stop))
         for token, of, place in packed.cells[row]

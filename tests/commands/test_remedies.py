@@ -40,7 +40,7 @@ def test_what_to_type_takes_the_place_of_the_words_but_not_in_a_quoted_error():
         assert "s3://" not in message
         assert message.endswith(" COPY', where COPY is it, copied to this machine")
     assert "'zb verify s3://b/t'" in message_of(FormatError("x", remedy=Remedy.VERIFY, at="s3://b/t"))
-    # nobody knows the path of an error that another one quotes
+    # an error that another one quotes has no path
     error = FormatError(f"x: {FormatError('y: bad', remedy=Remedy.VERIFY, at='y')}")
     assert message_of(error) == str(error)
     error = ZbError("a: b")

@@ -425,7 +425,7 @@ def wait_for_end_of(session):
 
 
 def run_to_the_end(*arguments, code=0, **options):
-    """Return what a conversion in a process of its own prints to stderr."""
+    """Return the errors that a conversion prints, run in a process of its own."""
     with begun(*arguments, **options) as process:
         _, err = process.communicate(timeout=100)
     assert process.returncode == code, err

@@ -48,7 +48,7 @@ class Numbered(Source):
         self.records = records
 
     def read_into(self, start, out):
-        raise NotImplementedError
+        raise AssertionError("records are read one by one")
 
     def read_records(self, first, rows):
         rows[...] = self.records[first : first + len(rows)]

@@ -174,7 +174,7 @@ SLOW = {"crc32 of batch 4,097", "group over an extension", "padded", "extended w
 
 
 def opened(path, has_fields):
-    """Open what a kill has left; only as a broken file it shows its fields."""
+    """Open the file that a kill has left: as a broken file, for its fields."""
     return FORMATS["hdf5"].open_broken(path).reader if has_fields else open_reader(path)
 
 

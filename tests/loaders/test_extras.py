@@ -308,7 +308,7 @@ def require_little_memory(store, **how):
     """Compare what Python and numpy allocate for a loader and an epoch with an offset for each document."""
     how |= {"rank": 0, "world_size": 1, "prefetch": 0, "documents": ("cu_seqlens", "documents")}
     with Loader(store, **how) as warm:
-        warm.get_batch()  # what is loaded once
+        warm.get_batch()  # modules are loaded once
     tracemalloc.start()
     try:
         with Loader(store, **how) as loader:

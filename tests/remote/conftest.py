@@ -204,7 +204,7 @@ def served(www):
 
 @pytest.fixture
 def web(served, www, proxies):
-    """Return the proxy: what lies in its folder is served at its url."""
+    """Return the proxy, which serves the files of its folder at its url."""
     proxies[0].reset(www[1])
     proxies[0].folder = served.folder
     return proxies[0]

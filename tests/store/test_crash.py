@@ -23,7 +23,7 @@ from zb_hdf5.files.publishing import PartialDirectory, PartialFile
 B, S = 32, 64  # a batch of uint16 is one page
 SHAPE = ("--batch-size", B, "--seq-len", S, "--no-shuffle", "--quiet")
 TARGETS = ["out.h5", "out.batch", "out-h5", "out-batch"]  # two files, two folders
-#: What a stopped conversion leaves for --resume.
+#: The files that a stopped conversion leaves for --resume.
 PARTS = {"out-h5.partial", "out-batch.partial"}
 CODES = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}
 LONGEST = (pytest.mark.slow, pytest.mark.longest)

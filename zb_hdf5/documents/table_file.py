@@ -20,14 +20,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.documents.document import (
-    NO_SOURCE,
-    TEXT_COLUMNS,
-    DocumentRows,
-    EncodeAll,
-    TableInfo,
-    first_refused,
-)
+from zb_hdf5.documents.document import NO_SOURCE, TEXT_COLUMNS, DocumentRows, EncodeAll, TableInfo, first_refused
 from zb_hdf5.documents.pieces import Pieces, ends_of, pieces_path, ranges
 from zb_hdf5.errors import ArgumentError, ChecksumError, ConvertError, FormatError, IncompleteError, Remedy
 from zb_hdf5.files.checked import crc32_of

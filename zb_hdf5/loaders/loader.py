@@ -17,13 +17,7 @@ from zb_hdf5.errors import ArgumentError, Remedy, StateError, UnavailableError
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.order import Skip, StepPlan, checked_skip, make_order, require_positive, resolve_rank
-from zb_hdf5.loaders.protocol import (
-    MAX_COUNT,
-    STATE_VERSION,
-    EpochLoader,
-    masked_numbers,
-    with_positions,
-)
+from zb_hdf5.loaders.protocol import MAX_COUNT, STATE_VERSION, EpochLoader, masked_numbers, with_positions
 from zb_hdf5.loaders.steps import StepReader, cuda_device
 from zb_hdf5.spec import DEFAULT_SPLIT, LIVE_PREFIX
 from zb_hdf5.store.opening import open_for_loader

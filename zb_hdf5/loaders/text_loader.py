@@ -189,7 +189,7 @@ class TextLoader(TokenLoader[Any]):
         return (((tokens[:-1].view(shape), tokens[1:].view(shape)), place) for tokens, place in made)
 
     def _batches_from(self, place: Place, tokens: int, overlap: int) -> Iterator[tuple[npt.NDArray[np.uint32], Place]]:
-        """Return what `_cut` yields from a place on; `StateError` if there is no such place."""
+        """Return the runs of `_cut` from a place on; `StateError` if there is no such place."""
         documents = self._documents(place)
         first, encoded = next(documents)
         if place.token and (first._replace(token=place.token) != place or place.token >= len(encoded)):

@@ -87,7 +87,7 @@ class CachedColumn:
             os.ftruncate(self._fd, size)
 
     def look_up(self) -> Callable[[int], int]:
-        """Return what returns the crc32 of a unit, -1 where it is absent; now, if so many marks are soon read."""
+        """Return a function from a unit to its crc32, -1 where it is absent; it reads many marks at once, now."""
         if self._num_units > MARKS_AT_ONCE:
             return self.__getitem__
         size = self._num_units * MARK_BYTES

@@ -62,7 +62,7 @@ from zb_hdf5.spec import (
     stored_dtype,
 )
 
-#: Key of `shards` -> the type of each element of its array; and what gives their values for an entry.
+#: Key of `shards` -> the type of each element of its array; and the source of its values in an entry.
 _SHARD_KINDS: Final = {key: kind for key, (_, kind) in INDEX_SHARD_KEYS.items()}
 _FACTS: Final = attrgetter(*(name for name, _ in INDEX_SHARD_KEYS.values()))
 #: Section of the index -> attribute of an entry, and the row of a shard that has none.

@@ -372,7 +372,7 @@ def _values(tokens: Tokens, start: int, stop: int) -> TokenArray:
 
 
 def _examined(reader: BatchReader, stored: npt.NDArray[np.uint32] | None) -> tuple[list[int], set[int], str]:
-    """Return the crc32 of each chunk, those that are bad or cannot be read, and the sha256 of what was read."""
+    """Return the crc32 of each chunk, those that are bad or cannot be read, and the sha256 of all that was readable."""
     crc32, bad, sha256, size = list[int](), set[int](), hashlib.sha256(), reader.meta.batch_tokens
     for number in range(reader.num_batches):
         try:

@@ -17,14 +17,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import (
-    ArgumentError,
-    ChecksumError,
-    FormatError,
-    IncompleteError,
-    Remedy,
-    UnverifiableError,
-)
+from zb_hdf5.errors import ArgumentError, ChecksumError, FormatError, IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.files.checked import VERIFIED, Crc32Rows, checked, crc32_of, placed_rows
 from zb_hdf5.files.codecs import CodedChunks, Decoded, read_extents
 from zb_hdf5.files.objects import RemoteObject

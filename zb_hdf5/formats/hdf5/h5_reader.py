@@ -25,14 +25,7 @@ from zb_hdf5.files.tokens import Tokens, open_extents
 from zb_hdf5.formats.batch_reader import BatchReader, require_options
 from zb_hdf5.formats.hdf5.file import chunk_extents, h5_damage, h5_identity, open_h5_for_reading, require_rows, text_of
 from zb_hdf5.formats.hdf5.inspection import UNFINISHED, H5pyTokens, look_at, read_marker, token_dataset
-from zb_hdf5.spec import (
-    BATCHES_LAYOUT,
-    DOC_OFFSETS,
-    DOCUMENTS_SHA256,
-    STREAM_FORMAT,
-    STREAM_LAYOUT,
-    crc32_column,
-)
+from zb_hdf5.spec import BATCHES_LAYOUT, DOC_OFFSETS, DOCUMENTS_SHA256, STREAM_FORMAT, STREAM_LAYOUT, crc32_column
 
 #: The facts that a dataset of another origin lacks.
 _FOREIGN: Final = "a dataset of another origin has no digests; convert it to a store, which keeps them from then on"

@@ -35,7 +35,7 @@ from zb_hdf5.converters.reports import Done, Report
 from zb_hdf5.converters.shard import COMMIT_BYTES, SHARDS, with_largest_token
 from zb_hdf5.converters.source import Counts, require_pad_id
 from zb_hdf5.documents.document import DocumentRows
-from zb_hdf5.documents.document_table import DocumentTable, documents_path, in_order, part_of
+from zb_hdf5.documents.document_table import DocumentTable, in_order, part_of
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import LockedFolder, PartialDirectory, partial_path, refuse_existing
 from zb_hdf5.spec import (
@@ -46,6 +46,7 @@ from zb_hdf5.spec import (
     SHARD_PREFIX,
     STREAM_LAYOUT,
     bad_token_message,
+    documents_path,
     find_bad_token,
     token_limit,
 )

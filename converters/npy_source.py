@@ -15,19 +15,25 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5 import ConvertError, StoreMeta
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.documents import Choose, DocumentSource, Encoded, Group
-from zb_hdf5.converters.source import REMAINDERS, Counts, Source, batches_of, require_pad_id
-from zb_hdf5.errors import Remedy
+from zb_hdf5.converters.source import Counts, Source, batches_of, require_pad_id
+from zb_hdf5.errors import ConvertError, Remedy
 from zb_hdf5.files.paths import OpenFiles
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.files.ranges import LocalFile
-from zb_hdf5.formats.batch_reader import require_choice
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.loaders.order import write_order
-from zb_hdf5.spec import TokenArray, bad_token_message, find_bad_token, require_integers, stored_dtype, token_limit
+from zb_hdf5.spec import (
+    StoreMeta,
+    TokenArray,
+    bad_token_message,
+    find_bad_token,
+    require_integers,
+    stored_dtype,
+    token_limit,
+)
 
 #: Tokens of a record, where neither the caller nor a 2-D array gives a number.
 DEFAULT_SEQ_LEN: Final = 512
@@ -135,7 +141,6 @@ class NpySource(Source):
         pad_id: int = 0,
         kind: ArrayKind = NPY,
     ) -> None:
-        require_choice("remainder", remainder, REMAINDERS)
         self.paths = kind.expand(paths)
         headers = [kind.read_header(path) for path in self.paths]
         lengths = (shape[1] for shape, *_ in headers if len(shape) == 2 and shape[1])

@@ -22,16 +22,16 @@ from zb_hdf5.converters.journal import WHOLE
 from zb_hdf5.converters.journal import part_of as job_of
 from zb_hdf5.converters.shard import number_of_shards
 from zb_hdf5.converters.source import Counts, Source, SourceShard, batches_of, require_pad_id
-from zb_hdf5.documents.document_table import DocumentFile, documents_name, documents_path, join_documents, part_of
+from zb_hdf5.documents.document_table import DocumentFile, documents_name, join_documents, part_of
 from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, ranges
 from zb_hdf5.documents.table_file import DocumentsWriter
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import disk_errors, scratch_directory
 from zb_hdf5.files.tokens import Converted
 from zb_hdf5.loaders.order import GlobalOrder, Order, SequentialOrder, write_order
-from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_DOCUMENT, SHARD_PREFIX, TokenArray, stored_dtype
-from zb_hdf5.store.opening import open_tokens, stream_format
-from zb_hdf5.store.shards import StoreReader
+from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_DOCUMENT, SHARD_PREFIX, TokenArray, documents_path, stored_dtype
+from zb_hdf5.store.opening import stream_format
+from zb_hdf5.store.shards import StoreReader, open_tokens
 from zb_hdf5.store.verify import require_digests
 
 IndexArray = npt.NDArray[np.int64]

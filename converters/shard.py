@@ -21,13 +21,12 @@ from zb_hdf5.converters.journal import FileState, Finished, Record, digests_of, 
 from zb_hdf5.converters.source import MAX_TOKEN, Source, SourceShard, read_groups
 from zb_hdf5.documents.document import TableInfo
 from zb_hdf5.documents.document_table import write_joined
-from zb_hdf5.documents.pieces import pieces_path
 from zb_hdf5.documents.table_file import PiecesWriter
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.spec import CRC32_SUFFIX, DEFAULT_SPLIT, PIECES_SUFFIX, SHARD_PREFIX
+from zb_hdf5.spec import CRC32_SUFFIX, DEFAULT_SPLIT, PIECES_SUFFIX, SHARD_PREFIX, pieces_path
 
 #: The word for the files in the journal and in messages.
 SHARDS: Final = "shards"

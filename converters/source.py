@@ -15,16 +15,14 @@ from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
 from zb_hdf5.documents.document_table import DocumentPart
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.errors import Remedy
+from zb_hdf5.files.ranges import read_ahead
 from zb_hdf5.formats.batch_reader import GROUP_BYTES
 from zb_hdf5.loaders.order import GlobalOrder
-from zb_hdf5.loaders.steps import read_ahead
 from zb_hdf5.spec import DEFAULT_SPLIT, TokenArray, bad_token_message, token_limit
 from zb_hdf5.text.corpus import Dropped
 
 #: The largest id of a store, in the `source` entry of its index: of no shard, and of no copy before it is written.
 MAX_TOKEN: Final = "max_token"
-#: The choices for records that do not fill the last batch.
-REMAINDERS: Final = ("drop", "pad", "error")
 #: Groups of batches on their way: one is read, one is written, and the sha256 of one is still to come.
 GROUPS: Final = 3
 

@@ -17,12 +17,12 @@ import numpy as np
 from zb_hdf5 import ArgumentError, ConvertError, IncompleteError, open_reader
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.source import MAX_TOKEN, Counts, Source, SourceShard, batches_of
-from zb_hdf5.documents.document_table import documents_name, documents_path, part_of
+from zb_hdf5.documents.document_table import documents_name, part_of
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.paths import any_path
-from zb_hdf5.spec import NO_CODEC, TokenArray, find_bad_token, stored_dtype
+from zb_hdf5.spec import NO_CODEC, TokenArray, documents_path, find_bad_token, stored_dtype
 from zb_hdf5.store.opening import is_stream
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.verify import require_digests

@@ -11,7 +11,7 @@ import pytest
 from zb_hdf5 import BatchWriter, TokenLoader, errors, open_reader
 from zb_hdf5.formats.batch_writer import ShardInfo
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.loaders.protocol import STATE_VERSION
+from zb_hdf5.loaders.state import STATE_VERSION
 
 #: The kinds of the states of all loaders, and of the data set of a `Loader` and its sampler.
 KINDS = ("loader", "mixture", "text", "documents", "batches", "steps")

@@ -39,8 +39,8 @@ if TYPE_CHECKING:  # the one table of public names: type checkers read it here, 
     from zb_hdf5.loaders.document_loader import DocumentLoader as DocumentLoader
     from zb_hdf5.loaders.loader import FollowingLoader as FollowingLoader
     from zb_hdf5.loaders.loader import Loader as Loader
+    from zb_hdf5.loaders.loader import TokenLoader as TokenLoader
     from zb_hdf5.loaders.mixture import MixedLoader as MixedLoader
-    from zb_hdf5.loaders.protocol import TokenLoader as TokenLoader
     from zb_hdf5.loaders.text_loader import TextLoader as TextLoader
     from zb_hdf5.spec import StoreMeta as StoreMeta
     from zb_hdf5.store.index import ShardEntry as ShardEntry

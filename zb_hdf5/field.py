@@ -146,30 +146,3 @@ def _field_of(name: str, described: npt.DTypeLike) -> Field:
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"field {name}: expected a dtype, found {described!r}") from error
     return Field(name, dtype.base, dtype.shape)
-
-
-def split_tokens(
-    tokens: npt.ArrayLike, fields: Mapping[str, npt.ArrayLike] | npt.NDArray[Any] | None
-) -> tuple[npt.NDArray[Any], Mapping[str, npt.ArrayLike] | npt.NDArray[Any] | None]:
-    """Return tokens and fields; a structured array with a field "token" has both."""
-    found = np.asarray(tokens)
-    if fields is not None or TOKEN not in (found.dtype.names or ()):
-        return found, fields
-    return found[TOKEN], {name: found[name] for name in found.dtype.names or () if name != TOKEN}
-
-
-def field_values(
-    values: Mapping[str, npt.ArrayLike] | npt.NDArray[Any] | None, fields: tuple[Field, ...], what: object
-) -> dict[str, npt.ArrayLike]:
-    """Return name -> values of exactly these fields, from a dict of arrays or a structured array."""
-    found: dict[str, npt.ArrayLike] = {}
-    if isinstance(values, np.ndarray) and values.dtype.names:
-        found = {name: values[name] for name in values.dtype.names}
-    elif isinstance(values, Mapping):
-        found = dict(values)
-    elif values is not None:
-        raise ArgumentError(f"{what}: expected a dict of arrays or a structured array, found {type(values).__name__}")
-    expected = [field.name for field in fields]
-    if set(found) != set(expected):
-        raise ArgumentError(f"{what}: expected the fields {expected or 'none'}, found {sorted(found) or 'none'}")
-    return found

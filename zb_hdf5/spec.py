@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -238,6 +239,24 @@ TABLES_ATTRIBUTES: Final = ("format", "format_version", "creator", "kind", "sha2
 TABLES_KIND_ATTRIBUTES: Final = {
     PIECES: ("seq_len", "split", "tokens_sha256"), DOCUMENTS: ("split", "spans_codec", "tokens_sha256")
 }  # fmt: skip
+
+
+# --- sidecars of a file ---------------------------------------------------------------------------------------
+
+
+def crc32_path(path: Path) -> Path:
+    """Return the path of the crc32 sidecar of a `.batch` file."""
+    return path.with_name(path.name + CRC32_SUFFIX)
+
+
+def pieces_path(path: Path) -> Path:
+    """Return the path of the table of the pieces of a file of batches."""
+    return path.with_name(path.name + PIECES_SUFFIX)
+
+
+def documents_path(path: Path) -> Path:
+    """Return the path of the documents of a lone file or a stream."""
+    return path.with_name(path.name + DOCUMENTS_SUFFIX)
 
 
 # --- the description of a store --------------------------------------------------------------------------------

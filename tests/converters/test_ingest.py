@@ -30,10 +30,9 @@ from zb_hdf5.converters.packed import PACKINGS, PackedSource, best_fit, concat, 
 from zb_hdf5.converters.reports import Done
 from zb_hdf5.converters.run import convert as run_conversion
 from zb_hdf5.converters.run import run as run_one
-from zb_hdf5.documents.document_table import documents_path
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.loaders.order import write_order
-from zb_hdf5.spec import NOT_KNOWN
+from zb_hdf5.spec import NOT_KNOWN, documents_path
 from zb_hdf5.store.streams import index_files, rebuild_index
 from zb_hdf5.text.corpus import open_documents
 

@@ -23,8 +23,8 @@ from zb_hdf5.converters import run as pipe
 from zb_hdf5.converters.batch_target import merge_parts
 from zb_hdf5.converters.cli import convert as command
 from zb_hdf5.converters.engines import open_engine
-from zb_hdf5.documents.document_table import documents_path
 from zb_hdf5.errors import ConvertError
+from zb_hdf5.spec import documents_path
 from zb_hdf5.store.streams import index_files
 from zb_hdf5.store.verify import verify_store
 

@@ -24,8 +24,8 @@ from zb_hdf5 import BackendError, BatchIndexError, ChecksumError, FormatError, o
 from zb_hdf5.documents import document_table
 from zb_hdf5.documents import table_file as tables_module
 from zb_hdf5.documents.document import DocumentRows, decoder, encoder
-from zb_hdf5.documents.document_table import DocumentFile, DocumentPart, DocumentTable, documents_path, join_documents
-from zb_hdf5.documents.pieces import Pieces, pieces_path
+from zb_hdf5.documents.document_table import DocumentFile, DocumentPart, DocumentTable, join_documents
+from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.documents.table_file import (
     DocumentsWriter,
     PiecesFile,
@@ -37,7 +37,15 @@ from zb_hdf5.documents.table_file import (
 )
 from zb_hdf5.errors import ArgumentError, ConvertError, IncompleteError, UnavailableError
 from zb_hdf5.files.ranges import LocalFile
-from zb_hdf5.spec import DOCUMENTS, NO_DOCUMENT, PIECES, TABLES_ATTRIBUTES, TABLES_KIND_ATTRIBUTES
+from zb_hdf5.spec import (
+    DOCUMENTS,
+    NO_DOCUMENT,
+    PIECES,
+    TABLES_ATTRIBUTES,
+    TABLES_KIND_ATTRIBUTES,
+    documents_path,
+    pieces_path,
+)
 
 FACTS = {"seq_len": 8, "split": "train", "tokens_sha256": ""}
 

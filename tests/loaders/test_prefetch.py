@@ -15,8 +15,8 @@ from contract import is_refused
 from processes import python
 
 from zb_hdf5 import IncompleteError, Loader, open_reader
-from zb_hdf5.files.ranges import in_memory
-from zb_hdf5.loaders.steps import HINTED_TOGETHER, hint_ahead, read_ahead
+from zb_hdf5.files.ranges import in_memory, read_ahead
+from zb_hdf5.loaders.steps import HINTED_TOGETHER, hint_ahead
 
 ALONE = {"rank": 0, "world_size": 1}
 TOKENS = np.random.default_rng(6).integers(0, 50_000, (60, 4, 32), dtype=np.uint32)

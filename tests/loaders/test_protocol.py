@@ -14,7 +14,7 @@ from contract import KINDS, assert_same, check_fields_of_a_state, check_loader, 
 import zb_hdf5
 import zb_hdf5.loaders.mixture
 from zb_hdf5.compat import tokenizing_distributed_data_loader
-from zb_hdf5.loaders.protocol import STATE_VERSION
+from zb_hdf5.loaders.state import STATE_VERSION
 
 ALONE = {"rank": 0, "world_size": 1}
 RANK = {"rank": 1, "world_size": 2}

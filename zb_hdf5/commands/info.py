@@ -22,8 +22,8 @@ from zb_hdf5.files.ranges import Extents, network_file_system
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT
 from zb_hdf5.store.index import ShardIndex, find_index
-from zb_hdf5.store.opening import is_stream, open_reader, open_tokens
-from zb_hdf5.store.shards import StoreReader
+from zb_hdf5.store.opening import is_stream, open_reader
+from zb_hdf5.store.shards import StoreReader, open_tokens
 from zb_hdf5.store.verify import Outcome, ShardReport
 from zb_hdf5.text.tokenizers import tokenizer_named
 

@@ -22,7 +22,8 @@ from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.order import GlobalOrder, IndexArray
 from zb_hdf5.spec import INDEX_NAME, NO_DOCUMENT, TokenArray
-from zb_hdf5.store.opening import is_stream, open_reader, open_tokens
+from zb_hdf5.store.opening import is_stream, open_reader
+from zb_hdf5.store.shards import open_tokens
 from zb_hdf5.text.corpus import row_of_source
 from zb_hdf5.text.tokenizers import NEWLINE, Tokenizer, readable, readable_runs, tokenizer_of
 

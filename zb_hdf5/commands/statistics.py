@@ -20,8 +20,8 @@ from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import TokenArray
-from zb_hdf5.store.opening import is_stream, open_reader, open_tokens
-from zb_hdf5.store.shards import StoreReader
+from zb_hdf5.store.opening import is_stream, open_reader
+from zb_hdf5.store.shards import StoreReader, open_tokens
 
 Counts = npt.NDArray[np.int64]
 

@@ -28,7 +28,7 @@ from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.mixture import MixedLoader
 from zb_hdf5.loaders.order import IndexArray
-from zb_hdf5.loaders.protocol import MAX_COUNT, require_kind
+from zb_hdf5.loaders.state import MAX_COUNT, require_kind
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.store.opening import is_stream, open_reader
 from zb_hdf5.store.shards import StoreReader, windows_of

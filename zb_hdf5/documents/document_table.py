@@ -38,8 +38,8 @@ from zb_hdf5.spec import (
     DOCUMENTS,
     DOCUMENTS_PREFIX,
     DOCUMENTS_STORE_SUFFIX,
-    DOCUMENTS_SUFFIX,
     NO_DOCUMENT,
+    documents_path,
 )
 
 if TYPE_CHECKING:  # h5py, which a store without documents does not need
@@ -48,11 +48,6 @@ if TYPE_CHECKING:  # h5py, which a store without documents does not need
 Offsets: TypeAlias = npt.NDArray[np.uint64]
 #: Documents that are moved from table to table at once.
 BLOCK_DOCUMENTS: Final = 1 << 14
-
-
-def documents_path(path: Path) -> Path:
-    """Return the path of the documents of a lone file or a stream."""
-    return path.with_name(path.name + DOCUMENTS_SUFFIX)
 
 
 def documents_name(number: int) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.document import Spans
 from zb_hdf5.errors import ArgumentError
-from zb_hdf5.spec import NO_DOCUMENT, PIECES_SUFFIX, TokenArray
+from zb_hdf5.spec import NO_DOCUMENT, TokenArray
 
 #: A target that `torch.nn.functional.cross_entropy` leaves out, as it does by default.
 IGNORED_TARGET: Final = -100
@@ -126,11 +125,6 @@ class Pieces:
         kept = self.columns < seq_len
         ends = ends_of(kept)[self.ends]
         return Pieces(ends, self.columns[kept], self.offsets[kept], min(seq_len, self.seq_len))
-
-
-def pieces_path(path: Path) -> Path:
-    """Return the path of the table of the pieces of a file of batches."""
-    return path.with_name(path.name + PIECES_SUFFIX)
 
 
 def padding(num_records: int, seq_len: int) -> Pieces:

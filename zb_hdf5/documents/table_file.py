@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.documents.document import NO_SOURCE, TEXT_COLUMNS, DocumentRows, EncodeAll, TableInfo, first_refused
-from zb_hdf5.documents.pieces import Pieces, ends_of, pieces_path, ranges
+from zb_hdf5.documents.pieces import Pieces, ends_of, ranges
 from zb_hdf5.errors import ArgumentError, ChecksumError, ConvertError, FormatError, IncompleteError, Remedy
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import RemotePath, any_path, local_path, open_file, require_bytes
@@ -56,6 +56,7 @@ from zb_hdf5.spec import (
     TABLES_FORMAT,
     TABLES_KIND_ATTRIBUTES,
     TABLES_VERSION,
+    pieces_path,
 )
 
 Side: TypeAlias = Literal["left", "right"]

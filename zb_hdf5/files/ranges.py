@@ -14,15 +14,18 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import accumulate
 from os import SEEK_END, lseek
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +45,10 @@ from zb_hdf5.files.paths import (
 )
 from zb_hdf5.spec import TokenArray
 
+Key = TypeVar("Key")
+Result = TypeVar("Result")
+#: More threads than this do not make one process read faster: the calls between the reads hold the interpreter lock.
+MAX_THREADS: Final = 4
 #: Parts of a file that are mapped one by one: a process may have 65,530 mappings.
 MAX_STRETCHES: Final = 512
 
@@ -357,3 +364,36 @@ def network_file_system(file: Path | int) -> str | None:
 def in_memory(file: Path | int) -> bool:
     """Return whether a path or an open file lies in a tmpfs or ramfs, of which no read waits."""
     return file_system(file) in (0x01021994, 0x858458F6)
+
+
+def read_ahead(
+    read: Callable[[Key], Result], requests: Iterator[Key], depth: int, *, threads: int = MAX_THREADS
+) -> Generator[Result]:
+    """Yield `read(request)` in order, with up to `depth` requests read ahead in threads; 0: without."""
+    # The threads end with the iterator: a read that has begun is waited for, no other one begins, nor does any after
+    # one that failed, which may have waited for a server.
+    if not depth:
+        yield from map(read, requests)
+        return
+    failed = threading.Event()
+
+    def read_unless_failed(request: Key) -> Result:
+        if failed.is_set():
+            raise CancelledError
+        try:
+            return read(request)
+        except BaseException:
+            failed.set()
+            raise
+
+    pool = ThreadPoolExecutor(min(depth, threads), thread_name_prefix="zb-prefetch")
+    pending: deque[Future[Result]] = deque()
+    try:
+        for request in requests:
+            pending.append(pool.submit(read_unless_failed, request))
+            if len(pending) > depth:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

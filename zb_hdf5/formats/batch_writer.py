@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, ClosedError
-from zb_hdf5.field import field_values, split_tokens
+from zb_hdf5.field import TOKEN
 from zb_hdf5.files.checked import GroupDigest, TokenDigest
 from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.paths import on_failure
@@ -309,5 +309,22 @@ def stored_fields(
     fields: FieldArrays | None, meta: StoreMeta, shape: tuple[int, ...], path: Path
 ) -> dict[str, npt.NDArray[Any]]:
     """Return the values of each field of a store, as they are stored, of tokens of this shape."""
-    found = field_values(fields, meta.fields, path)
+    found: dict[str, npt.ArrayLike] = {}
+    if isinstance(fields, np.ndarray) and fields.dtype.names:
+        found = {name: fields[name] for name in fields.dtype.names}
+    elif isinstance(fields, Mapping):
+        found = dict(fields)
+    elif fields is not None:
+        raise ArgumentError(f"{path}: expected a dict of arrays or a structured array, found {type(fields).__name__}")
+    expected = [field.name for field in meta.fields]
+    if set(found) != set(expected):
+        raise ArgumentError(f"{path}: expected the fields {expected or 'none'}, found {sorted(found) or 'none'}")
     return {field.name: field.as_stored(found[field.name], shape, path) for field in meta.fields}
+
+
+def split_tokens(tokens: npt.ArrayLike, fields: FieldArrays | None) -> tuple[npt.NDArray[Any], FieldArrays | None]:
+    """Return tokens and fields; a structured array with a field "token" has both."""
+    found = np.asarray(tokens)
+    if fields is not None or TOKEN not in (found.dtype.names or ()):
+        return found, fields
+    return found[TOKEN], {name: found[name] for name in found.dtype.names or () if name != TOKEN}

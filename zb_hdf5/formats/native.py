@@ -27,7 +27,6 @@ from zb_hdf5.spec import (
     BATCH_VERSION,
     BATCHES,
     CODE_BY_DTYPE,
-    CRC32_SUFFIX,
     DOCUMENTS_SUFFIX,
     DTYPE_BY_CODE,
     HEADER_BYTES,
@@ -35,6 +34,7 @@ from zb_hdf5.spec import (
     U32_MAX,
     StoreMeta,
     TokenArray,
+    crc32_path,
 )
 
 #: (offset, struct code, field) in file order; little-endian, no alignment gaps; reserved from byte 40 on.
@@ -226,11 +226,6 @@ def batch_file_bytes(meta: StoreMeta, num_batches: int) -> int:
 
 
 # --- the crc32 rows of a file that cannot hold them: raw uint32 in `<file>.crc32` ------------------------------------
-
-
-def crc32_path(path: Path) -> Path:
-    """Return the path of the sidecar of a file."""
-    return path.with_name(path.name + CRC32_SUFFIX)
 
 
 def sidecar_rows(path: Path, num_batches: int) -> Crc32Rows:

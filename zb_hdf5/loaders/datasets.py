@@ -17,7 +17,7 @@ from zb_hdf5.documents.pieces import IGNORED_TARGET, position_ids, ranges
 from zb_hdf5.errors import BatchIndexError
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.order import StepRequests
-from zb_hdf5.loaders.protocol import require_count, require_fields
+from zb_hdf5.loaders.state import require_count, require_fields
 from zb_hdf5.loaders.steps import Step
 
 

@@ -20,6 +20,7 @@ from zb_hdf5.documents.pieces import Pieces, ends_of, spans_of_pieces
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.formats.batch_reader import BatchReader, require_choice
+from zb_hdf5.loaders.loader import EpochLoader, masked_numbers
 from zb_hdf5.loaders.order import (
     GlobalOrder,
     IndexArray,
@@ -31,13 +32,13 @@ from zb_hdf5.loaders.order import (
     require_positive,
     resolve_rank,
 )
-from zb_hdf5.loaders.protocol import MAX_COUNT, STATE_VERSION, EpochLoader, masked_numbers
+from zb_hdf5.loaders.state import MAX_COUNT, STATE_VERSION
 from zb_hdf5.loaders.steps import (
     as_tensor,
     cuda_device,
     depth_of,
     numpy_dtype,
-    read_ahead,
+    read_to,
     require_masked,
     require_prefetch,
     value_shape,
@@ -381,7 +382,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         step_bytes = reads * mean * store.dtype.itemsize
         depth, threads = depth_of(self._prefetch, store.tokens, store.path, self._device, step_bytes, reads)
         steps = self._steps(self.plan, position)
-        return read_ahead(lambda step: (read(step[0]), step[1]), steps, depth, threads=threads, device=self._device)
+        return read_to(self._device, lambda step: (read(step[0]), step[1]), steps, depth, threads)
 
     def _read(self, documents: IndexArray) -> dict[str, Any]:
         """Return the batch of these documents, numbered as in `Documents`."""

@@ -1,4 +1,4 @@
-"""The loader: a reader, an order, a rank and a position; and the one that follows a store while it grows.
+"""The base of every loader; the loader: a reader, an order, a rank and a position; and that of a store that grows.
 
 A position counts the records that all ranks together have consumed in the epoch. A step takes the next
 `batch_size * world_size` of them, rank r the r-th part: a checkpoint fits any number of ranks and any batch size.
@@ -6,18 +6,21 @@ A position counts the records that all ranks together have consumed in the epoch
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Collection, Generator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeAlias
+from operator import index
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Self, TypeAlias, TypeVar
 
 from zb_hdf5.documents.document import WantedSpans
-from zb_hdf5.errors import ArgumentError, Remedy, StateError, UnavailableError
+from zb_hdf5.errors import ArgumentError, Remedy, StateError, UnavailableError, ZbError
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.order import Skip, StepPlan, checked_skip, make_order, require_positive, resolve_rank
-from zb_hdf5.loaders.protocol import MAX_COUNT, STATE_VERSION, EpochLoader, masked_numbers, with_positions
+from zb_hdf5.loaders.state import MAX_COUNT, STATE_VERSION, require_count, require_fields, require_kind
 from zb_hdf5.loaders.steps import StepReader, cuda_device
 from zb_hdf5.spec import DEFAULT_SPLIT, LIVE_PREFIX
 from zb_hdf5.store.opening import open_for_loader
@@ -31,8 +34,230 @@ if TYPE_CHECKING:
 
 #: A FollowingLoader looks again after the first of these times, and then after twice as long, up to the second.
 POLL_S: Final = (0.01, 1.0)
+BatchT = TypeVar("BatchT")
 #: A path for `open_reader`, or a reader.
 Source: TypeAlias = str | os.PathLike[str] | BatchReader
+
+
+class TokenLoader(ABC, Generic[BatchT]):
+    """Gives batches, and counts those that it gave. A loader with epochs has a length too; an endless one has none.
+
+    Notes
+    -----
+    `iter(loader)` yields one epoch, or, without epochs, all that follows. `next(loader)` and `get_batch()` give the
+    next batch without it; all share one position. A change of the epoch, the position or the shape holds from the next
+    batch on. Not thread-safe. A pickled loader reads nothing: its copy continues at the same position.
+    """
+
+    # A reading is a generator of batches, each with the position behind it: a state counts yielded batches, never those
+    # that were read ahead.
+
+    path: str | os.PathLike[str]
+    epoch: int
+    _position: Any
+    _reading: Generator[tuple[BatchT, Any]] | None = None
+    #: The next iteration continues at the position.
+    _resumed = False
+    _closed = False
+    _endless = False
+
+    @abstractmethod
+    def _read_from(self, position: Any) -> Generator[tuple[BatchT, Any]]:
+        """Return a reading, which does not refer to the loader if it has threads: they end with the loader."""
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """Return the fields that must agree for a position to mean the same."""
+
+    @abstractmethod
+    def _place(self) -> dict[str, Any]:
+        """Return the other fields of a state."""
+
+    @abstractmethod
+    def _take_over(self, state: dict[str, Any], force: bool) -> None:
+        """Go to the place in a state of this kind, or raise an error."""
+
+    @abstractmethod
+    def _start(self, epoch: int) -> Any:
+        """Prepare an epoch, and return its first position."""
+
+    def __iter__(self) -> Iterator[BatchT]:
+        """Yield the batches of one epoch; those of an endless loader from the current position on."""
+        if not self._resumed and not self._endless:
+            self._go_to(0)
+        reading = None
+        try:
+            while True:
+                reading = self._reading or self._begin()
+                for batch, self._position in reading:
+                    yield batch
+                    if self._reading is not reading:  # a change, or another iteration
+                        if self._closed:
+                            return
+                        break
+                else:
+                    return
+        finally:
+            if self._reading is reading:
+                self._stop_reading()
+
+    def __next__(self) -> BatchT:
+        """Return the next batch, as `get_batch` does."""
+        return self.get_batch()
+
+    def get_batch(self) -> BatchT:
+        """Return the next batch, for ever: after the last one of an epoch comes the first one of the next epoch."""
+        while (batch := self._next_of_epoch()) is None:
+            self.set_epoch(self.epoch + 1)
+        return batch
+
+    def _next_of_epoch(self) -> BatchT | None:
+        """Return the next batch, or None at the end of the epoch. After an error the next call tries again."""
+        reading = self._reading or self._begin()
+        try:
+            batch, self._position = next(reading)
+        except BaseException as error:
+            self._reading = None
+            if isinstance(error, StopIteration):
+                return None
+            raise
+        return batch
+
+    def _begin(self) -> Generator[tuple[BatchT, Any]]:
+        reading = self._reading = self._read_from(self._position)
+        self._resumed = False
+        return reading
+
+    def _go_to(self, position: Any, *, resumed: bool = False) -> None:
+        """Continue at a position with the next batch."""
+        self._stop_reading()
+        self._position, self._resumed = position, resumed
+
+    def _stop_reading(self) -> None:
+        """End the reading threads, and drop what was read ahead."""
+        if self._reading is not None:
+            self._reading.close()
+        self._reading = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch to iterate over. A position in this epoch is kept."""
+        if not 0 <= epoch <= MAX_COUNT:
+            raise ArgumentError(f"epoch must be in 0..{MAX_COUNT:,}, found {epoch}")
+        if epoch != self.epoch:
+            self._go_to(self._start(epoch))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where training stands: it counts what was yielded, never what was read ahead.
+
+        Plain JSON values, under 1 KB, the same on every rank after the same step, but of a `TextLoader` each rank has
+        one of its own. `kind` names the loader that takes it. `position` counts records, documents or batches of all
+        ranks, in this epoch if there are epochs, so that it is valid for any other world size and batch size; those
+        that filled up the last step (`drop_last=False`) are not counted again.
+        """
+        return {**self.identity(), **self._place()}
+
+    def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
+        """Continue exactly where `state_dict` was taken, whatever the ranks, batch size or backend were then.
+
+        Only the ranks of a `TextLoader` must be as many: each of them stands at a place of its own. It reads one row
+        group up to its document; the others continue in O(1).
+
+        Parameters
+        ----------
+        force
+            Take the place even if it is of other data, another seed or another order.
+
+        Raises
+        ------
+        StateError
+            If the state is of other data, another seed or another order, of another kind of loader, or no state at
+            all; the message names the field. Nothing is taken over then.
+        """
+        before = dict(self.__dict__)
+        try:
+            self._take_over(dict(require_kind(self.path, state_dict, self.identity()["kind"])), force)
+        except ZbError as error:  # such as documents to mask that are not there
+            self.__dict__.update(before, _reading=self._reading)
+            if isinstance(error, StateError):
+                raise
+            raise StateError(f"{self.path}: state: {error}") from error
+
+    def close(self) -> None:
+        """End the reading threads, and close what is read."""
+        self._closed = True
+        self._stop_reading()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reading": None, "_resumed": self._resumed or self._reading is not None}
+
+
+def with_positions(reading: Generator[BatchT], positions: Iterator[int]) -> Generator[tuple[BatchT, int]]:
+    """Yield the batches of a reading, each with the position behind it; the reading ends with this."""
+    with contextlib.closing(reading):
+        yield from zip(reading, positions, strict=False)
+
+
+class EpochLoader(TokenLoader[BatchT]):
+    """A loader of epochs. A position counts what all ranks together have consumed in the epoch: records, documents."""
+
+    plan: StepPlan
+    skip: tuple[tuple[int, int, int], ...]
+    mask_documents: tuple[int, ...]
+    _last_epoch = MAX_COUNT
+    _counts = "records"
+
+    @abstractmethod
+    def plan_of_epoch(self, epoch: int) -> StepPlan:
+        """Return what this rank reads at each step of an epoch. `plan` is that of the current one."""
+
+    @abstractmethod
+    def _mask(self) -> None:
+        """Take over `mask_documents`."""
+
+    def _end_of_epoch(self, epoch: int) -> int:
+        return self.plan.num_records
+
+    def _start(self, epoch: int) -> Any:
+        self.epoch, self.plan = epoch, self.plan_of_epoch(epoch)
+        return 0
+
+    def _place(self) -> dict[str, Any]:
+        chosen = {"skip": [[*triple] for triple in self.skip], "mask_documents": [*self.mask_documents]}
+        place = {"epoch": self.epoch, "position": min(self._position, self._end_of_epoch(self.epoch))}
+        return place | {name: values for name, values in chosen.items() if values}
+
+    def _take_over(self, state: dict[str, Any], force: bool) -> None:
+        skip = (*self.skip, *checked_skip(state.pop("skip", ())))
+        masked = (*self.mask_documents, *masked_numbers(state.pop("mask_documents", ())))
+        if not force:
+            require_fields(self.path, state, self.identity(), ("epoch", "position"), Remedy.FORCE)
+        epoch = require_count(self.path, state, "epoch", self._last_epoch)
+        end = self._end_of_epoch(epoch)
+        position = require_count(self.path, state, "position", end, f"the {self._counts} of an epoch")
+        if skip != self.skip:
+            self.skip = checked_skip(skip)
+            self.plan = self.plan_of_epoch(self.epoch)
+        if masked != self.mask_documents:
+            self.mask_documents = masked_numbers(masked)
+            self._mask()
+        self.set_epoch(epoch)
+        self._go_to(position, resumed=True)
+
+
+def masked_numbers(mask_documents: Collection[int]) -> tuple[int, ...]:
+    """Return numbers of documents, ascending; raise `ArgumentError` if one is no number."""
+    try:
+        return tuple(sorted({index(number) for number in mask_documents}))
+    except TypeError:
+        raise ArgumentError(
+            f"mask_documents: expected numbers of documents, as in 'documents', found {mask_documents!r:.80}"
+        ) from None
 
 
 class Loader(EpochLoader[Any]):

@@ -12,19 +12,11 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from zb_hdf5.errors import ArgumentError, Remedy, StateError
+from zb_hdf5.files.ranges import read_ahead
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.loaders.loader import Loader
+from zb_hdf5.loaders.loader import Loader, TokenLoader, with_positions
 from zb_hdf5.loaders.order import IndexArray, Request, resolve_rank
-from zb_hdf5.loaders.protocol import (
-    STATE_VERSION,
-    TokenLoader,
-    require_count,
-    require_fields,
-    require_kind,
-    shown,
-    with_positions,
-)
-from zb_hdf5.loaders.steps import read_ahead
+from zb_hdf5.loaders.state import STATE_VERSION, require_count, require_fields, require_kind, shown
 
 #: Steps whose order is computed at once: enough to make numpy cheap, little enough to start at once.
 ORDER_STEPS: Final = 2048

@@ -6,19 +6,18 @@ besides the tokens (targets, fields, documents, spans) follow from pieces, and n
 
 from __future__ import annotations
 
+import contextlib
 import os
-import threading
 import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
 from itertools import chain, groupby, islice, repeat, takewhile
 from math import prod
 from operator import getitem
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +28,7 @@ from zb_hdf5.documents.pieces import Pieces, spans_of_pieces
 from zb_hdf5.errors import ArgumentError, UnavailableError, ZbError
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.objects import MAX_READS
-from zb_hdf5.files.ranges import network_file_system
+from zb_hdf5.files.ranges import MAX_THREADS, Key, Result, network_file_system, read_ahead
 from zb_hdf5.files.tokens import FileTokens, Tokens, Wait
 from zb_hdf5.formats.batch_reader import BatchReader, from_numpy, require_choice
 from zb_hdf5.loaders.order import Request, StepPlan, requests_in
@@ -40,10 +39,6 @@ if TYPE_CHECKING:
 
     from zb_hdf5.documents.document_table import DocumentTable
 
-Key = TypeVar("Key")
-Result = TypeVar("Result")
-#: More threads than this do not make one process read faster: the calls between the reads hold the interpreter lock.
-MAX_THREADS: Final = 4
 #: Steps that prefetch="auto" reads ahead where a read may wait.
 AUTO_PREFETCH: Final = 8
 #: Steps that are hinted at together.
@@ -80,47 +75,19 @@ Met: TypeAlias = tuple[npt.NDArray[Any] | None, Callable[[int], int] | None, Fil
 MAX_SAMPLE, SAMPLED_ONE_IN = 32, 16
 
 
-def read_ahead(
-    read: Callable[[Key], Result],
-    requests: Iterator[Key],
-    depth: int,
-    *,
-    threads: int = MAX_THREADS,
-    device: torch.device | None = None,
+def read_to(
+    device: torch.device | None, read: Callable[[Key], Result], requests: Iterator[Key], depth: int, threads: int
 ) -> Generator[Result]:
-    """Yield `read(request)` in order, with up to `depth` requests read ahead in threads; 0: without."""
-    # With a device the threads, of which there is at least one, pin the tensors that they read, and the caller's thread
-    # starts their copies. The threads end with the iterator: a read that has begun is waited for, no other one begins,
-    # nor does any after one that failed, which may have waited for a server.
-    if not depth and device is None:
-        yield from map(read, requests)
-        return
-    failed, depth = threading.Event(), max(1, depth)
+    """Yield as `read_ahead` does; with a device its threads, at least one, pin tensors, and the caller copies them."""
+    if device is None:
+        return read_ahead(read, requests, depth, threads=threads)
+    ahead = read_ahead(lambda key: _with_tensors(read(key), pinned), requests, max(1, depth), threads=threads)
+    return _moved_to(device, ahead)
 
-    def read_unless_failed(request: Key) -> Result:
-        if failed.is_set():
-            raise CancelledError
-        try:
-            return read(request) if device is None else _with_tensors(read(request), pinned)
-        except BaseException:
-            failed.set()
-            raise
 
-    def next_result() -> Result:
-        result = pending.popleft().result()
-        return result if device is None else _with_tensors(result, lambda tensor: moved(tensor, device))
-
-    pool = ThreadPoolExecutor(min(depth, threads), thread_name_prefix="zb-prefetch")
-    pending: deque[Future[Result]] = deque()
-    try:
-        for request in requests:
-            pending.append(pool.submit(read_unless_failed, request))
-            if len(pending) > depth:
-                yield next_result()
-        while pending:
-            yield next_result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+def _moved_to(device: torch.device, steps: Generator[Result]) -> Generator[Result]:
+    with contextlib.closing(steps):
+        yield from (_with_tensors(step, lambda tensor: moved(tensor, device)) for step in steps)
 
 
 def _with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -527,7 +494,7 @@ class StepReader:
             return self._read_far(requests, depth)
         # reads that do not wait only take the interpreter lock from each other
         threads = 1 if is_ready else threads
-        return read_ahead(self._read_by_position, requests, depth, threads=threads, device=self._device)
+        return read_to(self._device, self._read_by_position, requests, depth, threads)
 
     def _read_far(self, requests: Iterator[Request], depth: int) -> Generator[torch.Tensor]:
         """Read blocks of steps, each in one thread and by one call; an error is raised at its own step."""

@@ -22,9 +22,10 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy, StateError
 from zb_hdf5.formats.batch_reader import require_choice
+from zb_hdf5.loaders.loader import TokenLoader
 from zb_hdf5.loaders.order import require_positive, resolve_rank
-from zb_hdf5.loaders.protocol import STATE_VERSION, TokenLoader, require_count, require_fields
-from zb_hdf5.loaders.steps import cuda_device, read_ahead, require_prefetch
+from zb_hdf5.loaders.state import STATE_VERSION, require_count, require_fields
+from zb_hdf5.loaders.steps import cuda_device, read_to, require_prefetch
 from zb_hdf5.spec import DEFAULT_SPLIT, SPLITS
 from zb_hdf5.text.corpus import ParquetFile
 from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, Tokenizer, load_tokenizer, with_boundaries
@@ -183,7 +184,7 @@ class TextLoader(TokenLoader[Any]):
             tokens, place = next(batches)
             return torch.from_numpy(tokens.astype(np.int64)), place
 
-        made = read_ahead(make, repeat(None), self._prefetch, threads=1, device=self._device)
+        made = read_to(self._device, make, repeat(None), self._prefetch, 1)
         if not targets:
             return ((tokens.view(shape), place) for tokens, place in made)
         return (((tokens[:-1].view(shape), tokens[1:].view(shape)), place) for tokens, place in made)

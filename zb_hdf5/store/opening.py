@@ -237,12 +237,6 @@ def _require_digests(wanted: _Wanted) -> None:
         require_digests(wanted.path, wanted.split)
 
 
-def open_tokens(path: Path, split: str | None = None, dataset: str | None = None) -> StoreReader:
-    """Open a token stream as single tokens: batches of one record of one token. Arguments as for `open_reader`."""
-    index, identities = stream_index(path, split, dataset)
-    return StoreReader(path, index, dataset=dataset, identities=identities)
-
-
 def _open_store(wanted: _Wanted, index: ShardIndex) -> BatchReader:
     if isinstance(wanted.path, RemotePath) and not index.complete:
         raise IncompleteError(f"{wanted.path}: is still written: a store that grows is read on its own machine only")

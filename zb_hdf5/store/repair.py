@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.documents.document_table import DocumentFile, documents_path, write_joined
-from zb_hdf5.documents.pieces import pieces_path
+from zb_hdf5.documents.document_table import DocumentFile, write_joined
 from zb_hdf5.documents.table_file import PiecesFile, PiecesWriter
 from zb_hdf5.errors import (
     ArgumentError,
@@ -45,9 +44,17 @@ from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batch_reader import GROUP_BYTES, BatchReader, BrokenFile
 from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
 from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
-from zb_hdf5.formats.native import crc32_path
 from zb_hdf5.formats.registry import FORMATS, backend_of_suffix, open_chunks
-from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, TokenArray
+from zb_hdf5.spec import (
+    DEFAULT_SPLIT,
+    INDEX_NAME,
+    NOT_KNOWN,
+    STREAM_LAYOUT,
+    TokenArray,
+    crc32_path,
+    documents_path,
+    pieces_path,
+)
 from zb_hdf5.store.index import ShardEntry, ShardIndex
 from zb_hdf5.store.streams import REPAIRED, document_tables, entry_of
 

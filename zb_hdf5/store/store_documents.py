@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, RecordDocuments, in_order
-from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, pieces_of_windows, pieces_path
+from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, pieces_of_windows
 from zb_hdf5.files.paths import Identity, RemotePath, finding
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.spec import DOCUMENTS_SUFFIX, INDEX_NAME, NO_SHA256
+from zb_hdf5.spec import DOCUMENTS_SUFFIX, INDEX_NAME, NO_SHA256, pieces_path
 from zb_hdf5.store.index import ShardEntry, ShardIndex
 
 if TYPE_CHECKING:  # h5py, which a store without documents does not need

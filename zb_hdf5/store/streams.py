@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from zb_hdf5.documents.document import TableInfo
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, in_order, part_of
-from zb_hdf5.documents.pieces import pieces_path
 from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import ArgumentError, BackendError, ExistsError, FormatError, IncompleteError, Remedy, ZbError
 from zb_hdf5.files.checked import crc32_of
@@ -34,6 +33,7 @@ from zb_hdf5.spec import (
     SHARD_PREFIX,
     STREAM_LAYOUT,
     StoreMeta,
+    pieces_path,
 )
 from zb_hdf5.store.index import ShardEntry, ShardIndex
 

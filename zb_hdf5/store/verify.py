@@ -13,7 +13,6 @@ from pathlib import Path
 
 from zb_hdf5.documents.document import TableInfo
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, check_documents
-from zb_hdf5.documents.pieces import pieces_path
 from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, UnverifiableError, ZbError
 from zb_hdf5.files.paths import RemotePath, any_path
@@ -21,7 +20,7 @@ from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.hdf5.h5_reader import table_sha256
 from zb_hdf5.formats.npy import npy_files
 from zb_hdf5.formats.registry import FORMATS, format_of, open_chunks
-from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, STREAM_LAYOUT
+from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, STREAM_LAYOUT, pieces_path
 from zb_hdf5.store.index import ShardEntry, ShardIndex, find_index
 
 

@@ -209,8 +209,9 @@ class HDF5Writer(TokenWriter):
 
     def _begin(self) -> None:
         self._latest: Mapping[str, int | bytes] = {}  # the marker to come
-        require_codec(self.meta.codec, self._file.path)
-        self._encode = None if self.meta.codec == NO_CODEC else Encoder(self.meta.codec)
+        if self.meta.codec != NO_CODEC:
+            require_codec(self.meta.codec, self._file.path)
+            self._encode = Encoder(self.meta.codec)
         self._file.unlock()
         with self._hdf5():
             self._create_objects()

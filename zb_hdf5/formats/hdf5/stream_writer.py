@@ -10,13 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.documents.document import DocumentRows, Encode, encoder, id_bytes, metadata_bytes
-from zb_hdf5.documents.document_table import documents_path
 from zb_hdf5.documents.table_file import DocumentsWriter, encoded_spans
 from zb_hdf5.errors import ArgumentError, ConvertError
-from zb_hdf5.field import Fields, parse_fields, split_tokens
+from zb_hdf5.field import Fields, parse_fields
 from zb_hdf5.files.checked import GroupDigest
 from zb_hdf5.files.publishing import disk_errors
-from zb_hdf5.formats.batch_writer import FieldArrays, ShardInfo, stored_fields
+from zb_hdf5.formats.batch_writer import FieldArrays, ShardInfo, split_tokens, stored_fields
 from zb_hdf5.formats.hdf5.h5_writer import HDF5Writer, Rows
 from zb_hdf5.spec import (
     DEFAULT_CHUNK_TOKENS,
@@ -27,6 +26,7 @@ from zb_hdf5.spec import (
     StoreMeta,
     as_stored,
     codec_named,
+    documents_path,
     stored_dtype,
 )
 

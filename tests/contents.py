@@ -5,6 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from zb_hdf5 import HDF5ShardWriter, open_reader, open_writer, verify_store
+from zb_hdf5.commands.rows import open_to_look
+from zb_hdf5.commands.statistics import measure
 from zb_hdf5.store.streams import index_files
 
 BACKENDS_OF = {"batch store": ("batch",), "hdf5 store": ("hdf5",), "mixed store": ("batch", "hdf5")}
@@ -50,3 +52,9 @@ def write_streams(folder, parts, splits=(), source=None, **options):
     splits = dict(zip([path.name for path in paths], splits, strict=False))
     index_files(paths, **{"splits": splits} if splits else {}, **{"source": source} if source else {}).save(folder)
     return Path(folder)
+
+
+def measured(path, sample_batches=None, progress=lambda tokens, total: None):
+    """Return the statistics of a path, as `zb report` measures them."""
+    with open_to_look(path) as reader:
+        return measure(reader, sample_batches, progress)

@@ -131,3 +131,5 @@ def test_every_room_is_in_the_wheel():
     rooms = {path.parent for path in (ROOT / "zb_hdf5").rglob("*.py")}
     assert ROOT / "zb_hdf5" / "commands" in rooms
     assert not [room for room in rooms if not (room / "__init__.py").exists()]  # else it is left out
+    pages = {path.relative_to(ROOT / "zb_hdf5").as_posix() for path in (ROOT / "zb_hdf5").rglob("*.html")}
+    assert pages == {*PYPROJECT["tool"]["setuptools"]["package-data"]["zb_hdf5"]} - {"py.typed"}

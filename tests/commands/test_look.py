@@ -18,7 +18,7 @@ import click
 import numpy as np
 import pytest
 from commandline import run
-from contents import write_batches, write_stream
+from contents import measured, write_batches, write_stream
 from descriptors import open_files
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,8 +28,8 @@ from zb_hdf5 import ArgumentError, HDF5ShardWriter, MmapTokenStore, ShardIndex, 
 from zb_hdf5.commands import rows as rows_module
 from zb_hdf5.commands import statistics
 from zb_hdf5.commands.report import report_json, report_page, tag
-from zb_hdf5.commands.rows import PADDING, UNKNOWN, Row, document_row, parts_of, row_lines, rows_json, rows_of
-from zb_hdf5.commands.statistics import MAX_COUNTED_ID, Part, measure
+from zb_hdf5.commands.rows import PADDING, UNKNOWN, Row, document_row, row_lines, rows_json, rows_of
+from zb_hdf5.commands.statistics import MAX_COUNTED_ID
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.console import printable
 from zb_hdf5.converters.cli import convert
@@ -168,7 +168,7 @@ def test_boundaries_of_windows_are_those_of_the_documents(tmp_path_factory, leng
         for record, row in enumerate(rows_of(reader, np.arange(reader.num_records))):
             limit = data.draw(st.none() | st.integers(1, seq_len + 1))
             seen = {}
-            for part in parts_of(row, limit):
+            for part in row.parts(limit):
                 for place, token in enumerate(part.tokens.tolist()):
                     seen[part.column + place] = (token, (part.document, part.within + place))
             wanted = range(seq_len)
@@ -180,7 +180,7 @@ def test_boundaries_of_windows_are_those_of_the_documents(tmp_path_factory, leng
         for number, length in enumerate(lengths):
             row = document_row(reader, number)
             assert row.tokens.tolist() == [place for place, (of, _) in enumerate(origin) if of == number]
-            assert [len(part.tokens) for part in parts_of(row, None)] == [length] * (length > 0)
+            assert [len(part.tokens) for part in row.parts(None)] == [length] * (length > 0)
 
 
 def test_a_document_is_shown_by_its_number_and_what_cannot_be_shown_is_told(kinds):
@@ -376,7 +376,7 @@ def test_nothing_in_metadata_harms_a_page(tmp_path, write_store):
 def test_the_page_has_fields_and_spans_and_says_that_it_is_of_a_sample(kinds, tmp_path, write_file):
     path = kinds[1]["h5"]
     with open_reader(path) as reader:
-        page = report_page(report_json(path, found := measure(path), 257), found, reader, [fields_and_spans()], BYTE)
+        page = report_page(report_json(path, found := measured(path), 257), found, reader, [fields_and_spans()], BYTE)
     text = harmless(page)
     for part in (
         "document 7, from its token 90",
@@ -397,7 +397,9 @@ def test_the_page_has_fields_and_spans_and_says_that_it_is_of_a_sample(kinds, tm
 
 def test_a_report_of_nothing_and_one_into_no_folder_are_refused(tmp_path, monkeypatch):
     with open_writer(tmp_path / "live", batch_size=2, seq_len=4, live=True, shard_batches=4):
-        assert run(zb, "report", tmp_path / "live", "-o", tmp_path / "r.html").exit_code != 0
+        result = run(zb, "report", tmp_path / "live", "-o", tmp_path / "r.html")
+        assert result.exit_code == 2
+        assert "live: expected tokens to count, found none; wait until its writer has committed" in result.stderr
     assert not (tmp_path / "r.html").exists()
     monkeypatch.setattr("zb_hdf5.commands.statistics.measure", None)
     made = write_packed(tmp_path / "p.h5", [30, 40], lost=0.3, seed=4)
@@ -413,7 +415,7 @@ LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=8)
 def cells_of(row):
     """Return (token, document, place, span) of each column of a row."""
     found = []
-    for part in parts_of(row, None):
+    for part in row.parts(None):
         for k, token in enumerate(part.tokens.tolist()):
             column = part.column + k
             [*span] = [value for start, stop, value in row.spans if start <= column < stop]
@@ -470,7 +472,7 @@ def test_a_document_is_put_together_from_its_pieces(tmp_path_factory, lengths, s
             lost = len(tokens) - len(held)
             assert (f"less {lost:,} tokens that are not in the store" in row.name) == (lost > 0)
             jumps = sum(place != before + 1 for (before, _), (place, _) in zip(held, held[1:], strict=False))  # noqa: RUF007
-            assert len(parts_of(row, None)) == (jumps + 1 if held else 0)
+            assert len(row.parts(None)) == (jumps + 1 if held else 0)
 
 
 def test_a_document_of_a_stream_has_its_fields_and_spans_as_bytes_where_they_cannot_be_decoded(tmp_path):
@@ -529,12 +531,12 @@ def check(found, units, tokens=None):
     assert {token: int(count) for token, count in enumerate(found.counts) if count} == Counter(tokens)
     assert found.units == len(units)
     copies, repeated, groups = slow(units)
-    assert (found.duplicates.units, found.duplicates.tokens) == (copies, repeated)
-    assert [(group.units.tolist(), group.length) for group in found.duplicates.groups] == groups
-    for group in found.duplicates.groups:
+    assert (found.duplicates, found.duplicate_tokens) == (copies, repeated)
+    assert [(group.units, group.length) for group in found.duplicate_groups] == groups
+    for group in found.duplicate_groups:
         beginning = group.beginning.tolist()
         assert beginning
-        assert beginning == list(units[int(group.units[0])])[: len(beginning)]
+        assert beginning == list(units[group.units[0]])[: len(beginning)]
 
 
 def write_documents(path, documents):
@@ -551,8 +553,8 @@ def test_a_stream(tmp_path_factory, documents, stretch, collide):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(statistics, "STREAM_TOKENS", stretch)
         if collide:  # all hashes are equal
-            patch.setattr(statistics, "_hashes", lambda part: np.zeros(len(part.starts), np.uint64))
-        found = measure(path)
+            patch.setattr(statistics, "_hashes", lambda tokens, lengths, within: np.zeros(len(lengths), np.uint64))
+        found = measured(path)
     check(found, documents)
     assert (found.tokens, found.packing, found.sources) == (sum(map(len, documents)), None, [])
     assert found.unit == "document"
@@ -566,7 +568,7 @@ def test_batches(tmp_path_factory, num_batches, batch_size, seq_len, seed, group
     write_batches(path, tokens, dtype="uint16")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(statistics, "GROUP_BYTES", group_bytes)
-        found = measure(path)
+        found = measured(path)
     check(found, tokens.reshape(-1, seq_len).tolist())
     assert (found.unit, found.lengths, found.tokens) == ("record", None, tokens.size)
 
@@ -580,25 +582,25 @@ def test_documents_in_batches(tmp_path_factory, lengths, seed, lost, group_bytes
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(statistics, "GROUP_BYTES", group_bytes)
         if collide:
-            patch.setattr(statistics, "_hashes", lambda part: np.zeros(len(part.starts), np.uint64))
-        found = measure(packed.path)
+            patch.setattr(statistics, "_hashes", lambda tokens, lengths, within: np.zeros(len(lengths), np.uint64))
+        found = measured(packed.path)
     held = {number: packed.held(number) for number in range(len(lengths))}
     whole = {number: packed.documents[number] for number, there in held.items() if len(there) == lengths[number]}
     check(found, whole, [token for there in held.values() for _, token in there])
     assert (found.unit, found.lengths.tolist(), found.num_units) == ("document", lengths, len(lengths))
     there = [len(held[number]) for number in range(len(lengths))]
-    assert found.packing.padding == sum(of < 0 for row in packed.cells for _, of, _ in row)
-    assert found.packing.absent == sum(length > 0 == now for length, now in zip(lengths, there, strict=True))
-    assert found.packing.cropped == sum(length > now > 0 for length, now in zip(lengths, there, strict=True))
-    assert found.packing.lost == sum(lengths) - sum(there)
+    assert found.packing["padding"] == sum(of < 0 for row in packed.cells for _, of, _ in row)
+    assert found.packing["absent"] == sum(length > 0 == now for length, now in zip(lengths, there, strict=True))
+    assert found.packing["cropped"] == sum(length > now > 0 for length, now in zip(lengths, there, strict=True))
+    assert found.packing["lost"] == sum(lengths) - sum(there)
     begins = Counter()
     for row in packed.cells:
         befores = [(-1, 0), *((of, place) for _, of, place in row)]
         begins.update(of for (_, of, place), before in zip(row, befores, strict=False) if before != (of, place - 1))
-    assert found.packing.split == sum(count > 1 for of, count in begins.items() if of >= 0)
+    assert found.packing["split"] == sum(count > 1 for of, count in begins.items() if of >= 0)
     names = {f"{k}.jsonl": lengths[k::2] for k in range(2) if lengths[k::2]}
-    assert {name: (documents, tokens) for name, documents, tokens in found.sources} == {
-        name: (len(part), sum(part)) for name, part in names.items()
+    assert {name: counts for name, *counts in (source.values() for source in found.sources)} == {
+        name: [len(part), sum(part)] for name, part in names.items()
     }
 
 
@@ -618,15 +620,15 @@ def test_samples_are_spread_evenly_over_batches_and_have_whole_documents_of_a_st
     tokens = np.arange(20 * 2 * 4, dtype=np.uint16).reshape(20, 2, 4)
     tokens[19, 1] = tokens[0, 0]
     write_batches(tmp_path / "b.h5", tokens, dtype="uint16")
-    found = measure(tmp_path / "b.h5", sample_batches=3)
+    found = measured(tmp_path / "b.h5", sample_batches=3)
     assert (found.num_tokens, found.tokens, found.num_units, found.units) == (160, 24, 40, 6)
     assert np.flatnonzero(found.counts).tolist() == np.unique(tokens[[0, 10, 19]]).tolist()
-    assert [group.units.tolist() for group in found.duplicates.groups] == [[0, 39]]
-    assert measure(tmp_path / "b.h5", sample_batches=1000).tokens == 160
+    assert [group.units for group in found.duplicate_groups] == [[0, 39]]
+    assert measured(tmp_path / "b.h5", sample_batches=1000).tokens == 160
     monkeypatch.setattr(statistics, "STREAM_TOKENS", 10)
     documents = [[number] * 7 for number in range(30)]
     write_documents(tmp_path / "s.h5", documents)
-    found = measure(tmp_path / "s.h5", sample_batches=4)
+    found = measured(tmp_path / "s.h5", sample_batches=4)
     assert found.units == found.tokens // 7 < 30
     assert set(found.counts.tolist()) == {0, 7}
 
@@ -636,11 +638,11 @@ def test_files_of_npy_are_compared_whole_and_ids_that_no_tokenizer_has_are_count
     parts = [np.arange(100), np.arange(100) + 1, np.arange(100)]
     for number, part in enumerate(parts):
         np.save(tmp_path / f"{number}.npy", part.astype(np.uint16))
-    found = measure(tmp_path)
+    found = measured(tmp_path)
     check(found, [part.tolist() for part in parts])
     assert found.unit == "file"
     np.save(tmp_path / "a.npy", np.array([3, 3, MAX_COUNTED_ID, 2**31, 2**32 - 1, MAX_COUNTED_ID - 1]))
-    found = measure(tmp_path / "a.npy")
+    found = measured(tmp_path / "a.npy")
     assert found.uncounted == 3
     assert (len(found.counts), found.counts[3], found.counts[-1]) == (MAX_COUNTED_ID, 2, 1)
 
@@ -648,19 +650,17 @@ def test_files_of_npy_are_compared_whole_and_ids_that_no_tokenizer_has_are_count
 def test_progress_ends_at_the_total_and_nothing_cannot_be_measured(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros(1000, np.uint16))
     seen = []
-    measure(tmp_path / "a.npy", progress=lambda tokens, total: seen.append((tokens, total)))
+    measured(tmp_path / "a.npy", progress=lambda tokens, total: seen.append((tokens, total)))
     assert sum(tokens for tokens, _ in seen) == 1000 == seen[-1][1]
     np.save(tmp_path / "a.npy", np.zeros(0, np.uint16))
-    with pytest.raises(ArgumentError, match="expected tokens to count, found none"):
-        measure(tmp_path / "a.npy")
+    with pytest.raises(ArgumentError, match="0 tokens do not fill one batch"):
+        measured(tmp_path / "a.npy")
 
 
 def test_hashes_tell_short_documents_apart_and_add_up():
     pairs = np.stack(np.meshgrid(np.arange(300), np.arange(300)), axis=-1).reshape(-1, 2)
-    units = np.arange(len(pairs))
-    whole = statistics._hashes(Part(pairs.reshape(-1), units * 2, units, units * 0))
+    zeros = np.zeros(len(pairs), np.int64)
+    whole = statistics._hashes(pairs.reshape(-1), zeros + 2, zeros)
     assert len(np.unique(whole)) == len(pairs)
-    halves = statistics._hashes(
-        Part(pairs.reshape(-1), np.arange(pairs.size), units.repeat(2), np.tile([0, 1], len(pairs)))
-    )
+    halves = statistics._hashes(pairs.reshape(-1), np.ones(pairs.size, np.int64), np.tile([0, 1], len(pairs)))
     assert np.array_equal(halves[::2] + halves[1::2], whole)

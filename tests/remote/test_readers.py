@@ -9,11 +9,10 @@ from functools import partial
 import h5py
 import numpy as np
 import pytest
-from contents import batches_of, write_batches, write_streams
+from contents import batches_of, measured, write_batches, write_streams
 from contract import check_reader, is_refused, random_tokens
 
 from zb_hdf5 import FollowingLoader, Loader, errors, open_reader, open_writer, verify_store
-from zb_hdf5.commands.statistics import measure
 from zb_hdf5.files.objects import BLOCK_BYTES, PART_BYTES, RemoteObject
 from zb_hdf5.files.paths import any_path, open_file
 from zb_hdf5.files.tokens import Wait
@@ -31,7 +30,7 @@ def test_a_store_behind_http_is_read_and_measured_as_any_other(served, write_sto
     with open_reader(f"{served.url}/store") as reader:
         check_reader(reader, tokens)
     for path in (f"{served.url}/store", any_path(f"{served.url}/store")):
-        assert measure(path).num_tokens == tokens.size
+        assert measured(path).num_tokens == tokens.size
 
 
 def test_a_store_in_a_bucket_is_read_as_any_other(s3, upload, tmp_path, write_store, tokens):

@@ -30,8 +30,6 @@ from zb_hdf5.text.tokenizers import NEWLINE, Tokenizer, readable, readable_runs,
 #: Numbers of no document.
 PADDING: Final = -1
 UNKNOWN: Final = -2
-#: The number of no span.
-NO_SPAN: Final = -1
 #: Runs of equal values of a field that are written out.
 RUNS: Final = 8
 #: Records whose pieces are looked at together.
@@ -51,6 +49,20 @@ Values = Mapping[str, npt.NDArray[Any]]
 Runs = tuple[IndexArray, npt.NDArray[np.uint64]]
 
 
+class Part(NamedTuple):
+    """Tokens of a row from `column` on, which are of one piece."""
+
+    column: int
+    tokens: TokenArray
+    document: int
+    within: int  # the tokens of its document before it
+    left_out: int  # the tokens of the row between it and the part before
+
+    @property
+    def stop(self) -> int:
+        return self.column + len(self.tokens)
+
+
 class Row(NamedTuple):
     """Consecutive tokens with their pieces of documents, fields and spans."""
 
@@ -63,18 +75,50 @@ class Row(NamedTuple):
     spans: Sequence[tuple[int, int, Any]] = ()  # (first column, end column, value), ascending
     known: Mapping[int, Document] = {}  # by number
 
+    def parts(self, limit: int | None) -> list[Part]:
+        """Return the parts to show: all of the row, or three quarters of `limit` tokens and one from its end."""
+        size = len(self.tokens)
+        shown = size if limit is None else min(size, limit)
+        tail = shown // 4 if shown < size else 0
+        columns = self.columns.tolist()
+        pieces = [*zip(columns, [*columns[1:], size], self.documents.tolist(), self.within.tolist(), strict=False)]
+        return [
+            Part(a, self.tokens[a:b], document, within + a - column, size - shown if a == first > 0 else 0)
+            for first, last in ((0, shown - tail), (size - tail, size))
+            for column, end, document, within in pieces
+            if (a := max(first, column)) < (b := min(last, end))
+        ]
 
-class Part(NamedTuple):
-    """Tokens of a row from `column` on, which are of one piece; `within` tokens of its document are before them."""
+    def runs(self, part: Part) -> Iterator[tuple[TokenArray, str | None]]:
+        """Yield the tokens of a part, cut where spans begin and end, with the value of their span; None: in no span."""
+        at = part.column
+        for start, stop, value in self.spans:
+            a, b = max(start, part.column), min(stop, part.stop)
+            if a < b:
+                if at < a:
+                    yield self.tokens[at:a], None
+                yield self.tokens[a:b], value_text(value)
+                at = b
+        if at < part.stop:
+            yield self.tokens[at : part.stop], None
 
-    column: int
-    tokens: TokenArray
-    document: int
-    within: int
+    def title(self, part: Part, exact: bool = False) -> str:
+        """Return the document of a part, `exact` with columns and offset; "" if none are known."""
+        title = f"document {part.document:,}" + (f", from its token {part.within:,}" if part.within else "")
+        title = {UNKNOWN: "", PADDING: f"padding, {len(part.tokens):,} tokens"}.get(part.document, title)
+        if not exact:
+            return title
+        document = self.known.get(part.document)
+        offset = f", offset {document.offset + part.within:,}" if document else ""
+        return f"columns {part.column:,} to {part.stop:,}: {title or 'no document is known'}{offset}"
 
-    @property
-    def stop(self) -> int:
-        return self.column + len(self.tokens)
+    def notes(self, part: Part) -> Iterator[str]:
+        """Yield the fields and spans of a part."""
+        for name, values in self.fields.items():
+            yield f"{printable(name)}: {summary_of_field(values[part.column : part.stop])}"
+        for start, stop, value in self.spans:
+            if start < part.stop and stop > part.column:
+                yield f"{start:,} to {stop:,}: {value_text(value)}"
 
 
 def open_to_look(path: Path, batch_size: int | None = None, seq_len: int | None = None) -> BatchReader:
@@ -215,32 +259,6 @@ def scan_pieces(reader: BatchReader) -> Iterator[IndexArray]:
         yield np.stack([pieces.offsets.view(np.int64), first * reader.seq_len + pieces.starts, pieces.lengths])
 
 
-def parts_of(row: Row, limit: int | None) -> list[Part]:
-    """Return the parts of a row to show: all of it, or three quarters of `limit` tokens and one from its end."""
-    size = len(row.tokens)
-    tail = 0 if limit is None or size <= limit else limit // 4
-    head = size if limit is None or size <= limit else limit - tail
-    ends = [*row.columns.tolist()[1:], size][: len(row.columns)]
-    parts = []
-    for first, last in ((0, head), (size - tail, size)):
-        for column, end, document, within in zip(row.columns.tolist(), ends, row.documents, row.within, strict=True):
-            a, b = max(first, column), min(last, end)
-            if a < b:
-                parts.append(Part(a, row.tokens[a:b], int(document), int(within) + a - column))
-    return parts
-
-
-def cut_by_spans(row: Row, part: Part) -> list[tuple[int, int, int]]:
-    """Return the ranges (first column, end column, number of the span or `NO_SPAN`) of a part."""
-    cuts, at = [], part.column
-    for number, (start, stop, _) in enumerate(row.spans):
-        a, b = max(start, part.column), min(stop, part.stop)
-        if a < b:
-            cuts += [(at, a, NO_SPAN)] * (at < a) + [(a, b, number)]
-            at = b
-    return cuts + [(at, part.stop, NO_SPAN)] * (at < part.stop)
-
-
 def summary_of_field(values: npt.NDArray[Any]) -> str:
     """Return the values of a field along a row in few words: runs of equal numbers, or the range of vectors."""
     if values.ndim > 1 or not len(values):
@@ -279,7 +297,7 @@ def rows_json(rows: list[Row], tokenizer: Tokenizer | None, limit: int | None) -
                 "tokens": part.tokens.tolist(),
                 "fields": {name: value[part.column : part.stop].tolist() for name, value in row.fields.items()},
             }
-            for part in parts_of(row, limit)
+            for part in row.parts(limit)
         ]
         spans = [{"start": start, "stop": stop, "value": value} for start, stop, value in row.spans]
         found.append({"name": row.name, "num_tokens": len(row.tokens), "parts": parts, "spans": spans})
@@ -298,26 +316,6 @@ def origin_text(document: Document | None) -> str:
 def value_text(value: object) -> str:
     """Return the value of a span, on one line and without control characters."""
     return printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr))
-
-
-def part_title(row: Row, part: Part, exact: bool = False) -> str:
-    """Return the document of a part, `exact` with columns and offset; "" if none are known."""
-    title = f"document {part.document:,}" + (f", from its token {part.within:,}" if part.within else "")
-    title = {UNKNOWN: "", PADDING: f"padding, {len(part.tokens):,} tokens"}.get(part.document, title)
-    if exact:
-        document = row.known.get(part.document)
-        offset = f", offset {document.offset + part.within:,}" if document else ""
-        title = f"columns {part.column:,} to {part.stop:,}: {title or 'no document is known'}{offset}"
-    return title
-
-
-def notes_of(row: Row, part: Part) -> Iterator[str]:
-    """Yield the fields and spans of a part."""
-    for name, values in row.fields.items():
-        yield f"{printable(name)}: {summary_of_field(values[part.column : part.stop])}"
-    for start, stop, value in row.spans:
-        if start < part.stop and stop > part.column:
-            yield f"{start:,} to {stop:,}: {value_text(value)}"
 
 
 def drawn_rows(rows: Iterable[Row], tokenizer: Tokenizer | None, **how: Any) -> Iterator[str]:
@@ -340,21 +338,19 @@ def row_lines(
     def dim(text: str) -> str:
         return click.style(_cut(text, columns), fg="bright_black")
 
-    left = 0 if limit is None else max(0, len(row.tokens) - limit)
     yield click.style(f"{row.name} · {len(row.tokens):,} tokens", bold=True)
-    at, told = 0, set[int]()
-    for part in parts_of(row, limit):
+    told = set[int]()
+    for part in row.parts(limit):
         shade = COLOURS[part.document % len(COLOURS)] if part.document >= 0 else "bright_black"
-        if part.column > at:
-            yield dim(f"┄┄ {left:,} tokens left out; --all shows them ┄┄")
-        title = part_title(row, part, exact)
-        if title and (part.column > at or part.column in row.columns):
+        if part.left_out:
+            yield dim(f"┄┄ {part.left_out:,} tokens left out; --all shows them ┄┄")
+        title = row.title(part, exact)
+        if title and (part.left_out or part.column in row.columns):
             yield click.style(f"── {title} ".ljust(columns, "─"), fg=shade)
             if (document := row.known.get(part.document)) and part.document not in told:
                 facts = (origin_text(document), document.metadata and value_text(document.metadata))
                 yield from (dim(f"  {fact}") for fact in facts if fact)
             told.add(part.document)
-        at = part.stop
         if part.document == PADDING or lines == 0:
             continue
         wrapped = _wrapped(_cells(row, part, tokenizer), columns - 2)
@@ -362,13 +358,13 @@ def row_lines(
             yield click.style("│ ", fg=shade) + "".join(_drawn(line))
         if next(wrapped, None):
             yield dim("┄┄ the rest of its text is left out; --all shows it ┄┄")
-        yield from (dim(f"  {note}") for note in notes_of(row, part))
+        yield from (dim(f"  {note}") for note in row.notes(part))
 
 
 def _cells(row: Row, part: Part, tokenizer: Tokenizer | None) -> Iterator[Cell]:
-    for first, last, span in cut_by_spans(row, part):
-        style = "" if span == NO_SPAN else "span"
-        for text, is_count in readable_runs(tokenizer, row.tokens[first:last]):
+    for tokens, span in row.runs(part):
+        style = "" if span is None else "span"
+        for text, is_count in readable_runs(tokenizer, tokens):
             for each in text:
                 plain = each.isprintable()
                 yield each if plain or each == "\n" else printable(each), style if plain and not is_count else "escape"

@@ -16,7 +16,6 @@ from zb_hdf5.commands.rows import (
     first_tokens,
     open_to_look,
     part_json,
-    parts_of,
     records_of_batch,
     rows_of,
     tokenizer_to_look,
@@ -53,7 +52,7 @@ class Origin(NamedTuple):
         pieces = [
             {"row": number, **part_json(row, part, self.tokenizer), "tokens": len(part.tokens)}
             for number, row in enumerate(self.rows or [])
-            for part in parts_of(row, None)
+            for part in row.parts(None)
         ]
         return {**self.name, "rows": self.shards, "documents": None if self.rows is None else pieces}
 

@@ -149,14 +149,14 @@ def report(path: Path, output: Path, force: bool, **given: Any) -> Output:
     with open_to_look(path) as reader:
         known = tokenizer_to_look(reader, given["tokenizer"])
         with Progress("report", 0) as progress:
-            found = measure(path, sample_batches=given["sample_batches"], progress=progress.advance)
+            found = measure(reader, given["sample_batches"], progress.advance)
         rows = chosen_rows(reader, None, None, given["sample"], given["seed"])
         numbers = report_json(path, found, reader.meta.vocab_size or (known.vocab_size if known else 0))
         write_atomically(output, report_page(numbers, found, reader, rows, known).encode("utf-8"))
     lines = [
         ("wrote", str(output)),
         ("looked at", f"{found.tokens:,} of {found.num_tokens:,} tokens"),
-        ("repeated", f"{found.duplicates.units:,} of {found.units:,} {found.unit}s"),
+        ("repeated", f"{found.duplicates:,} of {found.units:,} {found.unit}s"),
     ]
     return Output({"output": str(output), **numbers}, lines)
 

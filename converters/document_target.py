@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from zb_hdf5 import ConvertError, HDF5ShardWriter, ShardEntry, StoreMeta
+from zb_hdf5 import ConvertError, HDF5ShardWriter, ShardEntry, ShardIndex, StoreMeta
 from zb_hdf5.converters.batch_target import is_one_file, refuse_bad_destination, write_batches
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.documents import DocumentSource, Encoded, Route, no_documents, route
@@ -35,7 +35,7 @@ from zb_hdf5.converters.reports import Done, Report
 from zb_hdf5.converters.shard import COMMIT_BYTES, SHARDS, with_largest_token
 from zb_hdf5.converters.source import Counts, require_pad_id
 from zb_hdf5.documents.document import DocumentRows
-from zb_hdf5.documents.document_table import DocumentTable, in_order, part_of
+from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, in_order, part_of
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import LockedFolder, PartialDirectory, partial_path, refuse_existing
 from zb_hdf5.spec import (
@@ -46,11 +46,11 @@ from zb_hdf5.spec import (
     SHARD_PREFIX,
     STREAM_LAYOUT,
     bad_token_message,
+    codec_named,
     documents_path,
     find_bad_token,
     token_limit,
 )
-from zb_hdf5.store.streams import index_files
 from zb_hdf5.text.corpus import row_of_source
 
 #: The word for the files in the journal and in messages.
@@ -75,7 +75,12 @@ class TokensTask:
 
     @property
     def meta(self) -> StoreMeta:
-        return StoreMeta(1, DEFAULT_CHUNK_TOKENS, self.source.dtype, layout=STREAM_LAYOUT)
+        boundary = self.source.boundary_token_id
+        return StoreMeta(
+            1, DEFAULT_CHUNK_TOKENS, self.source.dtype, vocab_size=self.source.vocab_size,
+            tokenizer=self.source.tokenizer, boundary_token_id=NO_BOUNDARY if boundary is None else boundary,
+            layout=STREAM_LAYOUT, codec=codec_named(self.codec),
+        )  # fmt: skip
 
     @property
     def amount(self) -> int:
@@ -94,10 +99,10 @@ class TokensTask:
 
 def write_stream(task: TokensTask, progress: Progress = no_progress) -> Finished:
     """Write the documents of one task to an HDF5 stream."""
-    counts, source, boundary, done = Counts(), task.source, task.source.boundary_token_id, 0
+    counts, source, meta, done = Counts(), task.source, task.meta, 0
     with HDF5ShardWriter(
-        task.path, dtype=source.dtype.name, boundary_token_id=NO_BOUNDARY if boundary is None else boundary,
-        vocab_size=source.vocab_size, tokenizer=source.tokenizer, overwrite=True, codec=task.codec,
+        task.path, dtype=meta.dtype.name, boundary_token_id=meta.boundary_token_id, vocab_size=meta.vocab_size,
+        tokenizer=meta.tokenizer, overwrite=True, codec=meta.codec,
         origin={"source": source.description, "split": task.route.split},
         commit_bytes=COMMIT_BYTES,
     ) as writer, ExitStack() as stack:  # fmt: skip
@@ -116,7 +121,7 @@ def write_stream(task: TokensTask, progress: Progress = no_progress) -> Finished
         progress(task.amount - done)
         info = writer.finish()
     entry = ShardEntry.of(info, task.route.split)
-    frame, _ = digests_of(task.paths, task.meta, entry, frame_only=True)
+    frame, _ = digests_of(task.paths, meta, entry, frame_only=True)
     return Finished(entry, info.max_token, frame, counts)
 
 
@@ -199,12 +204,17 @@ class TokensPlan:
             counts.add(done.counts)
         if not counts.documents:
             raise ConvertError(f"{source.paths[0]}: {no_documents(source, counts.documents_dropped)}")
+        tables = [part_of(task.paths[1]) for task in tasks.values() if task.paths[1].exists()]
         if source.has_ids:
-            require_unique_ids([task.paths[1] for task in tasks.values() if task.paths[1].exists()])
+            require_unique_ids(folder.partial_path, tables)
+        splits = {documents_path(task.path).name: task.route.split for task in tasks.values()}
         tokens_kept = sum(done.counts.tokens_in for done in kept.values())
-        described = with_largest_token(self.description, (done.max_token for done in finished))
-        splits = {task.path.name: task.route.split for task in tasks.values()}
-        index = index_files([task.path for task in tasks.values()], splits=splits, source=described, shuffle="none")
+        index = ShardIndex(
+            replace(tasks[0].meta, document_count=sum(done.entry.document_count for done in finished)),
+            [done.entry for done in finished],
+            source=with_largest_token(self.description, (done.max_token for done in finished)),
+            documents=tuple(in_order(part._replace(split=splits[part.path]) for part in tables)),
+        )
         index.save(folder.partial_path)
         return Report(
             folder.path, index.meta, list(index.shards), counts, time.monotonic() - start_s,
@@ -212,10 +222,10 @@ class TokensPlan:
         )  # fmt: skip
 
 
-def require_unique_ids(paths: Sequence[Path]) -> None:
+def require_unique_ids(folder: Path, tables: Sequence[DocumentPart]) -> None:
     """Raise `ConvertError` if two documents of some tables have one id. Takes some 32 bytes for each document."""
     digests = bytearray()  # 64 bits of that of each id: equal ones are then compared themselves
-    with closing(DocumentTable("", in_order(part_of(path)._replace(path=str(path)) for path in paths))) as table:
+    with closing(DocumentTable(folder, in_order(tables))) as table:
         for number, part in enumerate(table.parts):
             for start in range(0, part.document_count, BLOCK_IDS):
                 rows = table.file(number).rows(start, min(start + BLOCK_IDS, part.document_count))

@@ -23,6 +23,7 @@ from zb_hdf5.converters.packed import PACKINGS
 from zb_hdf5.converters.run import convert as run_conversion
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.documents.document import DocumentRows
+from zb_hdf5.documents.document_table import part_of
 from zb_hdf5.documents.table_file import DocumentsWriter
 from zb_hdf5.spec import NO_DOCUMENT, documents_path, pieces_path
 from zb_hdf5.text import corpus as documents
@@ -193,12 +194,13 @@ def test_bad_ids_are_refused(tmp_path, kind, ids, message, layout):
 def test_ids_are_compared_in_little_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(document_target, "BLOCK_IDS", 1 << 10)
     count = 30_000
-    with DocumentsWriter(tmp_path / "documents-00000.tables") as writer:
+    path = tmp_path / "documents-00000.tables"
+    with DocumentsWriter(path) as writer:
         writer.append_documents(np.ones(count), DocumentRows(ids=[b"%d" % number for number in range(count)]))
         writer.publish()
     tracemalloc.start()
     try:
-        document_target.require_unique_ids([tmp_path / "documents-00000.tables"])
+        document_target.require_unique_ids(tmp_path, [part_of(path)])
         assert tracemalloc.get_traced_memory()[1] < 45 * count
     finally:
         tracemalloc.stop()

@@ -22,6 +22,8 @@ from zb_hdf5.spec import StoreMeta, TokenArray, as_stored, signed
 
 #: A position, and the 1-D array that the tokens from there on fill.
 TokenRun: TypeAlias = tuple[int, TokenArray]
+#: A view of all units of a file (None: it is not mapped), their crc32 by number, its descriptor and its size.
+AtHand: TypeAlias = tuple[TokenArray | None, Callable[[int], int] | None, int, int]
 
 
 class Wait(Enum):
@@ -132,8 +134,8 @@ class FileTokens(Tokens):
     # never on a network file system; "pread", and "remote" of an object: nothing is mapped
 
     __slots__ = (
-        "__weakref__", "_flat", "_read_before", "_views", "access", "dtype", "extents", "file", "look_up", "name",
-        "num_tokens", "unit", "wait",
+        "__weakref__", "_at_hand", "_flat", "_read_before", "_views", "access", "dtype", "extents", "file", "look_up",
+        "name", "num_tokens", "unit", "wait",
     )  # fmt: skip
     file: Ranges
 
@@ -145,6 +147,7 @@ class FileTokens(Tokens):
         self.look_up: Callable[[], Callable[[int], int]] | None = None  # see `Crc32Rows`; None: reads are not compared
         #: Views of the units, read-only and private; None: not mapped yet.
         self._views: tuple[list[TokenArray] | None, list[TokenArray] | None] = (None, None)
+        self._at_hand: AtHand | None = None
         self._flat: TokenArray | None = None
         self._read_before: TokenRun | None = None
         if isinstance(file, RemoteObject):
@@ -229,6 +232,19 @@ class FileTokens(Tokens):
             self.file.require_whole()
         return views
 
+    def at_hand(self, private: bool, checked: bool) -> AtHand:
+        """Return the facts that a loop over the units of the one run needs, after a question for the file's size."""
+        # of one object for each of perhaps thousands of files: the parts of it are in no cache of the processor
+        found = self._at_hand
+        if private or found is None:
+            views, crc32 = self.units(private), self.look_up() if checked and self.look_up is not None else None
+            size = self.file.size  # type: ignore[union-attr]
+            found = (views[0] if views else None, crc32, self.file.fd, size)
+            self._at_hand = self._at_hand if private else found
+        elif os.lseek(found[2], 0, os.SEEK_END) < found[3]:
+            self.file.require_whole()
+        return found
+
     def flat(self) -> TokenArray | None:
         runs = self.extents.runs
         if len(runs) == 1 and runs[0].stride == self.extents.batch_bytes:
@@ -283,7 +299,7 @@ class FileTokens(Tokens):
         return self.extents.offset(index) + within * self.dtype.itemsize
 
     def close(self) -> None:
-        self._views, self._flat = (None, None), None
+        self._views, self._flat, self._at_hand = (None, None), None, None
         self.file.close()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -287,12 +287,12 @@ class WholeBatches:
         tokens = self._reader.tokens
         known = tokens.known.get(file) or tokens.open_file(file, number * self._unit)
         plain = known.plain
-        if plain is None or (self._is_view and not plain.file.maps):
+        if plain is None:
             return None, None, None
-        crc32 = plain.look_up() if self._checks and plain.look_up is not None else None
-        if not plain.file.maps:
-            return None, crc32, plain
-        return plain.units(self._is_view)[0].reshape(self._shape), crc32, None
+        views, crc32, _, _ = plain.at_hand(self._is_view, self._checks)
+        if views is None:
+            return None, crc32, None if self._is_view else plain
+        return views.reshape(self._shape), crc32, None
 
     def _filled(self, plain: FileTokens, index: int) -> npt.NDArray[Any] | None:
         """Read a batch by its position; None where the reader has the words for what went wrong."""

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Self, cast
@@ -263,7 +264,7 @@ class RunTable:
     def of_shard(self, number: int) -> tuple[Run, ...] | None:
         if self._counts[number] < 0:
             return None
-        return tuple(Run(*run) for run in self._runs[self._firsts[number] : self._firsts[number + 1]].tolist())
+        return _equal_runs(self._runs[self._firsts[number] : self._firsts[number + 1]].tobytes())
 
     def overlaps(self, chunk_bytes: int) -> bool:
         """Return whether chunks of this size would lie over each other in a run."""
@@ -289,6 +290,12 @@ class RunTable:
                 f"{where}: expected runs of {chunks[shard]:,} batches in shard {shard:,}, found {sums[shard]:,}"
             )
         return found
+
+
+@lru_cache(64)
+def _equal_runs(rows: bytes) -> tuple[Run, ...]:
+    """Return the runs of these rows: one object for all shards of a conversion, of which thousands may be open."""
+    return tuple(Run(*run) for run in np.frombuffer(rows, np.int64).reshape(-1, 3).tolist())
 
 
 def require_field(value: Any, key: str, kind: type[Any], where: str) -> Any:

@@ -341,8 +341,8 @@ class TableFile:
 
     def _mapped(self, dataset: _Dataset) -> npt.NDArray[Any] | None:
         """Return a view of all rows of a dataset; None where the file may not be mapped."""
-        data = None if self._is_far else self._file.flat()  # notices a file that was cut
-        return None if data is None else data[dataset.offset : dataset.offset + dataset.num_bytes].view(dataset.dtype)
+        data = None if self._is_far else self._file.mapping()  # notices a file that was cut
+        return None if data is None else np.ndarray(dataset.num_rows, dataset.dtype, data, dataset.offset)
 
     def _read_runs(self, name: str, runs: Sequence[tuple[int, int]]) -> list[npt.NDArray[Any]]:
         """Return runs of rows by positioned reads: whole blocks, where some of them were not compared."""

@@ -126,10 +126,10 @@ def placed_rows(file: Ranges, runs: tuple[Run, ...], num_rows: int) -> Crc32Rows
 
 def _read_placed(file: Ranges, runs: tuple[Run, ...], num_rows: int, *others: Range) -> npt.NDArray[np.uint32]:
     extents = Extents(runs, 4 * CRC32_CHUNK_ROWS)
-    if num_rows and not others and len(extents.byte_ranges) == 1 and (data := file.flat()) is not None:
-        stored = data[extents.runs[0].base :][: 4 * num_rows]
-        if len(stored) == 4 * num_rows:
-            return stored.view("<u4")
+    if num_rows and not others and len(extents.byte_ranges) == 1 and (data := file.mapping()) is not None:
+        base = extents.runs[0].base
+        if base + 4 * num_rows <= len(data):
+            return np.ndarray(num_rows, "<u4", data, base)
     rows = np.empty(num_rows, "<u4")
     file.read_ranges([*others, *extents.places_of_tokens(0, rows)])
     return rows

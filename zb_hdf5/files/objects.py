@@ -227,7 +227,7 @@ class RemoteObject:
             yield part
             start += len(part)
 
-    def flat(self, private: bool = False) -> None:
+    def mapping(self, private: bool = False) -> None:
         """Return None: nothing is mapped."""
 
     def require_whole(self) -> None:

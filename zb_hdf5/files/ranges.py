@@ -217,13 +217,12 @@ class LocalFile:
     # held open until `close`, so that a later rename over it changes nothing; a mapping stays valid after `close`,
     # which must not race with reads. "auto" maps unless the file system is far away.
 
-    __slots__ = ("__weakref__", "_maps", "_private", "_shared", "access", "fd", "identity", "name", "size")
+    __slots__ = ("__weakref__", "_mappings", "_maps", "access", "fd", "identity", "name", "size")
 
     def __init__(self, path: Path, identity: Identity | None = None, access: str = "auto") -> None:
         self.name, self.access, self.fd = str(path), access, -1
         self.fd = self._descriptor(identity)
-        self._shared: npt.NDArray[np.uint8] | None = None
-        self._private: dict[bool, npt.NDArray[np.uint8]] = {}
+        self._mappings: dict[bool, mmap.mmap] = {}
         self._maps = {"mmap": True, "pread": False}.get(self.access)  # None: not asked yet
         with on_failure(self.__del__):  # now, not when the last traceback that holds this object is gone
             self.size = os.fstat(self.fd).st_size
@@ -261,11 +260,11 @@ class LocalFile:
             self._maps = network_file_system(self.fd) is None
         return self._maps
 
-    def flat(self, private: bool = False) -> npt.NDArray[np.uint8] | None:
-        """Return all bytes as a view of the mapping; None where it may not be mapped, or is empty."""
+    def mapping(self, private: bool = False) -> mmap.mmap | None:
+        """Return a mapping of all bytes; None where the file may not be mapped, or is empty."""
         # to touch the mapping of a file that was cut short would be a bus error; a cut while a view is in use cannot be
         # noticed, and this package only ever replaces files by rename
-        found = self._private.get(private) if private else self._shared
+        found = self._mappings.get(private)
         if found is None:
             if not self.size or not self.maps:
                 return None
@@ -273,12 +272,9 @@ class LocalFile:
             flags = mmap.MAP_PRIVATE | MAP_NORESERVE if private else mmap.MAP_SHARED
             protection = mmap.PROT_READ | (mmap.PROT_WRITE if private else 0)
             self.require_whole()
-            mapping = open_with_room(partial(mmap.mmap, self.fd, self.size, flags=flags, prot=protection))
-            found = np.ndarray(self.size, np.uint8, mapping)  # without the memoryview of `frombuffer`
-            if private:  # of two threads one keeps its mapping: no lock, which a fork could inherit locked
-                found = self._private.setdefault(private, found)
-            else:
-                self._shared = found
+            made = open_with_room(partial(mmap.mmap, self.fd, self.size, flags=flags, prot=protection))
+            # of two threads one keeps its mapping: no lock, which a fork could inherit locked
+            found = self._mappings.setdefault(private, made)
         self.require_whole()
         return found
 
@@ -309,7 +305,7 @@ class LocalFile:
 
     def close(self) -> None:
         """Close the descriptor. Views stay valid until the last of them is dropped."""
-        self._shared, self._private = None, {}
+        self._mappings = {}
         self._maps = False
         self.__del__()
 

@@ -224,7 +224,7 @@ class FileTokens(Tokens):
         # private: writable and of the signed dtype; the file never changes
         views = self._views[private]
         if views is None:
-            data, itemsize = self.file.flat(private), self.dtype.itemsize
+            data, itemsize = self.file.mapping(private), self.dtype.itemsize
             kind, runs = signed(self.dtype) if private else self.dtype, self.extents.runs if data is not None else ()
             views = [np.ndarray((n, self.unit), kind, data, base, (stride, itemsize)) for base, stride, n in runs]
             self._views = (self._views[0], views) if private else (views, self._views[1])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy
 from zb_hdf5.field import Fields, parse_fields
@@ -93,85 +93,76 @@ def open_reader(
     OSError
         If it cannot be opened.
     """
-    windows = any_path(path), batch_size, seq_len, overlap
-    return _open_cached(_Wanted(*windows, backend, access, verify, dataset, split, cache, cache_bytes))
+    shape, is_stream_shape = (batch_size, seq_len, overlap), None not in (batch_size, seq_len) or overlap > 0
+    return _open_cached(
+        any_path(path), shape, is_stream_shape, cache=cache, cache_bytes=cache_bytes, backend=backend, split=split,
+        access=access, verify=verify, dataset=dataset,
+    )  # fmt: skip
 
 
 def open_for_loader(
     path: str | os.PathLike[str], batch_size: int | None, seq_len: int | None, overlap: int, **options: Any
 ) -> BatchReader:
     """Open a path as `open_reader` does, whatever it holds: only a stream takes the shape."""
-    if batch_size is None or seq_len is None:
-        batch_size, seq_len, overlap = None, None, 0
-    return _open_cached(_Wanted(any_path(path), batch_size, seq_len, overlap, **options, for_loader=True))
+    shape = (None, None, 0) if None in (batch_size, seq_len) else (batch_size, seq_len, overlap)
+    return _open_cached(any_path(path), shape, False, **options)
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """The arguments of `open_reader`; `for_loader`: batches may be asked for in another shape than they have."""
-
-    path: Path
-    batch_size: int | None
-    seq_len: int | None
-    overlap: int
-    backend: str
-    access: str
-    verify: str
-    dataset: str | None
-    split: str | None
-    cache: str | os.PathLike[str] | None
-    cache_bytes: int | str | None
-    for_loader: bool = False
-
-    def __post_init__(self) -> None:
-        require_options(self.access, self.verify)
-        require_choice("backend", self.backend, ("auto", *FORMATS))
-        require_remote_access(self.path, self.access)
+#: Batch size, sequence length and overlap, as they are asked for.
+_Shape: TypeAlias = tuple[int | None, int | None, int]
 
 
-def _open_cached(wanted: _Wanted) -> BatchReader:
+def _open_cached(
+    path: Path, shape: _Shape, is_stream_shape: bool, *, cache: str | os.PathLike[str] | None,
+    cache_bytes: int | str | None, backend: str, **how: Any,
+) -> BatchReader:  # fmt: skip
     """Return the reader, behind a cache where one is asked for."""
-    if wanted.cache is None:
-        if wanted.cache_bytes is not None:
-            raise ArgumentError(f"{wanted.path}: cache_bytes={wanted.cache_bytes!r} needs a cache folder: pass cache")
-        return _open(wanted)
+    require_options(how["access"], how["verify"])
+    require_choice("backend", backend, ("auto", *FORMATS))
+    require_remote_access(path, how["access"])
+    if cache is None:
+        if cache_bytes is not None:
+            raise ArgumentError(f"{path}: cache_bytes={cache_bytes!r} needs a cache folder: pass cache")
+        return _open(path, shape, is_stream_shape, backend, **how)
     from zb_hdf5.store.cache import Cache
 
-    folder = Cache.of(wanted.cache, wanted.cache_bytes)
-    reader = _open(wanted)
+    folder = Cache.of(cache, cache_bytes)
+    reader = _open(path, shape, is_stream_shape, backend, **how)
     with on_failure(reader.close):
         folder.attach(reader)
     return reader
 
 
-def _open(wanted: _Wanted) -> BatchReader:
-    index, in_folder = None, wanted.path.is_dir() or wanted.path.name == INDEX_NAME
-    shaped, is_plain = wanted.batch_size is not None and wanted.seq_len is not None, wanted.dataset is None
+def _open(
+    path: Path, shape: _Shape, is_stream_shape: bool, backend: str, *, split: str | None, **how: Any
+) -> BatchReader:
+    """Open a path; `how` has access, verify and dataset. Only a stream is cut into a stream shape."""
+    index, in_folder, dataset = None, path.is_dir() or path.name == INDEX_NAME, how["dataset"]
     if in_folder:
-        if not is_plain:
-            raise BackendError(f"{wanted.path}: dataset={wanted.dataset!r} needs an HDF5 file, found a folder")
-        wanted, index = _of_backend(wanted)
+        if dataset is not None:
+            raise BackendError(f"{path}: dataset={dataset!r} needs an HDF5 file, found a folder")
+        path, backend, index = _of_backend(path, backend)
     # without a shape a lone HDF5 file is taken for batches, which saves a look into it; its reader refuses a stream
-    looks = in_folder or (is_plain and (shaped or wanted.path.suffix not in {b.suffix for b in backends().values()}))
-    if index.holds_stream if index else looks and is_stream(wanted.path, wanted.backend):
-        return _open_windows(wanted, index)
-    refused = not (wanted.backend == "auto" or wanted.backend in backends())
-    refused |= (shaped or wanted.overlap > 0) and not wanted.for_loader
-    if refused and (in_folder or is_plain):
-        raise ArgumentError(f"{wanted.path}: is no token stream: its batches have the shape that they were stored with")
-    return _open_store(wanted, index or ShardIndex.load(wanted.path)) if in_folder else _open_file(wanted)
+    is_batches = None in shape and path.suffix in {row.suffix for row in backends().values()}
+    looks = in_folder or (dataset is None and not is_batches)
+    if index.holds_stream if index else looks and is_stream(path, backend):
+        return _open_windows(path, index, shape, backend, split, how)
+    if (is_stream_shape or backend not in ("auto", *backends())) and (in_folder or dataset is None):
+        raise ArgumentError(f"{path}: is no token stream: its batches have the shape that they were stored with")
+    if in_folder:
+        return _open_store(path, index or ShardIndex.load(path), backend, split, how)
+    return _open_file(path, shape, backend, split, how)
 
 
-def _of_backend(wanted: _Wanted) -> tuple[_Wanted, ShardIndex | None]:
-    """Return the index of a folder, of the wanted format if it has a store for each, named by it; "auto": HDF5."""
-    path = wanted.path
+def _of_backend(path: Path, backend: str) -> tuple[Path, str, ShardIndex | None]:
+    """Return a store and its index: of this format if the folder has one for each, named by it; "auto": of HDF5."""
     if find_index(path):
-        return wanted, ShardIndex.load(path)
+        return path, backend, ShardIndex.load(path)
     found = {name: ShardIndex.load(path / name) for name in backends() if (path / name / INDEX_NAME).exists()}
     if not found:
-        return wanted, None
+        return path, backend, None
     preferred = "hdf5" if "hdf5" in found else next(iter(found))
-    name = preferred if wanted.backend == "auto" else wanted.backend
+    name = preferred if backend == "auto" else backend
     if name not in found:
         raise BackendError(f"{path}: asked for backend {name!r}, found stores of {' and '.join(sorted(found))}")
     known = {each: content_fingerprint(index.table.values["sha256"], index.meta) for each, index in found.items()}
@@ -181,77 +172,75 @@ def _of_backend(wanted: _Wanted) -> tuple[_Wanted, ShardIndex | None]:
             f"{path}: expected the same tokens in {name} and {other}, found fingerprints {known[name]} and "
             f"{known[other]}; convert one of them again"
         )
-    return replace(wanted, path=path / name, backend=name), found[name]
+    return path / name, name, found[name]
 
 
-def _open_file(wanted: _Wanted) -> BatchReader:
-    path = wanted.path
-    if wanted.split not in (None, DEFAULT_SPLIT) and path.exists():
-        raise ArgumentError(f"{path}: split={wanted.split!r} needs a store, found one file")
+def _open_file(path: Path, shape: _Shape, backend: str, split: str | None, how: dict[str, Any]) -> BatchReader:
+    if split not in (None, DEFAULT_SPLIT) and path.exists():
+        raise ArgumentError(f"{path}: split={split!r} needs a store, found one file")
     if not isinstance(path, RemotePath) and not path.exists() and partial_path(path).exists():
         raise FileNotFoundError(
             f"{path} is not finished: {path.name}{PARTIAL_SUFFIX} in its folder is being written, or its writer died"
         )
-    found = detect_backend(path)
-    if wanted.backend not in ("auto", found):
-        facts = f"{path}: asked for backend {wanted.backend!r}, found a {found!r} file"
+    found, dataset = detect_backend(path), how["dataset"]
+    if backend not in ("auto", found):
+        facts = f"{path}: asked for backend {backend!r}, found a {found!r} file"
         raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=found)
-    if wanted.dataset is None:
-        reader = FORMATS[found].open(path, access=wanted.access, verify=wanted.verify)
-        reader.record_documents = StoreDocuments.of_file(reader, wanted.verify) if reader.complete else None
+    if dataset is None:
+        reader = FORMATS[found].open(path, access=how["access"], verify=how["verify"])
+        reader.record_documents = StoreDocuments.of_file(reader, how["verify"]) if reader.complete else None
         return reader
     if FORMATS[found].tokens_only:
-        raise BackendError(f"{path}: dataset={wanted.dataset!r} needs an HDF5 file, found a {found!r} file")
-    if is_stream(path, dataset=wanted.dataset):
-        return _open_windows(wanted, None)
+        raise BackendError(f"{path}: dataset={dataset!r} needs an HDF5 file, found a {found!r} file")
+    if is_stream(path, dataset=dataset):
+        return _open_windows(path, None, shape, backend, None, how)
     from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
 
-    reader = HDF5Reader(path, wanted.access, wanted.verify, dataset=wanted.dataset)
-    if wanted.batch_size is not None and reader.batch_size == 1:  # records
-        reader.meta = replace(reader.meta, batch_size=wanted.batch_size)
-        reader.num_batches //= wanted.batch_size
+    reader = HDF5Reader(path, **how)
+    if shape[0] is not None and reader.batch_size == 1:  # records
+        reader.meta = replace(reader.meta, batch_size=shape[0])
+        reader.num_batches //= shape[0]
     return reader
 
 
-def _open_windows(wanted: _Wanted, index: ShardIndex | None) -> BatchReader:
-    path, batch_size, seq_len = wanted.path, wanted.batch_size, wanted.seq_len
-    kind = index.table.values["backend"][0] if index else stream_format(path, wanted.backend, wanted.dataset)
+def _open_windows(
+    path: Path, index: ShardIndex | None, shape: _Shape, backend: str, split: str | None, how: dict[str, Any]
+) -> BatchReader:
+    batch_size, seq_len, overlap = shape
+    kind = index.table.values["backend"][0] if index else stream_format(path, backend, how["dataset"])
     if batch_size is None or seq_len is None:
         if kind == "npy":
             stream_index(path)  # raises for arrays that are no streams
         raise ArgumentError(f"{path}: is a token stream: pass batch_size and seq_len for windows over it")
-    if wanted.backend not in ("auto", kind):
-        raise BackendError(f"{path}: asked for backend {wanted.backend!r}, found a {kind!r} stream")
-    _require_digests(wanted)
-    index, identities = stream_index(path, wanted.split, wanted.dataset, index)
-    return StoreReader(
-        path, index, access=wanted.access, verify=wanted.verify, windows=(batch_size, seq_len, wanted.overlap),
-        dataset=wanted.dataset, identities=identities,
-    )  # fmt: skip
+    if backend not in ("auto", kind):
+        raise BackendError(f"{path}: asked for backend {backend!r}, found a {kind!r} stream")
+    _require_digests(path, split, how["verify"])
+    index, identities = stream_index(path, split, how["dataset"], index)
+    return StoreReader(path, index, windows=(batch_size, seq_len, overlap), identities=identities, **how)
 
 
-def _require_digests(wanted: _Wanted) -> None:
-    if wanted.verify == "store":
+def _require_digests(path: Path, split: str | None, verify: str) -> None:
+    if verify == "store":
         from zb_hdf5.store.verify import require_digests
 
-        require_digests(wanted.path, wanted.split)
+        require_digests(path, split)
 
 
-def _open_store(wanted: _Wanted, index: ShardIndex) -> BatchReader:
-    if isinstance(wanted.path, RemotePath) and not index.complete:
-        raise IncompleteError(f"{wanted.path}: is still written: a store that grows is read on its own machine only")
-    _require_digests(wanted)
-    folder, index = wanted.path if wanted.path.is_dir() else wanted.path.parent, index.of_split(wanted.split)
+def _open_store(path: Path, index: ShardIndex, backend: str, split: str | None, how: dict[str, Any]) -> BatchReader:
+    if isinstance(path, RemotePath) and not index.complete:
+        raise IncompleteError(f"{path}: is still written: a store that grows is read on its own machine only")
+    _require_digests(path, split, how["verify"])
+    folder, index = path if path.is_dir() else path.parent, index.of_split(split)
     require_files(folder, index)
-    for path, backend in zip(index.table.values["path"], index.table.values["backend"], strict=True):
-        if wanted.backend not in ("auto", backend):
-            facts = f"{folder / path}: asked for backend {wanted.backend!r}, found {backend!r}"
-            raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=backend)
+    for name, found in zip(index.table.values["path"], index.table.values["backend"], strict=True):
+        if backend not in ("auto", found):
+            facts = f"{folder / name}: asked for backend {backend!r}, found {found!r}"
+            raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=found)
     if index.complete:
-        return StoreReader(folder, index, access=wanted.access, verify=wanted.verify)
+        return StoreReader(folder, index, **how)
     from zb_hdf5.store.live import LiveReader  # h5py, which a finished store does not need
 
-    return LiveReader(folder, index, wanted.access, wanted.verify)
+    return LiveReader(folder, index, how["access"], how["verify"])
 
 
 def open_writer(

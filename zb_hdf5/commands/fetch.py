@@ -20,14 +20,13 @@ from urllib.parse import unquote, urlsplit
 
 from zb_hdf5.errors import ArgumentError, ChecksumError, FormatError, UnavailableError, ZbError
 from zb_hdf5.files.objects import SCHEMES, RemoteObject
-from zb_hdf5.files.paths import local_path
+from zb_hdf5.files.paths import local_path, on_failure
 from zb_hdf5.files.publishing import PartialFile, write_fully
 
 _DIGEST_LINE: Final = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
 #: A strong ETag, or a time of change as the client has it where there is none; 1970 stands for neither.
 _VERSION: Final = re.compile(r'".*|(?!1970)\d{4}-.*')
-#: Called with the URL, the bytes received since the last call, and the size of the file.
-Advance = Callable[[str, int, int], None]
+Advance = Callable[[str, int, int], None]  # URL, bytes received since the last call, size of the file
 
 
 @dataclass
@@ -42,15 +41,10 @@ class FetchReport:
 
 
 def fetch_shards(
-    template: str,
-    count: int,
-    folder: str | os.PathLike[str] = ".",
-    *,
-    first: int = 0,
-    workers: int = 4,
+    template: str, count: int, folder: str | os.PathLike[str] = ".", *, first: int = 0, workers: int = 4,
     sha256: Mapping[str, str] | None = None,  # hexadecimal digests by file name
     progress: Callable[[int, int], None] = lambda received, expected: None,
-) -> list[FetchReport]:
+) -> list[FetchReport]:  # fmt: skip
     """Download `count` files of a URL template that lack their final name; one that fails stops no other."""
     folder = local_path(folder)
     reports = _reports(template, range(first, first + count), folder, sha256)
@@ -66,24 +60,19 @@ def fetch_shards(
 
     def fetch(report: FetchReport) -> None:
         path = Path(report.path)
-        try:
-            if not path.is_file():
-                _download(report.url, path, None if sha256 is None else sha256[path.name], advance)
-                report.fetched = True
-            report.byte_count = path.stat().st_size
-        except FileNotFoundError as error:
-            report.problem = UnavailableError(f"{report.url}: {error.strerror}")
-        except ZbError as error:
-            report.problem = error
-        except BaseException:  # no failure of the server: it ends all downloads
-            stopped.set()
-            raise
+        with on_failure(stopped.set):  # no failure of the server: it ends all downloads
+            try:
+                if not path.is_file():
+                    _download(report.url, path, None if sha256 is None else sha256[path.name], advance)
+                    report.fetched = True
+                report.byte_count = path.stat().st_size
+            except FileNotFoundError as error:
+                report.problem = UnavailableError(f"{report.url}: {error.strerror}")
+            except ZbError as error:
+                report.problem = error
 
-    with ThreadPoolExecutor(workers, thread_name_prefix="zb-fetch") as pool:
-        try:
-            list(pool.map(fetch, reports))
-        finally:  # after Ctrl+C as well: the threads end after their current read
-            stopped.set()
+    with ThreadPoolExecutor(workers, thread_name_prefix="zb-fetch") as pool, on_failure(stopped.set):
+        list(pool.map(fetch, reports))  # after Ctrl+C as well: the threads end after their current read
     return reports
 
 
@@ -130,36 +119,30 @@ def _download(url: str, path: Path, sha256: str | None, advance: Advance) -> Non
     """Download one file, going on with the bytes of an earlier run that are of the version on the server."""
     file = PartialFile(path, resume=True)
     version = file.partial_path.with_name(f"{file.partial_path.name}.version")
-    try:
+    with on_failure(lambda: (file.keep if version.exists() else file.discard)()):
         try:
             _receive(url, file.fd, version, sha256, advance)
-        except FormatError:  # another version
-            version.unlink(missing_ok=True)
+        except FormatError:  # it was replaced meanwhile
             _receive(url, file.fd, version, sha256, advance)
         with open(file.fd, "rb", closefd=False) as complete:
-            complete.seek(0)
             if sha256 and (found := hashlib.file_digest(complete, "sha256").hexdigest()) != sha256:
                 version.unlink()
                 raise ChecksumError(f"{url}: expected sha256 {sha256}, found {found}")
         file.publish()
-    except BaseException:
-        (file.keep if version.exists() else file.discard)()
-        raise
     version.unlink()
 
 
 def _receive(url: str, fd: int, version: Path, sha256: str | None, advance: Advance) -> None:
-    """Append the missing bytes to a partial file, which is emptied if their version is not known."""
-    known = tuple(json.loads(version.read_text(encoding="utf-8"))) if version.exists() else None
-    source = RemoteObject(url, known)
+    """Append the missing bytes to a partial file, which is emptied unless they are of the version on the server."""
+    source = RemoteObject(url)
     size, tag = source.identity
-    if not _VERSION.fullmatch(tag) and sha256 is None:
+    is_version, identity = _VERSION.fullmatch(tag), json.dumps(source.identity)
+    if not is_version and sha256 is None:
         raise UnavailableError(f"{url}: the server sends no strong ETag and no time of change; pass --sha256-file")
-    offset = os.fstat(fd).st_size
-    if known is None or not _VERSION.fullmatch(tag) or offset > size:
-        os.ftruncate(fd, 0)
-        offset = 0
-    version.write_text(json.dumps(source.identity), encoding="utf-8")
+    is_same = is_version and version.exists() and version.read_text(encoding="utf-8") == identity
+    offset = min(size, os.fstat(fd).st_size) if is_same else 0
+    os.ftruncate(fd, offset)
+    version.write_text(identity, encoding="utf-8")
     advance(url, 0, size)
     for part in source.parts(offset):
         write_fully(fd, part, offset)

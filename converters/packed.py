@@ -27,7 +27,7 @@ from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, rang
 from zb_hdf5.documents.table_file import DocumentsWriter
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import disk_errors, scratch_directory
-from zb_hdf5.files.tokens import Converted
+from zb_hdf5.files.tokens import Converted, TokenRun
 from zb_hdf5.loaders.order import GlobalOrder, Order, SequentialOrder, write_order
 from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_DOCUMENT, SHARD_PREFIX, TokenArray, documents_path, stored_dtype
 from zb_hdf5.store.opening import stream_format
@@ -278,8 +278,17 @@ class PackedRows:
         column, size = self._columns[name]
         flat, starts = out.reshape(-1), (in_row * seq_len + columns) * size
         offsets, stops = plan.offsets[pieces] * size, starts + lengths * size
-        runs = zip(offsets.tolist(), starts.tolist(), stops.tolist(), strict=True)
-        column.read([(offset, flat[start:stop]) for offset, start, stop in runs])
+        firsts, waiting = column.starts, list[TokenRun]()
+        files = np.searchsorted(firsts, offsets, side="right") - 1
+        mapped = {file: column.open_file(file, firsts[file]).flat() for file in np.unique(files).tolist()}
+        runs = zip(files.tolist(), offsets.tolist(), starts.tolist(), stops.tolist(), strict=True)
+        for file, offset, start, stop in runs:  # documents are short: to read each would take three times as long
+            tokens, begin = mapped[file], offset - firsts[file]
+            if tokens is None or begin + stop - start > len(tokens):
+                waiting.append((offset, flat[start:stop]))
+            else:
+                flat[start:stop] = tokens[begin : begin + stop - start]
+        column.read(waiting)
 
     def read_pieces(self, rows: npt.NDArray[np.int64]) -> Pieces:
         """Return which parts of documents lie in some rows: what was packed is cut where a document begins."""

@@ -7,7 +7,7 @@ import numpy as np
 from zb_hdf5 import HDF5ShardWriter, open_reader, open_writer, verify_store
 from zb_hdf5.commands.rows import open_to_look
 from zb_hdf5.commands.statistics import measure
-from zb_hdf5.store.streams import index_files
+from zb_hdf5.store.rebuild import index_files
 
 BACKENDS_OF = {"batch store": ("batch",), "hdf5 store": ("hdf5",), "mixed store": ("batch", "hdf5")}
 

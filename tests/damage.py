@@ -10,7 +10,7 @@ from source_tokens import ALL, spans_of
 
 from zb_hdf5 import HDF5ShardWriter, Loader, convert, open_reader
 from zb_hdf5.errors import ZbError
-from zb_hdf5.store.streams import index_files
+from zb_hdf5.store.rebuild import index_files
 
 HOW = {"rank": 0, "world_size": 1, "documents": ALL, "spans": True, "targets": True, "seed": 3, "prefetch": 0}
 LENGTHS = np.random.default_rng(7).integers(0, 60, 150).tolist()

@@ -14,8 +14,8 @@ import zb_hdf5
 from zb_hdf5.commands.fetch import fetch_shards
 from zb_hdf5.compat import list_parquet_files, parquets_iter_batched, tokenizing_distributed_data_loader
 from zb_hdf5.store.live import LiveStoreWriter
+from zb_hdf5.store.rebuild import index_files
 from zb_hdf5.store.repair import repair_file, repair_store
-from zb_hdf5.store.streams import index_files
 from zb_hdf5.text.corpus import open_documents
 
 META = zb_hdf5.StoreMeta(4, 512, np.dtype("<u4"))

@@ -47,8 +47,8 @@ if TYPE_CHECKING:  # the one table of public names: type checkers read it here, 
     from zb_hdf5.store.index import ShardIndex as ShardIndex
     from zb_hdf5.store.opening import open_reader as open_reader
     from zb_hdf5.store.opening import open_writer as open_writer
+    from zb_hdf5.store.rebuild import rebuild_index as rebuild_index
     from zb_hdf5.store.repair import repair as repair
-    from zb_hdf5.store.streams import rebuild_index as rebuild_index
     from zb_hdf5.store.verify import verify_store as verify_store
     from zb_hdf5.text.tokenizers import Tokenizer as Tokenizer
     from zb_hdf5.text.tokenizers import load_tokenizer as load_tokenizer

@@ -33,7 +33,7 @@ from zb_hdf5.commands.statistics import MAX_COUNTED_ID
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.console import printable
 from zb_hdf5.converters.cli import convert
-from zb_hdf5.store.streams import index_files
+from zb_hdf5.store.rebuild import index_files
 from zb_hdf5.text.tokenizers import NEWLINE, load_tokenizer, readable, readable_runs, tokenizer_of
 
 BYTE = load_tokenizer("byte")

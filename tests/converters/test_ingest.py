@@ -33,7 +33,7 @@ from zb_hdf5.converters.run import run as run_one
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.loaders.order import write_order
 from zb_hdf5.spec import NOT_KNOWN, documents_path
-from zb_hdf5.store.streams import index_files, rebuild_index
+from zb_hdf5.store.rebuild import index_files, rebuild_index
 from zb_hdf5.text.corpus import open_documents
 
 pytest_plugins = ["corpus"]  # the fixtures `texts` and `files`

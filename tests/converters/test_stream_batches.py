@@ -25,7 +25,7 @@ from zb_hdf5.converters.cli import convert as command
 from zb_hdf5.converters.engines import open_engine
 from zb_hdf5.errors import ConvertError
 from zb_hdf5.spec import documents_path
-from zb_hdf5.store.streams import index_files
+from zb_hdf5.store.rebuild import index_files
 from zb_hdf5.store.verify import verify_store
 
 LENGTHS = [5, 17, 3, 0, 8, 40, 1, 1, 22, 9, 30]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from zb_hdf5 import FormatError, MmapTokenStore, ShardIndex, StoreMeta, open_reader, open_writer, verify_store
-from zb_hdf5.store.streams import add_crc32_file
+from zb_hdf5.store.rebuild import add_crc32_file
 
 DATA = Path(__file__).parents[1] / "data"
 TOKENS = np.array([

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from examples import examples
 from zb_hdf5 import ArgumentError, DocumentLoader, HDF5ShardWriter, MmapTokenStore, StateError, load_tokenizer
-from zb_hdf5.store.streams import index_files
+from zb_hdf5.store.rebuild import index_files
 
 BOUNDARY = 60_000
 LENGTHS = np.random.default_rng(3).integers(0, 25, 140).tolist()

@@ -30,7 +30,7 @@ from zb_hdf5.converters import run as pipe
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.documents.document import DocumentRows
 from zb_hdf5.errors import BackendError
-from zb_hdf5.store.streams import index_files
+from zb_hdf5.store.rebuild import index_files
 
 HOW = {"rank": 0, "world_size": 1, "shuffle": "records", "seed": 7}
 EVERYTHING = {"targets": True, "fields": ("number", "pair"), "documents": ALL, "spans": True}

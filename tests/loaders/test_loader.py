@@ -17,7 +17,7 @@ from zb_hdf5 import ArgumentError, BatchNativeLoader, Loader, StateError, ZbErro
 from zb_hdf5.converters.run import convert
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.loaders.order import SHUFFLES, GlobalOrder, make_order, resolve_rank
-from zb_hdf5.store.streams import add_crc32_file
+from zb_hdf5.store.rebuild import add_crc32_file
 
 B, S = 2, 4
 N = 23

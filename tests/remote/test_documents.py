@@ -16,7 +16,7 @@ from source_tokens import ALL
 
 from zb_hdf5 import DocumentLoader, HDF5ShardWriter, Loader, MixedLoader, convert, open_reader
 from zb_hdf5.errors import UnavailableError
-from zb_hdf5.store.streams import index_files
+from zb_hdf5.store.rebuild import index_files
 
 HOW = {"documents": ALL, "spans": True, "rank": 0, "world_size": 1}
 LENGTHS = [30, 40, 0, 7, 90, 3, 50, 61]

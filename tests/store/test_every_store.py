@@ -12,8 +12,8 @@ from damage import flip, flip_stored
 from zb_hdf5 import Loader, MixedLoader, ShardIndex, open_reader, rebuild_index, verify_store
 from zb_hdf5.commands.doctor import diagnose
 from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.store.rebuild import UNKNOWN_SHUFFLE
 from zb_hdf5.store.repair import repair
-from zb_hdf5.store.streams import UNKNOWN_SHUFFLE
 
 RNG = np.random.default_rng(5)
 TOKENS = RNG.choice(RNG.integers(0, 50_000, 16), 6000).astype("<u2")  # of few values: they shrink

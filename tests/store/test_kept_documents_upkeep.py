@@ -21,8 +21,8 @@ from zb_hdf5.documents.table_file import DocumentsWriter, PiecesWriter
 from zb_hdf5.errors import ChecksumError
 from zb_hdf5.spec import INDEX_NAME, documents_path, pieces_path
 from zb_hdf5.store.opening import open_writer
+from zb_hdf5.store.rebuild import index_files, rebuild_index
 from zb_hdf5.store.repair import repair
-from zb_hdf5.store.streams import index_files, rebuild_index
 
 B, S = 2, 8
 

@@ -21,8 +21,8 @@ from test_crash import WRITER, batches, names
 
 import zb_hdf5
 from zb_hdf5.spec import CRC32, INDEX_NAME
+from zb_hdf5.store.rebuild import rebuild_index
 from zb_hdf5.store.repair import repair_file, repair_store
-from zb_hdf5.store.streams import rebuild_index
 
 SHAPE = (4, 1024)
 

@@ -23,8 +23,8 @@ from zb_hdf5.commands.doctor import diagnose
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, Remedy
 from zb_hdf5.formats.registry import open_chunks
 from zb_hdf5.spec import CRC32, DOC_OFFSETS, INDEX_NAME
+from zb_hdf5.store.rebuild import index_files, rebuild_index
 from zb_hdf5.store.repair import repair, repair_file
-from zb_hdf5.store.streams import index_files, rebuild_index
 
 CHUNK = 64
 RANDOM = np.random.default_rng(11)

@@ -26,8 +26,8 @@ from zb_hdf5.compat import DatasetLoader, SlidingWindowDataloader
 from zb_hdf5.formats.registry import open_chunks
 from zb_hdf5.loaders.order import SHUFFLES
 from zb_hdf5.spec import NO_SHA256
+from zb_hdf5.store.rebuild import index_files
 from zb_hdf5.store.store_documents import StreamDocuments
-from zb_hdf5.store.streams import index_files
 
 TOKENS = np.random.default_rng(3).integers(0, 50_000, 5000)
 LENGTHS = np.array([0, 7, 1, 300, 0, 1992, 2000, 700])  # of documents; they sum to 5000

@@ -432,7 +432,7 @@ def rebuild(folder: Path, force: bool) -> Output:
     Example: zb index rebuild data/train
     """
     from zb_hdf5.formats.registry import FORMATS
-    from zb_hdf5.store.streams import ONLY_IN_SOME_FILES, UNKNOWN_SHUFFLE, rebuild_index
+    from zb_hdf5.store.rebuild import ONLY_IN_SOME_FILES, UNKNOWN_SHUFFLE, rebuild_index
 
     made = rebuild_index(folder, force=force)
     lost = ["shuffle", "source", "splits"] if made.shuffle == UNKNOWN_SHUFFLE else []
@@ -458,7 +458,7 @@ def crc32(files: tuple[Path, ...]) -> Output:
     \b
     Example: zb index crc32 data/train.batch
     """
-    from zb_hdf5.store.streams import add_crc32_file
+    from zb_hdf5.store.rebuild import add_crc32_file
 
     written = [(path, add_crc32_file(path)) for path in files]
     lines = [(str(path), f"wrote {made.name}" if made else "has its .crc32 already") for path, made in written]

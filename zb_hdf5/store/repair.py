@@ -56,7 +56,7 @@ from zb_hdf5.spec import (
     pieces_path,
 )
 from zb_hdf5.store.index import ShardEntry, ShardIndex
-from zb_hdf5.store.streams import REPAIRED, document_tables, entry_of
+from zb_hdf5.store.rebuild import REPAIRED, document_tables, entry_of
 
 #: The paths of the files that belong to the tokens of a file.
 SIDECARS = (pieces_path, documents_path, crc32_path)

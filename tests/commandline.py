@@ -22,9 +22,11 @@ def succeed(group, *arguments):
     return done
 
 
-def report_of(group, *arguments):
-    """Return the JSON that a command prints, which must succeed."""
-    return json.loads(succeed(group, *arguments, "--json").stdout)
+def report_of(group, *arguments, code=0):
+    """Return the JSON that a command prints, or its errors where it prints none."""
+    done = run(group, *arguments, "--json")
+    assert done.exit_code == code, done.output
+    return json.loads(done.stdout) if done.stdout else done.stderr
 
 
 def one_error(result, code=None):

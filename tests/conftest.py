@@ -115,7 +115,7 @@ def _no_descriptor_left_by_module(request, _helpers_of_multiprocessing):
 
 @pytest.fixture(autouse=True)
 def _no_descriptor_left_by_test(request, tmp_path_factory, _no_descriptor_left_by_module):
-    """What lies in a folder of the whole module may be open for the next test; the module's own guard looks at it."""
+    """Files in a folder of the whole module may be open for the next test; the module's own guard looks at them."""
     own = str(request.getfixturevalue("tmp_path")) if "tmp_path" in request.fixturenames else None
     shared = str(tmp_path_factory.getbasetemp())
     before = open_files()

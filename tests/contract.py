@@ -28,6 +28,13 @@ def random_tokens(num_batches, batch_size, seq_len, dtype="uint32", seed=0):
     return tokens
 
 
+def read_records(reader, numbers, length=None):
+    """Return records by their numbers, or shorter ones, in one read."""
+    out = np.zeros((len(numbers), length or reader.seq_len), reader.dtype)
+    reader.read_records_into(np.asarray(numbers, np.int64), out)
+    return out
+
+
 def is_refused(error, *uses, match=None):
     for use in uses:
         with pytest.raises(error, match=match):
@@ -60,9 +67,7 @@ def check_fields(reader, expected):
         check_sequence(found, batches)
         check_ranges(found, batches)
         numbers = np.random.default_rng(0).integers(0, found.num_records, 23)
-        out = np.zeros((len(numbers), found.seq_len), found.dtype)
-        found.read_records_into(numbers, out)
-        same(out, batches.reshape(-1, found.seq_len)[numbers])
+        same(read_records(found, numbers), batches.reshape(-1, found.seq_len)[numbers])
         crc32 = found.stored_crc32()
         if crc32 is not None:  # a store leaves them to its shards
             assert crc32.tolist() == [zlib.crc32(batch.tobytes()) for batch in batches]
@@ -181,9 +186,7 @@ def check_records(reader, expected):
         rows = expected.reshape(-1, length)
         every = np.arange(len(rows))
         for numbers in (every, every[::-1], np.random.default_rng(length).integers(0, len(rows), 23), every[:0]):
-            out = np.zeros((len(numbers), length), expected.dtype)
-            reader.read_records_into(numbers, out)
-            same(out, rows[numbers])
+            same(read_records(reader, numbers, length), rows[numbers])
         out = np.zeros((2, length), expected.dtype)
         for numbers in (np.array([0, len(rows)]), np.array([-1, 0])):
             is_refused(errors.BatchIndexError, lambda numbers=numbers, out=out: reader.read_records_into(numbers, out))
@@ -456,7 +459,7 @@ def check_states(make, expected):
 
 
 def check_refused_states(make, expected):
-    """What is no state of such a loader is refused, also by force, and nothing is taken over."""
+    """A value that is no state of such a loader is refused, also by force, and nothing is taken over."""
     with make() as loader:
         next(loader)
         state = loader.state_dict()

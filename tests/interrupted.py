@@ -1,4 +1,4 @@
-"""What stops in the middle of its work: an engine, a writer of a stream, a repair."""
+"""Stops in the middle of work: of an engine, a writer of a stream, a repair."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ def failing(number):
 
 
 class Stops(Exception):
-    """What it raises."""
+    """The error of an engine that stops."""
 
 
 class Failing(Engine):

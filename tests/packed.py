@@ -115,7 +115,25 @@ def _write(path, cells, pieces, lengths, spans, fields, batch_size):
     table.publish(tokens_sha256=sha256)
 
 
+def tokens_of(pieces):
+    """Return (piece, offset or None for padding, position in the piece) of each token, row by row."""
+    rows = []
+    for row in range(pieces.num_records):
+        cells = []
+        for piece in range(pieces.ends[row], pieces.ends[row + 1]):
+            last = piece + 1 == pieces.ends[row + 1]
+            length = (pieces.seq_len if last else int(pieces.columns[piece + 1])) - int(pieces.columns[piece])
+            offset = int(pieces.offsets[piece])
+            for place in range(length):
+                cells.append((piece, None if offset == NO_DOCUMENT else offset + place, place))
+        assert len(cells) == pieces.seq_len
+        rows.append(cells)
+    return rows
+
+
 def require_same_pieces(found, expected):
+    assert (found.ends.dtype, found.columns.dtype, found.offsets.dtype) == (np.int64, np.uint32, np.uint64)
+    assert found.seq_len == expected.seq_len
     for name in ("ends", "columns", "offsets"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
 

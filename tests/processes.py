@@ -94,6 +94,20 @@ def killed_after(function):
     assert in_forks(lambda: [function(), os.kill(os.getpid(), signal.SIGKILL)]) == ["died of SIGKILL"]
 
 
+def killed_when(condition, function):
+    """Call a function in a fork that is killed as soon as a condition holds."""
+    child = os.fork()
+    if child == 0:
+        try:
+            function()
+        finally:
+            os._exit(1)
+    while not condition():
+        assert os.waitpid(child, os.WNOHANG)[0] == 0, "it has ended"
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
 def _result_of(child, receiving):
     with open(receiving, "rb") as file:
         data = file.read()

@@ -202,7 +202,7 @@ def test_an_iterable_of_texts_is_tokenized_whole(folder):
     assert sorted(path.name for path in folder.iterdir()) == ["outputs"]  # and nothing else is left
 
 
-def test_what_is_no_text_is_refused(folder):
+def test_values_that_are_no_text_are_refused(folder):
     is_refused(ArgumentError, lambda: ShardedTokenizationPipeline("a text"), match="one text")
     is_refused(ArgumentError, lambda: ShardedTokenizationPipeline(["a text"], num_shards=0), match="num_shards")
     with pytest.raises(ArgumentError, match="document 1: expected a text, found 7"):

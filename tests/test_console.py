@@ -208,7 +208,7 @@ def test_the_handler_of_sigterm_is_restored(fails):
 @pytest.mark.parametrize(
     ("number", "code", "word"), [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted")]
 )
-def test_what_a_signal_ends_is_unwound_and_says_how_to_go_on(number, code, word):
+def test_work_that_a_signal_ends_is_unwound_and_its_error_names_the_way_on(number, code, word):
     def work():
         try:
             os.kill(os.getpid(), number)

@@ -113,13 +113,8 @@ def test_the_architecture_page_names_every_file():
     assert not paths - {name.rpartition("/")[2] for name in named}
 
 
-def test_every_command_is_documented_and_every_documented_or_shown_command_exists():
+def test_every_command_is_documented():
     assert {row[0] for row in rows_of("commands.md", "| command | does |")} == COMMANDS
-    options = {"help_option_names": ["-h", "--help"]}
-    helps = "\n".join(command.get_help(click.Context(command, **options)) for _, command in commands_of(zb))
-    examples = re.findall(r"Example: (.*)", helps)
-    assert len(examples) >= len(COMMANDS)
-    assert not [line for line in examples if not is_command(line)]
 
 
 @pytest.mark.parametrize("page", TEXT)

@@ -137,23 +137,17 @@ def test_a_batch_script_without_srun_is_one_process(data, tmp_path):
     assert "1 processes, from step 0 to 2, 100 steps an epoch" in text
 
 
-@pytest.fixture
-def documents(tmp_path):
-    """A stream of 60 documents of random tokens below 100."""
-    rng = np.random.default_rng(4)
-    lengths = rng.integers(3, 30, 60)
-    write_stream(tmp_path / "s.h5", rng.integers(0, 100, lengths.sum()), lengths, vocab_size=100)
-    return tmp_path / "s.h5"
-
-
 @pytest.mark.slow
-def test_the_logits_of_a_document_do_not_depend_on_its_row_mates(documents, monkeypatch):
+def test_the_logits_of_a_document_do_not_depend_on_its_row_mates(tmp_path, monkeypatch):
     """With the masks they are those of the document alone; without them other row-mates change them."""
     monkeypatch.syspath_prepend(EXAMPLE.parent)
     from train_gpt import GPT, model_inputs
 
+    rng, path = np.random.default_rng(4), tmp_path / "s.h5"
+    lengths = rng.integers(3, 30, 60)
+    write_stream(path, rng.integers(0, 100, lengths.sum()), lengths, vocab_size=100)
     wanted = ("cu_seqlens", "position_ids", "document_ids")
-    with Loader(documents, batch_size=4, seq_len=48, targets=True, documents=wanted, rank=0, world_size=1) as loader:
+    with Loader(path, batch_size=4, seq_len=48, targets=True, documents=wanted, rank=0, world_size=1) as loader:
         step = next(loader)
     torch.manual_seed(0)
     model = GPT(100, 48, 32, 2)

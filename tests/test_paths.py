@@ -140,7 +140,7 @@ def train(path, made):
 @pytest.mark.parametrize("kind", [str, Place])
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.thin
-def test_what_reads_takes_any_path(name, kind, made):
+def test_readers_take_any_path(name, kind, made):
     path, read = READERS[name]
     getattr(read(kind(str(made / path))), "close", lambda: None)()
 
@@ -148,7 +148,7 @@ def test_what_reads_takes_any_path(name, kind, made):
 @pytest.mark.parametrize("kind", [str, Place])
 @pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.thin
-def test_what_writes_takes_any_path(name, kind, made, tmp_path):
+def test_writers_take_any_path(name, kind, made, tmp_path):
     path, write = WRITERS[name]
     write(kind(str(tmp_path / path)), made)
     assert (tmp_path / path).exists()

@@ -67,7 +67,7 @@ def test_header_round_trip(meta, num_batches):
 
 @pytest.mark.parametrize("name", ["seed", "total_records"])
 @pytest.mark.parametrize("value", [2**32, 2**32 + 42, 2**64 - 1])
-def test_what_does_not_fit_32_bits_is_an_error_and_never_wrapped(name, value):
+def test_a_number_beyond_32_bits_is_an_error_and_never_wrapped(name, value):
     with pytest.raises(FormatError, match=f"{name} {value:,} does not fit"):
         pack_header(replace(META, **{name: value}), 2)
     meta = replace(META, seed=2**32 - 1, total_records=2**32 - 1)

@@ -1,4 +1,4 @@
-"""What helps: the library says it in the words of Python, the command line by the command to type."""
+"""Remedies: the library names them in the words of Python, the command line by the command to type."""
 
 import multiprocessing
 import os
@@ -26,7 +26,7 @@ def find_in_worker(path):
     raise ExistsError(f"{path}: exists already")
 
 
-def test_what_to_type_takes_the_place_of_the_words_but_not_in_a_quoted_error():
+def test_the_command_to_type_takes_the_place_of_the_words_but_not_in_a_quoted_error():
     assert set(TYPED) == set(Remedy)
     assert len(set(Remedy)) == len(list(Remedy))
     for remedy in Remedy:

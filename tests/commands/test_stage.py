@@ -1,8 +1,6 @@
 """zb stage: what it copies is what the loaders of these ranks read, and then they read nothing else."""
 
 import json
-import os
-import signal
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -11,6 +9,7 @@ import pytest
 from commandline import report_of, run_zb
 from contents import write_batches, write_stream
 from contract import assert_same, parts_of, random_tokens
+from processes import killed_when
 
 from zb_hdf5 import Loader, console, open_reader
 from zb_hdf5.commands.stage import runs_of
@@ -128,7 +127,7 @@ def test_windows_of_a_stream(targets, tmp_path, folder):
     require_in_cache(folder, path, rank=1, **options)
 
 
-def test_what_is_there_is_not_copied_again(store, folder, monkeypatch):
+def test_units_that_are_there_are_not_copied_again(store, folder, monkeypatch):
     with monkeypatch.context() as patch:
         times = iter(range(0, 10**6, 60))
         patch.setattr(console, "time", SimpleNamespace(monotonic=lambda: next(times)))
@@ -175,15 +174,11 @@ def test_wrong_usage_is_one_message(arguments, message, store, folder, tmp_path)
 def test_it_can_be_killed_and_goes_on(tmp_path, folder):
     tokens = random_tokens(1500, 4, 1024)
     write_batches(tmp_path / "large.h5", tokens)
-    pid = os.fork()
-    if pid == 0:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        zb.main(["stage", str(tmp_path / "large.h5"), str(folder), "--quiet"], standalone_mode=False)
-        os._exit(0)
-    while not any(path.stat().st_size for path in folder.glob("*/*.marks")):
-        pass
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    command = ["stage", str(tmp_path / "large.h5"), str(folder), "--quiet"]
+    killed_when(
+        lambda: any(path.stat().st_size for path in folder.glob("*/*.marks")),
+        lambda: zb.main(command, standalone_mode=False),
+    )
     with open_reader(tmp_path / "large.h5", cache=folder) as reader:
         column, out = column_of(reader), np.empty(tokens.shape[1:], tokens.dtype)
         there = [index for index in range(len(tokens)) if column.has(index)]

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from commandline import run_zb, succeed
+from commandline import report_of, run_zb, succeed
 from contents import write_batches
 from packed import write_packed
 
@@ -29,23 +29,8 @@ def rows_named(batch):
 
 
 def run(*arguments, code=0):
-    result = run_zb("which", *arguments, "--json")
-    assert result.exit_code == code, result.output
-    return json.loads(result.stdout)["batches"] if code == 0 else result.stderr
-
-
-def test_mixtures_are_answered_before_and_after_a_change_of_weights(store, tmp_path):
-    sources = {"a": store, "b": store / "shard-00001.h5"}
-    mixed = MixedLoader(sources, {"a": 1, "b": 1}, rank=0, world_size=1)
-    iterator = iter(mixed)
-    seen = [next(iterator) for _ in range(9)]
-    mixed.set_weights({"a": 1, "b": 5})
-    seen += [next(iterator) for _ in range(9)]
-    state = tmp_path / "state.json"
-    state.write_text(json.dumps(mixed.state_dict()))
-    for step in (0, 4, 8, 9, 17):
-        (batch,) = run(*(f"{name}={path}" for name, path in sources.items()), "--state", state, "--step", step)
-        np.testing.assert_array_equal(rows_named(batch), seen[step].numpy())
+    found = report_of(zb, "which", *arguments, code=code)
+    return found if code else found["batches"]
 
 
 def test_wrong_states_are_told(store, tmp_path):

@@ -2,14 +2,13 @@
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 from commandline import succeed
 from contents import batches_of
 
-from zb_hdf5 import ArgumentError, BackendError, ExistsError, convert, train_tokenizer
+from zb_hdf5 import ArgumentError, BackendError, ExistsError, convert
 from zb_hdf5.converters.batch_target import merge_parts
 from zb_hdf5.converters.cli import convert as command
 
@@ -31,7 +30,7 @@ def test_the_files_are_those_of_the_command(tokens, tmp_path):
     assert shards[0] == shards[1]
 
 
-def test_what_cannot_be_is_refused(tokens, tmp_path):
+def test_impossible_arguments_are_refused(tokens, tmp_path):
     convert(tokens, "hdf5", tmp_path / "x.h5", batch_size=4, seq_len=16)
     with pytest.raises(FileExistsError) as caught:
         convert(tokens, "hdf5", tmp_path / "x.h5", batch_size=4, seq_len=16)
@@ -63,23 +62,12 @@ def test_a_number_or_a_part_that_cannot_be_is_named(tokens, tmp_path, name, valu
     assert [path.name for path in tmp_path.iterdir()] == ["tokens.npy"]
 
 
-def test_files_in_folders_of_a_folder_are_found(tokens, tmp_path):
-    (tmp_path / "all/of/it").mkdir(parents=True)
-    tokens.rename(tmp_path / "all/of/it/tokens.npy")
-    convert(tmp_path / "all", "hdf5", tmp_path / "out", batch_size=4, seq_len=16, shuffle=False)
-    np.testing.assert_array_equal(np.concatenate(batches_of(tmp_path / "out")), ROWS)
+def test_a_folder_with_an_index_is_a_store_and_no_folder_of_arrays(tokens, tmp_path):
+    convert(tokens, "hdf5", tmp_path / "out", batch_size=4, seq_len=16, shuffle=False)
     (tmp_path / "out/below").mkdir()
     np.save(tmp_path / "out/below/other.npy", ROWS)
-    convert(tmp_path / "out", "batch", tmp_path / "copy", dtype="uint16")  # a store is a store
+    convert(tmp_path / "out", "batch", tmp_path / "copy", dtype="uint16")
     np.testing.assert_array_equal(np.concatenate(batches_of(tmp_path / "copy")), ROWS)
-
-
-@pytest.mark.parametrize("wrap", [str, Path, lambda path: [str(path)]])
-def test_a_tokenizer_is_trained_on_a_path(wrap, tmp_path):
-    pytest.importorskip("tokenizers")
-    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": f"{k} of many"}) + "\n" for k in range(40)))
-    report = train_tokenizer(wrap(tmp_path / "text.jsonl"), tmp_path / "tok.json", 260)
-    assert report.documents == 40
 
 
 def test_stores_and_streams_record_their_largest_id_and_copies_stay_equal(tokens, tmp_path):

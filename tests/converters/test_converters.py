@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from commandline import one_error, report_of, run
 from contents import batches_of, files_in, write_batches
+from contract import random_tokens
 from damage import flip_token
 from descriptors import open_files
 from hypothesis import given
@@ -168,7 +169,7 @@ PAD = ("--remainder", "pad")
     ("npy-to-hdf5", "out", (*PAD, "--vocab-size", 400, "--pad-id", 400), 2, ["pad_id"]),
     ("npy-to-batch", "o.batch", ("--seed", 2**32), 1, ["32 bits"]),
 ])  # fmt: skip
-def test_what_cannot_be_made_is_refused_and_nothing_is_left(command, target, options, code, messages, source, tmp_path):
+def test_an_impossible_target_is_refused_and_leaves_nothing(command, target, options, code, messages, source, tmp_path):
     result = run(convert, command, source, tmp_path / target, *SHAPE, *options)
     assert (result.exit_code, result.stdout, result.stderr.count("Error: ")) == (code, "", 1)
     assert all(message in result.stderr for message in messages), result.stderr
@@ -428,14 +429,6 @@ def test_a_malformed_npy_file_is_one_clear_error(content, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_missing_source_is_named(tmp_path):
-    for command in (*FROM_NPY, "hdf5-to-npy", "hdf5-to-batch", "batch-to-hdf5", "batch-to-npy"):
-        result = run(convert, command, tmp_path / "nowhere", tmp_path / "out")
-        assert result.exit_code == 2  # as of every command that is given such a path
-        assert "nowhere: no such file or folder" in result.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(("command", "suffix"), [("hdf5-to-batch", ".batch"), ("batch-to-hdf5", ".h5")])
 def test_a_source_of_the_other_format_is_refused(command, suffix, tmp_path):
     wrong = tmp_path / f"wrong{suffix}"
@@ -457,6 +450,19 @@ def test_batch_to_hdf5_and_back_is_the_identical_file(dtype, middle, shards, tmp
     assert (tmp_path / "a.batch").read_bytes() == (tmp_path / "b.batch").read_bytes()
     if middle == "middle.h5":
         assert there["sha256"] == back["sha256"]
+
+
+@pytest.mark.parametrize("target", ["hdf5", "batch"])
+@pytest.mark.parametrize("backend", ["hdf5", "batch"])
+@pytest.mark.parametrize("shape", [(4, 1024), (3, 1000)], ids=["packed", "padded"])
+def test_a_copy_of_a_copy_has_the_bytes_of_the_original(target, backend, shape, tmp_path):
+    source, first, second = (tmp_path / f"{k}{SUFFIXES[kind]}" for k, kind in enumerate((backend, target, target)))
+    tokens = random_tokens(40, *shape)
+    write_batches(source, tokens)
+    run_pipe(StoreSource(source, backend), target, first)
+    run_pipe(StoreSource(first, target), target, second)
+    assert first.read_bytes() == second.read_bytes()
+    np.testing.assert_array_equal(batches_of(first), tokens)
 
 
 def test_the_same_tokens_have_the_same_sha256_in_every_format_and_a_store_keeps_its_cut_and_its_story(
@@ -535,12 +541,13 @@ def test_a_damaged_store_is_refused(backend, target, options, source, tmp_path):
     assert not (tmp_path / name).exists()
 
 
-def test_damage_is_no_reason_to_lose_what_was_there(tmp_path):
+@pytest.mark.parametrize("number", [0, 5, 11])
+def test_damage_is_no_reason_to_lose_what_was_there(number, tmp_path):
     write_batches(tmp_path / "in.h5", numbered(48).reshape(12, 4, SEQ_LEN))
     write_batches(tmp_path / "out.batch", numbered(4, 99).reshape(1, 4, SEQ_LEN))
-    flip_token(tmp_path / "in.h5", 0)
+    flip_token(tmp_path / "in.h5", number)
     before = files_in(tmp_path)
-    fail(3, "hdf5-to-batch", tmp_path / "in.h5", tmp_path / "out.batch", "--force")
+    assert f"batch {number}" in fail(3, "hdf5-to-batch", tmp_path / "in.h5", tmp_path / "out.batch", "--force")
     assert files_in(tmp_path) == before
 
 
@@ -599,7 +606,7 @@ def test_a_foreign_dataset_is_converted_on_request(options, dtype, tmp_path):
         h5.attrs["seen"] = 1
 
 
-def test_what_is_no_3_d_integer_dataset_is_an_error(tmp_path):
+def test_a_dataset_without_integer_batches_is_an_error(tmp_path):
     path = foreign(tmp_path / "foreign.h5", numbered(24).reshape(6, 4, SEQ_LEN))
     for name in ("nothing", "data", "data/flat", "data/float", "", "/"):
         code = 2 if name == "data/flat" else 1  # a 1-D array is a stream, which needs --seq-len
@@ -626,7 +633,7 @@ def old(request, tmp_path):
     return tmp_path / request.param
 
 
-def test_what_exists_is_replaced_by_force_only_and_nothing_else_is_left(old, source, tmp_path):
+def test_an_older_output_is_replaced_by_force_only_and_nothing_else_is_left(old, source, tmp_path):
     before = files_in(tmp_path)
     assert "--force" in fail(1, "npy-to-hdf5", source, old, *SHAPE)
     assert files_in(tmp_path) == before
@@ -669,19 +676,20 @@ def test_force_never_deletes_a_folder_with_foreign_files(name, source, tmp_path)
     assert files_in(tmp_path) == before
 
 
-@pytest.mark.parametrize("name", ["out.h5", "out", "out/notes.txt"])
-def test_what_appears_during_the_conversion_is_kept(name, source, tmp_path):
+@pytest.mark.parametrize("name", ["out.h5", "out.batch", "out", "out/notes.txt"])
+def test_files_that_appear_during_the_conversion_are_kept(name, source, tmp_path):
     def appear(tokens):
         if not (tmp_path / name).exists():
             (tmp_path / name).write_text("precious")
 
     target, replaces = tmp_path / name.partition("/")[0], "/" in name
+    backend = "batch" if target.suffix == ".batch" else "hdf5"
     if replaces:
         succeed("npy-to-hdf5", source, target, *SHAPE)
     before = files_in(tmp_path)
     opened = NpySource([source], batch_size=4, seq_len=SEQ_LEN, seed=0)
     with pytest.raises(ConvertError, match="notes" if replaces else "exists"):
-        run_pipe(opened, "hdf5", target, overwrite=replaces, progress=appear)
+        run_pipe(opened, backend, target, overwrite=replaces, progress=appear)
     after = {path: data for path, data in files_in(tmp_path).items() if not path.startswith("out.partial/")}
     assert after == {**before, name: b"precious"}
 

@@ -4,13 +4,14 @@ import json
 import os
 import re
 import signal
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from commandline import one_error, report_of, succeed
 from commandline import run as run_command
-from contents import files_in
+from contents import batches_of, files_in
 from contract import is_refused
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
@@ -39,13 +40,15 @@ from zb_hdf5.text.corpus import open_documents
 pytest_plugins = ["corpus"]  # the fixtures `texts` and `files`
 
 BYTES = Recipe("byte", 256)
+run = partial(run_command, convert)
 
 
-def TextOptions(batch_size, seq_len, seed=42, shuffle=True, **more):
+def layout(batch_size, seq_len, seed=42, shuffle=True, **more):
     return {"batch_size": batch_size, "seq_len": seq_len, "seed": seed, "shuffle": shuffle, **more}
 
 
-SMALL = TextOptions(batch_size=2, seq_len=16, seed=5)
+SMALL = layout(batch_size=2, seq_len=16, seed=5)
+STREAM = {"target": "stream"}
 
 
 @pytest.fixture(autouse=True)
@@ -69,24 +72,19 @@ def expected_rows(texts, packing, seq_len, pad_id=256):
 
 
 def read_rows(path):
-    with zb_hdf5.open_reader(path) as reader:
-        return np.concatenate([reader.read_batch(i) for i in range(reader.num_batches)])
-
-
-def run(*arguments):
-    return run_command(convert, *arguments)
+    return np.concatenate(batches_of(path))
 
 
 def ingest(files, destination, recipe=BYTES, options=SMALL, engine=None, **how):
-    source, engine = TextSource(files, "jsonl", recipe), engine or Engine()
-    return run_conversion(source, "hdf5", destination, engine=engine, **options, **how)
+    source, how = TextSource(files, "jsonl", recipe), {"target": "hdf5", **options, **how}
+    return run_conversion(source, destination=destination, engine=engine or Engine(), **how)
 
 
 @pytest.mark.parametrize("packing", sorted(PACKINGS))
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.thin
 def test_stored_rows_are_the_packed_documents(tmp_path, files, texts, packing, shuffle):
-    options = TextOptions(2, 16, seed=5, packing=packing, shuffle=shuffle, num_shards=3)
+    options = layout(2, 16, seed=5, packing=packing, shuffle=shuffle, num_shards=3)
     report = ingest(files, tmp_path / "out", options=options)
     rows = expected_rows(texts, packing, 16)
     order = write_order(len(rows), 5).indices(np.arange(len(rows))) if shuffle else np.arange(len(rows))
@@ -105,7 +103,7 @@ def test_stored_rows_are_the_packed_documents(tmp_path, files, texts, packing, s
     sizes = [shard.num_batches for shard in index.shards]
     assert max(sizes) - min(sizes) <= 1
     if packing == "best-fit":  # in rows of 64 tokens each document is whole
-        ingest(files, tmp_path / "out.h5", options=TextOptions(2, 64, packing=packing))
+        ingest(files, tmp_path / "out.h5", options=layout(2, 64, packing=packing))
         parts = read_rows(tmp_path / "out.h5").clip(0, 255).astype(np.uint8).tobytes().split(b"\xff")
         assert sorted(part.decode() for part in parts if part) == sorted(texts)
 
@@ -148,7 +146,7 @@ def test_progress_of_a_file_that_is_one_row_group_moves_on(tmp_path, monkeypatch
 @pytest.mark.parametrize("last", [True, False])
 def test_splits_are_frozen_and_kept(tmp_path, files, texts, last):
     held_out = {"val_last_shard": True} if last else {"val_fraction": 0.3}
-    options = TextOptions(2, 16, shuffle=False, num_shards=2, **held_out)
+    options = layout(2, 16, shuffle=False, num_shards=2, **held_out)
     report = ingest(files, tmp_path / "out", options=options)
     index = zb_hdf5.ShardIndex.load(tmp_path / "out")
     splits = [shard.split for shard in index.shards]
@@ -174,7 +172,7 @@ def test_remainders(tmp_path, files, texts):
     rows = expected_rows(texts, "concat", 16)
     size = next(size for size in range(3, 40) if len(rows) % size)
     for remainder in ("drop", "pad"):
-        options = TextOptions(size, 16, shuffle=False, remainder=remainder, pad_id=7)
+        options = layout(size, 16, shuffle=False, remainder=remainder, pad_id=7)
         ingest(files, tmp_path / f"{remainder}.h5", options=options)
     whole = len(rows) // size * size
     assert np.array_equal(read_rows(tmp_path / "drop.h5"), rows[:whole])
@@ -183,11 +181,11 @@ def test_remainders(tmp_path, files, texts):
     assert np.all(padded[len(rows) :] == 7)
     assert len(padded) == whole + size
     with pytest.raises(zb_hdf5.ConvertError, match=r"packed rows \(train\) are no multiple of batch_size"):
-        ingest(files, tmp_path / "other", options=TextOptions(size, 16, remainder="error"))
+        ingest(files, tmp_path / "other", options=layout(size, 16, remainder="error"))
     with pytest.raises(zb_hdf5.ConvertError, match="do not fill one batch of 100000"):
-        ingest(files, tmp_path / "other", options=TextOptions(100_000, 16, remainder="drop"), resume=True)
+        ingest(files, tmp_path / "other", options=layout(100_000, 16, remainder="drop"), resume=True)
     # the tokens are kept for other arguments
-    ingest(files, tmp_path / "other", options=TextOptions(size, 16, shuffle=False, remainder="drop"), resume=True)
+    ingest(files, tmp_path / "other", options=layout(size, 16, shuffle=False, remainder="drop"), resume=True)
     assert np.array_equal(read_rows(tmp_path / "other"), rows[:whole])
     assert not list(tmp_path.glob("*.partial"))
 
@@ -209,7 +207,7 @@ def test_the_counts_balance(tmp_path_factory, lengths, packing, remainder, batch
     staged = [write_stream_of(folder, split, part) for split, part in parts.items() if sum(part)]
     assume(staged)
     index_files(staged, splits={path.name: path.stem for path in staged}).save(folder)
-    options = TextOptions(batch_size, seq_len, shuffle=shuffle, packing=packing, remainder=remainder)
+    options = layout(batch_size, seq_len, shuffle=shuffle, packing=packing, remainder=remainder)
     try:
         source = PackedSource(folder, folder, Conversion(None, "hdf5", "", **options))
     except zb_hdf5.ConvertError:  # not one batch of a split
@@ -246,7 +244,7 @@ def test_shards_say_which_documents_begin_in_them(tmp_path, packing):
     texts = ["#" + "x" * rng.integers(0, 70) for _ in range(150)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     files = open_documents([tmp_path / "a.jsonl"])
-    options = TextOptions(4, 16, packing=packing, num_shards=3, val_fraction=0.2)
+    options = layout(4, 16, packing=packing, num_shards=3, val_fraction=0.2)
     ingest(files, tmp_path / "out", options=options)
     index = zb_hdf5.ShardIndex.load(tmp_path / "out")
     begun = []
@@ -274,7 +272,7 @@ def test_shards_say_which_documents_begin_in_them(tmp_path, packing):
 
 
 def test_shards_that_are_cut_anew_do_not_say_which_documents_they_hold(tmp_path, files):
-    ingest(files, tmp_path / "out", options=TextOptions(2, 16, num_shards=3))
+    ingest(files, tmp_path / "out", options=layout(2, 16, num_shards=3))
     succeed(convert, "hdf5-to-batch", tmp_path / "out", tmp_path / "copy", "--shards", "2", "--tokens-only")
     index = json.loads((tmp_path / "copy/shards.json").read_text())
     assert (index["document_count"], index["shards"]["document_count"]) == (150, [NOT_KNOWN, NOT_KNOWN])
@@ -303,24 +301,27 @@ def test_the_report_says_what_is_padding_and_names_dropped_lines_and_no_row_is_d
 
 @pytest.mark.parametrize(("name", "options", "message"), [
     ("out", SMALL, "out: exists already"),
-    ("new", TextOptions(2, 16, packing="tight"), "packing must be one of concat, best-fit, pad, found 'tight'"),
-    ("new", TextOptions(2, 16, pad_id=257), r"pad_id: token id 257 at the padding is outside 0\.\.256"),
-    ("two.h5", TextOptions(2, 16, val_fraction=0.1), "is one file; name a folder"),
-    ("new", TextOptions(2, 16, num_shards=10**6), "batches cannot fill 1,000,000 shards"),
+    ("out", STREAM, "out: exists already"),
+    ("new", layout(2, 16, packing="tight"), "packing must be one of concat, best-fit, pad, found 'tight'"),
+    ("new", layout(2, 16, pad_id=257), r"pad_id: token id 257 at the padding is outside 0\.\.256"),
+    ("two.h5", layout(2, 16, val_fraction=0.1), "is one file; name a folder"),
+    ("new", layout(2, 16, num_shards=10**6), "batches cannot fill 1,000,000 shards"),
 ])  # fmt: skip
 def test_errors_come_before_the_work(tmp_path, files, name, options, message):
     (tmp_path / "out").mkdir()
     with pytest.raises((zb_hdf5.ConvertError, zb_hdf5.ArgumentError), match=message):
         ingest(files, tmp_path / name, options=options)
     (tmp_path / "corpus/bad.jsonl").write_text("{\nbad\n")
+    how = options if options is STREAM else SMALL
     with pytest.raises(zb_hdf5.ConvertError, match=r"no documents in 1 file \(2 bad JSON\)"):
-        ingest(open_documents([tmp_path / "corpus/bad.jsonl"]), tmp_path / "bad")
+        ingest(open_documents([tmp_path / "corpus/bad.jsonl"]), tmp_path / "bad", options=how)
     kept = ["new.tokens.partial"] if "num_shards" in options else []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", *kept, "out"]
 
 
 @pytest.mark.parametrize(("name", "options", "message"), [
-    ("corpus", SMALL, r"corpus: is or holds the source .*shard-0\.jsonl; choose another output"),
+    *(("corpus", options, r"corpus: is or holds the source .*shard-0\.jsonl; choose another output")
+      for options in (SMALL, STREAM)),
     ("out.npy", SMALL, r"out\.npy: expected a folder or a name that ends in \.h5"),
     ("out.h5", SMALL | {"shard_bytes": 64}, r"out\.h5: is one file; name a folder"),
     ("no/out", SMALL, "no such folder"),
@@ -482,12 +483,7 @@ def test_resume_of_a_finished_store_says_so(layout, tmp_path, files):
 
 
 def test_the_two_layouts_leave_each_other_alone(tmp_path, files):
-    def batches(path, **how):
-        return ingest(files, path, options=SMALL | {"num_shards": 4}, **how)
-
-    def stream(path, **how):
-        return run_conversion(TextSource(files, "jsonl", BYTES), "stream", path, **how)
-
+    batches, stream = (partial(ingest, files, options=how) for how in (SMALL | {"num_shards": 4}, STREAM))
     for name, one, other, tasks in (("out", stream, batches, 1), ("new", batches, stream, 6)):
         with pytest.raises(Stops):
             one(tmp_path / name, engine=Failing(tasks))
@@ -542,20 +538,19 @@ def test_a_killed_ingest_leaves_nothing_under_the_final_name(tmp_path, number):
 
 @pytest.mark.slow
 def test_real_text_packs_well(tmp_path):
-    """Of Python's sources, best-fit loses nothing and pads less than 2 %, where a document a row loses most of it."""
+    """Best-fit loses nothing of Python's sources and pads less than 2 %; a document a row loses most of them."""
     files = open_documents(sorted(Path(json.__file__).parent.parent.glob("*.py")), "text")
     for packing, lost in (("best-fit", False), ("pad", True)):
-        options = TextOptions(4, 2048, packing=packing, remainder="pad")
+        options = layout(4, 2048, packing=packing, remainder="pad")
         counts = run_conversion(TextSource(files, "text", BYTES), "hdf5", tmp_path / packing, **options).counts
         assert (sum(counts.dropped.values()) > 0.5 * counts.tokens_in) is lost
         assert (counts.padded < 0.02 * counts.tokens_in) or lost
 
 
 def test_a_loader_reads_one_split(tmp_path, files):
-    options = TextOptions(2, 16, val_fraction=0.3, num_shards=2)
+    options = layout(2, 16, val_fraction=0.3, num_shards=2)
     counts = ingest(files, tmp_path / "out", options=options).batches_of_split
-    with zb_hdf5.open_reader(tmp_path / "out") as reader:
-        stored = np.stack([reader.read_batch(i) for i in range(reader.num_batches)])
+    stored = batches_of(tmp_path / "out")
     how = {"rank": 0, "world_size": 1, "shuffle": "sequential"}
     train = np.stack([batch.numpy() for batch in zb_hdf5.Loader(tmp_path / "out", **how)])
     val = np.stack([batch.numpy() for batch in zb_hdf5.Loader(tmp_path / "out", split="val", **how)])

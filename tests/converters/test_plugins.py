@@ -10,6 +10,7 @@ import megatron_format
 import numpy as np
 import pytest
 import tok_format
+from contents import batches_of
 from contract import is_refused
 from interrupted import Failing, Stops
 
@@ -48,20 +49,14 @@ def tok(tmp_path):
     return path
 
 
-def content(path):
-    with zb_hdf5.open_reader(path) as reader:
-        return np.concatenate([batch.reshape(-1, 16) for batch in reader])
-
-
 @pytest.mark.parametrize("as_folder", [False, True])
 @pytest.mark.parametrize("target", ["hdf5", "batch"])
 def test_flat_tokens_are_shuffled_into_a_store(target, as_folder, tok, tmp_path, run):
     source = tok.parent if as_folder else tok
     report = zb_hdf5.convert(source, target, tmp_path / "here", **SHAPE, num_shards=3, dtype="uint16")
     assert (report.num_batches, report.counts.tokens_in) == (10, TOKENS.size)
-    np.testing.assert_array_equal(
-        content(tmp_path / "here"), TOKENS.reshape(-1, 16)[write_order(40, 3).indices(np.arange(40))]
-    )
+    order = write_order(40, 3).indices(np.arange(40))
+    np.testing.assert_array_equal(np.concatenate(batches_of(tmp_path / "here")), TOKENS.reshape(-1, 16)[order])
     options = [f"--{name.replace('_', '-')}={value}" for name, value in SHAPE.items()]
     run("convert", f"tok-to-{target}", source, tmp_path / "there", *options, "--shards", 3, "--dtype", "uint16")
     assert [report.problem for report in verify_store(tmp_path / "there")] == [None] * 3

@@ -1,27 +1,19 @@
 """Compressed targets and sources of conversions, and stores in another layout."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
-from contents import batches_of, write_batches
+from commandline import report_of
+from contents import batches_of, require_good, write_batches
 from packed import require_same_pieces
 
-from zb_hdf5 import ArgumentError, MmapTokenStore, ShardIndex, convert, open_reader, verify_store
+from zb_hdf5 import ArgumentError, MmapTokenStore, ShardIndex, convert, open_reader
 from zb_hdf5.converters.cli import convert as commands
 
+run = partial(report_of, commands)
 TEXTS = [f"{number} " + "once upon a time " * (number % 7) for number in range(120)]
-
-
-def run(*arguments, code=0):
-    result = CliRunner().invoke(commands, [*map(str, arguments), "--json"], catch_exceptions=False)
-    assert result.exit_code == code, result.output
-    return json.loads(result.stdout) if code == 0 else result.stderr
-
-
-def tokens_of(path, split=None):
-    return batches_of(path, split=split).reshape(-1)
 
 
 def codecs_of(path):
@@ -43,20 +35,16 @@ def packed(text, tmp_path):
     return tmp_path / "packed"
 
 
-def require_whole(path):
-    assert {report.outcome for report in verify_store(path)} == {"verified"}
-
-
 def test_text_becomes_compressed_batches_and_streams(text, packed, tmp_path):
-    require_whole(packed)
+    require_good(packed)
     assert set(codecs_of(packed)) == {"zstd:3"}
     run("jsonl-to-hdf5", text, tmp_path / "stream", "--tokenizer", "byte", "--layout", "stream", "--codec", "gzip:9")
-    require_whole(tmp_path / "stream")
+    require_good(tmp_path / "stream")
     assert codecs_of(tmp_path / "stream") == ["gzip:9"]
     with MmapTokenStore(tmp_path / "stream") as store:
         assert bytes(store.document(5)[:-1].tolist()).decode() == TEXTS[5]
     run("stream-to-hdf5", tmp_path / "stream", tmp_path / "again", "--seq-len", 64, "--codec", "zstd:1")
-    require_whole(tmp_path / "again")
+    require_good(tmp_path / "again")
     assert codecs_of(tmp_path / "again") == ["zstd:1"]
 
 
@@ -76,7 +64,7 @@ def test_a_finished_store_of_another_codec_is_no_result(text, packed, tmp_path):
 def test_a_store_is_compressed_or_not_and_keeps_everything(options, packed, tmp_path):
     given = [word for name, value in options.items() if value for word in (name, value)]
     run("hdf5-to-hdf5", packed, tmp_path / "other", *given)
-    require_whole(tmp_path / "other")
+    require_good(tmp_path / "other")
     assert set(codecs_of(tmp_path / "other")) == {options.get("--codec")}
     with open_reader(packed) as old, open_reader(tmp_path / "other") as new:
         np.testing.assert_array_equal(np.stack(list(new)), np.stack(list(old)))
@@ -89,10 +77,10 @@ def test_a_store_is_compressed_or_not_and_keeps_everything(options, packed, tmp_
 @pytest.mark.thin
 def test_another_layout_keeps_records_and_documents_of_each_split(batch_size, seq_len, packed, tmp_path):
     report = run("hdf5-to-hdf5", packed, tmp_path / "new", "--batch-size", batch_size, "--seq-len", seq_len)
-    require_whole(tmp_path / "new")
+    require_good(tmp_path / "new")
     lost = 0
     for split in ("train", "val"):
-        old, new = tokens_of(packed, split), tokens_of(tmp_path / "new", split)
+        old, new = (batches_of(path, split=split).reshape(-1) for path in (packed, tmp_path / "new"))
         np.testing.assert_array_equal(new, old[: len(new)])
         lost += len(old) - len(new)
         assert len(old) - len(new) < batch_size * seq_len
@@ -122,7 +110,7 @@ def test_compressed_batches_go_to_other_formats_and_layouts_with_fields_and_coun
         np.testing.assert_array_equal(np.stack(list(reader.field("mask"))), rows % 2)
         pairs = np.stack(list(reader.field("pair"))).reshape(5, 7, 6, 2)
         np.testing.assert_array_equal(pairs, np.stack([rows, rows + 1], -1))
-    require_whole(tmp_path / "y.h5")
+    require_good(tmp_path / "y.h5")
 
 
 def test_layouts_that_cannot_be_and_codecs_of_other_files_are_refused(packed, tmp_path):

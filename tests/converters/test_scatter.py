@@ -241,9 +241,6 @@ def test_memory_that_some_workers_cannot_keep_to_is_told(workers, memory, fits, 
     assert result.exit_code == (0 if fits else 2)
     assert ("64.0 MiB is too little for 2 processes" in result.stderr) is not fits
     assert (tmp_path / "out").exists() is fits
-    two_pass = ("--shuffle-method", "two-pass", "--memory", "70MiB", "--workers", 1, "--force")
-    result = run(convert, *command, *two_pass)
-    assert (result.exit_code, "bytes per process is too little" in result.stderr) == (2, True)
 
 
 def anonymous_bytes(session):

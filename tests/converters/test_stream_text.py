@@ -82,21 +82,6 @@ def test_splits_boundaries_and_long_documents(tmp_path, files, texts):
     assert report.counts.dropped == {"beyond --max-document-tokens": sum(map(len, texts)) - sum(map(len, cut))}
 
 
-def test_the_destination_never_replaces_the_text(tmp_path):
-    (tmp_path / "corpus").mkdir()
-    (tmp_path / "corpus/shard-00000.jsonl").write_text('{"text": "the only copy"}\n')
-    write = writing(open_documents([tmp_path / "corpus"]), BYTES)
-    with pytest.raises(ConvertError, match=r"corpus: is or holds the source .*shard-00000\.jsonl; choose another"):
-        write(tmp_path / "corpus", overwrite=True)
-    assert [path.name for path in (tmp_path / "corpus").iterdir()] == ["shard-00000.jsonl"]
-    (tmp_path / "out").mkdir()
-    is_refused(ConvertError, lambda: write(tmp_path / "out"), match="out: exists already")
-    (tmp_path / "empty.jsonl").write_text("bad\n")
-    with pytest.raises(ConvertError, match=r"no documents in 1 file \(1 bad JSON\)"):
-        writing(open_documents([tmp_path / "empty.jsonl"]), BYTES)(tmp_path / "new")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "empty.jsonl", "out"]
-
-
 @pytest.mark.parametrize("layout", ["batches", "stream"])
 def test_text_that_grows_under_the_run_is_told(tmp_path, files, layout):
     def grow(tokens):
@@ -302,7 +287,7 @@ def test_an_interrupted_run_goes_on(tmp_path):
     (np.array([1, 7]), {"vocab_size": 7}, r"a\.npy: .*7"),
     (np.array([1, 70_000]), {"dtype": "uint16"}, r"a\.npy: .*70,?000"),
 ])  # fmt: skip
-def test_what_cannot_be_cut_is_refused(tmp_path, tokens, how, message):
+def test_arrays_that_cannot_be_cut_are_refused(tmp_path, tokens, how, message):
     np.save(tmp_path / "a.npy", tokens)
     with pytest.raises((ConvertError, ArgumentError), match=message):
         convert([tmp_path / "a.npy"], "stream", tmp_path / "stream", boundary_token_id=1, **how)

@@ -8,6 +8,7 @@ import pytest
 from contract import is_refused
 from hypothesis import given
 from hypothesis import strategies as st
+from packed import require_same_pieces, tokens_of
 
 from zb_hdf5 import HDF5ShardWriter
 from zb_hdf5.documents.pieces import Pieces, concatenate, pieces_of_windows
@@ -16,22 +17,6 @@ from zb_hdf5.formats.hdf5.h5_reader import DocumentOffsets
 from zb_hdf5.spec import NO_DOCUMENT, NO_SHA256, StoreMeta
 from zb_hdf5.store.index import ShardEntry, ShardIndex
 from zb_hdf5.store.store_documents import FEW_DOCUMENTS, StreamDocuments
-
-
-def tokens_of(pieces):
-    """Return (segment, offset or None for padding, place in the segment) of each token, row by row."""
-    rows = []
-    for row in range(pieces.num_records):
-        cells = []
-        for piece in range(pieces.ends[row], pieces.ends[row + 1]):
-            last = piece + 1 == pieces.ends[row + 1]
-            length = (pieces.seq_len if last else int(pieces.columns[piece + 1])) - int(pieces.columns[piece])
-            offset = int(pieces.offsets[piece])
-            for place in range(length):
-                cells.append((piece, None if offset == NO_DOCUMENT else offset + place, place))
-        assert len(cells) == pieces.seq_len
-        rows.append(cells)
-    return rows
 
 
 @st.composite
@@ -46,13 +31,6 @@ def some_pieces(draw, seq_len=None, max_records=4):
     return Pieces(np.array(ends), np.array(columns, np.uint32), np.array(offsets, np.uint64), seq_len)
 
 
-def same(found, expected):
-    assert (found.ends.dtype, found.columns.dtype, found.offsets.dtype) == (np.int64, np.uint32, np.uint64)
-    for name in ("ends", "columns", "offsets"):
-        assert getattr(found, name).tolist() == getattr(expected, name).tolist(), name
-    assert found.seq_len == expected.seq_len
-
-
 @given(st.data())
 def test_records_are_taken_joined_and_narrowed(data):
     pieces = data.draw(some_pieces())
@@ -60,7 +38,7 @@ def test_records_are_taken_joined_and_narrowed(data):
     records = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=6)) if rows else []
     taken = pieces.take(np.array(records, np.int64))
     assert [[cell[1:] for cell in row] for row in tokens_of(taken)] == [rows[record] for record in records]
-    same(concatenate([pieces.take(np.array([row])) for row in range(len(rows))] or [pieces]), pieces)
+    require_same_pieces(concatenate([pieces.take(np.array([row])) for row in range(len(rows))] or [pieces]), pieces)
     width = data.draw(st.integers(1, pieces.seq_len))
     narrow = pieces.first_columns(width)
     assert [[cell[1:] for cell in row] for row in tokens_of(narrow)] == [row[:width] for row in rows]
@@ -91,7 +69,8 @@ def test_pieces_of_windows_are_those_of_their_tokens(lengths, starts, seq_len, d
                 columns.append(column)
                 offsets.append(NO_DOCUMENT if here is None else start + column)
         ends.append(len(columns))
-    same(found, Pieces(np.array(ends), np.array(columns, np.uint32), np.array(offsets, np.uint64), seq_len))
+    expected = Pieces(np.array(ends), np.array(columns, np.uint32), np.array(offsets, np.uint64), seq_len)
+    require_same_pieces(found, expected)
 
 
 class _Listed:
@@ -140,7 +119,7 @@ def test_edges_near_windows_give_the_pieces_that_all_edges_give(files, starts, s
     assert whole.tolist() == np.cumsum([0, *(length for lengths in files for length in lengths)]).tolist()
     assert set(found.tolist()) <= set(whole.tolist())
     expected = pieces_of_windows(whole, windows, seq_len, int(whole[-1]))
-    same(pieces_of_windows(found, windows, seq_len, end), expected)
+    require_same_pieces(pieces_of_windows(found, windows, seq_len, end), expected)
 
 
 def test_the_first_windows_of_many_files_open_only_theirs(monkeypatch):
@@ -158,7 +137,7 @@ def test_the_first_windows_of_many_files_open_only_theirs(monkeypatch):
 
 
 @pytest.mark.parametrize("count", [0, 1, 8191, 8192, 30_000])
-def test_where_documents_lie_is_mapped(tmp_path, count):
+def test_the_offsets_of_documents_are_mapped(tmp_path, count):
     path = tmp_path / "s.h5"
     with HDF5ShardWriter(path, chunk_tokens=4096) as writer:
         for start in range(0, count, 5000):

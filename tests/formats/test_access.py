@@ -1,4 +1,4 @@
-"""What each access does with a file: where bytes are read by position, and when it is mapped."""
+"""The accesses of a file: when bytes are read by position, and when the file is mapped."""
 
 import os
 import threading
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from contract import random_tokens
+from contract import random_tokens, read_records
 from descriptors import is_mapped
 
 from zb_hdf5 import ArgumentError, Loader, MmapTokenStore, open_reader
@@ -41,19 +41,13 @@ CONVERSIONS = {
 MAPPINGS = {
     "view": lambda reader, i: reader[i],
     "record": lambda reader, i: np.stack([reader.read_record(i * SHAPE[0] + row) for row in range(SHAPE[0])]),
-    "gather": lambda reader, i: gather(reader, i),
+    "gather": lambda reader, i: read_records(reader, range(i * SHAPE[0], (i + 1) * SHAPE[0])),
 }
 
 
 def fill(reader, index, dtype):
     out = np.zeros(SHAPE, dtype)
     reader.read_into(index, out)
-    return out
-
-
-def gather(reader, index):
-    out = np.zeros(SHAPE, reader.dtype)
-    reader.read_records_into(np.arange(index * SHAPE[0], (index + 1) * SHAPE[0]), out)
     return out
 
 

@@ -219,7 +219,7 @@ def test_an_access_asked_for_never_falls_back(stored, access, reason, tokens, tm
     ("batch", {"dataset": "group/data"}, BackendError, "needs an HDF5 file"),
     ("hdf5 store", {"dataset": "group/data"}, BackendError, None),
 ])  # fmt: skip
-def test_what_it_cannot_be_asked_for_is_refused(stored, options, error, message, tokens, tmp_path, make_stored):
+def test_options_that_do_not_fit_are_refused(stored, options, error, message, tokens, tmp_path, make_stored):
     path = make_stored(stored, tmp_path, tokens)
     is_refused(error, lambda: open_reader(path, **options), match=message)
 

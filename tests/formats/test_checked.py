@@ -1,4 +1,4 @@
-"""What is read whole is compared with its crc32, whatever the format, and no more is read for it than that takes."""
+"""Whole reads are compared with their crc32, whatever the format, and no more is read for it than that takes."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_fingerprints_and_states_do_not_depend_on_it(stored_at):
     assert all(state == states[0] for state in states)
 
 
-def test_where_no_crc32_is_stored_nothing_is_checked_and_the_reader_says_so(tmp_path, expected, write_file):
+def test_without_a_stored_crc32_nothing_is_checked_and_the_reader_says_so(tmp_path, expected, write_file):
     lone = write_file(tmp_path / "x.batch", expected).path
     lone.with_name("x.batch.crc32").unlink()
     with h5py.File(tmp_path / "foreign.h5", "w") as h5:
@@ -184,17 +184,11 @@ def test_rows_go_with_their_file(tmp_path, write_store):
     assert not [one for one in gc.get_objects() if type(one) is Crc32Rows]
 
 
-@pytest.fixture
-def streams(tmp_path):
-    """A store of two streams with a field, in chunks of 100 tokens; the last chunk of each holds fewer."""
+def test_windows_are_checked_by_whole_chunks_if_asked_for(tmp_path):
     tokens = np.arange(1250) % 997
-    parts = [(part, None, {"mask": part % 3}) for part in np.split(tokens, [560])]
+    parts = [(part, None, {"mask": part % 3}) for part in np.split(tokens, [560])]  # the last chunk of each is shorter
     how = {"chunk_tokens": 100, "dtype": "uint16", "fields": {"mask": "u1"}}
-    return write_streams(tmp_path / "streams", parts, **how), tokens
-
-
-def test_windows_are_checked_by_whole_chunks_if_asked_for(streams, tmp_path):
-    folder, tokens = streams
+    folder = write_streams(tmp_path / "streams", parts, **how)
     lone = folder / "shard-00001.h5"
     for path, own in ((folder, tokens), (lone, tokens[560:])):
         with open_reader(path, batch_size=2, seq_len=30, verify="batch") as reader:

@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import pytest
 from contents import batches_of, write_stream
-from contract import is_refused
+from contract import is_refused, read_records
 from processes import python
 
 from zb_hdf5 import ShardIndex, errors, open_reader, open_writer, rebuild_index, verify_store
@@ -108,9 +108,7 @@ def test_a_store_is_opened_by_its_index_alone(tokens, tmp_path, write_store, mon
         assert (reader.access, reader.meta.codec, reader.tokens.wait) == ("pread", "zstd:3", Wait.DECODE)
         np.testing.assert_array_equal(np.stack(list(reader)), tokens)
         rows = np.random.default_rng(1).permutation(320)[:50]
-        found = np.empty((50, 128), "<u2")
-        reader.read_records_into(rows, found)
-        np.testing.assert_array_equal(found, tokens.reshape(-1, 128)[rows])
+        np.testing.assert_array_equal(read_records(reader, rows), tokens.reshape(-1, 128)[rows])
 
 
 def test_shards_of_several_codecs_are_one_store(tokens, tmp_path, write_file, write_store):
@@ -161,7 +159,7 @@ def test_damage_names_the_batch(packed, verify, tmp_path):
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("change", ["more", "less", "cut", "empty", "noise"])
-def test_what_unpacks_to_something_else_is_refused(codec, change):
+def test_data_that_unpack_to_something_else_are_refused(codec, change):
     data = np.arange(2000, dtype="<u2").reshape(1, -1) // 5
     encode = Encoder(codec)
     [(stored, skipped)] = encode(data)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from contents import batches_of, write_batches
+from contents import batches_of, numbered_batches, write_batches
 from processes import started
 
 from zb_hdf5 import MmapTokenStore, convert, open_reader, open_writer, verify_store
@@ -20,12 +20,6 @@ from zb_hdf5.formats.registry import FORMATS, open_chunks
 from zb_hdf5.store.repair import repair_file
 
 SHIM = Path(__file__).parents[1] / "failing_disk.c"
-
-
-def tokens_of(first, count, shape):
-    """Return batches `first`, `first + 1`, ...: each is told by its number alone."""
-    numbers = np.arange(first, first + count).reshape(-1, 1, 1)
-    return (numbers * 31 + np.arange(shape[0] * shape[1]).reshape(shape)) % 65536
 
 
 def documents_of(first, count, length):
@@ -44,7 +38,7 @@ FIELDS = {"mask": "u1", "pair": ("<u4", (2,))}
 #: Makes a file, arms the shim, and goes on. A forked child for each write: importing takes longer than all the rest.
 DRIVER = (
     "import ctypes, errno, json, os, sys\nimport numpy as np\nfrom zb_hdf5 import HDF5ShardWriter, open_writer\n"
-    + inspect.getsource(tokens_of)
+    + inspect.getsource(numbered_batches)
     + inspect.getsource(documents_of)
     + inspect.getsource(fields_of)
     + f"FIELDS = {FIELDS}"
@@ -55,7 +49,7 @@ def batches(path, arm, shape, before, count, expected, fields=None, codec=None):
     size = {"batch_size": shape[0], "seq_len": shape[1], "dtype": "uint16", "expected_batches": expected}
     writer = open_writer(path, **size, fields=fields, codec=codec)
     def write(first, count):
-        tokens = tokens_of(first, count, shape)
+        tokens = numbered_batches(first, count, shape)
         writer.write(tokens, fields and fields_of(tokens))
     if before:
         write(0, before)
@@ -93,7 +87,7 @@ for at in numbers:
             said.flush()
             shim.arm(ctypes.c_long(0), 0)  # the disk is well again
             try:
-                tokens = tokens_of(0, 1, arguments["shape"])
+                tokens = numbered_batches(0, 1, arguments["shape"])
                 armed[0].write(tokens, arguments.get("fields") and fields_of(tokens))
                 said.write("written again")
             except Exception as failure:
@@ -179,7 +173,7 @@ def opened(path, has_fields):
 
 
 def require_batches(reader, count, shape, has_fields):
-    expected = tokens_of(0, count, shape)
+    expected = numbered_batches(0, count, shape)
     found = np.empty((count, *shape), reader.dtype)
     reader.read_batches_into(0, found)
     np.testing.assert_array_equal(found, expected)
@@ -267,7 +261,7 @@ def require_values(reader, expected, num_batches):
 @pytest.mark.parametrize("has_fields", [False, True], ids=["tokens", "fields"])
 @pytest.mark.thin
 def test_a_disk_that_fails_in_any_write_is_one_error_with_path_and_cause(code, name, has_fields, hit_each_write):
-    """Whatever could not be written: tokens and fields stay equal, and the writer goes on only if all can be."""
+    """Tokens and fields stay equal, whatever could not be written; the writer goes on only if all can be."""
     arguments = COMMITS[name]
     shape, before, count = arguments["shape"], arguments["before"], arguments["count"]
     for folder in hit_each_write("batches", code, with_fields=has_fields, **arguments):
@@ -293,7 +287,7 @@ def test_a_file_is_no_longer_than_its_batches_and_their_metadata(tmp_path):
     sizes = []
     for expected in (0, 5, 500):
         path = tmp_path / f"{expected}.h5"
-        write_batches(path, tokens_of(0, 5, PAGE), dtype="uint16", expected_batches=expected)
+        write_batches(path, numbered_batches(0, 5, PAGE), dtype="uint16", expected_batches=expected)
         sizes.append(path.stat().st_size)
         assert [report.problem for report in verify_store(path)] == [None]
         with open_reader(path) as reader:

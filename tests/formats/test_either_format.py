@@ -1,5 +1,6 @@
 """Files of batches, `.batch` and HDF5 alike: written once, replaced, cut, damaged, and read as they were."""
 
+import contextlib
 import functools
 import gc
 import itertools
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from contents import batches_of
+from contents import batches_of, files_in
 from contract import is_refused
 from descriptors import is_mapped, open_files
 
@@ -76,6 +77,31 @@ def test_the_leftover_of_a_dead_writer_is_replaced(path, tokens, write_file):
     Path(f"{path}.partial").write_bytes(b"leftover" * 500_000)
     np.testing.assert_array_equal(batches_of(write_file(path, tokens, durable=True).path, verify="store"), tokens)
     assert path.stat().st_size < 2 << 20
+
+
+def test_a_file_that_exists_is_replaced_only_on_request(written, tokens, write_file):
+    before = files_in(written.parent)
+    is_refused(zb_hdf5.ConvertError, lambda: write_file(written, tokens[:2]), match="exists already")
+    assert files_in(written.parent) == before
+    write_file(written, tokens[:2], overwrite=True)
+    np.testing.assert_array_equal(batches_of(written), tokens[:2])
+    assert files_in(written.parent).keys() == before.keys()
+
+
+@pytest.mark.parametrize("way", ["abort", "a bad id", "an error of the caller"])
+def test_a_replacement_that_is_not_finished_leaves_what_was_there(way, written, tokens):
+    before = files_in(written.parent)
+    error = {"a bad id": zb_hdf5.ConvertError, "an error of the caller": ZeroDivisionError}.get(way)
+    with pytest.raises(error) if error else contextlib.nullcontext():  # noqa: SIM117
+        with open_new(written, overwrite=True) as writer:
+            writer.write(tokens[:1])
+            if way == "abort":
+                writer.abort()
+            elif way == "a bad id":
+                writer.write(np.concatenate([tokens.astype(np.int64), np.full((1, 3, 10), -1)]))
+            else:
+                raise error
+    assert files_in(written.parent) == before
 
 
 @pytest.mark.parametrize("access", ACCESSES)

@@ -162,7 +162,7 @@ def test_a_field_reader_is_pickled_and_closed_with_its_tokens(path):
     (np.dtype("u1"), "structured dtype"), (["loss_mask"], "'loss_mask' without a dtype"),
     ([Field("a", np.dtype("u1"))] * 2, "each name once"), ({"x": [("a", "i4"), ("a", "i4")]}, "expected a dtype"),
 ])  # fmt: skip
-def test_what_cannot_be_stored_is_refused(fields, match, tmp_path):
+def test_fields_that_cannot_be_stored_are_refused(fields, match, tmp_path):
     with pytest.raises(errors.ArgumentError, match=match):
         open_writer(tmp_path / "x.h5", batch_size=1, seq_len=4, fields=fields)
     assert not list(tmp_path.iterdir())

@@ -11,6 +11,7 @@ import zlib
 import h5py
 import numpy as np
 import pytest
+from commandline import one_error, run
 from contents import batches_of
 from contract import is_refused, random_tokens
 from hypothesis import given
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from processes import in_forks, started
 
 from zb_hdf5 import StoreMeta, __version__, errors, open_reader, open_writer, verify_store
+from zb_hdf5.converters.cli import convert
 from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
 from zb_hdf5.formats.hdf5.h5_writer import HDF5BatchWriter
 from zb_hdf5.spec import BATCHES_ATTRIBUTES, CRC32_CHUNK_ROWS, DESCRIPTIONS, NO_SHA256, ROOT_ATTRIBUTES
@@ -276,17 +278,11 @@ def test_without_its_crc32_a_file_is_not_verified(change, path):
 
 
 # --- datasets of another origin --------------------------------------------------------------------------------
-@pytest.fixture
-def foreign(tmp_path):
+@pytest.mark.parametrize("token", [2**32, -1])
+def test_an_id_out_of_range_is_an_error_when_it_is_met(token, tmp_path):
     with h5py.File(tmp_path / "foreign.h5", "w") as h5:
-        h5["bad"] = np.where(np.arange(60).reshape(2, 3, 10) == 47, 2**32, 1)
-        h5["negative"] = np.where(np.arange(60).reshape(2, 3, 10) == 47, -1, 1)
-    return tmp_path / "foreign.h5"
-
-
-@pytest.mark.parametrize(("dataset", "token"), [("bad", 2**32), ("negative", -1)])
-def test_an_id_out_of_range_is_an_error_when_it_is_met(dataset, token, foreign):
-    with open_reader(foreign, dataset=dataset) as reader:
+        h5["data"] = np.where(np.arange(60).reshape(2, 3, 10) == 47, token, 1)
+    with open_reader(tmp_path / "foreign.h5", dataset="data") as reader:
         np.testing.assert_array_equal(reader.read_batch(0), np.ones((3, 10)))
         out = np.zeros((3, 10), np.int64)
         for read in (reader.read_batch, reader.read_batch_torch, lambda number: reader.read_into(number, out)):
@@ -307,7 +303,7 @@ def test_damage_inside_a_compressed_batch_is_found(path, tokens, tmp_path, gzip_
 
 
 def test_a_filter_that_is_not_installed_is_named(path, tmp_path):
-    """Filter 305 is no one's: the file says it is needed, and its chunks are as good as compressed by it."""
+    """Nobody has registered filter 305: the file needs it, and its chunks are as good as compressed by it."""
     odd = tmp_path / "odd.h5"
     with h5py.File(path, "r") as old, h5py.File(odd, "w") as new:
         new.attrs.update(old.attrs)
@@ -319,8 +315,11 @@ def test_a_filter_that_is_not_installed_is_named(path, tmp_path):
         for index in range(7):
             stored.write_direct_chunk((index, 0, 0), bytes(120))
         copy_attributes(old["batches"].attrs, new["batches"])
-    with open_reader(odd) as reader, pytest.raises(errors.UnavailableError, match="lacks a filter"):
-        reader.read_batch(0)
+    for dataset in (None, "batches"):
+        with open_reader(odd, dataset=dataset) as reader:
+            is_refused(errors.UnavailableError, lambda reader=reader: reader.read_batch(0), match="lacks a filter")
+    done = run(convert, "hdf5-to-batch", odd, tmp_path / "o.batch", "--dataset", "batches")
+    assert "filter" in one_error(done, 5)
 
 
 # --- truncated and damaged -------------------------------------------------------------------------------------

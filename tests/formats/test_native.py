@@ -138,7 +138,7 @@ def test_ids_above_uint16_and_seeds_above_32_bits_are_refused_and_leave_nothing(
 
 
 @each_way
-def test_what_exists_is_replaced_only_on_request(write, path):
+def test_a_file_that_exists_is_replaced_only_on_request(write, path):
     before = path.read_bytes()
     is_refused(errors.ConvertError, lambda: write(path, records(8), 4, 10, 1, overwrite=False), match="exists already")
     assert path.read_bytes() == before

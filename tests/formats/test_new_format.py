@@ -341,6 +341,6 @@ def test_training_goes_on_from_it_and_from_another_format(row, store, tmp_path, 
     assert row.suffix in which.stdout
 
 
-def test_what_is_no_file_of_any_format_is_refused_with_all_their_names(row, tmp_path):
+def test_a_file_of_no_format_is_refused_with_the_names_of_all(row, tmp_path):
     (tmp_path / "x.bin").write_bytes(b"nothing that anybody knows")
     is_refused(FormatError, lambda: open_reader(tmp_path / "x.bin"), match=rf"expected .*{row.noun} \(magic")

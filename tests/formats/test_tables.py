@@ -17,6 +17,7 @@ from descriptors import open_files
 from hypothesis import given
 from hypothesis import strategies as st
 from interrupted import failing
+from packed import tokens_of
 from processes import forked
 
 from examples import examples
@@ -77,22 +78,12 @@ def as_pieces(seq_len, rows):
 
 def per_token(pieces):
     """Return the offset of each token, by a loop."""
-    found = []
-    for record in range(pieces.num_records):
-        row = [NO_DOCUMENT] * pieces.seq_len
-        first, last = pieces.ends[record : record + 2]
-        columns = [*pieces.columns[first:last].tolist(), pieces.seq_len]
-        for piece in range(first, last):
-            offset = int(pieces.offsets[piece])
-            for column in range(columns[piece - first], columns[piece - first + 1]):
-                padding = offset == NO_DOCUMENT
-                row[column] = offset if padding else offset + column - columns[piece - first]
-        found.append(row)
-    return np.array(found, "u8").reshape(-1, pieces.seq_len)
+    rows = [[NO_DOCUMENT if offset is None else offset for _, offset, _ in row] for row in tokens_of(pieces)]
+    return np.array(rows, "u8")
 
 
 # --- tables ----------------------------------------------------------------------------------------------------
-def test_what_was_appended_is_read(tmp_path, monkeypatch):
+def test_rows_that_were_appended_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(tables_module, "BUFFER_BYTES", 64)  # the columns go on in files
     path, rng = tmp_path / "x.h5", np.random.default_rng(0)
     columns = [rng.integers(0, 2**32, n).astype("u4") for n in (0, 1, 700, 13)]

@@ -1,14 +1,13 @@
 """One contract for every writer: of a file of each format, and of a live store."""
 
 import hashlib
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
 from contents import batches_of
-from contract import check_writer, check_writer_of_fields, is_refused, random_tokens
+from contract import check_writer, check_writer_of_fields, random_tokens
 
-from zb_hdf5 import ConvertError, ShardIndex, open_reader, open_writer
+from zb_hdf5 import ShardIndex, open_reader, open_writer
 from zb_hdf5.field import parse_fields
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import StoreMeta, combine_sha256
@@ -22,8 +21,7 @@ def read_npy(info):
 
 
 def read_file(info):
-    with open_reader(info.path) as reader:
-        tokens = np.stack(list(reader))
+    tokens = batches_of(info.path)
     return tokens, hashlib.sha256(tokens).hexdigest()
 
 
@@ -71,40 +69,3 @@ def test_every_writer_keeps_the_contract_of_fields(name, tmp_path):
         return begin(name, tmp_path / f"{number}", (4, 1024), "uint16", fields)
 
     check_writer_of_fields(make, expected, values)
-
-
-@pytest.fixture(params=[".h5", ".batch"])
-def path(request, tmp_path, tokens, write_file):
-    """A file that is there already."""
-    return write_file(tmp_path / f"x{request.param}", tokens).path
-
-
-def test_what_exists_is_replaced_only_on_request(path, tokens, write_file):
-    before = path.read_bytes()
-    is_refused(ConvertError, lambda: write_file(path, tokens[:2]), match="exists already")
-    assert path.read_bytes() == before
-    write_file(path, tokens[:2], overwrite=True)
-    np.testing.assert_array_equal(batches_of(path), tokens[:2])
-    assert in_folder(path) == [path.name]
-
-
-def in_folder(path):
-    """Return the names of the files beside a file and its own, without that of its sidecar."""
-    return sorted(each.name for each in path.parent.iterdir() if each.suffix != ".crc32")
-
-
-@pytest.mark.parametrize("way", ["abort", "a bad id", "an error of the caller"])
-def test_a_replacement_that_is_not_finished_leaves_what_was_there(way, path, tokens):
-    before = path.read_bytes()
-    error = {"a bad id": ConvertError, "an error of the caller": ZeroDivisionError}.get(way)
-    with pytest.raises(error) if error else nullcontext():  # noqa: SIM117
-        with open_writer(path, batch_size=3, seq_len=10, overwrite=True) as writer:
-            writer.write(tokens[:1])
-            if way == "abort":
-                writer.abort()
-            elif way == "a bad id":
-                writer.write(np.concatenate([tokens.astype(np.int64), np.full((1, 3, 10), -1)]))
-            else:
-                raise error
-    assert path.read_bytes() == before
-    assert in_folder(path) == [path.name]

@@ -390,19 +390,13 @@ def test_the_loss_of_a_trainer_is_that_of_each_document_alone(tmp_path):
     assert found == pytest.approx(total / count, rel=1e-5)
 
 
-@pytest.fixture
-def shard(tmp_path):
-    """Three batches with fields."""
-    tokens = np.arange(24).reshape(3, 2, 4)
+def test_datasets_opens_a_shard_and_a_store_by_the_documented_pattern(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    tokens, path = np.arange(24).reshape(3, 2, 4), tmp_path / "a.h5"
     fields = {"loss_mask": "u1", "concept": ("f4", (2,))}
     values = {"loss_mask": tokens % 2, "concept": np.stack([tokens, -tokens], axis=-1)}
-    write_batches(tmp_path / "a.h5", tokens, values, dtype="uint16", fields=fields)
-    return tmp_path / "a.h5"
-
-
-def test_datasets_opens_a_shard_and_a_store_by_the_documented_pattern(shard, tmp_path):
-    datasets = pytest.importorskip("datasets")
-    found = datasets.load_dataset("hdf5", data_files=str(shard), split="train", cache_dir=str(tmp_path / "cache"))
+    write_batches(path, tokens, values, dtype="uint16", fields=fields)
+    found = datasets.load_dataset("hdf5", data_files=str(path), split="train", cache_dir=str(tmp_path / "cache"))
     assert found[1]["batches"] == np.arange(8, 16).reshape(2, 4).tolist()
     assert found[1]["fields"]["loss_mask"] == [[0, 1, 0, 1], [0, 1, 0, 1]]
     assert len(found) == 3

@@ -92,7 +92,7 @@ def test_an_epoch_gives_each_document_once_as_it_is(way, stream):
             assert [number for batch in loader for number in seen(batch)] != found
 
 
-def test_what_max_tokens_costs_is_counted_and_documents_of_similar_length_share_a_batch(stream):
+def test_the_cost_of_max_tokens_is_counted_and_documents_of_similar_length_share_a_batch(stream):
     lost = [len(text) - 16 for text in DOCUMENTS if len(text) > 16]
     with loader_of(stream, "truncate") as loader:
         found = loader.documents
@@ -255,7 +255,7 @@ def expected_of(batch, documents, mask):
     mask=st.sampled_from([None, "loss_mask", "weight"]),
 )
 def test_fields_spans_and_targets_are_those_of_each_token(drawn, chunk_tokens, way, multiple, mask, tmp_path_factory):
-    """Of a store of several files, whose chunks end anywhere."""
+    """The store has several files, whose chunks end anywhere."""
     folder = tmp_path_factory.mktemp("fields")
     paths, number = [folder / f"{place}.h5" for place in range(len(drawn))], count()
     for path, file in zip(paths, drawn, strict=True):
@@ -275,15 +275,6 @@ def test_fields_spans_and_targets_are_those_of_each_token(drawn, chunk_tokens, w
     assert seen == {number for number, (tokens, _) in enumerate(documents) if len(tokens)}
 
 
-@pytest.fixture
-def with_fields(tmp_path):
-    fields = FIELDS | {"name": "S4"}
-    with HDF5ShardWriter(tmp_path / "f.h5", boundary_token_id=9, fields=fields) as writer:
-        tokens, values = columns_of([(1, 1, 1), (2, 1, 1)])
-        writer.write_document(tokens, values | {"name": np.array([b"a", b"b"])})
-    return tmp_path / "f.h5"
-
-
 def test_padding_of_fields_of_bytes_is_empty(tmp_path):
     kind = np.dtype([("name", "S2"), ("value", "i2")])
     with HDF5ShardWriter(tmp_path / "s.h5", fields={"tag": "S3", "record": kind}) as writer:
@@ -296,9 +287,13 @@ def test_padding_of_fields_of_bytes_is_empty(tmp_path):
     assert batch["record"].tolist() == [[(b"c", 7), (b"", 0), (b"", 0)], [(b"c", 7)] * 3]
 
 
-def test_the_mask_is_yielded_if_it_is_asked_for_and_fields_that_are_not_there_are_refused(with_fields):
+def test_the_mask_is_yielded_if_it_is_asked_for_and_fields_that_are_not_there_are_refused(tmp_path):
+    path = tmp_path / "f.h5"
+    with HDF5ShardWriter(path, boundary_token_id=9, fields=FIELDS | {"name": "S4"}) as writer:
+        tokens, values = columns_of([(1, 1, 1), (2, 1, 1)])
+        writer.write_document(tokens, values | {"name": np.array([b"a", b"b"])})
     for fields in ((), ("weight",)):
-        first = loader_of(with_fields, "pack", fields=fields, loss_mask="loss_mask", targets=True)
+        first = loader_of(path, "pack", fields=fields, loss_mask="loss_mask", targets=True)
         with first, pickle.loads(pickle.dumps(first)) as loader:
             batch = loader.get_batch()
             assert set(batch) & set(FIELDS) == set(fields)
@@ -310,7 +305,7 @@ def test_the_mask_is_yielded_if_it_is_asked_for_and_fields_that_are_not_there_ar
         ({"loss_mask": "vector", "targets": True}, r"expected loss_mask .* found 'vector', int16 of shape \(2, 3\)"),
     ):
         with pytest.raises(ArgumentError, match=message):
-            loader_of(with_fields, "pack", **options)
+            loader_of(path, "pack", **options)
 
 
 @pytest.mark.parametrize("way", ["pad", "lengths", "pack"])

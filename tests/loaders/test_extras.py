@@ -1,4 +1,4 @@
-"""What a step carries besides tokens is, for each token, what its source token has: fields, documents, spans."""
+"""A step carries, for each token, the fields, the document and the span of its source token."""
 
 import json
 import pickle
@@ -176,7 +176,7 @@ def test_records_for_trainers_have_positions_and_cu_seqlens_are_filled_up_to_a_c
     ({"skip": [(0, 5)]}, r"expected \(epoch, start, stop\)"),
     ({"skip": [(0, 5, 3)]}, "0 <= start <= stop"),
 ])  # fmt: skip
-def test_what_makes_no_sense_is_refused(lone, options, match):
+def test_options_that_make_no_sense_are_refused(lone, options, match):
     is_refused(ArgumentError, lambda: Loader(lone[0], **HOW, **options), match=match)
 
 

@@ -148,8 +148,4 @@ def test_a_state_of_other_sources_or_of_another_order_of_them_is_refused(stores)
     ):
         with pytest.raises(StateError):
             mixed.load_state_dict(other.state_dict())
-    state = mixed.state_dict()
-    for broken in ({}, {**state, "segments": [{}]}, {**state, "segments": []}, {**state, "position": "soon"}):
-        with pytest.raises(StateError):
-            mixed.load_state_dict(broken)
-    mixed.load_state_dict(json.loads(json.dumps(state, sort_keys=True)))
+    mixed.load_state_dict(json.loads(json.dumps(mixed.state_dict(), sort_keys=True)))

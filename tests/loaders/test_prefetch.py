@@ -163,7 +163,7 @@ def test_auto_announces_what_is_not_in_the_page_cache(path, monkeypatch, shuffle
 
 
 @pytest.mark.parametrize("done", [0, 30])  # batches of the epoch
-def test_what_opening_a_file_reads_ahead_does_not_pass_for_a_warm_cache(path, done, monkeypatch):
+def test_the_read_ahead_of_an_opening_does_not_pass_for_a_warm_cache(path, done, monkeypatch):
     with open_reader(path) as reader:
         loader = Loader(reader, shuffle="sequential", rank=0, world_size=1)
         loader.load_state_dict(loader.state_dict() | {"position": 4 * done})

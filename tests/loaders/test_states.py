@@ -259,6 +259,7 @@ def test_segments_that_contradict_each_other_are_refused(stores):
             ([], "expected segments .* from 0 on, found "),
             (None, "segments: .* not iterable"),
             ([None], "segments: state: expected a dict"),
+            ([{}], "segments: "),
             ([second, first], "expected segments .* from 0 on, found "),
             ([second], "expected segments .* from 0 on, found "),
             ([first, {**second, "start": 0}], "expected segments .* from 0 on, found "),

@@ -266,7 +266,7 @@ def test_the_state_of_other_files_is_refused(tmp_path, name, groups, same_size):
     ({"text_column": "body"}, ConvertError, r"a\.parquet: no column 'body'.*id, text"),
     ({"device": "mps"}, ArgumentError, "must be a CUDA device or the CPU, found mps"),
 ])  # fmt: skip
-def test_what_cannot_work_is_refused_at_once(folder, tmp_path, options, error, message):
+def test_options_that_cannot_work_are_refused_at_once(folder, tmp_path, options, error, message):
     is_refused(error, lambda: make(folder, **options), match=message)
     with make(folder, 2, 3, split="val"):
         pass

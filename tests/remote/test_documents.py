@@ -1,4 +1,4 @@
-"""What belongs to tokens comes from objects as it comes from files: fields, pieces, documents and spans."""
+"""Fields, pieces, documents and spans come from objects as they come from files."""
 
 import pickle
 from collections import Counter
@@ -113,7 +113,7 @@ def test_many_batches_of_documents_are_read_at_once(web):
     assert web.most_under_way > 8
 
 
-def test_where_the_documents_of_many_shards_lie_is_read_at_once(web):
+def test_the_offsets_of_documents_of_many_shards_are_read_at_once(web):
     contents.write_streams(web.folder / "store", [np.arange(number + 1) for number in range(12)], chunk_tokens=64)
     web.fault = lambda *request: {"wait": 0.02}
     with DocumentLoader(f"{web.url}/store", collate="pad", batch_size=1) as loader:

@@ -1,4 +1,4 @@
-"""What servers do wrong: one clear error, or a retry that nobody sees. Never a wrong token, never a hang."""
+"""Faults of servers: one clear error, or a retry that nobody sees. Never a wrong token, never a hang."""
 
 import contextlib
 import os

@@ -183,7 +183,7 @@ def test_a_part_that_is_cut_is_read_again(server, stalls, arrives):
     assert [span for _, span in server.requests[1:3]] == ["bytes=10000-19999"] * 2
 
 
-def test_what_arrived_is_kept_for_the_next_run(server, fetch, tmp_path, arrives):
+def test_bytes_that_arrived_are_kept_for_the_next_run(server, fetch, tmp_path, arrives):
     server.faults[NAMES[0]] = [None, None, *[{"status": 503}] * 5]
     assert only_problem(fetch()) is not None
     assert set(files_in(tmp_path / "out")) == {NAMES[0] + ".partial", NAMES[0] + ".partial.version"}

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 from contents import batches_of, measured, write_batches, write_streams
-from contract import check_reader, is_refused, random_tokens
+from contract import check_reader, is_refused, random_tokens, read_records
 
 from zb_hdf5 import FollowingLoader, Loader, errors, open_reader, open_writer, verify_store
 from zb_hdf5.files.objects import BLOCK_BYTES, PART_BYTES, RemoteObject
@@ -150,7 +150,7 @@ def test_a_url_of_another_kind_is_refused(url):
     is_refused(errors.ArgumentError, lambda: open_reader(url), match="expected")
 
 
-def test_what_needs_a_file_of_this_machine_says_so(web, write_store, tokens):
+def test_calls_that_need_a_file_of_this_machine_are_refused(web, write_store, tokens):
     write_store(web.folder / "store", tokens)
     url = f"{web.url}/store"
     is_refused(errors.BackendError, lambda: open_reader(url, access="mmap"), match="needs a file of this machine")
@@ -218,9 +218,7 @@ def test_a_store_is_read_without_hdf5(codec, served, write_store, monkeypatch, t
         assert reader.tokens.wait is Wait.FAR
         np.testing.assert_array_equal(np.stack(list(reader)), TOKENS)
         rows = np.random.default_rng(0).permutation(240)[:40]
-        found = np.empty((40, 64), "<u2")
-        reader.read_records_into(rows, found)
-        np.testing.assert_array_equal(found, TOKENS.reshape(-1, 64)[rows])
+        np.testing.assert_array_equal(read_records(reader, rows), TOKENS.reshape(-1, 64)[rows])
     for cache in (None, tmp_path / "cache", tmp_path / "cache"):
         with Loader(f"{served.url}/z", shuffle="sequential", rank=0, world_size=1, cache=cache) as loader:
             np.testing.assert_array_equal(np.stack([batch.numpy() for batch in loader]), TOKENS)

@@ -1,20 +1,23 @@
 """Every command of maintenance over every kind of store: batches and streams, lone files, stores and `.npy` files."""
 
 import json
+from functools import partial
 
 import h5py
 import numpy as np
 import pytest
-from commandline import run_zb
-from contents import files_in, write_stream, write_streams
+from commandline import report_of, succeed
+from contents import files_in, require_good, write_stream, write_streams
 from damage import flip, flip_stored
 
 from zb_hdf5 import Loader, MixedLoader, ShardIndex, open_reader, rebuild_index, verify_store
 from zb_hdf5.commands.doctor import diagnose
-from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.commands.zb import zb
+from zb_hdf5.spec import CRC32, INDEX_NAME
 from zb_hdf5.store.rebuild import UNKNOWN_SHUFFLE
 from zb_hdf5.store.repair import repair
 
+run = partial(report_of, zb)
 RNG = np.random.default_rng(5)
 TOKENS = RNG.choice(RNG.integers(0, 50_000, 16), 6000).astype("<u2")  # of few values: they shrink
 CHUNK = 256
@@ -47,12 +50,6 @@ def make(tmp_path, make_stored):
         return tmp_path / "n"
 
     return of_kind
-
-
-def run(*arguments, code=0):
-    result = run_zb(*arguments, "--json")
-    assert result.exit_code == code, result.output
-    return json.loads(result.stdout) if result.stdout else result.stderr
 
 
 def damage(path, kind):
@@ -127,7 +124,7 @@ def test_a_rebuilt_index_is_the_old_one(kind, make):
     (path / INDEX_NAME).unlink()
     made = rebuild_index(path)
     assert (made.shards, made.meta, made.shuffle) == (before.shards, before.meta, UNKNOWN_SHUFFLE)
-    assert {report.outcome for report in verify_store(path)} == {"verified"}
+    require_good(path)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in DIGESTED if kind != "batch"])
@@ -143,7 +140,21 @@ def test_damage_is_found_by_verify_and_gone_after_repair(kind, make):
     else:
         run("repair", path)
     after = path if path.is_dir() else path.with_name(f"{path.stem}.repaired.h5")
-    assert {report.outcome for report in verify_store(after)} == {"verified"}
+    require_good(after)
+
+
+@pytest.mark.parametrize("kind", ["hdf5", "stream"])
+def test_a_damaged_crc32_row_costs_no_token(kind, make):
+    path = make(kind)
+    with h5py.File(path, "r+") as h5:
+        h5[CRC32][2] ^= 1
+    [report] = repair(path)
+    assert (report.kept_tokens, report.dropped, report.dropped_tokens) == (6000, [], 0)
+    assert "no token is" in report.reason
+    require_good(path.with_name(f"{path.stem}.repaired.h5"))
+    whole = (open_reader(each, **shape_for(kind, 3, 20)) for each in (path, report.output))
+    with next(whole) as before, next(whole) as after:
+        np.testing.assert_array_equal(list(after), list(before))
 
 
 def tokens_of(rows):
@@ -201,17 +212,21 @@ def test_which_knows_the_targets_and_another_batch_size(kind, make, tmp_path):
     inputs, targets = steps[5]
     np.testing.assert_array_equal(tokens_of(found["rows"])[:, :-1], inputs)
     np.testing.assert_array_equal(tokens_of(found["rows"])[:, 1:], targets)
-    shown = run_zb("which", path, "--state", state, "--step", 5, "--batch-size", 7)
+    shown = succeed(zb, "which", path, "--state", state, "--step", 5, "--batch-size", 7)
     row = found["rows"][0]
     assert f"{row['shard']} tokens {row['start']:,} to {row['stop']:,} (row 0)" in " ".join(shown.stdout.split())
 
 
-def test_which_answers_for_a_mixture_of_streams(make, tmp_path):
-    sources, state = {"a": make("stream store"), "b": make("npy folder")}, tmp_path / "state.json"
-    with MixedLoader(sources, {"a": 2, "b": 1}, rank=0, world_size=1, batch_size=2, seq_len=50) as mixed:
+@pytest.mark.parametrize("kinds", [("mixed store", "hdf5"), ("stream store", "npy folder")])
+def test_which_answers_for_mixtures_before_and_after_a_change_of_weights(kinds, make, tmp_path):
+    sources, state = dict(zip("ab", map(make, kinds), strict=True)), tmp_path / "state.json"
+    shape = shape_for(kinds[0], 3, 20)
+    with MixedLoader(sources, {"a": 1, "b": 1}, rank=0, world_size=1, **shape) as mixed:
         steps = [next(mixed) for _ in range(9)]
+        mixed.set_weights({"a": 1, "b": 5})
+        steps += [next(mixed) for _ in range(9)]
         state.write_text(json.dumps(mixed.state_dict()))
-    for step in (0, 3, 8):
+    for step in (0, 4, 8, 9, 17):
         named = (f"{name}={path}" for name, path in sources.items())
         [batch] = run("which", *named, "--state", state, "--step", step)["batches"]
         np.testing.assert_array_equal(tokens_of(batch["rows"]), steps[step])

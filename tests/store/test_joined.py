@@ -1,4 +1,4 @@
-"""What a store asks of several shards at once: gathers of records, and hints."""
+"""Requests of a store to several shards at once: gathers of records, and hints."""
 
 import gc
 import mmap
@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from contract import is_refused, random_tokens
+from contract import is_refused, random_tokens, read_records
 from descriptors import is_mapped, resident_share
 from processes import python
 
@@ -35,15 +35,9 @@ def store(request, tmp_path, expected, write_store):
     return write_store(tmp_path / "store", expected, CUTS, request.param)
 
 
-def gather(reader, numbers, length=SHAPE[1]):
-    out = np.empty((len(numbers), length), reader.dtype)
-    reader.read_records_into(np.asarray(numbers, np.int64), out)
-    return out
-
-
 def gather_all(reader):
     """Read every record once: all shards are open then."""
-    return gather(reader, range(reader.num_records))
+    return read_records(reader, range(reader.num_records))
 
 
 def side_by_side(folder):
@@ -65,16 +59,16 @@ def test_a_gather_over_shards_gives_the_records_of_each(length, store, expected)
         gather_all(reader)
         assert side_by_side(store) >= len(CUTS)
         for some in numbers:
-            found = gather(reader, some, length)
+            found = read_records(reader, some, length)
             np.testing.assert_array_equal(found, rows[some])
-            np.testing.assert_array_equal(found, gather(slow, some, length))
-        np.testing.assert_array_equal(gather(reader, [], length), rows[:0])
+            np.testing.assert_array_equal(found, read_records(slow, some, length))
+        np.testing.assert_array_equal(read_records(reader, [], length), rows[:0])
         tokens = reader.read_records_torch(numbers[0], length, np.int64).numpy()
         np.testing.assert_array_equal(tokens, rows[numbers[0]])
 
 
 @pytest.mark.parametrize("options", [{"access": "pread"}, {"access": "h5py"}, {"verify": "batch"}], ids=str)
-def test_what_may_not_be_mapped_is_not(options, tmp_path, expected, write_store):
+def test_shards_that_may_not_be_mapped_are_not(options, tmp_path, expected, write_store):
     folder = write_store(tmp_path / "store", expected, CUTS)
     with open_reader(folder, **options) as reader:
         for _ in range(3):
@@ -90,7 +84,7 @@ def test_one_batch_that_is_asked_for_opens_one_shard(tmp_path, expected, write_s
         assert len(reader) == 12
         np.testing.assert_array_equal(reader.read_batch(0), expected[0])
         for _ in range(3):
-            np.testing.assert_array_equal(gather(reader, [2, 0]), expected[0, [2, 0]])
+            np.testing.assert_array_equal(read_records(reader, [2, 0]), expected[0, [2, 0]])
 
 
 @pytest.mark.parametrize("shard", range(4))
@@ -144,7 +138,7 @@ def test_threads_that_gather_at_once_agree(store, expected):
                 ready.wait()
                 for _ in range(5):
                     np.testing.assert_array_equal(gather_all(reader), rows)
-                    found = gather(reader, range(2 * len(rows)), 256)
+                    found = read_records(reader, range(2 * len(rows)), 256)
                     np.testing.assert_array_equal(found, rows.reshape(-1, 256))
 
             assert list(pool.map(read, range(4))) == [None] * 4

@@ -144,11 +144,7 @@ def test_repair_keeps_the_pieces_of_the_kept_batches(store):
         right_pieces(reader)
     shutil.copytree(store, store.with_name("again"))
     rebuild_index(store.with_name("again"), force=True)
-    require_same_documents(store, store.with_name("again"))
-
-
-def require_same_documents(one, other):
-    with zb_hdf5.open_reader(one) as first, zb_hdf5.open_reader(other) as second:
+    with zb_hdf5.open_reader(store) as first, zb_hdf5.open_reader(store.with_name("again")) as second:
         require_same_pieces(*(reader.read_pieces(np.arange(first.num_records)) for reader in (first, second)))
         assert first.documents.parts == second.documents.parts
 
@@ -169,21 +165,6 @@ def test_repair_of_a_lone_file_keeps_its_documents(tmp_path):
     assert "without its pieces" in caught.value.__notes__[0]
 
 
-@pytest.fixture
-def streams(tmp_path):
-    """Return a store of two streams; the documents of the first have ids and spans."""
-    folder = tmp_path / "streams"
-    folder.mkdir()
-    paths = [folder / f"shard-{number:05}-of-00002.h5" for number in range(2)]
-    for number, path in enumerate(paths):
-        with zb_hdf5.HDF5ShardWriter(path, chunk_tokens=16) as writer:
-            for k in range(20):
-                facts = {} if number else {"id": f"d{k}", "spans": [(1, 3, f"v{k}")]}
-                writer.write_document(np.full(5, k), **facts)
-    index_files(paths).save(folder)
-    return folder
-
-
 def require_stream(store, kept):
     table = store.documents
     numbers = [number for number in range(len(table)) if table.document(number).id]
@@ -195,7 +176,16 @@ def require_stream(store, kept):
         assert (spans.starts.tolist(), spans.values) == ([document.offset + 1], [f"v{k}"])
 
 
-def test_streams_are_verified_rebuilt_and_repaired(streams):
+def test_streams_are_verified_rebuilt_and_repaired(tmp_path):
+    streams = tmp_path / "streams"
+    streams.mkdir()
+    first, second = (streams / f"shard-{number:05}-of-00002.h5" for number in range(2))
+    for path in (first, second):
+        with zb_hdf5.HDF5ShardWriter(path, chunk_tokens=16) as writer:
+            for k in range(20):
+                facts = {"id": f"d{k}", "spans": [(1, 3, f"v{k}")]} if path == first else {}
+                writer.write_document(np.full(5, k), **facts)
+    index_files([first, second]).save(streams)
     with zb_hdf5.MmapTokenStore(streams) as store:
         require_stream(store, range(20))
         assert store.documents.document(25) == (25, 125, 5, None, None, None, {})
@@ -204,7 +194,6 @@ def test_streams_are_verified_rebuilt_and_repaired(streams):
     before = zb_hdf5.ShardIndex.load(streams)
     (streams / INDEX_NAME).unlink()
     assert rebuild_index(streams).documents == before.documents
-    first = streams / "shard-00000-of-00002.h5"
     with h5py.File(first) as h5:
         place = h5["tokens"].id.get_chunk_info(2).byte_offset
     flip(first, place)

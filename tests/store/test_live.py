@@ -13,6 +13,7 @@ import time
 import numpy as np
 import pytest
 from commandline import report_of, run, run_zb, succeed
+from contents import numbered_batches
 from contract import is_refused
 from damage import flip_stored
 from interrupted import failing
@@ -32,10 +33,7 @@ B, S = 4, 16
 SHAPE = {"batch_size": B, "seq_len": S, "dtype": "uint16"}
 
 
-def batches(first, count):
-    """Return batches `first`, `first + 1`, ...: no two of 65,536 are alike."""
-    numbers = np.arange(first, first + count).reshape(-1, 1, 1)
-    return (numbers * 31 + np.arange(B * S).reshape(B, S)) % 65536
+batches = functools.partial(numbered_batches, shape=(B, S))
 
 
 def start_store(folder, shard_batches=4):
@@ -67,11 +65,12 @@ def expect_store(folder, count, *, complete):
 
 # --- processes -------------------------------------------------------------------------------------------------
 COMMON = f"""
-import os, sys, time
+import functools, os, sys, time
 import numpy as np
 from zb_hdf5 import open_reader, open_writer, UnavailableError
 B, S = {B}, {S}
-{inspect.getsource(batches)}
+{inspect.getsource(numbered_batches)}
+batches = functools.partial(numbered_batches, shape=(B, S))
 folder, *arguments = sys.argv[1:]
 """
 
@@ -302,7 +301,7 @@ def test_a_state_goes_on_while_the_store_grows_and_when_it_is_finished(folder, t
         loader.load_state_dict(late)
 
 
-def test_what_a_following_loader_refuses(folder):
+def test_a_following_loader_refuses_other_orders_and_epochs(folder):
     with start_store(folder) as writer:
         writer.write(batches(0, 6))
         for options in ({"shuffle": "global"}, {"prefetch": 4}, {"device": "cuda"}, {"epoch": 1}, {"batch_size": 0}):
@@ -404,7 +403,7 @@ def test_repair_makes_a_killed_store_whole(count, tmp_path):
 
 
 def test_a_last_shard_that_was_renamed_and_not_yet_counted(tmp_path):
-    """What a kill between the two steps of finishing a shard leaves."""
+    """A kill between the two steps of finishing a shard leaves this."""
     folder = kill_store(tmp_path / "store", 6)
     growing = ShardIndex.load(folder)
     repair_store(folder)
@@ -484,7 +483,7 @@ def test_a_full_disk_loses_nothing_that_was_committed(mount_disk):
         expect_batches(reader, reader.num_batches)
 
 
-def test_what_a_live_writer_refuses(tmp_path):
+def test_a_live_writer_refuses_bad_arguments_and_batches(tmp_path):
     (tmp_path / "there").mkdir()
     is_refused(errors.ConvertError, lambda: start_store(tmp_path / "there"), match="exists already")
     for options in ({}, {"shard_batches": 0}, {"shard_batches": 4, "backend": "batch"},

@@ -21,7 +21,7 @@ from zb_hdf5 import ShardEntry, ShardIndex, StoreMeta, errors, open_reader, veri
 from zb_hdf5.converters.npy_source import NpySource
 from zb_hdf5.converters.run import convert
 from zb_hdf5.files.ranges import Run
-from zb_hdf5.spec import SPLITS
+from zb_hdf5.spec import NO_SHA256, SPLITS
 
 MISSING = object()
 
@@ -94,7 +94,7 @@ def test_unknown_keys_are_left_for_later_versions(store, tokens):
     [b"", b"{", b"not json", b"[]", b"[1, 2]", b"null", b"7", b'"zb-shards"', b"\xff\xfe\x00", b"[" * 100_000, b"{}"],
     ids=lambda content: repr(content[:12]),
 )
-def test_what_is_no_index_is_a_format_error(content, store):
+def test_a_file_that_is_no_index_is_a_format_error(content, store):
     (store / "shards.json").write_bytes(content)
     is_refused(errors.FormatError, lambda: open_reader(store), match=r"store/shards\.json")
     (store / "shards.json").unlink()
@@ -113,7 +113,7 @@ WRONG = {
 WRONG_IN_A_SHARD = {
     "path": ["../x.h5", "a/../../x.h5", "/etc/passwd", "", ".", 5, "x\0.h5", MISSING],
     "backend": ["zarr", None, MISSING], "num_batches": [4, -3, True, 3.0, MISSING], "token_count": [91, MISSING],
-    "sha256": ["0" * 63, "x" * 64, "A" * 64, 5, MISSING], "complete": [1, MISSING],
+    "sha256": [NO_SHA256, "0" * 63, "x" * 64, "A" * 64, 5, MISSING], "complete": [1, MISSING],
     "split": [None, "tarin", "", MISSING], "document_count": ["3", -2, None, True],
 }  # fmt: skip
 CHANGES = [(key, value) for key, values in WRONG.items() for value in values]
@@ -327,8 +327,6 @@ def test_an_index_describes_its_store_and_is_saved_and_loaded(store, tmp_path):
 def test_a_store_is_read_without_hdf5_where_the_index_knows_the_places(tokens, tmp_path, write_store):
     folder = write_store(tmp_path / "store", tokens, (2, 5))
     assert all(shard.columns for shard in ShardIndex.load(folder).shards)
-    for access in ("mmap", "pread", "h5py"):
-        np.testing.assert_array_equal(batches_of(folder, access=access), tokens)
     code = (
         "import sys, numpy as np; from zb_hdf5 import open_reader\n"
         "reader = open_reader(sys.argv[1]); print(sum(int(np.array(batch).sum()) for batch in reader))\n"
@@ -338,21 +336,15 @@ def test_a_store_is_read_without_hdf5_where_the_index_knows_the_places(tokens, t
     assert done.stdout.split() == [str(int(tokens.astype("u8").sum())), "False"]
 
 
-def rewrite_index(folder, number, **changes):
-    """Replace fields of one entry, and give the file its digest again."""
-    index = ShardIndex.load(folder)
-    shards = list(index.shards)
-    shards[number] = replace(shards[number], **changes)
-    replace(index, shards=tuple(shards)).save(folder)
-
-
 @pytest.mark.parametrize("shift", [(4096, 0), (-4096, 0), (0, 4), (0, -4), (2**40, 0)])
 def test_wrong_places_are_never_wrong_tokens(shift, tokens, tmp_path, write_store):
     folder = write_store(tmp_path / "store", tokens, (3,))
-    columns = ShardIndex.load(folder).shards[0].columns
-    [run] = columns["batches"]
+    index = ShardIndex.load(folder)
+    first, *others = index.shards
+    [run] = first.columns["batches"]
     moved = Run(run.base + shift[0], run.stride + shift[1], run.num_batches)
-    rewrite_index(folder, 0, columns=columns | {"batches": (moved,)})
+    first = replace(first, columns=first.columns | {"batches": (moved,)})
+    replace(index, shards=(first, *others)).save(folder)  # with the digest of its own text
     message = r"shard-00000\.h5: is the shard.*rebuild the index|columns: batches lie over each other"
     with pytest.raises(errors.ZbError, match=message), open_reader(folder) as reader:
         reader.read_batch(0)

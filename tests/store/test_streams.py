@@ -21,11 +21,10 @@ from processes import running, started
 
 import zb_hdf5.formats.npy
 from examples import examples
-from zb_hdf5 import HDF5ShardWriter, Loader, MmapTokenStore, ShardIndex, errors, open_reader, open_writer, verify_store
+from zb_hdf5 import HDF5ShardWriter, Loader, MmapTokenStore, errors, open_reader, open_writer, verify_store
 from zb_hdf5.compat import DatasetLoader, SlidingWindowDataloader
 from zb_hdf5.formats.registry import open_chunks
 from zb_hdf5.loaders.order import SHUFFLES
-from zb_hdf5.spec import NO_SHA256
 from zb_hdf5.store.rebuild import index_files
 from zb_hdf5.store.store_documents import StreamDocuments
 
@@ -315,7 +314,7 @@ def test_overlapping_windows_are_slices(stream):
 
 
 def test_windows_of_one_stream_are_one_dataset_in_every_form(tmp_path):
-    """The same tokens in HDF5, whole or in shards: the order and the batches are the same."""
+    """The same tokens in HDF5 and in a `.npy` file: the order and the batches are the same."""
     write(tmp_path / "s.h5")
     np.save(tmp_path / "s.npy", TOKENS)
     found = []
@@ -393,7 +392,7 @@ def test_ids_that_no_model_has_are_told_when_they_are_met(tmp_path):
         is_refused(errors.ConvertError, lambda: reader.read_batch(1), match="-1")
 
 
-def test_what_differs_has_another_fingerprint(tmp_path):
+def test_each_difference_gives_another_fingerprint(tmp_path):
     folder = write_npy(tmp_path / "folder", np.split(TOKENS, 50))
     seen = set()
     for shape in ((2, 8, 1), (2, 9, 0), (3, 8, 1), (2, 8, 0)):
@@ -490,6 +489,9 @@ def test_verify_finds_the_first_bad_chunk_of_each_split_alone(two_shards):
     result = run("verify", two_shards)
     assert result.exit_code == 3
     assert "chunk 2 is the first bad one" in result.stdout
+    assert [report.outcome for report in verify_store(two_shards, split="train")] == ["verified"]
+    assert [report.outcome for report in verify_store(two_shards, split="val")] == ["bad"]
+    is_refused(errors.ArgumentError, lambda: verify_store(two_shards, split="test"), match="split")
     open_reader(two_shards, batch_size=2, seq_len=9, split="train", verify="store").close()
     for split in ("val", None):
         with pytest.raises(errors.ZbError, match="chunk 2"):
@@ -523,18 +525,6 @@ def test_a_flipped_bit_is_found_or_changes_nothing(seed, tmp_path):
         with MmapTokenStore(tmp_path / "s.h5") as store:
             np.testing.assert_array_equal(store.get_slice(0, 5000), TOKENS)
             np.testing.assert_array_equal(store.doc_offsets, [0, *np.cumsum(LENGTHS)])
-
-
-def test_an_index_survives_its_own_text(two_shards):
-    folder = two_shards
-    index = ShardIndex.load(folder)
-    assert ShardIndex.from_json(index.to_json(), folder) == index
-    assert (index.token_count, index.shards[1].split) == (5000, "val")
-    text = (folder / "shards.json").read_text()
-    (folder / "shards.json").write_text(text.replace("3000", "3001"))
-    is_refused(errors.FormatError, lambda: MmapTokenStore(folder), match="damaged")
-    (folder / "shards.json").write_text(text.replace(index.shards[0].sha256, NO_SHA256))
-    is_refused(errors.FormatError, lambda: ShardIndex.load(folder))
 
 
 @pytest.mark.thin

@@ -350,8 +350,8 @@ def test_a_vocabulary_of_bytes_a_small_corpus_and_lone_surrogates_as_they_are_en
     report = train_tokenizer(open_documents([tmp_path]), tmp_path / "tok.json", 257)
     assert (report.vocab_size, report.bytes_per_token) == (257, 1.0)
     assert report.dropped.counts == {"bad JSON": 1}
-    report = train_tokenizer(open_documents([tmp_path / "a.jsonl"]), tmp_path / "tok.json", 5000, overwrite=True)
-    assert report.vocab_size < 300
+    report = train_tokenizer([str(tmp_path / "a.jsonl")], tmp_path / "tok.json", 5000, overwrite=True)
+    assert (report.documents, report.vocab_size < 300) == (2, True)
     for name, odd in (("b", "\\ud800"), ("c", "\\ufffd")):
         lines = [f'{{"text": "{text}"}}\n' for text in ("one", f"{odd} two", f"{odd} three")]
         (tmp_path / f"{name}.jsonl").write_text("".join(lines))

@@ -105,15 +105,11 @@ try:
             pass
 except KeyboardInterrupt:
     print("interrupted")
+unfinished = iter(Loader({str(path)!r}, prefetch=8, rank=0, world_size=1))
+next(unfinished)  # does not hold up the end of the interpreter
 """
     done = python(code)
-    assert (done.stdout.strip(), done.returncode) == ("interrupted", 0)
-    end = (
-        code.partition("loader = ")[0]
-        + f"print(next(iter(Loader({str(path)!r}, prefetch=8, rank=0, world_size=1))).shape)"
-    )
-    done = python(end)  # an unfinished iteration does not hold up the interpreter
-    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert (done.stdout.strip(), done.returncode, done.stderr) == ("interrupted", 0, "")
 
 
 def test_a_file_cut_while_it_is_read_ahead_is_an_error_at_its_batch(tmp_path):

@@ -347,6 +347,15 @@ def test_a_reader_shows_what_is_committed(access, folder):
     assert expect_store(folder, 13, complete=True) == named
 
 
+def test_two_readers_of_one_process_read_the_same_growing_shard(tmp_path):
+    """HDF5 breaks a dataset with two handles when one is refreshed: each chunk is the first one."""
+    folder = kill_store(tmp_path / "store", 6, shard_batches=8)
+    with open_reader(folder) as one:
+        expect_store(folder, 6, complete=False)
+        assert one.refresh() == 6
+        expect_batches(one, 6)
+
+
 def test_a_forked_child_reads_a_shard_that_was_renamed_since(folder):
     with start_store(folder) as writer, open_reader(folder) as reader:
         writer.write(batches(0, 3))

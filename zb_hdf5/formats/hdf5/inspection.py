@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+import weakref
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -111,6 +112,32 @@ class Column(NamedTuple):
         return H5pyTokens(self)
 
 
+class OpenDataset:
+    """A dataset and its file, which is closed with the last of its readers."""
+
+    def __init__(self, h5: h5py.File, name: str) -> None:
+        self.h5, self.stored = h5, h5[name]
+        weakref.finalize(self, h5.close).atexit = False
+
+
+#: HDF5 breaks the chunk index of a dataset with two handles when one is refreshed: without an error, all of its chunks
+#: are the first one from then on. So all readers of a growing dataset share a handle, and nobody opens another one, to
+#: look at its attributes, at the moment of a refresh.
+_growing = weakref.WeakValueDictionary[tuple[Any, ...], OpenDataset]()
+_handles = threading.Lock()
+
+
+def open_dataset(column: Column) -> OpenDataset:
+    """Open a dataset; that of a growing file is opened once in a process."""
+    h5 = open_h5_for_reading(column.path, column.identity)
+    if column.complete:
+        return OpenDataset(h5, column.name)
+    status = os.fstat(h5.id.get_vfd_handle())
+    with _handles:
+        key = os.getpid(), status.st_dev, status.st_ino, column.name
+        return _growing.setdefault(key, OpenDataset(h5, column.name))
+
+
 class H5pyTokens(UnitTokens):
     """The values of one dataset through the HDF5 library. See `Tokens`."""
 
@@ -123,7 +150,7 @@ class H5pyTokens(UnitTokens):
         self._column, self.name, self.identity = column, str(column.path), column.identity
         self.dtype, self.unit, self.num_tokens = column.meta.dtype, column.meta.batch_tokens, column.num_tokens
         self._lock = threading.Lock()
-        self._h5: h5py.File = None
+        self._open: OpenDataset | None = None
         self._stored: h5py.Dataset = None
         self._handle: Handle = -1
         self._direct, self._row_values, self._pid, self._size = False, 1, 0, 0
@@ -135,8 +162,8 @@ class H5pyTokens(UnitTokens):
         with self._lock:
             if self._pid != os.getpid():
                 path, meta = self._column.path, self._column.meta
-                self._h5 = open_h5_for_reading(path, self._column.identity)
-                self._stored = stored = self._h5[self._column.name]
+                self._open = opened = open_dataset(self._column)
+                self._stored = stored = opened.stored
                 if lacking_filters(stored):
                     with suppress(ImportError):
                         import_module("hdf5plugin")  # registers the common ones as it is imported
@@ -145,10 +172,10 @@ class H5pyTokens(UnitTokens):
                 rows = max(1, self.unit // max(1, self._row_values))
                 is_unit = stored.chunks == (rows, *stored.shape[1:]) and rows * self._row_values == self.unit
                 self._direct = is_unit and codec_of(stored) == NO_CODEC and stored.dtype == meta.dtype
-                self._handle = handle_of_h5(self._h5)
+                self._handle = handle_of_h5(opened.h5)
                 # a growing file may end up shorter: its writer gives back the bytes that it had reserved, after it
                 # has closed the file and before it renames it
-                grows = self._h5.swmr_mode or path.name.endswith(PARTIAL_SUFFIX)
+                grows = opened.h5.swmr_mode or path.name.endswith(PARTIAL_SUFFIX)
                 self._size = 0 if grows else size_of(self._handle)
                 self._pid = os.getpid()
         return self._stored
@@ -197,22 +224,21 @@ class H5pyTokens(UnitTokens):
 
     def refresh(self) -> dict[str, Any]:
         """Return the commit marker by now: see `read_marker`."""
-        # a field shares one open file with the reader of the tokens, whose dataset must not be refreshed here: that
-        # would break its chunk index; so a field sees as much as that reader has seen
+        # the marker of a field is that of the tokens, whose dataset is not refreshed here: a field sees as much as
+        # their reader has seen
         stored, column = self.dataset(), self._column
-        marker = stored if column.marker == column.name else self._h5[column.marker]
-        with h5_damage(column.path):
+        with h5_damage(column.path), _handles:
             stored.refresh()  # the low-level refresh leaves h5py's cached shape stale
-            state = read_marker(marker, column.path)
+            state = read_marker(stored.file[column.marker], column.path)
             if state["complete"]:
                 stored.refresh()  # a finish may have come between the parts of that look; now nothing changes any more
-                state = read_marker(marker, column.path)
+                state = read_marker(stored.file[column.marker], column.path)
         self.num_tokens = state["num_batches"] * self.unit
         return state
 
     def close(self) -> None:
-        if self._h5 is not None and self._pid == os.getpid():
-            self._h5.close()
+        if self._pid == os.getpid():
+            self._open = None
         H5pyTokens.__init__(self, self._column._replace(num_tokens=self.num_tokens))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -261,7 +287,9 @@ def look_at(
     identity: Identity | None = None,
 ) -> Column:  # fmt: skip
     """Return the column of the tokens of a layout (None: any), of a field, or of a dataset of another origin."""
-    with h5_damage(path), open_h5_for_reading(path, identity) as h5:
+    with h5_damage(path):
+        h5 = open_h5_for_reading(path, identity)
+    with h5_damage(path), _handles, h5:
         if dataset is not None or (layout != BATCHES_LAYOUT and _is_corpus(h5, path)):
             column = _foreign_column(h5, path, dataset or TOKENS)
             if layout not in (None, column.meta.layout):

@@ -126,7 +126,8 @@ def test_a_value_of_a_state_that_cannot_be_is_told(value, store, tmp_path):
     states += [(f"a={store}", mixed.state_dict() | {"sources": [of_source | {key: value}]}) for key in of_source]
     for name, content in states:
         state.write_text(json.dumps(content))
-        run_zb("which", name, "--state", state, "--step", 0)  # no exception but an exit
+        done = run_zb("which", name, "--state", state, "--step", 0)  # no exception but an exit
+        assert done.exit_code == 0 or done.stderr.startswith(("Error: ", "Usage: ")), done.output
     mixed.close()
 
 

@@ -600,14 +600,14 @@ def test_a_task_that_has_not_begun_is_ended_as_the_others_and_signals_wait_for_t
 
 
 def test_an_engine_that_is_left_early_ends_its_tasks(tmp_path):
-    big = save(tmp_path / "in.npy", num_batches=20_000)
+    big = save(tmp_path / "in.npy", num_batches=5000)
     opened = NpySource([big], batch_size=B, seq_len=S, seed=1)
     before = threading.active_count()
 
     def fail(tokens):
         raise KeyboardInterrupt
 
-    how = {"shard_bytes": 1 << 21, "progress": fail}
+    how = {"shard_bytes": 1 << 19, "progress": fail}
     with pytest.raises(KeyboardInterrupt), open_engine("local", 2) as engine:
         zb_hdf5.converters.run.convert(opened, "hdf5", tmp_path / "out", engine=engine, **how)
     assert not (tmp_path / "out").exists()

@@ -234,7 +234,7 @@ def test_documents_are_those_of_a_cut_token_by_token(tmp_path_factory, streams, 
     source = save(folder / "tokens", *streams)
     before, npy_source.BLOCK_TOKENS = npy_source.BLOCK_TOKENS, block  # documents straddle blocks
     try:
-        report = convert([source], "stream", folder / "stream", boundary_token_id=END, boundary=boundary)
+        report = convert([source], "stream", folder / "stream", boundary_token_id=END, boundary=boundary, workers=1)
     finally:
         npy_source.BLOCK_TOKENS = before
     expected = [(number, document) for number, tokens in enumerate(streams) for document in reference(tokens, boundary)]

@@ -66,18 +66,18 @@ NOTHING_LEFT: Final = Shuffle("none", "nothing was left to do")
 
 def write_batches(source: Source, conversion: Conversion, workers: Workers) -> Report:
     """Write all batches of a source as a conversion asks."""
-    if conversion.live:
-        return _write_live(source, conversion, workers)
-    if is_url(conversion.destination):
-        return _write_and_upload(source, conversion, workers)
-    destination, part, start_s = Path(conversion.destination), part_of(conversion), time.monotonic()
     keeps = not FORMATS[conversion.target].tokens_only
-    lost = left_behind(source, keeps_fields=keeps, keeps_documents=keeps)
+    if conversion.live and not keeps:
+        raise ArgumentError(f"{conversion.destination}: {conversion.target} files are never live")
+    if is_url(conversion.destination) and not conversion.live:
+        return _write_and_upload(source, conversion, workers)
+    destination, part, start_s = local_path(conversion.destination), part_of(conversion), time.monotonic()
+    lost = left_behind(source, keeps_fields=keeps, keeps_documents=keeps and not conversion.live)
     plan, one_file = _planned(source, destination, conversion)
     source = plan.source
     if any(source.file_of(*cut)[1] is None for cut in plan.cuts):
         source.check_reads()  # damage is found by whole shards where they stay whole, else batch by batch
-    write = _write_file if one_file else _write_folder
+    write = _write_live if conversion.live else _write_file if one_file else _write_folder
     finished, shuffle, was_kept = write(plan, destination, conversion, workers)
     shards = [done.entry for done in finished]
     if part == WHOLE:
@@ -209,13 +209,11 @@ def _write_and_upload(source: Source, conversion: Conversion, workers: Workers) 
     return replace(report, destination=remote, seconds=time.monotonic() - start_s)
 
 
-def _write_live(source: Source, conversion: Conversion, workers: Workers) -> Report:
+def _write_live(
+    plan: Plan, destination: Path, conversion: Conversion, workers: Workers
+) -> tuple[list[Finished], Shuffle, Kept]:
     """Write all batches in their order to a live HDF5 store, in this process: committed batches may be read at once."""
     # if the process ends early, the committed batches stay, and `zb repair` makes a store of them
-    if FORMATS[conversion.target].tokens_only:
-        raise ArgumentError(f"{conversion.destination}: {conversion.target} files are never live")
-    destination, start_s = local_path(conversion.destination), time.monotonic()
-    plan, _ = _planned(source, destination, conversion)
     source, cuts = plan.source, plan.cuts
     require_room(destination.absolute().parent, sum(map(plan.shard_bytes, range(len(cuts)))), plan.num_inodes())
     source.check_reads()
@@ -228,12 +226,8 @@ def _write_live(source: Source, conversion: Conversion, workers: Workers) -> Rep
             writer.write(group.tokens, group.fields)
             workers.shown.advance(group.tokens.size)
         info = writer.finish()
-    source.counts.require_balance(info.token_count)
     shuffle = Shuffle("direct", "one process gathers the records, as --live asks") if source.reorders else UNSHUFFLED
-    return Report(
-        destination, source.meta, list(writer.index.shards), source.counts, time.monotonic() - start_s, str(shuffle),
-        info.max_token, left_behind=left_behind(source, keeps_fields=True, keeps_documents=False),
-    )  # fmt: skip
+    return [Finished(entry, info.max_token) for entry in writer.index.shards], shuffle, NOTHING_KEPT
 
 
 def is_one_file(conversion: Conversion, destination: Path) -> bool:

@@ -68,6 +68,7 @@ class TokensTask:
     path: Path  # the table of its documents has its name and a suffix
     num_threads: int
     codec: str
+    finished: Finished | None = None  # the facts with which the file is compared once more
 
     @property
     def paths(self) -> tuple[Path, Path]:

@@ -29,23 +29,16 @@ def no_progress(amount: int) -> None:
     """Show nothing, as in a worker, whose progress is seen from its files."""
 
 
-class Shown:
-    """Calls a function with the tokens that are written; `console.Progress` shows each phase instead."""
+class ProgressCalls(console.Progress):
+    """Calls a function with the tokens that are written, and shows nothing."""
 
-    def __init__(self, progress: Progress = no_progress) -> None:
-        self._progress, self._unit = progress, "tok"
+    def __init__(self, progress: Progress | None = None) -> None:
+        super().__init__("", 0, enabled=False)
+        self._progress = progress or no_progress
 
-    def begin(self, label: str, total: int, unit: str = "tok") -> None:
-        """Begin a phase of so much work."""
-        self._unit = unit
-
-    def advance(self, amount: int) -> None:
-        """Count work that was done."""
+    def advance(self, amount: int, total: int | None = None) -> None:
         if self._unit == "tok":
             self._progress(amount)
-
-    def keep(self, amount: int) -> None:
-        """Count work that an earlier run has done."""
 
 
 class Task(Protocol):
@@ -78,7 +71,7 @@ class Workers(NamedTuple):
 
     engine: Engine
     num_threads: int
-    shown: Shown | console.Progress
+    shown: console.Progress
 
 
 class Pooled(Engine):

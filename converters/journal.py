@@ -52,27 +52,13 @@ class Finished:
         return cls(entry, int(value["max_token"]), str(value["frame_sha256"]), counts)
 
 
-@dataclass(frozen=True)
-class CheckTask:
-    """A finished file to look at once more."""
-
-    task: Any  # that made it
-    finished: Finished
-
-    amount = 0  # checks show no progress
-
-    def amount_done(self) -> int:
-        return 0
-
-
-def is_intact(check: CheckTask, progress: Progress = no_progress) -> bool:
-    """Return whether a finished file still has every byte."""
-    task, finished = check.task, check.finished
+def is_intact(task: Any, progress: Progress = no_progress) -> bool:
+    """Return whether the finished file of a task still has every byte."""
     try:
-        frame, tokens = digests_of(task.paths, task.meta, finished.entry)
+        frame, tokens = digests_of(task.paths, task.meta, task.finished.entry)
     except OSError:
         return False
-    return frame == finished.frame_sha256 and tokens in ("", finished.entry.sha256)
+    return frame == task.finished.frame_sha256 and tokens in ("", task.finished.entry.sha256)
 
 
 def digests_of(paths: Iterable[Path], meta: StoreMeta, entry: ShardEntry, *, frame_only: bool = False) -> Digests:
@@ -202,7 +188,7 @@ class Journal:
         self._part, self._overwrite = part_of(conversion), bool(conversion.overwrite)
         self._path, start_s = folder.partial_path / self._part.journal_name, time.monotonic()
         recorded = {} if self._overwrite and not conversion.resume else self._recorded(bool(conversion.resume))
-        checks = [CheckTask(tasks[number], done) for number, done in sorted(recorded.items())]
+        checks = [replace(tasks[number], finished=done) for number, done in sorted(recorded.items())]
         with closing(workers.engine.run(is_intact, checks, no_progress)) as results:
             intact = dict(results)
         self.finished = {number: recorded[number] for k, number in enumerate(sorted(recorded)) if intact[k]}
@@ -222,7 +208,9 @@ class Journal:
         numbers, workers = list(tasks), self._workers
         with closing(workers.engine.run(write, tasks.values(), workers.shown.advance)) as results:
             for k, done in results:
-                _append(self._path, _line(numbers[k], done))
+                with open(self._path, "r+b", buffering=0) as file:
+                    write_fully(file.fileno(), f"{_line(numbers[k], done)}\n".encode(), file.seek(0, os.SEEK_END))
+                    os.fsync(file.fileno())
                 self.finished[numbers[k]] = done
                 if done.entry.token_count:
                     self._folder.keep()
@@ -293,13 +281,6 @@ def refuse_interrupted(folder: Path, unit: str) -> None:
             f"{folder}: an interrupted conversion with {len(finished):,} of {records[0].total:,} finished {unit} "
             "is there; go on with --resume, or start over with --force"
         )
-
-
-def _append(path: Path, line: str) -> None:
-    """Append a line to a journal; flushed to disk on return."""
-    with open(path, "r+b", buffering=0) as file:
-        write_fully(file.fileno(), (line + "\n").encode(), file.seek(0, os.SEEK_END))
-        os.fsync(file.fileno())
 
 
 def _line(number: int, done: Finished) -> str:

@@ -160,7 +160,6 @@ class NpySource(Source):
         self.identity: dict[str, Any] = {}
         self.pad_id = pad_id
         self.order = write_order(total, seed) if shuffle else None
-        self.cold = False
         self._ends = np.cumsum([file.num_records for file in self._files])
         self._open_files: OpenFiles[LocalFile] = OpenFiles("pread")  # touched pages of a mapping count as own memory
         self._count_tokens(remainder)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -221,7 +222,6 @@ class PackedRows:
         self._columns = {field.name: (store.field(field.name).tokens, field.size) for field in store.meta.fields}
         tokens = store.tokens
         self._columns[""] = (tokens if tokens.dtype == meta.dtype else Converted(tokens, meta.dtype)), 1
-        self._table: DocumentFile | None = None
         names = ("offsets", "lengths", "first")
         self._plan_paths = [folder / f"{SHARD_PREFIX}plan-{split}-{name}.npy" for name in names]
         self.table = folder / documents_name(number)
@@ -234,7 +234,7 @@ class PackedRows:
                     f"{writer.token_count:,}: tokens belong to no document; write the stream again"
                 )
             writer.publish(split=split)
-        edges = self._edges().astype(np.int64)
+        edges = self._table.offsets.astype(np.int64)
         document_lengths = edges[1:] - edges[:-1]
         packed = PACKINGS[options.packing or "concat"](document_lengths, meta.seq_len)
         for path, array in zip(self._plan_paths, (packed.offsets, packed.lengths, packed.first), strict=True):
@@ -244,16 +244,17 @@ class PackedRows:
         self.order: Order = shuffled or SequentialOrder(self.num_rows)
         self.tokens_kept, self.tokens_cropped = packed.tokens_kept, store.num_tokens - packed.tokens_kept
         self.documents = packed.documents_begun(document_lengths)
-        self._plan: Packing | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "documents": None, "_plan": None, "_table": None}
+        return {k: value for k, value in self.__dict__.items() if k not in ("documents", "_table", "_packing")}
 
-    def _edges(self) -> npt.NDArray[np.uint64]:
-        """Return where each document begins in the stream, and the last one ends."""
-        if self._table is None:
-            self._table = DocumentFile(self.table)
-        return self._table.offsets
+    @cached_property
+    def _table(self) -> DocumentFile:
+        return DocumentFile(self.table)
+
+    @cached_property
+    def _packing(self) -> Packing:
+        return Packing(*(np.load(path, mmap_mode="r").view(np.ndarray) for path in self._plan_paths))
 
     def rows_of(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Return the rows of some batches, by the numbers of these in the store; none is behind the last row."""
@@ -263,11 +264,11 @@ class PackedRows:
     def tokens_in(self, rows: npt.NDArray[np.int64]) -> int:
         """Return how many tokens, padding aside, some rows hold."""
         pieces, _ = self._pieces_of(rows)
-        return int(self._packing().lengths[pieces].sum())
+        return int(self._packing.lengths[pieces].sum())
 
     def gather_into(self, name: str, rows: npt.NDArray[np.int64], out: TokenArray) -> None:
         """Fill `out`, shape `(n, seq_len, ...)`, with rows in any order, and padding: tokens (""), or a field."""
-        plan, seq_len = self._packing(), out.shape[1]
+        plan, seq_len = self._packing, out.shape[1]
         pieces, counts = self._pieces_of(rows)
         lengths = plan.lengths[pieces]
         before = np.cumsum(lengths) - lengths
@@ -292,20 +293,15 @@ class PackedRows:
 
     def read_pieces(self, rows: npt.NDArray[np.int64]) -> Pieces:
         """Return which parts of documents lie in some rows: what was packed is cut where a document begins."""
-        plan = self._packing()
+        plan = self._packing
         packed, counts = self._pieces_of(rows)
-        return pieces_of(plan.offsets[packed], plan.lengths[packed], counts, self._edges(), self._seq_len)
+        return pieces_of(plan.offsets[packed], plan.lengths[packed], counts, self._table.offsets, self._seq_len)
 
     def _pieces_of(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the pieces of some rows, in order, and how many each row has."""
-        first = self._packing().first
+        first = self._packing.first
         begin, counts = first[rows], first[rows + 1] - first[rows]
         return ranges(begin, counts), counts
-
-    def _packing(self) -> Packing:
-        if self._plan is None:
-            self._plan = Packing(*(np.load(path, mmap_mode="r").view(np.ndarray) for path in self._plan_paths))
-        return self._plan
 
 
 def _save(path: Path, array: npt.NDArray[np.int64]) -> None:

@@ -65,10 +65,8 @@ class Report:
     @property
     def batches_of_split(self) -> dict[str, int]:
         """The number of batches of each split."""
-        found = Counter[str]()
-        for shard in self.shards:
-            found[shard.split] += shard.num_batches
-        return dict(found)
+        splits = dict.fromkeys(shard.split for shard in self.shards)
+        return {name: sum(shard.num_batches for shard in self.shards if shard.split == name) for name in splits}
 
     @property
     def tokens_stored(self) -> int:
@@ -141,12 +139,16 @@ class Report:
         tokens = f"{counts.tokens_in:,} in{padded} = {self.tokens_stored:,} stored + {dropped} dropped"
         if self.part != WHOLE:
             tokens = f"{self.tokens_stored:,} stored by part {self.part.job} of {self.part.num_jobs}"
+        padding = (
+            f"{counts.padded / max(1, self.tokens_stored):.2%} of the stored tokens, "
+            f"{counts.padding_rows:,} whole rows that fill the last batch among them"
+        )
         shape = f"{self.num_batches:,} of {meta.batch_size:,} x {meta.seq_len:,} {meta.dtype.name}"
         return [
             ("wrote" if self.tokens_written else "there is", f"{self.destination} ({shards})"),
             *([] if self._is_stream else [("batches", shape)]),
             ("tokens", tokens),
-            *([("padding", self._padding())] if counts.padded and self.part == WHOLE else []),
+            *([("padding", padding)] if counts.padded and self.part == WHOLE else []),
             *([("documents", self._documents())] if counts.documents else [("shuffle", self.shuffle)]),
             ("sha256", self.sha256),
             *[("note", note) for note in (self._extension(), self.left_behind) if note],
@@ -176,11 +178,6 @@ class Report:
         notes = {FORMATS[shard.backend].uint16_note for shard in self.shards} - {""}
         is_noted = self.meta.dtype.name == "uint16" and bool(notes)
         return f"{'; '.join(sorted(notes))}; --dtype uint32 writes what all of them read" if is_noted else None
-
-    def _padding(self) -> str:
-        """Return the share of padding in the store, and its kinds."""
-        rows, share = self.counts.padding_rows, self.counts.padded / self.tokens_stored
-        return f"{share:.2%} of the stored tokens, {rows:,} whole rows that fill the last batch among them"
 
 
 @dataclass(frozen=True)

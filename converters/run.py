@@ -15,7 +15,7 @@ from zb_hdf5.converters.batch_target import describe, write_batches
 from zb_hdf5.converters.conversion import DEFAULT_MEMORY_BYTES, OPTIONS, STREAM, Conversion
 from zb_hdf5.converters.document_target import write_documents
 from zb_hdf5.converters.documents import DocumentSource
-from zb_hdf5.converters.engines import Shown, Workers, default_workers, no_progress, open_engine
+from zb_hdf5.converters.engines import ProgressCalls, Workers, default_workers, open_engine
 from zb_hdf5.converters.reports import Done, Report
 from zb_hdf5.converters.source import Source
 from zb_hdf5.converters.sources import PACKED, kind_of, require_options
@@ -35,9 +35,9 @@ PRELOAD: Final = (
 P = ParamSpec("P")
 
 
-def run(conversion: Conversion, shown: Shown | Progress | None = None) -> Report | Done | None:
+def run(conversion: Conversion, shown: Progress | None = None) -> Report | Done | None:
     """Convert; None in an MPI rank that has only served the first one. By default `conversion.progress` is called."""
-    with _opened(conversion, shown or Shown(conversion.progress or no_progress)) as opened:
+    with _opened(conversion, shown or ProgressCalls(conversion.progress)) as opened:
         if opened is None:
             return None
         source, conversion, workers = opened
@@ -48,7 +48,7 @@ def run(conversion: Conversion, shown: Shown | Progress | None = None) -> Report
 
 def plan(conversion: Conversion) -> dict[str, Any] | None:
     """Return JSON of the shards that a conversion to batches would write, and of the space that it needs."""
-    with _opened(conversion, Shown()) as opened:
+    with _opened(conversion, ProgressCalls()) as opened:
         if opened is None:
             return None
         source, conversion, workers = opened
@@ -59,7 +59,7 @@ def plan(conversion: Conversion) -> dict[str, Any] | None:
 
 @contextmanager
 def _opened(
-    conversion: Conversion, shown: Shown | Progress
+    conversion: Conversion, shown: Progress
 ) -> Generator[tuple[Source | DocumentSource, Conversion, Workers] | None]:
     """Open the source and the engine, and fill in all defaults; None in an MPI rank that has served others."""
     conversion, open_source = _prepared(conversion)

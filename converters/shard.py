@@ -35,7 +35,6 @@ COMMIT_BYTES: Final = 1 << 30
 DEFAULT_SHARD_BYTES: Final = 1 << 30
 #: Records whose pieces are moved at once.
 BLOCK_RECORDS: Final = 1 << 15
-PLAN_VERSION: Final = 1
 
 
 def with_largest_token(source: dict[str, Any], tokens: Iterable[int | None]) -> dict[str, Any]:
@@ -60,6 +59,7 @@ class ShardTask:
     documents: int | None = None  # how many begin in it; None: not known
     overwrite: bool = False
     files: dict[str, FileState] | None = None  # the source's files must still be like this before it is published
+    finished: Finished | None = None  # the facts with which the file is compared once more
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -169,7 +169,7 @@ class Plan:
         """Return the first line of the journal: all that decides the bytes; a file stands for its content."""
         meta, fields = self.source.meta, {field.name: field.to_json() for field in self.source.meta.fields}
         identity = {
-            "version": PLAN_VERSION,
+            "version": 1,
             "target": self.target,
             "meta": asdict(meta) | {"dtype": meta.dtype.name, "fields": fields},
             "shuffle": self.source.shuffle,

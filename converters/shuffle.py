@@ -112,11 +112,7 @@ class RunTask:
     source: Source
     plan: ScatterPlan
     run: int
-    folder: Path
-
-    @property
-    def path(self) -> Path:
-        return self.plan.run_path(self.folder, self.run)
+    path: Path
 
     @property
     def amount(self) -> int:
@@ -297,7 +293,7 @@ def scattered(source: Source, shuffle: Shuffle, destination: Path, workers: Work
         yield source
         return
     with scratch_directory(scatter_path(destination)) as folder:
-        tasks = [RunTask(source, plan, run, folder) for run in range(plan.num_runs)]
+        tasks = [RunTask(source, plan, run, plan.run_path(folder, run)) for run in range(plan.num_runs)]
         workers.shown.begin("scattering", sum(task.amount for task in tasks), "B")
         with closing(workers.engine.run(scatter_run, tasks, workers.shown.advance)) as results:
             list(results)

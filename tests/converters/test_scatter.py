@@ -57,7 +57,7 @@ class Numbered(Source):
 
 def scatter_all(plan, records, folder):
     for number in range(plan.num_runs):
-        shuffle.scatter_run(shuffle.RunTask(Numbered(records), plan, number, folder))
+        shuffle.scatter_run(shuffle.RunTask(Numbered(records), plan, number, plan.run_path(folder, number)))
     return folder
 
 
@@ -171,7 +171,7 @@ def test_many_runs_and_buckets_through_the_source(tmp_path):
     opened = NpySource([save(tmp_path / "in.npy", 1000)], batch_size=8, seq_len=16, seed=3, remainder="pad", pad_id=7)
     plan = shuffle.ScatterPlan(opened.order, 16, opened.meta.dtype, 90, ((0, 333), (333, 500), (500, 1000)))
     for number in range(plan.num_runs):
-        shuffle.scatter_run(shuffle.RunTask(opened, plan, number, tmp_path))
+        shuffle.scatter_run(shuffle.RunTask(opened, plan, number, plan.run_path(tmp_path, number)))
     scattered = shuffle.ScatteredSource(opened, plan, tmp_path)
     found, expected = (np.empty((opened.num_batches, 8, 16), opened.meta.dtype) for _ in range(2))
     scattered.read_into(0, found)

@@ -1,5 +1,6 @@
 """Boundaries, positions, numbers and targets of documents: equal to a reference that looks at one token at a time."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -39,6 +40,10 @@ def test_records_are_taken_joined_and_narrowed(data):
     taken = pieces.take(np.array(records, np.int64))
     assert [[cell[1:] for cell in row] for row in tokens_of(taken)] == [rows[record] for record in records]
     require_same_pieces(concatenate([pieces.take(np.array([row])) for row in range(len(rows))] or [pieces]), pieces)
+    for count in filter(lambda count: len(rows) % count == 0, range(1, len(rows) + 1)):
+        parts = list(pieces.split(count))
+        require_same_pieces(concatenate(parts), pieces)
+        assert all(part.starts.tolist() == replace(part).starts.tolist() for part in parts)
     width = data.draw(st.integers(1, pieces.seq_len))
     narrow = pieces.first_columns(width)
     assert [[cell[1:] for cell in row] for row in tokens_of(narrow)] == [row[:width] for row in rows]

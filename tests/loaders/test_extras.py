@@ -4,6 +4,7 @@ import json
 import pickle
 import tracemalloc
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -29,7 +30,7 @@ from zb_hdf5 import (
 from zb_hdf5.converters import run as pipe
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.documents.document import DocumentRows
-from zb_hdf5.errors import BackendError
+from zb_hdf5.errors import BackendError, FormatError
 from zb_hdf5.store.rebuild import index_files
 
 HOW = {"rank": 0, "world_size": 1, "shuffle": "records", "seed": 7}
@@ -59,6 +60,15 @@ def test_every_access_and_prefetch_gives_the_same(lone, access, prefetch):
     with Loader(path, access=access, prefetch=prefetch, **HOW, **EVERYTHING) as loader:
         for step in loader:
             check_step(step, lengths, seq_len=8)
+
+
+def test_damaged_pieces_are_an_error_of_their_own_step(tmp_path):
+    make(tmp_path / "x.h5", [8] * 60, batch_size=1)
+    with h5py.File(tmp_path / "x.h5.pieces", "r+") as h5:
+        h5["columns"][-1] = 5
+    with Loader(tmp_path / "x.h5", verify="none", documents=True, **HOW | {"shuffle": "sequential"}) as loader:
+        assert len([next(loader) for _ in range(59)]) == 59
+        is_refused(FormatError, lambda: next(loader), match="columns do not ascend")
 
 
 def test_a_store_of_shards_and_a_data_set_give_the_same(lone, tmp_path):

@@ -449,10 +449,6 @@ class RecordDocuments(ABC):
     def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
         """Return the pieces of records that exist."""
 
-    def read_run(self, start: int, stop: int) -> Pieces:
-        """Return the pieces of consecutive records that exist."""
-        return self.read_pieces(np.arange(start, stop))
-
     def documents(self) -> DocumentTable | None:
         """Return the table of all documents, where one is stored."""
         if self._table is None:

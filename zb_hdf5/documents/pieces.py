@@ -7,9 +7,10 @@ a document that two rows share is two segments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -92,6 +93,15 @@ class Pieces:
         ends = ends_of(counts)
         chosen = ranges(self.ends[:-1][records], counts, ends)
         return Pieces(ends, self.columns[chosen], self.offsets[chosen], self.seq_len)
+
+    def split(self, num_records: int) -> Iterator[Pieces]:
+        """Yield the pieces of the first `num_records` records, of the next ones, and so on."""
+        edges, size = self.ends[::num_records].tolist(), num_records * self.seq_len
+        for number, (first, last) in enumerate(pairwise(edges)):
+            ends = self.ends[number * num_records : (number + 1) * num_records + 1] - first
+            part = Pieces(ends, self.columns[first:last], self.offsets[first:last], self.seq_len)
+            part.starts = self.starts[first:last] - number * size  # of all at once
+            yield part
 
     def cut(self, seq_len: int) -> Pieces:
         """Return the pieces of the same tokens in shorter records: pieces are cut where records now end.
@@ -253,8 +263,6 @@ def pieces_of_windows(doc_offsets: npt.NDArray[Any], starts: npt.NDArray[np.int6
     may be empty; tokens from `end` on, where the last document ends, count as padding.
     """
     starts = starts.astype(doc_offsets.dtype)  # searchsorted would copy all offsets to a common dtype
-    if len(starts) == 1:
-        return _pieces_of_window(doc_offsets, starts[0], seq_len, end)
     first = doc_offsets.searchsorted(starts, side="right")
     counts = doc_offsets.searchsorted(starts + doc_offsets.dtype.type(seq_len), side="left") - first + 1
     ends = ends_of(counts)
@@ -266,20 +274,6 @@ def pieces_of_windows(doc_offsets: npt.NDArray[Any], starts: npt.NDArray[np.int6
     columns = (offsets - starts.astype(np.uint64).repeat(counts)).astype(np.uint32)
     offsets[offsets >= np.uint64(end)] = NO_DOCUMENT
     return Pieces(ends_of(kept)[ends], columns[kept], offsets[kept], seq_len)
-
-
-def _pieces_of_window(doc_offsets: npt.NDArray[Any], start: Any, seq_len: int, end: int) -> Pieces:
-    """Return the pieces of one window, in a third of the time."""
-    first = int(doc_offsets.searchsorted(start, side="right")) - 1
-    stop = int(doc_offsets.searchsorted(start + doc_offsets.dtype.type(seq_len)))
-    offsets = doc_offsets[first:stop].astype(np.uint64)
-    offsets[0] = start
-    if len(offsets) > 1:
-        offsets = offsets[np.append(True, offsets[1:] != offsets[:-1])]  # as above
-    columns = (offsets - offsets[0]).astype(np.uint32)
-    if stop == len(doc_offsets):
-        offsets[offsets >= np.uint64(end)] = NO_DOCUMENT
-    return Pieces(np.array([0, len(offsets)]), columns, offsets, seq_len)
 
 
 # --- the spans in records -----------------------------------------------------------------------------------------

@@ -482,7 +482,7 @@ class PiecesFile(TableFile):
 
     def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
         """Return the pieces of any records, which the caller has checked."""
-        if len(records) and records[-1] - records[0] == len(records) - 1 and (np.diff(records) == 1).all():
+        if np.count_nonzero(records[1:] - records[:-1] == 1) == len(records) - 1:  # `np.diff` takes twice as long
             return self.read_run(int(records[0]), int(records[-1]) + 1)
         rows = np.concatenate([np.maximum(records - 1, 0), records])
         starts, ends = self.gather(["ends"], rows)[0].view(np.int64).reshape(2, -1)

@@ -477,7 +477,8 @@ class BatchReader:
         if length < 1 or self.seq_len % length:
             raise ArgumentError(f"seq_len must divide the stored {self.seq_len:,}, found {length:,}")
         parts, numbers = self.seq_len // length, np.asarray(records, np.int64)
-        if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.num_records * parts:
+        # a negative number is a large one
+        if len(numbers) and int(numbers.view(np.uint64).max()) >= self.num_records * parts:
             raise BatchIndexError(
                 f"{self.path}: expected records in 0..{self.num_records * parts - 1:,}, found {records}"
             )
@@ -496,9 +497,7 @@ class BatchReader:
     def read_batch_pieces(self, index: SupportsIndex) -> Pieces:
         """Return which parts of documents lie in the records of one batch. Raises as `read_pieces` does."""
         number, size = self._check(index), self.meta.batch_size
-        if self.record_documents is None:
-            return self.read_pieces(np.arange(number * size, (number + 1) * size))  # names what is missing
-        return self.record_documents.read_run(number * size, (number + 1) * size)
+        return self.read_pieces(np.arange(number * size, (number + 1) * size))
 
     def will_need(self, index: SupportsIndex, count: int = 1) -> None:
         """Announce that `count` batches from `index` on will be read soon; the kernel may begin to fetch them."""

@@ -183,9 +183,11 @@ def gather(column: BatchReader, pieces: Pieces, fill: int = 0, dtype: Any = None
     values = np.zeros(pieces.num_tokens * size, dtype or column.dtype)
     if fill:  # only then: filling bytes with 0 gives the text "0"
         values.fill(fill)
+    flat = column.tokens.flat()  # the sizes of its files are asked for once
     places = ((part[is_text] * size).tolist() for part in (pieces.starts, pieces.offsets, pieces.lengths))
     for place, offset, length in zip(*places, strict=True):
-        values[place : place + length] = column.get_slice(offset, offset + length)
+        stop = offset + length
+        values[place : place + length] = column.get_slice(offset, stop) if flat is None else flat[offset:stop]
     return values.reshape(-1, pieces.seq_len, *shape)
 
 

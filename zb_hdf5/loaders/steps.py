@@ -31,7 +31,7 @@ from zb_hdf5.files.objects import MAX_READS
 from zb_hdf5.files.ranges import MAX_THREADS, Key, Result, network_file_system, read_ahead
 from zb_hdf5.files.tokens import FileTokens, Tokens, Wait
 from zb_hdf5.formats.batch_reader import BatchReader, from_numpy, require_choice
-from zb_hdf5.loaders.order import Request, StepPlan, requests_in
+from zb_hdf5.loaders.order import STEPS_AT_ONCE, Request, StepPlan, requests_in
 from zb_hdf5.spec import NO_CODEC
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ MAX_MET: Final = 32
 Met: TypeAlias = tuple[npt.NDArray[Any] | None, Callable[[int], int] | None, FileTokens | None]
 #: Steps of a block, at most, that are looked up in the page cache; one in `SAMPLED_ONE_IN`, but at least 4.
 MAX_SAMPLE, SAMPLED_ONE_IN = 32, 16
+#: Steps whose pieces are read together at first, and then about so many pieces: 80 bytes for each.
+FIRST_STEPS, MAX_PIECES = 4, 8192
 
 
 def read_to(
@@ -364,10 +366,9 @@ class StepReader:
         if masked:
             require_masked(reader.path, masked, len(self._table), self._targets)
 
-    def _with_values(self, request: Request, tokens: torch.Tensor) -> Any:
+    def _with_values(self, request: Request, tokens: torch.Tensor, pieces: Pieces | None) -> Any:
         """Return the step of a request: a dictionary with its tokens, (B, seq_len), or the pair (x, y)."""
         step: dict[str, Any] = {"tokens": tokens if self._inputs == self._seq_len else tokens[:, : self._inputs]}
-        pieces = self._pieces(request) if self._needs_pieces else None
         if self._targets:
             step["targets"] = as_tensor(self._targets_of(tokens.numpy(), pieces))
         if not self.as_dict:
@@ -397,6 +398,21 @@ class StepReader:
         if isinstance(request, int):
             return self._reader.read_batch_pieces(request)
         return self._reader.read_pieces(request, self._seq_len)
+
+    def _pieces_in(self, block: npt.NDArray[np.int64]) -> Iterator[Pieces]:
+        """Yield the pieces of each step of a block: those of some steps are read together, but never many pieces."""
+        size, start, count = self._reader.meta.batch_size, 0, FIRST_STEPS
+        while start < len(block):
+            part = block[start : start + count]
+            records = part if part.ndim == 2 else part[:, np.newaxis] * size + np.arange(size)
+            start += count
+            try:
+                found = self._reader.read_pieces(records.reshape(-1), self._seq_len)
+            except (ZbError, OSError):  # raised again at its own step
+                yield from map(self._pieces, requests_in(part))
+            else:
+                yield from found.split(records.shape[1])
+                count = max(1, min(STEPS_AT_ONCE, MAX_PIECES * len(part) // len(found.columns)))
 
     def _targets_of(self, tokens: npt.NDArray[Any], pieces: Pieces | None) -> npt.NDArray[np.int64]:
         """Return the next token of each input, or -100: shape (B, inputs)."""
@@ -436,7 +452,9 @@ class StepReader:
 
     def _step(self, request: Request, tokens: torch.Tensor) -> Any:
         """Return a step but for the pairs that are two views of the tokens: these are made on the device."""
-        return tokens if self._is_plain else self._with_values(request, tokens)
+        if self._is_plain:
+            return tokens
+        return self._with_values(request, tokens, self._pieces(request) if self._needs_pieces else None)
 
     def read_all(self, plan: StepPlan, position: int) -> Generator[Step]:
         """Yield the steps of a plan from a position on."""
@@ -450,8 +468,11 @@ class StepReader:
             if is_ready and at_once:
                 for block in group:
                     yield from self._read_ready(block)
+            elif is_ready:  # in one thread: reads that do not wait only take the interpreter lock from each other
+                steps = chain.from_iterable(repeat(self._read_ready(block), len(block)) for block in group)
+                yield from read_to(self._device, next, steps, self.depth(plan)[0], threads=1)
             else:
-                yield from self._read_waiting(plan, group, is_ready, axes == 1)
+                yield from self._read_waiting(plan, group, axes == 1)
 
     def _is_ready(self, plan: StepPlan, block: npt.NDArray[np.int64]) -> bool:
         """Return whether a sample of some steps, spread evenly, is in the page cache."""
@@ -465,17 +486,21 @@ class StepReader:
 
     def _read_ready(self, block: npt.NDArray[np.int64]) -> Iterator[Any]:
         requests = requests_in(block)
-        if block.ndim == 2:
-            tokens = self._gathered(requests)
-        else:
-            tokens = map(self._tokens, requests) if self._whole is None else self._whole.read_all(block)
-        return tokens if self._is_plain else map(self._with_values, requests, tokens)
+        whole = self._whole if block.ndim == 1 else None
+        tokens = self._from_map(requests) if whole is None else whole.read_all(block)
+        if self._is_plain:
+            return tokens
+        return map(self._with_values, requests, tokens, self._pieces_in(block) if self._needs_pieces else repeat(None))
 
-    def _gathered(self, requests: list[Any]) -> Iterator[torch.Tensor]:
-        """Read records from one mapping of all, where there is one; the sizes of its files are asked for once."""
-        reader, dtype = self._reader, self._dtype
-        flat = reader.tokens.flat() if reader.stride == reader.seq_len else None
-        if flat is None or len(flat) % self._seq_len:
+    def _from_map(self, requests: list[Any]) -> Iterator[torch.Tensor]:
+        """Read records or windows from one mapping of all, where there is one; its files' sizes are asked for once."""
+        reader, dtype, flat = self._reader, self._dtype, self._reader.tokens.flat()
+        is_batch = isinstance(requests[0], int)
+        if is_batch and flat is not None and reader.backend == "stream" and flat.itemsize < dtype.itemsize:
+            strides = [count * flat.itemsize for count in (reader.batch_size * reader.stride, reader.stride, 1)]
+            windows = np.ndarray((reader.num_batches, *reader.meta.shape), flat.dtype, flat, 0, strides)
+            return (from_numpy()(windows[number].astype(dtype)) for number in requests)
+        if is_batch or flat is None or len(flat) % self._seq_len or reader.overlap:
             return map(self._tokens, requests)
         take = flat.reshape(-1, self._seq_len).take
         scratch = np.empty((len(requests[0]), self._seq_len), reader.dtype)
@@ -483,7 +508,7 @@ class StepReader:
         return (from_numpy()(take(rows, axis=0, out=scratch, mode="clip").astype(dtype)) for rows in requests)
 
     def _read_waiting(
-        self, plan: StepPlan, blocks: Iterator[npt.NDArray[np.int64]], is_ready: bool, is_whole: bool
+        self, plan: StepPlan, blocks: Iterator[npt.NDArray[np.int64]], is_whole: bool
     ) -> Generator[Any] | Iterator[Any]:
         requests = chain.from_iterable(map(requests_in, blocks))
         reader, is_auto, (depth, threads) = self._reader, self._prefetch == "auto", self.depth(plan)
@@ -492,8 +517,6 @@ class StepReader:
         is_plain = reader.tokens.wait is Wait.FAR and reader.meta.codec == NO_CODEC and reader.overlap == 0
         if is_plain and is_whole and is_auto and self._device is None and self._is_plain:
             return self._read_far(requests, depth)
-        # reads that do not wait only take the interpreter lock from each other
-        threads = 1 if is_ready else threads
         return read_to(self._device, self._read_by_position, requests, depth, threads)
 
     def _read_far(self, requests: Iterator[Request], depth: int) -> Generator[torch.Tensor]:

@@ -32,7 +32,6 @@ class StoreDocuments(RecordDocuments):
         self._folder, self._index, self._verify, self._lone = folder, index, verify, lone
         self._parts, bases = index.document_parts()
         self._starts = ends_of(index.table.values["num_batches"] * index.meta.batch_size)
-        self._edges: list[int] = self._starts.tolist()  # for single searches
         self._bases = [bases[split] for split in index.table.values["split"]]  # first token of each split in all
 
     @classmethod
@@ -62,13 +61,6 @@ class StoreDocuments(RecordDocuments):
     def _read_shard(self, shard: int, records: npt.NDArray[np.int64]) -> Pieces:
         pieces: Pieces = self._files.get(shard, self.open).read_pieces(records - self._starts[shard])
         return pieces.moved(self._bases[shard])
-
-    def read_run(self, start: int, stop: int) -> Pieces:
-        shard = bisect_right(self._edges, start) - 1
-        if stop > self._edges[shard + 1]:
-            return super().read_run(start, stop)
-        first, file = self._edges[shard], self._files.get(shard, self.open)
-        return file.read_run(start - first, stop - first).moved(self._bases[shard])  # type: ignore[no-any-return]
 
     def open(self, shard: int) -> PiecesFile:
         from zb_hdf5.documents.table_file import PiecesFile

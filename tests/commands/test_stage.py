@@ -52,7 +52,7 @@ def batches_in(folder, store, **options):
 class Nothing(ClosedTokens):
     """Tokens that cannot be read."""
 
-    def ready(self, starts):
+    def ready(self, start):
         return False
 
     def will_need(self, start, stop):

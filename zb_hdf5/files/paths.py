@@ -281,6 +281,8 @@ def open_with_room(open_file: Callable[[], File]) -> File:
 
 def descriptor_room(needed: int) -> int:
     """Return how many descriptors all stores may hold; where more are needed, raise the process's soft limit first."""
+    if needed < MIN_DESCRIPTORS:
+        return MIN_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and needed >= soft - SPARE_DESCRIPTORS and soft != hard:
         with contextlib.suppress(OSError, ValueError):  # a system may have a lower limit than it reports

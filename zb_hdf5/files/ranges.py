@@ -221,21 +221,21 @@ class LocalFile:
 
     def __init__(self, path: Path, identity: Identity | None = None, access: str = "auto") -> None:
         self.name, self.access, self.fd = str(path), access, -1
-        self.fd = self._descriptor(identity)
+        self.fd = self._descriptor(path, identity)
         self._mappings: dict[bool, mmap.mmap] = {}
         self._maps = {"mmap": True, "pread": False}.get(self.access)  # None: not asked yet
         with on_failure(self.__del__):  # now, not when the last traceback that holds this object is gone
             self.size = os.fstat(self.fd).st_size
             if identity and len(identity) == 2 and self.size < identity[0]:
-                raise cut_short(self.path, f"at least {identity[0]:,} bytes", self.size)
+                raise cut_short(path, f"at least {identity[0]:,} bytes", self.size)
             #: The facts that differ for a later file of the same name.
             self.identity: Identity = identity or identity_of(self.fd)
-            if not isinstance(self.path, RemotePath):  # those of an object were compared when it was fetched
-                require_identity(self.fd, self.identity, self.path)
+            if identity and not isinstance(path, RemotePath):  # those of an object were compared when it was fetched
+                require_identity(self.fd, identity, path)
 
-    def _descriptor(self, identity: Identity | None) -> int:
-        if not isinstance(self.path, RemotePath):
-            return regular(self.path)
+    def _descriptor(self, path: Path, identity: Identity | None) -> int:
+        if not isinstance(path, RemotePath):
+            return regular(path)
         source, free = RemoteObject(self.name, identity), shutil.disk_usage(tempfile.gettempdir()).free
         with tempfile.TemporaryFile(prefix="zb-") as file:
             for part in source.parts(max_bytes=free):

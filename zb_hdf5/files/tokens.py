@@ -66,8 +66,8 @@ class Tokens(ABC):
         """Return all tokens as one read-only view of a mapping, or None. Not to be kept: ask again."""
         return self.view(0, self.num_tokens)
 
-    def ready(self, starts: npt.NDArray[np.int64]) -> bool:
-        """Return whether the tokens at `starts` can be read without waiting, as far as the system reports it."""
+    def ready(self, start: int) -> bool:
+        """Return whether the tokens at `start` can be read without waiting, as far as the system reports it."""
         return False
 
     def will_need(self, start: int, stop: int) -> None:  # noqa: B027 - most have no use for it
@@ -155,7 +155,7 @@ class FileTokens(Tokens):
         if file.size < extents.end:
             file.close()
             raise cut_short(file.path, f"at least {extents.end:,} bytes", file.size)
-        if file.path.suffix == PARTIAL_SUFFIX:  # its writer is about to cut off what it allocated behind the last unit
+        if file.name.endswith(PARTIAL_SUFFIX):  # its writer is about to cut off what it allocated behind the last unit
             file.size = extents.end
 
     @property
@@ -270,17 +270,13 @@ class FileTokens(Tokens):
     def unchecked(self) -> FileTokens:
         return self
 
-    def ready(self, starts: npt.NDArray[np.int64]) -> bool:
-        page = bytearray(1)
+    def ready(self, start: int) -> bool:
         try:
-            for start in starts.tolist():
-                if os.preadv(self.file.fd, (page,), self._offset(start), os.RWF_NOWAIT) != 1:
-                    return False
+            return os.preadv(self.file.fd, (bytearray(1),), self._offset(start), os.RWF_NOWAIT) == 1
         except OSError as error:  # it would wait, or cannot answer
             return error.errno == errno.EOPNOTSUPP and in_memory(self.file.fd)
         except AttributeError:  # it is an object, or the system cannot answer
             return False
-        return True
 
     def will_need(self, start: int, stop: int) -> None:
         batch_bytes = self.extents.batch_bytes
@@ -333,8 +329,8 @@ class Wrapper(Tokens):
     def file(self) -> Ranges | None:  # type: ignore[override]
         return self.tokens.file
 
-    def ready(self, starts: npt.NDArray[np.int64]) -> bool:
-        return self.tokens.ready(starts)
+    def ready(self, start: int) -> bool:
+        return self.tokens.ready(start)
 
     def will_need(self, start: int, stop: int) -> None:
         self.tokens.will_need(start, stop)

@@ -508,7 +508,7 @@ class BatchReader:
 
     def is_cached(self, index: SupportsIndex) -> bool:
         """Return whether a batch can be read without waiting for a disk, as far as the system reports it."""
-        return self.tokens.ready(np.array([self._check(index) * self.batch_size * self.stride]))
+        return self.tokens.ready(self._check(index) * self.batch_size * self.stride)
 
     def refresh(self) -> int:
         """Show the batches that a writer has committed since; return `num_batches`. A published file has none."""

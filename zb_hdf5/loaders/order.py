@@ -300,7 +300,7 @@ class StepPlan:
         first, size = 0, FIRST_BLOCK
         while first < steps:
             yield self._block_at(start + np.arange(first, min(first + size, steps)) * self.step)
-            first, size = first + size, min(2 * size, most)
+            first, size = first + size, min(8 * size, most)
 
     def positions_from(self, position: int) -> Iterator[int]:
         """Yield the position behind each step from a position on, without an end."""

@@ -394,10 +394,10 @@ class Cached(Wrapper):
         if not here.all():
             _gather_some(self.tokens, starts, out, ~here)
 
-    def ready(self, starts: npt.NDArray[np.int64]) -> bool:
-        if all(map(self.column.has, (starts // self.unit).tolist())):
-            return self.column.rows.ready(starts)
-        return self.wait is Wait.LOCAL and self.tokens.ready(starts)
+    def ready(self, start: int) -> bool:
+        if self.column.has(start // self.unit):
+            return self.column.rows.ready(start)
+        return self.wait is Wait.LOCAL and self.tokens.ready(start)
 
     def will_need(self, start: int, stop: int) -> None:
         while start < stop:

@@ -200,8 +200,9 @@ class Sharded(Tokens):
         file, within = self._locate(start)
         return file.view(within, count, private) if within + count <= file.num_tokens else None
 
-    def ready(self, starts: npt.NDArray[np.int64]) -> bool:
-        return all(file.ready(np.array([within])) for file, within in map(self._locate, starts.tolist()))
+    def ready(self, start: int) -> bool:
+        file, within = self._locate(start)
+        return file.ready(within)
 
     def will_need(self, start: int, stop: int) -> None:
         while start < stop:

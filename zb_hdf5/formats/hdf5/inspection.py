@@ -218,7 +218,7 @@ class H5pyTokens(UnitTokens):
         if size < self._size:
             raise cut_short(self._column.path, f"at least {self._size:,} bytes", size)
 
-    def ready(self, starts: Any) -> bool:
+    def ready(self, start: int) -> bool:
         """Say yes: HDF5's global lock leaves nothing to gain from reading ahead in several threads."""
         return True
 

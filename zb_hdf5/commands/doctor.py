@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import resource
 import tempfile
@@ -71,7 +72,6 @@ def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
             raise
         return [*findings, Finding("open", "problem", str(error), "export HDF5_USE_FILE_LOCKING=FALSE")]
     with reader:
-        num_files = len(reader.paths) if isinstance(reader, StoreReader) else 1
         try:
             first = reader.read_batch(0) if reader.num_batches else None
             findings.append(Finding("filters", "ok", "none is missing"))
@@ -81,7 +81,7 @@ def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
         if first is not None:
             findings.append(Finding("first batch", "ok", f"after {(time.perf_counter() - start_s) * 1000:.1f} ms"))
             findings += [_speed(reader)] if size is None and reader.complete else []
-        findings += [] if is_remote else [_layout(reader), _open_files(num_files)]
+        findings += [] if is_remote else [_layout(reader), _open_files(reader)]
     return findings
 
 
@@ -119,7 +119,8 @@ def _layout(reader: BatchReader) -> Finding:
     return _note_if(not good, "layout", layout_text(found), "convert it again, for faster reads")
 
 
-def _open_files(shards: int) -> Finding:
+def _open_files(reader: BatchReader) -> Finding:
+    shards = len(reader.paths) if isinstance(reader, StoreReader) else 1
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the soft one is raised when that is needed
     kept = min(shards, room_under(limit) // DESCRIPTORS_PER_MAPPED_FILE)
     text = f"hard limit {limit:,}: {kept:,} of {shards:,} shards stay open" if limit >= 0 else "no limit"
@@ -130,13 +131,10 @@ def _speed(reader: BatchReader) -> Finding:
     """Time a shuffled pass by default, and by each access that local plain files have."""
     is_remote, batch_bytes = isinstance(reader.path, RemotePath), reader.meta.batch_bytes
     steps = max(1, min(reader.num_batches, PASS_BYTES[is_remote] // batch_bytes))
-    accesses = ["auto"]
-    if not is_remote and reader.access != "h5py" and reader.tokens.wait is Wait.LOCAL:
-        accesses += ["mmap", "pread"]
-    times_s: dict[str, float] = {}
+    is_plain = not is_remote and reader.access != "h5py" and reader.tokens.wait is Wait.LOCAL
+    accesses, times_s = ["auto", "mmap", "pread"] if is_plain else ["auto"], dict[str, float]()
     for access in accesses * (1 if is_remote else PASSES + 1):  # the first one brings the pages
-        found_s = _pass_s(reader.path, access, steps)
-        times_s[access] = min(found_s, times_s.get(access, found_s))
+        times_s[access] = min(_pass_s(reader.path, access, steps), times_s.get(access, math.inf))
     rates = [f"{name} {steps * batch_bytes / each_s / 1e6:,.0f} MB/s" for name, each_s in times_s.items()]
     best = min(times_s, key=lambda name: times_s[name])
     slow = times_s["auto"] > max(WORTH_NAMING * times_s[best], LEAST_PASS_S)

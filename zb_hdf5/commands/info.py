@@ -69,16 +69,14 @@ def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[s
 
 def _describe_codec(opened: BatchReader) -> dict[str, Any]:
     """Return the codec and its ratio; empty without one."""
-    found = [(opened.compressed, opened.token_count)]
-    if isinstance(opened, StoreReader):
-        found = [(shard.compressed, shard.token_count) for shard in opened.index.shards]
-    packed = [each for each, _ in found if each is not None]
+    files = opened.index.shards if isinstance(opened, StoreReader) else [opened]
+    packed = [(file.compressed, file.token_count) for file in files if file.compressed is not None]
     if not packed:
         return {}
-    stored = sum(each.num_bytes for each in packed)
-    plain = sum(tokens for each, tokens in found if each is not None) * opened.dtype.itemsize
+    stored = sum(each.num_bytes for each, _ in packed)
+    plain = sum(tokens for _, tokens in packed) * opened.dtype.itemsize
     return {
-        "codec": " and ".join(dict.fromkeys(each.codec for each in packed)),
+        "codec": " and ".join(dict.fromkeys(each.codec for each, _ in packed)),
         "compressed_bytes": stored,
         "uncompressed_bytes": plain,
         "ratio": round(plain / stored, 3) if stored else None,
@@ -246,10 +244,9 @@ def describe_lines(description: dict[str, Any]) -> Lines:
     if "codec" in d:
         sizes = f"{format_bytes(d['compressed_bytes'])} for {format_bytes(d['uncompressed_bytes'])} of tokens"
         lines.append(("codec", f"{d['codec']}: {sizes}, {d['ratio']} to 1"))
-    how = ""
-    if d["access"] == "auto":
-        how = ": batches in the page cache are read from a mapping, others by position"
-        how = how if d["file_system"] == "local" else ": all tokens are read by position, none are mapped"
+    mapped = ": batches in the page cache are read from a mapping, others by position"
+    how = mapped if d["file_system"] == "local" else ": all tokens are read by position, none are mapped"
+    how = how if d["access"] == "auto" else ""
     lines += [("access", f"{d['access']} ({d['file_system']} file system{how})"), ("reads", _reads_text(d))]
     lines += [] if is_stream else [("sha256", d["sha256"] or "none stored")]
     short = re.sub(r"[0-9a-f]{64}", lambda match: f"{match[0][:16]}…", d["fingerprint"])  # `--json` has it whole
@@ -323,8 +320,8 @@ def interrupted(folder: Path) -> Output | None:
         at_work, state, next_step = False, "an interrupted conversion", "go on with the same command and --resume"
     unit, total = records[0].unit, records[0].total
     finished = len(set().union(*(record.finished for record in records)))
-    facts = {"path": str(folder), "kind": "unfinished conversion", "at_work": at_work, "unit": unit}
     done = f"{finished:,} of {total:,} {unit} are finished; {next_step}"
+    facts = {"path": str(folder), "kind": "unfinished conversion", "at_work": at_work, "unit": unit}
     return Output(
         {**facts, "finished": finished, "total": total},
         [("path", str(folder)), ("kind", state), ("state", done)],
@@ -348,22 +345,19 @@ def verdict(path: Path, reports: list[ShardReport]) -> Output:
             codes.append(ChecksumError.exit_code if damaged else error.exit_code)
     word, result = _OUTCOMES[outcome]
     if len(reports) > 1:
+        others = {Outcome.UNVERIFIED: "could not be compared with anything", Outcome.BAD: "not"}
         result = f"{counts[Outcome.VERIFIED]:,} of {len(reports):,} files are as they were written"
-        result += f", {counts[Outcome.UNVERIFIED]:,} could not be compared with anything" * (
-            Outcome.UNVERIFIED in counts
-        )
-        result += f", {counts[Outcome.BAD]:,} not" * (Outcome.BAD in counts)
+        result += "".join(f", {counts[each]:,} {text}" for each, text in others.items() if each in counts)
     facts = {"ok": outcome is Outcome.VERIFIED, "outcome": outcome, "files": files}
     code = max(codes, default=UnverifiableError.exit_code * (outcome is Outcome.UNVERIFIED))
     return Output(facts, [*lines, ("result", f"{word}: {result}")], exit_code=code)
 
 
 def _good_line(report: ShardReport, missing: str) -> str:
-    size = f"{format_count(report.token_count).strip()} tokens" if report.token_count else ""
-    if report.num_batches:
-        size = counted(report.num_batches, "batch")
-    if report.document_count:
-        size = counted(report.document_count, "document")
+    counts = {"document": report.document_count, "batch": report.num_batches}
+    sizes = [counted(count, noun) for noun, count in counts.items() if count]
+    tokens = f"{format_count(report.token_count).strip()} tokens" if report.token_count else ""
+    size = next(iter(sizes), tokens)
     if missing:
         return ": ".join(filter(None, ("NOT VERIFIED", size, missing)))
     return f"verified: {size or '0 tokens'} ({', '.join(report.checks)})"

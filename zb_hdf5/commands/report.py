@@ -324,8 +324,8 @@ def bars(values: list[int], edges: list[int], marks: list[tuple[float, str]], *,
     parts = []
     for line in [10**k for k in range(0, len(str(top)), max(1, len(str(top)) // 4))] if log else [top // 2, top]:
         y = f"{TOP + height - level(line):.1f}"
-        parts.append(tag("line", x1=LEFT, x2=WIDTH, y1=y, y2=y, class_="grid"))
-        parts.append(tag("text", f"{line:,}", x=LEFT - 6, y=y, dy=4, text_anchor="end"))
+        name = tag("text", f"{line:,}", x=LEFT - 6, y=y, dy=4, text_anchor="end")
+        parts += [tag("line", x1=LEFT, x2=WIDTH, y1=y, y2=y, class_="grid"), name]
     for number, (value, (first, end)) in enumerate(zip(values, pairwise(edges), strict=True)):
         if value:
             title = tag("title", f"{first:,} to {max(first, end - 1):,}: {value:,}")

@@ -281,27 +281,30 @@ def part_json(row: Row, part: Part, tokenizer: Tokenizer | None) -> dict[str, An
         known["document"] = None if part.document == PADDING else part.document
     if (at := row.known.get(part.document)) is not None:
         facts = {"id": at.id, "source": at.source, "source_row": at.row, "metadata": at.metadata}
-        known |= {"offset": at.offset + part.within}
-        known |= {name: value for name, value in facts.items() if value not in (None, {})}
+        stored = {name: value for name, value in facts.items() if value not in (None, {})}
+        known |= {"offset": at.offset + part.within, **stored}
     text = None if tokenizer is None else readable(tokenizer, part.tokens)
     return {**known, "first_token": part.within, "text": text}
 
 
 def rows_json(rows: list[Row], tokenizer: Tokenizer | None, limit: int | None) -> list[dict[str, Any]]:
     """Return the rows for programs, with the parts that are shown."""
-    found = []
-    for row in rows:
-        parts = [
-            {
-                **part_json(row, part, tokenizer),
-                "tokens": part.tokens.tolist(),
-                "fields": {name: value[part.column : part.stop].tolist() for name, value in row.fields.items()},
-            }
-            for part in row.parts(limit)
-        ]
-        spans = [{"start": start, "stop": stop, "value": value} for start, stop, value in row.spans]
-        found.append({"name": row.name, "num_tokens": len(row.tokens), "parts": parts, "spans": spans})
-    return found
+    return [
+        {
+            "name": row.name,
+            "num_tokens": len(row.tokens),
+            "parts": [
+                {
+                    **part_json(row, part, tokenizer),
+                    "tokens": part.tokens.tolist(),
+                    "fields": {name: value[part.column : part.stop].tolist() for name, value in row.fields.items()},
+                }
+                for part in row.parts(limit)
+            ],
+            "spans": [{"start": start, "stop": stop, "value": value} for start, stop, value in row.spans],
+        }
+        for row in rows
+    ]
 
 
 def origin_text(document: Document | None) -> str:

@@ -114,9 +114,11 @@ def show(path: Path, all_tokens: bool, **given: Any) -> Output:
     with open_to_look(path, given["batch_size"], given["seq_len"]) as reader:
         known = tokenizer_to_look(reader, given["tokenizer"])
         rows = chosen_rows(reader, batch, document, sample or SAMPLE, given["seed"])
-    found = {"path": str(path), "tokenizer": known and known.spec, "rows": rows_json(rows, known, limit)}
-    lines = [("path", str(path)), ("tokenizer", known.spec if known else NO_TOKENIZER)]
-    return Output(found, lines, drawn_rows(rows, known, limit=limit))
+    return Output(
+        {"path": str(path), "tokenizer": known and known.spec, "rows": rows_json(rows, known, limit)},
+        [("path", str(path)), ("tokenizer", known.spec if known else NO_TOKENIZER)],
+        drawn_rows(rows, known, limit=limit),
+    )
 
 
 @zb.command(short_help="Write a page with the statistics of a store.")
@@ -153,12 +155,14 @@ def report(path: Path, output: Path, force: bool, **given: Any) -> Output:
         rows = chosen_rows(reader, None, None, given["sample"], given["seed"])
         numbers = report_json(path, found, reader.meta.vocab_size or (known.vocab_size if known else 0))
         write_atomically(output, report_page(numbers, found, reader, rows, known).encode("utf-8"))
-    lines = [
-        ("wrote", str(output)),
-        ("looked at", f"{found.tokens:,} of {found.num_tokens:,} tokens"),
-        ("repeated", f"{found.duplicates:,} of {found.units:,} {found.unit}s"),
-    ]
-    return Output({"output": str(output), **numbers}, lines)
+    return Output(
+        {"output": str(output), **numbers},
+        [
+            ("wrote", str(output)),
+            ("looked at", f"{found.tokens:,} of {found.num_tokens:,} tokens"),
+            ("repeated", f"{found.duplicates:,} of {found.units:,} {found.unit}s"),
+        ],
+    )
 
 
 @zb.command(short_help="Name the rows and documents of a training step or a batch.")
@@ -297,8 +301,10 @@ def rm(folder: Path, store: str | None) -> Output:
     for path, *_ in found:
         shutil.rmtree(path)
     num_bytes = sum(size for *_, size in found)
-    report = {"removed": [str(path) for path, *_ in found], "num_bytes": num_bytes}
-    return Output(report, [("removed", f"{counted(len(found), 'store')}, {format_bytes(num_bytes)}")])
+    return Output(
+        {"removed": [str(path) for path, *_ in found], "num_bytes": num_bytes},
+        [("removed", f"{counted(len(found), 'store')}, {format_bytes(num_bytes)}")],
+    )
 
 
 @zb.command(short_help="Compare every batch with its stored digests.")
@@ -385,15 +391,17 @@ def train(src: tuple[Path, ...], output: Path, vocab_size: int, text_column: str
         report = train_tokenizer(
             files, output, vocab_size, overwrite=force, progress=progress.advance, show_bars=not is_quiet()
         )
-    lines = [
-        ("wrote", f"{report.path} and {report.ranks_path}"),
-        ("tokens", f"{report.vocab_size:,}"),
-        ("trained on", f"{report.documents - report.held_out_documents:,} of {report.documents:,} documents"),
-        ("bytes/token", f"{report.bytes_per_token:.3f} on the {report.held_out_documents:,} held out"),
-        ("digest", report.digest),
-        *report.dropped.lines(),
-    ]
-    return Output(report.to_json(), lines)
+    return Output(
+        report.to_json(),
+        [
+            ("wrote", f"{report.path} and {report.ranks_path}"),
+            ("tokens", f"{report.vocab_size:,}"),
+            ("trained on", f"{report.documents - report.held_out_documents:,} of {report.documents:,} documents"),
+            ("bytes/token", f"{report.bytes_per_token:.3f} on the {report.held_out_documents:,} held out"),
+            ("digest", report.digest),
+            *report.dropped.lines(),
+        ],
+    )
 
 
 @zb.group()
@@ -415,8 +423,10 @@ def merge(path: Path, force: bool) -> Output:
 
     merged = merge_parts(path, overwrite=force)
     report = {"path": str(path), "num_shards": len(merged.shards), "num_batches": merged.num_batches}
-    lines = [("merged", f"{path}: {_size(merged)}"), ("sha256", merged.sha256)]
-    return Output({**report, "sha256": merged.sha256}, lines)
+    return Output(
+        {**report, "sha256": merged.sha256},
+        [("merged", f"{path}: {_size(merged)}"), ("sha256", merged.sha256)],
+    )
 
 
 @index.command(short_help="Rebuild a lost or outdated shards.json from its shards.")
@@ -461,8 +471,10 @@ def crc32(files: tuple[Path, ...]) -> Output:
     from zb_hdf5.store.rebuild import add_crc32_file
 
     written = [(path, add_crc32_file(path)) for path in files]
-    lines = [(str(path), f"wrote {made.name}" if made else "has its .crc32 already") for path, made in written]
-    return Output({"written": [str(made) for _, made in written if made]}, lines)
+    return Output(
+        {"written": [str(made) for _, made in written if made]},
+        [(str(path), f"wrote {made.name}" if made else "has its .crc32 already") for path, made in written],
+    )
 
 
 @zb.command(short_help="Check this machine for problems that would stop training.")
@@ -478,10 +490,9 @@ def doctor(path: Path) -> Output:
 
     findings = diagnose(path)
     bad = any(finding.state == "problem" for finding in findings)
-    lines = [(finding.name, finding.line()) for finding in findings]
     return Output(
         {"ok": not bad, "findings": [vars(finding) for finding in findings]},
-        lines,
+        [(finding.name, finding.line()) for finding in findings],
         exit_code=UnavailableError.exit_code * bad,
     )
 
@@ -505,15 +516,16 @@ def fetch(count: int, sha256_file: Path | None, **how: Any) -> Output:
     digests = None if sha256_file is None else read_digests(sha256_file)
     with Progress("fetch", 0, unit="B") as progress:
         reports = fetch_shards(count=count, sha256=digests, progress=progress.advance, **how)
-    bad = [report.problem for report in reports if report.problem is not None]
-    lines = [(report.path, f"FAILED: {report.problem}") for report in reports if report.problem is not None]
+    bad = [(report.path, report.problem) for report in reports if report.problem is not None]
     size = format_bytes(sum(report.byte_count for report in reports if report.fetched))
     new = sum(report.fetched for report in reports)
-    there = count - new - len(bad)
-    lines.append(("fetched", f"{new:,} of {counted(count, 'file')}, {size}; {there:,} were there already"))
+    fetched = f"{new:,} of {counted(count, 'file')}, {size}; {count - new - len(bad):,} were there already"
     files = [{**vars(report), "problem": report.problem and str(report.problem)} for report in reports]
-    code = max((problem.exit_code for problem in bad), default=0)
-    return Output({"ok": not bad, "files": files}, lines, exit_code=code)
+    return Output(
+        {"ok": not bad, "files": files},
+        [*((path, f"FAILED: {problem}") for path, problem in bad), ("fetched", fetched)],
+        exit_code=max((problem.exit_code for _, problem in bad), default=0),
+    )
 
 
 def _size(index: ShardIndex) -> str:

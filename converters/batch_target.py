@@ -148,13 +148,6 @@ def describe_lines(planned: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def copy_documents(source: Source, folder: Path) -> None:
-    """Copy the document tables of a source into the folder of a store, and compare the copies with their digests."""
-    for path, part in zip(source.document_files, source.document_parts, strict=True):
-        copy_table(path, folder / part.path)
-        check_documents(folder / part.path, part)
-
-
 def fitted(source: Source, target: str, codec: str, tokens_only: bool = False) -> Source:
     """Return a source as a target stores it: with its codec, and without fields and documents where it has none.
 
@@ -289,10 +282,7 @@ def _write_folder(
         journal = Journal(folder, plan.head(), tasks, conversion, workers)
         with journal.kept_for_resume():
             finished, shuffle = _write_missing(plan, journal, folder.partial_path, conversion, workers)
-            if 0 in shards and not FORMATS[plan.target].tokens_only:
-                copy_documents(plan.source, folder.partial_path)
-            if part == WHOLE:
-                _save_index(folder.partial_path, plan, finished)
+            _add_tables(folder.partial_path, plan, part, finished)
         return finished, shuffle, journal.kept
 
 
@@ -332,10 +322,15 @@ def _require_result(plan: Plan, destination: Path) -> list[Finished]:
     raise ConvertError(f"{destination}: exists already and is no result of this conversion; pass --force to replace it")
 
 
-def _save_index(folder: Path, plan: Plan, finished: list[Finished]) -> None:
-    """Write the `shards.json` of a folder, where its format has one."""
-    if FORMATS[plan.target].holds_batches:
-        source, entries = plan.source, tuple(done.entry for done in finished)
+def _add_tables(folder: Path, plan: Plan, part: Part, finished: list[Finished]) -> None:
+    """Copy the document tables beside the first shard, and write the `shards.json` of a whole store."""
+    source, row = plan.source, FORMATS[plan.target]
+    if 0 in part.shards(len(plan.cuts)) and not row.tokens_only:
+        for path, table in zip(source.document_files, source.document_parts, strict=True):
+            copy_table(path, folder / table.path)
+            check_documents(folder / table.path, table)
+    if part == WHOLE and row.holds_batches:
+        entries = tuple(done.entry for done in finished)
         description = with_largest_token(source.description, (done.max_token for done in finished))
         ShardIndex(source.meta, entries, source.shuffle, description, documents=source.document_parts).save(folder)
 

@@ -305,15 +305,13 @@ def read_journal(path: Path, unit: str | None = None) -> Record:
     """Read a journal; a last line that a kill has cut off is left out."""
     try:
         first, *rest = path.read_text(encoding="utf-8").split("\n")[:-1]
-        head = Record(**json.loads(first))
-        if unit not in (None, head.unit):
-            raise ConvertError(f"{path}: an interrupted conversion of another kind is there; start over with --force")
         finished = {int(row["number"]): Finished.from_json(row) for row in map(json.loads, rest)}
-        return replace(head, finished=finished)
-    except ConvertError:
-        raise
+        found = Record(**{**json.loads(first), "finished": finished})
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise FormatError(f"{path}: not a journal of a conversion: {error}; start over with --force") from error
+    if unit not in (None, found.unit):
+        raise ConvertError(f"{path}: an interrupted conversion of another kind is there; start over with --force")
+    return found
 
 
 def require_same(found: dict[str, Any], plan: dict[str, Any], path: Path) -> None:

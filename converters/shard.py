@@ -168,7 +168,7 @@ class Plan:
     def head(self) -> Record:
         """Return the first line of the journal: all that decides the bytes; a file stands for its content."""
         meta, fields = self.source.meta, {field.name: field.to_json() for field in self.source.meta.fields}
-        identity = {
+        return Record(SHARDS, len(self.cuts), {
             "version": 1,
             "target": self.target,
             "meta": asdict(meta) | {"dtype": meta.dtype.name, "fields": fields},
@@ -179,8 +179,7 @@ class Plan:
             "has_pieces": self.source.has_pieces,
             "documents": [list(part) for part in self.source.document_parts],
             "files": self.files,
-        }
-        return Record(SHARDS, len(self.cuts), identity)
+        })  # fmt: skip
 
     def name(self, shard: int) -> str:
         return f"{SHARD_PREFIX}{shard:05}-of-{len(self.cuts):05}{FORMATS[self.target].suffix}"

@@ -122,7 +122,7 @@ def write_stream(task: TokensTask, progress: Progress = no_progress) -> Finished
         progress(task.amount - done)
         info = writer.finish()
     entry = ShardEntry.of(info, task.route.split)
-    frame, _ = digests_of(task.paths, meta, entry, frame_only=True)
+    frame, _ = digests_of(task, entry, frame_only=True)
     return Finished(entry, info.max_token, frame, counts)
 
 
@@ -170,11 +170,6 @@ class TokensPlan:
         work = hashlib.sha256(json.dumps([{**self.identity, "files": sizes}, self.options]).encode()).hexdigest()
         return {**self.source.description, "work": work}
 
-    @property
-    def num_bytes(self) -> int:
-        """About how many bytes of documents are read, for progress."""
-        return sum(each.num_bytes for each in self.routes)
-
     def is_made(self, store: Path, conversion: Conversion) -> bool:
         """Return whether `resume` finds a store that was made of these files as they are now, and in the same way."""
         if not conversion.resume or conversion.overwrite or not store.is_dir():
@@ -189,11 +184,12 @@ class TokensPlan:
         """Make a folder a store of streams, with a journal; those that an interrupted run has finished are kept."""
         start_s = time.monotonic()
         source, plan, end = self.source, {**self.identity, "codec": codec}, f"-of-{len(self.routes):05}.h5"
-        workers.shown.begin("tokenizing" if source.tokenizer else "cutting", self.num_bytes, "B")
         tasks = {
             k: TokensTask(source, each, folder.partial_path / f"{SHARD_PREFIX}{k:05}{end}", workers.num_threads, codec)
             for k, each in enumerate(self.routes)
         }
+        num_bytes = sum(task.amount for task in tasks.values())
+        workers.shown.begin("tokenizing" if source.tokenizer else "cutting", num_bytes, "B")
         journal = Journal(folder, Record(TOKEN_FILES, len(tasks), plan), tasks, conversion, workers)
         kept = dict(journal.finished)
         workers.shown.keep(sum(tasks[number].amount for number in kept))
@@ -209,7 +205,6 @@ class TokensPlan:
         if source.has_ids:
             require_unique_ids(folder.partial_path, tables)
         splits = {documents_path(task.path).name: task.route.split for task in tasks.values()}
-        tokens_kept = sum(done.counts.tokens_in for done in kept.values())
         index = ShardIndex(
             replace(tasks[0].meta, document_count=sum(done.entry.document_count for done in finished)),
             [done.entry for done in finished],
@@ -219,7 +214,7 @@ class TokensPlan:
         index.save(folder.partial_path)
         return Report(
             folder.path, index.meta, list(index.shards), counts, time.monotonic() - start_s,
-            kept=journal.kept, documents_kept=tokens_kept,
+            kept=journal.kept, documents_kept=sum(done.counts.tokens_in for done in kept.values()),
         )  # fmt: skip
 
 
@@ -285,12 +280,11 @@ def _write_rows(plan: TokensPlan, destination: Path, staging: Path, conversion: 
     with LockedFolder(staging) as folder:
         made = plan.write(folder, conversion, workers)
         held_out = {"val_fraction": conversion.val_fraction, "val_seed": conversion.seed}
-        described = {"packing": packing, **(held_out if conversion.val_fraction else {})}
+        described = {**plan.description, "packing": packing, **(held_out if conversion.val_fraction else {})}
         try:
-            path = folder.partial_path
             rows = PackedSource(
-                path, path, replace(conversion, dtype=None), paths=source.paths,
-                description={**plan.description, **described}, counts=made.counts,
+                folder.partial_path, folder.partial_path, replace(conversion, dtype=None), paths=source.paths,
+                description=described, counts=made.counts,
             )  # fmt: skip
             report = write_batches(rows, conversion, workers)
         except BaseException as error:

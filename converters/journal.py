@@ -18,7 +18,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self, TypeAlias
+from typing import Any, Final, NamedTuple, Self
 
 from zb_hdf5 import ConvertError, FormatError, ShardEntry, StoreMeta
 from zb_hdf5.converters.conversion import Conversion
@@ -32,8 +32,6 @@ from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX
 _NAME: Final = re.compile(rf"{JOURNAL_PREFIX}(\d+)-of-(\d+)\.jsonl")
 #: Size in bytes and mtime in ns.
 FileState = tuple[int, int]
-#: The digests of a file: of its frame, and of its tokens.
-Digests: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -55,15 +53,15 @@ class Finished:
 def is_intact(task: Any, progress: Progress = no_progress) -> bool:
     """Return whether the finished file of a task still has every byte."""
     try:
-        frame, tokens = digests_of(task.paths, task.meta, task.finished.entry)
+        frame, tokens = digests_of(task, task.finished.entry)
     except OSError:
         return False
     return frame == task.finished.frame_sha256 and tokens in ("", task.finished.entry.sha256)
 
 
-def digests_of(paths: Iterable[Path], meta: StoreMeta, entry: ShardEntry, *, frame_only: bool = False) -> Digests:
+def digests_of(task: Any, entry: ShardEntry, *, frame_only: bool = False) -> tuple[str, str]:
     """Return the digests of all bytes of a file and its sidecars but the tokens, and of these, if they are placed."""
-    (path, *sidecars), end = paths, 0  # of the tokens so far
+    (path, *sidecars), meta, end = task.paths, task.meta, 0  # of the tokens so far
     frame, tokens = hashlib.sha256(), hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
@@ -289,11 +287,8 @@ def _line(number: int, done: Finished) -> str:
 
 def journal_paths(folder: Path) -> dict[Part, Path]:
     """Return the journals in a folder."""
-    found = {}
-    for path in sorted(folder.glob(f"{JOURNAL_PREFIX}*.jsonl")):
-        if match := _NAME.fullmatch(path.name):
-            found[Part(int(match[1]), int(match[2]))] = path
-    return found
+    paths = sorted(folder.glob(f"{JOURNAL_PREFIX}*.jsonl"))
+    return {Part(int(name[1]), int(name[2])): path for path in paths if (name := _NAME.fullmatch(path.name))}
 
 
 def read_journals(folder: Path, unit: str) -> dict[Path, Record]:

@@ -30,7 +30,8 @@ from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import disk_errors, scratch_directory
 from zb_hdf5.files.tokens import Converted, TokenRun
 from zb_hdf5.loaders.order import GlobalOrder, Order, SequentialOrder, write_order
-from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_DOCUMENT, SHARD_PREFIX, TokenArray, documents_path, stored_dtype
+from zb_hdf5.spec import DEFAULT_SPLIT, NO_DOCUMENT, SHARD_PREFIX, TokenArray, documents_path, stored_dtype
+from zb_hdf5.store.index import find_index
 from zb_hdf5.store.opening import stream_format
 from zb_hdf5.store.shards import StoreReader, open_tokens
 from zb_hdf5.store.verify import require_digests
@@ -433,8 +434,7 @@ def open_stream(paths: list[Path], conversion: Conversion) -> Generator[PackedSo
 
 def _splits(path: Path) -> list[str]:
     """Return the splits of a stream, that for training first."""
-    folder = path.parent if path.name == INDEX_NAME else path
-    if not (folder / INDEX_NAME).exists():
+    if find_index(path) is None:
         return [DEFAULT_SPLIT]
-    found = dict.fromkeys(shard.split for shard in ShardIndex.load(folder).shards)
+    found = dict.fromkeys(shard.split for shard in ShardIndex.load(path).shards)
     return sorted(found, key=lambda split: split != DEFAULT_SPLIT)

@@ -96,18 +96,18 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Return the report for programs."""
         counts, meta = self.counts, self.meta
-        shape = {"batch_size": meta.batch_size, "seq_len": meta.seq_len, "num_batches": self.num_batches}
         documents = {
             "documents": counts.documents,
             "documents_dropped": counts.documents_dropped.counts,
             "documents_dropped_first": counts.documents_dropped.first,
             "tokens_kept": self.documents_kept,
         }
-        packed = {"packing": self.packing, "batches_of_split": self.batches_of_split}
         return {
             "path": str(self.destination),
             **({} if self.part == WHOLE else {"part": list(self.part)}),
-            **({} if self._is_stream else shape),
+            **({} if self._is_stream else {
+                "batch_size": meta.batch_size, "seq_len": meta.seq_len, "num_batches": self.num_batches,
+            }),
             "dtype": meta.dtype.name,
             "num_shards": len(self.shards),
             "shards_kept": self.kept.shards,
@@ -126,8 +126,8 @@ class Report:
             "seconds": round(self.seconds, 3),
             "tokens_per_second": self.tokens_per_second and round(self.tokens_per_second),
             **(documents if counts.documents else {}),
-            **(packed if self.packing else {}),
-        }
+            **({"packing": self.packing, "batches_of_split": self.batches_of_split} if self.packing else {}),
+        }  # fmt: skip
 
     def lines(self) -> Lines:
         """Return the report for people."""

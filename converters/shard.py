@@ -113,7 +113,7 @@ def write_shard(task: ShardTask, progress: Progress = no_progress) -> Finished:
         pieces = _write_documents(task, writer.sha256())
         info = writer.finish()
     entry = replace(ShardEntry.of(info, task.split, task.documents), pieces=pieces)
-    frame, _ = digests_of(task.paths, task.meta, entry, frame_only=True)
+    frame, _ = digests_of(task, entry, frame_only=True)
     return Finished(entry, info.max_token, frame)
 
 

@@ -128,9 +128,8 @@ class StoreSource(Source):
                 left = min((stop - start) * size, max(0, written - start * size)) if padded else None
                 shards.append(SourceShard(stop - start, each.split, left))
         self._ranges, self.num_batches = ranges, num_batches
-        total = stored.total_records * parts
-        if padded and total:
-            total = sum(shard.records or 0 for shard in shards)
+        counted = padded and stored.total_records
+        total = sum(shard.records or 0 for shard in shards) if counted else stored.total_records * parts
         self.meta, self.shards = replace(self.meta, total_records=total), shards if self.shards else ()
 
     def _splits(self) -> Iterator[tuple[list[SourceShard], _Range]]:

@@ -130,12 +130,11 @@ class StreamDocuments(RecordDocuments):
             edges = self.edges()
             return edges, int(edges[-1])
         ordered = np.sort(starts)
-        stops = ordered + length
-        if not (ordered[1:] > stops[:-1]).any():  # they follow each other
-            ordered, stops = ordered[:1], stops[-1:]
+        is_first = np.append(True, ordered[1:] > ordered[:-1] + length)  # of windows that follow each other
+        stops = ordered[np.roll(is_first, -1)] + length
         found: list[npt.NDArray[np.uint64]] = []
-        done: dict[int, int] = {}  # rows of each file that were taken: what two windows need is there once
-        for start, stop in zip(ordered.tolist(), stops.tolist(), strict=True):
+        done: dict[int, int] = {}  # rows of each file that were taken: what two runs need is there once
+        for start, stop in zip(ordered[is_first].tolist(), stops.tolist(), strict=True):
             first = bisect_right(self._starts, start, hi=len(self._paths)) - 1
             last = bisect_left(self._starts, stop, hi=len(self._paths)) - 1
             for here in range(first, last + 1):

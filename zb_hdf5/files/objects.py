@@ -37,6 +37,8 @@ Group: TypeAlias = "list[tuple[int, npt.NDArray[np.uint8]]]"
 #: Reads under way for one call at most, and at least: those that wait for answers without delay.
 MAX_READS: Final = 256
 LEAST_READS: Final = 4
+#: Calls that read at the same time.
+CALLS_AT_ONCE: Final = 2
 #: Seconds of a core that one request takes.
 REQUEST_CORE_S: Final = 150e-6
 #: Names the seconds that one read may take, over all of its attempts.
@@ -132,6 +134,11 @@ class Folder:
         self.pool = ThreadPoolExecutor(MAX_READS, thread_name_prefix="zb-remote")
         weakref.finalize(self, self.pool.shutdown, wait=False)  # the last use may end in one of them
 
+    @property
+    def reads_at_once(self) -> int:
+        """The number of requests that keep one core busy during the shortest answer."""
+        return min(MAX_READS, max(LEAST_READS, int(self.answer_s / REQUEST_CORE_S)))
+
     def connect(self, retries: dict[str, Any] | None = None) -> Any:
         """Return a client; its own retries cover the parts of an upload."""
         scheme = self._url.partition("://")[0]
@@ -153,6 +160,12 @@ def _folder_of(url: str) -> Folder:
         with _lock:
             folder = _folders.setdefault(url, made)
     return folder
+
+
+def reads_at_once(url: str) -> int:
+    """Return how many threads shall read whole batches of a store or an object at the same time."""
+    folder = _folders.get(url) or _folders.get(url.rpartition("/")[0])
+    return MAX_READS // 4 if folder is None else min(MAX_READS, CALLS_AT_ONCE * folder.reads_at_once)
 
 
 def _limit_s() -> float:
@@ -369,9 +382,7 @@ def read_objects(reads: Sequence[tuple[RemoteObject, Iterable[tuple[int, npt.NDA
             list(left)  # the others end after their current read
             raise
 
-    # as many as keep one core busy during the shortest answer
-    num_threads = min(MAX_READS, max(LEAST_READS, int(folder.answer_s / REQUEST_CORE_S)), len(todo))
-    futures = [folder.pool.submit(work) for _ in range(num_threads)]
+    futures = [folder.pool.submit(work) for _ in range(min(folder.reads_at_once, len(todo)))]
     wait(futures)  # also after an error: the arrays are the caller's again
     for future in futures:
         future.result()

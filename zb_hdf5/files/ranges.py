@@ -363,9 +363,10 @@ def in_memory(file: Path | int) -> bool:
 
 
 def read_ahead(
-    read: Callable[[Key], Result], requests: Iterator[Key], depth: int, *, threads: int = MAX_THREADS
-) -> Generator[Result]:
-    """Yield `read(request)` in order, with up to `depth` requests read ahead in threads; 0: without."""
+    read: Callable[[Key], Result], requests: Iterator[Key], depth: int, *, threads: int = MAX_THREADS,
+    size: Callable[[Key], int] = lambda request: 1,
+) -> Generator[Result]:  # fmt: skip
+    """Yield `read(request)` in order, with requests of up to `depth` in all read ahead in threads; 0: without."""
     # The threads end with the iterator: a read that has begun is waited for, no other one begins, nor does any after
     # one that failed, which may have waited for a server.
     if not depth:
@@ -383,13 +384,17 @@ def read_ahead(
             raise
 
     pool = ThreadPoolExecutor(min(depth, threads), thread_name_prefix="zb-prefetch")
-    pending: deque[Future[Result]] = deque()
+    pending: deque[tuple[int, Future[Result]]] = deque()
+    ahead = 0
     try:
         for request in requests:
-            pending.append(pool.submit(read_unless_failed, request))
-            if len(pending) > depth:
-                yield pending.popleft().result()
+            pending.append((size(request), pool.submit(read_unless_failed, request)))
+            ahead += pending[-1][0]
+            while ahead > depth:
+                count, future = pending.popleft()
+                ahead -= count
+                yield future.result()
         while pending:
-            yield pending.popleft().result()
+            yield pending.popleft()[1].result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,7 @@ class Tokens(ABC):
     wait: Wait
     identity: Identity  # the facts that differ for a later file of the same name; () of many files
     file: Ranges | None = None  # that holds all tokens, and is read without HDF5
-    plain: FileTokens | None = None  # of one local file with all units at a constant stride
+    plain: FileTokens | None = None  # of one file with all units at a constant stride
 
     @abstractmethod
     def read(self, runs: Iterable[TokenRun]) -> None:
@@ -164,11 +164,21 @@ class FileTokens(Tokens):
 
     @property
     def plain(self) -> FileTokens | None:  # type: ignore[override]
-        return self if self.wait is Wait.LOCAL and len(self.extents.runs) == 1 else None
+        return self if len(self.extents.runs) == 1 else None
 
     def remember(self, start: int, tokens: TokenArray) -> None:
         """Keep a unit that was read to prove an object, for the next read."""
         self._read_before = start, tokens
+
+    def unit_of_object(self, number: int) -> TokenArray:
+        """Return a whole unit, read-only: in the bytes of one answer, or in those that proved the object."""
+        known = self._read_before
+        if known is not None and known[0] == number * self.unit:
+            self._read_before = None
+            return known[1]
+        offset = self.extents.offset(number)
+        answer = cast(RemoteObject, self.file).read(offset, offset + self.extents.batch_bytes)
+        return np.frombuffer(answer, self.dtype)
 
     def read(self, runs: Iterable[TokenRun]) -> None:
         if self.access == "mmap":
@@ -177,13 +187,15 @@ class FileTokens(Tokens):
 
     def places_of(self, runs: Iterable[TokenRun]) -> Iterator[Range]:
         """Yield the bytes that runs fill; those of the unit that is in memory are filled."""
-        known, self._read_before = self._read_before, None
         for start, out in runs:
             if out.dtype != self.dtype:  # another size would count other bytes
                 raise ArgumentError(f"{self.name}: expected an array of {self.dtype}, found {out.dtype}")
-            if known is not None and known[0] == start and len(known[1]) == len(out):
-                out[...] = known[1]
-                continue
+            known = self._read_before
+            if known is not None and (known[0] == start or len(out) != self.unit):  # others leave it to its own read
+                self._read_before = None
+                if known[0] == start and len(known[1]) == len(out):
+                    out[...] = known[1]
+                    continue
             number, within = divmod(start, self.unit)
             if within + len(out) <= self.unit:
                 yield self.extents.offset(number) + within * out.itemsize, out
@@ -238,9 +250,9 @@ class FileTokens(Tokens):
         found = self._at_hand
         if private or found is None:
             views, crc32 = self.units(private), self.look_up() if checked and self.look_up is not None else None
-            size = self.file.size  # type: ignore[union-attr]
+            size = 0 if isinstance(self.file, RemoteObject) else self.file.size
             found = (views[0] if views else None, crc32, self.file.fd, size)
-            self._at_hand = self._at_hand if private else found
+            self._at_hand = self._at_hand if private or self.wait is Wait.FAR else found
         elif os.lseek(found[2], 0, os.SEEK_END) < found[3]:
             self.file.require_whole()
         return found

@@ -11,9 +11,9 @@ import os
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, groupby, islice, repeat, takewhile
+from itertools import chain, groupby, islice, repeat
 from math import prod
 from operator import getitem
 from pathlib import Path
@@ -27,7 +27,7 @@ from zb_hdf5.documents.document import WantedSpans
 from zb_hdf5.documents.pieces import Pieces, spans_of_pieces
 from zb_hdf5.errors import ArgumentError, UnavailableError, ZbError
 from zb_hdf5.files.checked import crc32_of
-from zb_hdf5.files.objects import MAX_READS
+from zb_hdf5.files.objects import MAX_READS, reads_at_once
 from zb_hdf5.files.ranges import MAX_THREADS, Key, Result, network_file_system, read_ahead
 from zb_hdf5.files.tokens import FileTokens, Tokens, Wait
 from zb_hdf5.formats.batch_reader import BatchReader, from_numpy, require_choice
@@ -58,8 +58,8 @@ DOCUMENTS: Final = "documents"
 _SIGNED: Final = {2: np.int32, 4: np.int64, 8: np.int64}
 #: Tokens, `(x, y)`, or a dictionary of tensors.
 Step: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor] | dict[str, Any]"
-#: Steps of a block from a server, and blocks under way.
-FAR_STEPS, FAR_BLOCKS = 64, 4
+#: Steps read ahead from a server are at least so many requests, and at least so many turns of all threads.
+FAR_PARTS, FAR_TURNS = 16, 8
 #: Bytes that are kept under way to fill a long line: 32 MiB at 20 ms are 1.6 GB/s.
 IN_FLIGHT_BYTES: Final = 32 << 20
 #: An error that took longer is not waited for again.
@@ -214,7 +214,7 @@ def numpy_dtype(dtype: torch.dtype | None) -> np.dtype[Any]:
 
 
 class WholeBatches:
-    """Widens stored batches of plain local files, from their mappings or by one positioned read each.
+    """Widens stored batches of plain files, from their mappings, or by one positioned read or request each.
 
     The reader reads those of other files, and those whose crc32 differs: it raises the errors. The size of a mapped
     file is asked for once in a block: a file that is cut short inside it is a bus error.
@@ -224,7 +224,8 @@ class WholeBatches:
         self._reader = reader
         self._read = reader.read_batch_int32 if narrow else reader.read_batch_torch
         self._dtype, self._shape = np.dtype(np.int32 if narrow else np.int64), (-1, *reader.meta.shape)
-        self._is_view = narrow and reader.dtype == np.uint32
+        self._is_far = reader.tokens.wait is Wait.FAR and reader.in_front is None
+        self._is_view = narrow and reader.dtype == np.uint32 and not self._is_far
         self._checks = reader.verified == "all reads" or not self._is_view or reader.in_front is not None
         self._is_ready, self._met = False, dict[int, Met]()
         self._reads_left = self._looks_left = 0
@@ -232,10 +233,10 @@ class WholeBatches:
 
     @staticmethod
     def serves(reader: BatchReader) -> bool:
-        """Return whether batches are stored one by one in plain local files that do not grow, or in a cache."""
+        """Return whether batches are stored one by one in plain files that do not grow, or in a cache."""
         tokens, unit = reader.tokens, reader.meta.batch_tokens
-        is_local = tokens.wait is Wait.LOCAL and tokens.access in ("auto", "mmap", "pread")
-        if not reader.complete or not (is_local or reader.in_front is not None):
+        is_plain = tokens.wait is not Wait.DECODE and tokens.access in ("auto", "mmap", "pread", "remote")
+        if not reader.complete or not (is_plain or reader.in_front is not None):
             return False
         follow = tokens.unit == unit and reader.stride == reader.seq_len
         return follow and not any(start % unit for start in tokens.starts[:-1])
@@ -268,7 +269,7 @@ class WholeBatches:
         if self._looks_left <= 0:
             self._looks_left = SINGLE_READS // MET_READS
             sample = np.linspace(0, self._reader.num_batches - 1, SINGLE_SAMPLE).astype(int).tolist()
-            self._is_ready = all(map(self._reader.is_cached, sample))
+            self._is_ready = self._is_far or all(map(self._reader.is_cached, sample))
         self._looks_left -= 1
 
     def _read_at(self, number: int, file: int, index: int, met: dict[int, Met]) -> torch.Tensor:
@@ -298,6 +299,8 @@ class WholeBatches:
 
     def _filled(self, plain: FileTokens, index: int) -> npt.NDArray[Any] | None:
         """Read a batch by its position; None where the reader has the words for what went wrong."""
+        if self._is_far:
+            return plain.unit_of_object(index).reshape(self._shape[1:])
         batch, run = np.empty(self._shape[1:], self._reader.dtype), plain.extents.runs[0]
         try:
             read = os.preadv(plain.file.fd, (batch,), run.base + index * run.stride)
@@ -311,6 +314,18 @@ class WholeBatches:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_met": {}, "_reads_left": 0, "_looks_left": 0}
+
+
+def _parts(numbers: Iterable[int], least: int, most: int) -> Iterator[list[int]]:
+    """Yield numbers in order, `least` of them together, and up to `most` that follow each other."""
+    part: list[int] = []
+    for number in numbers:
+        if len(part) >= (most if part and number == part[-1] + 1 else least):
+            yield part
+            part = []
+        part.append(number)
+    if part:
+        yield part
 
 
 class StepReader:
@@ -516,33 +531,33 @@ class StepReader:
             return hint_ahead(self._read_by_position, reader.will_need, requests, plan.records_per_batch)
         is_plain = reader.tokens.wait is Wait.FAR and reader.meta.codec == NO_CODEC and reader.overlap == 0
         if is_plain and is_whole and is_auto and self._device is None and self._is_plain:
-            return self._read_far(requests, depth)
+            return self._read_far(chain.from_iterable(block.tolist() for block in blocks), depth)
         return read_to(self._device, self._read_by_position, requests, depth, threads)
 
-    def _read_far(self, requests: Iterator[Request], depth: int) -> Generator[torch.Tensor]:
-        """Read blocks of steps, each in one thread and by one call; an error is raised at its own step."""
-        most = max(1, min(FAR_STEPS, depth // FAR_BLOCKS))
-        sizes = chain((most // 8, most // 4, most // 2), repeat(most))  # the first step does not wait for many others
-        blocks = (list(islice(requests, max(1, size))) for size in sizes)
-        filled = takewhile(len, blocks)
-        for block, tokens in read_ahead(self._read_block, filled, FAR_BLOCKS, threads=FAR_BLOCKS + 1):
-            if tokens is None:
-                yield from map(self._tokens, block)
-            else:
-                yield from (from_numpy()(batch.astype(self._dtype)) for batch in tokens)
+    def _read_far(self, numbers: Iterator[int], depth: int) -> Generator[torch.Tensor]:
+        """Read parts of the steps, each in one thread; an error is raised at its own step."""
+        reader, first = self._reader, next(numbers)
+        start = first * reader.meta.batch_tokens
+        reader.tokens.open_file(bisect_right(reader.tokens.starts, start) - 1, start)  # and time an answer
+        threads = reads_at_once(str(reader.path))
+        parts = _parts(chain([first], numbers), max(1, depth // FAR_TURNS // threads), max(1, depth // FAR_PARTS))
+        for part, tokens in read_ahead(self._read_part, parts, depth, threads=threads, size=len):
+            yield from map(self._tokens, part) if tokens is None else tokens
 
-    def _read_block(self, block: list[Request]) -> tuple[list[Request], npt.NDArray[Any] | None]:
-        """Return the tokens of whole batches; None for them if one cannot be read, and nobody has waited for it."""
-        reader, begun_s = self._reader, time.monotonic()
-        tokens = np.empty((len(block), *reader.meta.shape), reader.dtype)
-        starts = (np.array(block) * reader.meta.batch_tokens).tolist()
+    def _read_part(self, part: list[int]) -> tuple[list[int], list[torch.Tensor] | None]:
+        """Return some batches; None for them if one cannot be read, and nobody has waited for it."""
+        begun_s, reader, unit = time.monotonic(), self._reader, self._reader.meta.batch_tokens
         try:
-            reader.tokens.read(zip(starts, tokens.reshape(len(block), -1), strict=True))
+            if len(part) == 1 or part != [*range(part[0], part[0] + len(part))]:
+                return part, [*map(self._read_batch if self._whole is None else self._whole.read, part)]
+            tokens = np.empty((len(part), *reader.meta.shape), reader.dtype)
+            starts = range(part[0] * unit, (part[-1] + 1) * unit, unit)
+            reader.tokens.read(zip(starts, tokens.reshape(len(part), -1), strict=True))
         except (ZbError, OSError):
             if time.monotonic() - begun_s > REREAD_S:
                 raise
-            return block, None
-        return block, tokens
+            return part, None
+        return part, [from_numpy()(batch.astype(self._dtype)) for batch in tokens]
 
     def depth(self, plan: StepPlan) -> tuple[int, int]:
         """Return how many steps to read ahead, and in how many threads."""

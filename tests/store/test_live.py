@@ -17,7 +17,7 @@ from contents import numbered_batches
 from contract import is_refused
 from damage import flip_stored
 from interrupted import failing
-from processes import forked, python, running, started
+from processes import forked, in_forks, python, running, started
 
 from zb_hdf5 import FollowingLoader, Loader, ShardIndex, errors, open_reader, open_writer, verify_store
 from zb_hdf5.commands.zb import zb
@@ -25,6 +25,7 @@ from zb_hdf5.converters.cli import convert
 from zb_hdf5.files.publishing import PartialFile
 from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
 from zb_hdf5.formats.hdf5.h5_writer import HDF5Writer
+from zb_hdf5.formats.hdf5.inspection import look_at
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.live import LiveReader, LiveStoreWriter
 from zb_hdf5.store.repair import repair_store
@@ -364,6 +365,20 @@ def test_a_forked_child_reads_a_shard_that_was_renamed_since(folder):
         writer.write(batches(3, 3))
         with forked(lambda: expect_batches(reader, 3) is None):
             pass
+
+
+def test_a_child_looks_at_a_file_that_a_thread_of_its_parent_looked_at_when_it_was_forked(folder):
+    with start_store(folder) as writer:
+        writer.write(batches(0, 4))
+    ended = threading.Event()
+    thread = threading.Thread(target=lambda: [look_at(folder / "shard-00000.h5") for _ in iter(ended.is_set, True)])
+    thread.start()
+    try:
+        found = in_forks(*[lambda: look_at(folder / "shard-00000.h5").complete] * 5, limit_s=20)
+        assert found == [True] * 5
+    finally:
+        ended.set()
+        thread.join()
 
 
 def test_another_store_in_the_same_folder_is_an_error(tmp_path):

@@ -125,6 +125,8 @@ class OpenDataset:
 #: look at its attributes, at the moment of a refresh.
 _growing = weakref.WeakValueDictionary[tuple[Any, ...], OpenDataset]()
 _handles = threading.Lock()
+# a child must not inherit it from a thread that it does not have
+os.register_at_fork(before=_handles.acquire, after_in_parent=_handles.release, after_in_child=_handles.release)
 
 
 def open_dataset(column: Column) -> OpenDataset:

@@ -109,9 +109,8 @@ def describe(source: Source, conversion: Conversion, workers: Workers) -> dict[s
     if not (conversion.overwrite or conversion.resume):
         refuse_existing(destination)
     meta, cuts = plan.source.meta, plan.cuts
-    engine = Engine() if one_file else workers.engine
-    method, memory_bytes = conversion.shuffle_method, conversion.memory_bytes
-    shuffle = choose_shuffle(plan.source, method, cuts, memory_bytes, engine.workers_per_node)
+    node, memory_bytes = 1 if one_file else workers.engine.workers_per_node, conversion.memory_bytes
+    shuffle = choose_shuffle(plan.source, conversion.shuffle_method, cuts, memory_bytes, node)
     sizes = [plan.shard_bytes(shard) for shard in range(len(cuts))]
     return {
         "path": str(conversion.destination),

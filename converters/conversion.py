@@ -142,8 +142,7 @@ class Conversion:
     def require_possible(self) -> None:
         """Raise `ArgumentError` for a value that no conversion takes."""
         for name, each in OPTIONS.items():
-            value = getattr(self, name)
-            if value is None:
+            if (value := getattr(self, name)) is None:
                 continue
             least = {"positive": 1, "size": 1, "natural": 0}.get(str(each.kind))
             if least is not None and value < least:

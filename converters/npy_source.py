@@ -256,8 +256,10 @@ class CutSource(DocumentSource):
         for path in self.paths:
             header = kind.read_header(path)
             if len(header[0]) != 1:
-                shape = f"expected a 1-D stream of tokens, found shape {header[0]}"
-                raise ConvertError(f"{path}: {shape}; {kind.name}-to-hdf5 takes records")
+                raise ConvertError(
+                    f"{path}: expected a 1-D stream of tokens, found shape {header[0]}; {kind.name}-to-hdf5 takes "
+                    "records"
+                )
             self._files.append(ArrayFile.open(path, header, 1))
         fixed = conversion.dtype not in (None, "auto") and conversion.dtype
         self.dtype = stored_dtype(fixed or _fitting_dtype(self._files, self.vocab_size))

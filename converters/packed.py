@@ -223,8 +223,9 @@ class PackedRows:
         self._columns = {field.name: (store.field(field.name).tokens, field.size) for field in store.meta.fields}
         tokens = store.tokens
         self._columns[""] = (tokens if tokens.dtype == meta.dtype else Converted(tokens, meta.dtype)), 1
-        names = ("offsets", "lengths", "first")
-        self._plan_paths = [folder / f"{SHARD_PREFIX}plan-{split}-{name}.npy" for name in names]
+        self._plan_paths = [
+            folder / f"{SHARD_PREFIX}plan-{split}-{name}.npy" for name in ("offsets", "lengths", "first")
+        ]
         self.table = folder / documents_name(number)
         with DocumentsWriter(self.table) as writer:
             if store.documents is not None:

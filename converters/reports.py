@@ -14,8 +14,6 @@ from zb_hdf5.converters.source import Counts
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import STREAM_LAYOUT, combine_sha256
 
-Lines = list[tuple[str, str]]
-
 
 @dataclass(frozen=True)
 class Report:
@@ -129,7 +127,7 @@ class Report:
             **({"packing": self.packing, "batches_of_split": self.batches_of_split} if self.packing else {}),
         }  # fmt: skip
 
-    def lines(self) -> Lines:
+    def lines(self) -> list[tuple[str, str]]:
         """Return the report for people."""
         counts, meta, kept = self.counts, self.meta, self.kept.shards
         padded = f" + {counts.padded:,} padded" if counts.padded else ""
@@ -190,6 +188,6 @@ class Done:
         """Return the report for programs."""
         return {"path": str(self.destination), "done": True}
 
-    def lines(self) -> Lines:
+    def lines(self) -> list[tuple[str, str]]:
         """Return the report for people."""
         return [("there is", f"{self.destination} already, made of these files in this way: nothing to do")]

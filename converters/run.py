@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Final, ParamSpec, cast
 
@@ -15,7 +15,7 @@ from zb_hdf5.converters.batch_target import describe, write_batches
 from zb_hdf5.converters.conversion import DEFAULT_MEMORY_BYTES, OPTIONS, STREAM, Conversion
 from zb_hdf5.converters.document_target import write_documents
 from zb_hdf5.converters.documents import DocumentSource
-from zb_hdf5.converters.engines import ProgressCalls, Workers, default_workers, open_engine
+from zb_hdf5.converters.engines import ProgressCalls, Result, Workers, default_workers, open_engine
 from zb_hdf5.converters.reports import Done, Report
 from zb_hdf5.converters.source import Source
 from zb_hdf5.converters.sources import PACKED, kind_of, require_options
@@ -37,31 +37,28 @@ P = ParamSpec("P")
 
 def run(conversion: Conversion, shown: Progress | None = None) -> Report | Done | None:
     """Convert; None in an MPI rank that has only served the first one. By default `conversion.progress` is called."""
-    with _opened(conversion, shown or ProgressCalls(conversion.progress)) as opened:
-        if opened is None:
-            return None
-        source, conversion, workers = opened
-        if isinstance(source, DocumentSource):
-            return write_documents(source, conversion, workers)
-        return write_batches(source, conversion, workers)
+    return _with_source(conversion, shown or ProgressCalls(conversion.progress), _write)
 
 
 def plan(conversion: Conversion) -> dict[str, Any] | None:
     """Return JSON of the shards that a conversion to batches would write, and of the space that it needs."""
-    with _opened(conversion, ProgressCalls()) as opened:
-        if opened is None:
-            return None
-        source, conversion, workers = opened
-        if isinstance(source, DocumentSource):
-            raise ArgumentError(f"{source.paths[0]}: rows of documents are known when their tokens are")
-        return describe(source, conversion, workers)
+    return _with_source(conversion, ProgressCalls(), _describe)
 
 
-@contextmanager
-def _opened(
-    conversion: Conversion, shown: Progress
-) -> Generator[tuple[Source | DocumentSource, Conversion, Workers] | None]:
-    """Open the source and the engine, and fill in all defaults; None in an MPI rank that has served others."""
+def _write(source: Source | DocumentSource, conversion: Conversion, workers: Workers) -> Report | Done:
+    if isinstance(source, DocumentSource):
+        return write_documents(source, conversion, workers)
+    return write_batches(source, conversion, workers)
+
+
+def _describe(source: Source | DocumentSource, conversion: Conversion, workers: Workers) -> dict[str, Any]:
+    if isinstance(source, DocumentSource):
+        raise ArgumentError(f"{source.paths[0]}: rows of documents are known when their tokens are")
+    return describe(source, conversion, workers)
+
+
+def _with_source(conversion: Conversion, shown: Progress, act: Callable[..., Result]) -> Result | None:
+    """Open the source and the engine, fill in all defaults, and act; None in an MPI rank that has served others."""
     conversion, open_source = _prepared(conversion)
     with ExitStack() as stack:
         executor = conversion.executor or "local"
@@ -74,10 +71,10 @@ def _opened(
                 asked = max(1, min(asked, len(source.groups)))
             engine = stack.enter_context(open_engine(executor, asked, PRELOAD))
         if engine is None:
-            yield None
-            return
+            return None
         threads = conversion.threads or max(1, default_workers() // engine.workers_per_node)
-        yield source or _entered(stack, open_source(), conversion), conversion, Workers(engine, threads, shown)
+        source = source or _entered(stack, open_source(), conversion)
+        return act(source, conversion, Workers(engine, threads, shown))
 
 
 def _entered(stack: ExitStack, found: Any, conversion: Conversion) -> Source | DocumentSource:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Final
 
 from zb_hdf5.converters.conversion import DEFAULT_MEMORY_BYTES, STREAM, Conversion, Unset
@@ -79,8 +79,7 @@ class SourceKind:
 
     def open(self, paths: list[Path], conversion: Conversion) -> Any:
         """Open the source."""
-        module, _, name = self.opener.partition(":")
-        return getattr(import_module(module), name)(paths, conversion)
+        return resolve_name(self.opener)(paths, conversion)
 
 
 def _text(name: str) -> SourceKind:

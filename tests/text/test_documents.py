@@ -175,7 +175,7 @@ def test_parquet_errors(write_parquet, tmp_path, monkeypatch):
     path.write_bytes(data[:1000] + bytes(400) + data[1400:])
     is_refused(FormatError, lambda: read(ParquetFile(path)), match="not a Parquet file, or a damaged one")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(UnavailableError, match=r"Parquet needs the package pyarrow: pip install '.\[text\]'"):
+    with pytest.raises(UnavailableError, match=r"this needs the package pyarrow: pip install '.\[text\]'"):
         ParquetFile(tmp_path / "a.parquet")
 
 

@@ -185,10 +185,7 @@ class ParquetFile(DocumentFile):
                 row += batch.num_rows
 
     def _open(self) -> Any:
-        try:
-            parquet = import_module("pyarrow.parquet")
-        except ImportError as error:
-            raise UnavailableError("Parquet needs the package pyarrow: pip install '.[text]'") from error
+        parquet = require_package("pyarrow.parquet")
         with open(self.path, "rb"), _parquet_errors(self.path):  # a file that is not there is an OSError of its own
             return parquet.ParquetFile(self.path, memory_map=False, pre_buffer=False)
 
@@ -353,6 +350,14 @@ def _column_values(column: Any) -> list[Any]:
         return list(column.to_pylist())
     except UnicodeDecodeError:
         return [value(scalar) for scalar in column]
+
+
+def require_package(name: str) -> Any:
+    """Import an optional package."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise UnavailableError(f"this needs the package {name.split('.')[0]}: pip install '.[text]'") from error
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from importlib import import_module
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Final, overload
@@ -20,6 +19,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy, StateError, UnavailableError, ZbError
 from zb_hdf5.spec import TokenArray
+from zb_hdf5.text.corpus import require_package
 
 TokenIds = npt.NDArray[np.uint32]
 DEFAULT_BOUNDARY: Final = "<|endoftext|>"
@@ -288,14 +288,6 @@ def tokenizer_named(stored: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = stored
     return found if isinstance(found, dict) else {} if found is None else {"name": str(found)}
-
-
-def require_package(name: str) -> Any:
-    """Import an optional package."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise UnavailableError(f"this needs the package {name}: pip install '.[text]'") from error
 
 
 def _encoding_of_name(name: str) -> Any:

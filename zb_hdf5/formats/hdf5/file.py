@@ -61,36 +61,28 @@ CREATOR: Final = f"zb_hdf5 {__version__} (h5py {h5py.__version__}, HDF5 {h5py.ve
 
 
 def open_h5(path: Path | str, mode: str = "r", **options: Any) -> h5py.File:
-    """Open an HDF5 file; if the file system has no locks, warn once and open without them."""
-    if isinstance(path, RemotePath):
-        return _RemoteFile(ObjectFile(RemoteObject(str(path))))
-    if mode == "r":
+    """Open an HDF5 file, or an object; if the file system has no locks, warn once and open without them."""
+    file = ObjectFile(RemoteObject(str(path))) if isinstance(path, RemotePath) else None
+    if file is not None:
+        file.seek(0, os.SEEK_END)  # fetches the head: what waits below does so under the lock that all of HDF5 has
+    elif mode == "r":
         require_regular(os.stat(path).st_mode, path)  # HDF5 would wait for ever for the other end of a FIFO
     try:
-        return h5py.File(path, mode, **options)
+        h5 = h5py.File(file or path, mode, **options)
     except OSError as error:
         # HDF5 tolerates only ENOSYS from flock(2) by itself; clusters answer ENOLCK, EOPNOTSUPP, 524 or EIO
         if error.errno in NO_LOCKS and "lock file" in str(error):
             warnings.warn(f"{path}: this file system has no file locks; opening without them", stacklevel=2)
             return h5py.File(path, mode, locking=False, **options)
         raise _translate(error, path) from error
-
-
-class _RemoteFile(h5py.File):  # type: ignore[misc]
-    """An object, of which HDF5 reads blocks."""
-
-    def __init__(self, file: ObjectFile) -> None:
-        self.source = file.source
-        file.seek(0, os.SEEK_END)  # fetches the head: what waits below does so under the lock that all of HDF5 has
-        try:
-            super().__init__(file, "r")
-        except OSError as error:
-            raise _translate(error, self.source.name) from error
+    h5.source = None if file is None else file.source
+    return h5
 
 
 def handle_of_h5(h5: h5py.File) -> Handle:
     """Return the handle by which the size and identity of an open file are asked for."""
-    return h5.source if isinstance(h5, _RemoteFile) else h5.id.get_vfd_handle()
+    handle: Handle = getattr(h5, "source", None) or h5.id.get_vfd_handle()
+    return handle
 
 
 def open_h5_for_reading(path: Path, identity: Identity | None = None) -> h5py.File:

@@ -63,8 +63,11 @@ def bare(url: str, folder: str, epoch: int) -> m.Figures:
         found = obstore.get_range(client, names[shard], start=store.offsets[shard][k], length=length)
         return torch.from_numpy(np.frombuffer(found, store.dtype).astype(np.int64))
 
-    with ThreadPoolExecutor(UNDER_WAY) as pool:
-        return {m.LATER: m.us_of(pool.map(lambda place: read(*place), store.order(epoch)))}
+    def batches() -> Iterator[torch.Tensor]:  # `map` begins to read at its call
+        with ThreadPoolExecutor(UNDER_WAY) as pool:
+            yield from pool.map(lambda place: read(*place), store.order(epoch))
+
+    return {m.LATER: m.us_of(batches())}
 
 
 def load(url: str, epoch: int, options: dict[str, Any]) -> m.Figures:

@@ -96,11 +96,12 @@ class Pieces:
 
     def split(self, num_records: int) -> Iterator[Pieces]:
         """Yield the pieces of the first `num_records` records, of the next ones, and so on."""
-        edges, size = self.ends[::num_records].tolist(), num_records * self.seq_len
-        for number, (first, last) in enumerate(pairwise(edges)):
-            ends = self.ends[number * num_records : (number + 1) * num_records + 1] - first
-            part = Pieces(ends, self.columns[first:last], self.offsets[first:last], self.seq_len)
-            part.starts = self.starts[first:last] - number * size  # of all at once
+        starts, seq_len, record = self.starts, self.seq_len, 0
+        for first, last in pairwise(self.ends[::num_records].tolist()):
+            ends = self.ends[record : record + num_records + 1] - first
+            part = Pieces(ends, self.columns[first:last], self.offsets[first:last], seq_len)
+            part.starts = starts[first:last] - record * seq_len  # of all at once
+            record += num_records
             yield part
 
     def cut(self, seq_len: int) -> Pieces:

@@ -56,7 +56,9 @@ class StoreDocuments(RecordDocuments):
         order = shards.argsort(kind="stable")
         groups = np.split(order, np.flatnonzero(np.diff(shards[order])) + 1)
         parts = [self._read_shard(int(shards[group[0]]), records[group]) for group in groups]
-        return concatenate(parts).take(order.argsort())
+        places = np.empty_like(order)  # `order.argsort()`, in a tenth of its time
+        places[order] = np.arange(len(order))
+        return concatenate(parts).take(places)
 
     def _read_shard(self, shard: int, records: npt.NDArray[np.int64]) -> Pieces:
         pieces: Pieces = self._files.get(shard, self.open).read_pieces(records - self._starts[shard])

@@ -17,6 +17,7 @@ from zb_hdf5.converters.document_target import write_documents
 from zb_hdf5.converters.documents import DocumentSource
 from zb_hdf5.converters.engines import ProgressCalls, Result, Workers, default_workers, open_engine
 from zb_hdf5.converters.reports import Done, Report
+from zb_hdf5.converters.shard import cut_into_shards
 from zb_hdf5.converters.source import Source
 from zb_hdf5.converters.sources import PACKED, kind_of, require_options
 from zb_hdf5.files.paths import any_path
@@ -113,7 +114,9 @@ def _workers_of(source: Source | DocumentSource, conversion: Conversion) -> int:
         return default_workers()
     if source.num_batches * source.meta.batch_bytes < SMALL_BYTES:
         return 1
-    return max(1, min(default_workers(), (conversion.memory_bytes or DEFAULT_MEMORY_BYTES) // WORKER_BYTES))
+    # records that are shuffled may be scattered first, by more processes than there are shards
+    tasks = default_workers() if source.reorders else len(cut_into_shards(source, conversion))
+    return max(1, min(default_workers(), tasks, (conversion.memory_bytes or DEFAULT_MEMORY_BYTES) // WORKER_BYTES))
 
 
 def _runner(make: Callable[P, Conversion]) -> Callable[P, Any]:

@@ -22,7 +22,7 @@ NONE: Final = Unset("")
 #: Work of any kind of source.
 WORK: Final[Mapping[str, Any]] = {
     "num_shards": Unset("those of the source, or 1 GiB each"), "shard_bytes": NONE,
-    "workers": Unset("the cores; 1 for little data"), "executor": "local", "part": NONE, "resume": NONE,
+    "workers": Unset("the cores; 1 for little work"), "executor": "local", "part": NONE, "resume": NONE,
     "overwrite": NONE, "tokens_only": NONE, "codec": Unset("none"), "live": NONE,
 }  # fmt: skip
 _SHUFFLED: Final = {"batch_size": 32, "seed": 42, "shuffle": True}

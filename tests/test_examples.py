@@ -55,8 +55,7 @@ def run_example(name, *arguments, code=0):
 @pytest.fixture
 def data(tmp_path):
     tokens = np.random.default_rng(9).integers(0, 100, (100, 8, 32), dtype=np.uint16)
-    write_batches(tmp_path / "t.h5", tokens, dtype="uint16")
-    return tmp_path / "t.h5"
+    return write_batches(tmp_path / "t.h5", tokens, dtype="uint16").path
 
 
 def logged(out, rank):

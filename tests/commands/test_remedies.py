@@ -62,8 +62,8 @@ def test_a_remedy_survives_the_way_out_of_a_process(tmp_path):
 
 def write(path, *, backend="hdf5"):
     path.parent.mkdir(exist_ok=True)
-    write_batches(path, np.arange(48, dtype=np.uint16).reshape(3, 2, 8), dtype="uint16", backend=backend)
-    return path
+    tokens = np.arange(48, dtype=np.uint16).reshape(3, 2, 8)
+    return write_batches(path, tokens, backend=backend).path
 
 
 def unfinished_shard(tmp_path):

@@ -25,8 +25,7 @@ WORLD = 8
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     path = tmp_path_factory.mktemp("source") / "train.h5"
-    write_batches(path, TOKENS, {"mask": MASK}, fields={"mask": "u1"})
-    return path
+    return write_batches(path, TOKENS, {"mask": MASK}, fields={"mask": "u1"}).path
 
 
 @pytest.fixture

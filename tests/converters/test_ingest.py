@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from commandline import one_error, report_of, succeed
 from commandline import run as run_command
-from contents import batches_of, files_in
+from contents import batches_of, files_in, write_stream
 from contract import is_refused
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
@@ -232,9 +232,7 @@ def test_the_counts_balance(tmp_path_factory, lengths, packing, remainder, batch
 def write_stream_of(folder, split, lengths):
     """Write documents of these lengths, which begin with token 1 and go on with 2."""
     documents = [np.array([1] + [2] * (length - 1), np.uint32) for length in lengths if length]
-    with zb_hdf5.HDF5ShardWriter(folder / f"{split}.h5", dtype="uint32") as writer:
-        writer.write_documents(np.concatenate(documents), lengths)
-    return folder / f"{split}.h5"
+    return write_stream(folder / f"{split}.h5", np.concatenate(documents), lengths, dtype="uint32").path
 
 
 @pytest.mark.parametrize("packing", sorted(PACKINGS))

@@ -93,8 +93,7 @@ def check(path, tokens=TOKENS, values=VALUES, **options):
 
 @pytest.fixture
 def path(tmp_path):
-    write(tmp_path / "x.h5")
-    return tmp_path / "x.h5"
+    return write(tmp_path / "x.h5").path
 
 
 @pytest.mark.parametrize("access", ["auto", "mmap", "pread", "h5py"])

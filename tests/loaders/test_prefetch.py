@@ -24,9 +24,7 @@ TOKENS = np.random.default_rng(6).integers(0, 50_000, (60, 4, 32), dtype=np.uint
 
 @pytest.fixture
 def path(tmp_path):
-    path = tmp_path / "t.h5"
-    write_batches(path, TOKENS)
-    return path
+    return write_batches(tmp_path / "t.h5", TOKENS).path
 
 
 def prefetch_threads():

@@ -60,8 +60,7 @@ def store(tmp_path):
         with DocumentsWriter(folder / f"documents-{number:05}.tables") as table:
             table.append_documents([16] * 6, DocumentRows(ids=[f"{split}{k}".encode() for k in range(6)]))
             table.publish(split=split)
-    index = index_files(paths)
-    index.save(folder)
+    index_files(paths).save(folder)
     return folder
 
 

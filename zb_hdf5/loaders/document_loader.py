@@ -178,17 +178,18 @@ def pieces_of(starts: npt.NDArray[np.uint64], lengths: npt.NDArray[np.int64], mu
 
 def gather(column: BatchReader, pieces: Pieces, fill: int = 0, dtype: Any = None) -> npt.NDArray[Any]:
     """Return the values of the tokens that lie in some pieces, and `fill` for padding, shape (R, S, ...)."""
-    shape = value_shape(column)
-    size, is_text = prod(shape), ~pieces.is_padding
+    size = prod(shape := value_shape(column))
     values = np.zeros(pieces.num_tokens * size, dtype or column.dtype)
     if fill:  # only then: filling bytes with 0 gives the text "0"
         values.fill(fill)
     # it asks for the size of each file once, `get_slice` for that of one file at each document
-    flat = column.tokens.flat() if len(column.tokens.starts) <= len(is_text) + 1 else None
-    places = ((part[is_text] * size).tolist() for part in (pieces.starts, pieces.offsets, pieces.lengths))
+    flat = column.tokens.flat() if len(column.tokens.starts) <= len(pieces.offsets) + 1 else None
+    places = (part.tolist() for part in (pieces.starts, pieces.offsets, pieces.lengths))
     for place, offset, length in zip(*places, strict=True):
-        stop = offset + length
-        values[place : place + length] = column.get_slice(offset, stop) if flat is None else flat[offset:stop]
+        if offset != NO_DOCUMENT:
+            start, stop = offset * size, (offset + length) * size
+            part = column.get_slice(start, stop) if flat is None else flat[start:stop]
+            values[place * size : (place + length) * size] = part
     return values.reshape(-1, pieces.seq_len, *shape)
 
 
@@ -409,8 +410,8 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
             values = {name: rows[0] for name, rows in values.items()} | {"cu_seqlens": views.cu_seqlens(pieces)}
             others["max_seqlen"] = views.max_seqlen(pieces)
             lengths = pieces.lengths
-        padding = np.full(len(lengths) - len(documents), views.PADDING_ID)
-        values["documents"] = np.concatenate([self.documents.numbers(documents), padding])
+        values["documents"] = np.full(len(lengths), views.PADDING_ID)
+        values["documents"][: len(documents)] = self.documents.numbers(documents)
         values["seq_lens"] = lengths.astype(np.int32)
         return {name: as_tensor(array) for name, array in values.items()} | others
 

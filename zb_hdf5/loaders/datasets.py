@@ -21,25 +21,25 @@ from zb_hdf5.loaders.state import require_count, require_fields
 from zb_hdf5.loaders.steps import Step
 
 
-class ToldEpoch:
+class SharedEpoch:
     """The epoch that a loader has chosen, in memory that its copies in other processes share.
 
-    Only the process that made it tells an epoch. A copy made by plain `pickle` shares nothing.
+    Only the process that made it shares an epoch. A copy made by plain `pickle` shares nothing.
     """
 
     def __init__(self, epoch: int) -> None:
         self._numbers: torch.Tensor = torch.tensor([epoch, 0]).share_memory_()  # type: ignore[no-untyped-call]
-        self._process, self._heard = os.getpid(), epoch
+        self._process, self._last = os.getpid(), epoch
 
-    def tell(self, epoch: int) -> None:
-        """Tell every copy of the epoch."""
+    def share(self, epoch: int) -> None:
+        """Make this the epoch of every copy."""
         if os.getpid() == self._process:
             self._numbers[0] = epoch
 
-    def news(self) -> int | None:
-        """Return the epoch that was told last, if this copy has not heard of it."""
-        before, self._heard = self._heard, self._numbers.tolist()[0]
-        return None if self._heard == before else self._heard
+    def take(self) -> int | None:
+        """Return the epoch that was shared last, if this copy has not taken it yet."""
+        before, self._last = self._last, self._numbers.tolist()[0]
+        return None if self._last == before else self._last
 
     def warn_once(self, message: str) -> None:
         """Give a warning, once for all copies."""
@@ -63,8 +63,8 @@ class BatchDataset(Dataset[Step]):
     `sampler=dataset.sampler` too.
     """
 
-    def __init__(self, loader: Any, told: ToldEpoch) -> None:
-        self._loader, self._told = loader, told
+    def __init__(self, loader: Any, shared_epoch: SharedEpoch) -> None:
+        self._loader, self._shared_epoch = loader, shared_epoch
         self.path: Path = loader.reader.path
         self._requests: StepRequests | None = None
         self._epoch_is_chosen = False
@@ -101,7 +101,7 @@ class BatchDataset(Dataset[Step]):
         """
         state = require_fields(self.path, state_dict, self._identity(), ("epoch",))
         epoch = require_count(self.path, state, "epoch")
-        self._told.news()  # was told before this state was loaded
+        self._shared_epoch.take()  # was shared before this state was loaded
         if not self._epoch_is_chosen:
             self._loader.set_epoch(epoch)
 
@@ -115,7 +115,7 @@ class BatchDataset(Dataset[Step]):
 
     def __getitem__(self, index: int) -> Step:
         loader = self._loader
-        if (epoch := self._told.news()) is not None:
+        if (epoch := self._shared_epoch.take()) is not None:
             loader.set_epoch(epoch)
         requests = self._requests
         if requests is None or requests.plan is not loader.plan:
@@ -129,7 +129,7 @@ class BatchDataset(Dataset[Step]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Step]:
         """Return several steps, for a `DataLoader` that makes a batch of them, and warn once that they are batches."""
-        self._told.warn_once(
+        self._shared_epoch.warn_once(
             f"{self.path}: each item of dataset() is a whole batch, and this DataLoader stacks {len(indices):,} of them"
             "; pass batch_size=None to the DataLoader",
         )

@@ -29,7 +29,7 @@ from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
 if TYPE_CHECKING:
     import torch
 
-    from zb_hdf5.loaders.datasets import BatchDataset, RecordDataset, ToldEpoch
+    from zb_hdf5.loaders.datasets import BatchDataset, RecordDataset, SharedEpoch
 
 
 #: A FollowingLoader looks again after the first of these times, and then after twice as long, up to the second.
@@ -350,7 +350,7 @@ class Loader(EpochLoader[Any]):
     ...         train(batch)
     """
 
-    _told: ToldEpoch | None = None
+    _shared_epoch: SharedEpoch | None = None
     _least_steps = 1
 
     def __init__(
@@ -438,8 +438,8 @@ class Loader(EpochLoader[Any]):
 
     def _start(self, epoch: int) -> int:
         super()._start(epoch)
-        if self._told is not None:
-            self._told.tell(epoch)
+        if self._shared_epoch is not None:
+            self._shared_epoch.share(epoch)
         return 0
 
     def plan_of_epoch(self, epoch: int) -> StepPlan:
@@ -517,10 +517,10 @@ class Loader(EpochLoader[Any]):
 
     def dataset(self) -> BatchDataset:
         """Return this rank's batches of the current epoch as a map-style `torch.utils.data.Dataset`."""
-        from zb_hdf5.loaders.datasets import BatchDataset, ToldEpoch
+        from zb_hdf5.loaders.datasets import BatchDataset, SharedEpoch
 
-        self._told = self._told or ToldEpoch(self.epoch)
-        return BatchDataset(self, self._told)
+        self._shared_epoch = self._shared_epoch or SharedEpoch(self.epoch)
+        return BatchDataset(self, self._shared_epoch)
 
     def records(self) -> RecordDataset:
         """Return all records as a map-style dataset of `{"input_ids", "labels"}`, as trainers expect them.
@@ -544,8 +544,8 @@ class Loader(EpochLoader[Any]):
     def close(self) -> None:
         """End the reading threads, and close the reader."""
         super().close()
-        if self._told is not None:
-            self._told.close()
+        if self._shared_epoch is not None:
+            self._shared_epoch.close()
         self.steps.close()
         self.reader.close()
 

@@ -139,17 +139,17 @@ def hint_ahead(
     records_per_batch: int,
     depth: int = 64,
 ) -> Iterator[Result]:
-    """Yield `read(request)` for each request, in order; the kernel is told of its batches about `depth` reads ahead."""
-    # Of none twice: shuffled records come back to each batch. So 64 KiB reads in random order from a cold disk ran at
-    # 0.9 of its sequential bandwidth, in 4 threads at 0.65. Neighbours are told together: with one hint each, a cold
-    # epoch in stored order took twice the processor time.
-    coming, heard = deque[Request](), set[int]()
+    """Yield `read(request)` for each request, in order; the kernel gets hints of batches about `depth` reads ahead."""
+    # Each batch is announced once, although shuffled records come back to it: 64 KiB reads in random order from a cold
+    # disk then ran at 0.9 of its sequential bandwidth, in 4 threads at 0.65. Neighbours are announced together: with
+    # one call each, a cold epoch in stored order took twice the processor time.
+    coming, announced = deque[Request](), set[int]()
     while group := list(islice(requests, HINTED_TOGETHER)):
         parts = [np.array([one]) if isinstance(one, int) else one // records_per_batch for one in group]
-        new = np.array(sorted(set(np.concatenate(parts).tolist()) - heard), np.int64)
-        if len(heard) + len(new) > REMEMBERED_HINTS:
-            heard.clear()
-        heard.update(new.tolist())
+        new = np.array(sorted(set(np.concatenate(parts).tolist()) - announced), np.int64)
+        if len(announced) + len(new) > REMEMBERED_HINTS:
+            announced.clear()
+        announced.update(new.tolist())
         for run in np.split(new, np.flatnonzero(np.diff(new) != 1) + 1) if len(new) else ():
             will_need(int(run[0]), len(run))
         coming.extend(group)

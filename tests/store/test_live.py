@@ -348,11 +348,13 @@ def test_a_reader_shows_what_is_committed(access, folder):
     assert expect_store(folder, 13, complete=True) == named
 
 
-def test_two_readers_of_one_process_read_the_same_growing_shard(tmp_path):
+def test_two_readers_of_one_process_or_of_its_fork_read_the_same_growing_shard(tmp_path):
     """HDF5 breaks a dataset with two handles when one is refreshed: each chunk is the first one."""
     folder = kill_store(tmp_path / "store", 6, shard_batches=8)
     with open_reader(folder) as one:
         expect_store(folder, 6, complete=False)
+        with forked(lambda: expect_store(folder, 6, complete=False)):
+            pass
         assert one.refresh() == 6
         expect_batches(one, 6)
 

@@ -122,7 +122,7 @@ class OpenDataset:
 
 #: HDF5 breaks the chunk index of a dataset with two handles when one is refreshed: without an error, all of its chunks
 #: are the first one from then on. So all readers of a growing dataset share a handle, and nobody opens another one, to
-#: look at its attributes, at the moment of a refresh.
+#: look at its attributes, at the moment of a refresh. A child shares those that it has inherited.
 _growing = weakref.WeakValueDictionary[tuple[Any, ...], OpenDataset]()
 _handles = threading.Lock()
 # a child must not inherit it from a thread that it does not have
@@ -130,13 +130,13 @@ os.register_at_fork(before=_handles.acquire, after_in_parent=_handles.release, a
 
 
 def open_dataset(column: Column) -> OpenDataset:
-    """Open a dataset; that of a growing file is opened once in a process."""
+    """Open a dataset; that of a growing file is opened once in a process and its forks."""
     h5 = open_h5_for_reading(column.path, column.identity)
     if column.complete:
         return OpenDataset(h5, column.name)
     status = os.fstat(h5.id.get_vfd_handle())
     with _handles:
-        key = os.getpid(), status.st_dev, status.st_ino, column.name
+        key = status.st_dev, status.st_ino, column.name
         return _growing.setdefault(key, OpenDataset(h5, column.name))
 
 

@@ -5,6 +5,7 @@ import gc
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from contract import is_refused
 from processes import python
 
 from zb_hdf5 import IncompleteError, Loader, open_reader
+from zb_hdf5.files import ranges
 from zb_hdf5.files.ranges import in_memory, read_ahead
 from zb_hdf5.loaders.steps import HINTED_TOGETHER, hint_ahead
 
@@ -65,6 +67,22 @@ def test_results_and_errors_come_in_order_and_no_read_begins_after_one_that_fail
 
     is_refused(OSError, lambda: list(read_ahead(fail_at_first, iter(range(10)), 2, threads=2)), match="gone")
     assert sorted(begun) == [0, 1]
+
+
+def test_a_read_that_begins_late_is_not_cancelled_by_an_error_behind_it(monkeypatch):
+    class Late(ThreadPoolExecutor):
+        def submit(self, read, *request):
+            return super().submit(lambda: time.sleep(0.05 * (request[-1] == 0)) or read(*request))
+
+    def fail_at_second(number):
+        if number == 1:
+            raise OSError("gone")
+        return number
+
+    monkeypatch.setattr(ranges, "ThreadPoolExecutor", Late)
+    iterator = read_ahead(fail_at_second, iter(range(10)), 2, threads=2)
+    assert next(iterator) == 0
+    is_refused(OSError, lambda: next(iterator), match="gone")
 
 
 def test_threads_end_with_the_epoch_a_break_an_exception_or_the_loader(path):

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import math
 import mmap
 import os
 import shutil
 import sys
 import tempfile
-import threading
 import weakref
 from bisect import bisect_right
 from collections import deque
@@ -367,28 +367,29 @@ def read_ahead(
     size: Callable[[Key], int] = lambda request: 1,
 ) -> Generator[Result]:  # fmt: skip
     """Yield `read(request)` in order, with requests of up to `depth` in all read ahead in threads; 0: without."""
-    # The threads end with the iterator: a read that has begun is waited for, no other one begins, nor does any after
+    # The threads end with the iterator: a read that has begun is waited for, no other one begins, nor does any behind
     # one that failed, which may have waited for a server.
     if not depth:
         yield from map(read, requests)
         return
-    failed = threading.Event()
+    failed = math.inf  # the number of the first one
 
-    def read_unless_failed(request: Key) -> Result:
-        if failed.is_set():
+    def read_unless_failed(number: int, request: Key) -> Result:
+        nonlocal failed
+        if number > failed:
             raise CancelledError
         try:
             return read(request)
         except BaseException:
-            failed.set()
+            failed = min(failed, number)
             raise
 
     pool = ThreadPoolExecutor(min(depth, threads), thread_name_prefix="zb-prefetch")
     pending: deque[tuple[int, Future[Result]]] = deque()
     ahead = 0
     try:
-        for request in requests:
-            pending.append((size(request), pool.submit(read_unless_failed, request)))
+        for number, request in enumerate(requests):
+            pending.append((size(request), pool.submit(read_unless_failed, number, request)))
             ahead += pending[-1][0]
             while ahead > depth:
                 count, future = pending.popleft()

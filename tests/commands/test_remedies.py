@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import re
+import subprocess
+import sys
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
@@ -79,6 +81,17 @@ def unfinished_conversion(tmp_path):
     return "verify", folder, 4, f"'zb info {folder}' shows its progress"
 
 
+def killed_live_writer(tmp_path):
+    folder = tmp_path / "live"
+    script = (
+        "import os, sys; import numpy as np; from zb_hdf5 import open_writer\n"
+        "writer = open_writer(sys.argv[1], batch_size=2, seq_len=8, dtype='uint16', live=True, shard_batches=4)\n"
+        "writer.write(np.zeros((2, 8), 'u2')); os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", script, folder], check=True)
+    return "verify", folder, 4, f"if no writer is at work on it, run 'zb repair {folder}'"
+
+
 def lone_batch_file(tmp_path):
     path = write(tmp_path / "x.batch", backend="batch")
     path.with_name("x.batch.crc32").unlink()
@@ -103,7 +116,10 @@ def another_program(tmp_path):
     return "info", tmp_path / "x.h5", 1, "datasets: tokens; to read one of them, pass --dataset"
 
 
-CASES = [unfinished_shard, unfinished_conversion, lone_batch_file, fields_that_do_not_fit, another_program]
+CASES = [
+    unfinished_shard, unfinished_conversion, killed_live_writer, lone_batch_file, fields_that_do_not_fit,
+    another_program,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)

@@ -240,7 +240,7 @@ def _verify_file(
 def _check_entry(index: ShardIndex, entry: ShardEntry, reader: BatchReader, report: ShardReport) -> None:
     if not entry.complete:
         raise IncompleteError(
-            f"{reader.path}: is growing, or its writer was killed", remedy=Remedy.REPAIR, at=reader.path
+            f"{reader.path}: is growing, or its writer was killed", remedy=Remedy.REPAIR, at=reader.path.parent
         )
     if entry.num_batches == reader.num_batches:
         _compare_sha256(reader.path, entry.sha256, report.sha256)

@@ -143,11 +143,12 @@ class Report:
         )
         shape = f"{self.num_batches:,} of {meta.batch_size:,} x {meta.seq_len:,} {meta.dtype.name}"
         return [
-            ("wrote" if self.tokens_written else "there is", f"{self.destination} ({shards})"),
+            ("wrote" if self.tokens_written else "present", f"{self.destination} ({shards})"),
             *([] if self._is_stream else [("batches", shape)]),
             ("tokens", tokens),
             *([("padding", padding)] if counts.padded and self.part == WHOLE else []),
-            *([("documents", self._documents())] if counts.documents else [("shuffle", self.shuffle)]),
+            *([("documents", self._documents())] if counts.documents else []),
+            *([("shuffle", self.shuffle)] if self.tokens_written and not counts.documents else []),
             ("sha256", self.sha256),
             *[("note", note) for note in (self._extension(), self.left_behind) if note],
             ("speed", self._speed()),
@@ -190,4 +191,4 @@ class Done:
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the report for people."""
-        return [("there is", f"{self.destination} already, made of these files in this way: nothing to do")]
+        return [("present", f"{self.destination}, made of these files in this way: nothing to do")]

@@ -222,7 +222,7 @@ def test_the_report_of_a_resumed_conversion_says_what_was_kept_and_rates_the_res
     assert report["wrote"] == f"{tmp_path / 'text'} (kept 4 shards, wrote 2)"
     assert "to check the kept shards" in report["speed"]
     done = report_of(*text)
-    assert done["there is"] == f"{tmp_path / 'text'} (kept 6 shards, wrote 0)"
+    assert done["present"] == f"{tmp_path / 'text'} (kept 6 shards, wrote 0)"
     assert "tok/s" not in done["speed"]
     report = json_of(convert, *out)
     all_tokens = 60 * B * S

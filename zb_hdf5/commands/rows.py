@@ -139,7 +139,7 @@ def tokenizer_to_look(reader: BatchReader, asked: str | None) -> Tokenizer | Non
 def records_of_batch(reader: BatchReader, batch: int) -> IndexArray:
     """Return the records of a stored batch."""
     if not 0 <= batch < reader.num_batches:
-        raise BatchIndexError(f"{reader.path}: no batch {batch:,}: it has {reader.num_batches:,}")
+        raise BatchIndexError(f"{reader.path}: no batch {batch:,}: it has {reader.num_batches:,}, counted from 0")
     return np.arange(batch * reader.batch_size, (batch + 1) * reader.batch_size)
 
 

@@ -360,7 +360,7 @@ class DocumentTable:
             If there is none of this number.
         """
         if not 0 <= number < len(self):
-            raise BatchIndexError(f"{self._folder}: no document {number:,}: it has {len(self):,}")
+            raise BatchIndexError(f"{self._folder}: no document {number:,}: it has {len(self):,}, counted from 0")
         index = int(self._first_documents.searchsorted(number, side="right")) - 1
         part = self.parts[index]
         found = self.file(index).document(number - part.first_document)

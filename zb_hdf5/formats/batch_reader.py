@@ -376,7 +376,7 @@ class BatchReader:
                 if len(bad := np.flatnonzero(crc32s != expected)):
                     raise ChecksumError(
                         f"{self.path}: {self.meta.noun} {start + int(bad[0]):,} is the first bad one: expected crc32 "
-                        f"{expected[bad[0]]:08x}, found {crc32s[bad[0]]:08x}; restore the shard, or convert it again"
+                        f"{expected[bad[0]]:08x}, found {crc32s[bad[0]]:08x}; restore it, repair it, or convert again"
                     )
             progress(batches.size)
         found = digest.hexdigest()

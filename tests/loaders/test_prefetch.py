@@ -6,6 +6,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from processes import python
 from zb_hdf5 import IncompleteError, Loader, open_reader
 from zb_hdf5.files import ranges
 from zb_hdf5.files.ranges import in_memory, read_ahead
-from zb_hdf5.loaders.steps import HINTED_TOGETHER, hint_ahead
+from zb_hdf5.loaders.steps import HINTED_TOGETHER, StepReader, hint_ahead
 
 ALONE = {"rank": 0, "world_size": 1}
 TOKENS = np.random.default_rng(6).integers(0, 50_000, (60, 4, 32), dtype=np.uint32)
@@ -83,6 +84,22 @@ def test_a_read_that_begins_late_is_not_cancelled_by_an_error_behind_it(monkeypa
     iterator = read_ahead(fail_at_second, iter(range(10)), 2, threads=2)
     assert next(iterator) == 0
     is_refused(OSError, lambda: next(iterator), match="gone")
+
+
+@pytest.mark.parametrize("options", [{}, {"prefetch": 4}, {"dtype": torch.int32}, {"batch_size": 2}], ids=str)
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_a_file_that_cannot_be_opened_is_an_error_of_its_own_step(
+    options, is_ready, tmp_path, write_store, monkeypatch
+):
+    write_store(tmp_path / "store", np.tile(TOKENS, (5, 1, 1)), (250,))
+    if not is_ready:
+        monkeypatch.setattr(StepReader, "_is_ready", lambda *_: False)
+    with Loader(tmp_path / "store", shuffle="sequential", **ALONE, **options) as loader:
+        (tmp_path / "store/shard-00001.h5").unlink()
+        np.testing.assert_array_equal(loader.dataset()[3], TOKENS.reshape(-1, loader.batch_size, 32)[3])
+        steps = iter(loader)
+        assert sum(1 for _ in islice(steps, 250 * 4 // loader.batch_size)) * loader.batch_size == 250 * 4
+        is_refused(FileNotFoundError, lambda: next(steps), match="shard-00001.h5")
 
 
 def test_threads_end_with_the_epoch_a_break_an_exception_or_the_loader(path):

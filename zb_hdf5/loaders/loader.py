@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from zb_hdf5.loaders.datasets import BatchDataset, RecordDataset, SharedEpoch
 
-
 #: A FollowingLoader looks again after the first of these times, and then after twice as long, up to the second.
 POLL_S: Final = (0.01, 1.0)
 BatchT = TypeVar("BatchT")

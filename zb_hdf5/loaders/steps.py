@@ -248,9 +248,10 @@ class WholeBatches:
         files, indices = numbers.tolist(), (batches - starts[numbers]).tolist()
         known = dict.fromkeys(files)
         if self._is_view and not self._checks and len(known) <= MAX_MET:
-            views: dict[int, Any] = {file: self._meet(file, int(starts[file]))[0] for file in known}
-            if all(view is not None for view in views.values()):  # a loop of Python takes half as long as such a batch
-                return map(from_numpy(), map(getitem, map(views.__getitem__, files), indices))
+            with contextlib.suppress(ZbError, OSError):  # raised again at its own step
+                views: dict[int, Any] = {file: self._meet(file, int(starts[file]))[0] for file in known}
+                if all(view is not None for view in views.values()):  # a loop of Python takes half as long as a batch
+                    return map(from_numpy(), map(getitem, map(views.__getitem__, files), indices))
         return map(self._read_at, batches.tolist(), files, indices, repeat({}))
 
     def read(self, number: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ import hashlib
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from itertools import accumulate, chain, groupby
 from pathlib import Path
@@ -17,7 +17,15 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, ChecksumError, FormatError, IncompleteError, Remedy, UnverifiableError
+from zb_hdf5.errors import (
+    ArgumentError,
+    ChecksumError,
+    FormatError,
+    IncompleteError,
+    Remedy,
+    UnverifiableError,
+    ZbError,
+)
 from zb_hdf5.files.checked import VERIFIED, Crc32Rows, checked, crc32_of, placed_rows
 from zb_hdf5.files.codecs import CodedChunks, Decoded, read_extents
 from zb_hdf5.files.objects import RemoteObject
@@ -201,15 +209,19 @@ class Sharded(Tokens):
         return file.view(within, count, private) if within + count <= file.num_tokens else None
 
     def ready(self, start: int) -> bool:
-        file, within = self._locate(start)
+        try:
+            file, within = self._locate(start)
+        except (ZbError, OSError):  # its read raises this, and waits for nothing
+            return True
         return file.ready(within)
 
     def will_need(self, start: int, stop: int) -> None:
-        while start < stop:
-            file, within = self._locate(start)
-            take = min(stop - start, file.num_tokens - within)
-            file.will_need(within, within + take)
-            start += take
+        with suppress(ZbError, OSError):  # raised by the read
+            while start < stop:
+                file, within = self._locate(start)
+                take = min(stop - start, file.num_tokens - within)
+                file.will_need(within, within + take)
+                start += take
 
     def close(self) -> None:
         self._files.close()

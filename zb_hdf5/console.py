@@ -74,8 +74,8 @@ class CommandGroup(click.Group):
         previous = _on_sigterm(_terminate)
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:
-            raise  # click itself ends quietly for `zb ... | head`
+        except (BrokenPipeError, click.exceptions.NoArgsIsHelpError):
+            raise  # click itself ends quietly for `zb ... | head`, and shows the help of a group without a command
         except click.UsageError as error:
             raise click.UsageError(printable(error.format_message()), error.ctx) from error
         except ZbError as error:

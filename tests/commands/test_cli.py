@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from commandline import commands_of, one_error, run
+from commandline import commands_of, one_error, run, run_zb
 from contents import batches_of
 from damage import flip, flip_token
 from packed import write_packed
@@ -660,3 +660,9 @@ def test_a_missing_filter_is_a_problem(tmp_path, tokens, write_file, gzip_copy, 
 
     monkeypatch.setattr("zb_hdf5.formats.hdf5.h5_reader.HDF5Reader.read_batch", refuse)
     assert doctor(path, 5)["filters"]["state"] == "problem"
+
+
+@pytest.mark.parametrize("group", [(), ("convert",), ("cache",), ("index",), ("tokenizer",)])
+def test_a_group_without_a_command_shows_its_help(group):
+    result = run_zb(*group)
+    assert (result.exit_code, result.output) == (2, run_zb(*group, "--help").output)

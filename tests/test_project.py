@@ -63,12 +63,12 @@ def test_every_path_that_a_guide_names_exists(guide):
 
 
 #: Lines and files of the package; they only go down.
-MAX_LINES = 23_265
+MAX_LINES = 23_142
 MAX_FILES = 83
 #: Lines of each folder, in hundreds; they only go down.
 MAX_HUNDREDS = {
-    "zb_hdf5": 17, "text": 11, "files": 25, "formats": 34, "store": 36, "loaders": 29, "commands": 27,
-    "documents": 17, "converters": 43,
+    "zb_hdf5": 17, "text": 11, "files": 25, "formats": 34, "store": 36, "loaders": 29, "commands": 25,
+    "documents": 17, "converters": 42,
 }  # fmt: skip
 
 

@@ -37,8 +37,6 @@ Group: TypeAlias = "list[tuple[int, npt.NDArray[np.uint8]]]"
 #: Reads under way for one call at most, and at least: those that wait for answers without delay.
 MAX_READS: Final = 256
 LEAST_READS: Final = 4
-#: Calls that read at the same time.
-CALLS_AT_ONCE: Final = 2
 #: Seconds of a core that one request takes.
 REQUEST_CORE_S: Final = 150e-6
 #: Names the seconds that one read may take, over all of its attempts.
@@ -165,7 +163,7 @@ def _folder_of(url: str) -> Folder:
 def reads_at_once(url: str) -> int:
     """Return how many threads shall read whole batches of a store or an object at the same time."""
     folder = _folders.get(url) or _folders.get(url.rpartition("/")[0])
-    return MAX_READS // 4 if folder is None else min(MAX_READS, CALLS_AT_ONCE * folder.reads_at_once)
+    return MAX_READS // 4 if folder is None else folder.reads_at_once
 
 
 def _limit_s() -> float:

@@ -121,6 +121,8 @@ def _recorded(report: ShardReport, *, is_lone: bool = False) -> Iterator[None]:
             report.missing = f"no digest is stored: {error}"
         else:
             report.problem = error
+    except FileNotFoundError:
+        report.problem = IncompleteError(f"{report.path}: is not there; restore it, or repair the store without it")
     except OSError as error:
         report.problem = IncompleteError(f"{report.path}: {error}")
 

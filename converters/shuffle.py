@@ -246,7 +246,7 @@ def choose_shuffle(
     if not source.reorders:
         return UNSHUFFLED
     if source.order is None:
-        return Shuffle("direct", "the source gathers its rows itself")
+        return Shuffle("direct", "the source gives the rows in their final order")
     _require_memory(memory_bytes, workers, meta.batch_bytes)
     method, reason = _probe(source, source.order.n) if method == "auto" else (method, "as asked")
     if method == "direct":

@@ -497,7 +497,7 @@ def doctor(path: Path) -> Output:
     )
 
 
-@zb.command(short_help="Download numbered files over HTTP.")
+@zb.command(short_help="Download numbered files from a web server or a bucket.")
 @click.argument("template", metavar="URL_TEMPLATE")
 @click.option("-n", "--count", required=True, type=FROM_1, help="Number of files.")
 @click.option("--first", type=FROM_0, default=0, help="Number of the first file.")

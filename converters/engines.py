@@ -29,16 +29,21 @@ def no_progress(amount: int) -> None:
     """Show nothing, as in a worker, whose progress is seen from its files."""
 
 
-class ProgressCalls(console.Progress):
-    """Calls a function with the tokens that are written, and shows nothing."""
+class ProgressCalls:
+    """Calls a function with the tokens that are written, and shows nothing: see `console.Progress`."""
 
     def __init__(self, progress: Progress | None = None) -> None:
-        super().__init__("", 0, enabled=False)
-        self._progress = progress or no_progress
+        self._progress, self._unit = progress or no_progress, "tok"
 
-    def advance(self, amount: int, total: int | None = None) -> None:
+    def begin(self, label: str, total: int, unit: str = "tok") -> None:
+        self._unit = unit
+
+    def advance(self, amount: int) -> None:
         if self._unit == "tok":
             self._progress(amount)
+
+    def keep(self, amount: int) -> None:
+        """Do nothing: an earlier run has written them."""
 
 
 class Task(Protocol):
@@ -71,7 +76,7 @@ class Workers(NamedTuple):
 
     engine: Engine
     num_threads: int
-    shown: console.Progress
+    shown: ProgressCalls | console.Progress
 
 
 class Pooled(Engine):

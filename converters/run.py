@@ -58,7 +58,7 @@ def _describe(source: Source | DocumentSource, conversion: Conversion, workers: 
     return describe(source, conversion, workers)
 
 
-def _with_source(conversion: Conversion, shown: Progress, act: Callable[..., Result]) -> Result | None:
+def _with_source(conversion: Conversion, shown: ProgressCalls | Progress, act: Callable[..., Result]) -> Result | None:
     """Open the source and the engine, fill in all defaults, and act; None in an MPI rank that has served others."""
     conversion, open_source = _prepared(conversion)
     with ExitStack() as stack:

@@ -143,11 +143,11 @@ def _open(
             raise BackendError(f"{path}: dataset={dataset!r} needs an HDF5 file, found a folder")
         path, backend, index = _of_backend(path, backend)
     # without a shape a lone HDF5 file is taken for batches, which saves a look into it; its reader refuses a stream
-    is_batches = None in shape and path.suffix in {row.suffix for row in backends().values()}
-    looks = in_folder or (dataset is None and not is_batches)
+    suffixes = () if in_folder or None not in shape else [row.suffix for row in backends().values()]
+    looks = in_folder or (dataset is None and path.suffix not in suffixes)
     if index.holds_stream if index else looks and is_stream(path, backend):
         return _open_windows(path, index, shape, backend, split, how)
-    if (is_stream_shape or backend not in ("auto", *backends())) and (in_folder or dataset is None):
+    if (is_stream_shape or (backend != "auto" and backend not in backends())) and (in_folder or dataset is None):
         raise ArgumentError(f"{path}: is no token stream: its batches have the shape that they were stored with")
     if in_folder:
         return _open_store(path, index or ShardIndex.load(path), backend, split, how)

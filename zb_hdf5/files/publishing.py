@@ -112,15 +112,19 @@ class PartialFile:
         moved = not os.path.exists(os.readlink(name))
         return str(self.partial_path) if moved and is_at(self.fd, self.partial_path) else name
 
-    def unlock(self) -> None:
-        """Release the lock for the moment in which the HDF5 library takes its own."""
-        # a writer that takes the lock in this moment makes a new file; this one has no name then, and `publish` raises
+    @contextlib.contextmanager
+    def unlocked(self) -> Iterator[None]:
+        """Release the lock for the moment in which the HDF5 library takes its own; it is a shared one afterwards."""
+        # a writer that takes the lock in this moment makes a new file, and this one has no name then: HDF5 fails at
+        # that with an error of its own, or `publish` raises
         with contextlib.suppress(OSError):
             fcntl.flock(self.fd, fcntl.LOCK_UN)
-
-    def share_lock(self) -> None:
-        """Take a shared lock: other writers stay out, SWMR readers may lock it too."""
-        lock(self.fd, fcntl.LOCK_SH, self.partial_path)
+        try:
+            yield
+        except Exception:
+            require_at(self.fd, self.partial_path)
+            raise
+        lock(self.fd, fcntl.LOCK_SH, self.partial_path)  # other writers stay out, SWMR readers may lock it too
 
     def start_write_back(self) -> None:
         """Have the disk begin to write what it has: `publish` then waits for less."""

@@ -212,10 +212,8 @@ class HDF5Writer(TokenWriter):
         if self.meta.codec != NO_CODEC:
             require_codec(self.meta.codec, self._file.path)
             self._encode = Encoder(self.meta.codec)
-        self._file.unlock()
-        with self._hdf5():
-            self._create_objects()
-        self._file.share_lock()  # from here on HDF5 holds no lock, and another "r+" would get in
+        with self._file.unlocked(), self._hdf5():
+            self._create_objects()  # at its end HDF5 holds no lock, and another "r+" would get in
 
     def _create_objects(self) -> None:
         metas = [*(self.meta.of_field(field.name) for field in self.meta.fields), self.meta]

@@ -25,7 +25,7 @@ from zb_hdf5.converters.shard import number_of_shards
 from zb_hdf5.converters.source import Counts, Source, SourceShard, batches_of, require_pad_id
 from zb_hdf5.documents.document_table import DocumentFile, documents_name, join_documents, part_of
 from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, ranges
-from zb_hdf5.documents.table_file import DocumentsWriter
+from zb_hdf5.documents.table_writer import DocumentsWriter
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import disk_errors, scratch_directory
 from zb_hdf5.files.tokens import Converted, TokenRun

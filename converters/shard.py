@@ -21,7 +21,7 @@ from zb_hdf5.converters.journal import FileState, Finished, Record, digests_of, 
 from zb_hdf5.converters.source import MAX_TOKEN, Source, SourceShard, read_groups
 from zb_hdf5.documents.document import TableInfo
 from zb_hdf5.documents.document_table import write_joined
-from zb_hdf5.documents.table_file import PiecesWriter
+from zb_hdf5.documents.table_writer import PiecesWriter
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.publishing import partial_path

@@ -12,7 +12,7 @@ import numpy as np
 from zb_hdf5 import open_writer
 from zb_hdf5.documents.document import DocumentRows
 from zb_hdf5.documents.pieces import Pieces, ends_of
-from zb_hdf5.documents.table_file import DocumentsWriter, PiecesWriter
+from zb_hdf5.documents.table_writer import DocumentsWriter, PiecesWriter
 from zb_hdf5.spec import NO_DOCUMENT, documents_path
 
 FIELDS = {"mask": "u1", "vector": ("f4", (2,)), "mark": "S1", "both": [("x", "u1"), ("y", "f4")]}

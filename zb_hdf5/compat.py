@@ -433,8 +433,7 @@ class TokenizingLoader(TextLoader):
         return {place: group for place, group in groups if group[1] % self.world_size == rank}
 
     def _read_from(self, position: Any) -> Generator[tuple[Any, Any]]:
-        reading = super()._read_from(position)
-        return (((inputs.int(), targets), place) for (inputs, targets), place in reading)
+        return (((inputs.int(), targets), place) for (inputs, targets), place in super()._read_from(position))
 
 
 tokenizing_distributed_data_loader = TokenizingLoader

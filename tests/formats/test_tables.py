@@ -22,20 +22,12 @@ from processes import forked
 
 from examples import examples
 from zb_hdf5 import BackendError, BatchIndexError, ChecksumError, FormatError, open_reader
-from zb_hdf5.documents import document_table
-from zb_hdf5.documents import table_file as tables_module
-from zb_hdf5.documents.document import DocumentRows, decoder, encoder
+from zb_hdf5.documents import document_table, table_writer
+from zb_hdf5.documents.document import DocumentRows, decoder
 from zb_hdf5.documents.document_table import DocumentFile, DocumentPart, DocumentTable, join_documents
 from zb_hdf5.documents.pieces import Pieces
-from zb_hdf5.documents.table_file import (
-    DocumentsWriter,
-    PiecesFile,
-    PiecesWriter,
-    TableFile,
-    TableWriter,
-    copy_table,
-    encoded_spans,
-)
+from zb_hdf5.documents.table_file import PiecesFile, TableFile, copy_table
+from zb_hdf5.documents.table_writer import DocumentsWriter, PiecesWriter, TableWriter, encoded_spans, encoder
 from zb_hdf5.errors import ArgumentError, ConvertError, IncompleteError, UnavailableError
 from zb_hdf5.files.ranges import LocalFile
 from zb_hdf5.spec import (
@@ -84,7 +76,7 @@ def per_token(pieces):
 
 # --- tables ----------------------------------------------------------------------------------------------------
 def test_rows_that_were_appended_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables_module, "BUFFER_BYTES", 64)  # the columns go on in files
+    monkeypatch.setattr(table_writer, "BUFFER_BYTES", 64)  # the columns go on in files
     path, rng = tmp_path / "x.h5", np.random.default_rng(0)
     columns = [rng.integers(0, 2**32, n).astype("u4") for n in (0, 1, 700, 13)]
     with TableWriter(path, PIECES) as writer:
@@ -178,7 +170,7 @@ def test_any_damaged_byte_is_found(tmp_path_factory, place, mask):
 
 
 @pytest.mark.parametrize(("owner", "name", "message"), [
-    (tables_module, "write_fully", r"x\.h5\.partial"), (tables_module._Column, "append", r"No space left .*x\.h5"),
+    (table_writer, "write_fully", r"x\.h5\.partial"), (table_writer._Column, "append", r"No space left .*x\.h5"),
 ])  # fmt: skip
 def test_a_full_disk_is_named_and_leaves_nothing(owner, name, message, tmp_path, monkeypatch):
     monkeypatch.setattr(owner, name, failing(errno.ENOSPC))

@@ -17,7 +17,7 @@ from zb_hdf5.converters import run as pipe
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.documents.document import DocumentRows
 from zb_hdf5.documents.pieces import Pieces
-from zb_hdf5.documents.table_file import DocumentsWriter, PiecesWriter
+from zb_hdf5.documents.table_writer import DocumentsWriter, PiecesWriter
 from zb_hdf5.errors import ChecksumError
 from zb_hdf5.spec import INDEX_NAME, documents_path, pieces_path
 from zb_hdf5.store.opening import open_writer

@@ -356,8 +356,7 @@ def verdict(path: Path, reports: list[ShardReport]) -> Output:
 def _good_line(report: ShardReport, missing: str) -> str:
     counts = {"document": report.document_count, "batch": report.num_batches}
     sizes = [counted(count, noun) for noun, count in counts.items() if count]
-    tokens = f"{format_count(report.token_count).strip()} tokens" if report.token_count else ""
-    size = next(iter(sizes), tokens)
+    size = next(iter(sizes), f"{format_count(report.token_count).strip()} tokens" if report.token_count else "")
     if missing:
         return ": ".join(filter(None, ("NOT VERIFIED", size, missing)))
     return f"verified: {size or '0 tokens'} ({', '.join(report.checks)})"

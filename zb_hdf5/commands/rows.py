@@ -160,11 +160,9 @@ def rows_of(reader: BatchReader, records: IndexArray, seq_len: int | None = None
     pieces = reader.read_pieces(records, length) if reader.has_pieces else padding(len(records), length)
     rows = []
     for number, (a, b) in enumerate(pairwise(pieces.ends.tolist())):
-        of_row = slice(number * length, (number + 1) * length)
+        name, of_row = _name_of(reader, int(records[number]), length), slice(number * length, (number + 1) * length)
         here = (pieces.columns[a:b].astype(np.int64), pieces.offsets[a:b])
-        values = {name: field[of_row] for name, field in fields.items()}
-        name = _name_of(reader, int(records[number]), length)
-        rows.append(_row(reader, name, tokens[of_row], here, values))
+        rows.append(_row(reader, name, tokens[of_row], here, {each: field[of_row] for each, field in fields.items()}))
     return rows
 
 
@@ -203,8 +201,7 @@ def _row(reader: BatchReader, name: str, tokens: TokenArray, pieces: Runs, field
     """Return a row of pieces: their columns, and their offsets in the document stream."""
     (columns, offsets), table = pieces, reader.documents
     # tokens behind the last document of a stream are text too: a killed writer left them there
-    filler = PADDING if reader.has_padding else UNKNOWN
-    numbers = np.where(offsets == np.uint64(NO_DOCUMENT), filler, UNKNOWN)
+    numbers = np.where(offsets == np.uint64(NO_DOCUMENT), PADDING if reader.has_padding else UNKNOWN, UNKNOWN)
     if table is None:
         return Row(name, tokens, columns, numbers, np.zeros_like(columns), fields)
     found = table.number_of(offsets)

@@ -111,20 +111,6 @@ WantedSpans: TypeAlias = bool | Decode
 CUSTOM: Final = "custom"
 JSON: Final = "json"
 
-_JSON_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
-#: Stands between values that are encoded together. If it is in one of them too, each is encoded alone.
-_BETWEEN: Final = "\x1e"
-_BETWEEN_TEXT: Final = b',"\\u001e",'
-
-
-def encoder(codec: str | Encode) -> tuple[str, EncodeAll]:
-    """Return the stored name of an encoding, "json" or "custom", and the function that encodes any number of values."""
-    if callable(codec):
-        return CUSTOM, lambda values: list(map(codec, values))
-    if codec not in (JSON, CUSTOM):
-        raise ArgumentError(f"spans_codec must be 'json' or a function that returns bytes, found {codec!r}")
-    return codec, _json_texts if codec == JSON else list
-
 
 def decoder(stored: str, codec: WantedSpans | None, where: str) -> Callable[[Sequence[bytes]], list[Any]]:
     """Return the function that decodes any number of values: by `codec`; None: by the stored name of their encoding."""
@@ -148,15 +134,6 @@ def first_refused(code: Callable[[list[Any]], object], values: Sequence[Any]) ->
         except Exception:  # whatever a function of the user raises
             return number
     return 0
-
-
-def _json_texts(values: Sequence[Any]) -> list[bytes]:
-    """Encode many values in one call: half the time of a call for each."""
-    encode = _JSON_ENCODER.encode
-    among: list[Any] = [_BETWEEN] * (2 * len(values) - 1)
-    among[::2] = values
-    texts = encode(among).encode("utf-8")[1:-1].split(_BETWEEN_TEXT)
-    return texts if len(texts) == len(values) else [encode(value).encode("utf-8") for value in values]
 
 
 def _json_values(texts: Sequence[bytes]) -> list[Any]:

@@ -43,7 +43,8 @@ from zb_hdf5.spec import (
 )
 
 if TYPE_CHECKING:  # h5py, which a store without documents does not need
-    from zb_hdf5.documents.table_file import DocumentsWriter, TableFile
+    from zb_hdf5.documents.table_file import TableFile
+    from zb_hdf5.documents.table_writer import DocumentsWriter
 
 Offsets: TypeAlias = npt.NDArray[np.uint64]
 #: Documents that are moved from table to table at once.
@@ -239,7 +240,7 @@ def check_documents(path: Path, part: DocumentPart | None = None) -> None:
 
 def write_joined(tables: Sequence[Path], path: Path, split: str, tokens_sha256: str) -> None:
     """Make one table of several for the one file that has their tokens; of none, remove that of an earlier file."""
-    from zb_hdf5.documents.table_file import DocumentsWriter
+    from zb_hdf5.documents.table_writer import DocumentsWriter
 
     if not tables:
         documents_path(path).unlink(missing_ok=True)

@@ -147,8 +147,7 @@ class Extents:
 
     def places_of_rows(self, starts: npt.NDArray[np.int64], out: TokenArray) -> Iterator[Range]:
         """Yield where rows of tokens lie, and the part of `out` for those that follow each other."""
-        follows = np.diff(starts) == out.shape[1]
-        firsts = [0, *(np.flatnonzero(~follows) + 1).tolist()] if len(starts) else []
+        firsts = [0, *(np.flatnonzero(np.diff(starts) != out.shape[1]) + 1).tolist()] if len(starts) else []
         for first, stop in zip(firsts, [*firsts[1:], len(starts)], strict=True):
             yield from self.places_of_tokens(int(starts[first]), out[first:stop].reshape(-1))
 

@@ -338,8 +338,7 @@ class StepRequests:
 
     def __init__(self, plan: StepPlan) -> None:
         self.plan, self.count = plan, plan.steps_from(0)
-        positions = self.count * (1 if plan.is_whole else plan.batch_size)
-        self._is_table = positions <= TABLE_POSITIONS
+        self._is_table = self.count * (1 if plan.is_whole else plan.batch_size) <= TABLE_POSITIONS
         self._block, self._requests = -1, plan.requests_of_steps(np.arange(self.count if self._is_table else 0))
 
     def __getitem__(self, step: int) -> Request:

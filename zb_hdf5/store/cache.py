@@ -279,8 +279,7 @@ def _files_of(reader: BatchReader) -> str:
     if reader.tokens.identity:
         return f"{path}:{reader.tokens.identity}"
     try:
-        files = sorted(path.iterdir()) if path.is_dir() else [path]
-        found = [(file.name, os.stat(file)) for file in files]
+        found = [(file.name, os.stat(file)) for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
     except OSError as error:
         raise ArgumentError(
             f"{path}: expected a store with digests, or a file of this machine, to keep it in a cache; leave out cache"

@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.documents.document_table import DocumentFile, write_joined
-from zb_hdf5.documents.table_file import PiecesFile, PiecesWriter
+from zb_hdf5.documents.table_file import PiecesFile
+from zb_hdf5.documents.table_writer import PiecesWriter
 from zb_hdf5.errors import (
     ArgumentError,
     ChecksumError,

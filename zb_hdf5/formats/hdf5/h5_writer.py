@@ -95,8 +95,7 @@ class Rows:
             taken = rows[: len(self._tail) - within]
             self._tail[within : within + len(taken)] = taken
             self._tail[within + len(taken) :] = 0
-            first = (self.count - within, *(0,) * (self._tail.ndim - 1))
-            self.stored.id.write_direct_chunk(first, self._tail)
+            self.stored.id.write_direct_chunk((self.count - within, *(0,) * (self._tail.ndim - 1)), self._tail)
             self.count, rows = self.count + len(taken), rows[len(taken) :]
 
 

@@ -136,8 +136,7 @@ def open_dataset(column: Column) -> OpenDataset:
         return OpenDataset(h5, column.name)
     status = os.fstat(h5.id.get_vfd_handle())
     with _handles:
-        key = status.st_dev, status.st_ino, column.name
-        return _growing.setdefault(key, OpenDataset(h5, column.name))
+        return _growing.setdefault((status.st_dev, status.st_ino, column.name), OpenDataset(h5, column.name))
 
 
 class H5pyTokens(UnitTokens):

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.documents.document import DocumentRows, Encode, encoder, id_bytes, metadata_bytes
-from zb_hdf5.documents.table_file import DocumentsWriter, encoded_spans
+from zb_hdf5.documents.document import DocumentRows, Encode, id_bytes, metadata_bytes
+from zb_hdf5.documents.table_writer import DocumentsWriter, encoded_spans, encoder
 from zb_hdf5.errors import ArgumentError, ConvertError
 from zb_hdf5.field import Fields, parse_fields
 from zb_hdf5.files.checked import GroupDigest

@@ -322,7 +322,7 @@ def _require_result(plan: Plan, destination: Path) -> list[Finished]:
 
 
 def _add_tables(folder: Path, plan: Plan, part: Part, finished: list[Finished]) -> None:
-    """Copy the document tables beside the first shard, and write the `shards.json` of a whole store."""
+    """Copy the document tables to the folder of the first shard, and write the `shards.json` of a whole store."""
     source, row = plan.source, FORMATS[plan.target]
     if 0 in part.shards(len(plan.cuts)) and not row.tokens_only:
         for path, table in zip(source.document_files, source.document_parts, strict=True):

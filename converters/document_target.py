@@ -139,7 +139,7 @@ def _bad_token(encoded: Encoded, source: DocumentSource) -> str:
 
 @dataclass(frozen=True)
 class TokensPlan:
-    """A source of documents, its routes, and JSON of what else decides the store that is made of the tokens."""
+    """A source of documents, its routes, and JSON of the other options that decide the store of its tokens."""
 
     source: DocumentSource
     routes: list[Route]

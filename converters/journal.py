@@ -202,7 +202,7 @@ class Journal:
         return {number: task for number, task in self._tasks.items() if number not in self.finished}
 
     def run(self, write: Callable[[Any, Progress], Finished], tasks: Mapping[int, Any]) -> list[Finished]:
-        """Do what is missing, and return all finished files in order."""
+        """Do the missing work, and return all finished files in order."""
         numbers, workers = list(tasks), self._workers
         with closing(workers.engine.run(write, tasks.values(), workers.shown.advance)) as results:
             for k, done in results:
@@ -244,7 +244,7 @@ class Journal:
         return finished
 
     def _remove_unfinished(self) -> None:
-        """Remove what earlier runs of this part have left, but for finished files."""
+        """Remove the leftovers of earlier runs of this part, but for finished files."""
         folder = self._folder.partial_path
         kept = {path.name for number in self.finished for path in self._tasks[number].paths}
         mine = tuple(path.name for task in self._tasks.values() for path in task.paths)

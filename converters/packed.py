@@ -294,7 +294,7 @@ class PackedRows:
         column.read(waiting)
 
     def read_pieces(self, rows: npt.NDArray[np.int64]) -> Pieces:
-        """Return which parts of documents lie in some rows: what was packed is cut where a document begins."""
+        """Return the parts of documents in some rows: a packed piece is cut where a document begins."""
         plan = self._packing
         packed, counts = self._pieces_of(rows)
         return pieces_of(plan.offsets[packed], plan.lengths[packed], counts, self._table.offsets, self._seq_len)

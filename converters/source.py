@@ -89,7 +89,7 @@ def batches_of(records: int, meta: StoreMeta, remainder: str, noun: str = "recor
 
 
 class SourceShard(NamedTuple):
-    """A shard of a source, and of the store that is made of it."""
+    """A shard of a source, or of the store that it is converted to."""
 
     num_batches: int
     split: str = DEFAULT_SPLIT

@@ -139,7 +139,7 @@ def _store(row: FileFormat) -> SourceKind:
 
 
 def kind_of(path: Path, conversion: Conversion) -> tuple[str, SourceKind]:
-    """Return the kind of a source: the one that is named, or by its suffix, or what the files hold."""
+    """Return the kind of a source: by its name, its suffix, or the content of its files."""
     name = conversion.source_format
     if name == "auto":
         name = _found(path, conversion.dataset)

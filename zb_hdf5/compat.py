@@ -241,7 +241,7 @@ class MmapTokenStore(StoreReader):
     has_documents
         Whether it is stored where documents begin; else each file counts as one.
     num_tokens
-        Up to `token_count` of each file: what fills up its last chunk is never seen.
+        Up to `token_count` of each file: the padding of its last chunk is never shown.
     boundary_token_id, vocab_size, tokenizer
         As stored; -1, 0 and "" where unknown.
     """

@@ -264,7 +264,7 @@ def documents_path(path: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class StoreMeta:
-    """Shape and origin of a store: what all its batches have in common.
+    """Shape and origin of a store: the facts that all its batches have in common.
 
     Attributes
     ----------

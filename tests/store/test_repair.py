@@ -99,7 +99,7 @@ def test_an_unfinished_file_is_kept_up_to_the_first_bad_batch(data, tmp_path):
 
 @pytest.mark.parametrize("suffix", [".h5", ".batch"])
 def test_a_file_of_the_final_name_is_replaced_only_with_force(suffix, data, tmp_path, write_file):
-    """The crc32 of a whole file beside it are not those of its unfinished successor."""
+    """The sidecar of a whole file does not hold the crc32 of its unfinished successor."""
     partial = leave_partial(tmp_path / f"x{suffix}", data)
     write_file(tmp_path / f"y{suffix}", data[:4] + 1)
     for path in tmp_path.glob("y.*"):

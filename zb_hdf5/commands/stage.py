@@ -28,7 +28,7 @@ THREADS: Final = 8
 def stage_batches(
     store: Path, folder: Path, ranks: Iterable[int], world_size: int, progress: Progress, **given: Any
 ) -> dict[str, int]:
-    """Copy what some ranks will read of an epoch, of the order given or that of a state; see `stage_units`."""
+    """Copy the batches that some ranks will read in an epoch, by an order or a state; see `stage_units`."""
     cache, ranks = Cache.of(folder, given.pop("cache_bytes")), list(ranks)
     state_path, fields = given.pop("state_path"), given.pop("fields")
     if state_path is not None:

@@ -1,4 +1,4 @@
-"""Pieces: which parts of documents lie in which columns of which records, and what attention and loss need of them.
+"""Pieces: the parts of documents in the columns of records, and the arrays that attention and loss need of them.
 
 All of it follows from stored lengths, and nothing from token ids: an end-of-text id may be text. For attention a piece
 is a *segment*, of a document or of padding: tokens attend to those of their own segment only. Each row begins one, so
@@ -30,7 +30,7 @@ PADDING_ID: Final = -1
 class Pieces:
     """The pieces of records of equal length. Every record begins a piece at column 0, so they cover all columns.
 
-    Not to be changed: what follows from them is computed once.
+    Not to be changed: all that follows from them is computed once.
 
     Attributes
     ----------
@@ -251,7 +251,7 @@ def next_tokens(tokens: TokenArray, pieces: Pieces | None) -> npt.NDArray[np.int
 
 
 def ignore(found: npt.NDArray[np.int64], pieces: Pieces, chosen: npt.NDArray[np.bool_]) -> None:
-    """Take the targets away that are tokens of the chosen pieces. `found` is what `targets` or `next_tokens` gave."""
+    """Remove the tokens of the chosen pieces from the array that `targets` or `next_tokens` returned."""
     first = pieces.columns[chosen] == 0  # its first token is nobody's target
     starts, lengths = pieces.starts[chosen] - 1, pieces.lengths[chosen]
     found.reshape(-1)[ranges(starts + first, lengths - first)] = IGNORED_TARGET

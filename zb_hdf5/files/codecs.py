@@ -75,7 +75,7 @@ class Encoder:
 
 
 def decoder(codec: str) -> Decode:
-    """Return what unpacks the chunks of a codec. Thread-safe; the decoders release the interpreter lock."""
+    """Return the decoder of the chunks of a codec. Thread-safe; it releases the interpreter lock."""
     return _inflate if codec.startswith("gzip") else _unpack_zstd
 
 

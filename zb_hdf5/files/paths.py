@@ -32,7 +32,7 @@ _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 class RemotePath(PosixPath):
-    """The URL of an object or of a "folder" of them, with what readers ask of a path."""
+    """The URL of an object or of a "folder" of them, with the methods of a path that readers use."""
 
     # there are no folders behind a URL, and nothing is asked to find out: the suffix of a name tells
 
@@ -247,7 +247,7 @@ class OpenFiles(Generic[File]):
 
 
 def finding(owner: object) -> contextlib.AbstractContextManager[None]:
-    """Return the lock under which one thread finds, for all of them, what an object keeps from then on."""
+    """Return the lock under which one thread finds, for all of them, a fact that an object keeps from then on."""
     # many threads begin to read a far store at once, and each would fetch the same; those that wait while one fails get
     # the same error, for each would try a server that is down for minutes
     return _in_turn(_FINDING, (id(owner),))

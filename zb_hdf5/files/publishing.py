@@ -41,7 +41,7 @@ def keep_locked(fd: int, path: Path, kind: int = fcntl.LOCK_EX) -> bool:
 
 
 def is_at(fd: int, path: Path) -> bool:
-    """Return whether `path` names what `fd` has open."""
+    """Return whether `path` names the file or folder that `fd` has open."""
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:
@@ -49,7 +49,7 @@ def is_at(fd: int, path: Path) -> bool:
 
 
 def require_at(fd: int, path: Path) -> None:
-    """Raise `UnavailableError` unless `path` names what `fd` has open."""
+    """Raise `UnavailableError` unless `path` names the file or folder that `fd` has open."""
     if not is_at(fd, path):
         raise UnavailableError(f"{path}: was removed or replaced by another process")
 
@@ -127,7 +127,7 @@ class PartialFile:
         lock(self.fd, fcntl.LOCK_SH, self.partial_path)  # other writers stay out, SWMR readers may lock it too
 
     def start_write_back(self) -> None:
-        """Have the disk begin to write what it has: `publish` then waits for less."""
+        """Have the kernel begin to write the pages of the file to disk: `publish` then waits for less."""
         sync_file_range = getattr(libc(), "sync_file_range", None)
         if sync_file_range is not None:  # Linux; a failure is met again by fsync
             sync_file_range(self.fd, ctypes.c_int64(0), ctypes.c_int64(0), ctypes.c_uint(SYNC_FILE_RANGE_WRITE))

@@ -162,7 +162,7 @@ Place: TypeAlias = tuple[int, int, int]
 
 @cache
 def libc() -> ctypes.CDLL:
-    """Return the C library of this process, for what Python has no name for."""
+    """Return the C library of this process, for the calls that Python lacks."""
     return ctypes.CDLL(None, use_errno=True)
 
 

@@ -246,7 +246,7 @@ class FileTokens(Tokens):
 
     def at_hand(self, private: bool, checked: bool) -> AtHand:
         """Return the facts that a loop over the units of the one run needs, after a question for the file's size."""
-        # of one object for each of perhaps thousands of files: the parts of it are in no cache of the processor
+        # one tuple for each file: with thousands of files, each further object would be a miss of the processor's cache
         found = self._at_hand
         if private or found is None:
             views, crc32 = self.units(private), self.look_up() if checked and self.look_up is not None else None

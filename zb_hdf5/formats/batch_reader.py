@@ -385,7 +385,7 @@ class BatchReader:
         return found, ["crc32"] * (stored is not None) + ["sha256"] * (self.sha256 is not None)
 
     def missing_digests(self) -> str:
-        """Say what is missing to verify this file, if it has no digest to compare with."""
+        """Return the reason why this file cannot be verified, if it has no digest; else an empty text."""
         return "no digest is stored with it; convert it to a store, which keeps digests from then on"
 
     def require_digests(self) -> None:
@@ -471,7 +471,7 @@ class BatchReader:
         BackendError
             If no documents are stored.
         FormatError
-            If what is stored is damaged, or belongs to other batches.
+            If the stored pieces are damaged, or belong to other batches.
         """
         length = seq_len or self.seq_len
         if length < 1 or self.seq_len % length:

@@ -1,7 +1,7 @@
 """The file formats: a class for each, with its facts as attributes and its code as methods.
 
 A new format is one file with a reader and a writer, and one class in `FORMATS`: no other code names a format. The
-methods import what they need, since the command line makes its commands of this table without numpy.
+methods import their modules themselves, since the command line makes its commands of this table without numpy.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class NpyFormat(FileFormat):
 
 
 def _named(text: str) -> Any:
-    """Import what is named by "module:class"."""
+    """Import the class that is named by "module:class"."""
     module, _, name = text.partition(":")
     return getattr(import_module(module), name)
 

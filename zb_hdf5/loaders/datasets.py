@@ -184,7 +184,7 @@ class RecordDataset(Dataset[dict[str, torch.Tensor]]):
     """All records of a store, in stored order, as `{"input_ids", "labels"}`: tensors of int64, shape (S,).
 
     For trainers that shuffle, batch and distribute by themselves, and whose models shift the labels. Labels are the
-    tokens; padding has -100, where it is stored what is padding.
+    tokens; padding has -100, in stores that keep which columns are padding.
 
     Parameters
     ----------

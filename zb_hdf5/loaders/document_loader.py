@@ -237,7 +237,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
     store
         The tokens.
     documents
-        `count`, and what is lost to `max_tokens` in each epoch: `truncated_documents`, `truncated_tokens`,
+        `count`, and the losses to `max_tokens` in each epoch: `truncated_documents`, `truncated_tokens`,
         `dropped_documents`. Empty documents are left out.
 
     Raises
@@ -249,8 +249,8 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
     Notes
     -----
     A batch holds `tokens` (int64, shape (batch_size, longest), or (tokens,) if packed), `documents` (int64, their
-    numbers in the stream), `seq_lens` (int32, the tokens of each), and what is asked for: `targets` (as `tokens`), the
-    fields by their names (0 for padding), `spans` and `span_index`. A packed one also has `cu_seqlens` (int32) and
+    numbers in the stream), `seq_lens` (int32, the tokens of each), and by request `targets` (as `tokens`), the fields
+    by their names (0 for padding), `spans` and `span_index`. A packed one also has `cu_seqlens` (int32) and
     `max_seqlen` (int) as flash-attention takes them, padding being a segment of its own (its document is -1), and
     `position_ids` (int32), which begin with 0 in each document.
 

@@ -133,7 +133,7 @@ class TokenLoader(ABC, Generic[BatchT]):
         self._position, self._resumed = position, resumed
 
     def _stop_reading(self) -> None:
-        """End the reading threads, and drop what was read ahead."""
+        """End the reading threads, and drop the steps that were read ahead."""
         if self._reading is not None:
             self._reading.close()
         self._reading = None
@@ -146,7 +146,7 @@ class TokenLoader(ABC, Generic[BatchT]):
             self._go_to(self._start(epoch))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where training stands: it counts what was yielded, never what was read ahead.
+        """Return the position of training: it counts the steps that were yielded, and no step that was read ahead.
 
         Plain JSON values, under 1 KB, the same on every rank after the same step, but of a `TextLoader` each rank has
         one of its own. `kind` names the loader that takes it. `position` counts records, documents or batches of all
@@ -182,7 +182,7 @@ class TokenLoader(ABC, Generic[BatchT]):
             raise StateError(f"{self.path}: state: {error}") from error
 
     def close(self) -> None:
-        """End the reading threads, and close what is read."""
+        """End the reading threads, and close the readers."""
         self._closed = True
         self._stop_reading()
 
@@ -203,7 +203,7 @@ def with_positions(reading: Generator[BatchT], positions: Iterator[int]) -> Gene
 
 
 class EpochLoader(TokenLoader[BatchT]):
-    """A loader of epochs. A position counts what all ranks together have consumed in the epoch: records, documents."""
+    """A loader of epochs. A position counts the records or documents consumed by all ranks in the epoch."""
 
     plan: StepPlan
     skip: tuple[tuple[int, int, int], ...]
@@ -213,7 +213,7 @@ class EpochLoader(TokenLoader[BatchT]):
 
     @abstractmethod
     def plan_of_epoch(self, epoch: int) -> StepPlan:
-        """Return what this rank reads at each step of an epoch. `plan` is that of the current one."""
+        """Return the reads of this rank at each step of an epoch. `plan` is that of the current one."""
 
     @abstractmethod
     def _mask(self) -> None:
@@ -305,12 +305,12 @@ class Loader(EpochLoader[Any]):
     fields
         Names of fields: their values come with the tokens, shape (batch_size, seq_len, ...). See the notes.
     documents
-        True for `cu_seqlens`, or names of what to add of the documents in the batch: `cu_seqlens` (int32: where each
-        segment of the whole batch begins and the last one ends, as flash-attention's variable-length functions take
-        it), `max_seqlen` (int), `seq_lens` (int32), `position_ids` (int32, (batch_size, seq_len), from 0 in each
-        segment), `document_ids` (int32, the same shape: the number of the segment in the batch, -1 for padding) and
-        `documents` (int64: the store's number of the document of each segment, -1 for padding). A segment is a part of
-        one document in one row, or padding: all follow from what is stored, and nothing from ids.
+        True for `cu_seqlens`, or the names of arrays to add about the documents of the batch: `cu_seqlens` (int32:
+        where each segment of the whole batch begins and the last one ends, as flash-attention's variable-length
+        functions take it), `max_seqlen` (int), `seq_lens` (int32), `position_ids` (int32, (batch_size, seq_len), from 0
+        in each segment), `document_ids` (int32, the same shape: the number of the segment in the batch, -1 for padding)
+        and `documents` (int64: the store's number of the document of each segment, -1 for padding). A segment is a part
+        of one document in one row, or padding: all follow from the stored pieces, and nothing from token ids.
     cu_seqlens_capacity
         Fill up `cu_seqlens` to this length, for `torch.compile` and CUDA graphs.
     spans

@@ -171,7 +171,7 @@ def cuda_device(device: str | torch.device | None) -> torch.device | None:
 
 
 def _document_values(documents: bool | Collection[str]) -> tuple[str, ...]:
-    """Return the names of what is asked for of the documents."""
+    """Return the names of the arrays of documents that are asked for."""
     names = (*DOCUMENT_VALUES, DOCUMENTS)
     if isinstance(documents, bool):
         return ("cu_seqlens",) if documents else ()
@@ -299,7 +299,7 @@ class WholeBatches:
         return views.reshape(self._shape), crc32, None
 
     def _filled(self, plain: FileTokens, index: int) -> npt.NDArray[Any] | None:
-        """Read a batch by its position; None where the reader has the words for what went wrong."""
+        """Read a batch by its position; None where the read failed, and the reader has the message."""
         if self._is_far:
             return plain.unit_of_object(index).reshape(self._shape[1:])
         batch, run = np.empty(self._shape[1:], self._reader.dtype), plain.extents.runs[0]
@@ -478,7 +478,7 @@ class StepReader:
         return ((tokens[:, :-1], tokens[:, 1:]) for tokens in steps) if self._splits else steps
 
     def _read_blocks(self, plan: StepPlan, blocks: Iterator[npt.NDArray[np.int64]]) -> Generator[Any]:
-        """Read what is in the page cache one block after the other, and the rest as its disk or server is fastest."""
+        """Read blocks in the page cache one after the other, and the rest as is fastest for its disk or server."""
         at_once = self._device is None and self._prefetch in ("auto", 0)
         for (is_ready, axes), group in groupby(blocks, lambda block: (self._is_ready(plan, block), block.ndim)):
             if is_ready and at_once:
@@ -567,6 +567,6 @@ class StepReader:
         return depth_of(self._prefetch, reader.tokens, reader.path, self._device, step_bytes, step_reads)
 
     def close(self) -> None:
-        """Let go of what is kept between single steps."""
+        """Drop the arrays that are kept between single steps."""
         if self._whole is not None:
             self._whole.close()

@@ -50,7 +50,7 @@ RETRY_WAITS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 
 
 class _GrowingShard(HDF5BatchWriter):
-    """The writer of one shard; when it fails or is aborted, its `.partial` stays: others read what was committed."""
+    """The writer of one shard; when it fails or is aborted, its `.partial` stays: others read its committed batches."""
 
     _keeps_partial = True
 
@@ -234,7 +234,7 @@ class LiveTokens(Sharded):
 
 
 class LiveReader(StoreReader):
-    """Reads a growing store: what is committed now; `refresh` shows more. See `StoreReader`.
+    """Reads the committed batches of a growing store; `refresh` shows more. See `StoreReader`.
 
     `complete` turns True when the writer has finished the store; a writer that was killed leaves it False. The
     fingerprint is the same from the first batch to the last, and that of the finished store. A growing shard is read

@@ -63,9 +63,9 @@ def open_reader(
         "pread": batches are read into buffers, without either. "mmap": batches are views of a mapping. "h5py": through
         the HDF5 library.
     verify
-        "auto": compare what is read whole into a buffer with its crc32 (batches, except through views of a mapping; no
-        records, windows or batches of another size), where a crc32 is stored. "batch": compare whatever is read, for
-        which whole batches, or chunks of a stream, are read. "store": check every digest before returning. "none".
+        "auto": compare each batch that is read whole into a buffer with its crc32, where one is stored (no view of a
+        mapping, no records, windows or batches of another size). "batch": compare whatever is read, for which whole
+        batches, or chunks of a stream, are read. "store": check every digest before returning. "none".
         `reader.verified` names the reads that are compared.
     dataset
         Name of an integer dataset in an HDF5 file of another origin, read through h5py: of three axes it holds batches,
@@ -77,8 +77,8 @@ def open_reader(
         tokens each of them shares with the next. See `StoreReader`.
     cache, cache_bytes
         A folder on a fast local disk, in which batches are kept when they are first read, and how much it may hold in
-        all (200 * 2**30 or "200GiB"; None: nine tenths of what is free). Several readers, processes and jobs may share
-        it. Later reads come from there as copies, compared with their crc32. Not for a store that still grows.
+        all (200 * 2**30 or "200GiB"; None: nine tenths of the free space). Several readers, processes and jobs may
+        share it. Later reads come from there as copies, compared with their crc32. Not for a store that still grows.
 
     Raises
     ------

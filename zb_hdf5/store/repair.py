@@ -1,8 +1,8 @@
 """Saves the good batches or documents of damaged or unfinished files in new files; the originals are never touched.
 
 A complete file keeps every batch whose crc32 is right; a stream every document that touches no bad chunk. A file whose
-writer was killed keeps what was committed up to the first bad batch. The rest is dropped: nothing proves that it
-was written.
+writer was killed keeps the batches that were committed up to the first bad one. The rest is dropped: nothing proves
+that it was written.
 """
 
 from __future__ import annotations

@@ -427,7 +427,7 @@ class StoreReader(BatchReader):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all files: what fills up the last chunk of one is never seen."""
+        """Tokens of all files: the padding of the last chunk of one is never shown."""
         return self.tokens.num_tokens
 
     @property

@@ -155,7 +155,7 @@ def verify_store(
     -------
     list of ShardReport
         One per file, in order; those of the document tables come last. A damaged file is a report with a `problem`, and
-        one that nothing is stored to compare with is a report of what is `missing`; neither is an exception.
+        one that has no digest to compare with is a report with the digest as `missing`; neither is an exception.
 
     Raises
     ------
@@ -192,7 +192,7 @@ def require_digests(path: Path, split: str | None = None) -> None:
 
 
 def _check_records(folder: Path, index: ShardIndex, reports: list[ShardReport]) -> None:
-    """Compare what no digest covers: the counts in the headers of the shards."""
+    """Compare the counts in the headers of the shards, which no digest covers."""
     if not all(FORMATS[report.backend].tokens_only for report in reports):
         return
     found, expected = sum(report.total_records for report in reports), index.meta.total_records

@@ -47,7 +47,7 @@ class Tokenizer(ABC):
     spec
         The argument of `load_tokenizer`.
     kind, name
-        The part of `spec` before the colon, and the name (not the path) of what follows it.
+        The part of `spec` before the colon, and the last name of the path that follows it.
     vocab_size
         One more than the largest id.
     digest
@@ -115,7 +115,7 @@ class Tokenizer(ABC):
 
         Special tokens are spelt out: rows show where documents end. Bytes that are no UTF-8, such as those of a
         character that a row cuts in two, become U+FFFD. So `decode(encode(text))` is `text` for every text without
-        lone surrogates; for `hf:` tokenizers that normalize, it is what their own library makes of the ids.
+        lone surrogates; for `hf:` tokenizers that normalize, it is the text that their own library makes of the ids.
 
         Raises
         ------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from operator import attrgetter
@@ -21,11 +21,10 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.document import TableInfo
 from zb_hdf5.documents.document_table import DocumentPart
-from zb_hdf5.errors import ArgumentError, ExistsError, FormatError, IncompleteError, Remedy
+from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
 from zb_hdf5.field import Field
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.codecs import CompressedTokens
-from zb_hdf5.files.objects import delete_object, object_size, put_object
 from zb_hdf5.files.paths import RemotePath, any_path, local_path, open_file
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, partial_path, write_atomically
 from zb_hdf5.files.ranges import Run
@@ -716,42 +715,3 @@ def _index_meta(value: dict[str, Any], where: str) -> StoreMeta:
         )
     except ArgumentError as error:
         raise FormatError(f"{where}: {error}") from error
-
-
-def require_new(place: RemotePath, *, overwrite: bool) -> None:
-    """Raise an error unless a store may be written to a URL."""
-    if str(place).startswith("http") or not place.is_dir():
-        raise ArgumentError(f"{place}: expected a folder in a bucket, such as s3://bucket/train-h5")
-    if not overwrite and object_size(str(place / INDEX_NAME)) is not None:
-        raise ExistsError(f"{place}: has a {INDEX_NAME} already")
-
-
-def upload_store(
-    folder: Path, place: RemotePath, *, overwrite: bool, progress: Callable[[int], None] = lambda count: None
-) -> ShardIndex:
-    """Upload a store of this machine, and return its index there."""
-    # objects are named after the digest of the index, so that no other store has their names: an interrupted upload
-    # goes on with what is missing; with `overwrite` the old shards stay, for whoever reads them
-    require_new(place, overwrite=overwrite)
-    index = ShardIndex.load(folder)
-    # of the whole index: stores of the same tokens may differ in their codec, fields and documents
-    tag = hashlib.sha256(index.to_json().encode("utf-8")).hexdigest()[:8]
-
-    def named(path: str) -> str:
-        return str(Path(path).with_name(f"{tag}-{Path(path).name}"))
-
-    if overwrite:
-        delete_object(str(place / INDEX_NAME))
-    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / INDEX_NAME):
-        url, size = f"{place}/{named(str(path.relative_to(folder)))}", path.stat().st_size
-        found = object_size(url)
-        if found is None:
-            put_object(url, path)
-        elif found != size:
-            raise ExistsError(f"{url}: expected no object, or one of {size:,} bytes, found {found:,}; remove it")
-        progress(size)
-    values = {**index.table.values, "path": list(map(named, index.table.values["path"]))}
-    documents = tuple(part._replace(path=named(part.path)) for part in index.documents)
-    uploaded = replace(index, shards=replace(index.table, values=values), documents=documents)
-    put_object(f"{place}/{INDEX_NAME}", uploaded.to_json().encode("utf-8"), new=True)
-    return uploaded

@@ -3,6 +3,7 @@
 import pickle
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import contents
 import numpy as np
@@ -16,6 +17,7 @@ from source_tokens import ALL
 
 from zb_hdf5 import DocumentLoader, HDF5ShardWriter, Loader, MixedLoader, convert, open_reader
 from zb_hdf5.errors import UnavailableError
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.store.rebuild import index_files
 
 HOW = {"documents": ALL, "spans": True, "rank": 0, "world_size": 1}
@@ -182,17 +184,21 @@ def test_many_threads_fetch_what_lies_beside_the_tokens_once(beside, is_copy):
 
 
 @pytest.mark.parametrize("beside", ["lone.h5", "store"], indirect=True)
-def test_threads_that_wait_for_a_table_share_the_error_of_the_one_that_fetches_it(beside):
+def test_threads_that_wait_for_a_table_share_the_error_of_the_one_that_fetches_it(beside, monkeypatch):
     proxy, open_loader = beside
+    real = BatchReader.read_batch_pieces
 
     def failed_requests(threads):
+        arrived = Barrier(threads)
         with open_loader() as loader, ThreadPoolExecutor(threads) as pool:
             proxy.requests.clear()
             proxy.fault = lambda number, method, name, span: (
                 {"status": 500, "wait": 0.05} if name.endswith(".pieces") else None
             )
-            for read in [pool.submit(loader.steps.read, 0) for _ in range(threads)]:
-                assert isinstance(read.exception(), UnavailableError)
+            with monkeypatch.context() as patch:
+                patch.setattr(BatchReader, "read_batch_pieces", lambda *of: arrived.wait(60) >= 0 and real(*of))
+                for read in [pool.submit(loader.steps.read, 0) for _ in range(threads)]:
+                    assert isinstance(read.exception(), UnavailableError)
             found = [name for _, name, _ in proxy.requests if name.endswith(".pieces")]
             proxy.fault = lambda *request: None
             loader.steps.read(0)

@@ -213,8 +213,8 @@ def _require_new(place: RemotePath, *, overwrite: bool) -> None:
 def _upload(folder: Path, place: RemotePath, *, overwrite: bool) -> None:
     """Upload a store of this machine."""
     # objects are named after the digest of the index, so that no other store has their names: an interrupted upload
-    # goes on with what is missing; with `overwrite` the old shards stay, for whoever reads them
-    _require_new(place, overwrite=overwrite)
+    # goes on with the missing objects; with `overwrite` the old shards stay, for their readers
+    _require_new(place, overwrite=overwrite)  # again: the conversion took its time
     index = ShardIndex.load(folder)
     # of the whole index: stores of the same tokens may differ in their codec, fields and documents
     tag = hashlib.sha256(index.to_json().encode("utf-8")).hexdigest()[:8]

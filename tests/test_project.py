@@ -63,7 +63,7 @@ def test_every_path_that_a_guide_names_exists(guide):
 
 
 #: Lines and files of the package; they only go down.
-MAX_LINES = 23_174
+MAX_LINES = 23_169
 MAX_FILES = 84
 #: Lines of each folder, in hundreds; they only go down.
 MAX_HUNDREDS = {

@@ -271,6 +271,7 @@ def test_a_replacement_killed_at_any_moment_leaves_the_old_or_the_new(trials, ta
         found = check_whole(destination)
         assert any(np.array_equal(found, expected) for _, expected in sources)
     assert run(CONVERT, *command) == (0, "", "")
+    check_whole(destination, sources[trials % 2][1])  # with the sidecar that the conversion wrote
     assert not list(tmp_path.glob(f"{target}.partial"))
 
 

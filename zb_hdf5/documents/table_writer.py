@@ -33,13 +33,7 @@ from zb_hdf5.errors import ArgumentError, ConvertError, FormatError
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import PartialFile, disk_errors, replaced, write_fully
-from zb_hdf5.formats.hdf5.file import (
-    CREATOR,
-    create_texts,
-    creation_of,
-    hdf5_writes,
-    open_h5,
-)
+from zb_hdf5.formats.hdf5.file import CREATOR, create_texts, creation_of, hdf5_writes, open_h5
 from zb_hdf5.spec import (
     CRC32,
     DEFAULT_SPLIT,

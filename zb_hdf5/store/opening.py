@@ -161,7 +161,8 @@ def _of_backend(path: Path, backend: str) -> tuple[Path, str, ShardIndex | None]
     found = {name: ShardIndex.load(path / name) for name in backends() if (path / name / INDEX_NAME).exists()}
     if not found:
         return path, backend, None
-    name = backend if backend != "auto" else "hdf5" if "hdf5" in found else next(iter(found))
+    preferred = "hdf5" if "hdf5" in found else next(iter(found))
+    name = preferred if backend == "auto" else backend
     if name not in found:
         raise BackendError(f"{path}: asked for backend {name!r}, found stores of {' and '.join(sorted(found))}")
     known = {each: content_fingerprint(index.table.values["sha256"], index.meta) for each, index in found.items()}

@@ -300,9 +300,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int | str | None = None,
     ) -> None:
-        require_choice("collate", collate, ("pad", "pack"))
-        require_choice("too_long", too_long, ("refuse", "truncate", "drop"))
-        require_choice("shuffle", shuffle, ("global", "lengths", "sequential"))
+        _require_words(collate, too_long, shuffle)
         _require_sizes(collate, shuffle, batch_size, max_tokens, pad_to_multiple_of)
         require_positive(bucket_batches=bucket_batches)
         require_prefetch(prefetch)
@@ -434,6 +432,13 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         super().close()
         for store in (self.store, *self._columns.values()):
             store.close()
+
+
+def _require_words(collate: str, too_long: str, shuffle: str) -> None:
+    """Raise `ArgumentError` unless each of these words is one that a `DocumentLoader` takes."""
+    require_choice("collate", collate, ("pad", "pack"))
+    require_choice("too_long", too_long, ("refuse", "truncate", "drop"))
+    require_choice("shuffle", shuffle, ("global", "lengths", "sequential"))
 
 
 def _require_sizes(

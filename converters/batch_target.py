@@ -36,7 +36,7 @@ from zb_hdf5.converters.journal import (
     require_same,
     require_unchanged,
 )
-from zb_hdf5.converters.reports import Report
+from zb_hdf5.converters.reports import UINT16_SAVES, Report
 from zb_hdf5.converters.shard import (
     SHARDS,
     Plan,
@@ -46,11 +46,10 @@ from zb_hdf5.converters.shard import (
     free_room,
     require_one_split,
     require_room,
-    with_largest_token,
     write_shard,
 )
 from zb_hdf5.converters.shuffle import UNSHUFFLED, Shuffle, choose_shuffle, scatter_path, scattered
-from zb_hdf5.converters.source import MAX_TOKEN, Source, read_groups
+from zb_hdf5.converters.source import Source, read_groups
 from zb_hdf5.documents.document_table import DocumentPart, check_documents
 from zb_hdf5.documents.table_file import copy_table
 from zb_hdf5.errors import ExistsError, Remedy
@@ -87,6 +86,7 @@ def write_batches(source: Source, conversion: Conversion, workers: Workers) -> R
     return Report(
         destination if part == WHOLE else partial_path(destination), source.meta, shards, source.counts,
         time.monotonic() - start_s, str(shuffle), max_token, part, was_kept, lost,
+        lacks_vocab_size=source.lacks_vocab_size,
     )  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def describe(source: Source, conversion: Conversion, workers: Workers) -> dict[s
     meta, cuts = plan.source.meta, plan.cuts
     node, memory_bytes = 1 if one_file else workers.engine.workers_per_node, conversion.memory_bytes
     shuffle = choose_shuffle(plan.source, conversion.shuffle_method, cuts, memory_bytes, node)
-    sizes = [plan.shard_bytes(shard) for shard in range(len(cuts))]
+    sizes, num_tokens = [plan.shard_bytes(shard) for shard in range(len(cuts))], source.num_batches * meta.batch_tokens
     return {
         "path": str(conversion.destination),
         "num_batches": plan.source.num_batches,
@@ -122,6 +122,7 @@ def describe(source: Source, conversion: Conversion, workers: Workers) -> dict[s
         "num_shards": len(cuts),
         "largest_shard_bytes": max(sizes),
         "total_bytes": sum(sizes),
+        "uint16_would_save_bytes": num_tokens * UINT16_SAVES if source.lacks_vocab_size else 0,
         "inodes": 1 if one_file else plan.num_inodes(),
         "workers": min(workers.engine.workers, len(cuts)),
         "memory_bytes": memory_bytes or DEFAULT_MEMORY_BYTES,
@@ -133,12 +134,14 @@ def describe(source: Source, conversion: Conversion, workers: Workers) -> dict[s
 
 def describe_lines(planned: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the description of `describe` for people."""
-    free = planned["free"]
+    free, saved = planned["free"], planned["uint16_would_save_bytes"]
     shape = f"{planned['batch_size']:,} x {planned['seq_len']:,}"
     inodes = "an uncounted number" if free["inodes"] is None else f"{free['inodes']:,}"
+    smaller = f"uint32: a --vocab-size of at most 65,536 would store uint16 and save {format_bytes(saved)}"
     return [
         ("would write", planned["path"]),
         ("batches", f"{planned['num_batches']:,} of {shape} {planned['dtype']}"),
+        *([("dtype", smaller)] if saved else []),
         ("shards", f"{planned['num_shards']:,}, the largest {format_bytes(planned['largest_shard_bytes'])}"),
         ("disk", f"{format_bytes(planned['total_bytes'])} of {format_bytes(free['bytes'])} that are free"),
         ("temporary", format_bytes(planned["temp_bytes"])),
@@ -343,12 +346,11 @@ def _require_result(plan: Plan, destination: Path) -> list[Finished]:
     """Accept an existing destination as the result of the same conversion, or refuse it."""
     source = plan.source
     if (destination / INDEX_NAME).exists():
-        index = ShardIndex.load(destination)
-        named = [{**each, MAX_TOKEN: None} for each in (index.source, source.description)]  # it follows from the rest
+        index = ShardIndex.load(destination).without_max_token()  # it follows from the rest
         shards = [(plan.name(shard), stop - start) for shard, (start, stop) in enumerate(plan.cuts)]
         digests = [source.file_of(*cut)[1] for cut in plan.cuts]
         same = (
-            (index.meta, index.shuffle, named[0]) == (source.meta, source.shuffle, named[1])
+            (index.meta, index.shuffle, index.source) == (source.meta, source.shuffle, source.description)
             and [(entry.path, entry.num_batches) for entry in index.shards] == shards
             and [known and entry.sha256 for known, entry in zip(digests, index.shards, strict=True)] == digests
         )
@@ -366,8 +368,10 @@ def _add_tables(folder: Path, plan: Plan, part: Part, finished: list[Finished]) 
             check_documents(folder / table.path, table)
     if part == WHOLE and row.holds_batches:
         entries = tuple(done.entry for done in finished)
-        description = with_largest_token(source.description, (done.max_token for done in finished))
-        ShardIndex(source.meta, entries, source.shuffle, description, documents=source.document_parts).save(folder)
+        index = ShardIndex(
+            source.meta, entries, source.shuffle, source.description, documents=source.document_parts
+        )  # fmt: skip
+        index.with_max_token(done.max_token for done in finished).save(folder)
 
 
 def merge_parts(destination: str | os.PathLike[str], *, overwrite: bool = False) -> ShardIndex:
@@ -387,9 +391,9 @@ def merge_parts(destination: str | os.PathLike[str], *, overwrite: bool = False)
             StoreMeta(**{**meta, "dtype": stored_dtype(meta["dtype"]), "fields": fields}),
             tuple(done.entry for _, done in sorted(finished.items())),
             plan["shuffle"],
-            with_largest_token(plan["source"], (done.max_token for done in finished.values())),
+            plan["source"],
             documents=tuple(DocumentPart(*part) for part in plan["documents"]) if indexed else (),
-        )
+        ).with_max_token(done.max_token for done in finished.values())
         _require_whole(waiting, plan["target"], index)
         if indexed:
             index.save(waiting)

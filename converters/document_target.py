@@ -32,7 +32,7 @@ from zb_hdf5.converters.journal import (
 )
 from zb_hdf5.converters.packed import PackedSource
 from zb_hdf5.converters.reports import Done, Report
-from zb_hdf5.converters.shard import COMMIT_BYTES, SHARDS, with_largest_token
+from zb_hdf5.converters.shard import COMMIT_BYTES, SHARDS
 from zb_hdf5.converters.source import Counts, require_pad_id
 from zb_hdf5.documents.document import DocumentRows
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, in_order, part_of
@@ -208,12 +208,13 @@ class TokensPlan:
         index = ShardIndex(
             replace(tasks[0].meta, document_count=sum(done.entry.document_count for done in finished)),
             [done.entry for done in finished],
-            source=with_largest_token(self.description, (done.max_token for done in finished)),
+            source=self.description,
             documents=tuple(in_order(part._replace(split=splits[part.path]) for part in tables)),
-        )
+        ).with_max_token(done.max_token for done in finished)
         index.save(folder.partial_path)
         return Report(
-            folder.path, index.meta, list(index.shards), counts, time.monotonic() - start_s,
+            folder.path, index.meta, list(index.shards), counts, time.monotonic() - start_s, max_token=index.max_token,
+            lacks_vocab_size=source.dtype == np.uint32 and not source.vocab_size and conversion.dtype in (None, "auto"),
             kept=journal.kept, documents_kept=sum(done.counts.tokens_in for done in kept.values()),
         )  # fmt: skip
 

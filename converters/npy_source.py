@@ -148,6 +148,7 @@ class NpySource(Source):
         self._files = [ArrayFile.open(path, each, seq_len) for path, each in zip(self.paths, headers, strict=True)]
         total = sum(file.num_records for file in self._files)
         stored = stored_dtype(_fitting_dtype(self._files, vocab_size) if dtype == "auto" else dtype)
+        self.lacks_vocab_size = dtype == "auto" and stored == np.uint32 and not vocab_size
         self.meta = StoreMeta(batch_size, seq_len, stored, seed if shuffle else 0, total, vocab_size=vocab_size)
         require_pad_id(pad_id, self.meta)
         self.shuffle, self.reorders = "global" if shuffle else "none", shuffle

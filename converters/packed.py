@@ -342,7 +342,7 @@ class PackedSource(Source):
         self.meta = StoreMeta(
             options.batch_size or 0, options.seq_len or 0, store.dtype if dtype == "keep" else stored_dtype(dtype),
             (options.seed or 0) if options.shuffle else 0, 0, sum(each.document_count for each in stores.values()),
-            store.meta.vocab_size, store.meta.tokenizer, fields=store.meta.fields,
+            store.index.without_max_token().meta.vocab_size, store.meta.tokenizer, fields=store.meta.fields,
         )  # fmt: skip
         self._pad_id = max(0, store.index.meta.boundary_token_id) if options.pad_id is None else options.pad_id
         require_pad_id(self._pad_id, self.meta)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from zb_hdf5 import ShardEntry, StoreMeta
 from zb_hdf5.console import counted, format_bytes, format_count
 from zb_hdf5.converters.journal import NOTHING_KEPT, WHOLE, Kept, Part
 from zb_hdf5.converters.source import Counts
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.spec import STREAM_LAYOUT, combine_sha256
+from zb_hdf5.spec import NO_CODEC, STREAM_LAYOUT, combine_sha256
+
+#: Bytes that a token of uint32 has more than one of uint16.
+UINT16_SAVES: Final = 2
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Report:
         The way in which documents became rows; "": they were kept as they are, or there were none.
     documents_kept
         The tokens of documents that were not made again.
+    lacks_vocab_size
+        Whether a vocabulary size of at most 65,536 would have stored uint16 instead of uint32.
     """
 
     destination: Path
@@ -55,6 +60,7 @@ class Report:
     left_behind: str = ""
     packing: str = ""
     documents_kept: int = 0
+    lacks_vocab_size: bool = False
 
     @property
     def num_batches(self) -> int:
@@ -117,6 +123,7 @@ class Report:
             "padding_rows": counts.padding_rows,
             "tokens_dropped": counts.dropped,
             "max_token": self.max_token,
+            "uint16_would_save_bytes": self._uint16_would_save(),
             "shuffle": self.shuffle,
             "sha256": self.sha256,
             "extension": self._extension(),
@@ -150,7 +157,7 @@ class Report:
             *([("documents", self._documents())] if counts.documents else []),
             *([("shuffle", self.shuffle)] if self.tokens_written and not counts.documents else []),
             ("sha256", self.sha256),
-            *[("note", note) for note in (self._extension(), self.left_behind) if note],
+            *[("note", note) for note in (self._extension(), self.left_behind, self._smaller()) if note],
             ("speed", self._speed()),
             *counts.documents_dropped.lines(),
         ]
@@ -171,6 +178,22 @@ class Report:
         again = f" (kept {kept:,} tokens of documents)" if kept else ""
         bytes_rate = format_bytes(rate * self.meta.dtype.itemsize)
         return f"{self.seconds:.2f} s{checks}{again}, {format_count(rate)}tok/s, {bytes_rate}/s"
+
+    def _uint16_would_save(self) -> int:
+        """Return the bytes by which the tokens would be smaller as uint16; 0: nothing proves that they fit."""
+        fits = self.max_token is not None and self.max_token < 2**16 and self.part == WHOLE
+        return self.tokens_stored * UINT16_SAVES if self.lacks_vocab_size and fits else 0
+
+    def _smaller(self) -> str:
+        """Name the option that would store the tokens in half the bytes; "" if none would."""
+        saved, max_token = self._uint16_would_save(), self.max_token or 0
+        if not saved:
+            return ""
+        before = " before compression" if self.meta.codec != NO_CODEC else ""
+        return (
+            f"all ids fit uint16, the largest is {max_token:,}: --vocab-size {max_token + 1} would store them in it "
+            f"and save {format_bytes(saved)}{before}"
+        )
 
     def _extension(self) -> str | None:
         """Name the tools that do not read such files; None if all do."""

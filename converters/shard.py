@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from zb_hdf5.console import format_bytes
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.engines import Progress, no_progress
 from zb_hdf5.converters.journal import FileState, Finished, Record, digests_of, require_unchanged
-from zb_hdf5.converters.source import MAX_TOKEN, Source, SourceShard, read_groups
+from zb_hdf5.converters.source import Source, SourceShard, read_groups
 from zb_hdf5.documents.document import TableInfo
 from zb_hdf5.documents.document_table import write_joined
 from zb_hdf5.documents.table_writer import PiecesWriter
@@ -35,13 +35,6 @@ COMMIT_BYTES: Final = 1 << 30
 DEFAULT_SHARD_BYTES: Final = 1 << 30
 #: Records whose pieces are moved at once.
 BLOCK_RECORDS: Final = 1 << 15
-
-
-def with_largest_token(source: dict[str, Any], tokens: Iterable[int | None]) -> dict[str, Any]:
-    """Return the `source` entry of `shards.json` with the largest id, given that of each shard, if all are known."""
-    largest = [*tokens]
-    known = [token for token in largest if token is not None]
-    return {**source, MAX_TOKEN: max(known)} if known and len(known) == len(largest) else source
 
 
 @dataclass(frozen=True)

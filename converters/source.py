@@ -21,8 +21,6 @@ from zb_hdf5.loaders.order import GlobalOrder
 from zb_hdf5.spec import DEFAULT_SPLIT, TokenArray, bad_token_message, token_limit
 from zb_hdf5.text.corpus import Dropped
 
-#: The largest id of a store, in the `source` entry of its index: of no shard, and of no copy before it is written.
-MAX_TOKEN: Final = "max_token"
 #: Groups of batches on their way: one is read, one is written, and the sha256 of one is still to come.
 GROUPS: Final = 3
 
@@ -111,6 +109,7 @@ class Source(ABC):
     #: Stored record -> source record, where the records can also be read in their own order, for two passes.
     order: GlobalOrder | None = None
     pad_id: int = 0  # the token of the records behind the last one
+    lacks_vocab_size: bool = False  # whether one of at most 65,536 would have stored uint16 instead of uint32
     cold: bool = False  # whether random reads wait for a disk: then they are announced to the kernel
     origin: dict[str, Any] | None = None  # of a lone file; None: it follows from `description`, `shuffle`, the split
 

@@ -27,7 +27,8 @@ WORK: Final[Mapping[str, Any]] = {
 }  # fmt: skip
 _SHUFFLED: Final = {"batch_size": 32, "seed": 42, "shuffle": True}
 _ARRAYS: Final[Mapping[str, Any]] = {
-    **_SHUFFLED, "seq_len": Unset("that of 2-D records, else 512"), "dtype": Unset("auto: uint16 if every id fits"),
+    **_SHUFFLED, "seq_len": Unset("that of 2-D records, else 512"),
+    "dtype": Unset("auto: uint16 if the source or --vocab-size proves it"),
     "vocab_size": NONE, "remainder": "drop", "pad_id": 0, "memory_bytes": DEFAULT_MEMORY_BYTES,
     "shuffle_method": "auto",
 }  # fmt: skip
@@ -68,6 +69,8 @@ class SourceKind:
         """Return the options that apply to a target, and their defaults."""
         found = {**self.options, **({} if target == STREAM else self.rows), **WORK}
         row = FORMATS.get(target)
+        if row is not None and row.default_dtype != "auto" and isinstance(found.get("dtype"), Unset):
+            found["dtype"] = Unset(row.default_dtype)
         absent = {
             "codec": row is not None and row.tokens_only,
             "live": row is None or row.tokens_only or bool(self.rows),

@@ -16,7 +16,7 @@ import numpy as np
 
 from zb_hdf5 import ArgumentError, ConvertError, IncompleteError, open_reader
 from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.converters.source import MAX_TOKEN, Counts, Source, SourceShard, batches_of
+from zb_hdf5.converters.source import Counts, Source, SourceShard, batches_of
 from zb_hdf5.documents.document_table import documents_name, part_of
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.documents.table_file import PiecesFile
@@ -88,9 +88,9 @@ class StoreSource(Source):
         self._ranges = [each for _, each in self._splits()]
 
     def _describe_shards(self, reader: StoreReader) -> None:
-        index = reader.index
-        self.shuffle = index.shuffle
-        self.description = {key: value for key, value in index.source.items() if key != MAX_TOKEN}
+        index = reader.index.without_max_token()  # the copy finds it again
+        self.shuffle, self.description = index.shuffle, index.source
+        self.meta = replace(self.meta, vocab_size=index.meta.vocab_size)
         self.shards = shards = [
             SourceShard(each.num_batches, each.split, None, each.document_count if each.document_count >= 0 else None)
             for each in index.shards

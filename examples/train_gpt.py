@@ -1,6 +1,6 @@
 """Train a small GPT from a batch store, on any number of processes; resume on another number.
 
-    zb convert npy-to-hdf5 tokens/ train-h5 --batch-size 32 --seq-len 256 --vocab-size 257
+    zb convert npy-to-hdf5 tokens/ train-h5 --batch-size 32 --vocab-size 257
     torchrun --nproc-per-node 2 examples/train_gpt.py train-h5 --out run --steps 200
     torchrun --nproc-per-node 4 examples/train_gpt.py train-h5 --out run --steps 400    # from 200 on
     srun --ntasks 4 python examples/train_gpt.py train-h5 --out run --steps 600         # in a Slurm job, on any hosts
@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import h5py
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -92,15 +91,6 @@ def model_inputs(step: Any) -> tuple[Tensor, ...]:
     return step
 
 
-def largest_token(store: str) -> int:
-    """Return the largest id of a store, as its index has it, or that of an HDF5 file; -1 if it is not known."""
-    if Path(store).suffix == ".h5":
-        with h5py.File(store) as file:
-            return max(int(data.attrs.get("max_token", -1)) for data in file.values())
-    index = Path(store) / "shards.json"
-    return int(json.loads(index.read_bytes())["source"].get("max_token", -1)) if index.is_file() else -1
-
-
 class Run:
     """Everything that a checkpoint holds, and how it is saved and found again."""
 
@@ -120,9 +110,11 @@ class Run:
             cache=options.cache,
             documents=("cu_seqlens", "position_ids") if options.document_masks else (),
         )
-        vocab_size = options.vocab_size or self.loader.reader.meta.vocab_size or largest_token(options.data) + 1
-        if not vocab_size:
+        reader = self.loader.reader
+        vocab_size = options.vocab_size or reader.meta.vocab_size
+        if not vocab_size and reader.max_token is None:
             raise SystemExit("the store has no vocabulary size: pass --vocab-size")
+        vocab_size = vocab_size or reader.max_token + 1  # of a lone HDF5 file
         self.model = GPT(vocab_size, self.loader.seq_len, options.width, options.layers).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.lr)
 

@@ -199,6 +199,18 @@ def test_python_examples_run(page, tmp_path, monkeypatch):
     assert len(seen) == steps.get(page, 0)
 
 
+@pytest.mark.parametrize("width", [128, 2048])
+def test_the_first_commands_convert_rows_of_any_length(width, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("tokens").mkdir()
+    np.save("tokens/part-000.npy", np.arange(130 * width).reshape(130, width) % 50_000)
+    [block] = re.findall(r"^```\n(zb convert npy-to-hdf5 .*?)^```", TEXT["README.md"], re.DOTALL | re.MULTILINE)
+    for line in block.splitlines():
+        done = CliRunner().invoke(zb, shlex.split(line)[1:])
+        assert done.exit_code == 0, done.output
+    assert f"4 of 32 x {width:,} uint16" in done.stdout
+
+
 EXAMPLE = re.compile(r"```python\n(.*?)```", re.DOTALL)
 #: The names that an example takes from its reader.
 GIVEN = """from collections.abc import Iterator

@@ -407,7 +407,7 @@ def test_the_json_of_a_conversion_and_the_shape_and_dtype_of_a_dry_run(places, t
         "tokens_in": 384, "tokens_stored": 384,
         "tokens_written": 384, "tokens_padded": 0, "tokens_dropped": {},
         "max_token": 383, "shuffle": "direct: 100% of a sample of the source are in the page cache", "sha256": digest,
-        "padding_rows": 0, "extension": None,
+        "padding_rows": 0, "extension": None, "uint16_would_save_bytes": 768,
     }  # fmt: skip
 
 

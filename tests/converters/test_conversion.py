@@ -76,7 +76,7 @@ def test_stores_and_streams_record_their_largest_id_and_copies_stay_equal(tokens
     for target, source in (("batch", "store"), ("hdf5", "batch")):
         convert(tmp_path / source, target, tmp_path / ("back" if source == "batch" else target), dtype="uint16")
     index = json.loads((tmp_path / "store/shards.json").read_text())
-    assert (index["source"]["max_token"], index["vocab_size"]) == (ROWS.max(), 0)
+    assert (index["source"]["max_token"], index["vocab_size"]) == (ROWS.max(), ROWS.max() + 1)
     files = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("store", "back")]
     assert files[0] == files[1]
     for number in range(2):

@@ -123,6 +123,7 @@ def test_a_rebuilt_index_is_the_old_one(kind, make):
     assert rebuild_index(path, force=True) == before
     (path / INDEX_NAME).unlink()
     made = rebuild_index(path)
+    made = made.without_max_token()  # the HDF5 files have it, and the index that was lost had not
     assert (made.shards, made.meta, made.shuffle) == (before.shards, before.meta, UNKNOWN_SHUFFLE)
     require_good(path)
 

@@ -54,6 +54,7 @@ def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[s
             **own,
             "dtype": meta.dtype.name,
             "vocab_size": meta.vocab_size or None,
+            "max_token": opened.max_token,
             "tokenizer": tokenizer_named(meta.tokenizer) or None,
             "fields": {field.name: field.to_json() for field in meta.fields},
             "document_tables": _describe_documents(opened),
@@ -193,6 +194,8 @@ def _origin_lines(d: dict[str, Any]) -> Lines:
         lines.append(("its digest", str(tokenizer.get("digest", "unknown"))))
     if d["vocab_size"]:
         lines.append(("vocabulary", f"{d['vocab_size']:,}"))
+    if d["max_token"] is not None:
+        lines.append(("largest id", f"{d['max_token']:,}"))
     if files := source_files(source):
         more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
         lines.append(("source", f"{source.get('format', 'unknown')}: {files[0]}{more}"))

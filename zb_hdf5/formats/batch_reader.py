@@ -62,6 +62,8 @@ class BatchReader:
         Ranges of the chunks of each column in the one file, if a reader may look for them without HDF5.
     compressed
         The codec of the tokens of the one file, and the bytes that they take; None: they are stored as they are.
+    max_token
+        The largest id, of a file or store that is complete and has it; None: not known.
     in_front
         Function that puts a cache in front of other readers of the same tokens and fields; None without a cache.
     """
@@ -74,6 +76,7 @@ class BatchReader:
         self.stride = meta.seq_len
         self.complete = True
         self.sha256: str | None = None
+        self.max_token: int | None = None
         self.verify = self._checks = "none"
         self.extents: Extents | None = None
         self.columns: dict[str, tuple[Run, ...]] = {}

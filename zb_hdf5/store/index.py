@@ -70,6 +70,10 @@ _OPTIONAL: Final[dict[str, tuple[str, Any]]] = {
     "pieces": ("pieces", TableInfo(NOT_KNOWN, NO_SHA256)),
     "codecs": ("compressed", CompressedTokens(NO_CODEC, NOT_KNOWN)),
 }
+#: The largest id of a store, in the `source` entry of its index: of no shard, and of no copy before it is written.
+MAX_TOKEN: Final = "max_token"
+#: Beside it where no vocabulary size was given: the index has the one that follows from the largest id.
+FOUND_VOCABULARY: Final = ("vocab_size", "max_token + 1")
 
 
 @dataclass(frozen=True)
@@ -427,6 +431,41 @@ class ShardIndex:
         documents = tuple(part for part in self.documents if part.split == split)
         shards = [self.shards[number] for number, name in enumerate(splits) if name == split]
         return replace(self, shards=shards, documents=documents)
+
+    @property
+    def max_token(self) -> int | None:
+        """The largest id; None: not known."""
+        found = self.source.get(MAX_TOKEN)
+        return found if isinstance(found, int) else None
+
+    def with_max_token(self, of_shards: Iterable[int | None]) -> Self:
+        """Return the index with the largest id, and with the vocabulary size that follows from it if none was given.
+
+        Parameters
+        ----------
+        of_shards
+            The largest id of each shard. One that is not known (None) leaves the index as it is.
+        """
+        largest = [*of_shards]
+        known = [token for token in largest if token is not None]
+        if not known or len(known) < len(largest):
+            return self
+        index, max_token = self.without_max_token(), max(known)
+        source = {**index.source, MAX_TOKEN: max_token}
+        if index.meta.vocab_size:
+            return replace(index, source=source)
+        name, reason = FOUND_VOCABULARY
+        meta = replace(index.meta, vocab_size=max_token + 1)
+        return replace(index, meta=meta, source={**source, name: reason})
+
+    def without_max_token(self) -> Self:
+        """Return the index as it was before its largest id was known: with the vocabulary size that was given, or 0."""
+        name, reason = FOUND_VOCABULARY
+        is_found = self.source.get(name) == reason
+        added = {MAX_TOKEN, name} if is_found else {MAX_TOKEN}
+        source = {key: value for key, value in self.source.items() if key not in added}
+        vocab_size = 0 if is_found else self.meta.vocab_size
+        return replace(self, meta=replace(self.meta, vocab_size=vocab_size), source=source)
 
     def document_parts(self) -> tuple[list[DocumentPart], dict[str, int]]:
         """Return the document tables as parts of one stream, split after split, and where each split begins in it."""

@@ -132,7 +132,8 @@ class LiveStoreWriter(BatchWriter):
 
     def finish(self) -> ShardInfo:
         """Publish the last shard, and mark the index as complete."""
-        self._save(replace(self.index, shards=self._finished(self._growing()), complete=True))
+        index = replace(self.index, shards=self._finished(self._growing()), complete=True)
+        self._save(index.with_max_token([self.max_token]))
         self._open = False
         return ShardInfo(
             self.folder, self.backend, self.num_batches, self.token_count, self.max_token, self.sha256(), self.crc32()

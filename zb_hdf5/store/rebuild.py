@@ -60,12 +60,14 @@ def index_files(
         raise ArgumentError("expected at least one file for an index, found none")
     entries: list[ShardEntry] = []
     metas: list[StoreMeta] = []
+    max_tokens: list[int | None] = []
     origin: dict[str, Any] = {}
     for path in map(local_path, paths):
         with open_chunks(path) as reader:
             if not reader.complete:
                 raise IncompleteError(f"{path}: its writer has not finished", remedy=Remedy.REPAIR, at=path)
             metas.append(reader.meta)
+            max_tokens.append(reader.max_token)
             expected, found = (_likeness(meta) for meta in (metas[0], metas[-1]))
             if found != expected:
                 raise FormatError(f"{path}: expected {expected} as in {Path(paths[0]).name}, found {found}")
@@ -74,9 +76,11 @@ def index_files(
     # the shards' parts add up to the whole
     records, documents = (sum(getattr(meta, name) for meta in metas) for name in ("total_records", "document_count"))
     meta = replace(metas[0], total_records=records, document_count=documents)
-    source = origin.get("source", {}) if source is None else source
+    known = origin.get("source", {}) if source is None else source
     shuffle = shuffle or origin.get("shuffle", "none" if origin else UNKNOWN_SHUFFLE)
-    return ShardIndex(meta, entries, shuffle, source, documents=document_tables(list(map(Path, paths)), entries))
+    tables = document_tables(list(map(Path, paths)), entries)
+    index = ShardIndex(meta, entries, shuffle, known, documents=tables)
+    return index.with_max_token(max_tokens) if source is None else index
 
 
 def document_tables(paths: Sequence[Path], entries: Sequence[ShardEntry]) -> tuple[DocumentPart, ...]:

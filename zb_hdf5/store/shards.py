@@ -394,7 +394,7 @@ class StoreReader(BatchReader):
                 )
             tokens.open_file(0, 0)  # names what is missing
         if is_stream:
-            self.backend = "stream"
+            self.backend, self.max_token = "stream", index.max_token
             self.take_windows(*(windows or (1, 1, 0)))
             if windows and not self.num_batches:
                 raise ArgumentError(
@@ -402,7 +402,7 @@ class StoreReader(BatchReader):
                     + (f" and {windows[2]} more" if windows[2] else "")
                 )
             return
-        self.complete = index.complete
+        self.complete, self.max_token = index.complete, index.max_token
         if index.complete and (index.documents or "pieces" in index.table.optional):
             self.record_documents = StoreDocuments(folder, index, self._reads)
         self.backend = " and ".join(sorted(set(index.table.values["backend"])))

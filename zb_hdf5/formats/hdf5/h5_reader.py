@@ -47,6 +47,7 @@ class HDF5Reader(BatchReader):
             raise UnverifiableError(f"{column.path}: {column.name} cannot be verified: {missing}")
         super().__init__(column.path, column.meta, column.num_units, column.open(access))
         self.complete, self.sha256, self.columns = column.complete, column.sha256, column.columns
+        self.max_token = column.max_token
         self.extents = column.extents if isinstance(column.extents, Extents) else None
         self.compressed, self.identity, self.origin = column.compressed, column.identity, column.origin
         self._options, self.verify = (access, "none" if verify == "store" else verify), verify

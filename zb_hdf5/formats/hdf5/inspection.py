@@ -78,6 +78,7 @@ class Column(NamedTuple):
     identity: Identity
     complete: bool = True
     sha256: str | None = None  # until its writer has finished, and where none is stored
+    max_token: int | None = None  # the same
     extents: ChunkExtents | None = None  # the extents of the units; None: only HDF5 can read them
     obstacle: str = ""  # the reason why there are no plain extents, or no digests
     columns: dict[str, Any] = {}  # noqa: RUF012 - the extents of each column; nobody changes it
@@ -348,7 +349,8 @@ def _own_column(h5: h5py.File, path: Path, layout: str) -> tuple[Column, h5py.Da
         require_rows(h5, path, DOC_OFFSETS, found["document_count"] + 1)
     column = Column(
         path, meta.column, meta, num_tokens, h5_identity(h5, growing=not complete), complete, found["sha256"],
-        marker=meta.column, obstacle=UNFINISHED, origin=read_origin(h5),
+        max_token=found["max_token"] if complete else None, marker=meta.column, obstacle=UNFINISHED,
+        origin=read_origin(h5),
         has_crc32=complete and (is_stream or own_dataset(h5, path, CRC32) is not None),
     )  # fmt: skip
     return column, stored
@@ -445,5 +447,5 @@ def _field_column(h5: h5py.File, tokens: Column, name: str) -> tuple[Column, h5p
     require_stored(values * meta.dtype.itemsize, h5, stored, path)
     sha256 = stored_sha256(stored.attrs["sha256"], f"{path}: {meta.column}")
     known = sha256 if tokens.complete and sha256 != NO_SHA256 else None
-    column = tokens._replace(name=meta.column, meta=meta, num_tokens=values, sha256=known, origin={})
+    column = tokens._replace(name=meta.column, meta=meta, num_tokens=values, sha256=known, max_token=None, origin={})
     return column._replace(has_crc32=column.complete), stored

@@ -16,7 +16,7 @@ from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, in_ord
 from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import ArgumentError, BackendError, ExistsError, FormatError, IncompleteError, Remedy, ZbError
 from zb_hdf5.files.checked import crc32_of
-from zb_hdf5.files.paths import local_path
+from zb_hdf5.files.paths import local_path, open_file
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import FieldDigest
@@ -71,7 +71,8 @@ def index_files(
             expected, found = (_likeness(meta) for meta in (metas[0], metas[-1]))
             if found != expected:
                 raise FormatError(f"{path}: expected {expected} as in {Path(paths[0]).name}, found {found}")
-            entries.append(entry_of(reader, (splits or {}).get(path.name, reader.origin.get("split"))))
+            ensure_rows(reader)
+            entries.append(entry_of(reader, reader.origin.get("split", (splits or {}).get(path.name))))
             origin |= reader.origin
     # the shards' parts add up to the whole
     records, documents = (sum(getattr(meta, name) for meta in metas) for name in ("total_records", "document_count"))
@@ -108,11 +109,15 @@ def _likeness(meta: StoreMeta) -> str:
     )
 
 
-def entry_of(reader: BatchReader, split: str | None = None) -> ShardEntry:
-    """Describe a finished file; its crc32 rows are written first if a store keeps them in a sidecar."""
+def ensure_rows(reader: BatchReader) -> None:
+    """Write the crc32 rows of a file whose format keeps them in a sidecar, if it has none."""
     if FORMATS[reader.backend].has_sidecar:
         ensure_crc32_file(reader)
-    documents, size = reader.meta.document_count, reader.path.stat().st_size
+
+
+def entry_of(reader: BatchReader, split: str | None = None, *, sha256: str = "") -> ShardEntry:
+    """Describe a finished file. `sha256` is that of its tokens, "" where it is not known; nothing is written."""
+    documents, size = reader.meta.document_count, _num_bytes(reader.path)
     fields = {field.name: reader.field(field.name) for field in reader.meta.fields}
     digests = {name: FieldDigest(size, f.sha256 or f.token_sha256(), _crc32_of(f)) for name, f in fields.items()}
     columns = reader.columns | {column: runs for field in fields.values() for column, runs in field.columns.items()}
@@ -122,10 +127,15 @@ def entry_of(reader: BatchReader, split: str | None = None) -> ShardEntry:
             pieces, known_split = TableInfo(file.num_bytes, file.sha256), file.split
     return ShardEntry(
         reader.path.name, reader.backend, size, reader.num_batches, reader.token_count,
-        reader.sha256 or reader.token_sha256(), _crc32_of(reader),
+        sha256 or reader.sha256 or reader.token_sha256(), _crc32_of(reader),
         documents if documents or reader.meta.layout == STREAM_LAYOUT else NOT_KNOWN, split or known_split,
         columns=columns, fields=digests, pieces=pieces, compressed=reader.compressed,
     )  # fmt: skip
+
+
+def _num_bytes(path: Path) -> int:
+    with open_file(path) as file:
+        return file.seek(0, os.SEEK_END)
 
 
 def _crc32_of(reader: BatchReader) -> int:

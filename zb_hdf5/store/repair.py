@@ -57,7 +57,7 @@ from zb_hdf5.spec import (
     pieces_path,
 )
 from zb_hdf5.store.index import ShardEntry, ShardIndex
-from zb_hdf5.store.rebuild import REPAIRED, document_tables, entry_of
+from zb_hdf5.store.rebuild import REPAIRED, document_tables, ensure_rows, entry_of
 
 #: The paths of the files that belong to the tokens of a file.
 SIDECARS = (pieces_path, documents_path, crc32_path)
@@ -469,6 +469,7 @@ def _entry_of(report: RepairReport, old: ShardEntry) -> ShardEntry | None:
         if (found := {each.name for each in reader.meta.fields}) != old.fields.keys():
             raise FormatError(f"{path}: {INDEX_NAME} names the fields {sorted(old.fields)}, found {sorted(found)}")
         if not old.complete or report.state != "whole":  # a growing one was published, and its writer was killed
+            ensure_rows(reader)
             entry = entry_of(reader, old.split)
             if reader.meta.layout != STREAM_LAYOUT:  # only the index has the number of documents in it
                 same = reader.num_batches == old.num_batches

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from zb_hdf5.documents.document import TableInfo
-from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, check_documents
+from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, check_documents, in_order, part_of
 from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, UnverifiableError, ZbError
 from zb_hdf5.files.paths import RemotePath, any_path
@@ -20,8 +21,9 @@ from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.hdf5.h5_reader import table_sha256
 from zb_hdf5.formats.npy import npy_files
 from zb_hdf5.formats.registry import FORMATS, format_of, open_chunks
-from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, STREAM_LAYOUT, pieces_path
+from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, documents_path, pieces_path
 from zb_hdf5.store.index import ShardEntry, ShardIndex, find_index
+from zb_hdf5.store.rebuild import entry_of
 
 
 @dataclass
@@ -100,13 +102,38 @@ def check_beside(reader: BatchReader, report: ShardReport) -> None:
             report.checks.append("documents")
 
 
-def verify_documents(folder: Path, part: DocumentPart) -> ShardReport:
-    """Check one document table of a store."""
-    report = ShardReport(str(folder / part.path), backend="hdf5", document_count=part.document_count)
+def verify_documents(folder: Path, part: DocumentPart, place: DocumentPart | None) -> ShardReport:
+    """Check one document table of a store, and its entry in the index; `place` is the entry by its neighbours."""
+    path = folder / part.path
+    report = ShardReport(str(path), backend="hdf5", document_count=part.document_count)
     with _recorded(report):
-        check_documents(folder / part.path, part)
+        check_documents(path, part)
+        if place is None:
+            raise FormatError(f"{path}: {INDEX_NAME} has it among the documents, and no shard that it belongs to")
+        found = part_of(path)._replace(path=part.path)
+        found = found._replace(first_token=place.first_token, first_document=place.first_document)
+        if place.num_bytes == 0:  # of a stream: the table of its documents names no split
+            found = found._replace(split=place.split)
+        _compare_facts(folder, path, map(_Fact, DocumentPart._fields, part, found))
         report.sha256, report.checks = part.sha256, ["documents"]
     return report
+
+
+def _places(index: ShardIndex) -> list[DocumentPart | None]:
+    """Return for each document table the entry that its neighbours give: the split, the first token and document."""
+    if not index.holds_stream:
+        return list(in_order(index.documents))
+    shards = in_order(
+        DocumentPart(_table_path(entry), 0, "", entry.split, 0, entry.token_count, 0, entry.document_count)
+        for entry in index.shards
+    )
+    places = {shard.path: shard for shard in shards}
+    return [places.get(part.path) for part in index.documents]
+
+
+def _table_path(entry: ShardEntry) -> str:
+    """Return the path of the documents of a stream, as the index has it."""
+    return documents_path(Path(entry.path)).as_posix()
 
 
 @contextmanager
@@ -173,10 +200,13 @@ def verify_store(
         announce(index.token_count)
         files = [entry.file(folder) for entry in index.shards]
     entries = index.shards if index else [None] * len(files)
+    parts, places = (index.documents, _places(index)) if index else ((), [])
+    tables_by_path = {part.path: part for part in parts}
+    of_shards = [tables_by_path.get(_table_path(entry)) if entry else None for entry in entries]
     check = partial(_verify_file, index, progress, announce)
     with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0)), thread_name_prefix="zb-verify") as pool:
-        reports = list(pool.map(check, files, entries))
-        tables = list(pool.map(partial(verify_documents, folder), index.documents if index else ()))
+        reports = list(pool.map(check, files, entries, of_shards))
+        tables = list(pool.map(partial(verify_documents, folder), parts, places))
     if index is not None and split is None and not any(report.problem for report in reports):
         _check_records(folder, index, reports)
     return reports + tables
@@ -207,8 +237,9 @@ def _check_records(folder: Path, index: ShardIndex, reports: list[ShardReport]) 
 
 
 def _verify_file(
-    index: ShardIndex | None, progress: Count, announce: Count, path: Path, entry: ShardEntry | None
-) -> ShardReport:
+    index: ShardIndex | None, progress: Count, announce: Count,
+    path: Path, entry: ShardEntry | None, table: DocumentPart | None,
+) -> ShardReport:  # fmt: skip
     report = ShardReport(str(path))
     with _recorded(report, is_lone=entry is None):
         row = format_of(path)
@@ -227,7 +258,7 @@ def _verify_file(
             if index is None or entry is None:
                 check_beside(reader, report)
             else:
-                _check_entry(index, entry, reader, report)
+                _check_entry(index, entry, table, reader, report)
             if not report.checks:
                 report.missing = reader.missing_digests()
             report.checks += [f"field {name}" for name in report.fields]
@@ -239,7 +270,9 @@ def _verify_file(
     return report
 
 
-def _check_entry(index: ShardIndex, entry: ShardEntry, reader: BatchReader, report: ShardReport) -> None:
+def _check_entry(
+    index: ShardIndex, entry: ShardEntry, table: DocumentPart | None, reader: BatchReader, report: ShardReport
+) -> None:
     if not entry.complete:
         raise IncompleteError(
             f"{reader.path}: is growing, or its writer was killed", remedy=Remedy.REPAIR, at=reader.path.parent
@@ -253,11 +286,56 @@ def _check_entry(index: ShardIndex, entry: ShardEntry, reader: BatchReader, repo
     if entry.backend != reader.backend:
         raise FormatError(f"{reader.path}: {INDEX_NAME} has backend {entry.backend!r}, found {reader.backend!r}")
     index.require_agreement(reader, entry)
-    if FORMATS[reader.backend].tokens_only and reader.meta.seed not in (index.meta.seed, 0):
-        raise FormatError(f"{reader.path}: {INDEX_NAME} has seed {index.meta.seed}, its header {reader.meta.seed}")
-    report.checks.append("index")
     if entry.pieces is not None:
         check_pieces(reader, entry.pieces, report)
+    folder = reader.path.parents[entry.path.count("/")]
+    _compare_facts(folder, reader.path, _facts(index, entry, table, reader, report.sha256))
+    report.checks.append("index")
+
+
+class _Fact(NamedTuple):
+    """One fact about a shard: its value in the index and in the file, and the value that means that it is not known."""
+
+    name: str
+    in_index: Any
+    in_file: Any
+    unknown: Any = ()  # never the value of a fact: this one is always known
+
+
+def _facts(
+    index: ShardIndex, entry: ShardEntry, table: DocumentPart | None, reader: BatchReader, sha256: str
+) -> Iterator[_Fact]:
+    """Yield all facts about a shard that `ShardIndex.require_agreement` does not compare."""
+    found = entry_of(reader, reader.origin.get("split"), sha256=sha256)
+    names_split = "split" in reader.origin or found.pieces is not None
+    yield _Fact("bytes", entry.num_bytes, found.num_bytes, 0)
+    yield _Fact("crc32", entry.crc32, found.crc32, NOT_KNOWN)
+    yield _Fact("split", entry.split, found.split if names_split else None, None)
+    yield _Fact("document_count", entry.document_count, found.document_count, NOT_KNOWN)
+    yield _Fact("pieces", entry.pieces, found.pieces)
+    yield _Fact("codecs", entry.compressed, found.compressed, None if entry.compressed is None else ())
+    if index.holds_stream:
+        yield _Fact("sha256 of its documents", table.sha256 if table else "", table_sha256(reader.path))
+    for column, runs in entry.columns.items():
+        yield _Fact(f"places of {column}", runs, found.columns.get(column))
+    for name, digest in entry.fields.items():
+        yield _Fact(f"field {name}", digest, found.fields[name])
+    yield _Fact("fields", index.meta.fields, reader.meta.fields)
+    yield _Fact("boundary_token_id", index.meta.boundary_token_id, reader.meta.boundary_token_id)
+    for name, unknown in (("seed", 0), ("vocab_size", 0), ("tokenizer", "")):
+        yield _Fact(name, getattr(index.meta, name), getattr(reader.meta, name), unknown)
+
+
+def _compare_facts(folder: Path, path: Path, facts: Iterable[_Fact]) -> None:
+    """Raise `FormatError` at the first fact that is another one in the index than in the file."""
+    for fact in facts:
+        is_known = fact.unknown not in (fact.in_index, fact.in_file)
+        if is_known and fact.in_index != fact.in_file:
+            raise FormatError(
+                f"{path}: {INDEX_NAME} has {fact.name} {fact.in_index!s:.99}, the file has {fact.in_file!s:.99}",
+                remedy=Remedy.REBUILD_FORCE,
+                at=folder,
+            )
 
 
 def _compare_sha256(path: Path, expected: str, found: str) -> None:

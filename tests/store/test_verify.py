@@ -1,0 +1,144 @@
+"""`zb verify` compares every fact of an index with the files: none that was edited by hand passes."""
+
+import json
+
+import numpy as np
+import pytest
+from commandline import run, succeed
+from damage import write_batches, write_streams
+
+from zb_hdf5 import Loader, errors, verify_store
+from zb_hdf5.commands.zb import zb
+from zb_hdf5.converters.cli import convert
+from zb_hdf5.spec import INDEX_NAME
+
+#: Keys of an index that no file has: free words, and counts of the whole that only the index adds up.
+FREE = {"check", "source", "shuffle", "complete", "total_records", "document_count"}
+
+
+def text_store(folder):
+    """Write packed rows of two splits, with documents."""
+    lines = [json.dumps({"text": f"document {number} " * 9, "id": number}) for number in range(90)]
+    (folder / "in.jsonl").write_text("\n".join(lines))
+    how = ("--tokenizer", "byte", "--batch-size", 4, "--seq-len", 64, "--id-column", "id", "--val-fraction", 0.3)
+    succeed(convert, "jsonl-to-hdf5", folder / "in.jsonl", folder / "store", *how, "--quiet")
+    return folder / "store"
+
+
+def records(folder, target="hdf5", *options):
+    """Write rows without documents."""
+    np.save(folder / "in.npy", np.random.default_rng(3).integers(0, 99, (48, 16), dtype="<u2"))
+    how = ("--batch-size", 4, "--seq-len", 16, "--shards", 2)
+    succeed(convert, f"npy-to-{target}", folder / "in.npy", folder / "store", *how, *options, "--quiet")
+    return folder / "store"
+
+
+KINDS = {
+    "text": text_store,
+    "fields": lambda folder: write_batches(folder)[0],
+    "streams": lambda folder: write_streams(folder)[0],
+    "batch": lambda folder: records(folder, "batch"),
+    "compressed": lambda folder: records(folder, "hdf5", "--codec", "gzip"),
+}
+
+
+@pytest.fixture(params=KINDS)
+def store(request, tmp_path):
+    return KINDS[request.param](tmp_path)
+
+
+def facts_in(value, keys=()):
+    """Yield the keys of every number, text and truth value of an index that a file has, too."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if keys or key not in FREE:
+                yield from facts_in(inner, (*keys, key))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from facts_in(inner, (*keys, number))
+    elif value is not None:
+        yield keys
+
+
+def others(value):
+    """Return values of the same type that are not the right one."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1, value - 1, value + 4096]
+    if value in ("train", "val"):
+        return [{"train": "val", "val": "train"}[value]]
+    if len(value) == 64:
+        return ["0123456789abcdef" * 4]
+    return ["other", f"{value}x"]
+
+
+def edited(content, keys, value):
+    """Return an index, of which one value is another one."""
+    changed = target = json.loads(json.dumps(content))
+    for key in keys[:-1]:
+        target = target[key]
+    target[keys[-1]] = value
+    changed.pop("check")
+    return json.dumps(changed)
+
+
+def outcome(store):
+    """Return whether a store is verified, in the words of its reports; an index that is none is refused."""
+    try:
+        return {report.outcome.value for report in verify_store(store)}
+    except errors.FormatError:
+        return {"bad"}
+
+
+#: The value of a key that means: not known, as an edit, or as the fact that a file does not have.
+NOT_KNOWN_IN = {"crc32": -1, "document_count": -1, "runs": -1, "bytes": 0, "vocab_size": 0, "seed": 0}
+
+
+def is_free(store, keys, old, new):
+    """Return whether there is nothing to compare an edit with."""
+    key = keys[-2] if isinstance(keys[-1], int) else keys[-1]
+    no_split = key == "split" and list(store.glob("*.batch"))  # such a file cannot name it
+    return NOT_KNOWN_IN.get(key, ()) in (old, new) or no_split
+
+
+def test_an_index_that_was_edited_by_hand_is_not_verified(store, thinned):
+    content = json.loads((store / INDEX_NAME).read_text())
+    assert outcome(store) == {"verified"}
+    edits = [(keys, value) for keys in facts_in(content) for value in others(value_at(content, keys))]
+    passed = []
+    for keys, value in thinned(edits, 15):
+        if is_free(store, keys, value_at(content, keys), value):
+            continue
+        (store / INDEX_NAME).write_text(edited(content, keys, value))
+        if "bad" not in outcome(store):
+            passed.append((keys, value_at(content, keys), value))
+    assert passed == []
+
+
+def value_at(content, keys):
+    for key in keys:
+        content = content[key]
+    return content
+
+
+@pytest.mark.parametrize(("kind", "section"), [("text", "pieces"), ("fields", "fields"), ("streams", "documents")])
+def test_an_index_without_a_section_that_its_shards_have_is_not_verified(kind, section, tmp_path):
+    store = KINDS[kind](tmp_path)
+    content = json.loads((store / INDEX_NAME).read_text())
+    del content["check"], content[section]
+    (store / INDEX_NAME).write_text(json.dumps(content))
+    assert "bad" in outcome(store)
+
+
+def test_a_wrong_crc32_in_the_index_is_named_and_a_rebuilt_index_heals_it(tmp_path):
+    store = records(tmp_path)
+    content = json.loads((store / INDEX_NAME).read_text())
+    (store / INDEX_NAME).write_text(edited(content, ("shards", "crc32", 1), 7))
+    with pytest.raises(errors.ChecksumError), Loader(store, rank=0, world_size=1) as loader:
+        list(loader)
+    result = run(zb, "verify", store)
+    assert result.exit_code == 3
+    assert "shards.json has crc32 7, the file has " in result.stderr + result.stdout
+    succeed(zb, "index", "rebuild", store, "--force")
+    succeed(zb, "verify", store)

@@ -6,9 +6,7 @@ whole, and the folder gets its name when all of them are: a kill costs one shard
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -50,11 +48,11 @@ from zb_hdf5.converters.shard import (
 )
 from zb_hdf5.converters.shuffle import UNSHUFFLED, Shuffle, choose_shuffle, scatter_path, scattered
 from zb_hdf5.converters.source import Source, read_groups
+from zb_hdf5.converters.upload import require_new, staging_path, upload_and_remove
 from zb_hdf5.documents.document_table import DocumentPart, check_documents
 from zb_hdf5.documents.table_file import copy_table
-from zb_hdf5.errors import ExistsError, Remedy
+from zb_hdf5.errors import Remedy
 from zb_hdf5.field import Field
-from zb_hdf5.files.objects import delete_object, object_size, put_object
 from zb_hdf5.files.paths import RemotePath, any_path, is_url, local_path
 from zb_hdf5.files.publishing import PartialDirectory, partial_path, refuse_existing, remove
 from zb_hdf5.formats.registry import FORMATS
@@ -190,8 +188,8 @@ def local_path_of(conversion: Conversion) -> Path:
         raise ConvertError(f"{remote}: parts are merged on one machine: write a folder, and upload the merged store")
     if not FORMATS[conversion.target].holds_batches:
         raise ConvertError(f"{remote}: expected a format that has stores, found {conversion.target}")
-    _require_new(remote, overwrite=bool(conversion.overwrite))
-    return Path(f"{remote.name}.upload")
+    require_new(remote, conversion)
+    return staging_path(remote)
 
 
 def _write_and_upload(source: Source, conversion: Conversion, workers: Workers) -> Report:
@@ -200,44 +198,8 @@ def _write_and_upload(source: Source, conversion: Conversion, workers: Workers) 
     replaced = conversion.overwrite and not conversion.resume
     report = write_batches(source, replace(conversion, destination=staging, overwrite=replaced), workers)
     remote = cast(RemotePath, any_path(conversion.destination))
-    _upload(staging, remote, overwrite=bool(conversion.overwrite))
-    shutil.rmtree(staging)
+    upload_and_remove(staging, remote, conversion, workers)
     return replace(report, destination=remote, seconds=time.monotonic() - start_s)
-
-
-def _require_new(place: RemotePath, *, overwrite: bool) -> None:
-    """Raise an error unless a store may be written to a URL."""
-    if str(place).startswith("http") or not place.is_dir():
-        raise ArgumentError(f"{place}: expected a folder in a bucket, such as s3://bucket/train-h5")
-    if not overwrite and object_size(str(place / INDEX_NAME)) is not None:
-        raise ExistsError(f"{place}: has a {INDEX_NAME} already")
-
-
-def _upload(folder: Path, place: RemotePath, *, overwrite: bool) -> None:
-    """Upload a store of this machine."""
-    # objects are named after the digest of the index, so that no other store has their names: an interrupted upload
-    # goes on with the missing objects; with `overwrite` the old shards stay, for their readers
-    _require_new(place, overwrite=overwrite)  # again: the conversion took its time
-    index = ShardIndex.load(folder)
-    # of the whole index: stores of the same tokens may differ in their codec, fields and documents
-    tag = hashlib.sha256(index.to_json().encode("utf-8")).hexdigest()[:8]
-
-    def named(path: str) -> str:
-        return str(Path(path).with_name(f"{tag}-{Path(path).name}"))
-
-    if overwrite:
-        delete_object(str(place / INDEX_NAME))
-    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / INDEX_NAME):
-        url, size = f"{place}/{named(str(path.relative_to(folder)))}", path.stat().st_size
-        found = object_size(url)
-        if found is None:
-            put_object(url, path)
-        elif found != size:
-            raise ExistsError(f"{url}: expected no object, or one of {size:,} bytes, found {found:,}; remove it")
-    values = {**index.table.values, "path": list(map(named, index.table.values["path"]))}
-    documents = tuple(part._replace(path=named(part.path)) for part in index.documents)
-    uploaded = replace(index, shards=replace(index.table, values=values), documents=documents)
-    put_object(f"{place}/{INDEX_NAME}", uploaded.to_json().encode("utf-8"), new=True)
 
 
 def _write_live(

@@ -194,6 +194,9 @@ INDEX_COLUMN_KEYS: Final = ("runs", "offset", "stride", "chunks")
 #: Keys of one element of `fields`, besides dtype and shape -> the type of each element of its array.
 INDEX_FIELD_KEYS: Final[dict[str, type[Any]]] = {"bytes": int, "sha256": str, "crc32": int}
 SHARD_PREFIX: Final = "shard-"
+#: Hexadecimal digits of the digest of a store that the names of its files have in a bucket: shard-00000.3fa1b2c3.h5.
+UPLOAD_DIGITS: Final = 8
+UPLOAD_DIGEST: Final = rf"(\.[0-9a-f]{{{UPLOAD_DIGITS}}})?"
 DEFAULT_SPLIT: Final = "train"
 SPLITS: Final = (DEFAULT_SPLIT, "val")
 LIVE_PREFIX: Final = "live:"  # of the fingerprint of a store that was written live

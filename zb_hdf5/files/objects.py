@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import io
 import os
@@ -16,11 +15,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from urllib.parse import unquote
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:  # the command line imports this module, and reads nothing for
     import numpy.typing as npt
 
 Result = TypeVar("Result")
+#: The facts by which a server tells the versions of an object apart: its ETag, its generation.
+Version: TypeAlias = dict[str, str]
 #: Ranges that touch or overlap, ascending.
 Group: TypeAlias = "list[tuple[int, npt.NDArray[np.uint8]]]"
 
@@ -431,24 +433,68 @@ def object_size(url: str) -> int | None:
         return None
 
 
-def put_object(url: str, content: Path | bytes, *, new: bool = False) -> None:
-    """Upload a file in parts, or some bytes; `ExistsError` with `new`, if there is an object of this name already."""
+def object_version(url: str) -> Version | None:
+    """Return what identifies an object as it is now to its server, or None if there is none."""
+    target = RemoteObject(url)
+    try:
+        meta = target._patiently("an answer", lambda folder: folder.library.head(folder.store, target._key))
+    except FileNotFoundError:
+        return None
+    return {key: meta[key] for key in ("e_tag", "version") if meta[key] is not None}
+
+
+def list_objects(url: str) -> dict[str, int]:
+    """Return the size of each object that lies directly in a folder, by name."""
+    target = RemoteObject(f"{url}/*")
+    found = target._patiently("a listing", lambda folder: folder.library.list_with_delimiter(folder.store))
+    return {each["path"]: int(each["size"]) for each in found["objects"]}
+
+
+def put_object(url: str, content: Path | bytes, *, instead_of: Version | EllipsisType | None = ...) -> None:
+    """Upload a file in parts, or some bytes, which are there when all of them are.
+
+    Parameters
+    ----------
+    instead_of
+        The version of the object that may be replaced; None: there must be none.
+
+    Raises
+    ------
+    ExistsError
+        If there is another version than `instead_of`.
+    """
     target = RemoteObject(url)
     folder = target._connection()
-    how = {"mode": "create"} if new else {"chunk_size": PART_BYTES}
+    how: dict[str, Any] = {"chunk_size": PART_BYTES}
+    if instead_of is not ...:
+        how = {"mode": instead_of or "create"}
     try:
-        folder.library.put(folder.connect(), target._key, content, **how)
+        _beside(lambda: folder.library.put(folder.connect(), target._key, content, **how))
     except Exception as error:
-        if type(error).__name__ == "AlreadyExistsError":
-            raise ExistsError(f"{url}: exists already") from error
+        if type(error).__name__ in ("AlreadyExistsError", "PreconditionError"):
+            raise ExistsError(f"{url}: was written by another process meanwhile") from error
         raise target._translated(error, "to write it") from error
 
 
-def delete_object(url: str) -> None:
-    """Delete an object, if it is there."""
-    target = RemoteObject(url)
-    with contextlib.suppress(FileNotFoundError):
-        target._patiently("to delete it", lambda folder: folder.library.delete(folder.store, target._key))
+def _beside(work: Callable[[], Result]) -> Result:
+    """Do some work in a thread, which a signal leaves behind: the library looks at none until an upload is done."""
+    done: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="zb-upload", daemon=True).start()
+    return done.result()
+
+
+def delete_objects(url: str, names: Sequence[str]) -> None:
+    """Delete objects of a folder; those that are not there are left out."""
+    target = RemoteObject(f"{url}/*")
+    if names:
+        target._patiently("to delete objects", lambda folder: folder.library.delete(folder.store, list(names)))
 
 
 class ObjectFile(io.RawIOBase):

@@ -24,7 +24,14 @@ import numpy.typing as npt
 from zb_hdf5.errors import ConvertError, ExistsError, UnavailableError
 from zb_hdf5.files.paths import on_failure, regular
 from zb_hdf5.files.ranges import libc
-from zb_hdf5.spec import DOCUMENTS_PREFIX, DOCUMENTS_STORE_SUFFIX, INDEX_NAME, JOURNAL_PREFIX, SHARD_PREFIX
+from zb_hdf5.spec import (
+    DOCUMENTS_PREFIX,
+    DOCUMENTS_STORE_SUFFIX,
+    INDEX_NAME,
+    JOURNAL_PREFIX,
+    SHARD_PREFIX,
+    UPLOAD_DIGEST,
+)
 
 #: flock(2) on a file system that does not support it (NFS without lockd, some Lustre mounts).
 NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, 524, errno.EIO, errno.ENOSYS})
@@ -69,7 +76,9 @@ PARTIAL_SUFFIX: Final = ".partial"
 SYNC_FILE_RANGE_WRITE: Final = 2
 #: Bytes of one call of the kernel. For more it looks for larger pages: 4 MiB at once took twice as long on ext4.
 WRITE_BYTES: Final = 512 << 10
-_DOCUMENTS: Final = re.compile(rf"{DOCUMENTS_PREFIX}\d{{5}}{re.escape(DOCUMENTS_STORE_SUFFIX)}(\.partial)?")
+_DOCUMENTS: Final = re.compile(
+    rf"{DOCUMENTS_PREFIX}\d{{5}}{UPLOAD_DIGEST}{re.escape(DOCUMENTS_STORE_SUFFIX)}(\.partial)?"
+)
 
 
 class PartialFile:
@@ -290,13 +299,18 @@ def refuse_existing(path: Path) -> None:
         raise ExistsError(f"{path}: exists already")
 
 
+def is_part_of_store(name: str) -> bool:
+    """Return whether a file or object of this name is a part of a store, which is replaced with it."""
+    is_index = name in (INDEX_NAME, INDEX_NAME + PARTIAL_SUFFIX)
+    return is_index or name.startswith((SHARD_PREFIX, JOURNAL_PREFIX)) or _DOCUMENTS.fullmatch(name) is not None
+
+
 def refuse_foreign_files(folder: Path) -> None:
     """Raise `ConvertError` if `folder` holds anything but a store: replacing it would delete files of others."""
     if not folder.is_dir():
         raise ConvertError(f"{folder}: is not a folder; remove it yourself, or choose another output")
     for name in os.listdir(folder):
-        known = name in (INDEX_NAME, INDEX_NAME + PARTIAL_SUFFIX) or name.startswith((SHARD_PREFIX, JOURNAL_PREFIX))
-        if not known and not _DOCUMENTS.fullmatch(name):
+        if not is_part_of_store(name):
             raise ConvertError(
                 f"{folder}: holds {name!r}, which is no part of a store; move it away, or choose another output"
             )

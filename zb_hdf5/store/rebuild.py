@@ -32,6 +32,7 @@ from zb_hdf5.spec import (
     NOT_KNOWN,
     SHARD_PREFIX,
     STREAM_LAYOUT,
+    UPLOAD_DIGEST,
     StoreMeta,
     pieces_path,
 )
@@ -40,7 +41,8 @@ from zb_hdf5.store.index import ShardEntry, ShardIndex
 UNKNOWN_SHUFFLE: Final = "unknown"  # of an index made from shards that do not name theirs
 REPAIRED: Final = ".repaired"  # in the name of a new file
 _NAME: Final = re.compile(
-    re.escape(SHARD_PREFIX) + rf"(?P<number>\d+)(-of-(?P<count>\d+))?(?P<repaired>({re.escape(REPAIRED)})*)\.\w+"
+    rf"{re.escape(SHARD_PREFIX)}(?P<number>\d+)(-of-(?P<count>\d+))?{UPLOAD_DIGEST}"
+    rf"(?P<repaired>({re.escape(REPAIRED)})*)\.\w+"
 )
 #: Missing shards that a message names.
 MAX_SHOWN: Final = 20

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from zb_hdf5.errors import ArgumentError
+from zb_hdf5.formats.registry import AXES
 
 if TYPE_CHECKING:  # numpy is imported when something is converted: help does not need it
     from zb_hdf5.converters.engines import Engine
@@ -97,6 +98,7 @@ class Conversion:
     )
     val_last_shard: bool | None = _option("--val-last-shard", "flag", "Hold out the last source file as split val.")
     dataset: str | None = _option("--dataset", "text", "Name of a dataset in an HDF5 file of another program.")
+    axes: str | None = _option("--axes", (AXES,), "The axes of the dataset are these: no entry is a mask or labels.")
     memory_bytes: int | None = _option("--memory", "size", "Memory of all processes of this node together.")
     shuffle_method: str | None = _option(
         "--shuffle-method",

@@ -136,7 +136,7 @@ def _store(row: FileFormat) -> SourceKind:
     return SourceKind(
         noun, f"{example} {{target}}", "zb_hdf5.converters.store_source:open_stores",
         tuple(name for name, each in FORMATS.items() if each.as_target),
-        {**_STORE, **({"dataset": NONE} if not row.tokens_only else {})}, urls=True,
+        {**_STORE, **({"dataset": NONE, "axes": NONE} if not row.tokens_only else {})}, urls=True,
         choices={"dtype": ("keep", "uint32", "uint16"), "remainder": ("drop", "error")},
     )  # fmt: skip
 

@@ -47,12 +47,13 @@ class StoreSource(Source):
     def __init__(
         self, path: str | os.PathLike[str], backend: str, dataset: str | None = None, dtype: str = "keep",
         windows: tuple[int, int] | None = None,  # batch size and sequence length, of a stream without documents
+        axes: str | None = None,
     ) -> None:  # fmt: skip
         path = any_path(path)
         self.paths = [path]
         self._path, self._backend = path, backend
         batch_size, seq_len = windows or (None, None)
-        reader = open_reader(path, backend=backend, dataset=dataset, batch_size=batch_size, seq_len=seq_len)
+        reader = open_reader(path, backend=backend, dataset=dataset, axes=axes, batch_size=batch_size, seq_len=seq_len)
         self._reader = reader
         stream = reader if isinstance(reader, StoreReader) and reader.backend == "stream" else None
         if stream and stream.has_documents:
@@ -213,11 +214,11 @@ def open_stores(paths: list[Path], conversion: Conversion) -> StoreSource:
     if is_stream(path, dataset=conversion.dataset):
         if seq_len is None:
             raise ArgumentError(f"{path}: is a token stream: pass seq_len, the tokens of a record")
-        source = StoreSource(*store, windows=(batch_size or DEFAULT_BATCH_SIZE, seq_len))
+        source = StoreSource(*store, windows=(batch_size or DEFAULT_BATCH_SIZE, seq_len), axes=conversion.axes)
         if remainder == "error" and (dropped := sum(source.counts.dropped.values())):
             raise ConvertError(f"{path}: {dropped:,} tokens do not fill a batch; pass --remainder drop")
         return source
-    source = StoreSource(*store)
+    source = StoreSource(*store, axes=conversion.axes)
     if batch_size or seq_len:
         source.lay_out(batch_size, seq_len, remainder or "drop")
     elif remainder is not None:

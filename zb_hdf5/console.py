@@ -47,7 +47,8 @@ TYPED: Final = {
     Remedy.TOKENS_ONLY: "convert to HDF5, or pass --tokens-only to leave them behind",
     Remedy.CRC32: "restore it, or make one of the batches as they are now with 'zb index crc32 {at}'",
     Remedy.CONVERT: "'zb convert --help' lists what becomes a store",
-    Remedy.DATASET: "to read one of them, pass --dataset to 'zb convert' or 'zb info'",
+    Remedy.DATASET: "pass --dataset to 'zb info', 'zb show' or 'zb convert', with one of its integer datasets: {at}",
+    Remedy.AXES: "copy the ids into a dataset of two axes, or pass --axes batch,record,token if all are records",
     Remedy.TRAIN: "train both with 'zb tokenizer train'",
     Remedy.OTHER_KIND: "run 'zb convert {at}-to-hdf5' for them",
     Remedy.REMAINDER: "pass --remainder drop, or pad where it is no store",
@@ -106,12 +107,13 @@ def message_of(error: ZbError) -> str:
 
 def typed(text: str, at: str) -> str:
     """Replace the library's remedy at the end of a text with the matching command."""
-    found = next((remedy for remedy in Remedy if text.endswith(remedy)), None)
+    found = next((remedy for remedy in Remedy if text.endswith(remedy.about(at))), None)
     if found is None:
         return text
+    facts = text.removesuffix(found.about(at))
     if "://" in at and found in LOCAL_ONLY:
-        return f"{text.removesuffix(found)}{TYPED[found].format(at='COPY')}, where COPY is it, copied to this machine"
-    return text.removesuffix(found) + TYPED[found].format(at=at)
+        return f"{facts}{TYPED[found].format(at='COPY')}, where COPY is it, copied to this machine"
+    return facts + TYPED[found].format(at=at)
 
 
 def _fail(ctx: click.Context, error: BaseException, message: str, code: int) -> NoReturn:

@@ -25,7 +25,8 @@ class Remedy(StrEnum):
     TOKENS_ONLY = "convert to HDF5, or pass tokens_only to leave them behind"
     CRC32 = "restore it, or make one for the batches as they are now with add_crc32_file"
     CONVERT = "to make a store of other files, convert them"
-    DATASET = "to read one of them, pass dataset= to open_reader"
+    DATASET = "pass dataset= with one of its integer datasets: {at}"
+    AXES = "copy the ids into a dataset of two axes, or pass axes='batch,record,token' if all are records"
     TRAIN = "train both with train_tokenizer"
     OTHER_KIND = "leave out the kind to open them"
     REMAINDER = "pass remainder='drop', or 'pad' where it is no store"
@@ -34,6 +35,10 @@ class Remedy(StrEnum):
     RECORD_LENGTH = "pass the seq_len of the records"
     KEEP_DTYPE = "leave out dtype"
     FORCE = "force=True takes the position all the same"
+
+    def about(self, at: str) -> str:
+        """Return the cure, with its object where its words name that."""
+        return self.format(at=at)
 
 
 class ZbError(Exception):
@@ -45,7 +50,7 @@ class ZbError(Exception):
         The cure, at the end of the text of the error; None where there is none.
     at
         The object of the remedy: a path; of `LEAVE_OUT` how much is left out, of `OTHER_KIND` the kind, of
-        `RECORD_LENGTH` the tokens.
+        `RECORD_LENGTH` the tokens, of `DATASET` the datasets that there are.
     """
 
     exit_code: ClassVar[int] = 1
@@ -63,7 +68,7 @@ class ZbError(Exception):
         return super().__str__()
 
     def __str__(self) -> str:
-        return self.facts if self.remedy is None else f"{self.facts}; {self.remedy}"
+        return self.facts if self.remedy is None else f"{self.facts}; {self.remedy.about(self.at)}"
 
 
 class ArgumentError(ZbError, ValueError):

@@ -33,7 +33,7 @@ def test_the_command_to_type_takes_the_place_of_the_words_but_not_in_a_quoted_er
     assert len(set(Remedy)) == len(list(Remedy))
     for remedy in Remedy:
         error = FormatError("/a{b}: expected 1, found 2", remedy=remedy, at="/a{b}")
-        assert str(error) == f"/a{{b}}: expected 1, found 2; {remedy}"
+        assert str(error) == f"/a{{b}}: expected 1, found 2; {remedy.about('/a{b}')}"
         assert error.facts == "/a{b}: expected 1, found 2"
         assert message_of(error) == f"{error.facts}; {TYPED[remedy].replace('{at}', '/a{b}')}"
         assert re.search(r"'zb \w+|--\w+", message_of(error))
@@ -112,8 +112,9 @@ def another_program(tmp_path):
     import h5py
 
     with h5py.File(tmp_path / "x.h5", "w") as h5:
-        h5["tokens"] = np.ones((2, 3, 4), "u2")
-    return "info", tmp_path / "x.h5", 1, "datasets: tokens; to read one of them, pass --dataset"
+        h5["tokens"], h5["mask"] = np.ones((2, 4), "u2"), np.ones((2, 4), "u1")
+    expected = "; pass --dataset to 'zb info', 'zb show' or 'zb convert', with one of its integer datasets: mask (2, 4)"
+    return "info", tmp_path / "x.h5", 1, expected
 
 
 CASES = [

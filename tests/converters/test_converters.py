@@ -619,7 +619,8 @@ def test_a_bad_id_in_a_foreign_dataset_is_named(tmp_path):
         tokens = numbered(24, dtype="<i8").reshape(6, 4, SEQ_LEN)
         tokens[3, 1, 2] = value
         path = foreign(tmp_path / "foreign.h5", tokens)
-        message = fail(1, "hdf5-to-batch", path, tmp_path / "o.batch", "--dataset", "data/tokens")
+        command = ("hdf5-to-batch", path, tmp_path / "o.batch", "--dataset", "data/tokens")
+        message = fail(1, *command, "--axes", "batch,record,token")
         assert (str(path) in message, f"token id {value} at index " in message) == (True, True)
         assert list(tmp_path.iterdir()) == [path]
 

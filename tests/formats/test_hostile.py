@@ -114,11 +114,11 @@ def test_nothing_outside_of_a_stream_is_followed(name, make, tmp_path):
 def test_nothing_outside_of_a_foreign_file_is_followed(make, tmp_path):
     write(tmp_path / "other.h5")
     with h5py.File(tmp_path / "x.h5", "w") as h5:
-        h5["there/batches"] = np.zeros((2, *SHAPE), "<u4")
+        h5["there/batches"] = np.arange(2 * 4 * 1024, dtype="<u4").reshape(2, *SHAPE)
         h5["same"] = h5py.SoftLink("there/batches")
         make(h5, "batches", (2, *SHAPE), np.dtype("<u4"))
     is_refused(errors.FormatError, lambda: open_reader(tmp_path / "x.h5", dataset="batches"), match="nothing outside")
-    with pytest.raises(errors.FormatError, match=r": there/batches; to read .* pass dataset= to open_reader$"):
+    with pytest.raises(errors.FormatError, match=r"pass dataset= .*: there/batches \(2, 4, 1024\) uint32$"):
         open_reader(tmp_path / "x.h5")
     with open_reader(tmp_path / "x.h5", dataset="same") as reader:  # a soft link that stays in the file
         assert len(reader) == 2

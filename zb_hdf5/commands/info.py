@@ -40,11 +40,11 @@ _OUTCOMES: Final = {
 }
 
 
-def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[str, Any]:
+def describe(path: str | os.PathLike[str], dataset: str | None = None, axes: str | None = None) -> dict[str, Any]:
     """Return a JSON-able description of a file or store."""
     path = any_path(path)
     is_tokens, local = is_stream(path, dataset=dataset), not isinstance(path, RemotePath)
-    with open_tokens(path, dataset=dataset) if is_tokens else open_reader(path, dataset=dataset) as opened:
+    with open_tokens(path, dataset=dataset) if is_tokens else open_reader(path, dataset=dataset, axes=axes) as opened:
         meta, index, files, own = opened.meta, None, [opened.path], {} if is_tokens else _describe_batches(opened)
         if isinstance(opened, StoreReader):
             files, index = opened.paths, opened.index if not is_tokens or find_index(path) else None

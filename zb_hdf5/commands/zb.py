@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +29,7 @@ from zb_hdf5.console import (
     output_options,
 )
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy, UnavailableError
+from zb_hdf5.formats.registry import AXES
 from zb_hdf5.version import __version__
 
 if TYPE_CHECKING:
@@ -39,6 +41,14 @@ _TOKENIZER: Final = (
 SAMPLE: Final = 3
 ROWS_SHOWN: Final = 16
 NO_TOKENIZER: Final = "not known here, so ids are shown; pass --tokenizer to see text"
+
+
+def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--dataset` and `--axes`, for HDF5 files of other programs."""
+    of_others = "in an HDF5 file of another program. [default: the only one of integers]"
+    dataset = click.option("--dataset", help=f"Name of a dataset {of_others}")
+    axes = click.option("--axes", type=click.Choice([AXES]), help="Its axes are these: no entry is a mask or labels.")
+    return dataset(axes(command))
 
 
 class ZbGroup(CommandGroup):
@@ -66,9 +76,9 @@ def zb() -> None:
 
 @zb.command(short_help="Describe a file, store or unfinished conversion.")
 @click.argument("path", type=STORE)
-@click.option("--dataset", help="Name of a dataset in an HDF5 file of another program.")
+@dataset_options
 @output_options
-def info(path: Path, dataset: str | None) -> Output:
+def info(path: Path, dataset: str | None, axes: str | None) -> Output:
     """Describe PATH: shape, tokens, documents, splits, and the layout of its batches.
 
     A .partial folder is described by the progress of its conversion.
@@ -80,7 +90,7 @@ def info(path: Path, dataset: str | None) -> Output:
 
     if found := interrupted(path):
         return found
-    description = describe(path, dataset)
+    description = describe(path, dataset, axes)
     return Output(description, describe_lines(description))
 
 

@@ -64,12 +64,15 @@ class BatchReader:
         The codec of the tokens of the one file, and the bytes that they take; None: they are stored as they are.
     max_token
         The largest id, of a file or store that is complete and has it; None: not known.
+    foreign_dataset
+        Name of the dataset of another program that holds the tokens; None in files of ours.
     in_front
         Function that puts a cache in front of other readers of the same tokens and fields; None without a cache.
     """
 
     backend: str
     compressed: CompressedTokens | None = None
+    foreign_dataset: str | None = None
 
     def __init__(self, path: Path, meta: StoreMeta, num_batches: int, tokens: Tokens) -> None:
         self.path, self.meta, self.num_batches, self.tokens = path, meta, num_batches, tokens

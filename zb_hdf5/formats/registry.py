@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from zb_hdf5.formats.batch_writer import BatchWriter, FileWriter
     from zb_hdf5.spec import StoreMeta
 
+#: The axes of an HDF5 dataset of another program that holds batches.
+AXES: Final = "batch,record,token"
 #: The magic bytes of every format are in this part of a file.
 HEAD_BYTES: Final = 4096
 

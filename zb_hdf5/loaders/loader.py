@@ -266,7 +266,7 @@ class Loader(EpochLoader[Any]):
     ----------
     source
         A path for `open_reader`, or a reader.
-    backend, access, verify, dataset, cache, cache_bytes
+    backend, access, verify, dataset, axes, cache, cache_bytes
         As for `open_reader`; without effect on a reader.
     split
         The split to read of a store with several.
@@ -360,6 +360,7 @@ class Loader(EpochLoader[Any]):
         access: str = "auto",
         verify: str = "auto",
         dataset: str | None = None,
+        axes: str | None = None,
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int | str | None = None,
         split: str = DEFAULT_SPLIT,
@@ -387,7 +388,7 @@ class Loader(EpochLoader[Any]):
         if not isinstance(source, BatchReader):
             source = open_for_loader(
                 source, batch_size, seq_len, int(targets), backend=backend, access=access, verify=verify,
-                dataset=dataset, split=split, cache=cache, cache_bytes=cache_bytes,
+                dataset=dataset, axes=axes, split=split, cache=cache, cache_bytes=cache_bytes,
             )  # fmt: skip
             if source.backend == "stream":
                 batch_size = seq_len = None  # the windows have it

@@ -14,7 +14,7 @@ from zb_hdf5.files.paths import RemotePath, any_path, local_path, on_failure, re
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, partial_path
 from zb_hdf5.formats.batch_reader import BatchReader, require_choice, require_options
 from zb_hdf5.formats.batch_writer import BatchWriter
-from zb_hdf5.formats.registry import FORMATS, backend_in, backend_of_suffix, backends, detect_backend
+from zb_hdf5.formats.registry import AXES, FORMATS, backend_in, backend_of_suffix, backends, detect_backend
 from zb_hdf5.spec import (
     DEFAULT_SPLIT,
     INDEX_NAME,
@@ -37,6 +37,7 @@ def open_reader(
     access: str = "auto",
     verify: str = "auto",
     dataset: str | None = None,
+    axes: str | None = None,
     split: str | None = None,
     batch_size: int | None = None,
     seq_len: int | None = None,
@@ -70,6 +71,9 @@ def open_reader(
     dataset
         Name of an integer dataset in an HDF5 file of another origin, read through h5py: of three axes it holds batches,
         of two records (in batches of `batch_size`, by default 1), of one a token stream.
+    axes
+        "batch,record,token": the three axes of the dataset are these. None: a dataset whose second axis has two to four
+        entries is refused where one of them looks like a mask or labels (see docs/formats.md).
     split
         Split of a store whose shards alone are read ("train", "val"); None: all shards. A lone file is "train".
     batch_size, seq_len, overlap
@@ -96,7 +100,7 @@ def open_reader(
     shape, is_stream_shape = (batch_size, seq_len, overlap), None not in (batch_size, seq_len) or overlap > 0
     return _open_cached(
         any_path(path), shape, is_stream_shape, cache=cache, cache_bytes=cache_bytes, backend=backend, split=split,
-        access=access, verify=verify, dataset=dataset,
+        access=access, verify=verify, dataset=dataset, axes=axes,
     )  # fmt: skip
 
 
@@ -119,6 +123,8 @@ def _open_cached(
     """Return the reader, behind a cache where one is asked for."""
     require_options(how["access"], how["verify"])
     require_choice("backend", backend, ("auto", *FORMATS))
+    if how["axes"] is not None:
+        require_choice("axes", how["axes"], (AXES,))
     require_remote_access(path, how["access"])
     if cache is None:
         if cache_bytes is not None:
@@ -134,24 +140,30 @@ def _open_cached(
 
 
 def _open(
-    path: Path, shape: _Shape, is_stream_shape: bool, backend: str, *, split: str | None, **how: Any
+    path: Path, shape: _Shape, is_stream_shape: bool, backend: str, *, split: str | None, axes: str | None, **how: Any
 ) -> BatchReader:
     """Open a path; `how` has access, verify and dataset. Only a stream is cut into a stream shape."""
     index, in_folder, dataset = None, path.is_dir() or path.name == INDEX_NAME, how["dataset"]
     if in_folder:
-        if dataset is not None:
-            raise BackendError(f"{path}: dataset={dataset!r} needs an HDF5 file, found a folder")
+        _refuse_choice(path, "a folder", dataset=dataset, axes=axes)
         path, backend, index = _of_backend(path, backend)
     # without a shape a lone HDF5 file is taken for batches, which saves a look into it; its reader refuses a stream
     suffixes = () if in_folder or None not in shape else [row.suffix for row in backends().values()]
     looks = in_folder or (dataset is None and path.suffix not in suffixes)
     if index.holds_stream if index else looks and is_stream(path, backend):
-        return _open_windows(path, index, shape, backend, split, how)
+        return _open_windows(path, index, shape, backend, split, axes, how)
     if (is_stream_shape or (backend != "auto" and backend not in backends())) and (in_folder or dataset is None):
         raise ArgumentError(f"{path}: is no token stream: its batches have the shape that they were stored with")
     if in_folder:
         return _open_store(path, index or ShardIndex.load(path), backend, split, how)
-    return _open_file(path, shape, backend, split, how)
+    return _open_file(path, shape, backend, split, axes, how)
+
+
+def _refuse_choice(path: Path, found: str, **choice: str | None) -> None:
+    """Raise `BackendError` if a dataset, or its axes, are chosen where there are no datasets."""
+    for name, value in choice.items():
+        if value is not None:
+            raise BackendError(f"{path}: {name}={value!r} needs an HDF5 file, found {found}")
 
 
 def _of_backend(path: Path, backend: str) -> tuple[Path, str, ShardIndex | None]:
@@ -175,7 +187,9 @@ def _of_backend(path: Path, backend: str) -> tuple[Path, str, ShardIndex | None]
     return path / name, name, found[name]
 
 
-def _open_file(path: Path, shape: _Shape, backend: str, split: str | None, how: dict[str, Any]) -> BatchReader:
+def _open_file(
+    path: Path, shape: _Shape, backend: str, split: str | None, axes: str | None, how: dict[str, Any]
+) -> BatchReader:
     if split not in (None, DEFAULT_SPLIT) and path.exists():
         raise ArgumentError(f"{path}: split={split!r} needs a store, found one file")
     if not isinstance(path, RemotePath) and not path.exists() and partial_path(path).exists():
@@ -186,26 +200,27 @@ def _open_file(path: Path, shape: _Shape, backend: str, split: str | None, how: 
     if backend not in ("auto", found):
         facts = f"{path}: asked for backend {backend!r}, found a {found!r} file"
         raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=found)
-    if dataset is None:
-        reader = FORMATS[found].open(path, access=how["access"], verify=how["verify"])
-        reader.record_documents = StoreDocuments.of_file(reader, how["verify"]) if reader.complete else None
-        return reader
+    choice = {"dataset": dataset, "axes": axes}
     if FORMATS[found].tokens_only:
-        raise BackendError(f"{path}: dataset={dataset!r} needs an HDF5 file, found a {found!r} file")
-    if is_stream(path, dataset=dataset):
-        return _open_windows(path, None, shape, backend, None, how)
-    from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
-
-    reader = HDF5Reader(path, **how)
-    if shape[0] is not None and reader.batch_size == 1:  # records
+        _refuse_choice(path, f"a {found!r} file", **choice)
+        choice = {}
+    if dataset is not None and is_stream(path, dataset=dataset):
+        return _open_windows(path, None, shape, backend, None, axes, how)
+    reader = FORMATS[found].open(path, access=how["access"], verify=how["verify"], **choice)
+    if reader.foreign_dataset is None:
+        reader.record_documents = StoreDocuments.of_file(reader, how["verify"]) if reader.complete else None
+    elif shape[0] is not None and reader.batch_size == 1:  # records
         reader.meta = replace(reader.meta, batch_size=shape[0])
         reader.num_batches //= shape[0]
     return reader
 
 
 def _open_windows(
-    path: Path, index: ShardIndex | None, shape: _Shape, backend: str, split: str | None, how: dict[str, Any]
-) -> BatchReader:
+    path: Path, index: ShardIndex | None, shape: _Shape, backend: str, split: str | None, axes: str | None,
+    how: dict[str, Any],
+) -> BatchReader:  # fmt: skip
+    if axes is not None:
+        raise ArgumentError(f"{path}: is a token stream, which has one axis: leave out axes={axes!r}")
     batch_size, seq_len, overlap = shape
     kind = index.table.values["backend"][0] if index else stream_format(path, backend, how["dataset"])
     if batch_size is None or seq_len is None:

@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from errno import EIO
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -401,6 +402,23 @@ def codec_of(stored: h5py.Dataset) -> str | None:
     if creation.get_nfilters() > 1 or not names:
         return None
     return f"{names[0]}:{values[0] if values else CODECS[names[0]].default_level}"
+
+
+def register_filters(stored: h5py.Dataset) -> None:
+    """Import the plugin that has the common filters, where a dataset needs one that HDF5 lacks."""
+    if lacking_filters(stored):
+        with contextlib.suppress(ImportError):
+            import_module("hdf5plugin")  # registers them as it is imported
+
+
+def unreadable(path: Path | str, what: str, stored: h5py.Dataset, error: Exception) -> ZbError:
+    """Return the error of a failed read of a dataset: a filter is lacking, or `what` is damaged."""
+    if lacking := lacking_filters(stored):
+        return UnavailableError(
+            f"{path}: this HDF5 installation lacks a filter that the file needs: {lacking[0]}; "
+            "pip install '.[codecs]' has the common ones"
+        )
+    return FormatError(f"{path}: {what}: HDF5 cannot read it: {error}")
 
 
 def lacking_filters(stored: h5py.Dataset) -> list[str]:

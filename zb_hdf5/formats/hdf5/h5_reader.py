@@ -24,6 +24,7 @@ from zb_hdf5.files.ranges import Extents
 from zb_hdf5.files.tokens import Tokens, open_extents
 from zb_hdf5.formats.batch_reader import BatchReader, require_options
 from zb_hdf5.formats.hdf5.file import chunk_extents, h5_damage, h5_identity, open_h5_for_reading, require_rows, text_of
+from zb_hdf5.formats.hdf5.foreign import no_such_axes, require_records
 from zb_hdf5.formats.hdf5.inspection import UNFINISHED, H5pyTokens, look_at, read_marker, token_dataset
 from zb_hdf5.spec import BATCHES_LAYOUT, DOC_OFFSETS, DOCUMENTS_SHA256, STREAM_FORMAT, STREAM_LAYOUT, crc32_column
 
@@ -38,18 +39,24 @@ class HDF5Reader(BatchReader):
 
     def __init__(
         self, path: str | os.PathLike[str], access: str = "auto", verify: str = "auto",
-        layout: str | None = BATCHES_LAYOUT, **look: Any,
+        layout: str | None = BATCHES_LAYOUT, *, axes: str | None = None, **look: Any,
     ) -> None:  # fmt: skip
         require_options(access, verify)
         column = self._column = look_at(any_path(path), layout, **look)
-        if verify in ("batch", "store") and not (column.complete and column.marker):
+        if verify in ("batch", "store") and (column.is_foreign or not column.complete):
             missing = _FOREIGN if column.complete else UNFINISHED
             raise UnverifiableError(f"{column.path}: {column.name} cannot be verified: {missing}")
         super().__init__(column.path, column.meta, column.num_units, column.open(access))
+        if column.is_foreign and column.meta.layout == BATCHES_LAYOUT and isinstance(self.tokens, H5pyTokens):
+            with on_failure(self.close):
+                require_records(column.path, column.name, self.tokens.dataset(), axes)
+        elif axes is not None:
+            raise no_such_axes(column.path, axes)
         self.complete, self.sha256, self.columns = column.complete, column.sha256, column.columns
         self.max_token = column.max_token
         self.extents = column.extents if isinstance(column.extents, Extents) else None
         self.compressed, self.identity, self.origin = column.compressed, column.identity, column.origin
+        self.foreign_dataset = column.name if column.is_foreign else None
         self._options, self.verify = (access, "none" if verify == "store" else verify), verify
         if not self.complete:
             self.refresh()  # opens the file now: once it is published, its partial's name is gone
@@ -58,7 +65,7 @@ class HDF5Reader(BatchReader):
 
     def crc32_rows(self) -> Crc32Rows | None:
         has_none = self.complete and not self._column.has_crc32 and (self.sha256 is None or self.verify == "auto")
-        if not self._column.marker or has_none:
+        if self._column.is_foreign or has_none:
             return None
         name = crc32_column(self.meta.column)
         file, runs = self.tokens.file, self.columns.get(name)
@@ -67,7 +74,7 @@ class HDF5Reader(BatchReader):
         return Crc32Rows(partial(_rows_by_library, self.path, self.identity, name, self.num_batches))
 
     def missing_digests(self) -> str:
-        if not self._column.marker:
+        if self._column.is_foreign:
             return _FOREIGN
         return super().missing_digests() if self.complete else UNFINISHED
 
@@ -93,7 +100,7 @@ class HDF5Reader(BatchReader):
 
     def compare_digests(self, progress: Callable[[int], None] = lambda tokens: None) -> tuple[str, list[str]]:
         sha256, checks = super().compare_digests(progress)
-        if not self.complete or not self._column.marker:
+        if not self.complete or self._column.is_foreign:
             return sha256, checks
         if self.meta.layout == STREAM_LAYOUT and self.meta.field is None:
             self.doc_offsets()

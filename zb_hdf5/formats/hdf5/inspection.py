@@ -6,15 +6,13 @@ import math
 import os
 import threading
 import weakref
-from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import h5py
 import numpy as np
 
-from zb_hdf5.errors import ArgumentError, BackendError, FormatError, Remedy, UnavailableError
+from zb_hdf5.errors import ArgumentError, BackendError, FormatError, UnavailableError
 from zb_hdf5.field import Field
 from zb_hdf5.files.checked import UnitTokens
 from zb_hdf5.files.codecs import CodedChunks, CompressedTokens, Decoded
@@ -24,24 +22,25 @@ from zb_hdf5.files.ranges import Extents, Run, open_ranges
 from zb_hdf5.files.tokens import Tokens, Wait, open_extents
 from zb_hdf5.formats.hdf5.file import (
     ChunkExtents,
-    bytes_elsewhere,
     chunk_extents,
     codec_of,
     column_runs,
     h5_damage,
     h5_identity,
     handle_of_h5,
-    lacking_filters,
     open_h5_for_reading,
     own_dataset,
     read_origin,
     read_root,
+    register_filters,
     require_rows,
     require_stored,
     require_version,
     stored_sha256,
     text_of,
+    unreadable,
 )
+from zb_hdf5.formats.hdf5.foreign import to_choose
 from zb_hdf5.spec import (
     BATCHES,
     BATCHES_ATTRIBUTES,
@@ -82,9 +81,14 @@ class Column(NamedTuple):
     extents: ChunkExtents | None = None  # the extents of the units; None: only HDF5 can read them
     obstacle: str = ""  # the reason why there are no plain extents, or no digests
     columns: dict[str, Any] = {}  # noqa: RUF012 - the extents of each column; nobody changes it
-    marker: str = ""  # the dataset whose attributes are the commit marker
+    marker: str = ""  # the dataset whose attributes are the commit marker; a dataset of another program has none
     has_crc32: bool = False
     origin: dict[str, Any] = {}  # noqa: RUF012 - see `create_root`
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another program has written the dataset."""
+        return not self.marker
 
     @property
     def num_units(self) -> int:
@@ -166,9 +170,7 @@ class H5pyTokens(UnitTokens):
                 path, meta = self._column.path, self._column.meta
                 self._open = opened = open_dataset(self._column)
                 self._stored = stored = opened.stored
-                if lacking_filters(stored):
-                    with suppress(ImportError):
-                        import_module("hdf5plugin")  # registers the common ones as it is imported
+                register_filters(stored)
                 self._row_values = math.prod(stored.shape[1:])
                 # an unfiltered chunk that is one unit is read past HDF5's chunk cache: 6 µs instead of 9 for 64 KiB
                 rows = max(1, self.unit // max(1, self._row_values))
@@ -200,13 +202,8 @@ class H5pyTokens(UnitTokens):
                     found = as_stored(found, self._column.meta, what)
                 out[...] = found
         except (OSError, FormatError) as error:
-            if lacking := lacking_filters(stored):
-                raise UnavailableError(
-                    f"{self.name}: this HDF5 installation lacks a filter that the file needs: {lacking[0]}; "
-                    "pip install '.[codecs]' has the common ones"
-                ) from error
             where = f"{self._column.meta.noun} {start // self.unit:,}"
-            raise FormatError(f"{self.name}: {where}: HDF5 cannot read it: {error}") from error
+            raise unreadable(self.name, where, stored, error) from error
 
     def _check_size(self) -> None:
         """Refuse a file that has become shorter: HDF5 returns zeros for missing bytes."""
@@ -311,8 +308,9 @@ def token_dataset(h5: h5py.File, path: Path, layout: str) -> h5py.Dataset:
     if not is_stream and (found == STREAM_FORMAT or _is_corpus(h5, path)):
         raise FormatError(f"{path}: is a token stream: pass batch_size and seq_len for windows over it")
     if found != (expected := STREAM_FORMAT if is_stream else HDF5_FORMAT):
-        problem = f"{path}: expected root attribute format={expected!r}, found {found!r}"
-        raise FormatError(problem) if CRC32 in h5 or str(found).startswith("zb-") else _foreign(h5, problem)
+        if CRC32 in h5 or str(found).startswith("zb-"):
+            raise FormatError(f"{path}: expected root attribute format={expected!r}, found {found!r}")
+        raise to_choose(h5, f"{path}: is an HDF5 file of another program")
     require_version(h5, HDF5_VERSION, path)
     name, axes = TOKEN_COLUMNS[layout], 1 if is_stream else 3
     stored = own_dataset(h5, path, name)
@@ -381,7 +379,7 @@ def _foreign_column(h5: h5py.File, path: Path, dataset: str) -> Column:
     """Return a column of integers: a unit is one batch of three axes, one record of two, 65,536 tokens of one."""
     stored = own_dataset(h5, path, dataset)
     if stored is None or stored.ndim not in (1, 2, 3):
-        raise _foreign(h5, f"{path}: expected a dataset {dataset!r} of one, two or three axes, found {stored!r}")
+        raise to_choose(h5, f"{path}: expected a dataset {dataset!r} of one, two or three axes, found {stored!r}")
     if stored.dtype.kind not in "iu":
         raise FormatError(f"{path}: {dataset}: expected integers, found {stored.dtype}")
     dtype: np.dtype[Any] = stored.dtype if stored.dtype in CODE_BY_DTYPE else DTYPE_BY_NAME["uint32"]
@@ -399,21 +397,6 @@ def _foreign_column(h5: h5py.File, path: Path, dataset: str) -> Column:
     identity, obstacle = h5_identity(h5, growing=False), f"{dataset!r} is a foreign dataset"
     meta = StoreMeta(rows, length, dtype, layout=layout)
     return Column(path, dataset, meta, count, identity, sha256=sha256, obstacle=obstacle)
-
-
-def _foreign(h5: h5py.File, problem: str) -> FormatError:
-    names: list[str] = []
-
-    def visit(name: str, item: Any) -> None:
-        inside = isinstance(item, h5py.Dataset) and not bytes_elsewhere(item)
-        if inside and item.ndim in (1, 2, 3) and item.dtype.kind in "iu":
-            names.append(name)
-
-    h5.visititems(visit)
-    if not names:
-        return FormatError(f"{problem}; it has no integer dataset of one to three axes", remedy=Remedy.CONVERT)
-    found = ", ".join(sorted(names)[:5])
-    return FormatError(f"{problem}; its integer datasets: {found}", remedy=Remedy.DATASET)
 
 
 # --- fields ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,201 @@
+"""HDF5 files of other programs: masks are not taken for tokens, and the one dataset of integers is found."""
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from commandline import one_error, report_of, run_zb
+from contents import batches_of
+from contract import is_refused, random_tokens
+
+from zb_hdf5 import Loader, convert, errors, open_reader
+
+ONE_RANK = {"rank": 0, "world_size": 1}
+AXES = "batch,record,token"
+VOCABULARY = 50257
+
+
+def ids_of(items, seq_len):
+    """Return documents of random ids, each behind a padding of zeros, as pipelines for fine-tuning leave them."""
+    ids = random_tokens(1, items, seq_len + 1)[0].astype(np.int64) % VOCABULARY
+    lengths = np.random.default_rng(5).integers(seq_len // 2, seq_len + 1, items)
+    return np.where(np.arange(seq_len + 1) < lengths[:, np.newaxis], ids, 0), lengths
+
+
+def model_zoo(items=100, seq_len=32):
+    """Return ids, mask and labels, int32 of shape (items, 3, seq_len), as the Cerebras Model Zoo writes them."""
+    ids, lengths = ids_of(items, seq_len)
+    mask = np.arange(seq_len) < lengths[:, np.newaxis]
+    return np.stack([ids[:, :-1], mask, ids[:, 1:]], axis=1).astype("<i4")
+
+
+def prompts_left_out(items=100, seq_len=32):
+    """Return ids and labels of which those of the prompts are -100, as Hugging Face trains on them."""
+    ids, _ = ids_of(items, seq_len)
+    labels = np.where(np.arange(seq_len) < 10, -100, ids[:, :-1] + 7)
+    return np.stack([ids[:, :-1], labels], axis=1)
+
+
+def only(*entries):
+    """Return the named entries of items of the Model Zoo."""
+    return lambda: model_zoo()[:, entries]
+
+
+def twice():
+    ids, _ = ids_of(100, 32)
+    return np.stack([ids[:, 1:]] * 2, axis=1)
+
+
+REFUSED = {
+    "ids, mask, labels": (model_zoo, "entry 1 holds only 0 and 1"),
+    "mask first": (only(1, 0), "entry 0 holds only 0 and 1"),
+    "labels": (only(0, 2), "entry 1 is entry 0 shifted by one token"),
+    "labels first": (only(2, 0), "entry 0 is entry 1 shifted by one token"),
+    "labels of -100": (prompts_left_out, "entry 1 holds values below 0"),
+    "twice the same": (twice, "entry 1 is the same as entry 0"),
+    "four entries": (only(0, 1, 2, 1), "entry 1 holds only 0 and 1"),
+    "fewer items than are looked at": (lambda: model_zoo(items=5), "entry 1 holds only 0 and 1"),
+    "one item": (lambda: model_zoo(items=1), "entry 1 holds only 0 and 1"),
+}
+
+
+def written(path, tokens, **how):
+    with h5py.File(path, "w") as h5:
+        h5.create_dataset("data", data=tokens, **how)
+    return path
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_masks_and_labels_are_not_taken_for_records(name, tmp_path):
+    make, evidence = REFUSED[name]
+    tokens = make()
+    path = written(tmp_path / "x.h5", tokens)
+    first = ["[" + ", ".join(map(str, entry[:5].tolist())) + "]" for entry in tokens[0]]
+    for refused in (
+        lambda: open_reader(path, dataset="data"),
+        lambda: Loader(path, dataset="data", **ONE_RANK),
+        lambda: convert(path, "batch", tmp_path / "o.batch", source_format="hdf5", dataset="data", workers=1),
+    ):
+        with pytest.raises(errors.FormatError) as raised:
+            refused()
+        message = str(raised.value)
+        assert message.startswith(f"{path}: data: ")
+        assert evidence in message
+        assert all(f"{number}: {ids}" in message for number, ids in enumerate(first)), message
+        assert "axes='batch,record,token'" in message
+    assert not (tmp_path / "o.batch").exists()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "how"),
+    [
+        ("<i4", {}),
+        (">i4", {}),
+        (">i8", {"chunks": (16, 3, 32), "compression": "gzip"}),
+        ("<u2", {"chunks": (1, 3, 32), "shuffle": True, "fletcher32": True}),
+    ],
+    ids=["contiguous", "big-endian", "gzip", "checked chunks"],
+)
+def test_masks_are_found_however_they_are_stored_and_read_if_they_are_meant(dtype, how, tmp_path):
+    tokens = model_zoo().astype(dtype)
+    path = written(tmp_path / "x.h5", tokens, **how)
+    is_refused(errors.FormatError, lambda: open_reader(path, dataset="data"), match="entry 1 holds only 0 and 1")
+    np.testing.assert_array_equal(batches_of(path, dataset="data", axes=AXES), tokens)
+    with Loader(path, dataset="data", axes=AXES, shuffle="sequential", **ONE_RANK) as loader:
+        np.testing.assert_array_equal(torch.stack(list(loader)).numpy(), tokens.astype("<i8"))
+    convert(path, "batch", tmp_path / "o.batch", source_format="hdf5", dataset="data", axes=AXES, workers=1)
+    np.testing.assert_array_equal(batches_of(tmp_path / "o.batch"), tokens)
+
+
+@pytest.mark.parametrize("records", [2, 3, 4])
+def test_batches_of_few_records_are_read_as_ever(records, tmp_path):
+    tokens = random_tokens(100, records, 32) % VOCABULARY
+    np.testing.assert_array_equal(batches_of(written(tmp_path / "x.h5", tokens), dataset="data"), tokens)
+    tokens[17, 1] = np.arange(32) % 2  # one item is no rule, also where all ids are small
+    tokens[0, 0], tokens[99, 0] = tokens[0, 1], tokens[99, 1]
+    np.testing.assert_array_equal(batches_of(written(tmp_path / "one.h5", tokens), dataset="data"), tokens)
+    tokens %= 3
+    np.testing.assert_array_equal(batches_of(written(tmp_path / "small.h5", tokens), dataset="data"), tokens)
+
+
+def test_only_the_first_the_middle_and_the_last_items_are_looked_at(tmp_path):
+    tokens = random_tokens(200, 2, 32) % VOCABULARY
+    ones = np.ones(32, tokens.dtype)
+    for number in (*range(16), *range(92, 108), *range(184, 200)):
+        tokens[number, 1] = ones
+    path = written(tmp_path / "x.h5", tokens)
+    is_refused(errors.FormatError, lambda: open_reader(path, dataset="data"), match="entry 1 holds only 0 and 1")
+    for number in (15, 92, 107, 184):
+        changed = tokens.copy()
+        changed[number, 1, 3] = 2
+        with open_reader(written(tmp_path / "x.h5", changed), dataset="data") as reader:
+            assert reader.num_batches == 200
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 32), (20, 1, 32), (20, 5, 32)])
+def test_no_items_and_other_numbers_of_entries_are_not_looked_at(shape, tmp_path):
+    with open_reader(written(tmp_path / "x.h5", np.zeros(shape, "<i4")), dataset="data") as reader:
+        assert reader.num_batches == shape[0]
+
+
+def test_batches_of_one_token_have_nothing_to_shift(tmp_path):
+    tokens = random_tokens(60, 2, 1) % 50
+    np.testing.assert_array_equal(batches_of(written(tmp_path / "x.h5", tokens), dataset="data"), tokens)
+
+
+def test_axes_are_three_words_for_three_axes_of_another_program(tmp_path, write_file, write_store):
+    tokens = random_tokens(8, 3, 32)
+    path = written(tmp_path / "x.h5", tokens)
+    with h5py.File(path, "r+") as h5:
+        h5["flat"], h5["records"] = tokens.reshape(-1), tokens.reshape(-1, 32)
+    own = write_file(tmp_path / "own.h5", tokens).path
+    batch = write_file(tmp_path / "own.batch", tokens).path
+    store = write_store(tmp_path / "store", tokens, (4,))
+    for error, message, where, options in (
+        (errors.ArgumentError, "axes must be .*batch,record,token.*, found 'token'", path, {"axes": "token"}),
+        (errors.ArgumentError, "axes must be .*batch,record,token.*, found 3", path, {"axes": 3}),
+        (errors.ArgumentError, "needs a dataset of three axes", path, {"axes": AXES, "dataset": "records"}),
+        (
+            errors.ArgumentError,
+            "is a token stream, which has one axis",
+            path,
+            {"axes": AXES, "dataset": "flat"},
+        ),
+        (errors.ArgumentError, "needs a dataset of three axes", own, {"axes": AXES}),
+        (errors.BackendError, "needs an HDF5 file, found a 'batch' file", batch, {"axes": AXES}),
+        (errors.BackendError, "needs an HDF5 file, found a folder", store, {"axes": AXES}),
+    ):
+        is_refused(error, lambda where=where, options=options: open_reader(where, **options), match=message)
+
+
+def test_a_lacking_filter_is_named_where_items_are_looked_at(tmp_path):
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as h5:
+        how = {"chunks": (1, 3, 32), "compression": 299, "allow_unknown_filter": True}
+        created = h5.create_dataset("data", (10, 3, 32), "<i4", **how)
+        created.id.write_direct_chunk((0, 0, 0), b"x" * 10)
+    is_refused(errors.UnavailableError, lambda: open_reader(path, dataset="data"), match="lacks a filter")
+
+
+def test_the_command_line_refuses_masks_and_takes_axes(tmp_path):
+    path = written(tmp_path / "x.h5", model_zoo())
+    message = one_error(run_zb("info", path, "--dataset", "data"), 1)
+    assert "entry 1 holds only 0 and 1" in message
+    assert message.endswith("pass --axes batch,record,token if all are records")
+    found = report_of_zb("info", path, "--dataset", "data", "--axes", AXES)
+    assert (found["num_batches"], found["batch_size"], found["seq_len"]) == (100, 3, 32)
+    to_batch = ("convert", "hdf5-to-batch", path, tmp_path / "o.batch", "--dataset", "data")
+    assert "entry 1 holds only 0 and 1" in one_error(run_zb(*to_batch), 1)
+    assert report_of_zb(*to_batch, "--axes", AXES)["num_batches"] == 100
+    assert "--axes" in one_error_of_usage(run_zb("info", path, "--dataset", "data", "--axes", "token"))
+
+
+def report_of_zb(*arguments, code=0):
+    from zb_hdf5.commands.zb import zb
+
+    return report_of(zb, *arguments, code=code)
+
+
+def one_error_of_usage(result):
+    assert result.exit_code == 2, result.output
+    return result.stderr

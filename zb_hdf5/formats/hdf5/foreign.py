@@ -1,0 +1,118 @@
+"""A dataset of another program: the integer datasets of a file, and the sense of their axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import permutations
+from pathlib import Path
+from typing import Any, Final
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.errors import ArgumentError, FormatError, Remedy
+from zb_hdf5.formats.hdf5.file import bytes_elsewhere, h5_damage, unreadable
+
+#: Entries of a second axis that may be channels (ids, a mask, labels, position ids) in place of records.
+CHANNELS: Final = range(2, 5)
+#: Items that are looked at in each of three places: at the start, in the middle and at the end.
+ITEMS: Final = 16
+#: Bytes of items that are looked at together.
+BYTES_AT_ONCE: Final = 16 << 20
+#: Ids of each entry, and datasets of a file, that a message shows.
+IDS_SHOWN: Final = 5
+DATASETS_SHOWN: Final = 10
+
+
+def integer_datasets(h5: h5py.File) -> dict[str, h5py.Dataset]:
+    """Return the datasets that tokens may lie in, by their names: integers of one to three axes, in this file."""
+    found: dict[str, h5py.Dataset] = {}
+
+    def visit(name: str, item: Any) -> None:
+        inside = isinstance(item, h5py.Dataset) and not bytes_elsewhere(item)
+        if inside and item.ndim in (1, 2, 3) and item.dtype.kind in "iu":
+            found[name] = item
+
+    h5.visititems(visit)
+    return dict(sorted(found.items()))
+
+
+def to_choose(h5: h5py.File, problem: str) -> FormatError:
+    """Return the error of a file whose dataset of tokens has to be named, with those that it has."""
+    found = integer_datasets(h5)
+    if not found:
+        return FormatError(f"{problem}; it has no integer dataset of one to three axes", remedy=Remedy.CONVERT)
+    named = [f"{name} {stored.shape} {stored.dtype}" for name, stored in found.items()]
+    more = f" and {len(named) - DATASETS_SHOWN:,} more" if len(named) > DATASETS_SHOWN else ""
+    return FormatError(problem, remedy=Remedy.DATASET, at=", ".join(named[:DATASETS_SHOWN]) + more)
+
+
+def no_such_axes(path: Path, axes: str) -> ArgumentError:
+    """Return the error of axes that are named of anything else."""
+    return ArgumentError(f"{path}: axes={axes!r} needs a dataset of three axes that another program has written")
+
+
+def require_records(path: Path, name: str, stored: h5py.Dataset, axes: str | None) -> None:
+    """Refuse a dataset whose second axis has ids, a mask or labels in place of records, unless its axes are named.
+
+    Raises
+    ------
+    ArgumentError
+        If axes are named of a dataset that has not three.
+    FormatError
+        If the axis has few entries, and one of them is no record in any of the items that are looked at.
+    """
+    if axes is not None and stored.ndim != 3:
+        raise no_such_axes(path, axes)
+    if axes is not None or stored.ndim != 3 or stored.shape[1] not in CHANNELS or not stored.shape[0]:
+        return
+    try:
+        with h5_damage(path):
+            sign, first = sign_of_channels(_places(stored), stored.shape[1]), stored[0, :, :IDS_SHOWN].tolist()
+    except (OSError, FormatError) as error:
+        raise unreadable(path, name, stored, error) from error
+    if not sign:
+        return
+    shown = ", ".join(f"{number}: {ids}" for number, ids in enumerate(first))
+    raise FormatError(
+        f"{path}: {name}: expected records along its second axis, found {stored.shape[1]} entries of which {sign}; in "
+        f"the first item they begin with {shown}",
+        remedy=Remedy.AXES,
+    )
+
+
+def _places(stored: h5py.Dataset) -> Iterator[npt.NDArray[Any]]:
+    """Yield the items to look at, some of them at once: those of a short dataset come twice."""
+    count = stored.shape[0]
+    item_bytes = stored.dtype.itemsize * stored.shape[1] * stored.shape[2]
+    step = min(ITEMS, max(1, BYTES_AT_ONCE // max(1, item_bytes)))
+    for start in (0, max(0, (count - ITEMS) // 2), max(0, count - ITEMS)):
+        for first in range(start, start + ITEMS, step):
+            yield stored[first : min(first + step, start + ITEMS)]
+
+
+def sign_of_channels(parts: Iterable[npt.NDArray[Any]], entries: int) -> str:
+    """Return the sign that an entry of all items, integers of shape (n, entries, tokens), is no record; "": none."""
+    only_flags, negative = np.ones(entries, np.bool_), np.zeros(entries, np.bool_)
+    same = shifted = set(permutations(range(entries), 2))
+    for items in parts:
+        only_flags &= ((items == 0) | (items == 1)).all(axis=(0, 2))
+        negative |= (items < 0).any(axis=(0, 2))
+        same = {(a, b) for a, b in same if np.array_equal(items[:, a], items[:, b])}
+        shifted = {(a, b) for a, b in shifted if _is_shifted(items[:, a], items[:, b])}
+    for entry in range(entries):
+        if only_flags[entry]:
+            return f"entry {entry} holds only 0 and 1"
+        if negative[entry]:
+            return f"entry {entry} holds values below 0"
+    for a, b in sorted(same):
+        return f"entry {b} is the same as entry {a}"
+    for a, b in sorted(shifted):
+        return f"entry {b} is entry {a} shifted by one token"
+    return ""
+
+
+def _is_shifted(ids: npt.NDArray[Any], targets: npt.NDArray[Any]) -> bool:
+    """Return whether the tokens of all items but the first are the targets of those before them."""
+    return ids.shape[1] > 1 and np.array_equal(ids[:, 1:], targets[:, :-1])

@@ -24,11 +24,11 @@ bench: .venv/installed-dev
 	$(BIN)/python -m benchmarks convert
 	$(BIN)/python -m benchmarks remote
 
-# the demo needs the package and nothing else; the tools come on top of it
+# the demo needs the package with torch, and nothing else; the tools come on top of it
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[torch]'
 	touch $@
 
 .venv/installed-dev: .venv/installed

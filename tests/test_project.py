@@ -100,7 +100,18 @@ def test_the_workflow_runs_what_ci_runs_and_the_changelog_has_what_is_not_releas
 
 
 #: The extras that users install; `ecosystem` and `dev` are for this project's own tests.
-EXTRAS = ("text", "remote", "codecs", "mpi", "test")
+EXTRAS = ("torch", "text", "remote", "codecs", "mpi", "test")
+
+
+def test_torch_is_an_extra_that_every_guide_for_training_installs():
+    extras = PROJECT["optional-dependencies"]
+    assert not [each for each in PROJECT["dependencies"] if each.startswith("torch")]
+    assert "zb_hdf5[torch]" in extras["ecosystem"]
+    assert any(each.startswith("zb_hdf5[torch,") for each in extras["dev"])
+    for name, command in ((".ci/run", "'.[torch,"), ("Makefile", "'.[torch]'"), (".ci/wheel", '"$wheel[torch]"')):
+        assert command in (ROOT / name).read_text(encoding="utf-8"), name
+    first, *_ = re.findall(r"^```\n(.*)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert first.startswith("pip install '.[torch]'")
 
 
 def pinned(name):

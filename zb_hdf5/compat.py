@@ -34,6 +34,7 @@ from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import require_positive, resolve_rank, write_order
 from zb_hdf5.loaders.state import STATE_VERSION, require_count, require_fields, shown
 from zb_hdf5.loaders.text_loader import TextLoader, paths_of_split
+from zb_hdf5.packages import require_package
 from zb_hdf5.spec import StoreMeta, TokenArray, as_stored, stored_dtype
 from zb_hdf5.store.shards import StoreReader, stream_index
 from zb_hdf5.text.corpus import ParquetFile, open_documents
@@ -419,13 +420,12 @@ class TokenizingLoader(TextLoader):
         bos_token: str = DEFAULT_BOUNDARY,
         device: str | torch.device | None = None,
     ) -> None:
-        import torch
-
+        library = require_package("torch", "torch")
         require_positive(tokenizer_batch_size=tokenizer_batch_size)
         super().__init__(
             _data(data_dir), tokenizer=tokenizer or get_tokenizer().spec, batch_size=B, seq_len=T, split=split,
             targets=True, boundary_token=bos_token, num_threads=tokenizer_threads,
-            device="cuda" if device is None and torch.cuda.is_available() else device,
+            device="cuda" if device is None and library.cuda.is_available() else device,
         )  # fmt: skip
 
     def _row_groups(self, files: list[ParquetFile], rank: int) -> dict[int, tuple[ParquetFile, int]]:

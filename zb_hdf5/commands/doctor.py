@@ -24,6 +24,7 @@ from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.files.tokens import Wait
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.loader import Loader
+from zb_hdf5.packages import require_package
 from zb_hdf5.store.opening import is_stream, open_reader
 from zb_hdf5.store.shards import StoreReader
 
@@ -51,7 +52,8 @@ class Finding:
 
 
 def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
-    """Return the findings about a path or URL and this machine."""
+    """Return the findings about a path or URL and this machine; `UnavailableError` where nothing could train."""
+    require_package("torch", "torch")
     path = any_path(path)
     is_remote = isinstance(path, RemotePath)
     locking = os.environ.get("HDF5_USE_FILE_LOCKING", "not set")

@@ -19,6 +19,7 @@ from zb_hdf5.files.ranges import read_ahead
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batch_reader import GROUP_BYTES, BatchReader
 from zb_hdf5.loaders.loader import Loader
+from zb_hdf5.packages import require_package
 from zb_hdf5.store.cache import Cache, column_of
 
 #: Reads of the store at the same time: enough to hide the time that a server needs to answer.
@@ -29,6 +30,7 @@ def stage_batches(
     store: Path, folder: Path, ranks: Iterable[int], world_size: int, progress: Progress, **given: Any
 ) -> dict[str, int]:
     """Copy the batches that some ranks will read in an epoch, by an order or a state; see `stage_units`."""
+    require_package("torch", "torch")  # before the folder is made
     cache, ranks = Cache.of(folder, given.pop("cache_bytes")), list(ranks)
     state_path, fields = given.pop("state_path"), given.pop("fields")
     if state_path is not None:

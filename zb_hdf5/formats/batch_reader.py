@@ -18,6 +18,7 @@ from zb_hdf5.files.checked import VERIFIED, Crc32Rows, checked, crc32_of
 from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.tokens import ClosedTokens, Tokens
+from zb_hdf5.packages import require_package
 from zb_hdf5.spec import StoreMeta, TokenArray, content_fingerprint, signed
 
 if TYPE_CHECKING:
@@ -611,9 +612,8 @@ class BatchReader:
 @cache
 def from_numpy() -> Callable[[Any], torch.Tensor]:
     """Import torch when it is first needed; an import statement would cost a fiftieth of each read."""
-    import torch
-
-    return torch.from_numpy
+    convert: Callable[[Any], torch.Tensor] = require_package("torch", "torch").from_numpy
+    return convert
 
 
 def _is_fillable(out: TokenArray) -> bool:

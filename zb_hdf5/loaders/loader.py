@@ -385,6 +385,7 @@ class Loader(EpochLoader[Any]):
         mask_documents: Collection[int] = (),
         tokenizer: str | Tokenizer | None = None,
     ) -> None:
+        device = cuda_device(device)  # names a missing torch before any file is open
         if not isinstance(source, BatchReader):
             source = open_for_loader(
                 source, batch_size, seq_len, int(targets), backend=backend, access=access, verify=verify,
@@ -410,7 +411,7 @@ class Loader(EpochLoader[Any]):
         if self._length < 1 or source.seq_len % self._length:
             raise ArgumentError(f"seq_len must divide the stored {source.seq_len}, found {self._length}")
         self._options: dict[str, Any] = {
-            "prefetch": prefetch, "device": cuda_device(device), "dtype": dtype, "fields": fields,
+            "prefetch": prefetch, "device": device, "dtype": dtype, "fields": fields,
             "documents": documents, "cu_seqlens_capacity": cu_seqlens_capacity, "spans": spans,
         }  # fmt: skip
         self.skip, self.mask_documents = checked_skip(skip), masked_numbers(mask_documents)

@@ -32,6 +32,7 @@ from zb_hdf5.files.ranges import MAX_THREADS, Key, Result, network_file_system, 
 from zb_hdf5.files.tokens import FileTokens, Tokens, Wait
 from zb_hdf5.formats.batch_reader import BatchReader, from_numpy, require_choice
 from zb_hdf5.loaders.order import STEPS_AT_ONCE, Request, StepPlan, requests_in
+from zb_hdf5.packages import require_package
 from zb_hdf5.spec import NO_CODEC
 
 if TYPE_CHECKING:
@@ -160,12 +161,13 @@ def hint_ahead(
 
 def cuda_device(device: str | torch.device | None) -> torch.device | None:
     """Return the CUDA device that is meant, or None for the CPU; raise if it is another kind, or is not there."""
-    import torch
-
-    found = None if device is None or torch.device(device).type == "cpu" else torch.device(device)
+    library = require_package("torch", "torch")
+    found: torch.device | None = None
+    if device is not None and library.device(device).type != "cpu":
+        found = library.device(device)
     if found is not None and found.type != "cuda":
         raise ArgumentError(f"device must be a CUDA device or the CPU, found {device}")
-    if found is not None and not torch.cuda.is_available():
+    if found is not None and not library.cuda.is_available():
         raise UnavailableError(f"device={device}: this PyTorch finds no CUDA device")
     return found
 
@@ -205,9 +207,8 @@ def as_tensor(values: npt.NDArray[Any]) -> torch.Tensor | npt.NDArray[Any]:
 
 def numpy_dtype(dtype: torch.dtype | None) -> np.dtype[Any]:
     """Return the dtype of tokens as numpy has it, int64 for None; `ArgumentError` unless it is int64 or int32."""
-    import torch
-
-    found = {None: np.int64, torch.int64: np.int64, torch.int32: np.int32}.get(dtype)
+    library = require_package("torch", "torch")
+    found = {None: np.int64, library.int64: np.int64, library.int32: np.int32}.get(dtype)
     if found is None:
         raise ArgumentError(f"dtype must be torch.int64 or torch.int32, found {dtype}")
     return np.dtype(found)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy, StateError
-from zb_hdf5.formats.batch_reader import require_choice
+from zb_hdf5.formats.batch_reader import from_numpy, require_choice
 from zb_hdf5.loaders.loader import TokenLoader
 from zb_hdf5.loaders.order import require_positive, resolve_rank
 from zb_hdf5.loaders.state import STATE_VERSION, require_count, require_fields
@@ -175,14 +175,12 @@ class TextLoader(TokenLoader[Any]):
         return Place(epoch, min(self._groups), 0, 0)
 
     def _read_from(self, position: Place) -> Generator[tuple[Any, Place]]:
-        import torch
-
         shape, targets = (self.batch_size, self.seq_len), self.targets
         batches = copy(self)._batches_from(position, self.batch_size * self.seq_len, int(targets))
 
         def make(_: None) -> tuple[torch.Tensor, Place]:
             tokens, place = next(batches)
-            return torch.from_numpy(tokens.astype(np.int64)), place
+            return from_numpy()(tokens.astype(np.int64)), place
 
         made = read_to(self._device, make, repeat(None), self._prefetch, 1)
         if not targets:

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Final, TypeAlias, cast
 
 from zb_hdf5.documents.document import id_bytes, metadata_bytes
-from zb_hdf5.errors import ConvertError, FormatError, Remedy, UnavailableError
+from zb_hdf5.errors import ConvertError, FormatError, Remedy
+from zb_hdf5.packages import require_package
 
 #: A block ends with the document that reaches one of these: enough work for many threads, little memory.
 BLOCK_DOCUMENTS: Final = 1024
@@ -185,7 +186,7 @@ class ParquetFile(DocumentFile):
                 row += batch.num_rows
 
     def _open(self) -> Any:
-        parquet = require_package("pyarrow.parquet")
+        parquet = require_package("pyarrow.parquet", "text")
         with open(self.path, "rb"), _parquet_errors(self.path):  # a file that is not there is an OSError of its own
             return parquet.ParquetFile(self.path, memory_map=False, pre_buffer=False)
 
@@ -350,14 +351,6 @@ def _column_values(column: Any) -> list[Any]:
         return list(column.to_pylist())
     except UnicodeDecodeError:
         return [value(scalar) for scalar in column]
-
-
-def require_package(name: str) -> Any:
-    """Import an optional package."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise UnavailableError(f"this needs the package {name.split('.')[0]}: pip install '.[text]'") from error
 
 
 @contextmanager

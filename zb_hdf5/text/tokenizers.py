@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy, StateError, UnavailableError, ZbError
+from zb_hdf5.packages import require_package
 from zb_hdf5.spec import TokenArray
-from zb_hdf5.text.corpus import require_package
 
 TokenIds = npt.NDArray[np.uint32]
 DEFAULT_BOUNDARY: Final = "<|endoftext|>"
@@ -210,7 +210,7 @@ class HuggingFaceTokenizer(Tokenizer):
                 "download the tokenizer.json of the model first"
             )
         content = _read_tokenizer_json(Path(file))
-        library = require_package("tokenizers")
+        library = require_package("tokenizers", "text")
         try:
             self._tokenizer = library.Tokenizer.from_str(json.dumps(content))
         except Exception as error:  # the library raises nothing narrower
@@ -291,7 +291,7 @@ def tokenizer_named(stored: str) -> dict[str, Any]:
 
 
 def _encoding_of_name(name: str) -> Any:
-    library = require_package("tiktoken")
+    library = require_package("tiktoken", "text")
     known = library.list_encoding_names()
     if name not in known:
         raise ArgumentError(f"tiktoken:{name}: no such file, and no encoding of tiktoken: {', '.join(known)}")
@@ -306,7 +306,7 @@ def _encoding_of_name(name: str) -> Any:
 
 def _encoding_of_file(path: Path) -> Any:
     """Return the encoding of ranks, which merge bytes; the json has the split of text and the special tokens."""
-    library = require_package("tiktoken")
+    library = require_package("tiktoken", "text")
     sidecar = path.with_suffix(".json")
     if not sidecar.is_file():
         raise ArgumentError(

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from zb_hdf5.errors import ArgumentError, ConvertError
 from zb_hdf5.files.publishing import refuse_existing, write_atomically
-from zb_hdf5.text.corpus import DocumentFile, Dropped, open_documents, require_package
+from zb_hdf5.packages import require_package
+from zb_hdf5.text.corpus import DocumentFile, Dropped, open_documents
 from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, as_unicode, load_tokenizer, token_bytes
 
 #: How text is cut into pieces that are never merged across: GPT-4's way, with numbers of 1 or 2 digits, not 3.
@@ -94,7 +95,7 @@ def train_tokenizer(
     for each in (path, ranks_path):
         if not overwrite:
             refuse_existing(each)
-    require_package("tiktoken")  # the check at the end needs it
+    require_package("tiktoken", "text")  # the check at the end needs it
     number, dropped = count(), Dropped()
     trained = _train(_training_texts(files, number, dropped, progress), vocab_size, show_bars)
     if (num_documents := next(number)) < 2:
@@ -105,7 +106,7 @@ def train_tokenizer(
 
 
 def _train(texts: Iterator[str], vocab_size: int, show_bars: bool) -> Any:
-    library = require_package("tokenizers")
+    library = require_package("tokenizers", "text")
     tokenizer = library.Tokenizer(library.models.BPE())
     byte_level = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     split = library.pre_tokenizers.Split(library.Regex(SPLIT_PATTERN), behavior="isolated")

@@ -1,0 +1,216 @@
+"""All that comes before training works without torch; the rest names in one line what to install."""
+
+import importlib
+import io
+import json
+import os
+import re
+import shlex
+import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commandline import commands_of, run_zb
+from processes import python
+from test_layers import MODULES
+
+from zb_hdf5.commands.zb import zb
+
+TESTS = Path(__file__).parent
+MESSAGE = "this needs the package torch: pip install '.[torch]'"
+#: Its classes are those of torch.
+NEEDS_TORCH = "zb_hdf5.loaders.datasets"
+#: Every process that starts with this on its path finds no torch.
+BLOCKER = """import sys
+
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return None
+
+
+sys.meta_path.insert(0, NoTorch())
+"""
+TOKENS = np.arange(1024, dtype=np.uint16) % 300
+SHAPE = "--batch-size 4 --seq-len 16"
+#: Every command, in an order in which each has what it needs.
+COMMANDS = f"""
+fetch {{url}}/tokens_{{{{}}}}.npy -n 1 -o fetched
+convert npy-to-hdf5 fetched/tokens_0.npy h5 {SHAPE} --vocab-size 300 --shards 3 --workers 2
+convert npy-to-batch fetched/tokens_0.npy batch {SHAPE} --dtype uint16
+convert hdf5-to-batch h5 h5-batch
+convert hdf5-to-hdf5 h5 zstd --codec gzip
+convert batch-to-hdf5 h5-batch h5-again
+convert hdf5-to-npy h5 of-h5.npy
+convert batch-to-npy batch of-batch.npy
+convert npy-to-stream flat.npy stream --boundary-token-id 7
+convert stream-to-hdf5 stream rows {SHAPE}
+convert stream-to-batch stream rows-batch {SHAPE} --tokens-only
+tokenizer train text.parquet --vocab-size 300 -o tok.json
+convert parquet-to-hdf5 text.parquet parquet-h5 --tokenizer byte {SHAPE}
+convert jsonl-to-hdf5 text.jsonl jsonl-h5 --tokenizer byte {SHAPE}
+convert text-to-hdf5 text.txt text-h5 --tokenizer byte {SHAPE}
+info parquet-h5
+show parquet-h5 --batch 0
+report parquet-h5 -o report.html
+which parquet-h5 --batch 0
+verify h5
+verify stream
+index merge h5
+index rebuild h5 --force
+index crc32 {{batch}}
+repair h5
+cache ls .
+cache rm .
+stage h5 cache
+doctor h5
+"""
+
+
+@pytest.fixture
+def no_torch(tmp_path):
+    """Return the environment of processes that find no torch."""
+    (tmp_path / "blocker").mkdir()
+    (tmp_path / "blocker" / "sitecustomize.py").write_text(BLOCKER)
+    return os.environ | {"PYTHONPATH": f"{tmp_path / 'blocker'}:{TESTS}"}
+
+
+class OneFile(BaseHTTPRequestHandler):
+    """Gives ranges of one file."""
+
+    def do_GET(self):
+        first, last = map(int, re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"]).groups())
+        content = self.server.content
+        part = content[first : last + 1]
+        covered = f"bytes {first}-{first + len(part) - 1}/{len(content)}"
+        self._begin(206, len(part), **{"Content-Range": covered})
+        self.wfile.write(part)
+
+    def do_HEAD(self):
+        self._begin(200, len(self.server.content))
+
+    def _begin(self, status, length, **headers):
+        self.send_response(status)
+        for name, value in {"ETag": '"1"', "Content-Length": length, **headers}.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+
+    def log_message(self, *arguments):
+        pass
+
+
+@contextmanager
+def served(content):
+    """Serve some bytes as a file; return the URL of its folder."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), OneFile) as server:
+        server.content = content
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def rows():
+    """Return the bytes of a `.npy` file."""
+    file = io.BytesIO()
+    np.save(file, TOKENS.reshape(64, 16))
+    return file.getvalue()
+
+
+def write_sources(folder):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    np.save(folder / "flat.npy", TOKENS)
+    texts = ["once upon a time there was a house"] * 20
+    parquet.write_table(pyarrow.table({"text": texts}), folder / "text.parquet")
+    (folder / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (folder / "text.txt").write_text("\n".join(texts))
+
+
+def outcomes_of(lines):
+    """Run commands in this process; return the exit code and the errors of each."""
+    assert "torch" not in sys.modules
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("torch")
+    for module in MODULES:
+        if module != NEEDS_TORCH:
+            importlib.import_module(module)
+    found = {}
+    for line in lines:
+        done = run_zb(*shlex.split(line))
+        found[line] = done.exit_code, done.output
+    assert "torch" not in sys.modules
+    return found
+
+
+RUN = "import json, sys, test_without_torch as these; print(json.dumps(these.outcomes_of(sys.argv[1:])))"
+
+
+def test_every_module_is_imported_and_every_command_runs(tmp_path, no_torch):
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("tiktoken")
+    write_sources(tmp_path)
+    with served(rows()) as url:
+        lines = COMMANDS.format(url=url, batch="h5-batch/shard-00000-of-00003.batch").strip().splitlines()
+        done = python(RUN, *lines, cwd=tmp_path, env=no_torch)
+    assert done.returncode == 0, done.stderr
+    outcomes = json.loads(done.stdout.splitlines()[-1])
+    for line, (exit_code, errors) in outcomes.items():
+        if line.split()[0] in ("stage", "doctor"):
+            assert (exit_code, errors) == (5, f"Error: {MESSAGE}\n"), line
+        else:
+            assert exit_code == 0, (line, errors)
+    commands = [name for name, command in commands_of(zb) if not hasattr(command, "commands")]
+    assert [name for name in commands if not any(line.startswith(f"{name} ") for line in outcomes)] == []
+    assert not (tmp_path / "cache").exists()
+
+
+LOADERS = """
+from pathlib import Path
+
+import numpy as np
+from zb_hdf5 import *
+
+with open_writer("one.h5", batch_size=2, seq_len=4) as writer:
+    writer.write(np.arange(24).reshape(3, 2, 4))
+with HDF5ShardWriter("stream.h5") as writer:
+    writer.write_document([1, 2, 3])
+np.save("flat.npy", np.arange(64, dtype=np.uint16))
+with open_reader("one.h5") as reader:
+    assert reader.read_batch(1)[0].tolist() == [8, 9, 10, 11]
+    for needs in (reader.read_batch_torch, reader.read_batch_int32):
+        try:
+            needs(0)
+        except UnavailableError as error:
+            print(error)
+for make in (
+    lambda: Loader("one.h5"),
+    lambda: Loader(open_reader("one.h5")),
+    lambda: FollowingLoader("one.h5"),
+    lambda: DocumentLoader("stream.h5", collate="pack", max_tokens=8),
+    lambda: TextLoader("text.parquet", tokenizer="byte", batch_size=1, seq_len=2, split="train"),
+    lambda: MixedLoader({"one": "one.h5"}, {"one": 1.0}),
+    lambda: BatchNativeLoader("one.h5"),
+    lambda: DatasetLoader(2, 4, 0, 1, "."),
+    lambda: SlidingWindowDataloader(MmapTokenStore("flat.npy"), 4, 2),
+):
+    try:
+        make()
+    except UnavailableError as error:
+        print(error)
+"""
+
+
+def test_readers_give_numpy_and_every_loader_names_what_to_install(tmp_path, no_torch):
+    write_sources(tmp_path)
+    done = python(LOADERS, cwd=tmp_path, env=no_torch)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [MESSAGE] * 11

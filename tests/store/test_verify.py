@@ -12,8 +12,8 @@ from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.spec import INDEX_NAME
 
-#: Keys of an index that no file has: free words, and counts of the whole that only the index adds up.
-FREE = {"check", "source", "shuffle", "complete", "total_records", "document_count"}
+#: Keys of an index that no file need have: free words, and facts of the whole that only the index may know.
+FREE = {"check", "source", "shuffle", "complete", "total_records", "document_count", "vocab_size"}
 
 
 def text_store(folder):
@@ -92,7 +92,7 @@ def outcome(store):
 
 
 #: The value of a key that means: not known, as an edit, or as the fact that a file does not have.
-NOT_KNOWN_IN = {"crc32": -1, "document_count": -1, "runs": -1, "bytes": 0, "vocab_size": 0, "seed": 0}
+NOT_KNOWN_IN = {"crc32": -1, "document_count": -1, "runs": -1, "bytes": 0, "seed": 0}
 
 
 def is_free(store, keys, old, new):

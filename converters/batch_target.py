@@ -36,6 +36,7 @@ from zb_hdf5.converters.journal import (
 )
 from zb_hdf5.converters.reports import UINT16_SAVES, Report
 from zb_hdf5.converters.shard import (
+    PLAN_VERSION,
     SHARDS,
     Plan,
     ShardTask,
@@ -383,6 +384,8 @@ def _collect(folder: Path) -> tuple[dict[str, Any], dict[int, Finished]]:
     first = next(iter(records.values()), None)
     if first is None:
         raise ConvertError(f"{folder}: another process has merged it")
+    if first.plan.get("version") != PLAN_VERSION:
+        raise ConvertError(f"{folder}: was begun by another version; start over with --force")
     finished: dict[int, Finished] = {}
     for path, record in records.items():
         require_same(record.plan, first.plan, path)

@@ -20,8 +20,10 @@ from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.documents import DocumentSource, Encoded, Route, no_documents, route
 from zb_hdf5.converters.engines import Progress, Workers, no_progress
 from zb_hdf5.converters.journal import (
+    PLANNED,
     Finished,
     Journal,
+    Planned,
     Record,
     digests_of,
     file_states,
@@ -36,11 +38,11 @@ from zb_hdf5.converters.shard import COMMIT_BYTES, SHARDS
 from zb_hdf5.converters.source import Counts, require_pad_id
 from zb_hdf5.documents.document import DocumentRows
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, in_order, part_of
+from zb_hdf5.errors import ZbError
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import LockedFolder, PartialDirectory, partial_path, refuse_existing
 from zb_hdf5.spec import (
     DEFAULT_CHUNK_TOKENS,
-    INDEX_NAME,
     NO_BOUNDARY,
     NO_CODEC,
     SHARD_PREFIX,
@@ -175,10 +177,10 @@ class TokensPlan:
         if not conversion.resume or conversion.overwrite or not store.is_dir():
             return False
         try:
-            same = json.loads((store / INDEX_NAME).read_bytes())["source"]["work"] == self.description["work"]
-        except (OSError, ValueError, KeyError, TypeError):
+            made = ShardIndex.load(store).source.get("work")
+        except (OSError, ZbError):
             return False
-        return is_result(store, same, self.source.paths)
+        return is_result(store, made == self.description["work"], self.source.paths)
 
     def write(self, folder: LockedFolder, conversion: Conversion, workers: Workers, codec: str = NO_CODEC) -> Report:
         """Make a folder a store of streams, with a journal; those that an interrupted run has finished are kept."""
@@ -190,7 +192,8 @@ class TokensPlan:
         }
         num_bytes = sum(task.amount for task in tasks.values())
         workers.shown.begin("tokenizing" if source.tokenizer else "cutting", num_bytes, "B")
-        journal = Journal(folder, Record(TOKEN_FILES, len(tasks), plan), tasks, conversion, workers)
+        plan[PLANNED] = [Planned(task.path.name, task.route.split) for task in tasks.values()]
+        journal = Journal(folder, Record(TOKEN_FILES, plan), tasks, conversion, workers)
         kept = dict(journal.finished)
         workers.shown.keep(sum(tasks[number].amount for number in kept))
         with journal.kept_for_resume():

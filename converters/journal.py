@@ -2,7 +2,8 @@
 
 A conversion that fills `<dst>.partial/` keeps `journal-00000-of-00001.jsonl` there; of n jobs that share the
 folder, job i keeps `journal-<i>-of-<n>.jsonl`. Its first line is the plan, then comes a line per finished file,
-flushed to disk at once. The last line may be cut off by a kill: that file counts as unfinished.
+flushed to disk at once. The last key of a line is the digest of all before it: a line that a kill has cut off, or that
+somebody has changed, is not believed, and its file counts as unfinished.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ from zb_hdf5.files.publishing import LockedFolder, remove, remove_journals, writ
 from zb_hdf5.formats.batch_reader import GROUP_BYTES
 from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX
 
+#: Before the digest of a line, its last key.
+_CHECK: Final = ', "check": "'
+#: The errors of a line that has its digest, and is of another build.
+_UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
 _NAME: Final = re.compile(rf"{JOURNAL_PREFIX}(\d+)-of-(\d+)\.jsonl")
 #: Size in bytes and mtime in ns.
 FileState = tuple[int, int]
@@ -140,14 +145,46 @@ def require_unchanged(paths: Iterable[Path], before: dict[str, FileState]) -> No
             )
 
 
+class Planned(NamedTuple):
+    """The facts of a file that the plan decides, which a journal must not change; None: not before it is written."""
+
+    path: str
+    split: str
+    num_batches: int | None = None
+    token_count: int | None = None
+    document_count: int | None = None
+
+    def allows(self, entry: ShardEntry) -> bool:
+        """Return whether a finished file is the one that was planned."""
+        return all(planned in (None, getattr(entry, name)) for name, planned in self._asdict().items())
+
+
+#: The key of a plan that has a `Planned` for each file.
+PLANNED: Final = "planned"
+
+
 @dataclass(frozen=True)
 class Record:
     """The content of a journal: its first line, and the finished files."""
 
     unit: str  # the word for the files in messages; conversions of different units have nothing in common
-    total: int  # how many files there will be, of all jobs
     plan: dict[str, Any]  # JSON of all that decides their bytes, the size and mtime of each source file too
     finished: dict[int, Finished] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """How many files there will be, of all jobs."""
+        return len(self.plan[PLANNED])
+
+    def add(self, line: bytes) -> None:
+        """Take the finished file of a line, if the line can be believed."""
+        row = _content(line)
+        if row is None:
+            return
+        with suppress(*_UNREADABLE):
+            number, done = int(row["number"]), Finished.from_json(row)
+            if number in range(self.total) and Planned(*self.plan[PLANNED][number]).allows(done.entry):
+                self.finished[number] = done
 
 
 class Kept(NamedTuple):
@@ -192,7 +229,8 @@ class Journal:
         self.finished = {number: recorded[number] for k, number in enumerate(sorted(recorded)) if intact[k]}
         self.kept = Kept.of(self.finished.values(), time.monotonic() - start_s)
         self._remove_unfinished()
-        lines = [json.dumps(asdict(self._head)), *map(_line, self.finished, self.finished.values())]
+        first = _sealed({"unit": self._head.unit, "plan": self._head.plan})
+        lines = [first, *map(_line, self.finished, self.finished.values())]
         write_atomically(self._path, ("\n".join(lines) + "\n").encode())
         self._remove_other_journals()
 
@@ -282,7 +320,27 @@ def refuse_interrupted(folder: Path, unit: str) -> None:
 
 
 def _line(number: int, done: Finished) -> str:
-    return json.dumps({"number": number, **asdict(done)})
+    return _sealed({"number": number, **asdict(done)})
+
+
+def _sealed(content: dict[str, Any]) -> str:
+    """Return a line: JSON, with the digest of all before it as the last key."""
+    body = json.dumps(content).removesuffix("}")
+    return f'{body}{_CHECK}{_digest(body.encode())}"}}'
+
+
+def _content(line: bytes) -> dict[str, Any] | None:
+    """Return the content of a line; None if it is not one that was written here."""
+    body, check, digest = line.rpartition(_CHECK.encode())
+    if not check or digest != f'{_digest(body)}"}}'.encode():
+        return None
+    with suppress(*_UNREADABLE):
+        return dict(json.loads(line))
+    return None
+
+
+def _digest(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
 
 
 def journal_paths(folder: Path) -> dict[Part, Path]:
@@ -297,15 +355,19 @@ def read_journals(folder: Path, unit: str) -> dict[Path, Record]:
 
 
 def read_journal(path: Path, unit: str | None = None) -> Record:
-    """Read a journal; a last line that a kill has cut off is left out."""
-    try:
-        first, *rest = path.read_text(encoding="utf-8").split("\n")[:-1]
-        finished = {int(row["number"]): Finished.from_json(row) for row in map(json.loads, rest)}
-        found = Record(**{**json.loads(first), "finished": finished})
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise FormatError(f"{path}: not a journal of a conversion: {error}; start over with --force") from error
+    """Read a journal; lines that cannot be believed are left out. `FormatError` if the first one is among them."""
+    first, *rest = path.read_bytes().split(b"\n")[:-1] or [b""]
+    head = _content(first)
+    if head is None or not head.keys() >= {"unit", "plan"} or PLANNED not in head["plan"]:
+        raise FormatError(
+            f"{path}: not a journal of a conversion: its first line is damaged, or of an early build; start over with "
+            "--force"
+        )
+    found = Record(head["unit"], head["plan"])
     if unit not in (None, found.unit):
         raise ConvertError(f"{path}: an interrupted conversion of another kind is there; start over with --force")
+    for line in rest:
+        found.add(line)
     return found
 
 

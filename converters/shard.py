@@ -17,7 +17,15 @@ from zb_hdf5 import BatchWriter, ChecksumError, ConvertError, ShardEntry, StoreM
 from zb_hdf5.console import format_bytes
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.engines import Progress, no_progress
-from zb_hdf5.converters.journal import FileState, Finished, Record, digests_of, require_unchanged
+from zb_hdf5.converters.journal import (
+    PLANNED,
+    FileState,
+    Finished,
+    Planned,
+    Record,
+    digests_of,
+    require_unchanged,
+)
 from zb_hdf5.converters.source import Source, SourceShard, read_groups
 from zb_hdf5.documents.document import TableInfo
 from zb_hdf5.documents.document_table import write_joined
@@ -26,13 +34,15 @@ from zb_hdf5.errors import Remedy
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.spec import CRC32_SUFFIX, DEFAULT_SPLIT, PIECES_SUFFIX, SHARD_PREFIX, pieces_path
+from zb_hdf5.spec import CRC32_SUFFIX, DEFAULT_SPLIT, NOT_KNOWN, PIECES_SUFFIX, SHARD_PREFIX, pieces_path
 
 #: The word for the files in the journal and in messages.
 SHARDS: Final = "shards"
 #: Tokens that are committed together: the unit of resume is the shard, and others may read a part of a large one.
 COMMIT_BYTES: Final = 1 << 30
 DEFAULT_SHARD_BYTES: Final = 1 << 30
+#: Of the first line of a journal: a plan of another version is that of another conversion.
+PLAN_VERSION: Final = 2
 #: Records whose pieces are moved at once.
 BLOCK_RECORDS: Final = 1 << 15
 
@@ -161,8 +171,13 @@ class Plan:
     def head(self) -> Record:
         """Return the first line of the journal: all that decides the bytes; a file stands for its content."""
         meta, fields = self.source.meta, {field.name: field.to_json() for field in self.source.meta.fields}
-        return Record(SHARDS, len(self.cuts), {
-            "version": 1,
+        planned = [
+            Planned(self.name(shard), each.split, stop - start, (stop - start) * self.source.meta.batch_tokens,
+                    NOT_KNOWN if each.documents is None else each.documents)
+            for shard, (each, (start, stop)) in enumerate(zip(self.shards, self.cuts, strict=True))
+        ]  # fmt: skip
+        return Record(SHARDS, {
+            "version": PLAN_VERSION,
             "target": self.target,
             "meta": asdict(meta) | {"dtype": meta.dtype.name, "fields": fields},
             "shuffle": self.source.shuffle,
@@ -172,6 +187,7 @@ class Plan:
             "has_pieces": self.source.has_pieces,
             "documents": [list(part) for part in self.source.document_parts],
             "files": self.files,
+            PLANNED: planned,
         })  # fmt: skip
 
     def name(self, shard: int) -> str:

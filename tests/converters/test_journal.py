@@ -1,0 +1,222 @@
+"""The journal of an interrupted conversion is not believed: junk in it costs shards, never a wrong store."""
+
+import contextlib
+import hashlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+from commandline import run, succeed
+from contents import files_in
+from contract import is_refused
+from hypothesis import given
+from hypothesis import strategies as st
+from interrupted import Failing, Stops
+
+from examples import examples
+from zb_hdf5 import ConvertError, ShardIndex, ZbError, convert, verify_store
+from zb_hdf5.commands.zb import zb
+from zb_hdf5.converters.journal import WHOLE, Part, read_journal
+
+NUM_SHARDS, NUM_FINISHED = 4, 3
+HOSTILE = [
+    None, True, -1, 3.5, 2**70, float("nan"), float("inf"), "", "val", "x", "../../etc/passwd", "\ud800", [], {}, [[]],
+    [[1, 2, 3]], {"batches": [[0, 0, 10**18]]}, {"a": None},
+]  # fmt: skip
+
+
+def save_records(path):
+    np.save(path, np.random.default_rng(1).integers(0, 99, (96, 16), dtype="<u2"))
+    return {"batch_size": 4, "seq_len": 16, "seed": 42, "num_shards": NUM_SHARDS}
+
+
+def save_documents(path):
+    for number in range(NUM_SHARDS):
+        lines = [json.dumps({"text": f"document {number} {row}"}) for row in range(9)]
+        path.with_name(f"{number}.jsonl").write_text("\n".join(lines))
+    return {"tokenizer": "byte"}
+
+
+class Interrupted:
+    """An interrupted conversion, of which some files are finished, and the result of an undisturbed one."""
+
+    def __init__(self, folder, kind):
+        self.folder, self.is_stream = folder, kind == "stream"
+        folder.mkdir()
+        self.how = save_documents(folder / "in.npy") if self.is_stream else save_records(folder / "in.npy")
+        self.convert(folder / "whole")
+        self.whole = files_in(folder / "whole")
+        with contextlib.suppress(Stops):
+            self.convert(folder / "out", engine=Failing(NUM_FINISHED), workers=None)
+        self.kept = folder / "kept"
+        shutil.move(folder / "out.partial", self.kept)
+        self.lines = (self.kept / WHOLE.journal_name).read_bytes().split(b"\n")[:-1]
+        assert len(self.lines) == 1 + NUM_FINISHED
+
+    def convert(self, destination, **how):
+        sources = sorted(self.folder.glob("*.jsonl")) if self.is_stream else self.folder / "in.npy"
+        return convert(sources, "stream" if self.is_stream else "hdf5", destination, **self.how, **{"workers": 1} | how)
+
+    def resume_with(self, content):
+        """Resume with another content of the journal; return the one error, or None where the result is right."""
+        partial = self.folder / "out.partial"
+        shutil.rmtree(self.folder / "out", ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(self.kept, partial)
+        (partial / WHOLE.journal_name).write_bytes(content)
+        failed = None
+        try:
+            report = self.convert(self.folder / "out", resume=True)
+        except ZbError as error:
+            failed = error
+        if failed is not None:
+            assert not (self.folder / "out").exists()
+            assert "--force" in str(failed)
+            return failed
+        assert files_in(self.folder / "out") == self.whole
+        self.kept_shards = report.kept.shards
+        return None
+
+
+@pytest.fixture(scope="module", params=["records", "stream"])
+def interrupted(request, tmp_path_factory):
+    return Interrupted(tmp_path_factory.mktemp("journal") / request.param, request.param)
+
+
+def sealed(content):
+    """Return a line with the digest that a journal gives it."""
+    body = json.dumps(content).removesuffix("}")
+    return f'{body}, "check": "{hashlib.sha256(body.encode()).hexdigest()}"}}'.encode()
+
+
+def opened(line):
+    content = json.loads(line)
+    del content["check"]
+    return content
+
+
+def test_lines_are_sealed_by_a_digest_and_all_are_kept(interrupted):
+    assert [sealed(opened(line)) for line in interrupted.lines] == interrupted.lines
+    assert interrupted.resume_with(b"\n".join([*interrupted.lines, b""])) is None
+    assert interrupted.kept_shards == NUM_FINISHED
+
+
+def changed(line, key, value):
+    """Return the content of a line with one value changed, of the entry if that has the key."""
+    content = opened(line)
+    (content["entry"] if key in content["entry"] else content)[key] = value
+    return content
+
+
+@pytest.mark.parametrize("seal", [sealed, lambda content: json.dumps(content).encode()], ids=["sealed", "without"])
+@pytest.mark.parametrize(("key", "value"), [
+    ("split", "val"), ("path", "../../etc/passwd"), ("path", "shard-00001-of-00004.h5"), ("number", 2), ("number", 99),
+])  # fmt: skip
+def test_path_and_split_are_those_of_the_plan(key, value, seal, interrupted):
+    head, first, *rest = interrupted.lines
+    lines = [head, *rest, seal(changed(first, key, value))]
+    assert interrupted.resume_with(b"\n".join([*lines, b""])) is None
+    assert interrupted.kept_shards == NUM_FINISHED - 1
+
+
+@pytest.mark.parametrize("interrupted", ["records"], indirect=True)
+@pytest.mark.parametrize(("key", "value"), [("num_batches", 3), ("token_count", 5), ("document_count", 7)])
+def test_counts_are_those_of_the_plan(key, value, interrupted):
+    head, first, *rest = interrupted.lines
+    assert interrupted.resume_with(b"\n".join([head, sealed(changed(first, key, value)), *rest, b""])) is None
+    assert interrupted.kept_shards == NUM_FINISHED - 1
+
+
+@pytest.mark.parametrize("junk", [b"{}", b"[]", b"7", b"null", b"", b"\xff\x00", b"[" * 200_000, b'{"a":' * 99_999])
+def test_a_line_of_junk_costs_its_shard_and_a_first_line_of_junk_is_refused(junk, interrupted):
+    head, first, *rest = interrupted.lines
+    assert interrupted.resume_with(b"\n".join([head, junk, *rest, b""])) is None
+    assert interrupted.kept_shards == NUM_FINISHED - 1
+    error = interrupted.resume_with(b"\n".join([junk, first, *rest, b""]))
+    assert "not a journal" in str(error)
+
+
+def test_lines_of_an_early_build_have_no_digest_and_are_not_believed(interrupted):
+    head, *rest = interrupted.lines
+    without = [json.dumps(opened(line)).encode() for line in rest]
+    assert interrupted.resume_with(b"\n".join([head, *without, b""])) is None
+    assert interrupted.kept_shards == 0
+    early = json.dumps(opened(head)).encode()
+    assert "of an early build" in str(interrupted.resume_with(b"\n".join([early, *rest, b""])))
+
+
+@st.composite
+def journals(draw, lines):
+    """Return the lines of a journal, some of which are junk."""
+    lines = list(lines)
+    for _ in range(draw(st.integers(1, 3))):
+        number = draw(st.integers(0, len(lines) - 1))
+        kind = draw(st.sampled_from(["value", "cut", "bytes", "gone", "twice", "swapped"]))
+        line = lines[number]
+        if kind == "value" and line.startswith(b"{"):
+            lines[number] = draw(hostile(line))
+        elif kind == "cut":
+            lines[number] = line[: draw(st.integers(0, len(line)))]
+        elif kind == "bytes" and line:
+            place = draw(st.integers(0, len(line) - 1))
+            lines[number] = line[:place] + draw(st.binary(max_size=9)) + line[place + 1 :]
+        elif kind == "gone" and len(lines) > 1:
+            del lines[number]
+        elif kind == "twice":
+            lines.append(line)
+        elif kind == "swapped":
+            lines[0], lines[number] = lines[number], lines[0]
+    end = draw(st.sampled_from([b"\n", b"\n", b"", b"\n\n"]))
+    return b"\n".join(lines) + end
+
+
+@st.composite
+def hostile(draw, line):
+    """Return a line in which one value is another one, or is not there; its digest is the old one."""
+    try:
+        content = json.loads(line)
+    except ValueError:
+        return line
+    target, key = None, None
+    inner = content
+    while isinstance(inner, (dict, list)) and inner and (target is None or draw(st.booleans())):
+        target = inner
+        key = draw(st.sampled_from(sorted(inner) if isinstance(inner, dict) else range(len(inner))))
+        inner = inner[key]
+    if target is None:
+        return line
+    if draw(st.booleans()) and isinstance(target, dict):
+        del target[key]
+    else:
+        target[key] = draw(st.sampled_from(HOSTILE))
+    return json.dumps(content).encode("ascii")
+
+
+@examples(60)
+@given(data=st.data())
+def test_whatever_a_journal_has_the_result_is_right_or_one_message(data, interrupted):
+    interrupted.resume_with(data.draw(journals(interrupted.lines)))
+
+
+def test_a_merge_takes_path_and_split_from_the_plan(tmp_path):
+    how = save_records(tmp_path / "in.npy")
+    for job in range(2):
+        convert(tmp_path / "in.npy", "hdf5", tmp_path / "out", **how, part=(job, 2))
+    journal = tmp_path / "out.partial" / Part(1, 2).journal_name
+    head, first, *rest = journal.read_bytes().split(b"\n")[:-1]
+    for content in (sealed(changed(first, "split", "val")), first.replace(b'"train"', b'"val"'), b"{}"):
+        assert content != first
+        journal.write_bytes(b"\n".join([head, content, *rest, b""]))
+        assert len(read_journal(journal).finished) == 1
+        said = run(zb, "index", "merge", tmp_path / "out")
+        assert said.exit_code == 1
+        assert "1 of 4 shards are missing, of part 1 of 2" in said.stderr
+    later = opened(head)
+    later["plan"]["version"] = 99
+    journal.write_bytes(b"\n".join([sealed(later), first, *rest, b""]))
+    is_refused(ConvertError, lambda: convert(tmp_path / "in.npy", "hdf5", tmp_path / "out", **how, resume=True))
+    convert(tmp_path / "in.npy", "hdf5", tmp_path / "out", **how, part=(1, 2), overwrite=True)
+    succeed(zb, "index", "merge", tmp_path / "out")
+    assert set(ShardIndex.load(tmp_path / "out").table.values["split"]) == {"train"}
+    assert {report.outcome.value for report in verify_store(tmp_path / "out")} == {"verified"}

@@ -126,6 +126,17 @@ def test_windows_of_a_stream(targets, tmp_path, folder):
     require_in_cache(folder, path, rank=1, **options)
 
 
+def test_windows_behind_the_last_whole_batch_of_a_state_are_copied_too(tmp_path, folder):
+    write_stream(tmp_path / "s.h5", random_tokens(1, 1, 9000, "uint16").reshape(-1), [9000], chunk_tokens=512)
+    with Loader(tmp_path / "s.h5", batch_size=60, seq_len=64, rank=0, world_size=1) as loader:
+        state = loader.state_dict() | {"position": 100}  # 120 windows have the order of two batches, 20 follow them
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    words = ("--state", tmp_path / "state.json", "--batch-size", 2, "--ranks", "0-7", "--world-size", WORLD)
+    assert staged(tmp_path / "s.h5", folder, *words)["copied"] > 0
+    for rank in (0, 7):
+        require_in_cache(folder, tmp_path / "s.h5", state=state, rank=rank, batch_size=2, seq_len=64)
+
+
 def test_units_that_are_there_are_not_copied_again(store, folder, monkeypatch):
     with monkeypatch.context() as patch:
         times = iter(range(0, 10**6, 60))

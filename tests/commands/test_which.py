@@ -116,6 +116,34 @@ def test_documents_behind_windows_are_those_of_their_tokens(tmp_path):
     assert "no batch 99" in run(tmp_path / "s.h5", "--batch", 99, code=1)
 
 
+def test_windows_behind_the_last_whole_batch_of_a_state_are_named(tmp_path):
+    with HDF5ShardWriter(tmp_path / "s.h5") as writer:
+        writer.write_document(np.arange(30 * 8 + 1))
+    how = {"seq_len": 8, "targets": True, "rank": 0, "world_size": 1}
+    with Loader(tmp_path / "s.h5", batch_size=13, **how) as loader:
+        (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+        with Loader(tmp_path / "s.h5", batch_size=3, **how) as resumed:
+            resumed.load_state_dict(loader.state_dict())
+            steps = [x[:, 0].tolist() for x, _ in resumed]
+    assert steps[-1] == [27 * 8, 28 * 8, 29 * 8]
+    for step in (0, 8, 9):
+        [found] = run(tmp_path / "s.h5", "--state", tmp_path / "state.json", "--step", step, "--batch-size", 3)
+        assert [row["start"] for row in found["rows"]] == steps[step]
+
+
+def test_info_counts_the_records_that_fill_no_step(tmp_path, store):
+    np.save(tmp_path / "s.npy", np.arange(300 * 4 + 1))
+    shape = ("--batch-size", 64, "--seq-len", 4)
+    found = report_of(zb, "info", tmp_path / "s.npy", *shape, "--world-size", 2)["epoch"]
+    counts = {"records": 300, "steps": 2, "left_out": 44}
+    assert found == {"batch_size": 64, "seq_len": 4, "world_size": 2} | counts
+    text = "300 records: 4 steps of 64 x 4 on 1 rank, and 44 that drop_last=True leaves out (last= reads them)"
+    assert text in succeed(zb, "info", tmp_path / "s.npy", *shape).stdout
+    assert "120 records: 24 steps of 5 x 16 on 1 rank\n" in succeed(zb, "info", store, "--batch-size", 5).stdout
+    assert "pass batch_size and seq_len" in run_zb("info", tmp_path / "s.npy", "--batch-size", 64).stderr
+    assert "must divide the stored 16" in run_zb("info", store, "--seq-len", 5).stderr
+
+
 @pytest.mark.parametrize("value", [None, "7", 1.5, True, [7], {"a": 7}, -1, 2**70])
 def test_a_value_of_a_state_that_cannot_be_is_told(value, store, tmp_path):
     mixed = MixedLoader({"a": store}, {"a": 1}, rank=0, world_size=1)

@@ -25,7 +25,8 @@ def offsets_of(lengths):
 
 
 def plan_of(order, batch_size, rank, world_size, drop_last):
-    return StepPlan(order, batch_size, rank, world_size, drop_last, batch_size, True, True)
+    last = "drop" if drop_last else "fill"
+    return StepPlan(order, batch_size, rank, world_size, last, batch_size, True, True)
 
 
 @given(LENGTHS, st.integers(1, 9), st.sampled_from(["truncate", "drop"]))

@@ -469,5 +469,5 @@ def test_a_loader_shows_where_it_stands(tmp_path):
         next(loader)
         assert repr(loader) == (
             f"Loader({str(tmp_path / 't.h5')!r}, batch_size=4, seq_len=8, shuffle='global', seed=42, epoch=0, "
-            "position=8, rank=0, world_size=2)"
+            "position=8, rank=0, world_size=2, num_records=20, last='drop', left_out=4)"
         )

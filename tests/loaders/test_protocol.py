@@ -61,6 +61,12 @@ LOADERS = {
     "Loader of a stream": lambda data: zb_hdf5.Loader(
         data / "stream.h5", batch_size=4, seq_len=16, targets=True, **ALONE
     ),
+    "Loader of a stream, short": lambda data: zb_hdf5.Loader(
+        data / "stream.h5", batch_size=7, seq_len=16, last="short", dtype=torch.int32, **RANK
+    ),
+    "Loader of a stream, masked": lambda data: zb_hdf5.Loader(
+        data / "stream.h5", batch_size=7, seq_len=16, targets=True, last="masked", shuffle="records", **RANK
+    ),
     "FollowingLoader": lambda data: zb_hdf5.FollowingLoader(data / "a.h5", **ALONE),
     "MixedLoader": lambda data: mixture(data, **ALONE),
     "MixedLoader, prefetch": lambda data: mixture(data, prefetch=2, **RANK),
@@ -205,6 +211,7 @@ def test_the_boundary_token_stands_before_or_after_each_document(data):
 DEVICES = {
     "Loader": "loader",
     "Loader, records": "loader",
+    "Loader of a stream, masked": "loader",
     "DocumentLoader, pack": "document_loader",
     "TextLoader, after": "text_loader",
 }

@@ -1,8 +1,10 @@
 """Loaders over objects: many reads under way, in order, and in any process."""
 
+import numpy as np
 import pytest
 import torch
-from contract import check_loader, is_refused, random_tokens
+from contents import write_stream
+from contract import assert_same, check_loader, is_refused, random_tokens, taken
 from torch.utils.data import DataLoader
 
 from zb_hdf5 import Loader
@@ -45,6 +47,19 @@ def test_other_shapes_targets_and_dtypes(store):
         for (x, y), (a, b) in zip(loader, expected, strict=True):
             assert torch.equal(x, a)
             assert torch.equal(y, b)
+
+
+@pytest.mark.parametrize("last", ["fill", "short", "masked"])
+def test_the_last_step_is_that_of_a_local_store(web, last):
+    write_stream(web.folder / "s.h5", np.arange(23 * 16 + 1), [100, 269], chunk_tokens=64)
+    for rank in range(3):
+        options = {"batch_size": 4, "seq_len": 16, "targets": True, "last": last, "rank": rank, "world_size": 3}
+        for more in ({}, {"documents": True}):
+            with (
+                Loader(f"{web.url}/s.h5", **options, **more) as far,
+                Loader(web.folder / "s.h5", **options, **more) as near,
+            ):
+                assert_same(taken(far, 2), taken(near, 2))
 
 
 def test_many_reads_are_under_way_and_no_more_than_are_wanted(store):

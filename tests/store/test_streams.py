@@ -377,6 +377,8 @@ def test_a_stream_needs_a_shape_and_a_store_has_one(tmp_path, tokens, write_file
         is_refused(errors.ZbError, lambda path=path: open_reader(path), match="pass batch_size and seq_len")
     with pytest.raises(errors.ArgumentError, match="do not fill one batch"):
         open_reader(tmp_path / "s.h5", batch_size=100, seq_len=51)
+    with pytest.raises(errors.ArgumentError, match="5,000 tokens do not fill one batch of 1 x 5,000 and 1 more"):
+        Loader(tmp_path / "s.h5", batch_size=1, seq_len=5000, targets=True)
     write_file(tmp_path / "b.h5", tokens)
     with pytest.raises(errors.ArgumentError, match="is no token stream"):
         open_reader(tmp_path / "b.h5", batch_size=1, seq_len=5)

@@ -14,7 +14,7 @@ import numpy as np
 from zb_hdf5.console import Output, counted, format_bytes, format_count, message_of, typed
 from zb_hdf5.converters.journal import journal_paths, read_journal
 from zb_hdf5.documents.document_table import DocumentTable
-from zb_hdf5.errors import ChecksumError, FormatError, UnavailableError, UnverifiableError, ZbError
+from zb_hdf5.errors import ArgumentError, ChecksumError, FormatError, UnavailableError, UnverifiableError, ZbError
 from zb_hdf5.files.objects import object_size
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.publishing import leftover_of_dead_writer
@@ -22,7 +22,7 @@ from zb_hdf5.files.ranges import Extents, network_file_system
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT
 from zb_hdf5.store.index import ShardIndex, find_index
-from zb_hdf5.store.opening import is_stream, open_reader
+from zb_hdf5.store.opening import is_stream, open_for_loader, open_reader
 from zb_hdf5.store.shards import StoreReader, open_tokens
 from zb_hdf5.store.verify import Outcome, ShardReport
 from zb_hdf5.text.tokenizers import tokenizer_named
@@ -117,6 +117,29 @@ def _describe_batches(reader: BatchReader) -> dict[str, Any]:
         "sha256": reader.sha256,
         **({} if is_store else {"layout": describe_layout(getattr(reader, "extents", None), meta.batch_bytes)}),
     }
+
+
+def describe_epoch(
+    path: Path, batch_size: int | None, seq_len: int | None, world_size: int, **options: Any
+) -> dict[str, int]:
+    """Return the records of an epoch of a loader without targets, its steps, and the records that fill no step."""
+    with open_for_loader(path, batch_size, seq_len, 0, split=DEFAULT_SPLIT, **options) as reader:
+        shape = batch_size or reader.batch_size, seq_len or reader.seq_len
+        if reader.seq_len % shape[1]:
+            raise ArgumentError(f"{path}: seq_len must divide the stored {reader.seq_len:,}, found {shape[1]:,}")
+        records = reader.num_records * (reader.seq_len // shape[1])
+    steps, left_out = divmod(records, shape[0] * world_size)
+    found = {"batch_size": shape[0], "seq_len": shape[1], "world_size": world_size, "records": records}
+    return {**found, "steps": steps, "left_out": left_out}
+
+
+def epoch_text(epoch: dict[str, int]) -> str:
+    """Return the result of `describe_epoch` in words."""
+    each = f"{epoch['batch_size']:,} x {epoch['seq_len']:,} on {counted(epoch['world_size'], 'rank')}"
+    text = f"{counted(epoch['records'], 'record')}: {counted(epoch['steps'], 'step')} of {each}"
+    if not epoch["left_out"]:
+        return text
+    return f"{text}, and {epoch['left_out']:,} that drop_last=True leaves out (last= reads them)"
 
 
 def describe_layout(extents: Extents | None, batch_bytes: int) -> dict[str, Any] | None:

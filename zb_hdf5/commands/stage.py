@@ -19,6 +19,7 @@ from zb_hdf5.files.ranges import read_ahead
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batch_reader import GROUP_BYTES, BatchReader
 from zb_hdf5.loaders.loader import Loader
+from zb_hdf5.loaders.order import records_in
 from zb_hdf5.packages import require_package
 from zb_hdf5.store.cache import Cache, column_of
 
@@ -49,12 +50,15 @@ def stage_batches(
 
 
 def batches_of_ranks(loader: Loader, ranks: Iterable[int], world_size: int) -> npt.NDArray[np.int64]:
-    """Return the stored batches that some ranks read from the loader's position to the end of its epoch, ascending."""
-    position, needed = loader.state_dict()["position"], np.zeros(loader.reader.num_batches, bool)
+    """Return the stored batches that some ranks read from the loader's position to the end of its epoch, ascending.
+
+    The rest behind the last whole batch counts as one.
+    """
+    position, needed = loader.state_dict()["position"], np.zeros(loader.reader.num_batches + 1, bool)
     for rank in ranks:
         plan = replace(loader.plan, rank=rank, world_size=world_size)
         for request in plan.requests_from(position):
-            needed[request if isinstance(request, int) else request // plan.records_per_batch] = True
+            needed[records_in(request, plan.records_per_batch) // plan.records_per_batch] = True
     return np.flatnonzero(needed)
 
 

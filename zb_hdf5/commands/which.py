@@ -26,10 +26,10 @@ from zb_hdf5.files.paths import any_path
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.mixture import MixedLoader
-from zb_hdf5.loaders.order import IndexArray
+from zb_hdf5.loaders.order import IndexArray, records_in
 from zb_hdf5.loaders.state import MAX_COUNT, require_kind
 from zb_hdf5.spec import DEFAULT_SPLIT
-from zb_hdf5.store.opening import is_stream, open_reader
+from zb_hdf5.store.opening import is_stream, open_for_loader
 from zb_hdf5.store.shards import StoreReader, windows_of
 from zb_hdf5.text.tokenizers import Tokenizer
 
@@ -112,8 +112,7 @@ def origins(
         requests = [(loader, stores[0], request) for request in loader.plan.requests_of_steps(steps)]
     found = []
     for rank, (one, name, request) in enumerate(requests):
-        size = one.reader.batch_size  # a whole batch is asked for only where its records are the loader's
-        records = np.arange(request * size, (request + 1) * size) if isinstance(request, int) else request
+        records = records_in(request, one.plan.records_per_batch)
         found.append(_origin({"rank": rank, "source": name}, one.reader, records, one.seq_len, **text))
     return found
 
@@ -160,7 +159,7 @@ def _opened(store: str, state: dict[str, Any], path: Path) -> str | BatchReader:
         return store
     try:
         batch_size, seq_len, overlap = windows_of(state.get("fingerprint"))
-        return open_reader(store, split=DEFAULT_SPLIT, batch_size=batch_size, seq_len=seq_len, overlap=overlap)
+        return open_for_loader(store, batch_size, seq_len, overlap, split=DEFAULT_SPLIT)
     except ArgumentError as error:
         raise StateError(f"{path}: {error}") from error
 

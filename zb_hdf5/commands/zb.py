@@ -77,21 +77,31 @@ def zb() -> None:
 @zb.command(short_help="Describe a file, store or unfinished conversion.")
 @click.argument("path", type=STORE)
 @dataset_options
+@click.option("--batch-size", type=FROM_1, help="Show the epoch of a loader with this batch size. [default: as stored]")
+@click.option("--seq-len", type=FROM_1, help="Show the epoch of a loader of so many tokens. [default: as stored]")
+@click.option("--world-size", type=FROM_1, default=1, help="Ranks of that loader.")
 @output_options
-def info(path: Path, dataset: str | None, axes: str | None) -> Output:
+def info(
+    path: Path, dataset: str | None, axes: str | None, batch_size: int | None, seq_len: int | None, world_size: int
+) -> Output:
     """Describe PATH: shape, tokens, documents, splits, and the layout of its batches.
 
     A .partial folder is described by the progress of its conversion.
 
     \b
     Example: zb info data/train
+    Example: zb info stream.h5 --batch-size 64 --seq-len 1024 --world-size 8
     """
-    from zb_hdf5.commands.info import describe, describe_lines, interrupted
+    from zb_hdf5.commands.info import describe, describe_epoch, describe_lines, epoch_text, interrupted
 
     if found := interrupted(path):
         return found
     description = describe(path, dataset, axes)
-    return Output(description, describe_lines(description))
+    lines = describe_lines(description)
+    if batch_size or seq_len:
+        epoch = describe_epoch(path, batch_size, seq_len, world_size, dataset=dataset, axes=axes)
+        return Output({**description, "epoch": epoch}, [*lines, ("epoch", epoch_text(epoch))])
+    return Output(description, lines)
 
 
 @zb.command(short_help="Show rows or documents as text.")

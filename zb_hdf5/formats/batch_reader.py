@@ -53,6 +53,8 @@ class BatchReader:
         Shape, dtype and origin.
     num_batches
         Batches that are committed.
+    rest
+        Records behind the last whole batch, fewer than one: windows at the end of a token stream. Else 0.
     complete
         False while a writer is still at work; then `refresh` may find more.
     sha256
@@ -72,6 +74,7 @@ class BatchReader:
     """
 
     backend: str
+    rest: int = 0
     compressed: CompressedTokens | None = None
     foreign_dataset: str | None = None
 
@@ -220,8 +223,8 @@ class BatchReader:
 
     @property
     def num_records(self) -> int:
-        """Records in all batches."""
-        return self.num_batches * self.meta.batch_size
+        """Records in all batches, and behind the last one."""
+        return self.num_batches * self.meta.batch_size + self.rest
 
     def read_record(self, index: SupportsIndex) -> TokenArray:
         """Return one record, shape (S,), read-only; record r is row `r % B` of batch `r // B`."""
@@ -295,7 +298,8 @@ class BatchReader:
         flat = self.tokens.flat() if self.stride == self.meta.seq_len else None
         if flat is None or len(flat) % seq_len:
             rows = np.empty((len(records), seq_len), self.dtype)
-            self.tokens.gather(self._starts_of(records, seq_len), rows)
+            if len(records):
+                self.tokens.gather(self._starts_of(records, seq_len), rows)
         else:
             rows = flat.reshape(-1, seq_len).take(records, axis=0, mode="clip")
         return from_numpy()(rows.astype(dtype))
@@ -507,15 +511,21 @@ class BatchReader:
         return self.read_pieces(np.arange(number * size, (number + 1) * size))
 
     def will_need(self, index: SupportsIndex, count: int = 1) -> None:
-        """Announce that `count` batches from `index` on will be read soon; the kernel may begin to fetch them."""
-        first = self._check(index)
-        self._check(first + count - 1)
+        """Announce that `count` batches from `index` on will be read soon; the kernel may begin to fetch them.
+
+        The last one may be the rest behind the last whole batch.
+        """
+        first = self._check_begun(index)
+        self._check_begun(first + count - 1)
         size, overlap = self.batch_size * self.stride, self.seq_len - self.stride
-        self.tokens.will_need(first * size, (first + count) * size + overlap)
+        self.tokens.will_need(first * size, min((first + count) * size + overlap, self.tokens.num_tokens))
 
     def is_cached(self, index: SupportsIndex) -> bool:
-        """Return whether a batch can be read without waiting for a disk, as far as the system reports it."""
-        return self.tokens.ready(self._check(index) * self.batch_size * self.stride)
+        """Return whether a batch can be read without waiting for a disk, as far as the system reports it.
+
+        Of the rest behind the last whole batch too.
+        """
+        return self.tokens.ready(self._check_begun(index) * self.batch_size * self.stride)
 
     def refresh(self) -> int:
         """Show the batches that a writer has committed since; return `num_batches`. A published file has none."""
@@ -536,6 +546,11 @@ class BatchReader:
         if not 0 <= number < self.num_batches:
             raise BatchIndexError(f"{self.path}: no batch {number:,}: expected an index in 0..{self.num_batches - 1:,}")
         return number
+
+    def _check_begun(self, index: SupportsIndex) -> int:
+        """Return the number of a batch, or of the rest behind the last whole one."""
+        number = operator.index(index)
+        return number if self.rest and number == self.num_batches else self._check(number)
 
     def _starts_of(self, records: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
         """Return the positions of records of `length` tokens, a divisor of `seq_len`."""

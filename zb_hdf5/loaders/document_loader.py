@@ -139,7 +139,7 @@ def packed_steps(
     while step := list(islice(batches, plan.world_size)):
         live += sum(map(len, step))
         if len(step) < plan.world_size:
-            if plan.drop_last:
+            if plan.last == "drop":
                 return
             again = chain.from_iterable(_cut(plan, documents, 0, max_tokens) for _ in repeat(None))
             step += islice(again, plan.world_size - len(step))
@@ -349,7 +349,8 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         if self.shuffle == "lengths":  # with "pad" only, which has a batch size
             order = LengthOrder(self.documents, size, self.bucket_batches, seed=self.seed, epoch=epoch)
         skip = Skip.of(self.skip, epoch, count)
-        plan = StepPlan(order, size, self.rank, self.world_size, self.drop_last, size, True, True, skip)
+        last = "drop" if self.drop_last else "fill"
+        plan = StepPlan(order, size, self.rank, self.world_size, last, size, True, True, skip)
         if next(self._steps(plan, 0), None) is None:
             raise ArgumentError(
                 f"{self.path}: {count:,} documents are too few for a step of {self.world_size:,} ranks; "

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Self, TypeAlias
 from zb_hdf5.documents.document import WantedSpans
 from zb_hdf5.errors import ArgumentError, Remedy, StateError, UnavailableError, ZbError
 from zb_hdf5.files.paths import local_path
-from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.loaders.order import Skip, StepPlan, checked_skip, make_order, require_positive, resolve_rank
+from zb_hdf5.formats.batch_reader import BatchReader, require_choice
+from zb_hdf5.loaders.order import LASTS, Skip, StepPlan, checked_skip, make_order, require_positive, resolve_rank
 from zb_hdf5.loaders.state import MAX_COUNT, STATE_VERSION, require_count, require_fields, require_kind
 from zb_hdf5.loaders.steps import StepReader, cuda_device
 from zb_hdf5.spec import DEFAULT_SPLIT, LIVE_PREFIX
@@ -259,6 +259,16 @@ def masked_numbers(mask_documents: Collection[int]) -> tuple[int, ...]:
         ) from None
 
 
+def _last_step(last: str | None, drop_last: bool, targets: bool) -> str:
+    """Return the value of `last`, which `drop_last` stands for where none is given."""
+    if last is None:
+        return "drop" if drop_last else "fill"
+    require_choice("last", last, LASTS)
+    if last == "masked" and not targets:
+        raise ArgumentError('last="masked" gives rows of padding the target -100: it needs targets=True')
+    return last
+
+
 class Loader(EpochLoader[Any]):
     """Iterates over the batches of a store: one epoch per `iter`, as tensors of shape (batch_size, seq_len).
 
@@ -281,8 +291,7 @@ class Loader(EpochLoader[Any]):
         RANK and WORLD_SIZE, else those of a task that `srun` started, else 0 of 1. Ranks that must see the same data
         (tensor or pipeline parallel) pass their data-parallel rank.
     drop_last
-        Every rank makes the same number of steps either way. True: the last records of the epoch's order that do not
-        fill a step of all ranks are left out. False: the last step is filled up from the start of the order.
+        True stands for `last="drop"`, False for `last="fill"`; without effect where `last` is given.
     batch_size, seq_len
         Shape of the tensors; default: as stored. Any `batch_size`; a `seq_len` that divides the stored one. For a token
         stream (see `open_reader`) they are the shape of its windows, and x and y of `targets` have all of `seq_len`.
@@ -300,6 +309,13 @@ class Loader(EpochLoader[Any]):
         True: yield `(x, y)`, the records without their last and without their first token: views of one tensor. Where
         it is stored which parts of the records are padding, y is -100 there, and with `documents` or `spans` also where
         the next token belongs to another document.
+    last
+        The last step of an epoch, if fewer records are left than all ranks take in a step. Every rank makes the same
+        number of steps in any case. "drop": these records are left out, and the step with them. "fill": the step is
+        filled up with records from the start of the order, which come twice. "short": its batches have fewer rows, and
+        none on a rank for which no record is left. "masked": its batches have all of their rows; those for which no
+        record is left hold token 0, the target -100, fields of 0, and no document or span (needs `targets`). An
+        evaluation with "short" or "masked" counts each record once. It is no part of a state, which fits any other.
     tokenizer
         As for `load_tokenizer`, or a tokenizer: refuse a store whose tokens another one has made.
     fields
@@ -371,6 +387,7 @@ class Loader(EpochLoader[Any]):
         rank: int | None = None,
         world_size: int | None = None,
         drop_last: bool = True,
+        last: str | None = None,
         batch_size: int | None = None,
         seq_len: int | None = None,
         prefetch: int | str = "auto",
@@ -404,7 +421,8 @@ class Loader(EpochLoader[Any]):
             )
         self._fingerprint = source.fingerprint  # now: a checkpoint must not depend on reading the file again
         self.rank, self.world_size = resolve_rank(rank, world_size)
-        self.shuffle, self.block_size, self.seed, self.drop_last = shuffle, block_size, seed, drop_last
+        self.shuffle, self.block_size, self.seed = shuffle, block_size, seed
+        self.last = _last_step(last, drop_last, targets)
         self.batch_size = source.batch_size if batch_size is None else batch_size
         self._length = source.seq_len if seq_len is None else seq_len
         self.targets = targets
@@ -445,16 +463,16 @@ class Loader(EpochLoader[Any]):
 
     def plan_of_epoch(self, epoch: int) -> StepPlan:
         """Return which records this rank reads at each step of an epoch. `plan` is that of the current one."""
-        reader = self.reader
-        records_per_batch = reader.meta.batch_tokens // self._length
+        reader, parts = self.reader, self.reader.seq_len // self._length
+        records_per_batch = reader.batch_size * parts
         order = make_order(
             self.shuffle, reader.num_batches, seed=self.seed, epoch=epoch, block_size=self.block_size,
             records_per_batch=records_per_batch,
         )  # fmt: skip
         return StepPlan(
-            order, self.batch_size, self.rank, self.world_size, self.drop_last, records_per_batch,
+            order, self.batch_size, self.rank, self.world_size, self.last, records_per_batch,
             scattered=self.shuffle == "records", whole_records=self._length == reader.seq_len,
-            skip=Skip.of(self.skip, epoch, reader.num_batches * records_per_batch),
+            skip=Skip.of(self.skip, epoch, reader.num_records * parts), rest=reader.rest * parts,
         )  # fmt: skip
 
     def set_batch_size(self, batch_size: int) -> None:
@@ -540,7 +558,8 @@ class Loader(EpochLoader[Any]):
     def __repr__(self) -> str:
         shape = f"batch_size={self.batch_size}, seq_len={self.seq_len}, shuffle={self.shuffle!r}, seed={self.seed}"
         where = f"epoch={self.epoch}, position={self._position}, rank={self.rank}, world_size={self.world_size}"
-        return f"{type(self).__name__}({str(self.path)!r}, {shape}, {where})"
+        records = f"num_records={self.num_records}, last={self.last!r}, left_out={self.plan.num_left_out}"
+        return f"{type(self).__name__}({str(self.path)!r}, {shape}, {where}, {records})"
 
     def close(self) -> None:
         """End the reading threads, and close the reader."""
@@ -555,7 +574,7 @@ class FollowingLoader(Loader):
     """Iterates over a store, or a lone `.h5.partial`, while its writer adds to it: one epoch, in stored order.
 
     A step is given out when the records of all ranks are committed, so all ranks make the same steps, however far
-    apart they look. The iteration ends with the store, where `drop_last` decides about the rest. No step is read ahead.
+    apart they look. The iteration ends with the store, where `last` decides about the rest. No step is read ahead.
 
     A state taken here goes on in any loader over the same store, growing or finished. One of a lone file is of no use
     after the file has grown: such a file has no digest of its final content.
@@ -615,8 +634,9 @@ class FollowingLoader(Loader):
         raise TypeError(f"{self.path}: a FollowingLoader has no length: the store still grows")
 
     def plan_of_epoch(self, epoch: int) -> StepPlan:
-        """Return the steps that are there now: the last one is filled up when the store is complete."""
-        return replace(super().plan_of_epoch(epoch), drop_last=self.drop_last or not self.reader.complete)
+        """Return the steps that are there now: the last one may be incomplete when the store is complete."""
+        plan = super().plan_of_epoch(epoch)
+        return plan if self.reader.complete else replace(plan, last="drop")
 
     def _end_of_epoch(self, epoch: int) -> int:
         if not self.reader.complete:

@@ -85,7 +85,7 @@ def _period(shares: tuple[int, ...]) -> IndexArray:
 
 
 #: Options of a `Loader` that mean nothing in a mixture, or something else in each source.
-_UNFIT: Final = frozenset({"device", "epoch", "drop_last", "skip", "mask_documents"})
+_UNFIT: Final = frozenset({"device", "epoch", "drop_last", "last", "skip", "mask_documents"})
 
 
 class MixedLoader(TokenLoader[Any]):

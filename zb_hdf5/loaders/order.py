@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, count, repeat
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -39,14 +39,28 @@ _MIX2: Final = 0x94D049BB133111EB
 #: The variables of a Slurm step, for its tasks only: a batch script is rank 0 of SLURM_NTASKS too, of which no other
 #: runs, and the shell of `salloc` can be a step of one task in a job of many.
 STEP_VARIABLES: Final = (("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), ("SLURM_PROCID", "SLURM_NTASKS"))
-#: The reads of one step: a whole stored batch, or the numbers of its records.
-Request: TypeAlias = int | npt.NDArray[np.int64]
+#: Endings of an epoch: the records that do not fill a step of all ranks are left out, or the last step is filled up
+#: from the start of the order, has fewer rows, or has rows of padding.
+LASTS: Final = ("drop", "fill", "short", "masked")
 #: Steps of a reading that are resolved at once: first, and at most.
 FIRST_BLOCK, LAST_BLOCK = 64, 4096
 #: Positions of an epoch whose order is computed as a whole where single steps are asked for: 1 MiB of numbers.
 TABLE_POSITIONS: Final = 1 << 17
 #: Steps whose records are computed at once where single steps of a longer epoch are asked for.
 STEPS_AT_ONCE: Final = 64
+#: The reads of a step without padding: a whole stored batch, or the numbers of its records.
+StoredRequest: TypeAlias = int | npt.NDArray[np.int64]
+
+
+class PaddedRecords(NamedTuple):
+    """Records, and rows of padding behind them that fill up a batch."""
+
+    records: npt.NDArray[np.int64]
+    batch_size: int
+
+
+#: The reads of one step.
+Request: TypeAlias = StoredRequest | PaddedRecords
 
 
 class Order(ABC):
@@ -255,11 +269,12 @@ class StepPlan:
     batch_size: int
     rank: int
     world_size: int
-    drop_last: bool  # False: the last step is filled up from the start of the order
+    last: str  # one of `LASTS`
     records_per_batch: int  # of a stored batch
     scattered: bool  # the order parts the records of a stored batch
     whole_records: bool  # a record is a stored record, not a part of one
     skip: Skip = Skip()
+    rest: int = 0  # records behind the last stored batch, which follow those of the order as they are stored
 
     @property
     def step(self) -> int:
@@ -267,18 +282,36 @@ class StepPlan:
         return self.batch_size * self.world_size
 
     @property
-    def num_records(self) -> int:
-        """Positions of the epoch."""
+    def num_ordered(self) -> int:
+        """Positions of the order."""
         return self.order.n if self.scattered else self.order.n * self.records_per_batch
+
+    @property
+    def num_records(self) -> int:
+        """Positions of the epoch: those of the order, and then those of the rest."""
+        return self.num_ordered + self.rest
 
     @property
     def num_live(self) -> int:
         """Live positions of the epoch."""
         return self.skip.live(self.num_records)
 
+    @property
+    def num_left_out(self) -> int:
+        """Live positions of the epoch that no step takes."""
+        return max(0, self.num_live - self.steps_from(0) * self.step)
+
     def indices(self, live: npt.NDArray[np.int64]) -> IndexArray:
         """Return the record at each of some live positions: those of a batch follow each other unless scattered."""
         positions = self.skip.positions_of(live)
+        if not self.rest or positions.max(initial=0) < self.num_ordered:
+            return self._ordered(positions)
+        found = positions.astype(np.int64)  # a record of the rest has the number of its position
+        in_order = positions < self.num_ordered
+        found[in_order] = self._ordered(positions[in_order])
+        return found
+
+    def _ordered(self, positions: npt.NDArray[np.int64]) -> IndexArray:
         if self.scattered:
             return self.order.indices(positions)
         batches, rows = np.divmod(positions, self.records_per_batch)
@@ -286,16 +319,41 @@ class StepPlan:
 
     def steps_from(self, position: int) -> int:
         """Return how many steps there are from `position` to the end of the epoch."""
-        left = max(0, self.num_live - self.skip.live(position))
-        return left // self.step if self.drop_last else -(-left // self.step)
+        complete, left = self._steps_left(position)
+        return complete + (left > 0 and self.last != "drop")
+
+    def _steps_left(self, position: int) -> tuple[int, int]:
+        """Return how many steps from `position` on are complete on all ranks, and the live positions behind them."""
+        return divmod(max(0, self.num_live - self.skip.live(position)), self.step)
 
     def requests_from(self, position: int) -> Iterator[Request]:
         """Yield the reads of this rank from `position` to the end of the epoch."""
-        return chain.from_iterable(map(requests_in, self.blocks_from(position)))
+        return chain(chain.from_iterable(map(requests_in, self.blocks_from(position))), self.last_from(position))
+
+    def last_from(self, position: int) -> list[Request]:
+        """Return the read of this rank in the last step of the epoch, if that is no complete one of all ranks."""
+        complete, left = self._steps_left(position)
+        if not left or self.last == "drop":
+            return []
+        return [self._last_at(self.skip.live(position) + complete * self.step)]
+
+    def _last_at(self, live: int) -> Request:
+        """Return the read of this rank in a step that begins at a live position, and is not complete."""
+        end, size = self.num_live, self.batch_size
+        start = live + self.rank * size
+        if self.last == "fill":
+            start %= end
+        if start + size <= end:
+            return requests_in(self._reads_at(np.array([start])))[0]
+        positions = np.arange(start, start + size)
+        if self.last == "fill":
+            return self.indices(positions % end)
+        records = self.indices(positions[positions < end])
+        return records if self.last == "short" else PaddedRecords(records, size)
 
     def blocks_from(self, position: int) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield the reads of this rank from `position` to the end of the epoch, in growing blocks."""
-        steps, start = self.steps_from(position), self.skip.live(position)
+        """Yield the reads of this rank in the complete steps from `position` on, in growing blocks."""
+        steps, start = self._steps_left(position)[0], self.skip.live(position)
         most = min(LAST_BLOCK, max(FIRST_BLOCK, TABLE_POSITIONS // (1 if self.is_whole else self.batch_size)))
         first, size = 0, FIRST_BLOCK
         while first < steps:
@@ -311,7 +369,11 @@ class StepPlan:
 
     def requests_of_steps(self, steps: npt.NDArray[np.int64]) -> list[Request]:
         """Return the reads of this rank at steps that are counted from the start of the epoch."""
-        return requests_in(self._block_at(steps * self.step))
+        is_last = steps >= self._steps_left(0)[0]
+        found: list[Request] = [*requests_in(self._block_at(steps[~is_last] * self.step))]
+        for place in np.flatnonzero(is_last).tolist():
+            found.insert(place, self._last_at(int(steps[place]) * self.step))
+        return found
 
     @property
     def is_whole(self) -> bool:
@@ -320,17 +382,27 @@ class StepPlan:
         return is_stored and not self.scattered and not self.skip.ranges
 
     def _block_at(self, live: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the reads at steps that begin at live positions: stored batches, 1-D, or the records of each, 2-D."""
-        end, size = self.num_live, self.batch_size
-        starts = live + self.rank * size
+        """Return the reads of this rank in complete steps, which begin at live positions."""
+        return self._reads_at(live + self.rank * self.batch_size)
+
+    def _reads_at(self, starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the reads of batches that begin at live positions: stored ones, 1-D, or the records of each, 2-D."""
+        size = self.batch_size
         if self.is_whole and not np.any(starts % size):
-            return self.order.indices(starts % end // size)
-        return self.indices((starts[:, np.newaxis] + np.arange(size)) % end)
+            return self.order.indices(starts // size)
+        return self.indices(starts[:, np.newaxis] + np.arange(size))
 
 
-def requests_in(block: npt.NDArray[np.int64]) -> list[Request]:
+def requests_in(block: npt.NDArray[np.int64]) -> list[StoredRequest]:
     """Return the requests of a block: numbers of stored batches, or an array of records for each step."""
     return block.tolist() if block.ndim == 1 else list(block)
+
+
+def records_in(request: Request, records_per_batch: int) -> IndexArray:
+    """Return the records of a request."""
+    if isinstance(request, int):
+        return np.arange(request * records_per_batch, (request + 1) * records_per_batch)
+    return request.records if isinstance(request, PaddedRecords) else request
 
 
 class StepRequests:
@@ -338,6 +410,7 @@ class StepRequests:
 
     def __init__(self, plan: StepPlan) -> None:
         self.plan, self.count = plan, plan.steps_from(0)
+        self._num_complete = plan.num_live // plan.step
         self._is_table = self.count * (1 if plan.is_whole else plan.batch_size) <= TABLE_POSITIONS
         self._block, self._requests = -1, plan.requests_of_steps(np.arange(self.count if self._is_table else 0))
 
@@ -347,13 +420,14 @@ class StepRequests:
         if not -self.count <= step < self.count:
             raise IndexError(step)
         step, plan = step % self.count, self.plan
+        if step >= self._num_complete:
+            return plan.requests_of_steps(np.array([step]))[0]
         if plan.is_whole:
-            start = step * plan.step + plan.rank * plan.batch_size
-            return plan.order.index(start % plan.num_records // plan.batch_size)
+            return plan.order.index(step * plan.world_size + plan.rank)
         block, within = divmod(step, STEPS_AT_ONCE)
         if block != self._block:
             first = block * STEPS_AT_ONCE
-            steps = np.arange(first, min(first + STEPS_AT_ONCE, self.count))
+            steps = np.arange(first, min(first + STEPS_AT_ONCE, self._num_complete))
             self._requests, self._block = plan.requests_of_steps(steps), block
         return self._requests[within]
 

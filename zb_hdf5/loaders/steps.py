@@ -17,7 +17,7 @@ from itertools import chain, groupby, islice, repeat
 from math import prod
 from operator import getitem
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ from zb_hdf5.files.objects import MAX_READS, reads_at_once
 from zb_hdf5.files.ranges import MAX_THREADS, Key, Result, network_file_system, read_ahead
 from zb_hdf5.files.tokens import FileTokens, Tokens, Wait
 from zb_hdf5.formats.batch_reader import BatchReader, from_numpy, require_choice
-from zb_hdf5.loaders.order import STEPS_AT_ONCE, Request, StepPlan, requests_in
+from zb_hdf5.loaders.order import STEPS_AT_ONCE, PaddedRecords, Request, StepPlan, StoredRequest, requests_in
 from zb_hdf5.packages import require_package
 from zb_hdf5.spec import NO_CODEC
 
@@ -134,9 +134,9 @@ def depth_of(
 
 
 def hint_ahead(
-    read: Callable[[Request], Result],
+    read: Callable[[StoredRequest], Result],
     will_need: Callable[[int, int], None],
-    requests: Iterator[Request],
+    requests: Iterator[StoredRequest],
     records_per_batch: int,
     depth: int = 64,
 ) -> Iterator[Result]:
@@ -144,7 +144,7 @@ def hint_ahead(
     # Each batch is announced once, although shuffled records come back to it: 64 KiB reads in random order from a cold
     # disk then ran at 0.9 of its sequential bandwidth, in 4 threads at 0.65. Neighbours are announced together: with
     # one call each, a cold epoch in stored order took twice the processor time.
-    coming, announced = deque[Request](), set[int]()
+    coming, announced = deque[StoredRequest](), set[int]()
     while group := list(islice(requests, HINTED_TOGETHER)):
         parts = [np.array([one]) if isinstance(one, int) else one // records_per_batch for one in group]
         new = np.array(sorted(set(np.concatenate(parts).tolist()) - announced), np.int64)
@@ -383,15 +383,18 @@ class StepReader:
         if masked:
             require_masked(reader.path, masked, len(self._table), self._targets)
 
-    def _with_values(self, request: Request, tokens: torch.Tensor, pieces: Pieces | None) -> Any:
-        """Return the step of a request: a dictionary with its tokens, (B, seq_len), or the pair (x, y)."""
+    def _with_values(self, request: StoredRequest, tokens: torch.Tensor, pieces: Pieces | None) -> Any:
+        """Return the step of a request: a dictionary with its tokens, (B, seq_len), or the pair (x, y).
+
+        There may be more tokens than records are requested: rows of padding.
+        """
         step: dict[str, Any] = {"tokens": tokens if self._inputs == self._seq_len else tokens[:, : self._inputs]}
         if self._targets:
             step["targets"] = as_tensor(self._targets_of(tokens.numpy(), pieces))
         if not self.as_dict:
             return tokens[:, :-1], step["targets"][:, : tokens.shape[1] - 1]
         for name in self._fields:
-            step[name] = as_tensor(self._field(name, request))
+            step[name] = as_tensor(self._field(name, request, len(tokens)))
         if pieces is None or not self._ends_documents:
             return step
         pieces = pieces.first_columns(self._inputs) if self._inputs < self._seq_len else pieces
@@ -411,7 +414,7 @@ class StepReader:
             raise ArgumentError(f"{self._reader.path}: holds no table of documents any more")
         return self._reader.documents
 
-    def _pieces(self, request: Request) -> Pieces:
+    def _pieces(self, request: StoredRequest) -> Pieces:
         if isinstance(request, int):
             return self._reader.read_batch_pieces(request)
         return self._reader.read_pieces(request, self._seq_len)
@@ -442,32 +445,53 @@ class StepReader:
             views.ignore(found, pieces, np.isin(self._table.number_of(pieces.offsets), self._masked))
         return found[:, : self._inputs]
 
-    def _field(self, name: str, request: Request) -> npt.NDArray[Any]:
+    def _field(self, name: str, request: StoredRequest, num_rows: int) -> npt.NDArray[Any]:
+        """Return the values of the records of a request, and 0 in the rows behind them."""
         values = self._reader.field(name)
         shape = value_shape(values)
-        count = self._reader.meta.batch_size if isinstance(request, int) else len(request)
-        out = np.empty((count, self._seq_len * prod(shape)), values.dtype)
         if isinstance(request, int):
+            out = np.empty((num_rows, self._seq_len * prod(shape)), values.dtype)
             values.read_into(request, out)
         else:
-            values.read_records_into(request, out)
-        return out.reshape(count, self._seq_len, *shape)[:, : self._inputs]
+            out = np.zeros((num_rows, self._seq_len * prod(shape)), values.dtype)
+            values.read_records_into(request, out[: len(request)])
+        return out.reshape(num_rows, self._seq_len, *shape)[:, : self._inputs]
 
     def read(self, request: Request) -> Step:
         """Read one step on the CPU: a stored batch by its number, or any records by theirs."""
+        if isinstance(request, PaddedRecords):
+            return self._read_padded(request)
         whole = self._whole
         tokens = whole.read(request) if whole is not None and isinstance(request, int) else self._tokens(request)
         return (tokens[:, :-1], tokens[:, 1:]) if self._splits else self._step(request, tokens)
 
-    def _read_by_position(self, request: Request) -> Any:
+    def _read_padded(self, request: PaddedRecords) -> Step:
+        """Read records, and put rows of padding behind them, whose tokens are 0 and no targets."""
+        records, num_rows = request
+        stored = self._tokens(records)
+        tokens = stored.new_zeros((num_rows, self._seq_len))
+        tokens[: len(records)] = stored
+        if self._is_plain:
+            inputs, targets = tokens[:, :-1], tokens[:, 1:].clone()
+            targets[len(records) :] = views.IGNORED_TARGET
+            return inputs, targets
+        pieces = None
+        if self._needs_pieces:
+            pieces = views.concatenate([self._pieces(records), views.padding(num_rows - len(records), self._seq_len)])
+        step: Any = self._with_values(records, tokens, pieces)
+        targets = step["targets"] if self.as_dict else step[1]
+        targets[len(records) :] = views.IGNORED_TARGET
+        return cast("Step", step)
+
+    def _read_by_position(self, request: StoredRequest) -> Any:
         return self._step(request, self._tokens(request))
 
-    def _tokens(self, request: Request) -> torch.Tensor:
+    def _tokens(self, request: StoredRequest) -> torch.Tensor:
         if isinstance(request, int):
             return self._read_batch(request)
         return self._reader.read_records_torch(request, self._seq_len, self._dtype)
 
-    def _step(self, request: Request, tokens: torch.Tensor) -> Any:
+    def _step(self, request: StoredRequest, tokens: torch.Tensor) -> Any:
         """Return a step but for the pairs that are two views of the tokens: these are made on the device."""
         if self._is_plain:
             return tokens
@@ -475,8 +499,16 @@ class StepReader:
 
     def read_all(self, plan: StepPlan, position: int) -> Generator[Step]:
         """Yield the steps of a plan from a position on."""
-        steps = self._read_blocks(plan, plan.blocks_from(position))
-        return ((tokens[:, :-1], tokens[:, 1:]) for tokens in steps) if self._splits else steps
+        blocks = self._read_blocks(plan, plan.blocks_from(position))
+        steps = ((tokens[:, :-1], tokens[:, 1:]) for tokens in blocks) if self._splits else blocks
+        last = plan.last_from(position)
+        return self._and_last(steps, last) if last else steps
+
+    def _and_last(self, steps: Generator[Step], last: list[Request]) -> Generator[Step]:
+        """Yield steps, and then the one that is read by itself: it may have fewer rows, or rows of padding."""
+        with contextlib.closing(steps):
+            yield from steps
+        yield from read_to(self._device, self.read, iter(last), 0, threads=1)
 
     def _read_blocks(self, plan: StepPlan, blocks: Iterator[npt.NDArray[np.int64]]) -> Generator[Any]:
         """Read blocks in the page cache one after the other, and the rest as is fastest for its disk or server."""

@@ -98,16 +98,23 @@ def open_reader(
         If it cannot be opened.
     """
     shape, is_stream_shape = (batch_size, seq_len, overlap), None not in (batch_size, seq_len) or overlap > 0
-    return _open_cached(
+    reader = _open_cached(
         any_path(path), shape, is_stream_shape, cache=cache, cache_bytes=cache_bytes, backend=backend, split=split,
         access=access, verify=verify, dataset=dataset, axes=axes,
     )  # fmt: skip
+    with on_failure(reader.close):
+        if reader.rest and not reader.num_batches:
+            raise ArgumentError(
+                f"{path}: {reader.num_records:,} records do not fill one batch of {reader.batch_size:,} x "
+                f"{reader.seq_len:,}; pass a smaller batch_size"
+            )
+    return reader
 
 
 def open_for_loader(
     path: str | os.PathLike[str], batch_size: int | None, seq_len: int | None, overlap: int, **options: Any
 ) -> BatchReader:
-    """Open a path as `open_reader` does, whatever it holds: only a stream takes the shape."""
+    """Open a path as `open_reader` does, whatever it holds: only a stream takes the shape, and needs no whole batch."""
     shape = (None, None, 0) if None in (batch_size, seq_len) else (batch_size, seq_len, overlap)
     return _open_cached(any_path(path), shape, False, **options)
 
@@ -117,10 +124,11 @@ _Shape: TypeAlias = tuple[int | None, int | None, int]
 
 
 def _open_cached(
-    path: Path, shape: _Shape, is_stream_shape: bool, *, cache: str | os.PathLike[str] | None,
-    cache_bytes: int | str | None, backend: str, **how: Any,
+    path: Path, shape: _Shape, is_stream_shape: bool, *, cache: str | os.PathLike[str] | None = None,
+    cache_bytes: int | str | None = None, backend: str = "auto", **given: Any,
 ) -> BatchReader:  # fmt: skip
     """Return the reader, behind a cache where one is asked for."""
+    how: dict[str, Any] = {"access": "auto", "verify": "auto", "dataset": None, "axes": None, "split": None, **given}
     require_options(how["access"], how["verify"])
     require_choice("backend", backend, ("auto", *FORMATS))
     if how["axes"] is not None:
@@ -211,7 +219,7 @@ def _open_file(
         reader.record_documents = StoreDocuments.of_file(reader, how["verify"]) if reader.complete else None
     elif shape[0] is not None and reader.batch_size == 1:  # records
         reader.meta = replace(reader.meta, batch_size=shape[0])
-        reader.num_batches //= shape[0]
+        reader.num_batches, reader.rest = divmod(reader.num_batches, shape[0])
     return reader
 
 

@@ -367,7 +367,8 @@ class StoreReader(BatchReader):
     """Reads a store as one sequence of batches, or a token stream as batches of its windows. See `BatchReader`.
 
     A window begins each `stride` tokens; with an overlap, its last tokens begin the next one, so that targets miss
-    none. `windows` is their batch size, sequence length and overlap; None: single tokens. Windows are less than a
+    none. `windows` is their batch size, sequence length and overlap; None: single tokens. Those behind the last whole
+    batch are records as well; `dropped_tokens` counts the tokens behind the whole batches. Windows are less than a
     chunk: "auto" compares nothing, and "batch" reads whole chunks.
     """
 
@@ -396,9 +397,9 @@ class StoreReader(BatchReader):
         if is_stream:
             self.backend, self.max_token = "stream", index.max_token
             self.take_windows(*(windows or (1, 1, 0)))
-            if windows and not self.num_batches:
+            if windows and not self.num_records:
                 raise ArgumentError(
-                    f"{path}: {self.num_tokens:,} tokens do not fill one batch of {windows[0]:,} x {windows[1]:,}"
+                    f"{path}: {self.num_tokens:,} tokens do not fill one batch of 1 x {windows[1]:,}"
                     + (f" and {windows[2]} more" if windows[2] else "")
                 )
             return
@@ -413,7 +414,8 @@ class StoreReader(BatchReader):
         if overlap < 0:
             raise ArgumentError(f"overlap must be at least 0, found {overlap}")
         meta, tokens = self.index.meta, max(0, self.num_tokens - overlap)
-        self.num_batches = tokens // seq_len // batch_size if batch_size * seq_len > 0 else 0
+        num_windows = tokens // seq_len if batch_size * seq_len > 0 else 0
+        self.num_batches, self.rest = divmod(num_windows, max(1, batch_size))
         self.meta = StoreMeta(
             batch_size, seq_len + overlap, meta.dtype, total_records=self.num_batches * batch_size,
             vocab_size=meta.vocab_size, tokenizer=meta.tokenizer, fields=meta.fields, field=meta.field,
@@ -496,9 +498,9 @@ class StoreReader(BatchReader):
         other = copy.copy(self)
         try:
             other.take_windows(windows_of(fingerprint)[0], self.stride, self.overlap)
-        except ArgumentError:  # the stream has no batch of that size
+        except ArgumentError:  # no stream has batches of that size
             return self
-        return other if other.num_batches and other.fingerprint == fingerprint else self
+        return other if other.num_records and other.fingerprint == fingerprint else self
 
     @property
     def has_documents(self) -> bool:

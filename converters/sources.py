@@ -155,12 +155,12 @@ def kind_of(path: Path, conversion: Conversion) -> tuple[str, SourceKind]:
 
 
 def _found(path: Path, dataset: str | None) -> str:
-    from zb_hdf5.store.opening import is_stream
+    from zb_hdf5.store.opening import foreign_dataset, is_stream
 
     for name, kind in SOURCES.items():
         if path.name.endswith(kind.suffixes) or any(_holds(path, suffix) for suffix in kind.suffixes):
             return name
-    return STREAM if dataset is None and is_stream(path) else "auto"
+    return STREAM if dataset is None and is_stream(path) and foreign_dataset(path) is None else "auto"
 
 
 def _holds(folder: Path, suffix: str) -> bool:

@@ -70,8 +70,9 @@ class StoreSource(Source):
         self.counts = Counts(self.num_batches * self.meta.batch_tokens + dropped)
         self.counts.drop("remainder", dropped)
         self.description = {"format": backend, "path": str(path)}
-        self.identity = {"fingerprint": reader.fingerprint, "dataset": dataset}
-        is_own = not (dataset or windows)
+        self._dataset = dataset
+        self.identity = {"fingerprint": reader.fingerprint, "dataset": dataset or reader.foreign_dataset}
+        is_own = not (reader.foreign_dataset or windows)
         # the file and the digest of batches that are one
         self._files = {(0, self.num_batches): (reader.path, reader.sha256)} if is_own else {}
         self._bases: dict[str, int] = {}  # the first token of each split, in the offsets of pieces
@@ -199,8 +200,9 @@ class StoreSource(Source):
     def check_reads(self) -> None:
         """Read with `verify="batch"`. A lone `.batch` and a foreign dataset have nothing to compare with."""
         if self._reader.backend == "stream":
-            if self.identity["dataset"] is None:  # a stream is compared once: rows are cut from it anywhere
-                require_digests(self._path)
+            # a stream is compared once, where it has digests: rows are cut from it anywhere
+            if isinstance(self._reader, StoreReader) and self._reader.index.has_digests:
+                require_digests(self._path, dataset=self._dataset)
         elif self._reader.sha256 is not None:
             self._reader.close()
             self._reader = open_reader(self._path, backend=self._backend, verify="batch")

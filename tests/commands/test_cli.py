@@ -260,14 +260,17 @@ def test_info_and_verify_of_a_live_and_of_a_compressed_file(tmp_path, places, gz
 
 def test_info_and_verify_of_a_foreign_file(tmp_path):
     for name, dtype, code, text in (
-        ("i.h5", "i8", 6, "NOT VERIFIED: no digest is stored: "),
+        ("i.h5", "i8", 6, "NOT VERIFIED: tokens: a dataset of another origin has no digests; "),
         ("f.h5", "f8", 1, "has no integer dataset"),
     ):
         with h5py.File(tmp_path / name, "w") as h5:
             h5["tokens"] = batches(3).astype(dtype)
         assert text in said(code, "verify", tmp_path / name)
+    assert info(tmp_path / "i.h5")["num_batches"] == info(tmp_path / "i.h5", "--dataset", "tokens")["num_batches"] == 3
+    with h5py.File(tmp_path / "i.h5", "r+") as h5:
+        h5["mask"] = np.ones((3, 4), "u1")
     assert "--dataset" in one_error(run(zb, "info", tmp_path / "i.h5"))
-    assert info(tmp_path / "i.h5", "--dataset", "tokens")["num_batches"] == 3
+    assert "NOT VERIFIED: no digest is stored: " in said(6, "verify", tmp_path / "i.h5")
 
 
 @pytest.fixture
@@ -624,7 +627,7 @@ def doctor(path, code=0):
 def test_a_faster_access_is_named(tmp_path, tokens, write_file, monkeypatch):
     path = write_file(tmp_path / "x.h5", tokens).path
     times_s = {"auto": 1.0, "mmap": 2.0, "pread": 0.9}
-    monkeypatch.setattr("zb_hdf5.commands.doctor._pass_s", lambda path, access, steps: times_s[access])
+    monkeypatch.setattr("zb_hdf5.commands.doctor._pass_s", lambda path, access, choice, steps: times_s[access])
     assert doctor(path)["reads"]["state"] == "ok"
     times_s["pread"] = 0.8
     assert doctor(path)["reads"]["remedy"] == "access='pread' is faster here by a fifth and more"

@@ -1,5 +1,8 @@
 """HDF5 files of other programs: masks are not taken for tokens, and the one dataset of integers is found."""
 
+import json
+import re
+
 import h5py
 import numpy as np
 import pytest
@@ -8,7 +11,7 @@ from commandline import one_error, report_of, run_zb
 from contents import batches_of
 from contract import is_refused, random_tokens
 
-from zb_hdf5 import Loader, convert, errors, open_reader
+from zb_hdf5 import Loader, convert, errors, open_reader, verify_store
 
 ONE_RANK = {"rank": 0, "world_size": 1}
 AXES = "batch,record,token"
@@ -199,3 +202,140 @@ def report_of_zb(*arguments, code=0):
 def one_error_of_usage(result):
     assert result.exit_code == 2, result.output
     return result.stderr
+
+
+# --- one dataset of integers is found ------------------------------------------------------------------------------
+SHAPES = {"batches": (24, 5, 32), "records": (120, 32), "stream": (3840,)}
+
+
+@pytest.fixture(params=SHAPES)
+def lone(request, tmp_path):
+    """Return the path of a file with one dataset of integers, the arguments that give it a shape, and its tokens."""
+    tokens = random_tokens(24, 5, 32).astype("<i4") % VOCABULARY
+    with h5py.File(tmp_path / "lone.h5", "w") as h5:
+        h5["group/ids"] = tokens.reshape(SHAPES[request.param])
+        h5["weights"], h5["text"] = np.zeros((4, 5)), np.zeros(3, "S2")
+        h5.attrs["format"] = "of another program"
+    shape = {} if request.param == "batches" else {"batch_size": 5}
+    return tmp_path / "lone.h5", shape | ({"seq_len": 32} if request.param == "stream" else {}), tokens
+
+
+def flags(shape):
+    return [text for name, value in shape.items() for text in (f"--{name.replace('_', '-')}", value)]
+
+
+def test_the_only_integer_dataset_is_read_without_its_name(lone, tmp_path):
+    path, shape, tokens = lone
+    np.testing.assert_array_equal(batches_of(path, **shape), tokens)
+    with open_reader(path, **shape) as found, open_reader(path, dataset="group/ids", **shape) as named:
+        assert (found.fingerprint, found.meta, found.access) == (named.fingerprint, named.meta, "h5py")
+    with Loader(path, shuffle="sequential", **shape, **ONE_RANK) as loader:
+        np.testing.assert_array_equal(torch.stack(list(loader)).numpy(), tokens)
+        state = loader.state_dict()
+    with Loader(path, dataset="group/ids", shuffle="sequential", **shape, **ONE_RANK) as loader:
+        loader.load_state_dict(state)
+    convert(path, "batch", tmp_path / "o.batch", workers=1, **shape)  # also without the name of its format
+    np.testing.assert_array_equal(batches_of(tmp_path / "o.batch").reshape(-1, 32), tokens.reshape(-1, 32))
+
+
+def test_nothing_is_promised_that_compares_what_has_no_digest(lone):
+    path, shape, _ = lone
+    for verify in ("batch", "store"):
+        is_refused(
+            errors.UnverifiableError,
+            lambda verify=verify: open_reader(path, verify=verify, **shape),
+            lambda verify=verify: Loader(path, verify=verify, **shape, **ONE_RANK),
+            match="a dataset of another origin has no digests",
+        )
+    for options in ((), ("--dataset", "group/ids")):
+        found = report_of_zb("info", path, *options)
+        assert (found["tokens"], found["dataset"], found["verified"]) == (3840, "group/ids", "none")
+        text = run_zb("info", path, *options).output
+        assert "reads        not checked: no crc32 is stored" in text
+        assert 'verify="batch"' not in text
+        verdict = report_of_zb("verify", path, *options, code=6)
+        assert [file["missing"] for file in verdict["files"]] == [f"group/ids: {MISSING}"]
+        text = run_zb("verify", path, *options).output
+        assert text.splitlines()[-1].endswith("NOT VERIFIED: there is nothing to compare the file with")
+    assert [report.missing for report in verify_store(path)] == [f"group/ids: {MISSING}"]
+
+
+MISSING = "a dataset of another origin has no digests; convert it to a store, which keeps them from then on"
+
+
+def test_every_command_that_looks_finds_the_dataset_and_takes_its_name(lone, tmp_path):
+    path, shape, tokens = lone
+    with Loader(path, seed=3, **shape, **ONE_RANK) as loader:
+        (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    stored = {} if len(shape) < 2 else shape
+    for options in ((), ("--dataset", "group/ids")):
+        rows = report_of_zb("show", path, "--batch", 2, *flags(stored), *options)["rows"]
+        size = 1 if shape and not stored else 5
+        expected = tokens.reshape(-1, size, 32)[2]
+        assert [row["parts"][0]["tokens"] for row in rows] == expected.tolist()
+        report = tmp_path / f"report{len(options)}.html"
+        assert report_of_zb("report", path, "-o", report, *options)["tokens"] == 3840
+        assert "problem" not in {each["state"] for each in report_of_zb("doctor", path, *options)["findings"]}
+        of_batch = report_of_zb("which", path, "--batch", 1, *flags(stored), *options)
+        assert of_batch["batches"]
+        command = ("which", path, "--state", tmp_path / "state.json", "--step", 1)
+        of_step = report_of_zb(*command, *(flags(shape) if len(shape) == 1 else ()), *options)
+        assert sum(len(row.get("rows", [0])) for row in of_step["batches"][0]["rows"]) == 5
+
+
+def test_of_several_integer_datasets_the_option_and_all_of_them_are_named(tmp_path):
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as h5:
+        h5["ids"], h5["group/mask"] = np.zeros((20, 32), "<i4"), np.zeros((20, 32), "u1")
+    listed = "group/mask (20, 32) uint8, ids (20, 32) int32"
+    is_refused(
+        errors.FormatError,
+        lambda: open_reader(path),
+        lambda: Loader(path, **ONE_RANK),
+        lambda: convert(path, "batch", tmp_path / "o.batch", workers=1),
+        match=re.escape(f"pass dataset= with one of its integer datasets: {listed}") + "$",
+    )
+    for command in (
+        ("info", path), ("show", path), ("report", path, "-o", tmp_path / "r.html"), ("doctor", path),
+        ("which", path, "--batch", 0), ("convert", "hdf5-to-batch", path, tmp_path / "o.batch"),
+    ):  # fmt: skip
+        message = one_error(run_zb(*command), 1)
+        assert re.search("pass --dataset .*" + re.escape(listed) + "$", message), message
+    assert "no digest is stored" in run_zb("verify", path).output
+    assert run_zb("verify", path).exit_code == 6
+    with h5py.File(path, "r+") as h5:
+        for number in range(20):
+            h5[f"more/{number:02}"] = np.zeros(3, "<i4")
+    is_refused(errors.FormatError, lambda: open_reader(path), match="more/07.* and 12 more$")
+
+
+def test_a_dataset_of_a_wrong_name_is_no_other_one(lone):
+    path, _, _ = lone
+    for command in ("info", "show", "verify", "doctor"):
+        output = run_zb(command, path, "--dataset", "nothing").output
+        assert "expected a dataset 'nothing'" in output
+
+
+def test_repair_and_rebuild_leave_files_of_other_programs_alone(lone):
+    path = lone[0].rename(lone[0].with_name("shard-00000.h5"))
+    before = path.read_bytes()
+    for command in (("repair", path), ("index", "rebuild", path.parent)):
+        assert one_error(run_zb(*command), 6) == f"{path}: group/ids: {MISSING}"
+    assert (path.read_bytes(), list(path.parent.iterdir())) == (before, [path])
+
+
+def test_axes_are_taken_by_every_command_that_takes_a_dataset(tmp_path):
+    path = written(tmp_path / "x.h5", model_zoo())
+    with Loader(path, axes=AXES, **ONE_RANK) as loader:
+        (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    for command in (
+        ("info", path), ("show", path), ("report", path, "-o", tmp_path / "r.html"), ("doctor", path),
+        ("which", path, "--batch", 0), ("which", path, "--state", tmp_path / "state.json", "--step", 0),
+        ("convert", "hdf5-to-batch", path, tmp_path / "o.batch"),
+    ):  # fmt: skip
+        assert "entry 1 holds only 0 and 1" in one_error(run_zb(*command), 1)
+        assert run_zb(*command, "--axes", AXES).exit_code == 0
+    assert report_of_zb("verify", path, "--axes", AXES, code=6)["files"][0]["missing"] == f"data: {MISSING}"
+    for command in ("info", "show", "verify", "doctor"):
+        is_stream = written(tmp_path / "stream.h5", np.arange(100))
+        assert "axes='batch,record,token'" in run_zb(command, is_stream, "--axes", AXES).output

@@ -118,8 +118,8 @@ def test_nothing_outside_of_a_foreign_file_is_followed(make, tmp_path):
         h5["same"] = h5py.SoftLink("there/batches")
         make(h5, "batches", (2, *SHAPE), np.dtype("<u4"))
     is_refused(errors.FormatError, lambda: open_reader(tmp_path / "x.h5", dataset="batches"), match="nothing outside")
-    with pytest.raises(errors.FormatError, match=r"pass dataset= .*: there/batches \(2, 4, 1024\) uint32$"):
-        open_reader(tmp_path / "x.h5")
+    with open_reader(tmp_path / "x.h5") as reader:  # the only one whose bytes are in the file
+        assert (reader.foreign_dataset, len(reader)) == ("there/batches", 2)
     with open_reader(tmp_path / "x.h5", dataset="same") as reader:  # a soft link that stays in the file
         assert len(reader) == 2
 

@@ -25,7 +25,7 @@ from zb_hdf5.files.tokens import Wait
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.packages import require_package
-from zb_hdf5.store.opening import is_stream, open_reader
+from zb_hdf5.store.opening import NO_CHOICE, Choice, is_stream, open_reader
 from zb_hdf5.store.shards import StoreReader
 
 GOOD_RUNS: Final = 4
@@ -51,7 +51,7 @@ class Finding:
         return f"{self.state}: {self.text}" + (f"; {self.remedy}" if self.remedy else "")
 
 
-def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
+def diagnose(path: str | os.PathLike[str], choice: Choice = NO_CHOICE) -> list[Finding]:
     """Return the findings about a path or URL and this machine; `UnavailableError` where nothing could train."""
     require_package("torch", "torch")
     path = any_path(path)
@@ -65,8 +65,8 @@ def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
         findings += [Finding("file system", "ok", network or "local"), _locks(folder, network)]
     start_s = time.perf_counter()
     try:
-        size = 1 if is_stream(path) else None
-        reader = open_reader(path, batch_size=size, seq_len=size)
+        size = 1 if is_stream(path, **choice) else None
+        reader = open_reader(path, batch_size=size, seq_len=size, **choice)
     except UnavailableError as error:
         return [*findings, Finding("open", "problem", message_of(error))]
     except OSError as error:
@@ -82,7 +82,7 @@ def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
             findings.append(Finding("filters", "problem", message_of(error)))
         if first is not None:
             findings.append(Finding("first batch", "ok", f"after {(time.perf_counter() - start_s) * 1000:.1f} ms"))
-            findings += [_speed(reader)] if size is None and reader.complete else []
+            findings += [_speed(reader, choice)] if size is None and reader.complete else []
         findings += [] if is_remote else [_layout(reader), _open_files(reader)]
     return findings
 
@@ -129,14 +129,14 @@ def _open_files(reader: BatchReader) -> Finding:
     return _note_if(kept < shards, "open files", text, "raise it")
 
 
-def _speed(reader: BatchReader) -> Finding:
+def _speed(reader: BatchReader, choice: Choice) -> Finding:
     """Time a shuffled pass by default, and by each access that local plain files have."""
     is_remote, batch_bytes = isinstance(reader.path, RemotePath), reader.meta.batch_bytes
     steps = max(1, min(reader.num_batches, PASS_BYTES[is_remote] // batch_bytes))
     is_plain = not is_remote and reader.access != "h5py" and reader.tokens.wait is Wait.LOCAL
     accesses, times_s = ["auto", "mmap", "pread"] if is_plain else ["auto"], dict[str, float]()
     for access in accesses * (1 if is_remote else PASSES + 1):  # the first one brings the pages
-        times_s[access] = min(_pass_s(reader.path, access, steps), times_s.get(access, math.inf))
+        times_s[access] = min(_pass_s(reader.path, access, choice, steps), times_s.get(access, math.inf))
     rates = [f"{name} {steps * batch_bytes / each_s / 1e6:,.0f} MB/s" for name, each_s in times_s.items()]
     best = min(times_s, key=lambda name: times_s[name])
     slow = times_s["auto"] > max(WORTH_NAMING * times_s[best], LEAST_PASS_S)
@@ -144,9 +144,9 @@ def _speed(reader: BatchReader) -> Finding:
     return _note_if(slow, "reads", text, f"access={best!r} is faster here by a fifth and more")
 
 
-def _pass_s(path: Path, access: str, steps: int) -> float:
+def _pass_s(path: Path, access: str, choice: Choice, steps: int) -> float:
     """Return the seconds of the first steps of an epoch."""
-    with Loader(path, access=access, rank=0, world_size=1) as loader:
+    with Loader(path, access=access, rank=0, world_size=1, **choice) as loader:
         start_s = time.perf_counter()
         for _ in islice(loader, steps):
             pass

@@ -22,7 +22,7 @@ from zb_hdf5.files.ranges import Extents, network_file_system
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT
 from zb_hdf5.store.index import ShardIndex, find_index
-from zb_hdf5.store.opening import is_stream, open_for_loader, open_reader
+from zb_hdf5.store.opening import NO_CHOICE, Choice, foreign_dataset, is_stream, open_for_loader, open_reader
 from zb_hdf5.store.shards import StoreReader, open_tokens
 from zb_hdf5.store.verify import Outcome, ShardReport
 from zb_hdf5.text.tokenizers import tokenizer_named
@@ -40,17 +40,18 @@ _OUTCOMES: Final = {
 }
 
 
-def describe(path: str | os.PathLike[str], dataset: str | None = None, axes: str | None = None) -> dict[str, Any]:
+def describe(path: str | os.PathLike[str], choice: Choice = NO_CHOICE) -> dict[str, Any]:
     """Return a JSON-able description of a file or store."""
-    path = any_path(path)
-    is_tokens, local = is_stream(path, dataset=dataset), not isinstance(path, RemotePath)
-    with open_tokens(path, dataset=dataset) if is_tokens else open_reader(path, dataset=dataset, axes=axes) as opened:
+    path, dataset = any_path(path), choice["dataset"]
+    is_tokens, local = is_stream(path, **choice), not isinstance(path, RemotePath)
+    with open_tokens(path, dataset=dataset) if is_tokens else open_reader(path, **choice) as opened:
         meta, index, files, own = opened.meta, None, [opened.path], {} if is_tokens else _describe_batches(opened)
         if isinstance(opened, StoreReader):
             files, index = opened.paths, opened.index if not is_tokens or find_index(path) else None
             own = own or _describe_stream(opened)
         return {
             "path": str(path),
+            "dataset": foreign_dataset(path, dataset),
             **own,
             "dtype": meta.dtype.name,
             "vocab_size": meta.vocab_size or None,
@@ -97,7 +98,16 @@ def _describe_stream(store: StoreReader) -> dict[str, Any]:
         "tokens": store.num_tokens,
         "documents": store.document_count if store.has_documents or store.paths[0].suffix == ".npy" else None,
         "boundary_token_id": None if boundary == NO_BOUNDARY else boundary,
+        "crc32": _has_crc32(store),
     }
+
+
+def _has_crc32(stream: StoreReader) -> bool:
+    """Return whether a stream has digests that `verify="batch"` compares its chunks with."""
+    compared = stream.compared_tokens()
+    if compared is not None:
+        compared.close()
+    return compared is not None
 
 
 def _describe_batches(reader: BatchReader) -> dict[str, Any]:
@@ -263,6 +273,7 @@ def describe_lines(description: dict[str, Any]) -> Lines:
         shuffled = ", not shuffled" if d.get("shuffle") == "none" else shuffled
         count = f"{d['total_records']:,}" if d["total_records"] else "unknown number"
         lines.append(("records", f"{count} before batching{shuffled}"))
+    lines = [("dataset", d["dataset"])] * (d["dataset"] is not None) + lines
     lines = [("path", d["path"]), *lines, *_document_lines(d), *_field_lines(d), *_origin_lines(d), *_split_lines(d)]
     if "layout" in d:
         unpacked = "codec" in d and d["access"] != "h5py"
@@ -320,9 +331,10 @@ def _reads_text(d: dict[str, Any]) -> str:
     """Return the reads that are compared with their crc32."""
     if d["verified"] != "none":
         return "each batch that is read whole is compared with its crc32"
-    if d["kind"] == "stream":
+    if d["kind"] == "stream" and d["crc32"]:
         return 'not checked: a window is less than a chunk; verify="batch" reads and checks whole chunks'
-    return "not checked: " + ("no crc32 is stored" if d["state"] == "complete" else "its writer has not finished")
+    grows = d["kind"] != "stream" and d["state"] != "complete"
+    return "not checked: " + ("its writer has not finished" if grows else "no crc32 is stored")
 
 
 def layout_text(layout: dict[str, Any] | None) -> str:

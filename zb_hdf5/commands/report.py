@@ -19,6 +19,7 @@ from zb_hdf5.commands.statistics import Counts, Statistics
 from zb_hdf5.console import counted, format_count, printable
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.store.opening import NO_CHOICE, Choice
 from zb_hdf5.text.tokenizers import NEWLINE, Tokenizer, readable, readable_runs
 
 FREQUENT, NEVER_SHOWN, FILES_SHOWN, SOURCES_SHOWN = 30, 120, 20, 30
@@ -67,10 +68,11 @@ def _length_facts(lengths: Counts) -> dict[str, float]:
 
 
 def report_page(
-    numbers: dict[str, Any], found: Statistics, reader: BatchReader, rows: list[Row], tokenizer: Tokenizer | None
-) -> str:
+    numbers: dict[str, Any], found: Statistics, reader: BatchReader, rows: list[Row], tokenizer: Tokenizer | None,
+    choice: Choice = NO_CHOICE,
+) -> str:  # fmt: skip
     """Return the page. The same store gives the same bytes."""
-    d, name = describe(numbers["path"]), printable(any_path(numbers["path"]).resolve().name)
+    d, name = describe(numbers["path"], choice), printable(any_path(numbers["path"]).resolve().name)
     if d["kind"] == "stream":
         subtitle = f"A token stream in {counted(d['num_files'], 'file')}"
     else:

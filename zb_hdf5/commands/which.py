@@ -29,7 +29,7 @@ from zb_hdf5.loaders.mixture import MixedLoader
 from zb_hdf5.loaders.order import IndexArray, records_in
 from zb_hdf5.loaders.state import MAX_COUNT, require_kind
 from zb_hdf5.spec import DEFAULT_SPLIT
-from zb_hdf5.store.opening import is_stream, open_for_loader
+from zb_hdf5.store.opening import NO_CHOICE, Choice, foreign_dataset, is_stream, open_for_loader, open_reader
 from zb_hdf5.store.shards import StoreReader, windows_of
 from zb_hdf5.text.tokenizers import Tokenizer
 
@@ -85,25 +85,30 @@ def _rows_text(row: dict[str, Any]) -> str:
     )
 
 
-def origin_of_batch(store: str, batch: int, batch_size: int | None, seq_len: int | None, **text: Any) -> Origin:
+def origin_of_batch(
+    store: str, batch: int, batch_size: int | None, seq_len: int | None, choice: Choice, **text: Any
+) -> Origin:
     """Return the origin of a stored batch, or of a batch of windows of a stream."""
-    with open_to_look(any_path(store), batch_size, seq_len) as reader:
+    with open_to_look(any_path(store), batch_size, seq_len, choice) as reader:
         return _origin({"source": store}, reader, records_of_batch(reader, batch), reader.seq_len, **text)
 
 
 def origins(
-    stores: tuple[str, ...], state_path: Path, step: int, batch_size: int | None, world_size: int, **text: Any
-) -> list[Origin]:
+    stores: tuple[str, ...], state_path: Path, step: int, batch_size: int | None, world_size: int, choice: Choice,
+    **text: Any,
+) -> list[Origin]:  # fmt: skip
     """Return the origin of the batch of each rank at a step of the epoch of a state; with its text if asked for."""
     state = read_state(state_path)
     if (step + 1) * world_size > MAX_COUNT:
         raise ArgumentError(f"expected a step below {MAX_COUNT // world_size:,}, found {step:,}")
     steps = np.arange(step * world_size, (step + 1) * world_size)
     if state.get("kind") == "mixture":
+        if any(choice.values()):
+            raise ArgumentError(f"{state_path}: is the state of a mixture: --dataset and --axes are of one store")
         mixed = _mixed_loader(stores, state, state_path)
         requests = [(mixed.loaders[name], name, request) for name, request in mixed.requests(steps)]
     else:
-        loader = loader_of_state(stores, state, state_path, batch_size)
+        loader = loader_of_state(stores, state, state_path, batch_size, choice)
         if steps[-1] >= len(loader):
             raise ArgumentError(
                 f"step {step:,} is after the end of the epoch: {len(loader) // world_size:,} steps of "
@@ -128,12 +133,15 @@ def read_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def loader_of_state(stores: tuple[str, ...], state: dict[str, Any], path: Path, batch_size: int | None) -> Loader:
+def loader_of_state(
+    stores: tuple[str, ...], state: dict[str, Any], path: Path, batch_size: int | None, choice: Choice = NO_CHOICE
+) -> Loader:
     """Return a loader of one rank at the position of a state; `path` is for messages."""
     if len(stores) != 1:
         raise ArgumentError(f"{path}: is the state of one store, found {len(stores)} stores")
     options = _options(require_kind(path, state, "loader"), path)
-    loader = Loader(_opened(stores[0], state, path), rank=0, world_size=1, batch_size=batch_size, **options)
+    opened = _opened(stores[0], state, path, batch_size, choice)
+    loader = Loader(opened, rank=0, world_size=1, batch_size=batch_size, **options)
     loader.load_state_dict(state)
     return loader
 
@@ -153,13 +161,25 @@ def _mixed_loader(stores: tuple[str, ...], state: dict[str, Any], path: Path) ->
     return mixed
 
 
-def _opened(store: str, state: dict[str, Any], path: Path) -> str | BatchReader:
-    """Open a token stream as the windows that a state is of; any other store is opened by the loader."""
-    if not is_stream(store):
-        return store
+def _opened(
+    store: str, state: dict[str, Any], path: Path, batch_size: int | None = None, choice: Choice = NO_CHOICE
+) -> str | BatchReader:
+    """Open a token stream as the windows, or records of others in the batches, that a state is of.
+
+    Any other store is opened by the loader.
+    """
+    fingerprint = state.get("fingerprint")
+    if not is_stream(store, **choice):
+        if foreign_dataset(any_path(store), choice["dataset"]) is None:
+            return store
+        reader = open_reader(store, **choice)
+        if reader.fingerprint == fingerprint:
+            return reader
+        reader.close()
+        return open_for_loader(store, batch_size, state.get("seq_len"), 0, **choice)
     try:
-        batch_size, seq_len, overlap = windows_of(state.get("fingerprint"))
-        return open_for_loader(store, batch_size, seq_len, overlap, split=DEFAULT_SPLIT)
+        size, seq_len, overlap = windows_of(fingerprint)
+        return open_for_loader(store, size, seq_len, overlap, split=DEFAULT_SPLIT, **choice)
     except ArgumentError as error:
         raise StateError(f"{path}: {error}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import sys
@@ -34,6 +35,7 @@ from zb_hdf5.version import __version__
 
 if TYPE_CHECKING:
     from zb_hdf5.store.index import ShardIndex
+    from zb_hdf5.store.opening import Choice
 
 _TOKENIZER: Final = (
     "byte, tok.json, tok.tiktoken, or tiktoken:NAME. [default: the one that the store names, if it is in its folder]"
@@ -44,11 +46,15 @@ NO_TOKENIZER: Final = "not known here, so ids are shown; pass --tokenizer to see
 
 
 def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--dataset` and `--axes`, for HDF5 files of other programs."""
-    of_others = "in an HDF5 file of another program. [default: the only one of integers]"
-    dataset = click.option("--dataset", help=f"Name of a dataset {of_others}")
-    axes = click.option("--axes", type=click.Choice([AXES]), help="Its axes are these: no entry is a mask or labels.")
-    return dataset(axes(command))
+    """Add `--dataset` and `--axes`, for HDF5 files of other programs; the command gets both as its `choice`."""
+
+    @click.option("--dataset", help="Dataset of an HDF5 file of another program. [default: the only one of integers]")
+    @click.option("--axes", type=click.Choice([AXES]), help="Its axes are these: no entry is a mask or labels.")
+    @functools.wraps(command)
+    def run(dataset: str | None, axes: str | None, **given: Any) -> Any:
+        return command(choice={"dataset": dataset, "axes": axes}, **given)
+
+    return run
 
 
 class ZbGroup(CommandGroup):
@@ -81,9 +87,7 @@ def zb() -> None:
 @click.option("--seq-len", type=FROM_1, help="Show the epoch of a loader of so many tokens. [default: as stored]")
 @click.option("--world-size", type=FROM_1, default=1, help="Ranks of that loader.")
 @output_options
-def info(
-    path: Path, dataset: str | None, axes: str | None, batch_size: int | None, seq_len: int | None, world_size: int
-) -> Output:
+def info(path: Path, batch_size: int | None, seq_len: int | None, world_size: int, choice: Choice) -> Output:
     """Describe PATH: shape, tokens, documents, splits, and the layout of its batches.
 
     A .partial folder is described by the progress of its conversion.
@@ -96,10 +100,10 @@ def info(
 
     if found := interrupted(path):
         return found
-    description = describe(path, dataset, axes)
+    description = describe(path, choice)
     lines = describe_lines(description)
     if batch_size or seq_len:
-        epoch = describe_epoch(path, batch_size, seq_len, world_size, dataset=dataset, axes=axes)
+        epoch = describe_epoch(path, batch_size, seq_len, world_size, **choice)
         return Output({**description, "epoch": epoch}, [*lines, ("epoch", epoch_text(epoch))])
     return Output(description, lines)
 
@@ -115,8 +119,9 @@ def info(
 @click.option("--all", "all_tokens", is_flag=True, help="Show all tokens of each row.")
 @click.option("--batch-size", type=FROM_1, help="Rows of a batch of a token stream. [default: 1]")
 @click.option("--seq-len", type=FROM_1, help="Tokens of a row of a token stream. [default: 512]")
+@dataset_options
 @output_options
-def show(path: Path, all_tokens: bool, **given: Any) -> Output:
+def show(path: Path, all_tokens: bool, choice: Choice, **given: Any) -> Output:
     """Show rows or documents of PATH as text, with the boundaries of documents, fields and spans.
 
     Characters that do not print are spelt out. Colours are for terminals; NO_COLOR turns them off.
@@ -131,7 +136,7 @@ def show(path: Path, all_tokens: bool, **given: Any) -> Output:
     if sum(choice is not None for choice in (batch, document, sample)) > 1:
         raise click.UsageError("--batch, --document and --sample exclude each other: pass one")
     limit = None if all_tokens else given["tokens"]
-    with open_to_look(path, given["batch_size"], given["seq_len"]) as reader:
+    with open_to_look(path, given["batch_size"], given["seq_len"], choice) as reader:
         known = tokenizer_to_look(reader, given["tokenizer"])
         rows = chosen_rows(reader, batch, document, sample or SAMPLE, given["seed"])
     return Output(
@@ -149,8 +154,9 @@ def show(path: Path, all_tokens: bool, **given: Any) -> Output:
 @click.option("--seed", type=FROM_0, default=0, help="Draws the rows.")
 @click.option("--tokenizer", help=_TOKENIZER)
 @click.option("--force", is_flag=True, help="Replace an existing output.")
+@dataset_options
 @output_options
-def report(path: Path, output: Path, force: bool, **given: Any) -> Output:
+def report(path: Path, output: Path, force: bool, choice: Choice, **given: Any) -> Output:
     """Write a page with the statistics of PATH.
 
     It has histograms of tokens and of lengths of documents, tokens that are frequent or never used, documents that are
@@ -168,13 +174,13 @@ def report(path: Path, output: Path, force: bool, **given: Any) -> Output:
         raise ArgumentError(f"{output}: expected a folder to write into, found no {output.parent}; make it first")
     if not force:
         refuse_existing(output)
-    with open_to_look(path) as reader:
+    with open_to_look(path, choice=choice) as reader:
         known = tokenizer_to_look(reader, given["tokenizer"])
         with Progress("report", 0) as progress:
             found = measure(reader, given["sample_batches"], progress.advance)
         rows = chosen_rows(reader, None, None, given["sample"], given["seed"])
         numbers = report_json(path, found, reader.meta.vocab_size or (known.vocab_size if known else 0))
-        write_atomically(output, report_page(numbers, found, reader, rows, known).encode("utf-8"))
+        write_atomically(output, report_page(numbers, found, reader, rows, known, choice).encode("utf-8"))
     return Output(
         {"output": str(output), **numbers},
         [
@@ -198,6 +204,7 @@ def report(path: Path, output: Path, force: bool, **given: Any) -> Output:
 @click.option("--text", is_flag=True, help="Print the text of the parts too.")
 @click.option("--tokenizer", help=_TOKENIZER)
 @click.option("--all", "all_rows", is_flag=True, help=f"Print all rows and text, not the first {ROWS_SHOWN} rows.")
+@dataset_options
 @output_options
 def which(stores: tuple[str, ...], all_rows: bool, **given: Any) -> Output:
     """Name the shard, batch and rows of a training step, from the loader state of a checkpoint, or of a stored batch.
@@ -330,8 +337,9 @@ def rm(folder: Path, store: str | None) -> Output:
 @zb.command(short_help="Compare every batch with its stored digests.")
 @click.argument("path", type=STORE)
 @click.option("--workers", type=FROM_1, help="Shards checked at the same time. [default: the cores]")
+@dataset_options
 @output_options
-def verify(path: Path, workers: int | None) -> Output:
+def verify(path: Path, workers: int | None, choice: Choice) -> Output:
     """Compare every batch and shard of PATH with its stored digests.
 
     \b
@@ -351,8 +359,9 @@ def verify(path: Path, workers: int | None) -> Output:
     try:
         with Progress("verify", 0) as progress:
             reports = verify_store(
-                path, workers=workers, progress=progress.advance, announce=lambda total: progress.advance(0, total)
-            )
+                path, workers=workers, progress=progress.advance, announce=lambda total: progress.advance(0, total),
+                **choice,
+            )  # fmt: skip
     except FormatError as error:  # of the index: there is no shard to report on
         if error.remedy is Remedy.CONVERT:  # neither a store nor a part of one
             raise
@@ -499,8 +508,9 @@ def crc32(files: tuple[Path, ...]) -> Output:
 
 @zb.command(short_help="Check this machine for problems that would stop training.")
 @click.argument("path", type=STORE)
+@dataset_options
 @output_options
-def doctor(path: Path) -> Output:
+def doctor(path: Path, choice: Choice) -> Output:
     """Check this machine for problems that stop or slow down training from PATH. Exit code 5: one stops it.
 
     \b
@@ -508,7 +518,7 @@ def doctor(path: Path) -> Output:
     """
     from zb_hdf5.commands.doctor import diagnose
 
-    findings = diagnose(path)
+    findings = diagnose(path, choice)
     bad = any(finding.state == "problem" for finding in findings)
     return Output(
         {"ok": not bad, "findings": [vars(finding) for finding in findings]},

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, Remedy
+from zb_hdf5.errors import ArgumentError, BackendError, ConvertError, FormatError, Remedy, UnverifiableError
 from zb_hdf5.files.paths import any_path, on_failure, open_file
 
 if TYPE_CHECKING:
@@ -178,10 +178,33 @@ def backend_in(path: Path) -> str:
     return ""
 
 
-def open_chunks(path: Path) -> BatchReader:
-    """Open a file as its batches, or as the chunks of a stream. No read is checked."""
+def open_chunks(path: Path, **choice: str | None) -> BatchReader:
+    """Open a file as its batches, or as the chunks of a stream. No read is checked.
+
+    `choice` has the dataset, and its axes, of an HDF5 file of another program. One without a digest is refused by an
+    `UnverifiableError`: nothing in it can be compared, saved or indexed.
+    """
     row = FORMATS[detect_backend(path)]
-    return row.open(path, verify="none", **row.any_layout)
+    chosen = {name: value for name, value in choice.items() if value is not None}
+    reader = row.open(path, verify="none", **row.any_layout, **chosen)
+    if reader.foreign_dataset is not None and reader.sha256 is None:
+        reader.close()
+        raise UnverifiableError(f"{path}: {reader.foreign_dataset}: {reader.missing_digests()}")
+    return reader
+
+
+def require_datasets(path: Path, **choice: str | None) -> None:
+    """Raise `BackendError` if a dataset, or its axes, are chosen of anything but an HDF5 file."""
+    named = [f"{name}={value!r}" for name, value in choice.items() if value is not None]
+    if not named:
+        return
+    from zb_hdf5.spec import INDEX_NAME
+
+    if path.is_dir() or path.name == INDEX_NAME:
+        raise BackendError(f"{path}: {named[0]} needs an HDF5 file, found a folder")
+    found = detect_backend(path)
+    if FORMATS[found].tokens_only:
+        raise BackendError(f"{path}: {named[0]} needs an HDF5 file, found a {found!r} file")
 
 
 def format_of(path: Path) -> FileFormat:

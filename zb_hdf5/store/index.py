@@ -516,6 +516,11 @@ class ShardIndex:
         body = f"{head},\n {tables}"
         return f'{body}{_CHECK}{_digest(body)}"\n}}\n'
 
+    @property
+    def has_digests(self) -> bool:
+        """Whether the sha256 of each shard is known."""
+        return NO_SHA256 not in self.table.values["sha256"]
+
     def without_crc32(self) -> str:
         """Return the path of the first shard whose index has no crc32 of its batches; "" if there is none."""
         unknown = np.flatnonzero(self.table.values["crc32"] == NOT_KNOWN)

@@ -6,7 +6,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias, TypedDict
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy
 from zb_hdf5.field import Fields, parse_fields
@@ -14,7 +14,15 @@ from zb_hdf5.files.paths import RemotePath, any_path, local_path, on_failure, re
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, partial_path
 from zb_hdf5.formats.batch_reader import BatchReader, require_choice, require_options
 from zb_hdf5.formats.batch_writer import BatchWriter
-from zb_hdf5.formats.registry import AXES, FORMATS, backend_in, backend_of_suffix, backends, detect_backend
+from zb_hdf5.formats.registry import (
+    AXES,
+    FORMATS,
+    backend_in,
+    backend_of_suffix,
+    backends,
+    detect_backend,
+    require_datasets,
+)
 from zb_hdf5.spec import (
     DEFAULT_SPLIT,
     INDEX_NAME,
@@ -28,6 +36,16 @@ from zb_hdf5.spec import (
 from zb_hdf5.store.index import ShardIndex, find_index, require_files
 from zb_hdf5.store.shards import StoreReader, stream_index
 from zb_hdf5.store.store_documents import StoreDocuments
+
+
+class Choice(TypedDict):
+    """The dataset of an HDF5 file of another program, and its axes: see `open_reader`."""
+
+    dataset: str | None
+    axes: str | None
+
+
+NO_CHOICE: Final = Choice(dataset=None, axes=None)
 
 
 def open_reader(
@@ -70,7 +88,8 @@ def open_reader(
         `reader.verified` names the reads that are compared.
     dataset
         Name of an integer dataset in an HDF5 file of another origin, read through h5py: of three axes it holds batches,
-        of two records (in batches of `batch_size`, by default 1), of one a token stream.
+        of two records (in batches of `batch_size`, by default 1), of one a token stream. None: the only integer dataset
+        of such a file.
     axes
         "batch,record,token": the three axes of the dataset are these. None: a dataset whose second axis has two to four
         entries is refused where one of them looks like a mask or labels (see docs/formats.md).
@@ -152,26 +171,19 @@ def _open(
 ) -> BatchReader:
     """Open a path; `how` has access, verify and dataset. Only a stream is cut into a stream shape."""
     index, in_folder, dataset = None, path.is_dir() or path.name == INDEX_NAME, how["dataset"]
+    require_datasets(path, dataset=dataset, axes=axes)
     if in_folder:
-        _refuse_choice(path, "a folder", dataset=dataset, axes=axes)
         path, backend, index = _of_backend(path, backend)
     # without a shape a lone HDF5 file is taken for batches, which saves a look into it; its reader refuses a stream
     suffixes = () if in_folder or None not in shape else [row.suffix for row in backends().values()]
     looks = in_folder or (dataset is None and path.suffix not in suffixes)
-    if index.holds_stream if index else looks and is_stream(path, backend):
-        return _open_windows(path, index, shape, backend, split, axes, how)
+    if index.holds_stream if index else looks and is_stream(path, backend, axes=axes):
+        return _open_windows(path, index, shape, backend, split, how)
     if (is_stream_shape or (backend != "auto" and backend not in backends())) and (in_folder or dataset is None):
         raise ArgumentError(f"{path}: is no token stream: its batches have the shape that they were stored with")
     if in_folder:
         return _open_store(path, index or ShardIndex.load(path), backend, split, how)
     return _open_file(path, shape, backend, split, axes, how)
-
-
-def _refuse_choice(path: Path, found: str, **choice: str | None) -> None:
-    """Raise `BackendError` if a dataset, or its axes, are chosen where there are no datasets."""
-    for name, value in choice.items():
-        if value is not None:
-            raise BackendError(f"{path}: {name}={value!r} needs an HDF5 file, found {found}")
 
 
 def _of_backend(path: Path, backend: str) -> tuple[Path, str, ShardIndex | None]:
@@ -208,13 +220,10 @@ def _open_file(
     if backend not in ("auto", found):
         facts = f"{path}: asked for backend {backend!r}, found a {found!r} file"
         raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=found)
-    choice = {"dataset": dataset, "axes": axes}
-    if FORMATS[found].tokens_only:
-        _refuse_choice(path, f"a {found!r} file", **choice)
-        choice = {}
-    if dataset is not None and is_stream(path, dataset=dataset):
-        return _open_windows(path, None, shape, backend, None, axes, how)
-    reader = FORMATS[found].open(path, access=how["access"], verify=how["verify"], **choice)
+    if dataset is not None and is_stream(path, dataset=dataset, axes=axes):
+        return _open_windows(path, None, shape, backend, None, how)
+    chosen = {} if FORMATS[found].tokens_only else {"dataset": dataset, "axes": axes}
+    reader = FORMATS[found].open(path, access=how["access"], verify=how["verify"], **chosen)
     if reader.foreign_dataset is None:
         reader.record_documents = StoreDocuments.of_file(reader, how["verify"]) if reader.complete else None
     elif shape[0] is not None and reader.batch_size == 1:  # records
@@ -224,11 +233,8 @@ def _open_file(
 
 
 def _open_windows(
-    path: Path, index: ShardIndex | None, shape: _Shape, backend: str, split: str | None, axes: str | None,
-    how: dict[str, Any],
-) -> BatchReader:  # fmt: skip
-    if axes is not None:
-        raise ArgumentError(f"{path}: is a token stream, which has one axis: leave out axes={axes!r}")
+    path: Path, index: ShardIndex | None, shape: _Shape, backend: str, split: str | None, how: dict[str, Any]
+) -> BatchReader:
     batch_size, seq_len, overlap = shape
     kind = index.table.values["backend"][0] if index else stream_format(path, backend, how["dataset"])
     if batch_size is None or seq_len is None:
@@ -237,16 +243,16 @@ def _open_windows(
         raise ArgumentError(f"{path}: is a token stream: pass batch_size and seq_len for windows over it")
     if backend not in ("auto", kind):
         raise BackendError(f"{path}: asked for backend {backend!r}, found a {kind!r} stream")
-    _require_digests(path, split, how["verify"])
+    _require_digests(path, split, how["verify"], how["dataset"])
     index, identities = stream_index(path, split, how["dataset"], index)
     return StoreReader(path, index, windows=(batch_size, seq_len, overlap), identities=identities, **how)
 
 
-def _require_digests(path: Path, split: str | None, verify: str) -> None:
+def _require_digests(path: Path, split: str | None, verify: str, dataset: str | None = None) -> None:
     if verify == "store":
         from zb_hdf5.store.verify import require_digests
 
-        require_digests(path, split)
+        require_digests(path, split, dataset)
 
 
 def _open_store(path: Path, index: ShardIndex, backend: str, split: str | None, how: dict[str, Any]) -> BatchReader:
@@ -344,17 +350,40 @@ def _require_space(path: Path, meta: StoreMeta, expected_batches: int) -> None:
         )
 
 
-def is_stream(path: str | os.PathLike[str], backend: str = "auto", dataset: str | None = None) -> bool:
-    """Return whether `path` is a token stream: `.npy`, a folder of `.npy` files, an HDF5 stream, a store of those."""
-    return bool(stream_format(path, backend, dataset))
+def is_stream(
+    path: str | os.PathLike[str], backend: str = "auto", dataset: str | None = None, axes: str | None = None
+) -> bool:
+    """Return whether `path` is a token stream: `.npy`, a folder of `.npy` files, an HDF5 stream, a store of those.
+
+    Raises
+    ------
+    ArgumentError
+        If it is one, and `axes` names the three axes of batches.
+    BackendError
+        If a dataset, or its axes, are named of anything but an HDF5 file.
+    """
+    path = any_path(path)
+    require_datasets(path, dataset=dataset, axes=axes)
+    found = bool(stream_format(path, backend, dataset))
+    if found and axes is not None:
+        raise ArgumentError(f"{path}: is a token stream, which has one axis: leave out axes={axes!r}")
+    return found
+
+
+def foreign_dataset(path: Path, dataset: str | None = None) -> str | None:
+    """Return the name of the dataset that is read of a lone HDF5 file of another program; None of any other path."""
+    if path.is_dir() or path.name == INDEX_NAME or backend_in(path) != "hdf5":
+        return None
+    from zb_hdf5.formats.hdf5.inspection import look_at
+
+    column = look_at(path, None, dataset=dataset)
+    return column.name if column.is_foreign else None
 
 
 def stream_format(path: str | os.PathLike[str], backend: str = "auto", dataset: str | None = None) -> str:
     """Return the name of the format of a token stream's files, or "" if `path` is no stream."""
     path = any_path(path)
     if dataset is not None:
-        if path.is_dir():
-            raise BackendError(f"{path}: dataset={dataset!r} needs an HDF5 file, found a folder")
         from zb_hdf5.formats.hdf5.inspection import look_at
 
         return "hdf5" if look_at(path, None, dataset=dataset).meta.layout == STREAM_LAYOUT else ""

@@ -48,7 +48,6 @@ from zb_hdf5.spec import (
     STREAM_LAYOUT,
     StoreMeta,
     TokenArray,
-    combine_sha256,
     content_fingerprint,
     extents_column,
     live_fingerprint,
@@ -466,10 +465,9 @@ class StoreReader(BatchReader):
     def token_fingerprint(self) -> str:
         if not self.index.holds_stream:
             return self.fingerprint
-        digests = self.index.table.values["sha256"]
-        if NO_SHA256 in digests:
+        if not self.index.has_digests:
             return f"sampled:{self._sample().hexdigest()}"
-        return f"tokens:{combine_sha256(digests)}:{self.dtype.name}"
+        return f"tokens:{self.index.sha256}:{self.dtype.name}"
 
     def _sample(self) -> Any:
         """Return the digest of all sizes and some of the tokens: evenly over all, and the ends of some of the files."""

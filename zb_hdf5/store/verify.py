@@ -20,7 +20,7 @@ from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.hdf5.h5_reader import table_sha256
 from zb_hdf5.formats.npy import npy_files
-from zb_hdf5.formats.registry import FORMATS, format_of, open_chunks
+from zb_hdf5.formats.registry import FORMATS, format_of, open_chunks, require_datasets
 from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, documents_path, pieces_path
 from zb_hdf5.store.index import ShardEntry, ShardIndex, find_index
 from zb_hdf5.store.rebuild import entry_of
@@ -145,7 +145,9 @@ def _recorded(report: ShardReport, *, is_lone: bool = False) -> Iterator[None]:
         if is_lone and error.remedy is Remedy.CONVERT:
             raise
         if is_lone and error.remedy is Remedy.DATASET:
-            report.missing = f"no digest is stored: {error}"
+            report.missing = f"no digest is stored: {error.facts}"
+        elif is_lone and isinstance(error, UnverifiableError):
+            report.missing = str(error).removeprefix(f"{report.path}: ")
         else:
             report.problem = error
     except FileNotFoundError:
@@ -161,6 +163,8 @@ def verify_store(
     path: str | os.PathLike[str],
     *,
     split: str | None = None,
+    dataset: str | None = None,
+    axes: str | None = None,
     workers: int | None = None,
     progress: Count = lambda tokens: None,
     announce: Count = lambda tokens: None,
@@ -171,6 +175,8 @@ def verify_store(
     ----------
     split
         Split of a store whose shards alone are checked; None: all of them.
+    dataset, axes
+        As for `open_reader`, of an HDF5 file of another program.
     workers
         Threads; by default one per core that this process may use. Hashing and reading release the interpreter lock.
     progress
@@ -192,6 +198,7 @@ def verify_store(
         If no shard is of that split.
     """
     path = any_path(path)
+    require_datasets(path, dataset=dataset, axes=axes)
     folder = path.parent if path.name == INDEX_NAME else path
     files = [path] if isinstance(path, RemotePath) else npy_files(path)
     index = None
@@ -203,7 +210,7 @@ def verify_store(
     parts, places = (index.documents, _places(index)) if index else ((), [])
     tables_by_path = {part.path: part for part in parts}
     of_shards = [tables_by_path.get(_table_path(entry)) if entry else None for entry in entries]
-    check = partial(_verify_file, index, progress, announce)
+    check = partial(_verify_file, index, progress, announce, {"dataset": dataset, "axes": axes})
     with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0)), thread_name_prefix="zb-verify") as pool:
         reports = list(pool.map(check, files, entries, of_shards))
         tables = list(pool.map(partial(verify_documents, folder), parts, places))
@@ -212,9 +219,9 @@ def verify_store(
     return reports + tables
 
 
-def require_digests(path: Path, split: str | None = None) -> None:
+def require_digests(path: Path, split: str | None = None, dataset: str | None = None) -> None:
     """Compare a store or stream with its digests; raise the first problem, or `UnverifiableError` where one lacks."""
-    for report in verify_store(path, split=split):
+    for report in verify_store(path, split=split, dataset=dataset):
         if report.problem:
             raise report.problem
         if report.missing:
@@ -237,7 +244,7 @@ def _check_records(folder: Path, index: ShardIndex, reports: list[ShardReport]) 
 
 
 def _verify_file(
-    index: ShardIndex | None, progress: Count, announce: Count,
+    index: ShardIndex | None, progress: Count, announce: Count, choice: dict[str, str | None],
     path: Path, entry: ShardEntry | None, table: DocumentPart | None,
 ) -> ShardReport:  # fmt: skip
     report = ShardReport(str(path))
@@ -247,7 +254,7 @@ def _verify_file(
         if not row.holds_batches:
             report.token_count, report.missing = row.look_at(path)
             return report
-        with open_chunks(path) as reader:
+        with open_chunks(path, **choice) as reader:
             if index is None:  # of a store all are announced at once
                 announce(reader.token_count)
             report.total_records, report.token_count = reader.meta.total_records, reader.token_count

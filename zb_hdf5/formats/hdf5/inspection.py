@@ -40,7 +40,7 @@ from zb_hdf5.formats.hdf5.file import (
     text_of,
     unreadable,
 )
-from zb_hdf5.formats.hdf5.foreign import to_choose
+from zb_hdf5.formats.hdf5.foreign import integer_datasets, to_choose
 from zb_hdf5.spec import (
     BATCHES,
     BATCHES_ATTRIBUTES,
@@ -265,9 +265,25 @@ UNFINISHED = "its writer has not finished"
 
 
 def is_stream_file(path: Path) -> bool:
-    """Return whether an HDF5 file is a token stream, of ours or a corpus of others."""
+    """Return whether an HDF5 file is a token stream, of ours or of others."""
     with h5_damage(path), open_h5_for_reading(path) as h5:
-        return text_of(h5.attrs.get("format")) == STREAM_FORMAT or _is_corpus(h5, path)
+        if text_of(h5.attrs.get("format")) == STREAM_FORMAT:
+            return True
+        name = _foreign_tokens(h5, path)
+        return name is not None and h5[name].ndim == 1
+
+
+def _is_ours(h5: h5py.File) -> bool:
+    """Return whether this project has written a file, also one whose attributes are damaged."""
+    return str(text_of(h5.attrs.get("format"))).startswith("zb-") or CRC32 in h5
+
+
+def _foreign_tokens(h5: h5py.File, path: Path) -> str | None:
+    """Return the name of the tokens in a file of others: of a corpus, or of the only dataset of integers; or None."""
+    if _is_corpus(h5, path):
+        return TOKENS
+    found = [] if _is_ours(h5) else list(integer_datasets(h5))
+    return found[0] if len(found) == 1 else None
 
 
 def _is_corpus(h5: h5py.File, path: Path) -> bool:
@@ -289,11 +305,9 @@ def look_at(
     with h5_damage(path):
         h5 = open_h5_for_reading(path, identity)
     with h5_damage(path), _handles, h5:
-        if dataset is not None or (layout != BATCHES_LAYOUT and _is_corpus(h5, path)):
-            column = _foreign_column(h5, path, dataset or TOKENS)
-            if layout not in (None, column.meta.layout):
-                raise FormatError(f"{path}: {column.name}: expected a 1-D stream, found batches of {column.meta.shape}")
-            return column
+        name = _foreign_tokens(h5, path) if dataset is None else dataset
+        if name is not None:
+            return _of_layout(layout, _foreign_column(h5, path, name))
         if layout is None:
             layout = STREAM_LAYOUT if text_of(h5.attrs.get("format")) == STREAM_FORMAT else BATCHES_LAYOUT
         column, stored = _own_column(h5, path, layout)
@@ -305,10 +319,10 @@ def look_at(
 def token_dataset(h5: h5py.File, path: Path, layout: str) -> h5py.Dataset:
     """Return the dataset of the tokens; `FormatError` if the file is none of this layout and version."""
     found, is_stream = text_of(h5.attrs.get("format")), layout == STREAM_LAYOUT
-    if not is_stream and (found == STREAM_FORMAT or _is_corpus(h5, path)):
-        raise FormatError(f"{path}: is a token stream: pass batch_size and seq_len for windows over it")
+    if not is_stream and found == STREAM_FORMAT:
+        raise _is_no_batches(path)
     if found != (expected := STREAM_FORMAT if is_stream else HDF5_FORMAT):
-        if CRC32 in h5 or str(found).startswith("zb-"):
+        if _is_ours(h5):
             raise FormatError(f"{path}: expected root attribute format={expected!r}, found {found!r}")
         raise to_choose(h5, f"{path}: is an HDF5 file of another program")
     require_version(h5, HDF5_VERSION, path)
@@ -317,6 +331,10 @@ def token_dataset(h5: h5py.File, path: Path, layout: str) -> h5py.Dataset:
     if stored is None or stored.ndim != axes:
         raise FormatError(f"{path}: expected a {axes}-D dataset {name!r}, found {stored!r}")
     return stored
+
+
+def _is_no_batches(path: Path) -> FormatError:
+    return FormatError(f"{path}: is a token stream: pass batch_size and seq_len for windows over it")
 
 
 def _own_column(h5: h5py.File, path: Path, layout: str) -> tuple[Column, h5py.Dataset]:
@@ -373,6 +391,15 @@ def _with_extents(h5: h5py.File, column: Column, stored: h5py.Dataset) -> Column
 
 
 # --- datasets of another origin --------------------------------------------------------------------------------------
+
+
+def _of_layout(layout: str | None, column: Column) -> Column:
+    """Return a column if it has this layout (None: any); else raise `FormatError`."""
+    if layout in (None, column.meta.layout):
+        return column
+    if layout == BATCHES_LAYOUT:
+        raise _is_no_batches(column.path)
+    raise FormatError(f"{column.path}: {column.name}: expected a 1-D stream, found batches of {column.meta.shape}")
 
 
 def _foreign_column(h5: h5py.File, path: Path, dataset: str) -> Column:

@@ -233,3 +233,18 @@ def test_lone_files_and_streams_are_read(served, write_file):
         with open_reader(f"{served.url}/{name}", batch_size=3, seq_len=50) as reader:
             found = np.concatenate(list(reader)).reshape(-1)
             np.testing.assert_array_equal(found, flat[: len(found)])
+
+
+def test_a_file_of_another_program_is_read_and_its_masks_are_refused_behind_a_url(served, tokens):
+    with h5py.File(served.folder / "ids.h5", "w") as h5:
+        h5.create_dataset(
+            "ids", data=tokens.reshape(-1, tokens.shape[2]), chunks=(2, tokens.shape[2]), compression="gzip"
+        )
+    with open_reader(f"{served.url}/ids.h5") as reader:
+        np.testing.assert_array_equal(np.concatenate(list(reader)), tokens.reshape(-1, tokens.shape[2]))
+    channels = np.stack([tokens[:, 0], np.ones_like(tokens[:, 0]), tokens[:, 1]], axis=1)
+    with h5py.File(served.folder / "masks.h5", "w") as h5:
+        h5["data"] = channels
+    url = f"{served.url}/masks.h5"
+    is_refused(errors.FormatError, lambda: open_reader(url), lambda: Loader(url), match="entry 1 holds only 0 and 1")
+    np.testing.assert_array_equal(batches_of(url, axes="batch,record,token"), channels)

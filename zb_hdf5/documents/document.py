@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date, time
+from decimal import Decimal
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -93,11 +95,56 @@ def id_bytes(value: object, where: str) -> bytes:
 
 
 def metadata_bytes(value: Mapping[str, Any], where: str) -> bytes:
-    """Return the text of a JSON object, in which other values are texts; `ConvertError` if it cannot be one."""
+    """Return the text of a JSON object; `ConvertError` names the first value that JSON lacks.
+
+    Scalars of numpy are numbers or truth values, dates and times are texts as ISO 8601 has them, and decimal numbers
+    are texts with all of their digits.
+    """
+    if not isinstance(value, Mapping):
+        raise ConvertError(f"{where}: expected metadata in a dict, found {type(value).__name__} {value!r:.80}")
     try:
-        return json.dumps(dict(value), separators=(",", ":"), default=str).encode("ascii")
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ConvertError(f"{where}: expected metadata that JSON can hold, found {value!r}: {error}") from error
+        return _METADATA.encode(dict(value)).encode("ascii")
+    except _NOT_JSON:
+        for key, each in value.items():
+            _require_json(key, each, where)
+        raise
+
+
+def _require_json(key: str, value: Any, where: str) -> None:
+    """Raise `ConvertError` unless JSON has a value of metadata."""
+    try:
+        _METADATA.encode({key: value})
+    except _NOT_JSON as error:
+        raise ConvertError(
+            f"{where}: metadata {key!r}: expected what JSON has, found {type(value).__name__} {_shown(value)}: {error}"
+        ) from error
+
+
+def _shown(value: object) -> str:
+    try:
+        return f"{value!r:.80}"
+    except RecursionError:
+        return "that is too deep"
+
+
+def _json_form(value: Any) -> Any:
+    """Return a value as JSON has it; `TypeError` if it has no such form."""
+    import numpy as np
+
+    if isinstance(value, (date, time)) and value == value:
+        return value.isoformat()
+    if isinstance(value, Decimal) and value.is_finite():
+        return str(value)
+    is_scalar = isinstance(value, (np.bool_, np.integer, np.floating)) and not isinstance(value, np.timedelta64)
+    found = value.item() if is_scalar else value
+    if not isinstance(found, (bool, int, float)):
+        raise TypeError(f"{type(value).__name__} has no form in JSON")
+    return found
+
+
+#: The errors of values that JSON lacks.
+_NOT_JSON: Final = (TypeError, ValueError, RecursionError)
+_METADATA: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_json_form)
 
 
 # --- the values of spans ------------------------------------------------------------------------------------------

@@ -169,6 +169,11 @@ class ParquetFile(DocumentFile):
         text = kind.value_type if hasattr(kind, "index_type") else kind  # of a dictionary
         if str(text) not in ("string", "large_string", "string_view"):
             raise ConvertError(f"{path}: column {column!r}: expected text, found {kind}; name another column")
+        for name in self.metadata_columns:
+            if _has_binary(kind := schema.field(name).type):
+                raise ConvertError(
+                    f"{path}: column {name!r}: expected values that JSON has, found {kind}; name another column"
+                )
 
     def text_bytes(self, number: int) -> int:
         return self._text_bytes[number]
@@ -179,8 +184,9 @@ class ParquetFile(DocumentFile):
         names = list(dict.fromkeys([self.column, *self.more_columns]))
         with self._open() as file, _parquet_errors(self.path):
             for batch in file.iter_batches(BLOCK_DOCUMENTS, row_groups=[number], columns=names):
-                texts = [Reason.MISSING if text is None else text for text in _column_values(batch.column(self.column))]
-                columns = [_column_values(batch.column(name)) for name in self.more_columns]
+                values = {name: _column_values(batch.column(name), f"{self.path}: column {name!r}") for name in names}
+                texts = [Reason.MISSING if text is None else text for text in values[self.column]]
+                columns = [values[name] for name in self.more_columns]
                 more: Iterable[tuple[Any, ...]] = zip(*columns, strict=True) if columns else repeat((), len(texts))
                 yield from self._blocks(row + 1, zip(texts, more, strict=True))
                 row += batch.num_rows
@@ -338,8 +344,16 @@ def _lines_until(file: BinaryIO, stop: int | None) -> Iterator[bytes]:
         yield line
 
 
-def _column_values(column: Any) -> list[Any]:
-    """Return the values of a column, `Reason.NOT_UTF8` for undecodable text."""
+def _has_binary(kind: Any) -> bool:
+    """Return whether values of a type of Parquet are bytes, or hold some."""
+    if hasattr(kind, "index_type"):  # of a dictionary
+        return _has_binary(kind.value_type)
+    inner = [kind.field(number).type for number in range(kind.num_fields)]
+    return "binary" in str(kind).partition("<")[0] or any(map(_has_binary, inner))
+
+
+def _column_values(column: Any, where: str) -> list[Any]:
+    """Return the values of a column, `Reason.NOT_UTF8` for undecodable text; `ConvertError` for what Python lacks."""
 
     def value(scalar: Any) -> Any:
         try:
@@ -351,6 +365,8 @@ def _column_values(column: Any) -> list[Any]:
         return list(column.to_pylist())
     except UnicodeDecodeError:
         return [value(scalar) for scalar in column]
+    except ValueError as error:  # times in nanoseconds without pandas
+        raise ConvertError(f"{where}: {error}; or name another column") from error
 
 
 @contextmanager

@@ -41,6 +41,7 @@ from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, in_ord
 from zb_hdf5.errors import ZbError
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import LockedFolder, PartialDirectory, partial_path, refuse_existing
+from zb_hdf5.signals import deliver_signals
 from zb_hdf5.spec import (
     DEFAULT_CHUNK_TOKENS,
     NO_BOUNDARY,
@@ -228,6 +229,7 @@ def require_unique_ids(folder: Path, tables: Sequence[DocumentPart]) -> None:
     with closing(DocumentTable(folder, in_order(tables))) as table:
         for number, part in enumerate(table.parts):
             for start in range(0, part.document_count, BLOCK_IDS):
+                deliver_signals()
                 rows = table.file(number).rows(start, min(start + BLOCK_IDS, part.document_count))
                 for text in rows.ids or ():
                     digests += hashlib.blake2b(text, digest_size=8).digest()

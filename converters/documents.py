@@ -20,6 +20,7 @@ from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.console import counted
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.source import Counts
+from zb_hdf5.signals import deliver_signals
 from zb_hdf5.spec import DEFAULT_SPLIT, TokenArray, stored_dtype
 from zb_hdf5.text.corpus import DocumentFile, Dropped, open_documents, unknown_columns
 from zb_hdf5.text.tokenizers import TokenIds, Tokenizer, load_tokenizer, with_boundaries
@@ -102,6 +103,7 @@ class Route:
         for group in self.groups:
             choose = self._chooser(group) if self.val_fraction else None
             for encoded in source.read(group, choose, num_threads):
+                deliver_signals()
                 counts.documents += len(encoded.lengths)
                 counts.tokens_in += len(encoded.tokens) + encoded.cut
                 counts.drop("beyond --max-document-tokens", encoded.cut)

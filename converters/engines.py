@@ -8,18 +8,17 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait as wait_for_end
-from types import FrameType
-from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from zb_hdf5 import UnavailableError, console
+from zb_hdf5.signals import POLL_S, deliver_signals, kept_signals
 
-#: How often the progress of other processes is looked up.
-POLL_S: Final = 0.5
 #: Is called with the amount that was done since the last call: tokens, or bytes of documents.
 Progress = Callable[[int], None]
 Result = TypeVar("Result")
@@ -68,6 +67,7 @@ class Engine:
     ) -> Generator[tuple[int, Result]]:
         """Yield (number of the task, its result) as they finish; an exception or closing early ends the tasks."""
         for number, task in enumerate(tasks):
+            deliver_signals()
             yield number, function(task, progress)
 
 
@@ -93,10 +93,10 @@ class Pooled(Engine):
         waiting = enumerate(tasks)
         running: dict[Future[Result], tuple[int, Task]] = {}
         seen: dict[int, int] = {}
-        with _kept_signals() as deliver:
+        with kept_signals():
             try:
                 while True:
-                    deliver()
+                    deliver_signals()
                     for number, task in waiting:
                         running[self._executor.submit(function, task, no_progress)] = number, task
                         if len(running) > self.workers:
@@ -114,6 +114,8 @@ class Pooled(Engine):
                         progress(max(0, task.amount - seen.get(number, 0)))
                         yield number, result
             except BrokenProcessPool as error:
+                time.sleep(POLL_S)  # a signal to all processes reaches this one last
+                deliver_signals()
                 raise UnavailableError(
                     "a worker process died, perhaps killed for its memory; finished shards are kept: run the same "
                     "command with --resume, and perhaps fewer --workers"
@@ -132,39 +134,18 @@ class Pooled(Engine):
 
 
 @contextlib.contextmanager
-def _kept_signals() -> Generator[Callable[[], None]]:
-    """Keep Ctrl+C and SIGTERM until the function that is yielded delivers them."""
-    # Python raises for them between any two steps of the main thread, also while it holds a lock of the pool, which
-    # would then wait for it for ever
-    previous: dict[int, Callable[[int, FrameType | None], Any]] = {}
-    kept: list[int] = []
-
-    def deliver() -> None:
-        while kept:
-            previous[kept[0]](kept.pop(0), None)
-
-    if threading.current_thread() is threading.main_thread():  # no other may have handlers
-        for number in (signal.SIGINT, signal.SIGTERM):
-            if callable(handler := signal.getsignal(number)):
-                previous[number] = handler
-                signal.signal(number, lambda number, frame: kept.append(number))
-    try:
-        yield deliver
-    finally:
-        for each, handler in previous.items():
-            signal.signal(each, handler)
-        deliver()  # instead of an error, too: workers that got the same signal look like workers that died
-
-
-@contextlib.contextmanager
 def open_engine(executor: str, workers: int, preload: Sequence[str] = ()) -> Generator[Engine | None]:
-    """Open the engine; None in an MPI rank that has run its tasks for others and is done."""
-    if executor == "mpi":
-        yield from _open_mpi()
-    elif workers == 1:
-        yield Engine()
-    else:
-        yield from _open_processes(workers, preload)
+    """Open the engine; None in an MPI rank that has run its tasks for others and is done.
+
+    Signals are kept to the end of the block: whoever has work of some length in it calls `deliver_signals` meanwhile.
+    """
+    with kept_signals():
+        if executor == "mpi":
+            yield from _open_mpi()
+        elif workers == 1:
+            yield Engine()
+        else:
+            yield from _open_processes(workers, preload)
 
 
 def _open_processes(workers: int, preload: Sequence[str]) -> Iterator[Engine]:

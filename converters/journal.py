@@ -28,6 +28,7 @@ from zb_hdf5.converters.source import Counts
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.publishing import LockedFolder, remove, remove_journals, write_atomically, write_fully
 from zb_hdf5.formats.batch_reader import GROUP_BYTES
+from zb_hdf5.signals import deliver_signals
 from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX
 
 #: Before the digest of a line, its last key.
@@ -96,6 +97,7 @@ def _token_ranges(meta: StoreMeta, entry: ShardEntry) -> Iterator[tuple[int, int
 
 def _digest_bytes(digest: Any, file: io.FileIO, start: int, stop: int) -> None:
     for piece in range(start, stop, GROUP_BYTES):
+        deliver_signals()
         file.seek(piece)
         digest.update(file.read(min(GROUP_BYTES, stop - piece)))
 

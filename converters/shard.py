@@ -34,6 +34,7 @@ from zb_hdf5.errors import Remedy
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.signals import deliver_signals
 from zb_hdf5.spec import CRC32_SUFFIX, DEFAULT_SPLIT, NOT_KNOWN, PIECES_SUFFIX, SHARD_PREFIX, pieces_path
 
 #: The word for the files in the journal and in messages.
@@ -133,6 +134,7 @@ def _write_documents(task: ShardTask, tokens_sha256: str) -> TableInfo | None:
     step = max(1, BLOCK_RECORDS // source.meta.batch_size)
     with PiecesWriter(path) as writer:
         for first in range(task.start, task.stop, step):
+            deliver_signals()
             writer.append_pieces(source.read_pieces(first, min(first + step, task.stop)))
         return writer.publish(seq_len=source.meta.seq_len, split=task.split, tokens_sha256=tokens_sha256)
 

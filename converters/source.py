@@ -18,6 +18,7 @@ from zb_hdf5.errors import Remedy
 from zb_hdf5.files.ranges import read_ahead
 from zb_hdf5.formats.batch_reader import GROUP_BYTES
 from zb_hdf5.loaders.order import GlobalOrder
+from zb_hdf5.signals import deliver_signals
 from zb_hdf5.spec import DEFAULT_SPLIT, TokenArray, bad_token_message, token_limit
 from zb_hdf5.text.corpus import Dropped
 
@@ -185,4 +186,6 @@ def read_groups(source: Source, start: int, stop: int) -> Iterator[BatchGroup]:
         first = start + number * size
         return groups[number % GROUPS].read(source, first, min(size, stop - first))
 
-    yield from read_ahead(read, iter(range(-(-(stop - start) // size))), 1)
+    for group in read_ahead(read, iter(range(-(-(stop - start) // size))), 1):
+        deliver_signals()
+        yield group

@@ -19,6 +19,7 @@ from zb_hdf5 import console
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.console import SIZE, CommandGroup, Output, Progress, counted, format_bytes, format_count
 from zb_hdf5.errors import FormatError
+from zb_hdf5.signals import Terminated
 
 
 class Terminal(io.StringIO):
@@ -293,10 +294,46 @@ def test_ctrl_c_in_an_import_ends_with_130_and_no_traceback(script, arguments, m
 
 
 def test_ctrl_c_outside_of_imports_unwinds():
-    code = "import signal, time; from zb_hdf5 import __main__ as m; signal.signal(signal.SIGINT, m._interrupt)\n"
-    code += "try:\n    signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt:\n    print('unwound')"
+    code = "import signal; from zb_hdf5.signals import unwinding_signals\nwith unwinding_signals():\n"
+    code += "  try:\n    signal.raise_signal(signal.SIGINT)\n  except KeyboardInterrupt:\n    print('unwound')"
     done = python(code, check=True)
     assert done.stdout == "unwound\n"
+
+
+SWALLOWED = """
+import signal, sys, time, click
+from zb_hdf5.console import CommandGroup
+from zb_hdf5 import __main__ as scripts
+class Finalizer:
+    def __del__(self):
+        signal.raise_signal({number})
+group = CommandGroup("group")
+@group.command()
+def work():
+    Finalizer()
+    time.sleep(60)
+scripts.handle_signals()
+group(["work"])
+"""
+
+
+@pytest.mark.parametrize(("number", "code", "word"), [(15, 143, "terminated"), (2, 130, "interrupted")])
+def test_a_signal_whose_exception_a_finalizer_has_swallowed_is_sent_again(number, code, word):
+    done = python(SWALLOWED.format(number=number), timeout=50)
+    assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
+    assert done.stderr.startswith(f"Error: {word};")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "word"), [(KeyboardInterrupt, 130, "interrupted"), (Terminated, 143, "term")]
+)
+def test_a_signal_of_which_a_library_made_another_error_has_its_own_end(error, code, word):
+    def work():
+        raise SystemError("FastRLock.__exit__ returned a result with an exception set") from error()
+
+    done = run(work)
+    assert (done.exit_code, done.stderr.startswith(f"Error: {word}")) == (code, True)
+    assert isinstance(run(lambda: (_ for _ in ()).throw(SystemError("other"))).exception, SystemError)
 
 
 def test_a_wrong_argument_does_not_command_the_terminal():

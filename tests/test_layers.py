@@ -15,7 +15,7 @@ import zb_hdf5
 ROOT = Path(__file__).parent.parent
 #: From the ground up. A folder is a floor; so is a file that lies beside the folders.
 FLOORS = (
-    ("errors", "field", "packages", "spec", "version"),
+    ("errors", "field", "packages", "signals", "spec", "version"),
     ("files",),
     ("documents", "formats", "text"),
     ("store",),

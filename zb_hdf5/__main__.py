@@ -1,31 +1,32 @@
-"""The console scripts `zb` and `convert`: Ctrl+C ends them with exit code 130, also while they import."""
+"""The console scripts `zb` and `convert`: Ctrl+C ends them with exit code 130, SIGTERM with 143, also in imports."""
 
-import os
+import atexit
 import signal
-import sys
-from types import FrameType
-from typing import NoReturn
+
+from zb_hdf5.signals import END_OF, end_now
 
 
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    """Raise `KeyboardInterrupt`; inside an import end the process: numpy cannot be imported a second time."""
-    while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            os.write(sys.stderr.fileno(), b"Error: interrupted; nothing unfinished was left under its final name\n")
-            os._exit(130)
-        frame = frame.f_back
-    raise KeyboardInterrupt
+def handle_signals() -> None:
+    """Give signals their exit codes, until the interpreter is taken down: the work is done then."""
+    for number in END_OF:
+        signal.signal(number, end_now)
+    atexit.register(_ignore_signals)
+
+
+def _ignore_signals() -> None:
+    for number in END_OF:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def zb() -> None:
-    signal.signal(signal.SIGINT, _interrupt)
+    handle_signals()
     from zb_hdf5.commands.zb import zb as command
 
     command(prog_name="zb")
 
 
 def convert() -> None:
-    signal.signal(signal.SIGINT, _interrupt)
+    handle_signals()
     from zb_hdf5.converters.cli import convert as command
 
     command(prog_name="convert")

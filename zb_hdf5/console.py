@@ -10,7 +10,6 @@ import functools
 import json
 import os
 import shutil
-import signal
 import sys
 import textwrap
 import threading
@@ -19,7 +18,6 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final, NamedTuple, NoReturn, Self, TextIO
 
 import click
@@ -27,9 +25,8 @@ import click
 from zb_hdf5.errors import ArgumentError, Remedy, ZbError, parse_size
 from zb_hdf5.errors import counted as counted  # for all commands
 from zb_hdf5.errors import format_bytes as format_bytes
+from zb_hdf5.signals import Terminated, end_by, unwinding_signals
 
-INTERRUPTED: Final = 130
-TERMINATED: Final = 143
 BAR_WIDTH: Final = 30
 #: Between two lines of progress in a log.
 LOG_INTERVAL_S: Final = 10.0
@@ -72,25 +69,17 @@ class CommandGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         ctx.color = False if os.environ.get("NO_COLOR") else None  # None: colours are for terminals
-        previous = _on_sigterm(_terminate)
         try:
-            return super().invoke(ctx)
+            with unwinding_signals():
+                return super().invoke(ctx)
         except (BrokenPipeError, click.exceptions.NoArgsIsHelpError):
             raise  # click itself ends quietly for `zb ... | head`, and shows the help of a group without a command
         except click.UsageError as error:
             raise click.UsageError(printable(error.format_message()), error.ctx) from error
-        except ZbError as error:
-            _fail(ctx, error, message_of(error), error.exit_code)
-        except MemoryError as error:
-            _fail(ctx, error, f"out of memory: {error}", 1)
-        except OSError as error:
-            _fail(ctx, error, str(error), 1)
-        except KeyboardInterrupt as error:
-            _fail(ctx, error, "interrupted; nothing unfinished was left under its final name", INTERRUPTED)
-        except _Terminated as error:
-            _fail(ctx, error, "terminated; nothing unfinished was left under its final name", TERMINATED)
-        finally:
-            _on_sigterm(previous)
+        except (ZbError, MemoryError, OSError) as error:
+            _fail(ctx, error, *_told(error))
+        except (KeyboardInterrupt, Terminated, SystemError) as error:
+            _fail_by_signal(ctx, error)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         try:
@@ -122,18 +111,19 @@ def _fail(ctx: click.Context, error: BaseException, message: str, code: int) -> 
     ctx.exit(code)
 
 
-class _Terminated(SystemExit):
-    """SIGTERM. Like Ctrl+C it unwinds, so that unfinished files are removed, and it carries notes for the user."""
+def _told(error: ZbError | MemoryError | OSError) -> tuple[str, int]:
+    """Return the message of an error, and its exit code."""
+    if isinstance(error, ZbError):
+        return message_of(error), error.exit_code
+    return (f"out of memory: {error}" if isinstance(error, MemoryError) else str(error)), 1
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise _Terminated(TERMINATED)
-
-
-def _on_sigterm(handler: Any) -> Any:
-    """Set the handler of SIGTERM and return the previous one; only the main thread may."""
-    is_main = threading.current_thread() is threading.main_thread()
-    return signal.signal(signal.SIGTERM, handler) if is_main else None
+def _fail_by_signal(ctx: click.Context, error: BaseException) -> NoReturn:
+    """End a command that a signal has ended; a `SystemError` that is no such end is raised again."""
+    end = end_by(error)
+    if end is None:
+        raise error
+    _fail(ctx, error, end.message, end.exit_code)
 
 
 class Output(NamedTuple):

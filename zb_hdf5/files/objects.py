@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 from zb_hdf5.errors import ArgumentError, ExistsError, FormatError, IncompleteError, UnavailableError, ZbError
+from zb_hdf5.signals import beside
 
 if TYPE_CHECKING:  # the command line imports this module, and reads nothing for most of its commands
     import numpy as np
@@ -468,26 +469,12 @@ def put_object(url: str, content: Path | bytes, *, instead_of: Version | Ellipsi
     how: dict[str, Any] = {"chunk_size": PART_BYTES}
     if instead_of is not ...:
         how = {"mode": instead_of or "create"}
-    try:
-        _beside(lambda: folder.library.put(folder.connect(), target._key, content, **how))
+    try:  # the library looks at no signal before an upload is done
+        beside(lambda: folder.library.put(folder.connect(), target._key, content, **how))
     except Exception as error:
         if type(error).__name__ in ("AlreadyExistsError", "PreconditionError"):
             raise ExistsError(f"{url}: was written by another process meanwhile") from error
         raise target._translated(error, "to write it") from error
-
-
-def _beside(work: Callable[[], Result]) -> Result:
-    """Do some work in a thread, which a signal leaves behind: the library looks at none until an upload is done."""
-    done: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as error:
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="zb-upload", daemon=True).start()
-    return done.result()
 
 
 def delete_objects(url: str, names: Sequence[str]) -> None:

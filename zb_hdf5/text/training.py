@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import asdict, dataclass
 from itertools import chain, count
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any, Final
 from zb_hdf5.errors import ArgumentError, ConvertError
 from zb_hdf5.files.publishing import refuse_existing, write_atomically
 from zb_hdf5.packages import require_package
+from zb_hdf5.signals import beside
 from zb_hdf5.text.corpus import DocumentFile, Dropped, open_documents
 from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, as_unicode, load_tokenizer, token_bytes
 
@@ -115,7 +118,15 @@ def _train(texts: Iterator[str], vocab_size: int, show_bars: bool) -> Any:
     trainer = library.trainers.BpeTrainer(
         vocab_size=vocab_size - 1, initial_alphabet=byte_level.alphabet(), special_tokens=[], show_progress=show_bars
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    stopped = threading.Event()
+
+    def until_stopped() -> Iterator[str]:
+        for text in texts:
+            if stopped.is_set():
+                raise CancelledError
+            yield text
+
+    beside(lambda: tokenizer.train_from_iterator(until_stopped(), trainer), stopped.set)
     tokenizer.add_special_tokens([DEFAULT_BOUNDARY])
     return tokenizer
 

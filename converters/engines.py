@@ -14,14 +14,21 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExe
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait as wait_for_end
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
-from zb_hdf5 import UnavailableError, console
+from zb_hdf5 import ArgumentError, UnavailableError, ZbError, console
+from zb_hdf5.files.paths import on_failure
 from zb_hdf5.signals import POLL_S, deliver_signals, kept_signals
 
 #: Is called with the amount that was done since the last call: tokens, or bytes of documents.
 Progress = Callable[[int], None]
 Result = TypeVar("Result")
+#: Begins the names of worker processes.
+WORKER_NAME: Final = "zb-convert-worker-"
+#: Exit code of a worker that was about to convert while it imported the main module.
+UNGUARDED_MAIN: Final = 79
 
 
 def no_progress(amount: int) -> None:
@@ -82,9 +89,10 @@ class Workers(NamedTuple):
 class Pooled(Engine):
     """Runs tasks on an executor; no more are handed over than `workers` can soon begin."""
 
-    # `interrupt` ends all tasks at once, with an error; without it, those that have begun run to their end
-    def __init__(self, executor: Executor, workers: int, interrupt: Callable[[], None] | None = None) -> None:
-        self._executor, self.workers, self._interrupt = executor, workers, interrupt
+    # `started` has the processes, and ends them with all tasks at once; without it, tasks that have begun run to their
+    # end
+    def __init__(self, executor: Executor, workers: int, started: StartedProcesses | None = None) -> None:
+        self._executor, self.workers, self._started = executor, workers, started
         self.workers_per_node = workers
 
     def run(
@@ -113,24 +121,65 @@ class Pooled(Engine):
                         result = future.result()
                         progress(max(0, task.amount - seen.get(number, 0)))
                         yield number, result
-            except BrokenProcessPool as error:
+            except BrokenProcessPool:
                 time.sleep(POLL_S)  # a signal to all processes reaches this one last
                 deliver_signals()
-                raise UnavailableError(
-                    "a worker process died, perhaps killed for its memory; finished shards are kept: run the same "
-                    "command with --resume, and perhaps fewer --workers"
-                ) from error
+                raise self._death() from None
             finally:
                 self._end(running)
 
     def _end(self, running: Collection[Future[Any]]) -> None:
         """Wait until no task is at work: its files may be removed then."""
-        if self._interrupt is None:
+        if self._started is None:
             running = [future for future in running if not future.cancel()]
         elif running:
             # none is cancelled: a pool whose processes are gone fails at one that is, and never ends the others
-            self._interrupt()
+            self._started.kill()
         wait(running)
+
+    def _death(self) -> ZbError:
+        """Return the error for a worker that has died."""
+        if self._started is not None and self._started.imported_unguarded_main():
+            script = getattr(sys.modules["__main__"], "__file__", "the script")
+            return ArgumentError(
+                f"{script}: converts again when a worker process imports it, as each does: put its work below the line "
+                'if __name__ == "__main__": or convert with workers=1'
+            )
+        return UnavailableError(
+            "a worker process died, perhaps killed for its memory; finished shards are kept: run the same "
+            "command with --resume, and perhaps fewer --workers"
+        )
+
+
+class StartedProcesses(ForkServerContext):
+    """The way to start worker processes, which keeps each of them. Their names tell a worker what it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._processes: list[BaseProcess] = []
+
+    def Process(self, *args: Any, **kwargs: Any) -> BaseProcess:  # type: ignore[override]
+        process = super().Process(*args, **{**kwargs, "name": f"{WORKER_NAME}{len(self._processes)}"})
+        self._processes.append(process)
+        return process
+
+    def kill(self) -> None:
+        """End all processes; a pool gives up every task when the first is gone."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+
+    def imported_unguarded_main(self) -> bool:
+        """Return whether a process has ended because the main module converts when it is imported."""
+        return any(process.exitcode == UNGUARDED_MAIN for process in self._processes)
+
+
+def end_unguarded_worker() -> None:
+    """End a worker process that imports the main module, which begins a conversion of its own meanwhile."""
+    # the process that has started this one reports it; a traceback of each worker would hide that message
+    if multiprocessing.current_process().name.startswith(WORKER_NAME):
+        os._exit(UNGUARDED_MAIN)
 
 
 @contextlib.contextmanager
@@ -149,25 +198,16 @@ def open_engine(executor: str, workers: int, preload: Sequence[str] = ()) -> Gen
 
 
 def _open_processes(workers: int, preload: Sequence[str]) -> Iterator[Engine]:
-    before = set(multiprocessing.active_children())
     sys.warnoptions.append("ignore:resource_tracker")  # a killed pool leaves semaphores, which the tracker removes
     resource_tracker.ensure_running()  # starting it would unblock SIGINT again, and starting a forkserver starts it
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # workers inherit it until they can ignore it
     sys.warnoptions.pop()
-    context = multiprocessing.get_context("forkserver")  # this process has threads
+    context = StartedProcesses()  # by a forkserver: this process has threads
     context.set_forkserver_preload(list(preload))
     forkserver.ensure_running()
     signal.pthread_sigmask(signal.SIG_SETMASK, previous)
-
-    def interrupt() -> None:
-        children = set(multiprocessing.active_children()) - before
-        for child in children:
-            child.kill()  # the process that handed out the work removes their files
-        for child in children:
-            wait_for_end([child.sentinel])  # the pool gives up every task when the first is gone
-
-    with ProcessPoolExecutor(workers, context, initializer=_begin_worker) as executor:
-        yield Pooled(executor, workers, interrupt)
+    with ProcessPoolExecutor(workers, context, initializer=_begin_worker) as executor, on_failure(context.kill):
+        yield Pooled(executor, workers, context)
 
 
 def _begin_worker() -> None:

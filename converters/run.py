@@ -15,7 +15,14 @@ from zb_hdf5.converters.batch_target import describe, write_batches
 from zb_hdf5.converters.conversion import DEFAULT_MEMORY_BYTES, OPTIONS, STREAM, Conversion
 from zb_hdf5.converters.document_target import write_documents
 from zb_hdf5.converters.documents import DocumentSource
-from zb_hdf5.converters.engines import ProgressCalls, Result, Workers, default_workers, open_engine
+from zb_hdf5.converters.engines import (
+    ProgressCalls,
+    Result,
+    Workers,
+    default_workers,
+    end_unguarded_worker,
+    open_engine,
+)
 from zb_hdf5.converters.reports import Done, Report
 from zb_hdf5.converters.shard import cut_into_shards
 from zb_hdf5.converters.source import Source
@@ -60,6 +67,7 @@ def _describe(source: Source | DocumentSource, conversion: Conversion, workers: 
 
 def _with_source(conversion: Conversion, shown: ProgressCalls | Progress, act: Callable[..., Result]) -> Result | None:
     """Open the source and the engine, fill in all defaults, and act; None in an MPI rank that has served others."""
+    end_unguarded_worker()
     conversion, open_source = _prepared(conversion)
     with ExitStack() as stack:
         executor = conversion.executor or "local"

@@ -186,7 +186,7 @@ def test_python_examples_run(page, tmp_path, monkeypatch):
     arguments = ["parquet-to-hdf5", "text", "text-h5", "--tokenizer", "byte", "--workers", "1", "--quiet"]
     assert page != "text.md" or CliRunner().invoke(convert, arguments).exit_code == 0
     seen = []
-    names = {"step": seen.append, "tokenized": lambda: tokens, "documents": lambda: tokens[0]}
+    names = {"step": seen.append, "tokenized": lambda: tokens, "documents": lambda: tokens[0], "__name__": "__main__"}
     for language, example in re.findall(r"^```(\w*)\n(.*?)^```", TEXT[page], re.DOTALL | re.MULTILINE):
         if language == "python":
             exec(example, names)

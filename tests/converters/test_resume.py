@@ -13,6 +13,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -533,6 +534,30 @@ def test_a_worker_that_dies_is_told_and_costs_one_shard(tmp_path):
         assert reader.num_batches == 30_000
 
 
+UNGUARDED = """
+import sys
+from zb_hdf5 import convert
+print("runs", flush=True)
+convert(sys.argv[1], "hdf5", sys.argv[2], batch_size=32, seq_len=64, num_shards=4, workers=2)
+"""
+
+
+def test_a_script_that_its_workers_run_again_is_named(source, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED)
+    command = [sys.executable, script, source, tmp_path / "out"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr.count("Traceback")) == (1, 1), done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"zb_hdf5.errors.ArgumentError: {script}: converts again when")
+    assert "--resume" not in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"in.npy", "script.py"}
+    guarded = UNGUARDED.replace("convert(sys", 'if __name__ == "__main__":\n    convert(sys')
+    script.write_text(guarded)
+    subprocess.run(command, check=True, timeout=100)
+    with open_reader(tmp_path / "out") as reader:
+        assert reader.num_batches == 60
+
+
 SIZES_KIB = [pytest.param(1550 * k, marks=() if k == 10 else pytest.mark.slow) for k in range(1, 21)]
 
 
@@ -574,7 +599,7 @@ def test_a_task_that_has_not_begun_is_ended_as_the_others_and_signals_wait_for_t
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        list(executors.Pooled(Pool(), 1, interrupt).run(signal_us, [Quick()] * 5, leave))
+        list(executors.Pooled(Pool(), 1, SimpleNamespace(kill=interrupt)).run(signal_us, [Quick()] * 5, leave))
     assert len(futures) == 2
     assert all(future.done() for future in futures)
     # Python raises between any two steps, and a lock that is held then is held for ever

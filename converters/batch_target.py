@@ -59,6 +59,7 @@ from zb_hdf5.files.publishing import PartialDirectory, partial_path, refuse_exis
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import DOCUMENTS_PREFIX, INDEX_NAME, NO_CODEC, SHARD_PREFIX, stored_dtype
 from zb_hdf5.store.live import LiveStoreWriter
+from zb_hdf5.store.rebuild import ONLY_IN_SOME_FILES
 
 NOTHING_LEFT: Final = Shuffle("none", "nothing was left to do")
 
@@ -74,6 +75,8 @@ def write_batches(source: Source, conversion: Conversion, workers: Workers) -> R
     lost = left_behind(source, keeps_fields=keeps, keeps_documents=keeps and not conversion.live)
     plan, one_file = _planned(source, destination, conversion)
     source = plan.source
+    if one_file and not keeps:
+        lost = " and ".join(filter(None, [lost, _nameless(source)]))
     if any(source.file_of(*cut)[1] is None for cut in plan.cuts):
         source.check_reads()  # damage is found by whole shards where they stay whole, else batch by batch
     write = _write_live if conversion.live else _write_file if one_file else _write_folder
@@ -153,12 +156,12 @@ def describe_lines(planned: dict[str, Any]) -> list[tuple[str, str]]:
 def fitted(source: Source, target: str, codec: str, tokens_only: bool = False) -> Source:
     """Return a source as a target stores it: with its codec, and without fields and documents where it has none.
 
-    `ConvertError` if a store of tokens only would lose them, and `tokens_only` does not allow it.
+    `ConvertError` if a format of tokens only would lose them, and `tokens_only` does not allow it.
     """
     row, other = FORMATS[target], copy(source)
     if row.tokens_only:
         lost = left_behind(source, keeps_fields=False, keeps_documents=False)
-        if lost and row.holds_batches and not tokens_only:
+        if lost and not tokens_only:
             raise ConvertError(
                 f"{source.paths[0]}: {row.name} files hold tokens and nothing else: the conversion {lost}",
                 remedy=Remedy.TOKENS_ONLY,
@@ -178,6 +181,13 @@ def left_behind(source: Source, *, keeps_fields: bool, keeps_documents: bool) ->
     }
     lost = [what for what, there in parts.items() if there]
     return f"leaves behind {' and '.join(lost)}" if lost else ""
+
+
+def _nameless(source: Source) -> str:
+    """Return the words for the facts about the tokens for which a lone file of tokens only has no place, or ""."""
+    origin = source.origin or {}
+    facts = [*origin, *(name for name in ONLY_IN_SOME_FILES if getattr(source.meta, name))]
+    return f"does not name {', '.join(facts)}, as such a file has no place for it" if origin else ""
 
 
 def local_path_of(conversion: Conversion) -> Path:

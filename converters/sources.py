@@ -23,7 +23,7 @@ NONE: Final = Unset("")
 WORK: Final[Mapping[str, Any]] = {
     "num_shards": Unset("those of the source, or 1 GiB each"), "shard_bytes": NONE,
     "workers": Unset("the cores; 1 for little work"), "executor": "local", "part": NONE, "resume": NONE,
-    "overwrite": NONE, "tokens_only": NONE, "codec": Unset("none"), "live": NONE,
+    "overwrite": NONE, "codec": Unset("none"), "live": NONE,
 }  # fmt: skip
 _SHUFFLED: Final = {"batch_size": 32, "seed": 42, "shuffle": True}
 _ARRAYS: Final[Mapping[str, Any]] = {
@@ -74,7 +74,7 @@ class SourceKind:
         absent = {
             "codec": row is not None and row.tokens_only,
             "live": row is None or row.tokens_only or bool(self.rows),
-            "tokens_only": row is None or not (row.tokens_only and row.holds_batches) or self.several,
+            "tokens_only": row is None or not row.tokens_only,
             "shard_bytes": bool(self.rows) and self.several,
             "part": bool(self.rows) and self.several,
         }
@@ -107,7 +107,7 @@ SOURCES: Final[dict[str, SourceKind]] = {
     ),
     STREAM: SourceKind(
         "a token stream of documents", "stream {target} \\\n           --seq-len 2048 --packing best-fit{tokens_only}",
-        "zb_hdf5.converters.packed:open_stream", (), {"dtype": "keep"}, PACKED,
+        "zb_hdf5.converters.packed:open_stream", (), {"dtype": "keep", "tokens_only": NONE}, PACKED,
         "The documents are packed into rows of --seq-len tokens, with their fields, spans, ids and metadata.",
         choices={"dtype": ("keep", "uint32")},
     ),
@@ -133,10 +133,11 @@ def sources() -> dict[str, SourceKind]:
 
 def _store(row: FileFormat) -> SourceKind:
     noun, example = row.as_source or ("", "")
+    rich = {} if row.tokens_only else {"dataset": NONE, "axes": NONE, "tokens_only": NONE}
     return SourceKind(
         noun, f"{example} {{target}}", "zb_hdf5.converters.store_source:open_stores",
         tuple(name for name, each in FORMATS.items() if each.as_target),
-        {**_STORE, **({"dataset": NONE, "axes": NONE} if not row.tokens_only else {})}, urls=True,
+        {**_STORE, **rich}, urls=True,
         choices={"dtype": ("keep", "uint32", "uint16"), "remainder": ("drop", "error")},
     )  # fmt: skip
 

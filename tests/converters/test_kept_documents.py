@@ -301,20 +301,43 @@ def test_documents_survive_one_file_and_a_job_array_until_a_file_without_takes_t
     require_tokens(tmp_path / "out", known)
 
 
-def test_a_batch_store_of_documents_is_asked_for(tmp_path, store):
+def test_a_lone_batch_file_says_what_it_does_not_name(tmp_path):
+    np.save(tmp_path / "in.npy", np.arange(256, dtype="<u2").reshape(16, 16))
+    run_convert("npy-to-hdf5", tmp_path / "in.npy", tmp_path / "a.h5", "--batch-size", 4, "--vocab-size", 256)
+    said = "does not name shuffle, split, source, vocab_size, as such a file has no place for it"
+    assert said in " ".join(run_convert("hdf5-to-batch", tmp_path / "a.h5", tmp_path / "b.batch").split())
+    run_convert("batch-to-hdf5", tmp_path / "b.batch", tmp_path / "again.h5")
+    with open_reader(tmp_path / "a.h5") as before, open_reader(tmp_path / "again.h5") as after:
+        assert (after.sha256, after.meta.seed) == (before.sha256, before.meta.seed)
+        assert before.origin["split"] == "train"
+        assert "split" not in after.origin
+
+
+def refused(*arguments):
+    """Return what a conversion says that ends with code 1."""
+    done = run(convert, *arguments)
+    assert done.exit_code == 1
+    return done.output
+
+
+def test_a_store_of_tokens_only_made_of_documents_is_asked_for(tmp_path, store):
     source, _ = store
     lost = "leaves behind which documents lie in which records and the document table"
+    for target in (tmp_path / "npy", tmp_path / "one.npy"):
+        assert f"npy files hold tokens and nothing else: the conversion {lost}" in refused(
+            "hdf5-to-npy", source, target
+        )
+        assert not target.exists()
     for target in (tmp_path / "batch", tmp_path / "one.batch"):
-        done = run(convert, "hdf5-to-batch", source, target)
-        assert done.exit_code == 1
-        assert f"batch files hold tokens and nothing else: the conversion {lost}" in done.output
+        said = refused("hdf5-to-batch", source, target)
+        assert f"batch files hold tokens and nothing else: the conversion {lost}" in said
         assert not target.exists()
         assert lost in run_convert("hdf5-to-batch", source, target, "--tokens-only")
         with open_reader(source) as expected, open_reader(target, verify="batch") as reader:
             assert reader.documents is None
             assert reader.token_sha256() == expected.token_sha256()
     assert {path.suffix for path in (tmp_path / "batch").iterdir()} == {".batch", ".crc32", ".json"}
-    assert lost in run_convert("hdf5-to-npy", source, tmp_path / "npy")
+    assert lost in run_convert("hdf5-to-npy", source, tmp_path / "npy", "--tokens-only")
     assert all(path.suffix == ".npy" for path in (tmp_path / "npy").iterdir())
 
 

@@ -113,7 +113,7 @@ def test_a_value_that_json_lacks_names_the_row_and_the_column(tmp_path):
     path = write_parquet(tmp_path / "a.parquet", score=[0.5, float("nan")])
     error = one_error(ingest(path, "score"), 1)
     assert "row 2 of " in error
-    assert "metadata 'score': expected what JSON has, found float nan" in error
+    assert "metadata 'score': expected metadata that JSON can hold, found float nan" in error
     lines = tmp_path / "a.jsonl"
     lines.write_text(json.dumps({"text": "x", "score": float("inf")}))
     is_refused(

@@ -341,8 +341,11 @@ def test_the_command_line_carries_them_and_npy_says_which_it_leaves_behind(store
     assert run_zb("convert", "hdf5-to-hdf5", store, tmp_path / "again", "--workers", 1).exit_code == 0
     check(tmp_path / "again")
     assert json.loads(run_zb("verify", tmp_path / "again", "--json").stdout)["ok"]
+    refused = run_zb("convert", "hdf5-to-npy", store, tmp_path / "one.npy")
+    assert (refused.exit_code, "pass --tokens-only to leave them behind" in refused.stderr) == (1, True)
+    assert not (tmp_path / "one.npy").exists()
     for out, command in (("one.npy", ("--json",)), ("folder", ("--json",)), ("lines.npy", ())):
-        done = run_zb("convert", "hdf5-to-npy", store, tmp_path / out, "--workers", 1, *command)
+        done = run_zb("convert", "hdf5-to-npy", store, tmp_path / out, "--workers", 1, "--tokens-only", *command)
         assert done.exit_code == 0, done.output
         lost = "leaves behind the fields concept, loss_mask, pair, seen, vector"
         assert lost == json.loads(done.stdout)["left_behind"] if command else lost in done.output

@@ -116,7 +116,8 @@ def _require_json(key: str, value: Any, where: str) -> None:
         _METADATA.encode({key: value})
     except _NOT_JSON as error:
         raise ConvertError(
-            f"{where}: metadata {key!r}: expected what JSON has, found {type(value).__name__} {_shown(value)}: {error}"
+            f"{where}: metadata {key!r}: expected metadata that JSON can hold, found {type(value).__name__} "
+            f"{_shown(value)}: {error}"
         ) from error
 
 

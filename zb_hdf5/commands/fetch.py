@@ -12,7 +12,6 @@ import os
 import re
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,6 +21,7 @@ from zb_hdf5.errors import ArgumentError, ChecksumError, FormatError, Unavailabl
 from zb_hdf5.files.objects import SCHEMES, RemoteObject
 from zb_hdf5.files.paths import local_path, on_failure
 from zb_hdf5.files.publishing import PartialFile, write_fully
+from zb_hdf5.files.threads import Readers
 
 _DIGEST_LINE: Final = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
 #: A strong ETag, or a time of change as the client has it where there is none; 1970 stands for neither.
@@ -71,8 +71,8 @@ def fetch_shards(
             except ZbError as error:
                 report.problem = error
 
-    with ThreadPoolExecutor(workers, thread_name_prefix="zb-fetch") as pool, on_failure(stopped.set):
-        list(pool.map(fetch, reports))  # after Ctrl+C as well: the threads end after their current read
+    with Readers(workers, "zb-fetch") as readers, on_failure(stopped.set):
+        readers.map(fetch, reports)  # after Ctrl+C as well: the threads end before their next read
     return reports
 
 

@@ -15,7 +15,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 from zb_hdf5.errors import ArgumentError, ExistsError, FormatError, IncompleteError, UnavailableError, ZbError
+from zb_hdf5.files.threads import FarThreads, Work, in_reader, pause, request_here, require_wanted
 from zb_hdf5.signals import beside
 
 if TYPE_CHECKING:  # the command line imports this module, and reads nothing for most of its commands
@@ -132,8 +132,8 @@ class Folder:
         self.request_s = self.limit_s / REQUESTS_IN_LIMIT
         self.answer_s = self.limit_s  # the shortest answer
         self.store = self.connect({"max_retries": 0})  # `RemoteObject` tries again: one limit for all attempts
-        self.pool = ThreadPoolExecutor(MAX_READS, thread_name_prefix="zb-remote")
-        weakref.finalize(self, self.pool.shutdown, wait=False)  # the last use may end in one of them
+        self.threads = FarThreads(MAX_READS)
+        weakref.finalize(self, self.threads.close)
 
     @property
     def reads_at_once(self) -> int:
@@ -221,10 +221,15 @@ class RemoteObject:
     def num_bytes(self) -> int:
         return int(self.identity[0])
 
-    def read(self, start: int, stop: int, *, whole: bool = True, begun_s: float | None = None) -> memoryview:
-        """Return some bytes, read-only, by one request; fewer at the end of the object if they need not be `whole`."""
+    def read(
+        self, start: int, stop: int, *, whole: bool = True, begun_s: float | None = None, alone: bool = False
+    ) -> memoryview:
+        """Return some bytes, read-only, by one request; fewer at the end of the object if they need not be `whole`.
+
+        A reading thread that is `alone`, and so holds no lock, makes the request itself.
+        """
         wanted = f"bytes {start:,} to {stop:,}"
-        data = self._patiently(wanted, lambda folder: self._get(folder, start, stop, wanted), begun_s)
+        data = self._patiently(wanted, lambda folder: self._get(folder, start, stop, wanted), begun_s, alone)
         if whole and len(data) < stop - start:
             raise IncompleteError(
                 f"{self.name}: expected {wanted}, found {len(data):,} bytes of them: the object has "
@@ -289,15 +294,20 @@ class RemoteObject:
             f"{self.name}: changed since it was opened: expected (bytes, ETag) {self._known}, {found}; open it again"
         )
 
-    def _patiently(self, wanted: str, ask: Callable[[Folder], Result], begun_s: float | None = None) -> Result:
+    def _patiently(
+        self, wanted: str, ask: Callable[[Folder], Result], begun_s: float | None = None, alone: bool = False
+    ) -> Result:
         """Return the answer of a server, asked again after failures that may pass until the time limit."""
         folder, attempt = self._connection(), 0
         start_s = begun_s or time.monotonic()
         pause_s = folder.limit_s * FIRST_PAUSE
         while True:
             attempt += 1
+            require_wanted()
             try:
-                return ask(folder)
+                if alone and in_reader():
+                    return request_here(lambda: ask(folder))
+                return folder.threads.run(lambda _: ask(folder))[0]
             except ZbError:
                 raise
             except Exception as error:
@@ -308,7 +318,7 @@ class RemoteObject:
                 if attempt == ATTEMPTS or left_s < folder.request_s:
                     spent = f"{attempt} attempts within {folder.limit_s:g} s ({LIMIT_VARIABLE})"
                     raise type(problem)(f"{problem} ({spent})") from error
-            time.sleep(pause_s * random.uniform(0.5, 1.5))
+            pause(pause_s * random.uniform(0.5, 1.5))
             pause_s = min(2 * pause_s, folder.limit_s * LONGEST_PAUSE)
 
     def _translated(self, error: Exception, wanted: str) -> Exception:
@@ -369,24 +379,23 @@ def read_objects(reads: Sequence[tuple[RemoteObject, Iterable[tuple[int, npt.NDA
     todo = [(source, group) for source, ranges in reads for group in _merged(ranges)]
     if len(todo) <= 1:
         for source, group in todo:
-            _fill(source, group, begun_s)
+            _fill(group, _read(source, group, begun_s))
         return
     folder, left = todo[0][0]._connection(), iter(todo)  # threads take from one iterator, each several in turn
 
-    def work() -> None:
+    def read(work: Work) -> None:
         try:
             for source, group in left:
                 if time.monotonic() - begun_s > folder.limit_s:
                     raise UnavailableError(f"{source.name}: not read within {folder.limit_s:g} s ({LIMIT_VARIABLE})")
-                _fill(source, group, begun_s)
+                found = _read(source, group, begun_s)
+                with work:  # once it is left, the arrays are the caller's again
+                    _fill(group, found)
         except BaseException:
             list(left)  # the others end after their current read
             raise
 
-    futures = [folder.pool.submit(work) for _ in range(min(folder.reads_at_once, len(todo)))]
-    wait(futures)  # also after an error: the arrays are the caller's again
-    for future in futures:
-        future.result()
+    folder.threads.run(read, min(folder.reads_at_once, len(todo)))
 
 
 def _merged(ranges: Iterable[tuple[int, npt.NDArray[Any]]]) -> Iterator[Group]:
@@ -403,10 +412,14 @@ def _merged(ranges: Iterable[tuple[int, npt.NDArray[Any]]]) -> Iterator[Group]:
         yield group
 
 
-def _fill(source: RemoteObject, group: Group, begun_s: float) -> None:
-    """Fill a group of ranges by one request."""
-    start, stop = group[0][0], max(offset + len(out) for offset, out in group)
-    found = source.read(start, stop, begun_s=begun_s)
+def _read(source: RemoteObject, group: Group, begun_s: float) -> memoryview:
+    """Return the bytes of a group of ranges, by one request."""
+    return source.read(group[0][0], max(offset + len(out) for offset, out in group), begun_s=begun_s)
+
+
+def _fill(group: Group, found: memoryview) -> None:
+    """Fill a group of ranges with its bytes."""
+    start = group[0][0]
     for offset, out in group:
         out.data[:] = found[offset - start : offset - start + len(out)]
 

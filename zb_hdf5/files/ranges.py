@@ -19,7 +19,7 @@ import weakref
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import accumulate
@@ -43,6 +43,7 @@ from zb_hdf5.files.paths import (
     regular,
     require_identity,
 )
+from zb_hdf5.files.threads import Readers, result_of
 from zb_hdf5.spec import TokenArray
 
 Key = TypeVar("Key")
@@ -366,8 +367,8 @@ def read_ahead(
     size: Callable[[Key], int] = lambda request: 1,
 ) -> Generator[Result]:  # fmt: skip
     """Yield `read(request)` in order, with requests of up to `depth` in all read ahead in threads; 0: without."""
-    # The threads end with the iterator: a read that has begun is waited for, no other one begins, nor does any behind
-    # one that failed, which may have waited for a server.
+    # The threads end with the iterator: a read of this machine that has begun is waited for, a wait for a server is
+    # left, and no other read begins, nor does any behind one that failed, which may have waited for a server.
     if not depth:
         yield from map(read, requests)
         return
@@ -383,18 +384,15 @@ def read_ahead(
             failed = min(failed, number)
             raise
 
-    pool = ThreadPoolExecutor(min(depth, threads), thread_name_prefix="zb-prefetch")
     pending: deque[tuple[int, Future[Result]]] = deque()
     ahead = 0
-    try:
+    with Readers(min(depth, threads), "zb-prefetch") as readers:
         for number, request in enumerate(requests):
-            pending.append((size(request), pool.submit(read_unless_failed, number, request)))
+            pending.append((size(request), readers.submit(read_unless_failed, number, request)))
             ahead += pending[-1][0]
             while ahead > depth:
                 count, future = pending.popleft()
                 ahead -= count
-                yield future.result()
+                yield result_of(future)
         while pending:
-            yield pending.popleft()[1].result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+            yield result_of(pending.popleft()[1])

@@ -177,7 +177,7 @@ class FileTokens(Tokens):
             self._read_before = None
             return known[1]
         offset = self.extents.offset(number)
-        answer = cast(RemoteObject, self.file).read(offset, offset + self.extents.batch_bytes)
+        answer = cast(RemoteObject, self.file).read(offset, offset + self.extents.batch_bytes, alone=True)
         return np.frombuffer(answer, self.dtype)
 
     def read(self, runs: Iterable[TokenRun]) -> None:

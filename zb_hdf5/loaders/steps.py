@@ -426,9 +426,12 @@ class StepReader:
             part = block[start : start + count]
             records = part if part.ndim == 2 else part[:, np.newaxis] * size + np.arange(size)
             start += count
+            begun_s = time.monotonic()
             try:
                 found = self._reader.read_pieces(records.reshape(-1), self._seq_len)
             except (ZbError, OSError):  # raised again at its own step
+                if time.monotonic() - begun_s > REREAD_S:
+                    raise
                 yield from map(self._pieces, requests_in(part))
             else:
                 yield from found.split(records.shape[1])

@@ -11,7 +11,6 @@ import json
 import os
 from collections import deque
 from collections.abc import Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from itertools import chain, count, repeat
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy, StateError
+from zb_hdf5.files.threads import Readers
 from zb_hdf5.formats.batch_reader import from_numpy, require_choice
 from zb_hdf5.loaders.loader import TokenLoader
 from zb_hdf5.loaders.order import require_positive, resolve_rank
@@ -149,8 +149,8 @@ class TextLoader(TokenLoader[Any]):
         self._device = cuda_device(device)
         self._prefetch = AUTO_PREFETCH if prefetch == "auto" else int(prefetch)
         paths = paths_of_split(self.path, split)
-        with ThreadPoolExecutor(FOOTER_THREADS, thread_name_prefix="zb-footers") as pool:
-            files = list(pool.map(lambda path: ParquetFile(path, text_column), paths))
+        with Readers(FOOTER_THREADS, "zb-footers") as readers:
+            files = readers.map(lambda path: ParquetFile(path, text_column), paths)
         self._num_row_groups = num_row_groups = sum(file.num_row_groups for file in files)
         self._groups = self._row_groups(files, self.rank)
         if not self._row_groups(files, self.world_size - 1):  # no rank has fewer

@@ -30,6 +30,7 @@ from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import RemotePath, local_path
 from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.files.ranges import Extents, LocalFile, Run, read_fully
+from zb_hdf5.files.threads import LOOK_S, require_wanted
 from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wait, Wrapper
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import U32_MAX, TokenArray
@@ -361,7 +362,8 @@ class Cached(Wrapper):
                 del self._fetching[pid, start]
                 done.set()
         for start, out, known in others:
-            known.wait()
+            while not known.wait(LOOK_S):
+                require_wanted()
             if not self.column.read_into(start // self.unit, out):
                 self.tokens.read([(start, out)])
 

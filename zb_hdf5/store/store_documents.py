@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, RecordDocuments, in_order
 from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, pieces_of_windows
 from zb_hdf5.files.paths import Identity, RemotePath, finding
+from zb_hdf5.files.threads import Readers
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import DOCUMENTS_SUFFIX, INDEX_NAME, NO_SHA256, pieces_path
 from zb_hdf5.store.index import ShardEntry, ShardIndex
@@ -118,8 +118,8 @@ class StreamDocuments(RecordDocuments):
         if self._all is None:
             with finding(self):
                 if self._all is None:
-                    with ThreadPoolExecutor(FAR_THREADS, thread_name_prefix="zb-edges") as pool:
-                        look = pool.map if isinstance(self._paths[0], RemotePath) else map
+                    with Readers(FAR_THREADS, "zb-edges") as readers:
+                        look = readers.map if isinstance(self._paths[0], RemotePath) else map
                         rows = look(self._rows, range(len(self._paths)))
                         # sums, not views, which would keep the files mapped
                         ends = [each[1:] + np.uint64(start) for each, start in zip(rows, self._starts, strict=False)]

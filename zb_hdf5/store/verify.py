@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -17,6 +16,7 @@ from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, check_
 from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, UnverifiableError, ZbError
 from zb_hdf5.files.paths import RemotePath, any_path
+from zb_hdf5.files.threads import Readers
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.hdf5.h5_reader import table_sha256
 from zb_hdf5.formats.npy import npy_files
@@ -211,9 +211,9 @@ def verify_store(
     tables_by_path = {part.path: part for part in parts}
     of_shards = [tables_by_path.get(_table_path(entry)) if entry else None for entry in entries]
     check = partial(_verify_file, index, progress, announce, {"dataset": dataset, "axes": axes})
-    with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0)), thread_name_prefix="zb-verify") as pool:
-        reports = list(pool.map(check, files, entries, of_shards))
-        tables = list(pool.map(partial(verify_documents, folder), parts, places))
+    with Readers(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
+        reports = readers.map(check, files, entries, of_shards)
+        tables = readers.map(partial(verify_documents, folder), parts, places)
     if index is not None and split is None and not any(report.problem for report in reports):
         _check_records(folder, index, reports)
     return reports + tables

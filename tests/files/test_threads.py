@@ -1,0 +1,125 @@
+"""Threads that read: they end with their work, and a wait that is left changes nothing of the caller."""
+
+import threading
+from itertools import count
+
+import numpy as np
+import pytest
+from processes import forked
+
+from tests.conftest import our_threads
+from zb_hdf5.files.ranges import read_ahead
+from zb_hdf5.files.threads import FarThreads, Left, Readers, pause
+
+
+@pytest.fixture
+def far():
+    """Return threads that wait for a server, which end with the test."""
+    threads = FarThreads(8)
+    yield threads
+    threads.close()
+
+
+class Answer:
+    """A call that waits for its answer, and then fills an array of the caller."""
+
+    def __init__(self):
+        self.values, self.asked, self.came = np.zeros(4), threading.Semaphore(0), threading.Event()
+        self.ended = threading.Semaphore(0)
+
+    def __call__(self, work):
+        self.asked.release()
+        self.came.wait()
+        try:
+            with work:
+                self.values += 1
+        finally:
+            self.ended.release()
+        return "answer"
+
+
+def test_a_call_is_made_in_some_threads(far):
+    answer = Answer()
+    answer.came.set()
+    assert far.run(answer, 3) == ["answer"] * 3
+    assert answer.values.tolist() == [3] * 4
+
+
+def test_the_first_error_of_a_call_is_raised(far):
+    with pytest.raises(ZeroDivisionError):
+        far.run(lambda work: 1 / 0, 3)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_call_that_is_left_fills_nothing(nested, far):
+    """Closing the readers wakes all threads below them, and arrays of the caller stay as they are."""
+    answer, readers = Answer(), Readers(1, "zb-test")
+
+    def read():
+        if not nested:
+            return far.run(answer, 2)
+        with Readers(1, "zb-nested") as inner:
+            return inner.map(lambda count: far.run(answer, count), [2])
+
+    future = readers.submit(read)
+    for _ in range(2):
+        answer.asked.acquire()
+    readers.close()
+    assert {thread.name for thread in our_threads()} == {"zb-remote"}
+    with pytest.raises(Left):
+        future.result()
+    answer.came.set()
+    for _ in range(2):
+        answer.ended.acquire()
+    assert answer.values.tolist() == [0] * 4
+
+
+def test_calls_that_are_left_take_no_thread_from_later_ones(far):
+    answers = [Answer() for _ in range(8)]
+    for answer in answers:
+        readers = Readers(1, "zb-test")
+        readers.submit(far.run, answer, 8)
+        answer.asked.acquire()
+        readers.close()
+    ready = Answer()
+    ready.came.set()
+    assert far.run(ready, 8) == ["answer"] * 8
+    for answer in answers:
+        answer.came.set()
+
+
+def test_a_pause_ends_with_the_work():
+    readers, begun = Readers(1, "zb-test"), threading.Event()
+
+    def read():
+        begun.set()
+        pause(1000)
+
+    readers.submit(read)
+    begun.wait()
+    readers.close()
+    assert not our_threads()
+
+
+def test_no_job_begins_after_the_close():
+    readers, begun, go = Readers(1, "zb-test"), threading.Semaphore(0), threading.Event()
+
+    def read(number):
+        begun.release()
+        go.wait()
+        return number
+
+    futures = [readers.submit(read, number) for number in range(3)]
+    begun.acquire()
+    threading.Timer(0.1, go.set).start()
+    readers.close()
+    assert futures[0].result() == 0
+    assert all(future.cancelled() for future in futures[1:])
+
+
+def test_a_fork_drops_an_iterator_whose_threads_it_does_not_have():
+    reading = read_ahead(lambda number: number, count(), 4)
+    assert next(reading) == 0
+    with forked(lambda: reading.close() is None):
+        assert next(reading) == 1
+    reading.close()

@@ -1,0 +1,314 @@
+"""Threads that read, and waits for servers: work that nobody wants any more is left, and begins nothing new.
+
+`Readers` run the reads of one iterator or call. They end with it and are joined, so no file is read, and no array is
+filled, behind the back of the caller. `FarThreads` make the requests. No signal wakes a client that waits for a server,
+and nothing cancels it: so the caller waits beside it, in a way that Ctrl+C and `Readers.close` interrupt, and leaves
+the request alone; its result is dropped. All of them are daemons: the end of the interpreter waits for no server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, Final, Generic, Self, TypeAlias, TypeVar, cast
+
+from zb_hdf5.signals import deliver_signals
+
+Result = TypeVar("Result")
+#: Seconds of one wait at most: a signal that comes right before a wait does not wake it.
+LOOK_S: Final = 0.5
+#: A future, and the call whose result it gets; None: the thread ends.
+_Job: TypeAlias = "tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None"
+
+
+class Left(BaseException):
+    """Nobody wants the result of this work any more. It ends the work in its own thread, and no caller sees it."""
+
+
+class _Here(threading.local):
+    """The work that a thread does: None in threads of other people."""
+
+    work: Work | None = None
+    is_far = False
+
+
+_here: Final = _Here()
+
+
+class Work:
+    """Work that can be left, with all parts that other threads do of it. Thread-safe.
+
+    As a context it is a moment in which it cannot be left: for what changes the arrays of the caller.
+    """
+
+    def __init__(self) -> None:
+        self.is_left = self._is_over = False
+        self._changing, self._over = threading.Lock(), threading.Lock()
+        self._over.acquire()
+        self._parts: set[Work] = set()
+        self._whole = _here.work
+        if self._whole is not None:
+            self._whole._take(self)
+
+    def _take(self, part: Work) -> None:
+        self._parts.add(part)
+        if self.is_left:  # `leave` may not have seen this part
+            part.leave()
+
+    def wait(self, limit_s: float = math.inf) -> None:
+        """Wait until the work is over, or for some seconds; raise `Left` if it is left."""
+        end_s = time.monotonic() + limit_s
+        while not self._over.acquire(timeout=min(LOOK_S, max(0.0, end_s - time.monotonic()))):
+            deliver_signals()
+            if time.monotonic() >= end_s:
+                break
+        if self.is_left:
+            raise Left
+
+    def end(self) -> None:
+        """Wake the thread that waits."""
+        with self._changing:
+            self._wake()
+
+    def leave(self) -> None:
+        """Wake the thread that waits, and have the work end by itself, without a result."""
+        with self._changing:
+            self.is_left = True
+            self._wake()
+        for part in self._parts.copy():
+            part.leave()
+
+    def _wake(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._over.release()
+
+    def forget(self) -> None:
+        """Leave the work, which is no part of other work any more."""
+        self.leave()
+        if self._whole is not None:
+            self._whole._parts.discard(self)
+
+    def __enter__(self) -> None:
+        self._changing.acquire()
+        if self.is_left:
+            self._changing.release()
+            raise Left
+
+    def __exit__(self, *_: object) -> None:
+        self._changing.release()
+
+
+def require_wanted() -> None:
+    """Raise `Left` in a thread whose work is left."""
+    if _here.work is not None and _here.work.is_left:
+        raise Left
+
+
+def pause(seconds: float) -> None:
+    """Sleep; raise `Left` as soon as the work of this thread is left."""
+    waiting = Work()
+    try:
+        waiting.wait(seconds)
+    finally:
+        waiting.forget()
+
+
+class _Errand(Work, Generic[Result]):
+    """One call in some far threads at the same time, and their results."""
+
+    def __init__(self, call: Callable[[Work], Result], count: int) -> None:
+        super().__init__()
+        self._call, self.count = call, count
+        self.results: list[Result] = []
+        self.errors: list[BaseException] = []
+
+    def run(self) -> None:
+        """Make the call in this thread, and note its end."""
+        try:
+            self.results.append(self._call(self))
+        except BaseException as error:
+            self.errors.append(error)
+        if len(self.results) + len(self.errors) == self.count:
+            self.end()
+
+
+class _FarThread(threading.Thread):
+    """A thread that runs one errand after the other, whenever it is sent."""
+
+    def __init__(self, threads: FarThreads, errand: _Errand[Any]) -> None:
+        super().__init__(name="zb-remote", daemon=True)
+        self._threads, self._go = threads, threading.Lock()
+        self._errand: _Errand[Any] | None = errand
+
+    def send(self, errand: _Errand[Any] | None) -> None:
+        """Have it run an errand; None: have it end."""
+        self._errand = errand
+        self._go.release()
+
+    def run(self) -> None:
+        while True:
+            self._go.acquire()
+            errand, self._errand = self._errand, None
+            if errand is None:
+                return
+            _here.work = errand
+            errand.run()
+            _here.work = errand = None  # its results are the caller's
+            self._threads.rest(self)
+
+
+class FarThreads:
+    """Threads that wait for one server, made when they are needed. Thread-safe; a fork needs its own."""
+
+    # those that were left are not counted: a server that stalls must not keep a later call from its threads
+
+    def __init__(self, most: int) -> None:
+        self._most, self._closed = most, False
+        self._resting: list[_FarThread] = []
+        self._errands: set[_Errand[Any]] = set()
+
+    def run(self, call: Callable[[Work], Result], count: int = 1) -> list[Result]:
+        """Return the results of a call, made in `count` threads or fewer; raise its first error.
+
+        The call gets the work that it is a part of. `Left`, or the exception of a signal, leaves the threads alone.
+        """
+        if isinstance(_here.work, _Errand):  # in a far thread
+            return [call(_here.work)]
+        if count > 1:
+            count = max(1, min(count, self._most - sum(errand.count for errand in tuple(self._errands))))
+        errand = _Errand(call, count)
+        self._errands.add(errand)
+        try:
+            for _ in range(count):
+                self._send(errand)
+            errand.wait()
+        finally:
+            errand.forget()
+            self._errands.discard(errand)
+        try:
+            if errand.errors:
+                raise errand.errors[0]
+            return errand.results
+        finally:
+            errand.errors = []  # no circle with the traceback, which would keep what the caller holds
+
+    def _send(self, errand: _Errand[Any]) -> None:
+        try:
+            thread = self._resting.pop()
+        except IndexError:
+            _FarThread(self, errand).start()
+        else:
+            thread.send(errand)
+
+    def rest(self, thread: _FarThread) -> None:
+        """Keep a thread for the next errand."""
+        self._resting.append(thread)
+        if self._closed:
+            self.close()
+
+    def close(self) -> None:
+        """End the threads: each after its errand."""
+        self._closed = True
+        while self._resting:
+            with contextlib.suppress(IndexError):  # another thread has taken it
+                self._resting.pop().send(None)
+
+
+class _Reader(threading.Thread):
+    """A thread that runs jobs until one is None, which it leaves to the others."""
+
+    def __init__(self, work: Work, jobs: SimpleQueue[_Job], name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._work, self._jobs = work, jobs
+        #: Whether it is inside a request, in which it may be left.
+        self.is_away = False
+
+    def run(self) -> None:
+        _here.work = self._work
+        while (job := self._jobs.get()) is not None:
+            future, function, arguments = job
+            if self._work.is_left:
+                future.cancel()
+            else:
+                try:
+                    future.set_result(function(*arguments))
+                except BaseException as error:
+                    future.set_exception(error)
+            del job, future, function, arguments  # while it waits for the next one, nothing is kept
+        self._jobs.put(None)
+
+
+def in_reader() -> bool:
+    """Return whether this thread is one of `Readers`."""
+    return isinstance(threading.current_thread(), _Reader)
+
+
+def request_here(request: Callable[[], Result]) -> Result:
+    """Make a request in this thread, one of `Readers`, which may be left inside: it must not hold a lock."""
+    # a far thread beside it would take a tenth of the time of a small read
+    reader = cast(_Reader, threading.current_thread())
+    reader.is_away = True
+    try:
+        require_wanted()  # `Readers.close` looks at `is_away` after it has left the work
+        return request()
+    finally:
+        reader.is_away = False
+        require_wanted()
+
+
+class Readers:
+    """Threads that run the reads of one iterator or call, and end with it. To be used by one thread."""
+
+    def __init__(self, most: int, name: str) -> None:
+        self._most, self._name, self._work = most, name, Work()
+        self._jobs: SimpleQueue[_Job] = SimpleQueue()
+        self._threads: list[_Reader] = []
+        #: Begins no read any more, leaves the waits for servers, and waits for the reads of this machine.
+        self.close = weakref.finalize(self, _end, os.getpid(), self._work, self._jobs, self._threads)
+
+    def submit(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
+        """Have a thread call a function, in the order of these calls."""
+        future: Future[Result] = Future()
+        self._jobs.put((future, function, arguments))
+        if len(self._threads) < self._most:
+            self._threads.append(_Reader(self._work, self._jobs, self._name))
+            self._threads[-1].start()
+        return future
+
+    def map(self, function: Callable[..., Result], *arguments: Iterable[Any]) -> list[Result]:
+        """Return the results of a function for each of some arguments, in order; raise the first error."""
+        futures = [self.submit(function, *each) for each in zip(*arguments, strict=False)]
+        return [result_of(future) for future in futures]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def result_of(future: Future[Result]) -> Result:
+    """Return the result of a future, or raise its error, when it is there. A signal is met soon, whenever it comes."""
+    while not future.done():
+        with contextlib.suppress(TimeoutError):
+            return future.result(LOOK_S)
+        deliver_signals()
+    return future.result()
+
+
+def _end(pid: int, work: Work, jobs: SimpleQueue[_Job], threads: Sequence[_Reader]) -> None:
+    if pid != os.getpid():  # the threads are those of the parent of a fork
+        return
+    work.forget()
+    jobs.put(None)
+    for thread in threads:  # one that a signal kept from its start is not alive; this one may have dropped the iterator
+        if thread.is_alive() and not thread.is_away and thread is not threading.current_thread():
+            thread.join()

@@ -5,7 +5,6 @@ import gc
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from processes import python
 from zb_hdf5 import IncompleteError, Loader, open_reader
 from zb_hdf5.files import ranges
 from zb_hdf5.files.ranges import in_memory, read_ahead
+from zb_hdf5.files.threads import Readers
 from zb_hdf5.loaders.steps import HINTED_TOGETHER, StepReader, hint_ahead
 
 ALONE = {"rank": 0, "world_size": 1}
@@ -71,7 +71,7 @@ def test_results_and_errors_come_in_order_and_no_read_begins_after_one_that_fail
 
 
 def test_a_read_that_begins_late_is_not_cancelled_by_an_error_behind_it(monkeypatch):
-    class Late(ThreadPoolExecutor):
+    class Late(Readers):
         def submit(self, read, *request):
             return super().submit(lambda: time.sleep(0.05 * (request[-1] == 0)) or read(*request))
 
@@ -80,7 +80,7 @@ def test_a_read_that_begins_late_is_not_cancelled_by_an_error_behind_it(monkeypa
             raise OSError("gone")
         return number
 
-    monkeypatch.setattr(ranges, "ThreadPoolExecutor", Late)
+    monkeypatch.setattr(ranges, "Readers", Late)
     iterator = read_ahead(fail_at_second, iter(range(10)), 2, threads=2)
     assert next(iterator) == 0
     is_refused(OSError, lambda: next(iterator), match="gone")

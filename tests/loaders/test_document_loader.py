@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import warnings
 from itertools import chain, count, islice
 
 import numpy as np
@@ -90,6 +91,15 @@ def test_an_epoch_gives_each_document_once_as_it_is(way, stream):
         else:
             loader.set_epoch(1)
             assert [number for batch in loader for number in seen(batch)] != found
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_epoch_that_is_read_again_is_warned_of_once(way, stream):
+    with loader_of(stream, way, targets=True) as loader, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = [[seen(batch) for batch in loader] for _ in range(3)]
+    assert found == [found[0]] * 3
+    assert [each.filename for each in caught] == ([] if way == "sequential" else [__file__])
 
 
 def test_the_cost_of_max_tokens_is_counted_and_documents_of_similar_length_share_a_batch(stream):

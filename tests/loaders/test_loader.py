@@ -3,12 +3,14 @@
 import contextlib
 import itertools
 import json
+import pickle
+import warnings
 
 import numpy as np
 import pytest
 import torch
 from contents import write_batches
-from contract import is_refused
+from contract import SAME_EPOCH, is_refused
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -171,6 +173,7 @@ def test_the_same_seed_is_the_same_epoch_in_every_backend_and_another_seed_or_ep
     assert all(sorted(flat(order)) == list(range(RECORDS)) for order in orders)
 
 
+@pytest.mark.filterwarnings(f"ignore:{SAME_EPOCH}:UserWarning")
 def test_set_epoch_is_the_epoch_of_the_constructor_and_iterating_again_repeats_it(stores, open_loader):
     loader = open_loader(stores["one.h5"])
     for epoch in (1, 5, 0):
@@ -182,6 +185,67 @@ def test_set_epoch_is_the_epoch_of_the_constructor_and_iterating_again_repeats_i
     assert epoch_of(loader) == epoch_of(loader) == batches_of(N, "global")
     epoch_of(loader, 4)
     assert epoch_of(loader) == batches_of(N, "global")
+
+
+class RepeatingLoader:
+    """The loader of DeepSpeed that begins again at the end: the same lines."""
+
+    def __init__(self, loader):
+        self.loader = loader
+        self.data_iter = iter(self.loader)
+
+    def __next__(self):
+        try:
+            return next(self.data_iter)
+        except StopIteration:
+            self.data_iter = iter(self.loader)
+            return next(self.data_iter)
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_an_epoch_that_is_read_again_is_warned_of_once_unless_its_order_is_that_of_the_store(
+    shuffle, stores, open_loader
+):
+    for steps in (None, RepeatingLoader):
+        loader = open_loader(stores["one.h5"], shuffle=shuffle)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            if steps is None:
+                found = [epoch_of(loader) for _ in range(3)]
+            else:
+                repeated = RepeatingLoader(loader)
+                found = [[rows(next(repeated)) for _ in range(N)] for _ in range(3)]
+        assert found == [batches_of(N, shuffle)] * 3
+        told = [(each.category, each.filename) for each in caught]
+        assert told == ([] if shuffle == "sequential" else [(UserWarning, __file__)])
+        for each in caught:
+            assert str(each.message).startswith(
+                f"{stores['one.h5']}: epoch 0 was read to its end, and is read again in"
+            )
+            assert "set_epoch(e)" in str(each.message)
+            assert "get_batch()" in str(each.message)
+
+
+def test_epochs_that_are_read_once_are_not_warned_of(stores, open_loader):
+    """Warnings are errors here."""
+    loader = open_loader(stores["one.h5"])
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        assert epoch_of(loader) == batches_of(N, "global", epoch=epoch)
+    for _ in range(2):  # after a state
+        loader.load_state_dict(loader.state_dict() | {"position": 0})
+        assert len(epoch_of(loader)) == N
+    loader.set_epoch(0)
+    for _ in range(3):  # a part of the epoch
+        assert len(epoch_of(loader, 5)) == 5
+    for _ in range(2):  # its steps as items, from a loader that has read them
+        assert len(list(torch.utils.data.DataLoader(loader.dataset(), batch_size=None))) == N
+    assert len(epoch_of(loader)) == N
+    assert len(list(torch.utils.data.DataLoader(loader.dataset(), batch_size=None))) == N
+    assert len(epoch_of(pickle.loads(pickle.dumps(loader)))) == N  # a copy has read nothing
+    for _ in range(3 * N):
+        loader.get_batch()
+    assert loader.epoch == 3
 
 
 # --- tensors and readers ---------------------------------------------------------------------------------------
@@ -206,6 +270,7 @@ def test_a_reader_is_a_source_as_well_and_a_closed_loader_says_so(stores, open_l
     is_refused(ZbError, lambda: next(iter(loader)), match="closed")
 
 
+@pytest.mark.filterwarnings(f"ignore:{SAME_EPOCH}:UserWarning")
 def test_a_growing_file_does_not_change_a_running_epoch(tmp_path, open_loader, monkeypatch):
     real = GlobalOrder.indices
 
@@ -256,6 +321,7 @@ def test_batch_native_loader_has_zerobatch_defaults(stores, monkeypatch):
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.thin
+@pytest.mark.filterwarnings(f"ignore:{SAME_EPOCH}:UserWarning")
 def test_resuming_at_any_step_is_not_noticed(shuffle, drop_last, world_size, stores, open_loader):
     options = {"shuffle": shuffle, "drop_last": drop_last, "rank": world_size - 1, "world_size": world_size, "epoch": 4}
     loader = open_loader(stores["one.h5"], **options)

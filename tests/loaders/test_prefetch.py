@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from contents import write_batches
-from contract import is_refused
+from contract import SAME_EPOCH, is_refused
 from processes import python
 
 from zb_hdf5 import IncompleteError, Loader, open_reader
@@ -102,6 +102,7 @@ def test_a_file_that_cannot_be_opened_is_an_error_of_its_own_step(
         is_refused(FileNotFoundError, lambda: next(steps), match="shard-00001.h5")
 
 
+@pytest.mark.filterwarnings(f"ignore:{SAME_EPOCH}:UserWarning")
 def test_threads_end_with_the_epoch_a_break_an_exception_or_the_loader(path):
     loader = Loader(path, prefetch=4, **ALONE)
     assert len(list(loader)) == 60
@@ -134,6 +135,7 @@ loader = Loader({str(path)!r}, prefetch=8, rank=0, world_size=1)
 threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 try:
     while True:
+        loader.set_epoch(loader.epoch + 1)
         for batch in loader:
             pass
 except KeyboardInterrupt:
@@ -168,6 +170,7 @@ def test_files_in_memory_need_no_announcement(monkeypatch):
 
 
 @pytest.mark.parametrize("shuffle", ["global", "records"])
+@pytest.mark.filterwarnings(f"ignore:{SAME_EPOCH}:UserWarning")
 def test_auto_announces_what_is_not_in_the_page_cache(path, monkeypatch, shuffle):
     with open_reader(path) as reader:
         loader = Loader(reader, shuffle=shuffle, **ALONE)

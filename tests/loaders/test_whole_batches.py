@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from contract import is_refused
+from contract import SAME_EPOCH, is_refused
 from damage import fields_of, flip, flip_bits, flip_token, steps_of, tables_of, write_batches, write_streams
 
 from zb_hdf5 import ChecksumError, IncompleteError, Loader, convert, open_reader
@@ -78,6 +78,7 @@ def test_a_flipped_bit_is_found(store, options, is_found, dtype):
             flip_token(shard, 3)
 
 
+@pytest.mark.filterwarnings(f"ignore:{SAME_EPOCH}:UserWarning")
 def test_a_file_that_is_cut_short_is_an_error_of_the_next_block(store):
     shard = sorted(store.glob("*.h5"))[2]
     content = shard.read_bytes()

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from commandline import report_of, run_zb, succeed
 from contents import batches_of, write_batches, write_stream, write_streams
-from contract import check_reader, is_refused, random_tokens, read_records
+from contract import SAME_EPOCH, check_reader, is_refused, random_tokens, read_records
 from damage import flip, flip_stored
 from processes import forked, in_forks, killed_when
 from torch.utils.data import DataLoader
@@ -117,6 +117,7 @@ def test_each_batch_is_fetched_once_whatever_reads_it(store, folder):
     assert (source.whole, source.rows) == ([], [])
 
 
+@pytest.mark.filterwarnings(f"ignore:{SAME_EPOCH}:UserWarning")
 def test_records_bring_whole_batches_and_each_of_them_once(store, folder):
     reader, source = counted(store, folder)
     with reader, Loader(reader, shuffle="records", prefetch=4, **ONE_RANK) as loader:
@@ -337,6 +338,7 @@ def test_an_object_that_is_replaced_is_another_column(web, write_file, folder):
         np.testing.assert_array_equal(batches_of(f"{web.url}/x.batch", cache=folder), expected)
 
 
+@pytest.mark.filterwarnings(f"ignore:{SAME_EPOCH}:UserWarning")
 def test_a_loader_reads_what_is_in_the_cache_without_threads(served, write_store, tokens, folder, monkeypatch):
     write_store(served.folder / "store", tokens)
     with Loader(f"{served.url}/store", cache=folder, **ONE_RANK) as loader:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from contents import write_stream
-from contract import assert_same, check_loader, is_refused, random_tokens, taken
+from contract import SAME_EPOCH, assert_same, check_loader, is_refused, random_tokens, taken
 from torch.utils.data import DataLoader
 
 from zb_hdf5 import Loader
@@ -96,6 +96,7 @@ def test_an_error_is_raised_at_its_batch(store):
 
 
 @pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings(f"ignore:{SAME_EPOCH}:UserWarning")
 def test_workers_of_a_data_loader(store, context):
     local, _, url = store
     with Loader(url) as loader, Loader(local) as expected:

@@ -254,7 +254,8 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
     `max_seqlen` (int) as flash-attention takes them, padding being a segment of its own (its document is -1), and
     `position_ids` (int32), which begin with 0 in each document.
 
-    A new iteration starts the epoch again, except the first one after `load_state_dict`. A state is valid for any other
+    A new iteration starts the epoch again, except the first one after `load_state_dict`; the second one over a whole
+    shuffled epoch gives one `UserWarning`. A state is valid for any other
     `batch_size` (but with `shuffle="lengths"`), `max_tokens` (but with `too_long="drop"`) and `collate`. Not
     thread-safe; picklable. The offsets of all documents are in memory, 8 bytes each.
 

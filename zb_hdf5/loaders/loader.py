@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import replace
@@ -57,6 +58,8 @@ class TokenLoader(ABC, Generic[BatchT]):
     _reading: Generator[tuple[BatchT, Any]] | None = None
     #: The next iteration continues at the position.
     _resumed = False
+    #: The epoch of the last iteration, if that went from its begin to its end.
+    _passed: int | None = None
     _closed = False
     _endless = False
 
@@ -82,7 +85,9 @@ class TokenLoader(ABC, Generic[BatchT]):
 
     def __iter__(self) -> Iterator[BatchT]:
         """Yield the batches of one epoch; those of an endless loader from the current position on."""
-        if not self._resumed and not self._endless:
+        is_whole = not self._resumed and not self._endless
+        if is_whole:
+            self._begin_pass()
             self._go_to(0)
         reading = None
         try:
@@ -95,10 +100,14 @@ class TokenLoader(ABC, Generic[BatchT]):
                             return
                         break
                 else:
+                    self._passed = self.epoch if is_whole else None
                     return
         finally:
             if self._reading is reading:
                 self._stop_reading()
+
+    def _begin_pass(self) -> None:
+        """Called by the first `next` of an iteration over a whole epoch."""
 
     def __next__(self) -> BatchT:
         """Return the next batch, as `get_batch` does."""
@@ -180,6 +189,7 @@ class TokenLoader(ABC, Generic[BatchT]):
             if isinstance(error, StateError):
                 raise
             raise StateError(f"{self.path}: state: {error}") from error
+        self._passed = None
 
     def close(self) -> None:
         """End the reading threads, and close the readers."""
@@ -193,7 +203,8 @@ class TokenLoader(ABC, Generic[BatchT]):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reading": None, "_resumed": self._resumed or self._reading is not None}
+        resumed = self._resumed or self._reading is not None
+        return {**self.__dict__, "_reading": None, "_resumed": resumed, "_passed": None}
 
 
 def with_positions(reading: Generator[BatchT], positions: Iterator[int]) -> Generator[tuple[BatchT, int]]:
@@ -206,10 +217,24 @@ class EpochLoader(TokenLoader[BatchT]):
     """A loader of epochs. A position counts the records or documents consumed by all ranks in the epoch."""
 
     plan: StepPlan
+    shuffle: str
     skip: tuple[tuple[int, int, int], ...]
     mask_documents: tuple[int, ...]
     _last_epoch = MAX_COUNT
     _counts = "records"
+    #: The warning of an epoch that is read again was given.
+    _warned = False
+
+    def _begin_pass(self) -> None:
+        if self._passed != self.epoch or self.shuffle == "sequential" or self._warned:
+            return
+        self._warned = True
+        warnings.warn(
+            f"{self.path}: epoch {self.epoch:,} was read to its end, and is read again in the same order: call "
+            "set_epoch(e) before each epoch, or take batches from get_batch(), which goes on to the next epoch",
+            UserWarning,
+            stacklevel=3,  # the loop that asks for the first batch
+        )
 
     @abstractmethod
     def plan_of_epoch(self, epoch: int) -> StepPlan:
@@ -292,6 +317,13 @@ class Loader(EpochLoader[Any]):
         (tensor or pipeline parallel) pass their data-parallel rank.
     drop_last
         True stands for `last="drop"`, False for `last="fill"`; without effect where `last` is given.
+    last
+        The last step of an epoch, if fewer records are left than all ranks take in a step. Every rank makes the same
+        number of steps in any case. "drop": these records are left out, and the step with them. "fill": the step is
+        filled up with records from the start of the order, which come twice. "short": its batches have fewer rows, and
+        none on a rank for which no record is left. "masked": its batches have all of their rows; those for which no
+        record is left hold token 0, the target -100, fields of 0, and no document or span (needs `targets`). An
+        evaluation with "short" or "masked" counts each record once. A state does not have it, and fits any other.
     batch_size, seq_len
         Shape of the tensors; default: as stored. Any `batch_size`; a `seq_len` that divides the stored one. For a token
         stream (see `open_reader`) they are the shape of its windows, and x and y of `targets` have all of `seq_len`.
@@ -309,13 +341,6 @@ class Loader(EpochLoader[Any]):
         True: yield `(x, y)`, the records without their last and without their first token: views of one tensor. Where
         it is stored which parts of the records are padding, y is -100 there, and with `documents` or `spans` also where
         the next token belongs to another document.
-    last
-        The last step of an epoch, if fewer records are left than all ranks take in a step. Every rank makes the same
-        number of steps in any case. "drop": these records are left out, and the step with them. "fill": the step is
-        filled up with records from the start of the order, which come twice. "short": its batches have fewer rows, and
-        none on a rank for which no record is left. "masked": its batches have all of their rows; those for which no
-        record is left hold token 0, the target -100, fields of 0, and no document or span (needs `targets`). An
-        evaluation with "short" or "masked" counts each record once. It is no part of a state, which fits any other.
     tokenizer
         As for `load_tokenizer`, or a tokenizer: refuse a store whose tokens another one has made.
     fields
@@ -349,7 +374,8 @@ class Loader(EpochLoader[Any]):
     `MixedLoader` mixes stores, and a `TextLoader` tokenizes text.
 
     A new iteration starts the epoch again, except the first one after `load_state_dict`, which goes on where the state
-    was taken. `next(loader)` and `get_batch()` need no iteration, and go on from epoch to epoch. Not thread-safe;
+    was taken. The second iteration over a whole shuffled epoch gives one `UserWarning`: call `set_epoch` between them.
+    `next(loader)` and `get_batch()` need no iteration, and go on from epoch to epoch. Not thread-safe;
     picklable. `DataLoader` and trainers take `dataset()` or `records()`.
 
     With `fields`, `documents` or `spans` each step is a dictionary: "tokens", "targets" if asked for (of the same

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,6 +38,7 @@ from zb_hdf5.converters.source import Counts, require_pad_id
 from zb_hdf5.documents.document import DocumentRows
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, in_order, part_of
 from zb_hdf5.errors import ZbError
+from zb_hdf5.files.forks import kept_property
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import LockedFolder, PartialDirectory, partial_path, refuse_existing
 from zb_hdf5.signals import deliver_signals
@@ -148,7 +148,7 @@ class TokensPlan:
     routes: list[Route]
     options: dict[str, Any]
 
-    @cached_property
+    @kept_property
     def identity(self) -> dict[str, Any]:
         """JSON of everything that decides the tokens of every file."""
         routes = [
@@ -166,7 +166,7 @@ class TokensPlan:
             "routing": hashlib.sha256(json.dumps(routes).encode()).hexdigest(),
         }
 
-    @cached_property
+    @kept_property
     def description(self) -> dict[str, Any]:
         """The `source` entry of `shards.json`, with a digest over everything but the mtime of the sources."""
         sizes = {path: size for path, (size, _) in self.identity["files"].items()}

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +25,7 @@ from zb_hdf5.converters.source import Counts, Source, SourceShard, batches_of, r
 from zb_hdf5.documents.document_table import DocumentFile, documents_name, join_documents, part_of
 from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, ranges
 from zb_hdf5.documents.table_writer import DocumentsWriter
+from zb_hdf5.files.forks import kept_property
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import disk_errors, scratch_directory
 from zb_hdf5.files.tokens import Converted, TokenRun
@@ -250,11 +250,11 @@ class PackedRows:
     def __getstate__(self) -> dict[str, Any]:
         return {k: value for k, value in self.__dict__.items() if k not in ("documents", "_table", "_packing")}
 
-    @cached_property
+    @kept_property
     def _table(self) -> DocumentFile:
         return DocumentFile(self.table)
 
-    @cached_property
+    @kept_property
     def _packing(self) -> Packing:
         return Packing(*(np.load(path, mmap_mode="r").view(np.ndarray) for path in self._plan_paths))
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +30,7 @@ from zb_hdf5.documents.document import TableInfo
 from zb_hdf5.documents.document_table import write_joined
 from zb_hdf5.documents.table_writer import PiecesWriter
 from zb_hdf5.errors import Remedy
+from zb_hdf5.files.forks import kept_property
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.formats.registry import FORMATS
@@ -208,7 +208,7 @@ class Plan:
             FORMATS[self.target].holds_batches, each.split, each.documents,
         )  # fmt: skip
 
-    @cached_property
+    @kept_property
     def shards(self) -> Sequence[SourceShard]:
         """Those of the source, or as its batches are cut, which are then of one split."""
         source = self.source

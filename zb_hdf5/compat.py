@@ -24,7 +24,7 @@ from zb_hdf5.converters.documents import Recipe, TextSource
 from zb_hdf5.converters.reports import Report
 from zb_hdf5.converters.run import convert
 from zb_hdf5.documents.document_table import DocumentTable
-from zb_hdf5.errors import ArgumentError, BatchIndexError, ConvertError, Remedy
+from zb_hdf5.errors import ArgumentError, BatchIndexError, ConvertError, FormatError, Remedy
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.publishing import refuse_existing, scratch_directory
 from zb_hdf5.formats import native
@@ -266,10 +266,20 @@ class MmapTokenStore(StoreReader):
         return self.get_slice(start, stop)
 
     def refresh(self) -> int:
-        """See the tokens that were committed since the store was opened. Return `num_tokens`."""
-        fresh = type(self)(self.path, split=self._split, **self._options)
-        self.close()
-        self.__dict__.update(fresh.__dict__)
+        """See the tokens that were committed since the store was opened. Return `num_tokens`, which never become fewer.
+
+        Any thread may call it while others read. `FormatError` if this is another store now.
+        """
+        with self._changing:
+            fresh = type(self)(self.path, split=self._split, **self._options)
+            if fresh.num_tokens < self.num_tokens:
+                raise FormatError(
+                    f"{self.path}: was replaced: expected at least {self.num_tokens:,} tokens, found "
+                    f"{fresh.num_tokens:,}; open it again"
+                )
+            before = dict(self.__dict__)  # its files close when the last thread that reads from them has finished
+            self.__dict__.update(fresh.__dict__, _changing=self._changing)
+            del before
         return self.num_tokens
 
 

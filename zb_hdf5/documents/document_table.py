@@ -11,7 +11,6 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias
@@ -32,6 +31,7 @@ from zb_hdf5.documents.document import (
 )
 from zb_hdf5.documents.pieces import Pieces, ranges
 from zb_hdf5.errors import BatchIndexError, FormatError, IncompleteError
+from zb_hdf5.files.forks import kept_property
 from zb_hdf5.files.paths import OpenFiles, RemotePath, any_path, finding
 from zb_hdf5.spec import (
     DEFAULT_SPLIT,
@@ -164,7 +164,7 @@ class DocumentFile:
             found = found._replace(starts=found.starts - first, stops=found.stops - first)
         return DocumentRows(self.sources if spans else (), source, row, ids, metadata, found)
 
-    @cached_property
+    @kept_property
     def sources(self) -> list[str]:
         """Names of the source files."""
         count = self._table.num_rows("sources_ends")
@@ -213,7 +213,7 @@ class DocumentFile:
             raise table.damaged(f"expected spans that ascend up to token {self._end:,}, found others")
         return spans
 
-    @cached_property
+    @kept_property
     def _end(self) -> int:
         """Tokens of all documents."""
         return int(self._table.read("offsets", self.count, self.count + 1)[0])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.document import Spans
 from zb_hdf5.errors import ArgumentError
+from zb_hdf5.files.forks import kept_property
 from zb_hdf5.spec import NO_DOCUMENT, TokenArray
 
 #: A target that `torch.nn.functional.cross_entropy` leaves out, as it does by default.
@@ -58,22 +59,22 @@ class Pieces:
         """Tokens of all records, padding included."""
         return self.num_records * self.seq_len
 
-    @cached_property
+    @kept_property
     def counts(self) -> npt.NDArray[np.int64]:
         """Pieces of each record, int64."""
         return self.ends[1:] - self.ends[:-1]
 
-    @cached_property
+    @kept_property
     def rows(self) -> npt.NDArray[np.int64]:
         """The record of each piece, int64."""
         return np.arange(self.num_records).repeat(self.counts)
 
-    @cached_property
+    @kept_property
     def starts(self) -> npt.NDArray[np.int64]:
         """The position of the first token of each piece in all records one after the other, int64."""
         return np.arange(0, self.num_tokens, self.seq_len).repeat(self.counts) + self.columns
 
-    @cached_property
+    @kept_property
     def lengths(self) -> npt.NDArray[np.int64]:
         """Tokens of each piece, int64."""
         starts = self.starts
@@ -82,7 +83,7 @@ class Pieces:
         lengths[-1:] = self.num_tokens - starts[-1:]
         return lengths
 
-    @cached_property
+    @kept_property
     def is_padding(self) -> npt.NDArray[np.bool_]:
         """Whether a piece holds no token of a document."""
         return np.equal(self.offsets, np.uint64(NO_DOCUMENT))

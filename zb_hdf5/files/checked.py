@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ChecksumError, Remedy
+from zb_hdf5.errors import BatchIndexError, ChecksumError, Remedy
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.ranges import Extents, Range, Ranges, Run
 from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wrapper
@@ -63,7 +63,7 @@ class UnitTokens(Tokens):
             if not hasattr(local, "tokens"):
                 local.tokens = np.empty(self.unit, self.dtype)
             start = number * self.unit
-            local.count = min(self.unit, self.num_tokens - start)
+            local.count = max(0, min(self.unit, self.num_tokens - start))
             self._read_units(start, local.tokens[: local.count])
             local.number = number
         return local.tokens[: local.count]  # type: ignore[no-any-return]
@@ -84,6 +84,8 @@ class UnitTokens(Tokens):
         while done < len(out):
             number, within = divmod(start + done, self.unit)
             part = self._unit(number)[within : within + len(out) - done]
+            if not len(part):
+                raise BatchIndexError(f"{self.name}: expected tokens up to {self.num_tokens:,}, found {start + done:,}")
             out[done : done + len(part)] = part
             done += len(part)
 

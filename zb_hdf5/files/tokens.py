@@ -219,7 +219,7 @@ class FileTokens(Tokens):
 
     def view(self, start: int, count: int, private: bool = False) -> TokenArray | None:
         views = self.units(private)
-        if not views:
+        if not views or start >= self.num_tokens:  # a read of those that are not there raises the error
             return None
         index, token = divmod(start, self.unit)
         number, row = self.extents.locate(index)

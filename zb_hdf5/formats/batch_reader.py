@@ -13,13 +13,21 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, BackendError, BatchIndexError, ChecksumError, UnverifiableError
+from zb_hdf5.errors import (
+    ArgumentError,
+    BackendError,
+    BatchIndexError,
+    ChecksumError,
+    IncompleteError,
+    UnverifiableError,
+)
 from zb_hdf5.files.checked import VERIFIED, Crc32Rows, checked, crc32_of
 from zb_hdf5.files.codecs import CompressedTokens
+from zb_hdf5.files.forks import OwnLock
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.tokens import ClosedTokens, Tokens
 from zb_hdf5.packages import require_package
-from zb_hdf5.spec import StoreMeta, TokenArray, content_fingerprint, signed
+from zb_hdf5.spec import STREAM_LAYOUT, StoreMeta, TokenArray, content_fingerprint, signed
 
 if TYPE_CHECKING:
     import torch
@@ -38,8 +46,8 @@ _local = threading.local()
 class BatchReader:
     """A sequence of `[batch_size, seq_len]` batches with O(1) random access.
 
-    Thread-safe; usable after fork; picklable (a copy reopens the file by its path). `close` must not race with reads.
-    Record r holds the tokens from `r * stride` on.
+    Thread-safe, `refresh` too; usable after fork; picklable (a copy reopens the file by its path). `close` must not
+    race with reads. Record r holds the tokens from `r * stride` on.
 
     Attributes
     ----------
@@ -52,7 +60,7 @@ class BatchReader:
     meta
         Shape, dtype and origin.
     num_batches
-        Batches that are committed.
+        Batches that are committed: of one file, this never becomes less.
     rest
         Records behind the last whole batch, fewer than one: windows at the end of a token stream. Else 0.
     complete
@@ -92,6 +100,7 @@ class BatchReader:
         self._is_int32 = meta.dtype == np.uint32
         self.origin: dict[str, Any] = {}  # "source", "shuffle" and "split" of the tokens, where a file has them
         self._fields: dict[str, BatchReader] = {}
+        self._changing = OwnLock()  # by a refresh, or a field that is opened
         self.in_front: Callable[[BatchReader], None] | None = None
 
     @property
@@ -136,9 +145,11 @@ class BatchReader:
         Without a stored digest (a lone `.batch`, a foreign HDF5 file) it covers the shape and a fixed sample of the
         batches, and begins with "sampled:".
         """
-        if self._fingerprint is None or not self.complete:
-            self._fingerprint = self._compute_fingerprint()
-        return self._fingerprint
+        known, is_final = self._fingerprint, self.complete
+        if known is None or not is_final:
+            known = self._compute_fingerprint()
+            self._fingerprint = known if is_final else None
+        return known
 
     def _compute_fingerprint(self) -> str:
         if self.sha256 is not None:
@@ -163,17 +174,24 @@ class BatchReader:
         ArgumentError
             If no such field is stored.
         """
-        if name not in self._fields:
-            if self._tokens_only:
-                raise ArgumentError(f"{self.path}: expected a field, found {name!r}: {self._tokens_only}")
-            try:
-                self.meta.of_field(name)  # names those that there are
-            except ArgumentError as error:
-                raise ArgumentError(f"{self.path}: {error}") from None
-            found = self._fields[name] = self._field_reader(name)
-            if self.in_front is not None:
-                self.in_front(found)
-        return self._fields[name]
+        found = self._fields.get(name)
+        if found is None:
+            with self._changing:
+                found = self._fields.get(name) or self._open_field(name)
+        return found
+
+    def _open_field(self, name: str) -> BatchReader:
+        if self._tokens_only:
+            raise ArgumentError(f"{self.path}: expected a field, found {name!r}: {self._tokens_only}")
+        try:
+            self.meta.of_field(name)  # names those that there are
+        except ArgumentError as error:
+            raise ArgumentError(f"{self.path}: {error}") from None
+        found = self._field_reader(name)
+        if self.in_front is not None:
+            self.in_front(found)
+        self._fields[name] = found
+        return found
 
     @property
     def _tokens_only(self) -> str:
@@ -575,14 +593,23 @@ class BatchReader:
         """Fill `out` with consecutive batches; behind the last token of a stream with zeros."""
         if self.stride == self.meta.seq_len:
             flat, position = out.reshape(-1), start * self.meta.batch_tokens
-            if (left := self.tokens.num_tokens - position) < len(flat):
-                flat[left:] = 0
-                flat = flat[:left]
+            left = self.tokens.num_tokens - position
+            if left < len(flat):
+                flat = self._padded(flat, left, start)
             self.tokens.read([(position, flat)])
         else:
             rows = out.reshape(-1, self.seq_len)
             records = np.arange(start * self.batch_size, start * self.batch_size + len(rows))
             self.tokens.gather(records * self.stride, rows)
+
+    def _padded(self, flat: TokenArray, left: int, start: int) -> TokenArray:
+        """Return the first `left` tokens of a run, where a stream ends; fill the others with zeros."""
+        if self.meta.layout != STREAM_LAYOUT or left <= len(flat) - self.meta.batch_tokens:
+            raise IncompleteError(
+                f"{self.path}: expected {len(flat):,} tokens from {self.meta.noun} {start:,} on, found {max(0, left):,}"
+            )
+        flat[left:] = 0
+        return flat[:left]
 
     def _filled(self, number: int) -> TokenArray:
         """Return a batch in a new array."""
@@ -599,6 +626,11 @@ class BatchReader:
             scratch = _local.scratch = np.empty(shape, dtype)
         self._fill(number, scratch)
         return scratch
+
+    def __getstate__(self) -> dict[str, Any]:
+        # at one moment: counts of a copy are never ahead of its tokens, which are pickled later
+        with self._changing:
+            return {**self.__dict__, "_fields": dict(self._fields)}
 
     def __len__(self) -> int:
         return self.num_batches

@@ -661,8 +661,9 @@ class FollowingLoader(Loader):
 
     def plan_of_epoch(self, epoch: int) -> StepPlan:
         """Return the steps that are there now: the last one may be incomplete when the store is complete."""
+        complete = self.reader.complete  # asked first: the plan then has all batches, whoever else refreshes the reader
         plan = super().plan_of_epoch(epoch)
-        return plan if self.reader.complete else replace(plan, last="drop")
+        return plan if complete else replace(plan, last="drop")
 
     def _end_of_epoch(self, epoch: int) -> int:
         if not self.reader.complete:
@@ -685,11 +686,11 @@ class FollowingLoader(Loader):
         """Wait until there is a step at `position`; return False if there will be none."""
         pause_s, last = POLL_S[0], time.monotonic()
         while not self.plan.steps_from(position):
-            if self.reader.complete:
-                return False
-            before = self.num_records
+            complete, before = self.reader.complete, self.num_records  # as in `plan_of_epoch`
             self.reader.refresh()
             self.plan = self.plan_of_epoch(self.epoch)
+            if complete:
+                return self.plan.steps_from(position) > 0
             if self.num_records > before:
                 pause_s, last = POLL_S[0], time.monotonic()
             elif not self.reader.complete:

@@ -600,12 +600,15 @@ class ShardIndex:
     def require_agreement(self, reader: BatchReader, entry: ShardEntry, *, placed: bool = True) -> None:
         """Raise `FormatError` if a shard differs from its entry; `placed`: or has its batches at other offsets."""
         is_known = reader.sha256 is not None and entry.sha256 != NO_SHA256
+        num_batches, token_count = reader.num_batches, reader.token_count
+        if not entry.complete:  # its writer may have gone on since
+            num_batches, token_count = min(num_batches, entry.num_batches), min(token_count, entry.token_count)
         expected: dict[str, tuple[Any, Any]] = {
-            "num_batches": (entry.num_batches, reader.num_batches),
+            "num_batches": (entry.num_batches, num_batches),
             "shape": (self.meta.shape, reader.meta.shape),
             "dtype": (self.meta.dtype, reader.dtype),
             "sha256": (entry.sha256, reader.sha256 if is_known else entry.sha256),
-            "token_count": (entry.token_count, reader.token_count),
+            "token_count": (entry.token_count, token_count),
         }
         if self.holds_stream and entry.complete and entry.document_count != NOT_KNOWN:
             expected["document_count"] = (entry.document_count, reader.meta.document_count)

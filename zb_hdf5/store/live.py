@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import threading
 import time
 import uuid
 from array import array
@@ -21,6 +20,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError, FormatError, Remedy, UnavailableError
 from zb_hdf5.files.checked import GroupDigest
+from zb_hdf5.files.forks import OwnLock, generation
 from zb_hdf5.files.paths import local_path, on_failure
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.files.tokens import Tokens
@@ -181,17 +181,22 @@ class LiveTokens(Sharded):
 
     def _reset(self) -> None:
         super()._reset()
-        self._lock = threading.Lock()
-        self._followed: tuple[int, str, BatchReader] | None = None  # process, shard, its reader
+        self._lock = OwnLock()
+        #: The reader of the growing shard, by process and shard; for a moment also that of the one before it.
+        self._followed: dict[tuple[int, str], BatchReader] = {}
 
     def follow(self, index: ShardIndex) -> int:
         """Find the batches that were committed since, under the newest index; return the number of all."""
-        counts = index.table.values["num_batches"].tolist()
-        if not index.shards[-1].complete:
-            counts[-1] = self._growing(index.shards[-1]).refresh()
-        with self._lock:
-            self.index = index
-            self.number(count * self.unit for count in counts)  # a batch keeps its number
+        # one thread at a time; those that read meanwhile find the batches that they know of in what is there before,
+        # between and after the next lines: the shards of an index begin with those of the index before it
+        counts, last = index.table.values["num_batches"].tolist(), index.shards[-1]
+        if not last.complete:
+            counts[-1] = self._growing(last).refresh()
+        self.index = index
+        self.number(count * self.unit for count in counts)  # a batch keeps its number
+        kept = None if last.complete else self._key_of(last)
+        with self._lock:  # those that are left out close when no thread reads from them
+            self._followed = {key: reader for key, reader in self._followed.items() if key == kept}
         return sum(counts)
 
     def open_file(self, number: int, start: int) -> Tokens:
@@ -200,18 +205,28 @@ class LiveTokens(Sharded):
 
     def _growing(self, entry: ShardEntry) -> BatchReader:
         """Return the reader of the growing shard, opened once in each process."""
-        meta, process = self.index.meta, os.getpid()
-        with self._lock:
-            if self._followed is None or self._followed[:2] != (process, entry.path):
-                reader = self._open_growing(entry.path)
-                if (reader.meta.shape, reader.dtype) != (meta.shape, meta.dtype):
-                    reader.close()
-                    raise FormatError(f"{reader.path}: {INDEX_NAME} has {meta.shape}, found {reader.meta.shape}")
-                self._followed = process, entry.path, reader  # the last one closes when no thread reads from it
-            return self._followed[2]
+        key = self._key_of(entry)
+        found = self._followed.get(key)
+        if found is None:
+            with self._lock:
+                found = self._followed.get(key) or self._open_growing(entry.path)
+                self._followed[key] = found
+        return found
+
+    @staticmethod
+    def _key_of(entry: ShardEntry) -> tuple[int, str]:
+        return generation(), entry.path
 
     def _open_growing(self, name: str) -> BatchReader:
-        """Open the growing shard of a store, or of a field of it, under the name that it has at this moment."""
+        """Open the growing shard of a store, or of a field of it, and compare its shape."""
+        reader, meta = self._open_named(name), self.index.meta
+        if (reader.meta.shape, reader.dtype) != (meta.shape, meta.dtype):
+            reader.close()
+            raise FormatError(f"{reader.path}: {INDEX_NAME} has {meta.shape}, found {reader.meta.shape}")
+        return reader
+
+    def _open_named(self, name: str) -> BatchReader:
+        """Open the growing shard under the name that it has at this moment."""
         path, column = self.folder / name, self.index.meta.field
         field = "" if column is None else column.name
         waits_s = iter(RETRY_WAITS_S)
@@ -226,8 +241,8 @@ class LiveTokens(Sharded):
                 time.sleep(wait_s)
 
     def close(self) -> None:
-        if self._followed is not None:
-            self._followed[2].close()
+        for reader in self._followed.values():
+            reader.close()
         super().close()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -239,7 +254,7 @@ class LiveReader(StoreReader):
 
     `complete` turns True when the writer has finished the store; a writer that was killed leaves it False. The
     fingerprint is the same from the first batch to the last, and that of the finished store. A growing shard is read
-    through h5py, and is not checked: "batch" refuses it.
+    through h5py, and is not checked: "batch" refuses it. Threads may share it, and each may call `refresh`.
     """
 
     _kind = LiveTokens
@@ -261,8 +276,9 @@ class LiveReader(StoreReader):
         FormatError
             If the index is malformed or names a file that is not there, or this is another store now.
         """
-        if not self.complete and isinstance(self.tokens, LiveTokens):
-            self._look(self.tokens)
+        with self._changing:
+            if not self.complete and isinstance(self.tokens, LiveTokens):
+                self._look(self.tokens)
         return self.num_batches
 
     def _look(self, tokens: LiveTokens) -> None:
@@ -276,9 +292,11 @@ class LiveReader(StoreReader):
                 f"{self.path}: was replaced or repaired: expected live_id {self.index.live_id!r}, "
                 f"found {index.live_id!r}; open it again"
             )
-        self.num_batches = tokens.follow(index)
-        self.index, self._seen = index, seen
-        if index.complete:
-            self.complete, self.sha256 = True, index.sha256
-        for field in self._fields.values():  # after the tokens: they are never behind them
+        num_batches = tokens.follow(index)
+        for field in self._fields.values():  # after the tokens, as far as they are, and before others see their number
             field.refresh()
+        self.index, self.num_batches = index, num_batches
+        if index.complete:
+            self.sha256 = index.sha256
+            self.complete = True  # at last: whoever sees it sees all batches
+        self._seen = seen

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import (
     ArgumentError,
+    BatchIndexError,
     ChecksumError,
     FormatError,
     IncompleteError,
@@ -137,6 +138,10 @@ class Sharded(Tokens):
         parts: dict[int, list[TokenRun]] = {}
         firsts: dict[int, int] = {}
         for start, out in runs:
+            if not 0 <= start <= self._starts[-1] - len(out):
+                raise BatchIndexError(
+                    f"{self.name}: expected tokens up to {self._starts[-1]:,}, found {start:,} to {start + len(out):,}"
+                )
             done = 0
             while done < len(out):
                 number = bisect_right(self._starts, start + done) - 1
@@ -297,7 +302,8 @@ class Sharded(Tokens):
         """Open a shard by the facts of its file, and compare them with the index."""
         reader = self._reader(path, entry, identity)
         with on_failure(reader.close):
-            if entry.complete != reader.complete or not (reader.complete or self.index.holds_stream):
+            is_expected = reader.complete if entry.complete else self.index.holds_stream
+            if not is_expected:
                 raise IncompleteError(f"{reader.path}: its writer has not finished; convert again")
             placed = self._is_placed(entry) and not self.index.holds_stream
             self.index.require_agreement(reader, entry, placed=placed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, RecordDocuments, in_order
 from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, pieces_of_windows
+from zb_hdf5.files.forks import kept_property
 from zb_hdf5.files.paths import Identity, RemotePath, finding
 from zb_hdf5.files.threads import Readers
 from zb_hdf5.formats.batch_reader import BatchReader
@@ -41,7 +41,7 @@ class StoreDocuments(RecordDocuments):
         entry = ShardEntry(reader.path.name, reader.backend, 0, *counts, sha256)
         return cls(reader.path.parent, ShardIndex(reader.meta, [entry]), verify, reader.path)
 
-    @cached_property
+    @kept_property
     def has_pieces(self) -> bool:
         if self._lone is not None:
             return pieces_path(self._lone).exists()

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
 from importlib import import_module
 from itertools import compress, islice, repeat
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO, ClassVar, Final, TypeAlias, cast
 
 from zb_hdf5.documents.document import id_bytes, metadata_bytes
 from zb_hdf5.errors import ConvertError, FormatError, Remedy
+from zb_hdf5.files.forks import kept_property
 from zb_hdf5.packages import require_package
 
 #: A block ends with the document that reaches one of these: enough work for many threads, little memory.
@@ -222,7 +222,7 @@ class JsonLinesFile(DocumentFile):
     def _open(self) -> BinaryIO:
         return cast(BinaryIO, gzip.open(self.path, "rb")) if self._gzip else open(self.path, "rb")
 
-    @cached_property
+    @kept_property
     def _groups(self) -> list[tuple[int, int]]:
         """The byte offset and the number of the first line of each row group: one pass over the file finds all."""
         groups, line = [(0, 1)], 1

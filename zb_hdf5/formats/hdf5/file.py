@@ -30,7 +30,7 @@ from zb_hdf5.files.paths import (
     require_identity,
     require_regular,
 )
-from zb_hdf5.files.publishing import NO_LOCKS, write_fully
+from zb_hdf5.files.publishing import NO_LOCKS, PARTIAL_SUFFIX, write_fully
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.spec import (
     CODECS,
@@ -87,11 +87,22 @@ def handle_of_h5(h5: h5py.File) -> Handle:
 
 
 def open_h5_for_reading(path: Path, identity: Identity | None = None) -> h5py.File:
-    """Open for reading, in SWMR mode if its writer is alive or was killed; `FormatError` if the identity differs."""
+    """Open for reading, in SWMR mode if its writer is alive or was killed; `FormatError` if the identity differs.
+
+    Also if there was such a `.partial` before, and it is not there any more.
+    """
     try:
         h5 = open_h5(path)
     except UnavailableError:
         h5 = open_h5(path, swmr=True)
+    except FileNotFoundError as error:
+        if identity is None or not path.name.endswith(PARTIAL_SUFFIX):
+            raise
+        final = path.name.removesuffix(PARTIAL_SUFFIX)
+        raise FormatError(
+            f"{path}: is not there any more: its writer has finished it since this reader was made, or it was renamed; "
+            f"open {final}"
+        ) from error
     if identity is not None:
         with on_failure(h5.close):
             require_identity(handle_of_h5(h5), identity, path)

@@ -80,15 +80,20 @@ class HDF5Reader(BatchReader):
 
     def refresh(self) -> int:
         """Show the batches that a live writer has committed since; return `num_batches`. A stream stays as it is."""
-        if not self.complete and isinstance(self.tokens, H5pyTokens):
-            self.tokens.dataset()
-            if self.meta.layout == BATCHES_LAYOUT:
-                state = self.tokens.refresh()
-                self.num_batches, self.complete = state["num_batches"], bool(state["complete"])
-                self.sha256 = state["sha256"] if self.meta.field is None else self.sha256
-            for field in self._fields.values():  # after the tokens: they are never behind them
-                field.refresh()
+        with self._changing:
+            if not self.complete and isinstance(self.tokens, H5pyTokens):
+                self._look(self.tokens)
         return self.num_batches
+
+    def _look(self, tokens: H5pyTokens) -> None:
+        tokens.dataset()
+        state = tokens.refresh() if self.meta.layout == BATCHES_LAYOUT else None
+        for field in self._fields.values():  # after the tokens, as far as they are, and before others see their number
+            field.refresh()
+        if state is not None:
+            self.sha256 = state["sha256"] if self.meta.field is None else self.sha256
+            self.num_batches = state["num_batches"]
+            self.complete = bool(state["complete"])  # at last: whoever sees it sees all batches
 
     def _field_reader(self, name: str) -> HDF5Reader:
         return HDF5Reader(self.path, *self._options, self.meta.layout, field=name)

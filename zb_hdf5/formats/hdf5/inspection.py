@@ -16,6 +16,7 @@ from zb_hdf5.errors import ArgumentError, BackendError, FormatError, Unavailable
 from zb_hdf5.field import Field
 from zb_hdf5.files.checked import UnitTokens
 from zb_hdf5.files.codecs import CodedChunks, CompressedTokens, Decoded
+from zb_hdf5.files.forks import OwnLock
 from zb_hdf5.files.paths import Handle, Identity, cut_short, size_of
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.files.ranges import Extents, Run, open_ranges
@@ -126,8 +127,8 @@ class OpenDataset:
 
 
 #: HDF5 breaks the chunk index of a dataset with two handles when one is refreshed: without an error, all of its chunks
-#: are the first one from then on. So all readers of a growing dataset share a handle, and nobody opens another one, to
-#: look at its attributes, at the moment of a refresh. A child shares those that it has inherited.
+#: are the first one until the next refresh. So all readers of a growing dataset share a handle, and at the moment of a
+#: refresh nobody opens another one, to look at its attributes. A child shares those that it has inherited.
 _growing = weakref.WeakValueDictionary[tuple[Any, ...], OpenDataset]()
 _handles = threading.Lock()
 # a child must not inherit it from a thread that it does not have
@@ -140,8 +141,26 @@ def open_dataset(column: Column) -> OpenDataset:
     if column.complete:
         return OpenDataset(h5, column.name)
     status = os.fstat(h5.id.get_vfd_handle())
+    key = status.st_dev, status.st_ino, column.name
     with _handles:
-        return _growing.setdefault((status.st_dev, status.st_ino, column.name), OpenDataset(h5, column.name))
+        found = _growing.get(key)
+        if found is None:
+            found = _growing[key] = OpenDataset(h5, column.name)
+        else:
+            h5.close()
+        return found
+
+
+def close_others(stored: h5py.Dataset) -> None:
+    """Close all other handles of a growing dataset: their last reader is gone, and they are about to be closed."""
+    # by a thread that has not come to it yet; in a child, by one that is not there
+    if stored.file.id.get_intent() & h5py.h5f.ACC_RDWR:  # by a writer in this process, where a refresh does nothing
+        return
+    own = h5py.h5o.get_info(stored.id).addr
+    for other in h5py.h5f.get_obj_ids(stored.file.id, h5py.h5f.OBJ_DATASET):
+        if other.id != stored.id.id and h5py.h5o.get_info(other).addr == own:
+            while other.valid:
+                h5py.h5i.dec_ref(other)
 
 
 class H5pyTokens(UnitTokens):
@@ -155,7 +174,7 @@ class H5pyTokens(UnitTokens):
         super().__init__()
         self._column, self.name, self.identity = column, str(column.path), column.identity
         self.dtype, self.unit, self.num_tokens = column.meta.dtype, column.meta.batch_tokens, column.num_tokens
-        self._lock = threading.Lock()
+        self._lock = OwnLock()
         self._open: OpenDataset | None = None
         self._stored: h5py.Dataset = None
         self._handle: Handle = -1
@@ -227,12 +246,13 @@ class H5pyTokens(UnitTokens):
         # their reader has seen
         stored, column = self.dataset(), self._column
         with h5_damage(column.path), _handles:
+            close_others(stored)
             stored.refresh()  # the low-level refresh leaves h5py's cached shape stale
             state = read_marker(stored.file[column.marker], column.path)
             if state["complete"]:
                 stored.refresh()  # a finish may have come between the parts of that look; now nothing changes any more
                 state = read_marker(stored.file[column.marker], column.path)
-        self.num_tokens = state["num_batches"] * self.unit
+            self.num_tokens = state["num_batches"] * self.unit  # here: of two looks the later one is never overwritten
         return state
 
     def close(self) -> None:

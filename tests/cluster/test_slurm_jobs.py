@@ -19,7 +19,6 @@ PAGE = (ROOT / "docs/convert.md").read_text(encoding="utf-8")
 #: The page is written for larger machines than this one. 128 shards, so that there is a middle to stop in.
 SMALLER = {"0-15": "0-3", "train-h5 16": "train-h5 4", "--array=3 ": "--array=1 "}
 SHARDS = "--shard-size 32KiB"
-SHARDS_OF_ARRAY = "--shards 32"
 TASKS = "--nodes=2 --ntasks-per-node=2 "
 
 
@@ -59,7 +58,7 @@ def test_one_node(slurm, expected):
 
 def test_an_array_and_its_merge(slurm, expected):
     lines = f"{documented('array=0-15')}\n{documented('afterok')}"
-    require_store(slurm, slurm.submit(lines.replace(SHARDS, SHARDS_OF_ARRAY)), expected, SHARDS_OF_ARRAY)
+    require_store(slurm, slurm.submit(lines), expected)
 
 
 def test_mpi(slurm, expected):
@@ -122,9 +121,7 @@ def test_a_job_requeues_itself_before_its_time_is_over(slurm, expected):
 
 
 def test_a_part_of_an_array_is_lost(slurm, expected):
-    array, merge, again = (
-        line.replace(SHARDS, SHARDS_OF_ARRAY) for line in map(documented, ("array=0-15", "afterok", "array=3"))
-    )
+    array, merge, again = map(documented, ("array=0-15", "afterok", "array=3"))
     job = slurm.submit(f"{array}\necho $job")
     slurm.freeze(f"{job}_1", slurm.work / "train-h5.partial/journal-00001-of-00004.jsonl")
     slurm.run("scancel", f"{job}_1")
@@ -133,7 +130,7 @@ def test_a_part_of_an_array_is_lost(slurm, expected):
         slurm.run("zb", "index", "merge", "train-h5")
     job = slurm.submit(again)
     assert slurm.wait(job) == "COMPLETED"
-    require_store(slurm, slurm.submit(f"job={job}\n{merge}"), expected, SHARDS_OF_ARRAY)
+    require_store(slurm, slurm.submit(f"job={job}\n{merge}"), expected)
 
 
 def test_a_node_dies(own_cluster, expected):

@@ -34,7 +34,8 @@ from zb_hdf5.commands.zb import zb
 if __name__ == "__main__":
     zb()
 """
-REQUEUE = """#!/bin/bash
+SCONTROL = """#!/bin/bash
+[ "$1" != show ] || { echo "$SLURM_JOB_NODELIST"; exit; }
 echo "$@" > requeued
 kill $(cat zb.pid)
 """
@@ -46,7 +47,7 @@ def job(tmp_path):
     venv = tmp_path / "venv/bin"
     venv.mkdir(parents=True)
     (venv / "activate").write_text(f'PATH="{venv}:$PATH"\n')
-    for name, text in (("srun", SRUN), ("scontrol", REQUEUE), ("zb", ZB), ("python", PYTHON)):
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("zb", ZB), ("python", PYTHON)):
         (venv / name).write_text(text)
         (venv / name).chmod(0o755)
     np.save(tmp_path / "tokens.npy", np.arange(64 * 33, dtype="<u2").reshape(64, 33))
@@ -85,7 +86,7 @@ def test_a_part_of_an_array_is_written_again(job, tmp_path):
     def part(number):
         # an array that is submitted for one part has a count of its own: 1
         variables = {"SLURM_ARRAY_TASK_ID": str(number), "SLURM_ARRAY_TASK_COUNT": "1"}
-        return output_of(job("array.sh", "out", 4, *OPTIONS, "--shards", 8, **variables))
+        return output_of(job("array.sh", "out", 4, *OPTIONS, "--shard-size", "1KiB", **variables))
 
     for number in (0, 3):
         assert f"part {number} of 4" in part(number)
@@ -98,9 +99,21 @@ def test_a_part_of_an_array_is_written_again(job, tmp_path):
     np.testing.assert_array_equal(batches_of(tmp_path / "out"), batches_of(tmp_path / "whole"))
 
 
+NODE = {"SLURM_NNODES": "4", "SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NODEID": "1"}
+
+
+def test_a_first_node_without_an_address_is_one_line_before_anything_begins(job, tmp_path):
+    with job("train.sh", "run", **NODE, SLURM_JOB_NODELIST="n1.invalid") as process:
+        out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out) == (1, "")
+    assert errors.startswith("Error: n1.invalid has no address on ")
+    assert errors.count("\n") == 1
+    assert not (tmp_path / "trained").exists()
+
+
 @pytest.mark.slow
 def test_a_node_copies_what_its_ranks_will_read_and_trains_from_there(job, tmp_path):
-    node = {"SLURM_NNODES": "4", "SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NODEID": "1"}
+    node = {**NODE, "SLURM_JOB_NODELIST": "localhost"}
     disk = tmp_path / "disk"
     tokens = np.random.default_rng(0).integers(0, 99, (32, 32, 8), np.uint16)
     write_batches(tmp_path / "train.h5", tokens, dtype="uint16")

@@ -1,11 +1,13 @@
 """`zb verify` compares every fact of an index with the files: none that was edited by hand passes."""
 
 import json
+import re
 
 import numpy as np
 import pytest
-from commandline import run, succeed
-from damage import write_batches, write_streams
+from commandline import report_of, run, succeed
+from contract import random_tokens
+from damage import flip_stored, write_batches, write_streams
 
 from zb_hdf5 import Loader, errors, verify_store
 from zb_hdf5.commands.zb import zb
@@ -142,3 +144,19 @@ def test_a_wrong_crc32_in_the_index_is_named_and_a_rebuilt_index_heals_it(tmp_pa
     assert "shards.json has crc32 7, the file has " in result.stderr + result.stdout
     succeed(zb, "index", "rebuild", store, "--force")
     succeed(zb, "verify", store)
+
+
+def test_of_many_shards_the_text_names_the_bad_ones_and_counts_the_others(tmp_path, write_store):
+    tokens = random_tokens(8, 4, 64)
+    store = write_store(tmp_path / "store", tokens, range(1, 8))
+    lines = succeed(zb, "verify", store).stdout.splitlines()
+    assert len(lines) == 3
+    assert re.fullmatch(r"shards +8 of 8 verified: 8 batches \(crc32, .*\)", lines[1])
+    flip_stored(store / "shard-00003.h5", tokens[3])
+    (store / "shard-00005.h5").unlink()
+    result = run(zb, "verify", store)
+    assert [line.split()[0] for line in result.stdout.splitlines()] == [
+        "path", "shard-00003.h5", "shard-00005.h5", "shards", "result"
+    ]  # fmt: skip
+    assert "6 of 8 verified: 6 batches" in result.stdout
+    assert len(report_of(zb, "verify", store, code=result.exit_code)["files"]) == 8

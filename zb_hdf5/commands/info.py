@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -367,34 +368,84 @@ def interrupted(folder: Path) -> Output | None:
 
 
 def verdict(path: Path, reports: list[ShardReport]) -> Output:
-    """Return the result of a check: each file, named by its path in `path`, and the worst outcome."""
-    folder, counts = path if path.is_dir() else path.parent, Counter(report.outcome for report in reports)
+    """Return the result of a check: the bad files, how many are right, and the worst outcome; as JSON each file."""
+    counts = Counter(report.outcome for report in reports)
     outcome = next(each for each in _OUTCOMES if counts[each])
-    files, lines, codes = [], [("path", str(path))], list[int]()
-    for report in reports:
-        found, error = any_path(report.path), report.problem
-        name = str(found.relative_to(folder)) if found.is_relative_to(folder) else report.path
-        missing, problem = typed(report.missing, report.path), None if error is None else message_of(error)
-        files.append({**vars(report), "outcome": report.outcome, "missing": missing, "problem": problem})
-        line = f"BAD: {problem}" if problem else _good_line(report, missing)
-        lines.append(("file" if len(reports) == 1 and found == path else name, line))
-        if error is not None:  # damaged metadata is damage: elsewhere a malformed file may be a mistake of the user's
-            damaged = isinstance(error, FormatError) and error.exit_code == FormatError.exit_code
-            codes.append(ChecksumError.exit_code if damaged else error.exit_code)
     word, result = _OUTCOMES[outcome]
     if len(reports) > 1:
         others = {Outcome.UNVERIFIED: "could not be compared with anything", Outcome.BAD: "not"}
         result = f"{counts[Outcome.VERIFIED]:,} of {len(reports):,} files are as they were written"
         result += "".join(f", {counts[each]:,} {text}" for each, text in others.items() if each in counts)
-    facts = {"ok": outcome is Outcome.VERIFIED, "outcome": outcome, "files": files}
+    files = [
+        {**vars(each), "outcome": each.outcome, "missing": _missing(each), "problem": _problem(each)}
+        for each in reports
+    ]
+    codes = [_code_of(report.problem) for report in reports if report.problem is not None]
     code = max(codes, default=UnverifiableError.exit_code * (outcome is Outcome.UNVERIFIED))
-    return Output(facts, [*lines, ("result", f"{word}: {result}")], exit_code=code)
+    rows = [("path", str(path)), *_rows_of_files(path, reports), ("result", f"{word}: {result}")]
+    return Output({"ok": outcome is Outcome.VERIFIED, "outcome": outcome, "files": files}, rows, exit_code=code)
 
 
-def _good_line(report: ShardReport, missing: str) -> str:
-    counts = {"document": report.document_count, "batch": report.num_batches}
-    sizes = [counted(count, noun) for noun, count in counts.items() if count]
-    size = next(iter(sizes), f"{format_count(report.token_count).strip()} tokens" if report.token_count else "")
-    if missing:
-        return ": ".join(filter(None, ("NOT VERIFIED", size, missing)))
-    return f"verified: {size or '0 tokens'} ({', '.join(report.checks)})"
+def _code_of(error: ZbError) -> int:
+    # damaged metadata is damage: elsewhere a malformed file may be a mistake of the user's
+    damaged = isinstance(error, FormatError) and error.exit_code == FormatError.exit_code
+    return ChecksumError.exit_code if damaged else error.exit_code
+
+
+def _missing(report: ShardReport) -> str:
+    return typed(report.missing, report.path)
+
+
+def _problem(report: ShardReport) -> str | None:
+    return None if report.problem is None else message_of(report.problem)
+
+
+def _rows_of_files(path: Path, reports: list[ShardReport]) -> Iterator[tuple[str, str]]:
+    """Yield the files that are bad, the first of those that lack the same digest, and the others by their number."""
+    if len(reports) == 1:
+        [report] = reports
+        yield ("file" if report.path == str(path) else _name_in(path, report)), _line_of(report)
+        return
+    told = set[str]()
+    for report in reports:
+        if report.outcome is not Outcome.VERIFIED and (report.problem or report.missing not in told):
+            yield _name_in(path, report), _line_of(report)
+            told.add(report.missing)
+    for name, is_table in (("shards", False), ("documents", True)):
+        kind = [report for report in reports if bool(report.document_count) == is_table]
+        good = [report for report in kind if report.outcome is Outcome.VERIFIED]
+        if good:
+            yield name, f"{len(good):,} of {len(kind):,} verified: {_amount_of(good)} ({_compared(good)})"
+
+
+def _name_in(path: Path, report: ShardReport) -> str:
+    """Return the name of a file by its place in the folder of a store."""
+    found, folder = any_path(report.path), path if path.is_dir() else path.parent
+    return str(found.relative_to(folder)) if found.is_relative_to(folder) else report.path
+
+
+def _line_of(report: ShardReport) -> str:
+    if report.problem is not None:
+        return f"BAD: {_problem(report)}"
+    amount = _amount_of([report])
+    if report.missing:
+        return ": ".join(filter(None, ("NOT VERIFIED", amount, _missing(report))))
+    return f"verified: {amount or '0 tokens'} ({_compared([report])})"
+
+
+def _amount_of(reports: list[ShardReport]) -> str:
+    """Return how many documents, batches or tokens some files have; the first of these that there are."""
+    documents, batches = sum(each.document_count for each in reports), sum(each.num_batches for each in reports)
+    tokens = sum(each.token_count for each in reports)
+    if documents:
+        return counted(documents, "document")
+    if batches:
+        return counted(batches, "batch")
+    return f"{format_count(tokens).strip()} tokens" if tokens else ""
+
+
+def _compared(reports: list[ShardReport]) -> str:
+    """Return the digests that agreed, and the fields that they covered."""
+    checks = dict.fromkeys(check for report in reports for check in report.checks)
+    fields = dict.fromkeys(name for report in reports for name in report.fields)
+    return ", ".join([*checks, *(f"field {name}" for name in fields)])

@@ -14,6 +14,8 @@ if TYPE_CHECKING:  # numpy is imported when something is converted: help does no
 
 #: Memory of all processes of a node together, unless another size is given.
 DEFAULT_MEMORY_BYTES: Final = 2 << 30
+#: The text of a source, of which a note is a part, is kept whole by a file up to four times of this.
+MAX_NOTE_CHARS: Final = 1000
 #: The target of documents that are kept as they are, one after the other.
 STREAM: Final = "stream"
 
@@ -110,6 +112,7 @@ class Conversion:
     tokens_only: bool | None = _option(
         "--tokens-only", "flag", "Leave fields and documents behind, which such files do not hold."
     )
+    note: str | None = _option("--note", "text", "Words for people, which the store keeps: its origin, its licence.")
     num_shards: int | None = _option("--shards", "positive", "Number of shards.")
     shard_bytes: int | None = _option("--shard-size", "size", "Size of a shard, such as 1GiB.")
     shard_per_source: bool | None = _option(
@@ -155,6 +158,8 @@ class Conversion:
             raise ArgumentError(f"part must be (i, n) with i from 0 to n - 1, found {tuple(self.part)}")
         if self.num_shards is not None and self.shard_bytes is not None:
             raise ArgumentError("pass either a number of shards or their size, not both")
+        if len(self.note or "") > MAX_NOTE_CHARS:
+            raise ArgumentError(f"note must have at most {MAX_NOTE_CHARS:,} characters, found {len(self.note or ''):,}")
         if self.executor not in (None, "local") and self.workers is not None:
             raise ArgumentError(f"--workers belongs to --executor local: {self.executor} brings its own")
         alone = ("workers", "executor", "part", "resume", "overwrite", "codec")

@@ -86,6 +86,14 @@ class TokensTask:
             layout=STREAM_LAYOUT, codec=codec_named(self.codec),
         )  # fmt: skip
 
+    def origin(self) -> dict[str, Any]:
+        """Return the origin of the tokens, with the names of those files alone that the documents are from."""
+        described = dict(self.source.description)
+        if described.get("files") == [str(path) for path in self.source.paths]:
+            numbers = dict.fromkeys(group.file_number for group in self.route.groups)
+            described["files"] = [str(self.source.paths[number]) for number in numbers]
+        return {"source": described, "split": self.route.split}
+
     @property
     def amount(self) -> int:
         return self.route.num_bytes
@@ -107,7 +115,7 @@ def write_stream(task: TokensTask, progress: Progress = no_progress) -> Finished
     with HDF5ShardWriter(
         task.path, dtype=meta.dtype.name, boundary_token_id=meta.boundary_token_id, vocab_size=meta.vocab_size,
         tokenizer=meta.tokenizer, overwrite=True, codec=meta.codec,
-        origin={"source": source.description, "split": task.route.split},
+        origin=task.origin(),
         commit_bytes=COMMIT_BYTES,
     ) as writer, ExitStack() as stack:  # fmt: skip
         stack.callback(task.note.unlink, missing_ok=True)
@@ -286,7 +294,7 @@ def _write_rows(plan: TokensPlan, destination: Path, staging: Path, conversion: 
     with LockedFolder(staging) as folder:
         made = plan.write(folder, conversion, workers)
         held_out = {"val_fraction": conversion.val_fraction, "val_seed": conversion.seed}
-        described = {**plan.description, "packing": packing, **(held_out if conversion.val_fraction else {})}
+        described = {**plan.description, **(held_out if conversion.val_fraction else {})}
         try:
             rows = PackedSource(
                 folder.partial_path, folder.partial_path, replace(conversion, dtype=None), paths=source.paths,

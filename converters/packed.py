@@ -350,7 +350,7 @@ class PackedSource(Source):
         self.paths = [*paths, *files, *(table for table in map(documents_path, files) if table.exists())]
         self.shuffle, self.reorders = "global" if options.shuffle else "none", bool(options.shuffle)
         how = {"packing": options.packing, "pad_id": self._pad_id}
-        self.description = description or {"format": "stream", "files": [str(path)], **how}
+        self.description = {**(description or {"format": "stream", "files": [str(path)]}), **how}
         self._options = replace(options, source=None, progress=None, engine=None)  # picklable
         self.counts = counts or Counts(sum(each.num_tokens for each in stores.values()))
         self.num_batches, self._splits = 0, list[PackedRows]()

@@ -6,7 +6,9 @@ import inspect
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from copy import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, ParamSpec, cast
 
 from zb_hdf5 import ArgumentError
@@ -25,7 +27,7 @@ from zb_hdf5.converters.engines import (
 )
 from zb_hdf5.converters.reports import Done, Report
 from zb_hdf5.converters.shard import cut_into_shards
-from zb_hdf5.converters.source import Source
+from zb_hdf5.converters.source import NOTE, Source
 from zb_hdf5.converters.sources import PACKED, kind_of, require_options
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.formats.registry import FORMATS
@@ -93,7 +95,20 @@ def _entered(stack: ExitStack, found: Any, conversion: Conversion) -> Source | D
         if conversion.is_stream:
             raise ArgumentError(f"{source.paths[0]}: expected documents for a stream, found batches")
         FORMATS[conversion.target].require(source.meta, conversion.destination)  # before any work
-    return cast("Source | DocumentSource", source)
+    found = cast("Source | DocumentSource", source)
+    return found if conversion.note is None else _noted(found, conversion)
+
+
+def _noted(source: Source | DocumentSource, conversion: Conversion) -> Source | DocumentSource:
+    """Return a source whose description has the note of a conversion; `ArgumentError` if its target has no place."""
+    row, destination = FORMATS.get(conversion.target), Path(conversion.destination)
+    if row is not None and row.tokens_only and (not row.holds_batches or destination.suffix == row.suffix):
+        raise ArgumentError(f"{destination}: has no place for a note: write HDF5, or a folder of shards")
+    noted = copy(source)
+    noted.description = {**source.description, NOTE: conversion.note}
+    if isinstance(noted, Source) and noted.origin is not None:  # of a lone file, which a lone copy takes over
+        noted.origin = {**noted.origin, "source": {**noted.origin.get("source", {}), NOTE: conversion.note}}
+    return noted
 
 
 def _prepared(conversion: Conversion) -> tuple[Conversion, Callable[[], Any]]:

@@ -22,6 +22,8 @@ from zb_hdf5.signals import deliver_signals
 from zb_hdf5.spec import DEFAULT_SPLIT, TokenArray, bad_token_message, token_limit
 from zb_hdf5.text.corpus import Dropped
 
+#: The words of `--note`, in the same entry.
+NOTE: Final = "note"
 #: Groups of batches on their way: one is read, one is written, and the sha256 of one is still to come.
 GROUPS: Final = 3
 

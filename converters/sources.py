@@ -23,7 +23,7 @@ NONE: Final = Unset("")
 WORK: Final[Mapping[str, Any]] = {
     "num_shards": Unset("those of the source, or 1 GiB each"), "shard_bytes": NONE,
     "workers": Unset("the cores; 1 for little work"), "executor": "local", "part": NONE, "resume": NONE,
-    "overwrite": NONE, "codec": Unset("none"), "live": NONE,
+    "overwrite": NONE, "note": NONE, "codec": Unset("none"), "live": NONE,
 }  # fmt: skip
 _SHUFFLED: Final = {"batch_size": 32, "seed": 42, "shuffle": True}
 _ARRAYS: Final[Mapping[str, Any]] = {
@@ -74,6 +74,7 @@ class SourceKind:
         absent = {
             "codec": row is not None and row.tokens_only,
             "live": row is None or row.tokens_only or bool(self.rows),
+            "note": row is not None and not row.holds_batches,
             "tokens_only": row is None or not row.tokens_only,
             "shard_bytes": bool(self.rows) and self.several,
             "part": bool(self.rows) and self.several,

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from zb_hdf5.files.publishing import leftover_of_dead_writer
 from zb_hdf5.files.ranges import Extents, network_file_system
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT
-from zb_hdf5.store.index import ShardIndex, find_index
+from zb_hdf5.store.index import ShardIndex, find_index, source_files
 from zb_hdf5.store.opening import NO_CHOICE, Choice, foreign_dataset, is_stream, open_for_loader, open_reader
 from zb_hdf5.store.shards import StoreReader, open_tokens
 from zb_hdf5.store.verify import Outcome, ShardReport
@@ -65,9 +66,21 @@ def describe(path: str | os.PathLike[str], choice: Choice = NO_CHOICE) -> dict[s
             "access": opened.access if local else "remote",
             "verified": opened.verified,
             "bytes": sum(map(_bytes_of, files)) if index is None or local else int(index.table.values["bytes"].sum()),
+            "written": _written(path),
             **_describe_codec(opened),
-            **({} if index is None else _describe_index(index, opened.num_batches)),
+            **(
+                {"source": opened.origin.get("source")} if index is None else _describe_index(index, opened.num_batches)
+            ),
         }
+
+
+def _written(path: Path) -> str | None:
+    """Return when a lone file or the `shards.json` of a store was written, as ISO 8601 has it; None: not known."""
+    index = find_index(path)
+    file = path if index is None else index
+    if isinstance(file, RemotePath) or not file.is_file():
+        return None
+    return datetime.fromtimestamp(int(file.stat().st_mtime), UTC).isoformat()
 
 
 def _describe_codec(opened: BatchReader) -> dict[str, Any]:
@@ -233,13 +246,9 @@ def _origin_lines(d: dict[str, Any]) -> Lines:
     if files := source_files(source):
         more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
         lines.append(("source", f"{source.get('format', 'unknown')}: {files[0]}{more}"))
+    if source.get("note"):
+        lines.append(("note", " ".join(str(source["note"]).split())))
     return lines
-
-
-def source_files(source: dict[str, Any]) -> list[Any]:
-    """Return the files of a source, which is free JSON of its writer."""
-    files = source.get("files") or source.get("path")
-    return files if isinstance(files, list) else [files] if files else []
 
 
 def _split_lines(d: dict[str, Any]) -> Lines:
@@ -286,6 +295,7 @@ def describe_lines(description: dict[str, Any]) -> Lines:
     how = mapped if d["file_system"] == "local" else ": all tokens are read by position, none are mapped"
     how = how if d["access"] == "auto" else ""
     lines += [("access", f"{d['access']} ({d['file_system']} file system{how})"), ("reads", _reads_text(d))]
+    lines += [("written", d["written"])] if d["written"] else []
     lines += [] if is_stream else [("sha256", d["sha256"] or "none stored")]
     short = re.sub(r"[0-9a-f]{64}", lambda match: f"{match[0][:16]}…", d["fingerprint"])  # `--json` has it whole
     return [*lines, ("fingerprint", short)]

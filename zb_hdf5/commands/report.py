@@ -13,12 +13,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from zb_hdf5.commands.info import describe, describe_lines, source_files
+from zb_hdf5.commands.info import describe, describe_lines
 from zb_hdf5.commands.rows import COLOURS, PADDING, Part, Row, origin_text, value_text
 from zb_hdf5.commands.statistics import Counts, Statistics
 from zb_hdf5.console import counted, format_count, printable
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.store.index import source_files
 from zb_hdf5.store.opening import NO_CHOICE, Choice
 from zb_hdf5.text.tokenizers import NEWLINE, Tokenizer, readable, readable_runs
 
@@ -71,7 +72,7 @@ def report_page(
     numbers: dict[str, Any], found: Statistics, reader: BatchReader, rows: list[Row], tokenizer: Tokenizer | None,
     choice: Choice = NO_CHOICE,
 ) -> str:  # fmt: skip
-    """Return the page. The same store gives the same bytes."""
+    """Return the page. The same files, with the same times, give the same bytes."""
     d, name = describe(numbers["path"], choice), printable(any_path(numbers["path"]).resolve().name)
     if d["kind"] == "stream":
         subtitle = f"A token stream in {counted(d['num_files'], 'file')}"
@@ -127,7 +128,7 @@ def _facts(d: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the facts of a store, without those that depend on the machine that reads it."""
     source = d.get("source") or {}
     names, more = source_files(source), len(source_files(source)) - FILES_SHOWN
-    others = [key for key, value in source.items() if key not in ("files", "path") and value is not None]
+    others = [key for key, value in source.items() if key not in ("files", "path", "note") and value is not None]
     return [
         ("path", d["path"]),
         ("tokens", f"{d['tokens']:,} {d['dtype']}"),

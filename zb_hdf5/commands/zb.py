@@ -160,7 +160,8 @@ def report(path: Path, output: Path, force: bool, choice: Choice, **given: Any) 
     """Write a page with the statistics of PATH.
 
     It has histograms of tokens and of lengths of documents, tokens that are frequent or never used, documents that are
-    there twice, and samples as text. It is one HTML file, needs no network, and is the same for the same store.
+    there twice, and samples as text. It is one HTML file, needs no network, and is the same for the same files and
+    times.
 
     \b
     Example: zb report data/train -o report.html

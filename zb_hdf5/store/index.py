@@ -668,6 +668,12 @@ def _documents_from_json(value: Any, where: str) -> tuple[DocumentPart, ...]:
     return parts
 
 
+def source_files(source: dict[str, Any]) -> list[Any]:
+    """Return the files of a source, which is free JSON of its writer."""
+    files = source.get("files") or source.get("path")
+    return files if isinstance(files, list) else [files] if files else []
+
+
 def find_index(path: Path) -> Path | None:
     """Return the `shards.json` that a path names, or that lies in it, if there is one; a server is not asked."""
     if path.name == INDEX_NAME:

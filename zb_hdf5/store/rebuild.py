@@ -36,7 +36,7 @@ from zb_hdf5.spec import (
     StoreMeta,
     pieces_path,
 )
-from zb_hdf5.store.index import ShardEntry, ShardIndex
+from zb_hdf5.store.index import ShardEntry, ShardIndex, source_files
 
 UNKNOWN_SHUFFLE: Final = "unknown"  # of an index made from shards that do not name theirs
 REPAIRED: Final = ".repaired"  # in the name of a new file
@@ -64,6 +64,7 @@ def index_files(
     metas: list[StoreMeta] = []
     max_tokens: list[int | None] = []
     origin: dict[str, Any] = {}
+    files: list[Any] = []  # of a stream: each file names those that its own documents are from
     for path in map(local_path, paths):
         with open_chunks(path) as reader:
             if not reader.complete:
@@ -75,11 +76,14 @@ def index_files(
                 raise FormatError(f"{path}: expected {expected} as in {Path(paths[0]).name}, found {found}")
             ensure_rows(reader)
             entries.append(entry_of(reader, reader.origin.get("split", (splits or {}).get(path.name))))
+            files += source_files(reader.origin.get("source", {}))
             origin |= reader.origin
     # the shards' parts add up to the whole
     records, documents = (sum(getattr(meta, name) for meta in metas) for name in ("total_records", "document_count"))
     meta = replace(metas[0], total_records=records, document_count=documents)
     known = origin.get("source", {}) if source is None else source
+    if source is None and "files" in known and metas[0].layout == STREAM_LAYOUT:
+        known = {**known, "files": list(dict.fromkeys(files))}
     shuffle = shuffle or origin.get("shuffle", "none" if origin else UNKNOWN_SHUFFLE)
     tables = document_tables(list(map(Path, paths)), entries)
     index = ShardIndex(meta, entries, shuffle, known, documents=tables)

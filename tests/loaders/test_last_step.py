@@ -146,6 +146,8 @@ def test_records_of_another_program_that_fill_no_batch_are_read(folder):
         assert torch.equal(torch.cat(found), torch.arange(10 * S).reshape(10, S))
         assert [len(batch) for batch in found] == [4, 4, 2]
         assert len(loader.records()) == 10
+        copied = list(DataLoader(loader.dataset(), batch_size=None, num_workers=1, multiprocessing_context="spawn"))
+        assert all(map(torch.equal, copied, found))
 
 
 # --- each record as often as it should be ------------------------------------------------------------------------
@@ -405,6 +407,17 @@ def test_a_follower_ends_with_its_store_as_any_loader(tmp_path):
         np.testing.assert_array_equal(rows, tokens.reshape(-1, S)[:, :-1])
     with FollowingLoader(tmp_path / "store", last="masked", **how) as loader:
         assert [(targets != -100).all(1).sum() for _, targets in loader] == [4, 4, 2]
+
+
+@pytest.mark.parametrize("last", ["short", "masked", "fill"])
+def test_a_follower_of_a_finished_stream_counts_its_rest(last, folder):
+    path = stream_of(folder / "23.h5", 23)
+    how = {"batch_size": 6, "seq_len": S, "targets": True, "last": last, "rank": 0, "world_size": 1}
+    with FollowingLoader(path, **how) as loader:
+        assert [record for step in loader for record in records_of(step)][:23] == list(range(23))
+        assert loader.state_dict()["position"] == 23
+        loader.load_state_dict(loader.state_dict() | {"position": 20})
+        assert [records_of(step)[:3] for step in loader] == [[20, 21, 22]]
 
 
 def test_values_that_make_no_sense_are_refused(folder, noted):

@@ -85,9 +85,9 @@ def zb() -> None:
 @dataset_options
 @click.option("--batch-size", type=FROM_1, help="Show the epoch of a loader with this batch size. [default: as stored]")
 @click.option("--seq-len", type=FROM_1, help="Show the epoch of a loader of so many tokens. [default: as stored]")
-@click.option("--world-size", type=FROM_1, default=1, help="Ranks of that loader.")
+@click.option("--world-size", type=FROM_1, help="Show the epoch of a loader on so many ranks. [default: 1]")
 @output_options
-def info(path: Path, batch_size: int | None, seq_len: int | None, world_size: int, choice: Choice) -> Output:
+def info(path: Path, batch_size: int | None, seq_len: int | None, world_size: int | None, choice: Choice) -> Output:
     """Describe PATH: shape, tokens, documents, splits, and the layout of its batches.
 
     A .partial folder is described by the progress of its conversion.
@@ -102,8 +102,8 @@ def info(path: Path, batch_size: int | None, seq_len: int | None, world_size: in
         return found
     description = describe(path, choice)
     lines = describe_lines(description)
-    if batch_size or seq_len:
-        epoch = describe_epoch(path, batch_size, seq_len, world_size, **choice)
+    if batch_size or seq_len or world_size:
+        epoch = describe_epoch(path, batch_size, seq_len, world_size or 1, **choice)
         return Output({**description, "epoch": epoch}, [*lines, ("epoch", epoch_text(epoch))])
     return Output(description, lines)
 

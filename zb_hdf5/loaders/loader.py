@@ -668,7 +668,7 @@ class FollowingLoader(Loader):
     def _end_of_epoch(self, epoch: int) -> int:
         if not self.reader.complete:
             return MAX_COUNT  # the batches of the state may not be visible here yet
-        return self.reader.num_batches * self.plan.records_per_batch
+        return self.reader.num_records * (self.reader.seq_len // self._length)
 
     def _read_from(self, position: int) -> Generator[tuple[Any, int]]:
         start = position

@@ -28,6 +28,16 @@ class Option(NamedTuple):
     kind: str | tuple[str, ...] | Mapping[str, Any]
     help: str
 
+    def require(self, name: str, value: Any) -> None:
+        """Raise `ArgumentError` for a value that is none of this kind."""
+        least = {"positive": 1, "size": 1, "natural": 0}.get(str(self.kind))
+        if least is not None and not hasattr(value, "__index__"):
+            raise ArgumentError(f"{name} must be a whole number, found {value!r}")
+        if least is not None and value < least:
+            raise ArgumentError(f"{name} must be at least {least}, found {value}")
+        if isinstance(self.kind, tuple) and value not in self.kind:
+            raise ArgumentError(f"{name} must be one of {', '.join(self.kind)}, found {value!r}")
+
 
 class Unset(NamedTuple):
     """The default of an option that depends on the data: None in the library, and these words in the help."""
@@ -146,14 +156,9 @@ class Conversion:
 
     def require_possible(self) -> None:
         """Raise `ArgumentError` for a value that no conversion takes."""
-        for name, each in OPTIONS.items():
-            if (value := getattr(self, name)) is None:
-                continue
-            least = {"positive": 1, "size": 1, "natural": 0}.get(str(each.kind))
-            if least is not None and value < least:
-                raise ArgumentError(f"{name} must be at least {least}, found {value}")
-            if isinstance(each.kind, tuple) and value not in each.kind:
-                raise ArgumentError(f"{name} must be one of {', '.join(each.kind)}, found {value!r}")
+        for name, option in OPTIONS.items():
+            if (value := getattr(self, name)) is not None:
+                option.require(name, value)
         if self.part is not None and not 0 <= self.part[0] < self.part[1]:
             raise ArgumentError(f"part must be (i, n) with i from 0 to n - 1, found {tuple(self.part)}")
         if self.num_shards is not None and self.shard_bytes is not None:

@@ -30,6 +30,7 @@ from zb_hdf5.converters.shard import cut_into_shards
 from zb_hdf5.converters.source import NOTE, Source
 from zb_hdf5.converters.sources import PACKED, kind_of, require_options
 from zb_hdf5.files.paths import any_path
+from zb_hdf5.files.publishing import require_present
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import codec_named
 
@@ -119,10 +120,14 @@ def _prepared(conversion: Conversion) -> tuple[Conversion, Callable[[], Any]]:
     source, codec = conversion.source, conversion.codec and codec_named(conversion.codec)
     conversion = replace(conversion, destination=any_path(conversion.destination), codec=codec)
     if not isinstance(source, str | os.PathLike | Sequence):
+        if not isinstance(source, Source | DocumentSource) and not hasattr(source, "__enter__"):
+            raise ArgumentError(f"source: expected a path, or an open source, found {source!r:.80}")
         return conversion.with_defaults(PACKED if isinstance(source, DocumentSource) else {}), lambda: source
     paths = [any_path(each) for each in ([source] if isinstance(source, str | os.PathLike) else source)]
     if not paths:
         raise ArgumentError("source: expected one path or more, found none")
+    for path in paths:
+        require_present(path)
     name, kind = kind_of(paths[0], conversion)
     if len(paths) > 1 and not kind.several:
         raise ArgumentError(f"source: expected one {name} file or store, found {len(paths)}")

@@ -38,10 +38,11 @@ from zb_hdf5.packages import require_package
 from zb_hdf5.spec import StoreMeta, TokenArray, as_stored, stored_dtype
 from zb_hdf5.store.shards import StoreReader, stream_index
 from zb_hdf5.text.corpus import ParquetFile, open_documents
-from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, load_tokenizer
+from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, EncodingTokenizer, load_tokenizer
 from zb_hdf5.text.tokenizers import Tokenizer as TextTokenizer
 
 if TYPE_CHECKING:
+    import tiktoken
     import torch
 
 Special = int | str | None
@@ -186,15 +187,23 @@ class DatasetLoader(Loader):
 
 
 class RustBPETokenizer:
-    """The tokenizer that `enc` names for `load_tokenizer`, with lists of ids; `bos_token` begins each document."""
+    """A tokenizer with lists of ids: a `tiktoken.Encoding`, or the one that `enc` names for `load_tokenizer`.
 
-    def __init__(self, enc: str = "byte", bos_token: str = DEFAULT_BOUNDARY) -> None:
-        self._core: TextTokenizer = load_tokenizer(enc)
-        self.spec, self.vocab_size, self._bos_token = enc, self._core.vocab_size, bos_token
+    `bos_token` begins each document.
+    """
+
+    def __init__(self, enc: str | tiktoken.Encoding = "byte", bos_token: str = DEFAULT_BOUNDARY) -> None:
+        self._core: TextTokenizer = load_tokenizer(enc) if isinstance(enc, str) else EncodingTokenizer(enc)
+        self.enc, self.spec, self.vocab_size, self._bos_token = enc, self._core.spec, self._core.vocab_size, bos_token
 
     def encode_special(self, text: str) -> int:
         """Return the id of a special token; raise `ArgumentError` if there is none."""
         return self._core.special_token_id(text)
+
+    @property
+    def bos_token_id(self) -> int:
+        """The id of `bos_token`."""
+        return self.get_bos_token_id()
 
     def get_bos_token_id(self) -> int:
         """Return the id of `bos_token`."""

@@ -46,6 +46,7 @@ TYPED: Final = {
     Remedy.CONVERT: "'zb convert --help' lists what becomes a store",
     Remedy.DATASET: "pass --dataset to 'zb info', 'zb show' or 'zb convert', with one of its integer datasets: {at}",
     Remedy.AXES: "copy the ids into a dataset of two axes, or pass --axes batch,record,token if all are records",
+    Remedy.TEXT_COLUMN: "pass --text-column with one of their keys: {at}",
     Remedy.TRAIN: "train both with 'zb tokenizer train'",
     Remedy.OTHER_KIND: "run 'zb convert {at}-to-hdf5' for them",
     Remedy.REMAINDER: "pass --remainder drop, or pad where it is no store",

@@ -24,9 +24,10 @@ class Remedy(StrEnum):
     RESUME = "resume the conversion"
     TOKENS_ONLY = "convert to HDF5, or pass tokens_only to leave them behind"
     CRC32 = "restore it, or make one for the batches as they are now with add_crc32_file"
-    CONVERT = "to make a store of other files, convert them"
+    CONVERT = "to make a store of other files, run convert('{at}', 'hdf5', destination)"
     DATASET = "pass dataset= with one of its integer datasets: {at}"
     AXES = "copy the ids into a dataset of two axes, or pass axes='batch,record,token' if all are records"
+    TEXT_COLUMN = "pass text_column= with one of their keys: {at}"
     TRAIN = "train both with train_tokenizer"
     OTHER_KIND = "leave out the kind to open them"
     REMAINDER = "pass remainder='drop', or 'pad' where it is no store"
@@ -50,7 +51,7 @@ class ZbError(Exception):
         The cure, at the end of the text of the error; None where there is none.
     at
         The object of the remedy: a path; of `LEAVE_OUT` how much is left out, of `OTHER_KIND` the kind, of
-        `RECORD_LENGTH` the tokens, of `DATASET` the datasets that there are.
+        `RECORD_LENGTH` the tokens, of `DATASET` and `TEXT_COLUMN` those that there are.
     """
 
     exit_code: ClassVar[int] = 1
@@ -121,6 +122,12 @@ class ExistsError(ConvertError, FileExistsError):
     """The destination exists already."""
 
     remedy = Remedy.REPLACE
+
+
+class NotFoundError(ZbError, FileNotFoundError):
+    """There is no such file or folder."""
+
+    exit_code = 2
 
 
 class BatchIndexError(ZbError, IndexError):

@@ -248,3 +248,27 @@ def test_a_file_of_another_program_is_read_and_its_masks_are_refused_behind_a_ur
     url = f"{served.url}/masks.h5"
     is_refused(errors.FormatError, lambda: open_reader(url), lambda: Loader(url), match="entry 1 holds only 0 and 1")
     np.testing.assert_array_equal(batches_of(url, axes="batch,record,token"), channels)
+
+
+def test_a_mistake_in_a_url_is_told_from_an_index_that_was_lost(s3, served, upload, tmp_path, write_store, tokens):
+    folder = write_store(tmp_path / "train", tokens, (4,))
+    upload(folder, "s3://bucket/data/train")
+    (folder / "shards.json").unlink()
+    upload(folder, "s3://bucket/lost/train")
+    shutil.copytree(folder, served.folder / "lost")
+    with open_reader("s3://bucket/data/train") as reader:
+        assert len(reader) == len(tokens)
+    for url, expected in (
+        ("s3://bucket/data/trian", "no shards.json, and nothing else: look for a mistake in the URL"),
+        ("s3://bucket/dat", "no shards.json, and nothing else: look for a mistake in the URL"),
+        ("s3://bucket/data", "no shards.json and no shards: not a store, but train/"),
+        ("s3://bucket/lost/train", "no shards.json: its index was lost; restore the index, or rebuild it .*"),
+        (f"{served.url}/trian", "no shards.json: the URL has a mistake, or the index was lost"),
+        (f"{served.url}/lost", "no shards.json: the URL has a mistake, or the index was lost"),
+    ):
+        is_refused(
+            errors.FormatError,
+            lambda url=url: open_reader(url),
+            lambda url=url: Loader(url, rank=0, world_size=1),
+            match=f"^{url}: {expected}$",
+        )

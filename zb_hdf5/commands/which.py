@@ -27,9 +27,9 @@ from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.mixture import MixedLoader
 from zb_hdf5.loaders.order import IndexArray, records_in
-from zb_hdf5.loaders.state import MAX_COUNT, require_kind
+from zb_hdf5.loaders.state import MAX_COUNT, require_kind, shown
 from zb_hdf5.spec import DEFAULT_SPLIT
-from zb_hdf5.store.opening import NO_CHOICE, Choice, foreign_dataset, is_stream, open_for_loader, open_reader
+from zb_hdf5.store.opening import NO_CHOICE, Choice, is_stream, open_for_loader
 from zb_hdf5.store.shards import StoreReader, windows_of
 from zb_hdf5.text.tokenizers import Tokenizer
 
@@ -140,8 +140,8 @@ def loader_of_state(
     if len(stores) != 1:
         raise ArgumentError(f"{path}: is the state of one store, found {len(stores)} stores")
     options = _options(require_kind(path, state, "loader"), path)
-    opened = _opened(stores[0], state, path, batch_size, choice)
-    loader = Loader(opened, rank=0, world_size=1, batch_size=batch_size, **options)
+    reader = _opened(stores[0], state, path, batch_size, choice)
+    loader = Loader(reader, rank=0, world_size=1, batch_size=batch_size, **options)
     loader.load_state_dict(state)
     return loader
 
@@ -163,25 +163,26 @@ def _mixed_loader(stores: tuple[str, ...], state: dict[str, Any], path: Path) ->
 
 def _opened(
     store: str, state: dict[str, Any], path: Path, batch_size: int | None = None, choice: Choice = NO_CHOICE
-) -> str | BatchReader:
-    """Open a token stream as the windows, or records of others in the batches, that a state is of.
+) -> BatchReader:
+    """Open a store as the loader of a state has opened it: a stream as windows, records of others as batches.
 
-    Any other store is opened by the loader.
+    Raises `StateError` if the state is of another store: nothing else that it names is of use then.
     """
-    fingerprint = state.get("fingerprint")
-    if not is_stream(store, **choice):
-        if foreign_dataset(any_path(store), choice["dataset"]) is None:
-            return store
-        reader = open_reader(store, **choice)
-        if reader.fingerprint == fingerprint:
-            return reader
-        reader.close()
-        return open_for_loader(store, batch_size, state.get("seq_len"), 0, **choice)
+    fingerprint, is_tokens = state.get("fingerprint"), is_stream(store, **choice)
     try:
-        size, seq_len, overlap = windows_of(fingerprint)
-        return open_for_loader(store, size, seq_len, overlap, split=DEFAULT_SPLIT, **choice)
+        shape = windows_of(fingerprint) if is_tokens else (None, None, 0)
+        reader = open_for_loader(store, *shape, split=DEFAULT_SPLIT, **choice)
     except ArgumentError as error:
-        raise StateError(f"{path}: {error}") from error
+        raise StateError(f"{path}: the state names another store than {store}: {error}") from error
+    if reader.foreign_dataset is not None and reader.fingerprint != fingerprint:
+        reader.close()
+        reader = open_for_loader(store, batch_size, state.get("seq_len"), 0, **choice)
+    found = reader.serving(fingerprint).fingerprint
+    if found != fingerprint:
+        reader.close()
+        facts = f"its fingerprint is {shown(fingerprint)}, that of the store {shown(found)}"
+        raise StateError(f"{path}: the state names another store than {store}: {facts}")
+    return reader
 
 
 def _options(state: Mapping[str, Any], path: Path, **more: tuple[type[Any], ...]) -> dict[str, Any]:

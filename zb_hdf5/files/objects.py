@@ -464,6 +464,18 @@ def list_objects(url: str) -> dict[str, int]:
     return {each["path"]: int(each["size"]) for each in found["objects"]}
 
 
+def names_below(url: str) -> list[str] | None:
+    """Return the names of objects and folders in a folder of a bucket; None where the server lists nothing."""
+    if url.startswith("http"):
+        return None
+    target = RemoteObject(f"{url}/*")
+    try:
+        found = target._patiently("a listing", lambda folder: folder.library.list_with_delimiter(folder.store))
+    except (UnavailableError, FileNotFoundError):
+        return None
+    return sorted([each["path"] for each in found["objects"]] + [f"{name}/" for name in found["common_prefixes"]])
+
+
 def put_object(url: str, content: Path | bytes, *, instead_of: Version | EllipsisType | None = ...) -> None:
     """Upload a file in parts, or some bytes, which are there when all of them are.
 

@@ -57,19 +57,27 @@ class RemotePath(PosixPath):
         return b"".join(RemoteObject(str(self)).parts(max_bytes=MAX_WHOLE_BYTES))
 
 
+def path_text(path: str | os.PathLike[str]) -> str:
+    """Return the text of a path or URL; `ArgumentError` if it is neither."""
+    try:
+        return os.fsdecode(path)
+    except TypeError:
+        raise ArgumentError(f"expected one path or URL, found {path!r:.80}") from None
+
+
 def is_url(path: str | os.PathLike[str]) -> bool:
     """Return whether a path is a URL."""
-    return isinstance(path, RemotePath) or _URL.match(os.fspath(path)) is not None
+    return isinstance(path, RemotePath) or _URL.match(path_text(path)) is not None
 
 
 def any_path(path: str | os.PathLike[str]) -> Path:
     """Return the path of a file or folder of this machine, or the URL of an object."""
     if isinstance(path, Path):
         return path
-    text = os.fspath(path)
+    text = path_text(path)
     found = _URL.match(text)
     if found is None:
-        return Path(path)
+        return Path(text)
     if found[1].lower() not in SCHEMES:
         raise ArgumentError(f"{path}: expected a path, or a URL of {', '.join(SCHEMES)}, found {found[1]!r}")
     if "?" in text or "#" in text:
@@ -82,7 +90,7 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     # the path of a URL would lose one of its slashes, and then not be found
     if is_url(path):
         raise ArgumentError(f"{path}: is a URL: expected a file or folder of this machine")
-    return Path(path)
+    return Path(path_text(path))
 
 
 def require_remote_access(path: Path, access: str) -> None:

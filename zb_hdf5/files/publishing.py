@@ -21,8 +21,8 @@ from typing import Any, Final, Self
 
 import numpy.typing as npt
 
-from zb_hdf5.errors import ConvertError, ExistsError, UnavailableError
-from zb_hdf5.files.paths import on_failure, regular
+from zb_hdf5.errors import ConvertError, ExistsError, NotFoundError, UnavailableError
+from zb_hdf5.files.paths import RemotePath, local_path, on_failure, regular
 from zb_hdf5.files.ranges import libc
 from zb_hdf5.spec import (
     DOCUMENTS_PREFIX,
@@ -88,7 +88,7 @@ class PartialFile:
     # truncated
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False, resume: bool = False) -> None:
-        self.path, self._overwrite = Path(path), overwrite
+        self.path, self._overwrite = local_path(path), overwrite
         self.partial_path = partial_path(self.path)
         self._refuse_existing()
         self.fd = self._open(os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if resume else os.O_EXCL))
@@ -168,7 +168,7 @@ class LockedFolder:
     # shared: several processes fill the folder, each a part of it, and it is kept
 
     def __init__(self, path: str | os.PathLike[str], *, shared: bool = False) -> None:
-        self.path = Path(path)
+        self.path = local_path(path)
         self.partial_path = partial_path(self.path)
         self._shared = self._keep = shared
 
@@ -291,6 +291,19 @@ def remove_journals(folder: Path) -> None:
 def partial_path(path: Path) -> Path:
     """Return where `path` is built."""
     return path.with_name(path.name + PARTIAL_SUFFIX)
+
+
+def require_present(path: Path) -> None:
+    """Raise `NotFoundError` if there is no such file or folder on this machine; a server is not asked."""
+    folder = path.parent if path.name == INDEX_NAME else path  # an index may be lost
+    if isinstance(path, RemotePath) or folder.exists():
+        return
+    if path.name and partial_path(path).exists():
+        raise NotFoundError(
+            f"{path} is not finished: {path.name}{PARTIAL_SUFFIX} in its folder is being written, or its writer died"
+        )
+    where = "" if path.is_absolute() else f" in {Path.cwd()}"
+    raise NotFoundError(f"{path}: there is no such file or folder{where}; look for a mistake in the path")
 
 
 def refuse_existing(path: Path) -> None:

@@ -165,7 +165,8 @@ def detect_backend(path: str | os.PathLike[str]) -> str:
     known = ", ".join(f"{row.noun} (magic {row.magic()!r})" for row in backends().values())
     ours = {".partial", *(suffix for row in FORMATS.values() for suffix in (row.suffix, *row.other_suffixes))}
     remedy = None if path.suffix in ours else Remedy.CONVERT
-    raise FormatError(f"{path}: no known file: expected a store, a stream, {known}, found {head!r}", remedy=remedy)
+    facts = f"{path}: no known file: expected a store, a stream, {known}, found {head!r}"
+    raise FormatError(facts, remedy=remedy, at=path)
 
 
 def backend_in(path: Path) -> str:

@@ -31,6 +31,7 @@ from zb_hdf5.loaders.order import (
     checked_skip,
     require_positive,
     resolve_rank,
+    whole_seed,
 )
 from zb_hdf5.loaders.state import MAX_COUNT, STATE_VERSION
 from zb_hdf5.loaders.steps import (
@@ -313,7 +314,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         if tokenizer is not None:
             require_tokenizer(self.store.meta.tokenizer, tokenizer, self.path)
         self.collate, self.batch_size, self.max_tokens, self.too_long = collate, batch_size, max_tokens, too_long
-        self.shuffle, self.bucket_batches, self.seed = shuffle, bucket_batches, seed
+        self.shuffle, self.bucket_batches, self.seed = shuffle, bucket_batches, whole_seed(seed)
         self.drop_last, self._prefetch, self._device = drop_last, prefetch, cuda_device(device)
         self.targets, self._loss_mask, self._fields, self._spans = targets, loss_mask, tuple(fields), spans
         self._multiple, self._pad_token_id, self._dtype = pad_to_multiple_of, pad_token_id, numpy_dtype(dtype)

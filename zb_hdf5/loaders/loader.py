@@ -20,7 +20,16 @@ from zb_hdf5.documents.document import WantedSpans
 from zb_hdf5.errors import ArgumentError, Remedy, StateError, UnavailableError, ZbError
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.formats.batch_reader import BatchReader, require_choice
-from zb_hdf5.loaders.order import LASTS, Skip, StepPlan, checked_skip, make_order, require_positive, resolve_rank
+from zb_hdf5.loaders.order import (
+    LASTS,
+    Skip,
+    StepPlan,
+    checked_skip,
+    make_order,
+    require_positive,
+    resolve_rank,
+    whole_seed,
+)
 from zb_hdf5.loaders.state import MAX_COUNT, STATE_VERSION, require_count, require_fields, require_kind
 from zb_hdf5.loaders.steps import StepReader, cuda_device
 from zb_hdf5.spec import DEFAULT_SPLIT, LIVE_PREFIX
@@ -429,6 +438,9 @@ class Loader(EpochLoader[Any]):
         tokenizer: str | Tokenizer | None = None,
     ) -> None:
         device = cuda_device(device)  # names a missing torch before any file is open
+        if isinstance(source, list | tuple):
+            raise ArgumentError(f"a Loader reads one store, found {source!r:.80}; a MixedLoader reads several stores")
+        seed = whole_seed(seed)
         if not isinstance(source, BatchReader):
             source = open_for_loader(
                 source, batch_size, seq_len, int(targets), backend=backend, access=access, verify=verify,

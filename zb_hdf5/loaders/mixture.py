@@ -136,6 +136,8 @@ class MixedLoader(TokenLoader[Any]):
         **options: Any,
     ) -> None:
         self.rank, self.world_size = resolve_rank(rank, world_size)
+        if not isinstance(sources, Mapping):
+            raise ArgumentError(f"sources must map names to stores, found {sources!r:.80}")
         if unfit := sorted(_UNFIT & set(options)):
             raise ArgumentError(f"a mixture has no {', '.join(unfit)}: it reads its sources batch by batch, for ever")
         self.loaders: dict[str, Loader] = {

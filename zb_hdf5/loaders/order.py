@@ -6,6 +6,7 @@ checkpoint contract: golden vectors in the tests pin their results, which never 
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 from abc import ABC, abstractmethod
@@ -200,7 +201,7 @@ def make_order(
 
 def write_order(n: int, seed: int) -> GlobalOrder:
     """Return the order in which `n` records are stored: output position -> source record."""
-    return GlobalOrder(n, seed, WRITE_EPOCH)
+    return GlobalOrder(n, whole_seed(seed), WRITE_EPOCH)
 
 
 @lru_cache(maxsize=8)
@@ -430,6 +431,14 @@ class StepRequests:
             steps = np.arange(first, min(first + STEPS_AT_ONCE, self._num_complete))
             self._requests, self._block = plan.requests_of_steps(steps), block
         return self._requests[within]
+
+
+def whole_seed(seed: object) -> int:
+    """Return a seed as a Python integer; raise `ArgumentError` if it is no whole number."""
+    try:
+        return operator.index(seed)  # type: ignore[arg-type]
+    except TypeError:
+        raise ArgumentError(f"seed must be a whole number, found {seed!r:.80}") from None
 
 
 def require_positive(**values: int | None) -> None:

@@ -20,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy, StateError
+from zb_hdf5.files.paths import local_path
+from zb_hdf5.files.publishing import require_present
 from zb_hdf5.files.threads import Readers
 from zb_hdf5.formats.batch_reader import from_numpy, require_choice
 from zb_hdf5.loaders.loader import TokenLoader
@@ -140,7 +142,7 @@ class TextLoader(TokenLoader[Any]):
         require_positive(batch_size=batch_size, seq_len=seq_len, num_threads=num_threads)
         require_prefetch(prefetch, 1)
         require_choice("boundary_position", boundary_position, ("before", "after"))
-        self.path, self.split = Path(source), split
+        self.path, self.split = local_path(source), split
         self.batch_size, self.seq_len, self.targets = batch_size, seq_len, targets
         self.rank, self.world_size = resolve_rank(rank, world_size)
         self.tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
@@ -261,6 +263,9 @@ class TextLoader(TokenLoader[Any]):
 def paths_of_split(folder: Path, split: str) -> list[Path]:
     """Return the `.parquet` files of a split: the last one is "val", the others are "train"."""
     require_choice("split", split, SPLITS)
+    require_present(folder)
+    if not folder.is_dir():
+        raise ArgumentError(f"{folder}: expected a folder of .parquet files, found a file")
     paths = sorted(folder / name for name in os.listdir(folder) if name.endswith(".parquet"))
     chosen = paths[:-1] if split == "train" else paths[-1:]
     if not chosen:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -21,10 +22,11 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.document import TableInfo
 from zb_hdf5.documents.document_table import DocumentPart
-from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
+from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy, counted
 from zb_hdf5.field import Field
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.codecs import CompressedTokens
+from zb_hdf5.files.objects import names_below
 from zb_hdf5.files.paths import RemotePath, any_path, local_path, open_file
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, partial_path, write_atomically
 from zb_hdf5.files.ranges import Run
@@ -700,12 +702,54 @@ def require_files(folder: Path, index: ShardIndex) -> None:
         )
 
 
+#: Names of a folder that a message shows.
+NAMES_SHOWN: Final = 5
+
+
 def _no_index(folder: Path) -> FormatError:
     if folder.name.endswith(PARTIAL_SUFFIX):
         return IncompleteError(f"{folder}: its conversion is not finished", remedy=Remedy.RESUME, at=folder)
-    if not isinstance(folder, RemotePath) and folder.is_dir() and not any(folder.glob(f"{SHARD_PREFIX}*")):
-        return FormatError(f"{folder}: no {INDEX_NAME} and no shards: not a store", remedy=Remedy.CONVERT, at=folder)
+    if isinstance(folder, RemotePath):
+        return _no_index_in_a_bucket(folder)
+    if not folder.is_dir():
+        return FormatError(f"{folder}: no {INDEX_NAME}: there is no such folder")
+    names = os.listdir(folder)
+    if any(name.startswith(SHARD_PREFIX) for name in names):
+        return _lost_index(folder)
+    facts = f"{folder}: no {INDEX_NAME} and no shards: not a store, but {_content(folder, names)}"
+    return FormatError(facts, remedy=Remedy.CONVERT, at=folder)
+
+
+def _lost_index(folder: Path) -> FormatError:
     return FormatError(f"{folder}: no {INDEX_NAME}: its index was lost", remedy=Remedy.REBUILD, at=folder)
+
+
+def _no_index_in_a_bucket(folder: Path) -> FormatError:
+    """Return the error for a URL, which a mistake in it gives more often than an index that was lost."""
+    names = names_below(str(folder))
+    if names is None:  # a web server, or a bucket that does not list
+        return FormatError(f"{folder}: no {INDEX_NAME}: the URL has a mistake, or the index was lost")
+    if not names:
+        return FormatError(f"{folder}: no {INDEX_NAME}, and nothing else: look for a mistake in the URL")
+    if any(name.startswith(SHARD_PREFIX) for name in names):
+        return _lost_index(folder)
+    return FormatError(f"{folder}: no {INDEX_NAME} and no shards: not a store, but {_listed(names)}")
+
+
+def _content(folder: Path, names: list[str]) -> str:
+    """Describe a folder that is no store: by the stores in it, or by its files."""
+    if not names:
+        return "an empty folder"
+    if stores := sorted(name for name in names if (folder / name / INDEX_NAME).exists()):
+        return f"a folder with the store{'s' if len(stores) > 1 else ''} {_listed(stores)}"
+    kinds = Counter("folder" if (folder / name).is_dir() else f"{Path(name).suffix} file".strip() for name in names)
+    return f"a folder with {_listed([counted(count, kind) for kind, count in sorted(kinds.items())])}"
+
+
+def _listed(names: list[str]) -> str:
+    """Return the first names of a folder, and how many more there are."""
+    more = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more
 
 
 def _parse_sealed(text: str, path: str | os.PathLike[str]) -> Any:

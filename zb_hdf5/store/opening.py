@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias, TypedDict
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy
 from zb_hdf5.field import Fields, parse_fields
 from zb_hdf5.files.paths import RemotePath, any_path, local_path, on_failure, require_remote_access
-from zb_hdf5.files.publishing import PARTIAL_SUFFIX, partial_path
+from zb_hdf5.files.publishing import require_present
 from zb_hdf5.formats.batch_reader import BatchReader, require_choice, require_options
 from zb_hdf5.formats.batch_writer import BatchWriter
 from zb_hdf5.formats.registry import (
@@ -113,6 +113,8 @@ def open_reader(
         If "batch" or "store" has nothing to compare with.
     BackendError
         If `backend` or `access` cannot serve this file.
+    NotFoundError
+        If there is no such file or folder.
     OSError
         If it cannot be opened.
     """
@@ -171,6 +173,7 @@ def _open(
 ) -> BatchReader:
     """Open a path; `how` has access, verify and dataset. Only a stream is cut into a stream shape."""
     index, in_folder, dataset = None, path.is_dir() or path.name == INDEX_NAME, how["dataset"]
+    require_present(path)
     require_datasets(path, dataset=dataset, axes=axes)
     if in_folder:
         path, backend, index = _of_backend(path, backend)
@@ -212,10 +215,6 @@ def _open_file(
 ) -> BatchReader:
     if split not in (None, DEFAULT_SPLIT) and path.exists():
         raise ArgumentError(f"{path}: split={split!r} needs a store, found one file")
-    if not isinstance(path, RemotePath) and not path.exists() and partial_path(path).exists():
-        raise FileNotFoundError(
-            f"{path} is not finished: {path.name}{PARTIAL_SUFFIX} in its folder is being written, or its writer died"
-        )
     found, dataset = detect_backend(path), how["dataset"]
     if backend not in ("auto", found):
         facts = f"{path}: asked for backend {backend!r}, found a {found!r} file"

@@ -31,6 +31,7 @@ from zb_hdf5.files.checked import VERIFIED, Crc32Rows, checked, crc32_of, placed
 from zb_hdf5.files.codecs import CodedChunks, Decoded, read_extents
 from zb_hdf5.files.objects import RemoteObject
 from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath, on_failure
+from zb_hdf5.files.publishing import require_present
 from zb_hdf5.files.ranges import Extents, map_side_by_side, open_ranges
 from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wait, gather_from, read_together
 from zb_hdf5.formats.batch_reader import BatchReader
@@ -532,6 +533,7 @@ def stream_index(
     path: Path, split: str | None = None, dataset: str | None = None, index: ShardIndex | None = None
 ) -> tuple[ShardIndex, dict[int, Identity]]:
     """Return the index of a token stream, made of the headers where none is stored, and the identities of its files."""
+    require_present(path)
     if index is not None or find_index(path):
         index = (index or ShardIndex.load(path)).of_split(split)
         folder, values = path if path.is_dir() else path.parent, index.table.values

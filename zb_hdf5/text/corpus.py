@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Final, TypeAlias, cast
 
 from zb_hdf5.documents.document import id_bytes, metadata_bytes
-from zb_hdf5.errors import ConvertError, FormatError, Remedy
+from zb_hdf5.errors import ConvertError, FormatError, Remedy, counted
 from zb_hdf5.files.forks import kept_property
 from zb_hdf5.packages import require_package
 
@@ -27,6 +27,8 @@ BLOCK_DOCUMENTS: Final = 1024
 BLOCK_CHARACTERS: Final = 1 << 20
 #: Lines of a file of JSON lines in which a key is looked for.
 SAMPLE_LINES: Final = 1000
+#: Keys of its objects that a message names.
+KEYS_SHOWN: Final = 20
 #: Bytes of a file of JSON lines that one process reads at a time.
 ROW_GROUP_BYTES: Final = 64 << 20
 #: How many dropped documents are remembered with file and line.
@@ -212,12 +214,16 @@ class JsonLinesFile(DocumentFile):
         """Yield the documents of the lines that begin in one range of bytes."""
         offset, line = self._groups[number]
         stop = self._groups[number + 1][0] if number + 1 < self.num_row_groups else None
-        with self._open() as file:
+        with self._open() as file, _gzip_errors(self.path):
             file.seek(offset)
-            try:
-                yield from self._blocks(line, map(self._document, _lines_until(file, stop)))
-            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-                raise FormatError(f"{self.path}: damaged or cut off: {error}") from error
+            yield from self._blocks(line, map(self._document, _lines_until(file, stop)))
+
+    def first_keys(self) -> Iterator[set[str]]:
+        """Yield the keys of each of the first lines that hold an object."""
+        with self._open() as lines, _gzip_errors(self.path):
+            for line in islice(lines, SAMPLE_LINES):
+                with suppress(ValueError, RecursionError, AttributeError):  # no JSON, or no object
+                    yield json.loads(line).keys()
 
     def _open(self) -> BinaryIO:
         return cast(BinaryIO, gzip.open(self.path, "rb")) if self._gzip else open(self.path, "rb")
@@ -286,11 +292,14 @@ def open_documents(
     metadata_columns: Sequence[str] = (),
 ) -> list[DocumentFile]:
     """Open files of documents, in the order given; of a folder those in and below it, in the order of their paths."""
+    from zb_hdf5.files.publishing import require_present  # numpy, which help does not need
+
     # of a kind, files of any name are taken, and of a folder those with its suffixes; of none, all by their suffixes
     kinds = list(FILE_KINDS.values()) if kind is None else [FILE_KINDS[kind]]
     suffixes = tuple(suffix for each in kinds for suffix in each.suffixes)
     files: list[Path] = []
     for path in map(Path, paths):
+        require_present(path)
         inside = sorted(each for each in path.rglob("*") if not each.is_dir()) if path.is_dir() else [path]
         found = [file for file in inside if file.name.endswith(suffixes)] if path.is_dir() or kind is None else inside
         others = [
@@ -308,12 +317,30 @@ def open_documents(
     for path, count in Counter(file.resolve() for file in files).items():
         if count > 1:
             raise ConvertError(f"{path}: is named {count} times; its documents would be stored as often: name it once")
-    return [
+    opened = [
         next(each for each in kinds if kind or file.name.endswith(each.suffixes))(
             file, column, id_column, metadata_columns
         )
         for file in files
     ]
+    _require_text_key(opened)
+    return opened
+
+
+def _require_text_key(files: Sequence[DocumentFile]) -> None:
+    """Raise `ConvertError` if no first line of files of JSON lines has the key of the text; it names the others."""
+    keys: dict[str, None] = {}
+    for file in files:
+        if not isinstance(file, JsonLinesFile):
+            return
+        for found in file.first_keys():
+            if file.column in found:
+                return
+            keys |= dict.fromkeys(found)
+    if keys:
+        first, count = files[0], counted(len(files), "file")
+        facts = f"{first.path}: no documents in {count} (no key {first.column!r} in the first lines)"
+        raise ConvertError(facts, remedy=Remedy.TEXT_COLUMN, at=", ".join([*keys][:KEYS_SHOWN]))
 
 
 def unknown_columns(files: Sequence[DocumentFile]) -> list[str]:
@@ -321,10 +348,8 @@ def unknown_columns(files: Sequence[DocumentFile]) -> list[str]:
     columns, keys = set[str](), set[str]()
     for jsonl in (file for file in files if isinstance(file, JsonLinesFile) and file.metadata_columns):
         columns |= {*jsonl.metadata_columns}
-        with jsonl._open() as lines:
-            for line in islice(lines, SAMPLE_LINES):
-                with suppress(ValueError, RecursionError, AttributeError):  # no JSON, or no object
-                    keys |= json.loads(line).keys()
+        for found in jsonl.first_keys():
+            keys |= found
     return sorted(columns - keys) if keys else []
 
 
@@ -367,6 +392,15 @@ def _column_values(column: Any, where: str) -> list[Any]:
         return [value(scalar) for scalar in column]
     except ValueError as error:  # times in nanoseconds without pandas
         raise ConvertError(f"{where}: {error}; or name another column") from error
+
+
+@contextmanager
+def _gzip_errors(path: Path) -> Iterator[None]:
+    """Name the file in the errors of a damaged gzip stream."""
+    try:
+        yield
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise FormatError(f"{path}: damaged or cut off: {error}") from error
 
 
 @contextmanager

@@ -177,10 +177,8 @@ class TiktokenTokenizer(Tokenizer):
 
     kind = "tiktoken"
 
-    def __init__(self, spec: str, name_or_file: str) -> None:
-        path = Path(name_or_file)
-        self.spec, self.name = spec, path.name
-        encoding = self._encoding = _encoding_of_file(path) if path.is_file() else _encoding_of_name(name_or_file)
+    def __init__(self, spec: str, name: str, encoding: Any) -> None:
+        self.spec, self.name, self._encoding = spec, name, encoding
         self.vocab_size = encoding.n_vocab
         self._ids = frozenset(encoding._mergeable_ranks.values()) | frozenset(encoding._special_tokens.values())
         self.special_tokens = {text: encoding.encode_single_token(text) for text in encoding.special_tokens_set}
@@ -195,6 +193,18 @@ class TiktokenTokenizer(Tokenizer):
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._encoding.decode(ids, errors="replace"))
+
+
+class EncodingTokenizer(TiktokenTokenizer):
+    """A `tiktoken.Encoding` that a program has made itself; pickled with it."""
+
+    def __init__(self, encoding: Any) -> None:
+        if not isinstance(encoding, require_package("tiktoken", "text").Encoding):
+            raise ArgumentError(f"tokenizer: expected a name, or a tiktoken.Encoding, found {encoding!r:.80}")
+        super().__init__(f"tiktoken:{encoding.name}", encoding.name, encoding)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return EncodingTokenizer, (self._encoding,)
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -261,7 +271,9 @@ def load_tokenizer(spec: str) -> Tokenizer:
     if kind not in (TiktokenTokenizer.kind, HuggingFaceTokenizer.kind) and spec.endswith((".json", ".tiktoken")):
         kind, where = HuggingFaceTokenizer.kind if spec.endswith(".json") else TiktokenTokenizer.kind, spec
     if kind == TiktokenTokenizer.kind and where and not where.endswith(".json"):
-        return TiktokenTokenizer(spec, where)
+        path = Path(where)
+        encoding = _encoding_of_file(path) if path.is_file() else _encoding_of_name(where)
+        return TiktokenTokenizer(spec, path.name, encoding)
     if kind == HuggingFaceTokenizer.kind and where:
         return HuggingFaceTokenizer(spec, where)
     raise ArgumentError(

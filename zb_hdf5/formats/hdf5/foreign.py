@@ -42,7 +42,8 @@ def to_choose(h5: h5py.File, problem: str) -> FormatError:
     """Return the error of a file whose dataset of tokens has to be named, with those that it has."""
     found = integer_datasets(h5)
     if not found:
-        return FormatError(f"{problem}; it has no integer dataset of one to three axes", remedy=Remedy.CONVERT)
+        facts = f"{problem}; it has no integer dataset of one to three axes"
+        return FormatError(facts, remedy=Remedy.CONVERT, at=h5.filename)
     named = [f"{name} {stored.shape} {stored.dtype}" for name, stored in found.items()]
     more = f" and {len(named) - DATASETS_SHOWN:,} more" if len(named) > DATASETS_SHOWN else ""
     return FormatError(problem, remedy=Remedy.DATASET, at=", ".join(named[:DATASETS_SHOWN]) + more)

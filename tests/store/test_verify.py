@@ -124,6 +124,22 @@ def value_at(content, keys):
     return content
 
 
+def test_a_shard_without_its_crc32_file_is_not_verified_for_no_reader_opens_it(tmp_path):
+    store = records(tmp_path, "batch")
+    shard = sorted(store.glob("*.batch"))[0]
+    shard.with_name(f"{shard.name}.crc32").unlink()
+    with pytest.raises(errors.ChecksumError), Loader(store, rank=0, world_size=1) as loader:
+        list(loader)
+    assert outcome(store) == {"verified", "unverified"}
+    result = run(zb, "verify", store)
+    assert result.exit_code == 6
+    assert f"{shard.name}.crc32 is missing" in result.stdout + result.stderr
+    succeed(zb, "index", "crc32", shard)
+    assert outcome(store) == {"verified"}
+    with Loader(store, rank=0, world_size=1) as loader:
+        assert len(list(loader)) > 0
+
+
 @pytest.mark.parametrize(("kind", "section"), [("text", "pieces"), ("fields", "fields"), ("streams", "documents")])
 def test_an_index_without_a_section_that_its_shards_have_is_not_verified(kind, section, tmp_path):
     store = KINDS[kind](tmp_path)

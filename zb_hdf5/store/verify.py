@@ -43,7 +43,7 @@ class ShardReport:
     checks
         The digests that agreed: "crc32", "sha256", "index", "documents", "pieces".
     missing
-        The digest that is missing, and the way to get it; empty if the tokens were compared.
+        The digest that is missing, and the way to get it; empty if the tokens were compared, and readers can do so.
     problem
         The first thing that is wrong, or None.
     """
@@ -266,7 +266,7 @@ def _verify_file(
                 check_beside(reader, report)
             else:
                 _check_entry(index, entry, table, reader, report)
-            if not report.checks:
+            if not report.checks or _lacks_rows(entry, report):
                 report.missing = reader.missing_digests()
             report.checks += [f"field {name}" for name in report.fields]
             if not reader.complete:
@@ -275,6 +275,11 @@ def _verify_file(
                     f"{path}: its writer has not finished: {counted} are committed", remedy=Remedy.REPAIR, at=path
                 )
     return report
+
+
+def _lacks_rows(entry: ShardEntry | None, report: ShardReport) -> bool:
+    """Return whether a shard has lost the crc32 rows by which the index proves it: no reader opens it."""
+    return entry is not None and entry.crc32 != NOT_KNOWN and "crc32" not in report.checks
 
 
 def _check_entry(

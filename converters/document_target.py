@@ -228,6 +228,7 @@ class TokensPlan:
             folder.path, index.meta, list(index.shards), counts, time.monotonic() - start_s, max_token=index.max_token,
             lacks_vocab_size=source.dtype == np.uint32 and not source.vocab_size and conversion.dtype in (None, "auto"),
             kept=journal.kept, documents_kept=sum(done.counts.tokens_in for done in kept.values()),
+            encoder=source.encoder,
         )  # fmt: skip
 
 
@@ -304,7 +305,7 @@ def _write_rows(plan: TokensPlan, destination: Path, staging: Path, conversion: 
         except BaseException as error:
             error.add_note(f"the tokens are kept in {folder.partial_path}: {how_to_go_on(bool(conversion.overwrite))}")
             raise
-    return replace(report, packing=packing, documents_kept=made.documents_kept)
+    return replace(report, packing=packing, documents_kept=made.documents_kept, encoder=made.encoder)
 
 
 def tokens_plan(source: DocumentSource, conversion: Conversion) -> TokensPlan:

@@ -9,6 +9,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -62,7 +63,8 @@ class DocumentSource(Protocol):
     """Documents to convert, in order. Picklable: other processes read their groups themselves.
 
     `description` is for the `source` entry of `shards.json`, `identity` JSON of all that decides the tokens but the
-    bytes of `paths`. `boundary_token_id` is None where no token ends a document.
+    bytes of `paths`. `boundary_token_id` is None where no token ends a document. `encoder` names the file that makes
+    the tokens of text, where it is not the tokenizer itself.
     """
 
     paths: list[Path]
@@ -70,6 +72,7 @@ class DocumentSource(Protocol):
     dtype: np.dtype[Any]
     vocab_size: int
     tokenizer: str
+    encoder: str = ""
     boundary_token_id: int | None
     has_ids: bool
     description: dict[str, Any]
@@ -197,6 +200,12 @@ class Recipe:
         return tokens, lengths, cut
 
 
+@lru_cache(1)
+def _loaded(spec: str, digest: str) -> Tokenizer:
+    """Return the tokenizer of a conversion: a process loads it once, and not for each of many small files."""
+    return load_tokenizer(spec)
+
+
 class TextSource(DocumentSource):
     """Files of text, tokenized by a recipe. See `DocumentSource`."""
 
@@ -212,6 +221,7 @@ class TextSource(DocumentSource):
         self.vocab_size = tokenizer.vocab_size
         self.dtype = stored_dtype("uint16" if self.vocab_size <= 2**16 else "uint32")
         self.tokenizer, self.boundary_token_id = json.dumps(tokenizer.description), recipe.boundary_token_id
+        self._digest, self.encoder = tokenizer.digest, tokenizer.encoder if tokenizer.encoder != tokenizer.name else ""
         self.has_ids = bool(files[0].id_column)
         self.description = {
             "format": kind,
@@ -226,7 +236,7 @@ class TextSource(DocumentSource):
         }
 
     def read(self, group: Group, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
-        tokenizer, file, read = load_tokenizer(self._recipe.tokenizer), self._files[group.file_number], 0
+        tokenizer, file, read = _loaded(self._recipe.tokenizer, self._digest), self._files[group.file_number], 0
         for block in file.row_group(group.number):
             read += sum(map(len, block.texts))
             chosen = block if choose is None else block.only(choose(len(block.texts)).tolist())

@@ -44,6 +44,8 @@ class Report:
         The way in which documents became rows; "": they were kept as they are, or there were none.
     documents_kept
         The tokens of documents that were not made again.
+    encoder
+        The file that encoded the text in place of the tokenizer, whose digest it has; "": the tokenizer itself.
     lacks_vocab_size
         Whether a vocabulary size of at most 65,536 would have stored uint16 instead of uint32.
     """
@@ -60,6 +62,7 @@ class Report:
     left_behind: str = ""
     packing: str = ""
     documents_kept: int = 0
+    encoder: str = ""
     lacks_vocab_size: bool = False
 
     @property
@@ -131,6 +134,7 @@ class Report:
             "seconds": round(self.seconds, 3),
             "tokens_per_second": self.tokens_per_second and round(self.tokens_per_second),
             **(documents if counts.documents else {}),
+            **({"encoder": self.encoder} if self.encoder else {}),
             **({"packing": self.packing, "batches_of_split": self.batches_of_split} if self.packing else {}),
         }  # fmt: skip
 
@@ -155,6 +159,7 @@ class Report:
             ("tokens", tokens),
             *([("padding", padding)] if counts.padded and self.part == WHOLE else []),
             *([("documents", self._documents())] if counts.documents else []),
+            *([("encoder", f"{self.encoder}, which has the digest of the tokenizer")] if self.encoder else []),
             *([("shuffle", self.shuffle)] if self.tokens_written and not counts.documents else []),
             ("sha256", self.sha256),
             *[("note", note) for note in (self._extension(), self.left_behind, self._smaller()) if note],

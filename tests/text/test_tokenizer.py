@@ -3,11 +3,12 @@
 import base64
 import json
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from commandline import run_zb, succeed
+from commandline import report_of, run_zb, succeed
 from hypothesis import example, given
 from hypothesis import strategies as st
 from processes import python
@@ -50,8 +51,15 @@ def other(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["byte", "tiktoken", "hf"])
 def tokenizer(request, trained):
-    specs = {"byte": "byte", "tiktoken": f"tiktoken:{trained.ranks_path}", "hf": f"hf:{trained.path}"}
+    specs = {"byte": "byte", "tiktoken": f"tiktoken:{trained.ranks_path}", "hf": f"hf:{alone(trained)}"}
     return load_tokenizer(specs[request.param])
+
+
+def alone(trained):
+    """Return the path of a copy of the JSON without the ranks beside it, which would encode in its place."""
+    folder = trained.path.parent / "alone"
+    folder.mkdir(exist_ok=True)
+    return shutil.copy(trained.path, folder)
 
 
 def test_training_reports_held_out_text_and_gives_ranks_that_can_be_decoded(trained):
@@ -74,7 +82,8 @@ def digest_of(content, folder):
 @example(TEXTS)
 @example(["\x85\u2028\u2029\x1c\x1d \u3000", "ſ'ſ 'S 'ſt", "²³ Ⅷ १२३ ٣٤٥", "\u200b\u180e x", "a\u0301\u0302", "ŉǅ"])
 def test_tiktoken_and_hugging_face_agree(trained, texts):
-    fast, slow = (load_tokenizer(spec) for spec in (f"tiktoken:{trained.ranks_path}", f"hf:{trained.path}"))
+    fast, slow = (load_tokenizer(spec) for spec in (f"tiktoken:{trained.ranks_path}", f"hf:{alone(trained)}"))
+    assert slow.encoder == "tok.json"
     for a, b in zip(fast.encode(texts), slow.encode(texts), strict=True):
         assert a.tolist() == b.tolist()
     assert fast.special_tokens == slow.special_tokens == {"<|endoftext|>": 999}
@@ -221,6 +230,35 @@ def test_both_names_open_a_store_and_text_and_their_states_move(trained, other, 
         assert loader.get_batch().tolist() == expected
     with TextLoader(tmp_path, tokenizer="byte", **how) as loader, pytest.raises(StateError, match="has tokenizer"):
         loader.load_state_dict(state)
+
+
+def test_ranks_beside_a_json_encode_in_its_place_only_if_both_have_one_digest(trained, other, tmp_path):
+    texts = [path.read_text(encoding="utf-8") + "<|endoftext|>" for path in sorted(STDLIB.glob("*.py"))[60:70]]
+    fast, slow = load_tokenizer(f"hf:{trained.path}"), load_tokenizer(f"hf:{alone(trained)}")
+    assert (fast.encoder, slow.encoder) == ("tok.tiktoken", "tok.json")
+    assert fast.description == slow.description
+    assert fast.special_tokens == slow.special_tokens
+    for found, expected in zip(fast.encode(texts, 2), slow.encode(texts, 2), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    ids = fast.encode(texts[0])
+    assert fast.decode(ids) == slow.decode(ids) == texts[0]
+    path = shutil.copy(trained.path, tmp_path)
+    for ranks in (other.ranks_path.read_bytes(), b"", trained.ranks_path.read_bytes()[:-9], b"!! 3"):
+        (tmp_path / "tok.tiktoken").write_bytes(ranks)
+        again = load_tokenizer(f"hf:{path}")
+        assert (again.encoder, again.digest) == ("tok.json", slow.digest)
+        np.testing.assert_array_equal(again.encode(texts[0]), ids)
+
+
+def test_the_report_names_the_file_that_encodes_and_the_store_its_tokenizer(trained, tmp_path):
+    (tmp_path / "a.txt").write_text("some text " * 99)
+    for name, path, encoder in (("fast", trained.path, "tok.tiktoken"), ("slow", alone(trained), None)):
+        shape = ("--batch-size", 2, "--seq-len", 16, "--packing", "concat", "--tokenizer", path)
+        report = report_of(convert, "text-to-hdf5", tmp_path / "a.txt", tmp_path / name, *shape)
+        assert report.get("encoder") == encoder
+    [fast, slow] = [sorted((tmp_path / name).glob("*.h5")) for name in ("fast", "slow")]
+    assert [path.read_bytes() for path in fast] == [path.read_bytes() for path in slow]
+    assert (tmp_path / "fast/shards.json").read_bytes() == (tmp_path / "slow/shards.json").read_bytes()
 
 
 @pytest.mark.parametrize("change", ["merges", "dropout", "matched", "byte", "special", "normalizer"])

@@ -55,6 +55,9 @@ class Tokenizer(ABC):
         same one as `hf:tok.json` and as `tiktoken:tok.tiktoken`.
     special_tokens
         Text -> id of the tokens that no text is turned into.
+    encoder
+        The name of the file that encodes: of `hf:tok.json` the `tok.tiktoken` of the same folder if both have one
+        digest, and so give the same ids to every text, for it is faster.
     """
 
     kind: ClassVar[str]
@@ -63,6 +66,10 @@ class Tokenizer(ABC):
     vocab_size: int
     digest: str
     special_tokens: dict[str, int]
+
+    @property
+    def encoder(self) -> str:
+        return self.name
 
     @property
     def boundary_token_id(self) -> int | None:
@@ -182,11 +189,10 @@ class TiktokenTokenizer(Tokenizer):
         self.vocab_size = encoding.n_vocab
         self._ids = frozenset(encoding._mergeable_ranks.values()) | frozenset(encoding._special_tokens.values())
         self.special_tokens = {text: encoding.encode_single_token(text) for text in encoding.special_tokens_set}
-        self.digest = _byte_pair_digest(encoding._pat_str, self.special_tokens, encoding._mergeable_ranks)
+        self.digest = _digest_of(encoding)
 
     def _encode(self, texts: list[str]) -> list[TokenIds]:
-        # to a buffer, not to a list of Python integers: threads would wait for each other to build those
-        return [self._encoding.encode_to_numpy(text, disallowed_special=()) for text in texts]
+        return _encoded_by_ranks(self._encoding, texts)
 
     def _has_id(self, token: int) -> bool:
         return token in self._ids
@@ -232,9 +238,17 @@ class HuggingFaceTokenizer(Tokenizer):
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_tokens = {token.content: number for number, token in added.items() if token.special}
         own = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-        self.digest = _digest_as_ranks(content) or own
+        as_ranks = _digest_as_ranks(content)
+        self.digest, self._ranks = as_ranks or own, Path(file).with_suffix(".tiktoken")
+        self._encoding = None if as_ranks is None else _encoding_with_digest(self._ranks, as_ranks)
+
+    @property
+    def encoder(self) -> str:
+        return self.name if self._encoding is None else self._ranks.name
 
     def _encode(self, texts: list[str]) -> list[TokenIds]:
+        if self._encoding is not None:
+            return _encoded_by_ranks(self._encoding, texts)
         # one text a call: the library's pool then never runs more of them than we have threads
         encode = self._tokenizer.encode_batch_fast
         return [np.array(encode([text], add_special_tokens=False)[0].ids, np.uint32) for text in texts]
@@ -342,6 +356,22 @@ def _encoding_of_file(path: Path) -> Any:
         raise FormatError(f"{path}: not a file of ranks that goes with {sidecar.name}: {error}") from error
 
 
+def _encoding_with_digest(path: Path, digest: str) -> Any | None:
+    """Return the encoding of a file of ranks; None if it is not there, cannot be read, or is another tokenizer."""
+    if not path.is_file():
+        return None
+    try:
+        encoding = _encoding_of_file(path)
+    except (ZbError, OSError):  # nobody has asked for this file
+        return None
+    return encoding if _digest_of(encoding) == digest else None
+
+
+def _encoded_by_ranks(encoding: Any, texts: list[str]) -> list[TokenIds]:
+    # to a buffer, not to a list of Python integers: threads would wait for each other to build those
+    return [encoding.encode_to_numpy(text, disallowed_special=()) for text in texts]
+
+
 def _read_tokenizer_json(path: Path) -> dict[str, Any]:
     """Return a `tokenizer.json` without its truncation and padding: neither changes the ids of a text."""
     try:
@@ -371,6 +401,10 @@ def _byte_pair_digest(pattern: str, special_tokens: Mapping[str, int], ranks: Ma
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
         sha256.update(base64.b64encode(token) + b" %d\n" % rank)
     return sha256.hexdigest()
+
+
+def _digest_of(encoding: Any) -> str:
+    return _byte_pair_digest(encoding._pat_str, encoding._special_tokens, encoding._mergeable_ranks)
 
 
 def _digest_as_ranks(content: dict[str, Any]) -> str | None:

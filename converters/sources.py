@@ -134,7 +134,7 @@ def sources() -> dict[str, SourceKind]:
 
 def _store(row: FileFormat) -> SourceKind:
     noun, example = row.as_source or ("", "")
-    rich = {} if row.tokens_only else {"dataset": NONE, "axes": NONE, "tokens_only": NONE}
+    rich = {} if row.tokens_only else {"dataset": Unset("the only one of integers"), "axes": NONE, "tokens_only": NONE}
     return SourceKind(
         noun, f"{example} {{target}}", "zb_hdf5.converters.store_source:open_stores",
         tuple(name for name, each in FORMATS.items() if each.as_target),

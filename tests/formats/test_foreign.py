@@ -312,8 +312,7 @@ def test_of_several_integer_datasets_the_option_and_all_of_them_are_named(tmp_pa
 def test_a_dataset_of_a_wrong_name_is_no_other_one(lone):
     path, _, _ = lone
     for command in ("info", "show", "verify", "doctor"):
-        output = run_zb(command, path, "--dataset", "nothing").output
-        assert "expected a dataset 'nothing'" in output
+        assert "expected a dataset 'nothing'" in one_error(run_zb(command, path, "--dataset", "nothing"), 1)
 
 
 def test_repair_and_rebuild_leave_files_of_other_programs_alone(lone):
@@ -335,6 +334,7 @@ def test_axes_are_taken_by_every_command_that_takes_a_dataset(tmp_path):
     ):  # fmt: skip
         assert "entry 1 holds only 0 and 1" in one_error(run_zb(*command), 1)
         assert run_zb(*command, "--axes", AXES).exit_code == 0
+    assert "entry 1 holds only 0 and 1" in one_error(run_zb("verify", path), 1)  # it is no damage
     assert report_of_zb("verify", path, "--axes", AXES, code=6)["files"][0]["missing"] == f"data: {MISSING}"
     for command in ("info", "show", "verify", "doctor"):
         is_stream = written(tmp_path / "stream.h5", np.arange(100))

@@ -364,7 +364,8 @@ def verify(path: Path, workers: int | None, choice: Choice) -> Output:
                 **choice,
             )  # fmt: skip
     except FormatError as error:  # of the index: there is no shard to report on
-        if error.remedy is Remedy.CONVERT:  # neither a store nor a part of one
+        # neither a store nor a part of one, or a dataset of another program that is another one
+        if error.remedy in (Remedy.CONVERT, Remedy.AXES, Remedy.DATASET):
             raise
         reports = [ShardReport(str(path), problem=error)]
     return verdict(path, reports)

@@ -713,10 +713,11 @@ def _no_index(folder: Path) -> FormatError:
         return _no_index_in_a_bucket(folder)
     if not folder.is_dir():
         return FormatError(f"{folder}: no {INDEX_NAME}: there is no such folder")
-    names = os.listdir(folder)
-    if any(name.startswith(SHARD_PREFIX) for name in names):
+    with os.scandir(folder) as entries:
+        is_folder = {entry.name: entry.is_dir() for entry in entries}
+    if any(name.startswith(SHARD_PREFIX) for name in is_folder):
         return _lost_index(folder)
-    facts = f"{folder}: no {INDEX_NAME} and no shards: not a store, but {_content(folder, names)}"
+    facts = f"{folder}: no {INDEX_NAME} and no shards: not a store, but {_content(folder, is_folder)}"
     return FormatError(facts, remedy=Remedy.CONVERT, at=folder)
 
 
@@ -736,13 +737,14 @@ def _no_index_in_a_bucket(folder: Path) -> FormatError:
     return FormatError(f"{folder}: no {INDEX_NAME} and no shards: not a store, but {_listed(names)}")
 
 
-def _content(folder: Path, names: list[str]) -> str:
-    """Describe a folder that is no store: by the stores in it, or by its files."""
-    if not names:
+def _content(folder: Path, is_folder: Mapping[str, bool]) -> str:
+    """Describe a folder that is no store by the stores in it, or by its files; `is_folder` is by name."""
+    if not is_folder:
         return "an empty folder"
-    if stores := sorted(name for name in names if (folder / name / INDEX_NAME).exists()):
+    stores = sorted(name for name, inner in is_folder.items() if inner and (folder / name / INDEX_NAME).exists())
+    if stores:
         return f"a folder with the store{'s' if len(stores) > 1 else ''} {_listed(stores)}"
-    kinds = Counter("folder" if (folder / name).is_dir() else f"{Path(name).suffix} file".strip() for name in names)
+    kinds = Counter("folder" if inner else f"{Path(name).suffix} file".strip() for name, inner in is_folder.items())
     return f"a folder with {_listed([counted(count, kind) for kind, count in sorted(kinds.items())])}"
 
 

@@ -137,12 +137,17 @@ def _table_path(entry: ShardEntry) -> str:
 
 
 @contextmanager
-def _recorded(report: ShardReport, *, is_lone: bool = False) -> Iterator[None]:
-    """Keep an error as the problem of a file. A lone file of others is one without digests, or no file of ours."""
+def _recorded(report: ShardReport, *, is_lone: bool = False, is_named: bool = False) -> Iterator[None]:
+    """Keep an error as the problem of a file.
+
+    A lone file of others is one without digests, or no file of ours; its dataset may be named, and be another one.
+    """
     try:
         yield
     except ZbError as error:
-        if is_lone and error.remedy is Remedy.CONVERT:
+        if is_lone and error.remedy in (Remedy.CONVERT, Remedy.AXES):
+            raise
+        if is_named and error.remedy is Remedy.DATASET:
             raise
         if is_lone and error.remedy is Remedy.DATASET:
             report.missing = f"no digest is stored: {error.facts}"
@@ -248,7 +253,7 @@ def _verify_file(
     path: Path, entry: ShardEntry | None, table: DocumentPart | None,
 ) -> ShardReport:  # fmt: skip
     report = ShardReport(str(path))
-    with _recorded(report, is_lone=entry is None):
+    with _recorded(report, is_lone=entry is None, is_named=choice["dataset"] is not None):
         row = format_of(path)
         report.backend = row.name
         if not row.holds_batches:

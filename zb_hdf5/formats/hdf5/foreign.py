@@ -38,15 +38,15 @@ def integer_datasets(h5: h5py.File) -> dict[str, h5py.Dataset]:
     return dict(sorted(found.items()))
 
 
-def to_choose(h5: h5py.File, problem: str) -> FormatError:
+def to_choose(h5: h5py.File, path: Path, problem: str) -> FormatError:
     """Return the error of a file whose dataset of tokens has to be named, with those that it has."""
     found = integer_datasets(h5)
     if not found:
-        facts = f"{problem}; it has no integer dataset of one to three axes"
-        return FormatError(facts, remedy=Remedy.CONVERT, at=h5.filename)
+        facts = f"{path}: {problem}; it has no integer dataset of one to three axes"
+        return FormatError(facts, remedy=Remedy.CONVERT, at=path)
     named = [f"{name} {stored.shape} {stored.dtype}" for name, stored in found.items()]
     more = f" and {len(named) - DATASETS_SHOWN:,} more" if len(named) > DATASETS_SHOWN else ""
-    return FormatError(problem, remedy=Remedy.DATASET, at=", ".join(named[:DATASETS_SHOWN]) + more)
+    return FormatError(f"{path}: {problem}", remedy=Remedy.DATASET, at=", ".join(named[:DATASETS_SHOWN]) + more)
 
 
 def no_such_axes(path: Path, axes: str) -> ArgumentError:

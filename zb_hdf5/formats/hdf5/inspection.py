@@ -344,7 +344,7 @@ def token_dataset(h5: h5py.File, path: Path, layout: str) -> h5py.Dataset:
     if found != (expected := STREAM_FORMAT if is_stream else HDF5_FORMAT):
         if _is_ours(h5):
             raise FormatError(f"{path}: expected root attribute format={expected!r}, found {found!r}")
-        raise to_choose(h5, f"{path}: is an HDF5 file of another program")
+        raise to_choose(h5, path, "is an HDF5 file of another program")
     require_version(h5, HDF5_VERSION, path)
     name, axes = TOKEN_COLUMNS[layout], 1 if is_stream else 3
     stored = own_dataset(h5, path, name)
@@ -426,7 +426,7 @@ def _foreign_column(h5: h5py.File, path: Path, dataset: str) -> Column:
     """Return a column of integers: a unit is one batch of three axes, one record of two, 65,536 tokens of one."""
     stored = own_dataset(h5, path, dataset)
     if stored is None or stored.ndim not in (1, 2, 3):
-        raise to_choose(h5, f"{path}: expected a dataset {dataset!r} of one, two or three axes, found {stored!r}")
+        raise to_choose(h5, path, f"expected a dataset {dataset!r} of one, two or three axes, found {stored!r}")
     if stored.dtype.kind not in "iu":
         raise FormatError(f"{path}: {dataset}: expected integers, found {stored.dtype}")
     dtype: np.dtype[Any] = stored.dtype if stored.dtype in CODE_BY_DTYPE else DTYPE_BY_NAME["uint32"]

@@ -6,7 +6,6 @@ its chunk index; from here on both are the same.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import math
@@ -205,12 +204,6 @@ NETWORK_FILE_SYSTEMS: Final[dict[int | None, str]] = {
 }  # fmt: skip
 
 
-def close_reading(fd: int) -> None:
-    """Close a descriptor that was only read: an error of a file system that is gone loses nothing."""
-    with contextlib.suppress(OSError):
-        os.close(fd)
-
-
 class LocalFile:
     """One immutable file of this machine, or a small object, which is fetched into a temporary file without a name."""
 
@@ -309,11 +302,15 @@ class LocalFile:
         self._maps = False
         self.__del__()
 
-    def __del__(self, close: Callable[[int], None] = close_reading) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         """Close the descriptor. A finalizer would take 300 bytes of each of perhaps 50,000 open files."""
+        # also when the interpreter ends, and no module has its names any more: `close` is bound
         fd, self.fd = self.fd, -1
         if fd >= 0:
-            close(fd)
+            try:
+                close(fd)
+            except OSError:  # of a file system that is gone: it was only read
+                pass
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LocalFile, (self.path, self.identity, self.access)

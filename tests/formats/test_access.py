@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from contract import random_tokens, read_records
 from descriptors import is_mapped
+from source_tokens import ALL, make_stream
 
-from zb_hdf5 import ArgumentError, Loader, MmapTokenStore, open_reader
+from zb_hdf5 import ArgumentError, Loader, MmapTokenStore, convert, open_reader
 from zb_hdf5.files.ranges import network_file_system
+from zb_hdf5.store.rebuild import index_files
 
 SHAPE = (32, 64)
 BACKENDS = (("batch",), ("hdf5",), ("batch", "hdf5"))
@@ -146,3 +148,53 @@ def test_threads_that_map_at_once_share_one_private_mapping(tmp_path, write_file
             found[0][0, 0] = -7
             assert [int(batch[0, 0]) for batch in found] == [-7] * 4, "what one writes, all see"
             del found[:]
+
+
+LENGTHS = [5, 17, 3, 8, 40, 1, 1, 22, 9, 30]
+KINDS_WITH_DOCUMENTS = ("store", "lone", "stream", "stream store", "compressed")
+
+
+@pytest.fixture(scope="module")
+def with_documents(tmp_path_factory):
+    """Return a folder with batches and streams that have documents, fields and spans, by their kinds."""
+    folder = tmp_path_factory.mktemp("documents")
+    stream, streams = make_stream(folder / "stream.h5", LENGTHS), folder / "streams"
+    streams.mkdir()
+    index_files([make_stream(streams / f"shard-{number:05}.h5", LENGTHS) for number in range(2)]).save(streams)
+    size = {"batch_size": 3, "seq_len": 8, "pad_id": 0, "workers": 1, "shuffle": False, "packing": "concat"}
+    convert(stream, "hdf5", folder / "store", num_shards=2, **size)
+    convert(stream, "hdf5", folder / "compressed", codec="gzip", **size)
+    convert(stream, "hdf5", folder / "lone.h5", **size)
+    return {
+        "store": folder / "store", "lone": folder / "lone.h5", "stream": stream, "stream store": streams,
+        "compressed": folder / "compressed",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS_WITH_DOCUMENTS)
+def test_pread_maps_neither_tokens_nor_documents(kind, with_documents):
+    path = with_documents[kind]
+
+    def mapped():
+        return {
+            line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if str(path.parent) in line
+        }
+
+    def steps_of(access):
+        how = {"batch_size": 3, "seq_len": 8, "rank": 0, "world_size": 1, "targets": True, "fields": ("number",)}
+        with Loader(path, access=access, shuffle="records", documents=ALL, spans=True, **how) as loader:
+            steps = list(loader)
+            documents = loader.reader.documents
+            facts = [documents.document(number) for number in range(len(documents))]
+            assert documents.token_count == int(documents.offsets[-1])
+            return steps, facts, mapped()
+
+    steps, facts, files = steps_of("pread")
+    assert not files
+    expected, known, _ = steps_of("auto")
+    assert facts == known
+    for found, step in zip(steps, expected, strict=True):
+        assert found["spans"] == step["spans"]
+        for name in ("tokens", "targets", "cu_seqlens", "documents", "span_index", "number"):
+            np.testing.assert_array_equal(found[name], step[name])
+    assert steps_of("auto")[2] or kind == "compressed"

@@ -97,13 +97,14 @@ class DocumentFile:
     """
 
     def __init__(
-        self, path: Path, part: DocumentPart | None = None, verify: str = "auto", offsets: TableFile | None = None
-    ) -> None:
+        self, path: Path, part: DocumentPart | None = None, verify: str = "auto", offsets: TableFile | None = None,
+        access: str = "auto",
+    ) -> None:  # fmt: skip
         self.path = path
         if offsets is None:
             from zb_hdf5.documents.table_file import TableFile
 
-            offsets = TableFile(path, DOCUMENTS, part.sha256 if part else "", verify)
+            offsets = TableFile(path, DOCUMENTS, part.sha256 if part else "", verify, access)
         self._table = offsets
         self.count = self._table.num_rows("offsets") - 1
         if self.count < 0 or (part and self.count != part.document_count):
@@ -278,16 +279,17 @@ class DocumentTable:
         parts: Sequence[DocumentPart],
         verify: str = "auto",
         open_offsets: Callable[[int], TableFile] | None = None,
+        access: str = "auto",
     ) -> None:
-        self._folder, self.parts, self._verify = any_path(folder), tuple(parts), verify
+        self._folder, self.parts, self._verify, self._access = any_path(folder), tuple(parts), verify, access
         self._open_offsets = open_offsets
         self._first_tokens = np.array([part.first_token for part in self.parts], np.uint64)
         self._first_documents = np.array([part.first_document for part in self.parts], np.int64)
-        self._files: OpenFiles[DocumentFile] = OpenFiles("auto", far=isinstance(self._folder, RemotePath))
+        self._files: OpenFiles[DocumentFile] = OpenFiles(access, far=isinstance(self._folder, RemotePath))
 
     @classmethod
     def of_file(
-        cls, path: Path, tokens_sha256: str | None = None, verify: str = "auto", sha256: str = ""
+        cls, path: Path, tokens_sha256: str | None = None, verify: str = "auto", sha256: str = "", access: str = "auto"
     ) -> Self | None:
         """Return the table of a lone file or a stream, which has this `sha256` of it; None: there is none.
 
@@ -300,7 +302,7 @@ class DocumentTable:
                     "restore it, or convert again"
                 )
             return None
-        file = DocumentFile(documents_path(path), verify=verify)
+        file = DocumentFile(documents_path(path), verify=verify, access=access)
         known = file.tokens_sha256
         if (tokens_sha256 and known != tokens_sha256) or sha256 not in ("", file.part().sha256):
             file.close()
@@ -308,7 +310,7 @@ class DocumentTable:
                 f"{documents_path(path)}: belongs to another file: expected sha256 of the tokens {tokens_sha256}, "
                 f"found {known or 'none'}; restore it"
             )
-        table = cls(path.parent, [file.part()], verify)
+        table = cls(path.parent, [file.part()], verify, access=access)
         table._files.open(0, lambda number: file)
         return table
 
@@ -420,7 +422,7 @@ class DocumentTable:
     def _open(self, index: int) -> DocumentFile:
         part = self.parts[index]
         offsets = self._open_offsets(index) if self._open_offsets and not part.sha256 else None
-        return DocumentFile(self._folder / part.path, part, self._verify, offsets)
+        return DocumentFile(self._folder / part.path, part, self._verify, offsets, self._access)
 
     def open_files(self) -> Iterator[DocumentFile]:
         """Open the files one after the other; the caller closes each of them."""
@@ -431,10 +433,14 @@ class DocumentTable:
 
 
 class RecordDocuments(ABC):
-    """The documents of the records of a reader, from files that are opened by their numbers. Thread-safe, picklable."""
+    """The documents of the records of a reader, from files that are opened by their numbers. Thread-safe, picklable.
 
-    def __init__(self, path: Path) -> None:
-        self._files: OpenFiles[Any] = OpenFiles("auto", far=isinstance(path, RemotePath))
+    `access` is that of the reader: with "pread" nothing is mapped.
+    """
+
+    def __init__(self, path: Path, access: str) -> None:
+        self._access = access
+        self._files: OpenFiles[Any] = OpenFiles(access, far=isinstance(path, RemotePath))
         self._table: DocumentTable | None = None
 
     @property

@@ -85,10 +85,12 @@ class TableFile:
     Each block of 64 KiB is compared with its crc32 when it is first touched, unless `verify` is "none", and each range
     of a large object at every read. `sha256` is the expected digest, "" where it is not known. Usable after fork,
     picklable: a copy opens the file by its path, and refuses another one. A view must not be touched after another
-    process has cut the file in place: that is a bus error.
+    process has cut the file in place: that is a bus error. With `access="pread"` nothing is mapped.
     """
 
-    def __init__(self, path: str | os.PathLike[str], kind: str, sha256: str = "", verify: str = "auto") -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], kind: str, sha256: str = "", verify: str = "auto", access: str = "auto"
+    ) -> None:
         self.path, self.kind = any_path(path), kind
         try:
             with h5_damage(self.path), open_h5_for_reading(self.path) as h5:
@@ -114,7 +116,7 @@ class TableFile:
         pending = {} if verify == "none" else self._datasets
         self._pending = {name: np.ones(dataset.num_blocks, np.bool_) for name, dataset in pending.items()}
         self._is_far = isinstance(self.path, RemotePath) and self.num_bytes >= FETCHED_BYTES
-        self._file = open_ranges(self.path, identity) if self._is_far else LocalFile(self.path, identity)
+        self._file = open_ranges(self.path, identity) if self._is_far else LocalFile(self.path, identity, access)
 
     def __contains__(self, name: str) -> bool:
         return name in self._datasets
@@ -314,8 +316,9 @@ class PiecesFile(TableFile):
         sha256: str = "",
         tokens_sha256: str | None = None,
         verify: str = "auto",
+        access: str = "auto",
     ) -> None:
-        super().__init__(pieces_path(any_path(path)), PIECES, sha256, verify)
+        super().__init__(pieces_path(any_path(path)), PIECES, sha256, verify, access)
         pairs = {
             "records": (num_records, self.num_rows("ends")),
             "seq_len": (seq_len, self.attributes["seq_len"]),

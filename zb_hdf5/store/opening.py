@@ -224,7 +224,9 @@ def _open_file(
     chosen = {} if FORMATS[found].tokens_only else {"dataset": dataset, "axes": axes}
     reader = FORMATS[found].open(path, access=how["access"], verify=how["verify"], **chosen)
     if reader.foreign_dataset is None:
-        reader.record_documents = StoreDocuments.of_file(reader, how["verify"]) if reader.complete else None
+        reader.record_documents = (
+            StoreDocuments.of_file(reader, how["verify"], how["access"]) if reader.complete else None
+        )
     elif shape[0] is not None and reader.batch_size == 1:  # records
         reader.meta = replace(reader.meta, batch_size=shape[0])
         reader.num_batches, reader.rest = divmod(reader.num_batches, shape[0])

@@ -281,7 +281,7 @@ class Sharded(Tokens):
             return None  # one batch proves the places of all only where they follow each other as ours do
         if table is not None and (entry.compressed is None or self.asked == "mmap"):
             return None
-        ranges = open_ranges(path, identity, entry.num_bytes, "auto" if table else self.asked)
+        ranges = open_ranges(path, identity, entry.num_bytes, self.asked)
         found: FileTokens | Decoded | None = None
         try:
             # an object is proved by its content: to ask for its size would be one request more
@@ -411,7 +411,7 @@ class StoreReader(BatchReader):
             return
         self.complete, self.max_token = index.complete, index.max_token
         if index.complete and (index.documents or "pieces" in index.table.optional):
-            self.record_documents = StoreDocuments(folder, index, self._reads)
+            self.record_documents = StoreDocuments(folder, index, self._reads, access)
         self.backend = " and ".join(sorted(set(index.table.values["backend"])))
         self.sha256 = index.sha256 if index.complete else None
 
@@ -430,8 +430,9 @@ class StoreReader(BatchReader):
         self.dropped_tokens = self.num_tokens - overlap - self.num_batches * batch_size * seq_len
         if meta.field is None:
             self.record_documents = StreamDocuments(
-                self.path, self.paths, self.index, self._starts, self._shards.identities, self._reads, seq_len, overlap
-            )
+                self.path, self.paths, self.index, self._starts, self._shards.identities, self._reads,
+                self._shards.asked, seq_len, overlap,
+            )  # fmt: skip
 
     @property
     def num_tokens(self) -> int:

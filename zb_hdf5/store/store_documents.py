@@ -27,19 +27,19 @@ if TYPE_CHECKING:  # h5py, which a store without documents does not need
 class StoreDocuments(RecordDocuments):
     """The documents of the records of a store, over its splits one after the other, or of one file of batches."""
 
-    def __init__(self, folder: Path, index: ShardIndex, verify: str, lone: Path | None = None) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, index: ShardIndex, verify: str, access: str, lone: Path | None = None) -> None:
+        super().__init__(folder, access)
         self._folder, self._index, self._verify, self._lone = folder, index, verify, lone
         self._parts, bases = index.document_parts()
         self._starts = ends_of(index.table.values["num_batches"] * index.meta.batch_size)
         self._bases = [bases[split] for split in index.table.values["split"]]  # first token of each split in all
 
     @classmethod
-    def of_file(cls, reader: BatchReader, verify: str) -> Self:
+    def of_file(cls, reader: BatchReader, verify: str, access: str) -> Self:
         """Return those of the one file of batches that a reader has."""
         counts, sha256 = (reader.num_batches, reader.token_count), reader.sha256 or NO_SHA256
         entry = ShardEntry(reader.path.name, reader.backend, 0, *counts, sha256)
-        return cls(reader.path.parent, ShardIndex(reader.meta, [entry]), verify, reader.path)
+        return cls(reader.path.parent, ShardIndex(reader.meta, [entry]), verify, access, reader.path)
 
     @kept_property
     def has_pieces(self) -> bool:
@@ -71,13 +71,17 @@ class StoreDocuments(RecordDocuments):
         return PiecesFile(
             self._folder / entry.path, entry.num_batches * meta.batch_size, meta.seq_len,
             sha256=entry.pieces.sha256 if entry.pieces else "", tokens_sha256=entry.sha256, verify=self._verify,
+            access=self._access,
         )  # fmt: skip
 
     def _open_table(self) -> DocumentTable | None:
         if self._lone is not None:
             sha256 = self._index.table.values["sha256"][0]
-            return DocumentTable.of_file(self._lone, sha256.replace(NO_SHA256, ""), self._verify)
-        return DocumentTable(self._folder, self._parts, self._verify) if self._parts else None
+            known = sha256.replace(NO_SHA256, "")
+            return DocumentTable.of_file(self._lone, known, self._verify, access=self._access)
+        if not self._parts:
+            return None
+        return DocumentTable(self._folder, self._parts, self._verify, access=self._access)
 
 
 #: So many are kept in memory, 8 MiB of them: one search in all is faster than one in each file.
@@ -97,14 +101,14 @@ class StreamDocuments(RecordDocuments):
 
     def __init__(
         self, path: Path, paths: Sequence[Path], index: ShardIndex, starts: Sequence[int],
-        identities: Mapping[int, Identity], verify: str, stride: int, overlap: int = 0,
+        identities: Mapping[int, Identity], verify: str, access: str, stride: int, overlap: int = 0,
     ) -> None:  # fmt: skip
         self._path, self._paths, self._index, self._starts, self._identities = path, paths, index, starts, identities
         self._verify, self._stride, self._seq_len = verify, stride, stride + overlap
         count = int(np.abs(index.table.values["document_count"]).sum())  # NOT_KNOWN is -1: one document
         self._keeps = count <= FEW_DOCUMENTS and not isinstance(path, RemotePath)  # each object takes a while
         self._all: npt.NDArray[np.uint64] | None = None
-        super().__init__(path)
+        super().__init__(path, access)
 
     def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
         starts = records * self._stride
@@ -166,7 +170,8 @@ class StreamDocuments(RecordDocuments):
         from zb_hdf5.formats.hdf5.h5_reader import DocumentOffsets
 
         num_tokens = self._starts[number + 1] - self._starts[number]
-        return DocumentOffsets(self._paths[number], num_tokens, self._identities.get(number), self._verify)
+        known = self._identities.get(number)
+        return DocumentOffsets(self._paths[number], num_tokens, known, self._verify, self._access)
 
     def _open_table(self) -> DocumentTable:
         """Open the tables of the files; of one that has none, its offsets."""
@@ -177,11 +182,11 @@ class StreamDocuments(RecordDocuments):
 
             sha256 = table_sha256(self._path) if values["complete"][0] else ""
             tokens_sha256 = values["sha256"][0].replace(NO_SHA256, "")
-            table = DocumentTable.of_file(self._path, tokens_sha256, self._verify, sha256)
+            table = DocumentTable.of_file(self._path, tokens_sha256, self._verify, sha256, self._access)
             known = {} if table is None else {self._path.name: table.parts[0]}
         counts = zip(np.diff(self._starts).tolist(), np.abs(values["document_count"]).tolist(), strict=True)
         parts = in_order(
             known.get(name, DocumentPart(name, 0, ""))._replace(split="", token_count=tokens, document_count=documents)
             for name, (tokens, documents) in zip(values["path"], counts, strict=True)
         )
-        return DocumentTable(self._paths[0].parent, parts, self._verify, self.open)
+        return DocumentTable(self._paths[0].parent, parts, self._verify, self.open, self._access)

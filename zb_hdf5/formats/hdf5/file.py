@@ -94,7 +94,10 @@ def open_h5_for_reading(path: Path, identity: Identity | None = None) -> h5py.Fi
     try:
         h5 = open_h5(path)
     except UnavailableError:
-        h5 = open_h5(path, swmr=True)
+        try:
+            h5 = open_h5(path, swmr=True)
+        except IncompleteError:  # its writer has made it longer after HDF5 looked at its size, and before it read that
+            h5 = open_h5(path, swmr=True)
     except FileNotFoundError as error:
         if identity is None or not path.name.endswith(PARTIAL_SUFFIX):
             raise

@@ -100,7 +100,7 @@ class HDF5Reader(BatchReader):
 
     def doc_offsets(self) -> npt.NDArray[np.uint64]:
         """Return where the documents of a stream begin and the last one ends, shape (D + 1,), as committed."""
-        with closing(DocumentOffsets(self.path, self.token_count, self.identity)) as offsets:
+        with closing(DocumentOffsets(self.path, self.token_count, self.identity, access=self._options[0])) as offsets:
             return offsets.rows().copy()
 
     def compare_digests(self, progress: Callable[[int], None] = lambda tokens: None) -> tuple[str, list[str]]:
@@ -136,10 +136,13 @@ def table_sha256(path: Path) -> str:
 class DocumentOffsets(TableFile):
     """The column `offsets` of a file of tokens: the starts of its documents, and the end of the last. Not picklable."""
 
-    # a mapped view takes no memory of the process: rows of a trillion tokens would take gigabytes in each of its ranks;
-    # a 1-D `.npy` file or a stream of others is one document; only rows of a finished stream have a crc32
+    # a mapped view takes no memory of the process: rows of a trillion tokens would take gigabytes in each of its ranks,
+    # and do where nothing may be mapped; a 1-D `.npy` file or a stream of others is one document; only rows of a
+    # finished stream have a crc32
 
-    def __init__(self, path: Path, num_tokens: int, identity: Identity | None = None, verify: str = "auto") -> None:
+    def __init__(
+        self, path: Path, num_tokens: int, identity: Identity | None = None, verify: str = "auto", access: str = "auto"
+    ) -> None:
         self._offsets: Tokens | None = None
         self.attributes, self.sha256, self.num_bytes = {}, "", 0
         self.path, self._count, self._rows = path, 2, np.array([0, num_tokens], np.uint64)
@@ -158,7 +161,7 @@ class DocumentOffsets(TableFile):
                 self._rows = np.asarray(stored[: self._count], dtype="<u8")
             found = h5_identity(h5, growing=not complete)
         if isinstance(extents, Extents):  # without the lock that all of HDF5 has: on a network this takes a while
-            self._offsets = open_extents(path, extents, np.dtype("<u8"), self._count, "auto", found)
+            self._offsets = open_extents(path, extents, np.dtype("<u8"), self._count, access, found)
             if self._offsets.flat() is None:
                 self._rows = np.empty(self._count, "<u8")
                 self._offsets.read([(0, self._rows)])

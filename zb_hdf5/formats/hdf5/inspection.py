@@ -108,7 +108,7 @@ class Column(NamedTuple):
         if isinstance(extents, Extents) and access != "h5py":
             return open_extents(self.path, extents, meta.dtype, self.num_tokens, access, self.identity)
         if isinstance(extents, CodedChunks) and access in ("auto", "pread"):
-            ranges = open_ranges(self.path, self.identity)
+            ranges = open_ranges(self.path, self.identity, access=access)
             return Decoded(ranges, extents, meta.dtype, meta.batch_tokens, self.num_tokens, meta.noun)
         if access in ("mmap", "pread"):
             others = "'h5py' or 'auto'" if extents is None else "'pread', 'h5py' or 'auto'"

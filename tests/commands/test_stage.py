@@ -110,7 +110,13 @@ def test_a_state_says_what_is_left_of_its_epoch_or_that_the_next_one_is(done, st
 
 def test_fields_are_copied_too(store, folder):
     found = staged(store, folder, "--field", "mask")
-    assert found == {"units": 128, "num_bytes": TOKENS.nbytes + MASK.nbytes, "present": 0, "copied": 128}
+    assert found == {
+        "unit": "batch",
+        "units": 128,
+        "num_bytes": TOKENS.nbytes + MASK.nbytes,
+        "present": 0,
+        "copied": 128,
+    }
     options = {"fields": ["mask"], "batch_size": 4}
     require_in_cache(folder, store, rank=1, **options)
 
@@ -145,9 +151,9 @@ def test_units_that_are_there_are_not_copied_again(store, folder, monkeypatch):
     assert shown.startswith("stage: ")  # a pipe gets lines and no bar
     assert "B/s" in shown
     assert "\r" not in shown
-    assert "staged  32 of 32 units" in stage(store, folder, "--ranks", "0-3", "--world-size", WORLD).stdout
+    assert "staged  32 of 32 batches" in stage(store, folder, "--ranks", "0-3", "--world-size", WORLD).stdout
     done = stage(store, folder, "--ranks", "0-7", "--world-size", WORLD)
-    assert done.stdout == "staged  64 of 64 units, 256.0 KiB; 32 were there already\n"
+    assert done.stdout == "staged  64 of 64 batches, 256.0 KiB; 32 were there already\n"
     assert staged(store, folder)["copied"] == 0
 
 
@@ -156,7 +162,7 @@ def test_a_full_cache_is_said_and_no_error(store, folder):
     staged_line, left_line = done.stdout.splitlines()
     assert staged_line.startswith("staged    2")
     assert left_line.startswith("left out  4")
-    assert left_line.endswith("units: the cache or its disk is full; see 'zb cache'")
+    assert left_line.endswith("batches: the cache or its disk is full; see 'zb cache'")
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

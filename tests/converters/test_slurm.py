@@ -121,7 +121,7 @@ def test_a_node_copies_what_its_ranks_will_read_and_trains_from_there(job, tmp_p
     def train(*options, **where):
         return output_of(job("train.sh", "run", *options, source="train.h5", **node, **where))
 
-    assert "staged  8 of 8 units" in train("--steps", 9, SLURM_TMPDIR=str(disk), TMPDIR="/nowhere")
+    assert "staged  8 of 8 batches" in train("--steps", 9, SLURM_TMPDIR=str(disk), TMPDIR="/nowhere")
     trained = (tmp_path / "trained").read_text().split()
     expected = "examples/train_gpt.py train.h5 --out run --global-batch 256 --seed 1 --steps 9 --cache"
     assert trained == [*expected.split(), f"{disk}/zb-cache"]
@@ -131,7 +131,7 @@ def test_a_node_copies_what_its_ranks_will_read_and_trains_from_there(job, tmp_p
         next(loader)
         (tmp_path / "run").mkdir()
         (tmp_path / "run/loader.json").write_text(json.dumps(loader.state_dict()))
-    assert "staged  6 of 6 units" in train(TMPDIR=str(tmp_path / "other"), SLURM_TMPDIR="")
+    assert "staged  6 of 6 batches" in train(TMPDIR=str(tmp_path / "other"), SLURM_TMPDIR="")
 
 
 def test_a_job_is_requeued_before_its_time_is_over(job, tmp_path):

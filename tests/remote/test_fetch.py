@@ -235,6 +235,14 @@ def test_killed_before_the_rename(server, arrives, tmp_path):
     assert server.requests == []
 
 
+def test_killed_after_the_rename(fetch, arrives, tmp_path):
+    """Nothing is left of a run that had named a file, and not yet removed the version of its bytes."""
+    arrives()
+    (tmp_path / "out" / f"{NAMES[0]}.partial.version").write_text("[100000, null]")
+    assert fetch()[0].problem is None
+    assert list(files_in(tmp_path / "out")) == [NAMES[0]]
+
+
 def test_a_partial_of_unknown_origin_is_not_kept(tmp_path, arrives):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / f"{NAMES[0]}.partial").write_bytes(b"x" * 200_000)

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 from zb_hdf5.errors import ArgumentError, ChecksumError, FormatError, UnavailableError, ZbError
 from zb_hdf5.files.objects import SCHEMES, RemoteObject
 from zb_hdf5.files.paths import local_path, on_failure
-from zb_hdf5.files.publishing import PartialFile, write_fully
+from zb_hdf5.files.publishing import PartialFile, partial_path, write_fully
 from zb_hdf5.files.threads import Readers
 
 _DIGEST_LINE: Final = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
@@ -62,7 +62,11 @@ def fetch_shards(
         path = Path(report.path)
         with on_failure(stopped.set):  # no failure of the server: it ends all downloads
             try:
-                if not path.is_file():
+                if path.is_file():
+                    _version_of(path).unlink(
+                        missing_ok=True
+                    )  # of a run that was killed right after it had named the file
+                else:
                     _download(report.url, path, None if sha256 is None else sha256[path.name], advance)
                     report.fetched = True
                 report.byte_count = path.stat().st_size
@@ -115,10 +119,16 @@ def _name_of(url: str) -> str:
     return name
 
 
+def _version_of(path: Path) -> Path:
+    """Return the file that names the version of the object whose bytes are in the partial file of a download."""
+    partial = partial_path(path)
+    return partial.with_name(f"{partial.name}.version")
+
+
 def _download(url: str, path: Path, sha256: str | None, advance: Advance) -> None:
     """Download one file, going on with the bytes of an earlier run that are of the version on the server."""
     file = PartialFile(path, resume=True)
-    version = file.partial_path.with_name(f"{file.partial_path.name}.version")
+    version = _version_of(path)
     with on_failure(lambda: (file.keep if version.exists() else file.discard)()):
         try:
             _receive(url, file.fd, version, sha256, advance)
@@ -129,7 +139,7 @@ def _download(url: str, path: Path, sha256: str | None, advance: Advance) -> Non
                 version.unlink()
                 raise ChecksumError(f"{url}: expected sha256 {sha256}, found {found}")
         file.publish()
-    version.unlink()
+    version.unlink(missing_ok=True)
 
 
 def _receive(url: str, fd: int, version: Path, sha256: str | None, advance: Advance) -> None:

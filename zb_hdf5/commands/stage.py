@@ -29,7 +29,7 @@ THREADS: Final = 8
 
 def stage_batches(
     store: Path, folder: Path, ranks: Iterable[int], world_size: int, progress: Progress, **given: Any
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """Copy the batches that some ranks will read in an epoch, by an order or a state; see `stage_units`."""
     require_package("torch", "torch")  # before the folder is made
     cache, ranks = Cache.of(folder, given.pop("cache_bytes")), list(ranks)
@@ -46,7 +46,12 @@ def stage_batches(
         if not needed.size:  # the state is at the end of its epoch
             loader.set_epoch(loader.epoch + 1)
             needed = batches_of_ranks(loader, ranks, world_size)
-        return stage_units(readers, needed, progress)
+        return {"unit": unit_of(loader.reader), **stage_units(readers, needed, progress)}
+
+
+def unit_of(reader: BatchReader) -> str:
+    """Return the noun for what a cache keeps of a reader as a whole."""
+    return "chunk" if reader.backend == "stream" else "batch"
 
 
 def batches_of_ranks(loader: Loader, ranks: Iterable[int], world_size: int) -> npt.NDArray[np.int64]:

@@ -283,10 +283,10 @@ def stage(store: Path, folder: Path, ranks: list[range] | None, world_size: int,
     with Progress("stage", 0, unit="B") as progress:
         report = stage_batches(store, folder, chain(*ranks), world_size, progress, **given)
     units, held = report["units"], report["present"] + report["copied"]
-    size = f"{counted(units, 'unit')}, {format_bytes(report['num_bytes'])}"
+    size = f"{counted(units, report['unit'])}, {format_bytes(report['num_bytes'])}"
     lines = [("staged", f"{held:,} of {size}; {report['present']:,} were there already")]
     if left := units - held:
-        lines.append(("left out", f"{counted(left, 'unit')}: the cache or its disk is full; see 'zb cache'"))
+        lines.append(("left out", f"{counted(left, report['unit'])}: the cache or its disk is full; see 'zb cache'"))
     return Output(report, lines)
 
 

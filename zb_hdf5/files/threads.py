@@ -36,7 +36,6 @@ class _Here(threading.local):
     """The work that a thread does: None in threads of other people."""
 
     work: Work | None = None
-    is_far = False
 
 
 _here: Final = _Here()

@@ -343,3 +343,67 @@ def test_the_partial_of_a_conversion_is_read_between_two_commits(tmp_path, monke
     assert {count for count, _ in seen} == {0, 512}
     assert {rows for _, rows in seen} == {1250}
     np.testing.assert_array_equal(batches_of(tmp_path / "x.h5", verify="store").reshape(rows.shape), rows)
+
+
+#: For each write in which the disk fails: a fork that converts, says why it failed, converts elsewhere, and ends.
+ENDING = """
+import contextlib, ctypes, json, os, sys, shutil
+import zb_hdf5.commands.zb, zb_hdf5.converters.run, zb_hdf5.formats.hdf5.h5_writer, zb_hdf5.formats.hdf5.stream_writer
+from zb_hdf5 import convert, open_reader
+
+shim, (folder, error, numbers, source, target, options) = ctypes.CDLL(None), sys.argv[1:]
+source, options = json.loads(source), json.loads(options)
+for at in json.loads(numbers):
+    place = f"{folder}/{at}"
+    os.mkdir(place)
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(f"{place}/log", os.O_CREAT | os.O_WRONLY), 2)
+        shim.arm(ctypes.c_long(at), int(error))
+        try:
+            convert(source, "hdf5", f"{place}/{target}", workers=1, **options)
+        except OSError as failure:
+            if failure.errno != int(error):
+                raise
+            if at % 2:
+                shim.arm(ctypes.c_long(0), 0)  # the disk is well again
+                convert(source, "hdf5", f"{place}/again", workers=1, **options)
+                with open_reader(f"{place}/again", verify="store"):
+                    sys.exit(8)
+            sys.exit(9)
+        sys.exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    said = open(f"{place}/log").read()
+    shutil.rmtree(place)
+    print(json.dumps([at, code, said]), flush=True)
+    if code == 0:
+        break
+"""
+FAILING = {
+    "one file": ("out.h5", {"batch_size": 32, "seq_len": 64}),
+    "compressed": ("out.h5", {"batch_size": 32, "seq_len": 64, "codec": "zstd"}),
+    "stream": ("out", {"layout": "stream", "tokenizer": "byte", "id_column": "id"}),
+    "rows": ("out", {"seq_len": 64, "batch_size": 8, "tokenizer": "byte", "id_column": "id"}),
+}
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("name", FAILING)
+@pytest.mark.thin
+def test_a_process_whose_disk_has_failed_goes_on_and_ends_as_it_wants_to(code, name, shim, thinned, tmp_path):
+    """HDF5 ends in a segmentation fault when it closes what it could not write a second time."""
+    (target, options), folder = FAILING[name], tmp_path / "out"
+    folder.mkdir()
+    np.save(tmp_path / "in.npy", np.arange(300 * 32 * 64, dtype="<u2"))
+    texts = [json.dumps({"text": f"{k} words and " * 8, "id": str(k)}) for k in range(2000)]
+    (tmp_path / "in.jsonl").write_text("\n".join(texts))
+    source = tmp_path / ("in.jsonl" if "tokenizer" in options else "in.npy")
+    numbers = thinned(range(1, 60))
+    command = [sys.executable, "-c", ENDING, folder, code, json.dumps(numbers), json.dumps(str(source)), target]
+    environment = os.environ | {"LD_PRELOAD": str(shim)}
+    done = subprocess.run([*map(str, command), json.dumps(options)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    ends = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [end for end in ends[:-1] if end[1] != (8 if end[0] % 2 else 9)] == []
+    assert ends[-1][1] in (0, 8, 9), ends[-1]
+    assert len(ends) > 4

@@ -31,9 +31,9 @@ from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.documents.table_file import BUFFER_BYTES, table_digest
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError
 from zb_hdf5.files.checked import crc32_of
-from zb_hdf5.files.paths import local_path
+from zb_hdf5.files.paths import local_path, on_failure
 from zb_hdf5.files.publishing import PartialFile, disk_errors, replaced, write_fully
-from zb_hdf5.formats.hdf5.file import CREATOR, create_texts, creation_of, hdf5_writes, open_h5
+from zb_hdf5.formats.hdf5.file import CREATOR, WrittenFile, create_texts, creation_of, hdf5_writes, open_h5
 from zb_hdf5.spec import (
     CRC32,
     DEFAULT_SPLIT,
@@ -134,21 +134,32 @@ class TableWriter:
         return TableInfo(num_bytes, sha256)
 
     def _lay_out(self, file: PartialFile, attributes: Mapping[str, str | int]) -> dict[str, int]:
-        """Make all objects of the file; return the offset of the rows of each dataset."""
+        """Make the file without its rows; return the offset of the rows of each dataset."""
         # at an offset that is no multiple of 8 numpy would copy a whole mapped array for one search in it
         layout = {"libver": HDF5_LIBVER, "alignment_threshold": 1, "alignment_interval": 8}
-        with hdf5_writes(file.partial_path), open_h5(file.own_path, "w", locking=False, **layout) as h5:
-            texts = {name: value for name, value in attributes.items() if isinstance(value, str)}
-            create_texts(h5, format=TABLES_FORMAT, creator=CREATOR, kind=self.kind, **texts)
-            h5.attrs.create("format_version", TABLES_VERSION, dtype="<u4")
-            for name in attributes.keys() - texts.keys():
-                h5.attrs.create(name, attributes[name], dtype="<u8")
-            how = {"fill_time": "never", "dcpl": creation_of()}
-            stored = {
-                name: h5.create_dataset(name, (column.num_rows,), column.dtype, **how)
-                for name, column in sorted(self._columns.items())
-            }
-            return {name: each.id.get_offset() for name, each in stored.items() if len(each)}
+        with hdf5_writes(file.partial_path):
+            written = WrittenFile(open_h5(file.own_path, "w", locking=False, **layout))
+            with on_failure(lambda: written.close(has_failed=True)):
+                offsets = self._create_objects(written, attributes)
+                written.h5.close()
+        return offsets
+
+    def _create_objects(self, written: WrittenFile, attributes: Mapping[str, str | int]) -> dict[str, int]:
+        """Make all objects of the file; return the offset of the rows of each dataset."""
+        h5 = written.h5
+        texts = {name: value for name, value in attributes.items() if isinstance(value, str)}
+        create_texts(h5, format=TABLES_FORMAT, creator=CREATOR, kind=self.kind, **texts)
+        h5.attrs.create("format_version", TABLES_VERSION, dtype="<u4")
+        for name in attributes.keys() - texts.keys():
+            h5.attrs.create(name, attributes[name], dtype="<u8")
+        how = {"fill_time": "never", "dcpl": creation_of()}
+        offsets = {}
+        for name, column in sorted(self._columns.items()):
+            stored = h5.create_dataset(name, (column.num_rows,), column.dtype, **how)
+            written.objects.append(stored)
+            if column.num_rows:
+                offsets[name] = stored.id.get_offset()
+        return offsets
 
     def _column(self, name: str) -> _Column:
         if name not in self._columns:

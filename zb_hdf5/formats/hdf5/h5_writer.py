@@ -33,6 +33,8 @@ from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.formats.batch_writer import FieldDigest, FileWriter, ShardInfo, TokenWriter
 from zb_hdf5.formats.hdf5.file import (
+    WriteFailure,
+    WrittenFile,
     chunk_offsets,
     chunk_runs,
     chunk_table,
@@ -198,9 +200,11 @@ class HDF5Writer(TokenWriter):
     _attributes: ClassVar[Mapping[str, np.dtype[Any]]]
 
     _h5: Any = None
+    _written: WrittenFile | None = None
     _encode: Encoder | None = None
     _offsets: Rows | None = None  # of documents
     _failure: BaseException | None = None
+    _marker: Mapping[str, Any] = {}  # the attributes of the commit marker
     _columns: tuple[Column, ...] = ()  # those of the fields, and then that of the tokens
     _num_chunks = _reserved = 0  # that are allocated, and that have their disk space
     _end = _solid = 0  # of the file; the first byte behind everything that cannot be cut off
@@ -221,6 +225,7 @@ class HDF5Writer(TokenWriter):
             self._file.own_path, "w", libver=HDF5_LIBVER, alignment_threshold=alignment, alignment_interval=alignment,
             meta_block_size=meta_block_bytes(self._expected_batches, len(metas)),
         )  # fmt: skip
+        self._written = WrittenFile(h5)
         create_root(h5, self.meta, self._origin)
         if self.meta.layout == STREAM_LAYOUT:
             h5.attrs.create(DOCUMENTS_SHA256, b"", dtype=f"S{SHA256_CHARS}")
@@ -407,9 +412,9 @@ class HDF5Writer(TokenWriter):
     def _release(self) -> None:
         if self._encode is not None:
             self._encode.close()
-        if self._h5 is not None:
-            with contextlib.suppress(OSError, RuntimeError):  # HDF5 after a failed write: the committed part is on disk
-                self._h5.close()
+        if self._written is not None:
+            self._written.objects += [self._columns, self._offsets, self._marker]
+            self._written.close(has_failed=isinstance(self._failure, WriteFailure))  # the committed part is on disk
 
 
 class HDF5BatchWriter(HDF5Writer, FileWriter):

@@ -110,13 +110,8 @@ def test_a_state_says_what_is_left_of_its_epoch_or_that_the_next_one_is(done, st
 
 def test_fields_are_copied_too(store, folder):
     found = staged(store, folder, "--field", "mask")
-    assert found == {
-        "unit": "batch",
-        "units": 128,
-        "num_bytes": TOKENS.nbytes + MASK.nbytes,
-        "present": 0,
-        "copied": 128,
-    }
+    num_bytes = TOKENS.nbytes + MASK.nbytes
+    assert found == {"unit": "batch", "units": 128, "num_bytes": num_bytes, "present": 0, "copied": 128}
     options = {"fields": ["mask"], "batch_size": 4}
     require_in_cache(folder, store, rank=1, **options)
 

@@ -62,10 +62,8 @@ def fetch_shards(
         path = Path(report.path)
         with on_failure(stopped.set):  # no failure of the server: it ends all downloads
             try:
-                if path.is_file():
-                    _version_of(path).unlink(
-                        missing_ok=True
-                    )  # of a run that was killed right after it had named the file
+                if path.is_file():  # a run may have been killed right after the rename
+                    _version_of(path).unlink(missing_ok=True)
                 else:
                     _download(report.url, path, None if sha256 is None else sha256[path.name], advance)
                     report.fetched = True

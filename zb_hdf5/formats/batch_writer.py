@@ -18,6 +18,7 @@ from zb_hdf5.errors import ArgumentError, ClosedError
 from zb_hdf5.field import TOKEN
 from zb_hdf5.files.checked import GroupDigest, TokenDigest
 from zb_hdf5.files.codecs import CompressedTokens
+from zb_hdf5.files.forks import generation
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.files.publishing import PartialFile, disk_errors
 from zb_hdf5.files.ranges import Run
@@ -57,12 +58,27 @@ class ShardInfo(NamedTuple):
 
 
 class Writer(ABC):
-    """The end of every writer. A context manager: leaving the block normally calls `close`, an exception `abort`."""
+    """The end of every writer. A context manager: leaving the block normally calls `close`, an exception `abort`.
+
+    It belongs to the process that has made it. The child of a fork gets a `ClosedError` for every use, and an exception
+    that leaves the block there passes as it is: the file is the parent's.
+    """
 
     meta: StoreMeta
     token_count = max_token = 0
     _open = True
     _crc32: array[int]  # of the committed batches or chunks, 4 bytes each
+
+    def __init__(self) -> None:
+        self._generation = generation()
+
+    def _require_own_process(self, path: Path) -> None:
+        """Raise `ClosedError` in the child of a fork, which has none of the threads that compute digests."""
+        if self._generation != generation():
+            raise ClosedError(
+                f"{path}: this writer belongs to the process that has made it, and not to its child: write there, or "
+                "make another writer in the child"
+            )
 
     @abstractmethod
     def finish(self) -> ShardInfo:
@@ -83,10 +99,10 @@ class Writer(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:
-            self.abort()
-        else:
+        if kind is None:
             self.close()
+        elif self._generation == generation():
+            self.abort()
 
 
 class BatchWriter(Writer):
@@ -166,6 +182,7 @@ class TokenWriter(Writer):
         origin: Mapping[str, Any] | None = None,
         commit_bytes: int = 0,
     ) -> None:
+        super().__init__()
         self.meta = meta
         self._durable, self._origin, self._commit_bytes = durable, origin or {}, commit_bytes
         self._crc32 = array("I")
@@ -192,6 +209,7 @@ class TokenWriter(Writer):
 
     def abort(self) -> None:
         """Remove the unfinished file. A file with the final name is untouched."""
+        self._require_own_process(self._file.path)
         if self._open:
             self._open = False
             self._end_unpublished()
@@ -205,6 +223,7 @@ class TokenWriter(Writer):
             self._file.discard()
 
     def _require_open(self) -> None:
+        self._require_own_process(self._file.path)
         if not self._open:
             raise ClosedError(f"{self._file.path}: this writer was closed")
 
@@ -242,8 +261,8 @@ class FileWriter(TokenWriter, BatchWriter):
     def append(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> Callable[[], None]:
         """Append batches before they are digested. See `BatchWriter.append`."""
         path, group = self._file.path, max(1, GROUP_BYTES // self.meta.batch_bytes)
+        self._require_open()
         with on_failure(lambda: self._wait_for_digests(0)):  # then the caller may change or free the batches
-            self._require_open()
             tokens, values = as_batches(batches, fields, self.meta, path)
             for start in range(0, len(tokens), group):
                 stored = as_stored(tokens[start : start + group], self.meta, f"{path} (batch {self.num_batches:,})")
@@ -262,6 +281,7 @@ class FileWriter(TokenWriter, BatchWriter):
 
     def sha256(self) -> str:
         """Hexadecimal sha256 of all token bytes written so far."""
+        self._require_own_process(self._file.path)
         return self._digest.sha256()
 
     def _count(self, batches: TokenArray, digest: GroupDigest) -> None:

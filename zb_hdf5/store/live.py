@@ -87,6 +87,7 @@ class LiveStoreWriter(BatchWriter):
         shuffle: str = "none",
         source: dict[str, Any] | None = None,
     ) -> None:
+        super().__init__()
         folder = local_path(folder)
         if meta.codec != NO_CODEC:
             raise ArgumentError(f"{folder}: a live store is never compressed: leave out the codec {meta.codec}")
@@ -125,6 +126,7 @@ class LiveStoreWriter(BatchWriter):
 
     def sha256(self) -> str:
         """Digest of the store: over the digests of its shards, in order."""
+        self._require_own_process(self.folder)
         digests = [shard.sha256 for shard in self.index.shards if shard.complete]
         if self._shard is not None and (self._shard.num_batches or not digests):
             digests.append(self._shard.sha256())
@@ -141,11 +143,13 @@ class LiveStoreWriter(BatchWriter):
 
     def abort(self) -> None:
         """End without completing: all that was committed stays, readable, in a store that is not complete."""
+        self._require_own_process(self.folder)
         self._open = False
         if self._shard is not None:
             self._shard.abort()
 
     def _growing(self) -> _GrowingShard:
+        self._require_own_process(self.folder)
         if not self._open or self._shard is None:
             raise ClosedError(f"{self.folder}: this writer was closed or failed", remedy=Remedy.REPAIR, at=self.folder)
         return self._shard

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import json
 import os
 import re
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from errno import EIO
 from importlib import import_module
@@ -285,6 +287,7 @@ class WrittenFile:
         self.h5, self.objects = h5, list[object]()  # those that stay open
         self._fd: int = h5.id.get_vfd_handle()  # to ask later may be a segmentation fault
         self._file = os.fstat(self._fd)
+        _written.add(self)
 
     def close(self, *, has_failed: bool = False) -> None:
         """Close the file, unless HDF5 has failed to write it, or fails now."""
@@ -294,8 +297,21 @@ class WrittenFile:
             with contextlib.suppress(OSError, RuntimeError):
                 self.h5.close()
                 return
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object([self.h5, self.objects]))
+        self._keep_open()
         self._let_go()
+
+    def leave_to_parent(self) -> None:
+        """In the child of a fork, have HDF5 read the file only; it closes it when the child ends, and would write."""
+        if self.h5.id.valid:
+            self._keep_open()
+            with contextlib.suppress(OSError):
+                reading = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
+                os.dup2(reading, self._fd, inheritable=False)
+                os.close(reading)
+            atexit.register(self._let_go)  # a write that fails would be noise
+
+    def _keep_open(self) -> None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object([self.h5, self.objects]))
 
     def _let_go(self) -> None:
         """Put memory behind the descriptor of HDF5: nothing that it still writes reaches what was committed."""
@@ -309,6 +325,17 @@ class WrittenFile:
                 os.dup2(memory, self._fd, inheritable=False)
             finally:
                 os.close(memory)
+
+
+_written: Final = weakref.WeakSet[WrittenFile]()
+
+
+def _leave_all_to_parent() -> None:
+    for file in list(_written):
+        file.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)
 
 
 def create_texts(h5: h5py.File, **texts: str) -> None:

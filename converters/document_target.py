@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,7 @@ from zb_hdf5 import ConvertError, HDF5ShardWriter, ShardEntry, ShardIndex, Store
 from zb_hdf5.converters.batch_target import is_one_file, refuse_bad_destination, write_batches
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.documents import DocumentSource, Encoded, Route, no_documents, route
-from zb_hdf5.converters.engines import Progress, Workers, no_progress
+from zb_hdf5.converters.engines import Progress, Workers, no_progress, noted_work
 from zb_hdf5.converters.journal import (
     PLANNED,
     Finished,
@@ -100,9 +100,7 @@ class TokensTask:
 
     def amount_done(self) -> int:
         """Return how many bytes of documents another process has read, by the note that it leaves."""
-        with suppress(OSError, ValueError):
-            return int(self.note.read_bytes())
-        return 0
+        return noted_work(self.note)
 
     @property
     def note(self) -> Path:

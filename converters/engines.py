@@ -16,6 +16,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait as wait_for_end
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 from zb_hdf5 import ArgumentError, UnavailableError, ZbError, console
@@ -61,6 +62,30 @@ class Task(Protocol):
 
     def amount_done(self) -> int:
         """Return the part that is done, as any other process can see it."""
+
+
+class Work:
+    """Counts the work of a task: for the process that does it, and in a note for the one that waits for it."""
+
+    def __init__(self, amount: int, progress: Progress, note: Path | None) -> None:
+        self._amount, self._progress, self._note = amount, progress, note
+        self._done, self._noted_s = 0, time.monotonic()
+
+    def reach(self, share: float) -> None:
+        """Have so much of the work done."""
+        done, now_s = int(share * self._amount), time.monotonic()
+        self._progress(done - self._done)
+        self._done = done
+        if self._note is not None and now_s - self._noted_s >= POLL_S:
+            self._note.write_text(str(done))
+            self._noted_s = now_s
+
+
+def noted_work(note: Path) -> int:
+    """Return the work that another process has noted."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(note.read_bytes())
+    return 0
 
 
 class Engine:

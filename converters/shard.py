@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +14,7 @@ import numpy.typing as npt
 from zb_hdf5 import BatchWriter, ChecksumError, ConvertError, ShardEntry, StoreMeta, open_reader
 from zb_hdf5.console import format_bytes
 from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.converters.engines import Progress, no_progress
+from zb_hdf5.converters.engines import Progress, Work, no_progress, noted_work
 from zb_hdf5.converters.journal import (
     PLANNED,
     FileState,
@@ -32,7 +31,7 @@ from zb_hdf5.documents.table_writer import PiecesWriter
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.forks import kept_property
 from zb_hdf5.files.paths import RemotePath
-from zb_hdf5.files.publishing import partial_path
+from zb_hdf5.files.publishing import flush_in_parts, partial_path
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.signals import deliver_signals
 from zb_hdf5.spec import CRC32_SUFFIX, DEFAULT_SPLIT, NOT_KNOWN, PIECES_SUFFIX, SHARD_PREFIX, pieces_path
@@ -44,6 +43,8 @@ COMMIT_BYTES: Final = 1 << 30
 DEFAULT_SHARD_BYTES: Final = 1 << 30
 #: Of the first line of a journal: a plan of another version is that of another conversion.
 PLAN_VERSION: Final = 2
+#: The share of the work on a shard that is done when its tokens are written, and not yet on the disk.
+WRITTEN_SHARE: Final = 2 / 3
 #: Records whose pieces are moved at once.
 BLOCK_RECORDS: Final = 1 << 15
 
@@ -74,11 +75,13 @@ class ShardTask:
         return (self.stop - self.start) * self.meta.batch_tokens
 
     def amount_done(self) -> int:
-        """Return how many tokens another process has written, by the size of its file."""
-        for path in (self.path, partial_path(self.path)):
-            with contextlib.suppress(OSError):
-                return min(path.stat().st_size // self.meta.dtype.itemsize, self.amount)
-        return 0
+        """Return how many tokens another process has written, by the note that it leaves."""
+        return 0 if self.note is None else noted_work(self.note)
+
+    @property
+    def note(self) -> Path | None:
+        """The file that tells other processes how far this one is; a lone file is written by the one that waits."""
+        return self.path.with_name(self.path.name + ".progress") if self.in_store else None
 
     def origin(self) -> dict[str, Any]:
         """Return the origin of the tokens: of a shard as in the index, of a lone copy as its source file has it."""
@@ -94,6 +97,14 @@ def files_of_shard(path: Path) -> tuple[Path, ...]:
 
 def write_shard(task: ShardTask, progress: Progress = no_progress) -> Finished:
     """Read the batches of one shard from the source, write them, and publish the file."""
+    try:
+        return _write_shard(task, Work(task.amount, progress, task.note))
+    finally:
+        if task.note is not None:
+            task.note.unlink(missing_ok=True)
+
+
+def _write_shard(task: ShardTask, work: Work) -> Finished:
     source, start, stop = task.source, task.start, task.stop
     path, sha256 = source.file_of(start, stop)
     crc32 = None
@@ -105,16 +116,22 @@ def write_shard(task: ShardTask, progress: Progress = no_progress) -> Finished:
         # a copy whose every batch has the crc32 of the original has its sha256 too: hashing is what takes longest
         known_sha256=None if crc32 is None else sha256, origin=task.origin(), commit_bytes=COMMIT_BYTES,
     )  # fmt: skip
+    written = 0
     with writer:
         if task.meta.fields:  # no digest of the shard covers them
             source.check_reads()
         for group in read_groups(source, start, stop):
             group.in_use = writer.append(group.tokens, group.fields)
-            progress(group.tokens.size)
+            written += group.tokens.size
+            work.reach(WRITTEN_SHARE * written / task.amount)
         _require_intact(source.paths[0], writer, start, sha256, crc32)
         if task.files is not None:
             require_unchanged(source.paths, task.files)
         pieces = _write_documents(task, writer.sha256())
+        for share in flush_in_parts(partial_path(task.path)):
+            deliver_signals()
+            work.reach(WRITTEN_SHARE + (1 - WRITTEN_SHARE) * share)
+        work.reach(1.0)
         info = writer.finish()
     entry = replace(ShardEntry.of(info, task.split, task.documents), pieces=pieces)
     frame, _ = digests_of(task, entry, frame_only=True)

@@ -11,6 +11,7 @@ from contents import batches_of
 from zb_hdf5 import ArgumentError, BackendError, ExistsError, convert
 from zb_hdf5.converters.batch_target import merge_parts
 from zb_hdf5.converters.cli import convert as command
+from zb_hdf5.converters.engines import Work, noted_work
 
 ROWS = np.random.default_rng(4).integers(0, 50_000, (40, 16), dtype=np.uint16)
 
@@ -89,3 +90,29 @@ def test_stores_and_streams_record_their_largest_id_and_copies_stay_equal(tokens
     convert(tmp_path / "stream", "hdf5", tmp_path / "of-stream", batch_size=4, seq_len=16)
     for name in ("stream", "of-stream"):
         assert json.loads((tmp_path / name / "shards.json").read_text())["source"]["max_token"] == ROWS.max()
+
+
+def test_progress_reaches_its_end_when_the_last_shard_is_on_the_disk(tmp_path):
+    """The flush is work: a shard whose tokens are all written is not done."""
+    np.save(tmp_path / "in.npy", np.arange(40 * 32 * 64, dtype="<u2"))
+    total, amounts = 40 * 32 * 64, []
+    how = {"batch_size": 32, "seq_len": 64, "num_shards": 2, "workers": 1, "progress": amounts.append}
+    convert(tmp_path / "in.npy", "hdf5", tmp_path / "out", **how)
+    assert (sum(amounts), min(amounts)) == (total, 0)
+    done = np.cumsum(amounts).tolist()
+    for written in (total / 3, total * 5 / 6):  # all tokens of one shard, or of both
+        assert any(abs(each - written) < 2 for each in done)
+    assert not list(tmp_path.glob("out/*.progress"))
+
+
+def test_a_process_that_waits_for_another_sees_its_progress_by_a_note(tmp_path):
+    note, seen = tmp_path / "note", []
+    work = Work(900, seen.append, note)
+    assert noted_work(note) == 0
+    while not note.exists():
+        work.reach(1 / 3)
+    assert noted_work(note) == 300
+    work.reach(1.0)
+    assert sum(seen) == 900
+    note.write_text("")  # it is being written
+    assert noted_work(note) == 0

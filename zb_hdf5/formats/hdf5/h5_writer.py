@@ -29,7 +29,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import ConvertError, Remedy, counted
 from zb_hdf5.files.checked import GroupDigest, crc32_of
 from zb_hdf5.files.codecs import CompressedTokens, Encoder, require_codec
-from zb_hdf5.files.publishing import write_fully
+from zb_hdf5.files.publishing import disk_errors, write_fully
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.formats.batch_writer import FieldDigest, FileWriter, ShardInfo, TokenWriter
 from zb_hdf5.formats.hdf5.file import (
@@ -295,7 +295,8 @@ class HDF5Writer(TokenWriter):
 
     def _fallocate(self, begin: int, end: int) -> None:
         if begin < end:
-            os.posix_fallocate(self._file.fd, begin, end - begin)
+            with disk_errors(self._file.partial_path):  # which is no failure of HDF5: it can close the file
+                os.posix_fallocate(self._file.fd, begin, end - begin)
 
     def _allocate_up_to(self, stop: int, num_offsets: int = 0) -> None:
         """Allocate the chunks before `stop` and so many offsets of documents, with their disk space."""

@@ -64,7 +64,7 @@ class Task(Protocol):
         """Return the part that is done, as any other process can see it."""
 
 
-class Work:
+class CountedWork:
     """Counts the work of a task: for the process that does it, and in a note for the one that waits for it."""
 
     def __init__(self, amount: int, progress: Progress, note: Path | None) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from zb_hdf5 import BatchWriter, ChecksumError, ConvertError, ShardEntry, StoreMeta, open_reader
 from zb_hdf5.console import format_bytes
 from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.converters.engines import Progress, Work, no_progress, noted_work
+from zb_hdf5.converters.engines import CountedWork, Progress, no_progress, noted_work
 from zb_hdf5.converters.journal import (
     PLANNED,
     FileState,
@@ -98,13 +98,13 @@ def files_of_shard(path: Path) -> tuple[Path, ...]:
 def write_shard(task: ShardTask, progress: Progress = no_progress) -> Finished:
     """Read the batches of one shard from the source, write them, and publish the file."""
     try:
-        return _write_shard(task, Work(task.amount, progress, task.note))
+        return _write_shard(task, CountedWork(task.amount, progress, task.note))
     finally:
         if task.note is not None:
             task.note.unlink(missing_ok=True)
 
 
-def _write_shard(task: ShardTask, work: Work) -> Finished:
+def _write_shard(task: ShardTask, work: CountedWork) -> Finished:
     source, start, stop = task.source, task.start, task.stop
     path, sha256 = source.file_of(start, stop)
     crc32 = None

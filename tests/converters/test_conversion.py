@@ -11,7 +11,7 @@ from contents import batches_of
 from zb_hdf5 import ArgumentError, BackendError, ExistsError, convert
 from zb_hdf5.converters.batch_target import merge_parts
 from zb_hdf5.converters.cli import convert as command
-from zb_hdf5.converters.engines import Work, noted_work
+from zb_hdf5.converters.engines import CountedWork, noted_work
 
 ROWS = np.random.default_rng(4).integers(0, 50_000, (40, 16), dtype=np.uint16)
 
@@ -107,7 +107,7 @@ def test_progress_reaches_its_end_when_the_last_shard_is_on_the_disk(tmp_path):
 
 def test_a_process_that_waits_for_another_sees_its_progress_by_a_note(tmp_path):
     note, seen = tmp_path / "note", []
-    work = Work(900, seen.append, note)
+    work = CountedWork(900, seen.append, note)
     assert noted_work(note) == 0
     while not note.exists():
         work.reach(1 / 3)

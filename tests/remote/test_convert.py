@@ -1,5 +1,6 @@
 """Conversions from and to buckets, and the commands that look at them."""
 
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from commandline import report_of, succeed
 from commandline import run_zb as run
 from contents import batches_of, write_batches
 from contract import is_refused, random_tokens
+from processes import running, started
 
 import zb_hdf5
 from zb_hdf5.commands.zb import zb
@@ -135,3 +137,22 @@ def test_the_same_tokens_with_other_fields_are_new_objects(s3, tmp_path, monkeyp
     with zb_hdf5.open_reader("s3://bucket/store") as reader:
         assert (reader.field("mask").read_batch(0) == 2).all()
     assert all(report.problem is None for report in zb_hdf5.verify_store("s3://bucket/store"))
+
+
+def test_sigterm_ends_a_conversion_from_a_server_that_does_not_answer(web, local, tmp_path, write_store):
+    write_store(web.folder / "store", TOKENS, (4,))
+    asked = []
+
+    def hold_up(number, method, name, span):
+        if name == "shard-00001.h5" and not asked:
+            asked.append(name)
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)  # the answer comes when it has ended
+
+    command = ("convert", "hdf5-to-hdf5", f"{web.url}/store", tmp_path / "out", "--quiet", "--workers", 1)
+    with running(started("from zb_hdf5.__main__ import zb; zb()", *command)) as process:
+        web.fault = hold_up
+        _, said = process.communicate(timeout=100)
+    assert (process.returncode, len(asked)) == (143, 1), said
+    assert "Traceback" not in said
+    assert not (tmp_path / "out").exists()

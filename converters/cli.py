@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from zb_hdf5.console import SIZE, CommandGroup, Output, Parsed, PathOrUrl, Progress, output_options
+from zb_hdf5.console import SIZE, STORE, CommandGroup, Output, Parsed, PathOrUrl, Progress, output_options
 from zb_hdf5.converters.conversion import DEFAULT_MEMORY_BYTES, OPTIONS, STREAM, Conversion, Option, Unset
 from zb_hdf5.converters.sources import CUT, SourceKind, sources
 from zb_hdf5.errors import ArgumentError
@@ -51,7 +51,7 @@ def _names(text: str) -> tuple[str, ...]:
 TYPES: Final[Mapping[str, Any]] = {
     "positive": click.IntRange(1), "natural": click.IntRange(0), "fraction": click.FloatRange(0, 1, max_open=True),
     "size": SIZE, "text": str, "names": Parsed("NAME,...", _names), "codec": Parsed("CODEC", _codec),
-    "part": Parsed("I/N", _part),
+    "part": Parsed("I/N", _part), "store": STORE,
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -24,7 +25,8 @@ class Option(NamedTuple):
     """An option of a conversion: its name on the command line, its kind, and one or two sentences of help."""
 
     flag: str
-    #: "positive", "natural", "fraction", "size", "text", "names", "codec", "part" or "flag"; choices; or their values.
+    #: "positive", "natural", "fraction", "size", "text", "names", "codec", "part", "store" or "flag"; choices; or their
+    #: values.
     kind: str | tuple[str, ...] | Mapping[str, Any]
     help: str
 
@@ -95,6 +97,12 @@ class Conversion:
     boundary: str | None = _option("--boundary", ("after", "before"), "Side of each document with its boundary token.")
     max_document_tokens: int | None = _option("--max-document-tokens", "positive", "Cut longer documents.")
     packing: str | None = _option("--packing", ("concat", "best-fit", "pad"), "How documents become rows.")
+    like: str | os.PathLike[str] | None = _option(  # noqa: RUF009 - which takes the type for a mutable one
+        "--like",
+        "store",
+        "Take shape, dtype, vocabulary size, shuffle, seed, remainder and number of shards from this store; an option "
+        "that is given wins.",
+    )
     batch_size: int | None = _option("--batch-size", "positive", "Records per batch.")
     seq_len: int | None = _option("--seq-len", "positive", "Tokens per record.")
     seed: int | None = _option("--seed", "natural", "Seed of the shuffle, and of the draw of documents held out.")

@@ -25,10 +25,11 @@ from zb_hdf5.converters.engines import (
     end_unguarded_worker,
     open_engine,
 )
+from zb_hdf5.converters.likeness import require_dtype_of_like, with_likeness
 from zb_hdf5.converters.reports import Done, Report
 from zb_hdf5.converters.shard import cut_into_shards
 from zb_hdf5.converters.source import NOTE, Source
-from zb_hdf5.converters.sources import PACKED, kind_of, require_options
+from zb_hdf5.converters.sources import PACKED, WORK, kind_of, require_options
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.formats.registry import FORMATS
@@ -96,6 +97,8 @@ def _entered(stack: ExitStack, found: Any, conversion: Conversion) -> Source | D
         if conversion.is_stream:
             raise ArgumentError(f"{source.paths[0]}: expected documents for a stream, found batches")
         FORMATS[conversion.target].require(source.meta, conversion.destination)  # before any work
+    dtype = source.meta.dtype if isinstance(source, Source) else source.dtype
+    require_dtype_of_like(conversion, dtype, source.paths[0])
     found = cast("Source | DocumentSource", source)
     return found if conversion.note is None else _noted(found, conversion)
 
@@ -122,7 +125,8 @@ def _prepared(conversion: Conversion) -> tuple[Conversion, Callable[[], Any]]:
     if not isinstance(source, str | os.PathLike | Sequence):
         if not isinstance(source, Source | DocumentSource) and not hasattr(source, "__enter__"):
             raise ArgumentError(f"source: expected a path, or an open source, found {source!r:.80}")
-        return conversion.with_defaults(PACKED if isinstance(source, DocumentSource) else {}), lambda: source
+        defaults = PACKED if isinstance(source, DocumentSource) else {}
+        return with_likeness(conversion, {**defaults, **WORK}).with_defaults(defaults), lambda: source
     paths = [any_path(each) for each in ([source] if isinstance(source, str | os.PathLike) else source)]
     if not paths:
         raise ArgumentError("source: expected one path or more, found none")
@@ -132,7 +136,9 @@ def _prepared(conversion: Conversion) -> tuple[Conversion, Callable[[], Any]]:
     if len(paths) > 1 and not kind.several:
         raise ArgumentError(f"source: expected one {name} file or store, found {len(paths)}")
     require_options(paths[0], kind, conversion)
-    conversion = replace(conversion.with_defaults(kind.options_of(conversion.target)), source_format=name)
+    options = kind.options_of(conversion.target)
+    conversion = with_likeness(conversion, options, kind.choices).with_defaults(options)
+    conversion = replace(conversion, source_format=name)
     return conversion, lambda: kind.open(paths, conversion)
 
 

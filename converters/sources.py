@@ -27,18 +27,19 @@ WORK: Final[Mapping[str, Any]] = {
 }  # fmt: skip
 _SHUFFLED: Final = {"batch_size": 32, "seed": 42, "shuffle": True}
 _ARRAYS: Final[Mapping[str, Any]] = {
-    **_SHUFFLED, "seq_len": Unset("that of 2-D records, else 512"),
+    "like": NONE, **_SHUFFLED, "seq_len": Unset("that of 2-D records, else 512"),
     "dtype": Unset("auto: uint16 if the source or --vocab-size proves it"),
     "vocab_size": NONE, "remainder": "drop", "pad_id": 0, "memory_bytes": DEFAULT_MEMORY_BYTES,
     "shuffle_method": "auto",
 }  # fmt: skip
 #: Documents that become rows.
 PACKED: Final[Mapping[str, Any]] = {
-    "packing": "concat", **_SHUFFLED, "seq_len": 512, "remainder": "pad", "pad_id": Unset("the boundary token, else 0"),
+    "like": NONE, "packing": "concat", **_SHUFFLED, "seq_len": 512, "remainder": "pad",
+    "pad_id": Unset("the boundary token, else 0"),
 }  # fmt: skip
 _STORE: Final[Mapping[str, Any]] = {
-    "dtype": "keep", "batch_size": Unset("as stored"), "seq_len": Unset("as stored; a divisor cuts each record"),
-    "remainder": Unset("drop"),
+    "like": NONE, "dtype": "keep", "batch_size": Unset("as stored"),
+    "seq_len": Unset("as stored; a divisor cuts each record"), "remainder": Unset("drop"),
 }  # fmt: skip
 _AUTO: Final = {"dtype": ("auto", "uint32", "uint16")}
 _TEXT: Final[Mapping[str, Any]] = {

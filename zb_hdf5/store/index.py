@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Self, cast
@@ -56,6 +57,7 @@ from zb_hdf5.spec import (
     STREAM_LAYOUT,
     StoreMeta,
     combine_sha256,
+    content_fingerprint,
     crc32_column,
     extents_column,
     is_file_name,
@@ -682,6 +684,39 @@ def find_index(path: Path) -> Path | None:
         return path
     known = path.is_dir() if isinstance(path, RemotePath) else (path / INDEX_NAME).exists()
     return path / INDEX_NAME if known else None
+
+
+def stores_by_format(folder: Path) -> dict[str, Path]:
+    """Return format -> store, of a folder that has a store of the same tokens for each format, named by it.
+
+    Any other path has none. A store whose index was lost counts.
+    """
+    if isinstance(folder, RemotePath) or not folder.is_dir() or find_index(folder):
+        return {}
+    places = {name: folder / name for name in backends()}
+    return {
+        name: place
+        for name, place in places.items()
+        if (place / INDEX_NAME).exists() or any(place.glob(f"{SHARD_PREFIX}*"))
+    }
+
+
+def require_same_tokens(folder: Path, stores: Mapping[str, ShardIndex]) -> None:
+    """Raise `FormatError` unless the stores of a folder, by their formats, have the same tokens, shards and shape."""
+    known = {name: content_fingerprint(index.table.values["sha256"], index.meta) for name, index in stores.items()}
+    for name, other in pairwise(known):
+        if known[name] != known[other]:
+            raise FormatError(
+                f"{folder}: expected the same tokens in {name} and {other}, found fingerprints {known[name]} and "
+                f"{known[other]}; convert one of them again"
+            )
+
+
+def require_one_store(folder: Path, advice: str) -> None:
+    """Raise `ArgumentError` for a folder that has a store for each format; `advice` is the end of the message."""
+    if stores := stores_by_format(folder):
+        places = " and ".join(map(str, stores.values()))
+        raise ArgumentError(f"{folder}: has a store for each format: {places}; {advice}")
 
 
 def require_files(folder: Path, index: ShardIndex) -> None:

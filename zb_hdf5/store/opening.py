@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypedDict
 
-from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy
+from zb_hdf5.errors import ArgumentError, BackendError, IncompleteError, Remedy
 from zb_hdf5.field import Fields, parse_fields
 from zb_hdf5.files.paths import RemotePath, any_path, local_path, on_failure, require_remote_access
 from zb_hdf5.files.publishing import require_present
@@ -30,10 +30,9 @@ from zb_hdf5.spec import (
     STREAM_LAYOUT,
     StoreMeta,
     codec_named,
-    content_fingerprint,
     stored_dtype,
 )
-from zb_hdf5.store.index import ShardIndex, find_index, require_files
+from zb_hdf5.store.index import ShardIndex, find_index, require_files, require_same_tokens, stores_by_format
 from zb_hdf5.store.shards import StoreReader, stream_index
 from zb_hdf5.store.store_documents import StoreDocuments
 
@@ -193,20 +192,14 @@ def _of_backend(path: Path, backend: str) -> tuple[Path, str, ShardIndex | None]
     """Return a store and its index: of this format if the folder has one for each, named by it; "auto": of HDF5."""
     if find_index(path):
         return path, backend, ShardIndex.load(path)
-    found = {name: ShardIndex.load(path / name) for name in backends() if (path / name / INDEX_NAME).exists()}
+    found = {name: ShardIndex.load(store) for name, store in stores_by_format(path).items() if find_index(store)}
     if not found:
         return path, backend, None
     preferred = "hdf5" if "hdf5" in found else next(iter(found))
     name = preferred if backend == "auto" else backend
     if name not in found:
         raise BackendError(f"{path}: asked for backend {name!r}, found stores of {' and '.join(sorted(found))}")
-    known = {each: content_fingerprint(index.table.values["sha256"], index.meta) for each, index in found.items()}
-    other = next((each for each in known if known[each] != known[name]), None)
-    if other is not None:
-        raise FormatError(
-            f"{path}: expected the same tokens in {name} and {other}, found fingerprints {known[name]} and "
-            f"{known[other]}; convert one of them again"
-        )
+    require_same_tokens(path, {name: found[name], **found})
     return path / name, name, found[name]
 
 

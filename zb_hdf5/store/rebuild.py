@@ -36,7 +36,7 @@ from zb_hdf5.spec import (
     StoreMeta,
     pieces_path,
 )
-from zb_hdf5.store.index import ShardEntry, ShardIndex, source_files
+from zb_hdf5.store.index import ShardEntry, ShardIndex, require_one_store, source_files
 
 UNKNOWN_SHUFFLE: Final = "unknown"  # of an index made from shards that do not name theirs
 REPAIRED: Final = ".repaired"  # in the name of a new file
@@ -167,7 +167,7 @@ def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> Sha
     Raises
     ------
     ArgumentError
-        If there is no such folder.
+        If there is no such folder, or it has a store for each format.
     ExistsError
         If the index is valid.
     IncompleteError
@@ -178,6 +178,7 @@ def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> Sha
     folder = local_path(folder)
     if not folder.is_dir():
         raise ArgumentError(f"{folder}: expected the folder of a store, found no folder")
+    require_one_store(folder, "name the one whose index is to be made again")
     old = None
     with suppress(ZbError):
         old = ShardIndex.load(folder)

@@ -56,7 +56,7 @@ from zb_hdf5.spec import (
     documents_path,
     pieces_path,
 )
-from zb_hdf5.store.index import ShardEntry, ShardIndex
+from zb_hdf5.store.index import ShardEntry, ShardIndex, require_one_store
 from zb_hdf5.store.rebuild import REPAIRED, document_tables, ensure_rows, entry_of
 
 #: The paths of the files that belong to the tokens of a file.
@@ -147,6 +147,7 @@ def repair(
     path = local_path(path)
     if not path.is_dir():
         return [repair_file(path, output=output, overwrite=overwrite, dry_run=dry_run)]
+    require_one_store(path, "name the one to repair, or convert it again from the other one, which loses no batch")
     if output is not None:
         raise ArgumentError(f"{path}: is a store: an output is for one file")
     return repair_store(path, overwrite=overwrite, dry_run=dry_run)

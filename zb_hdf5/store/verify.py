@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -22,7 +22,7 @@ from zb_hdf5.formats.hdf5.h5_reader import table_sha256
 from zb_hdf5.formats.npy import npy_files
 from zb_hdf5.formats.registry import FORMATS, format_of, open_chunks, require_datasets
 from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, documents_path, pieces_path
-from zb_hdf5.store.index import ShardEntry, ShardIndex, find_index
+from zb_hdf5.store.index import ShardEntry, ShardIndex, find_index, require_same_tokens, stores_by_format
 from zb_hdf5.store.rebuild import entry_of
 
 
@@ -176,6 +176,8 @@ def verify_store(
 ) -> list[ShardReport]:
     """Check a file, or every shard of a store, several shards at a time: batches, streams and `.npy` files.
 
+    Of a folder that has a store of the same tokens for each format, both are checked, and compared.
+
     Parameters
     ----------
     split
@@ -204,6 +206,8 @@ def verify_store(
     """
     path = any_path(path)
     require_datasets(path, dataset=dataset, axes=axes)
+    if stores := stores_by_format(path):
+        return _verify_each(path, stores, split, workers, progress, announce)
     folder = path.parent if path.name == INDEX_NAME else path
     files = [path] if isinstance(path, RemotePath) else npy_files(path)
     index = None
@@ -222,6 +226,26 @@ def verify_store(
     if index is not None and split is None and not any(report.problem for report in reports):
         _check_records(folder, index, reports)
     return reports + tables
+
+
+def _verify_each(
+    folder: Path, stores: Mapping[str, Path], split: str | None, workers: int | None, progress: Count, announce: Count
+) -> list[ShardReport]:
+    """Check a folder that has a store for each format."""
+    reports, found = list[ShardReport](), dict[str, ShardIndex]()
+    for name, store in stores.items():
+        report = ShardReport(str(store))
+        with _recorded(report):
+            found[name] = ShardIndex.load(store)
+        reports += [report] if report.problem else []
+    announce(sum(index.of_split(split).token_count for index in found.values()))
+    compared = ShardReport(str(folder / list(stores)[-1]))
+    with _recorded(compared):
+        require_same_tokens(folder, found)
+    reports += [compared] if compared.problem else []
+    for name in found:
+        reports += verify_store(stores[name], split=split, workers=workers, progress=progress)
+    return reports
 
 
 def require_digests(path: Path, split: str | None = None, dataset: str | None = None) -> None:

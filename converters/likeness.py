@@ -1,0 +1,96 @@
+"""The options of a conversion that is to fit a store which is there: the same batches, for another format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from zb_hdf5 import ArgumentError, IncompleteError, open_reader
+from zb_hdf5.converters.conversion import OPTIONS, Conversion
+from zb_hdf5.files.paths import any_path
+from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.spec import DEFAULT_SPLIT
+from zb_hdf5.store.opening import is_stream
+from zb_hdf5.store.shards import StoreReader
+
+#: The options that a store names in `source`, where its conversion had them.
+_NAMED: Final = ("remainder", "pad_id", "packing")
+
+
+def with_likeness(
+    conversion: Conversion, known: Mapping[str, Any], choices: Mapping[str, tuple[str, ...]] | None = None
+) -> Conversion:
+    """Return a conversion with the options of its `like`, but for those that were given.
+
+    Parameters
+    ----------
+    known
+        The names of the options that apply to its source and target.
+    choices
+        The values of an option, where its source does not take all.
+    """
+    if conversion.like is None:
+        return conversion
+    found, choices = options_of(any_path(conversion.like)), choices or {}
+    if conversion.shard_bytes is not None or conversion.destination.suffix == FORMATS[conversion.target].suffix:
+        del found["num_shards"]
+    taken = {
+        name: value
+        for name, value in found.items()
+        if name in known and getattr(conversion, name) is None and value in choices.get(name, (value,))
+    }
+    return replace(conversion, **taken)
+
+
+def options_of(path: Path) -> dict[str, Any]:
+    """Return the options that make batches as a store, or a lone file, has them; None where it does not name one.
+
+    Raises
+    ------
+    ArgumentError
+        If it is a token stream.
+    IncompleteError
+        If its writer has not finished.
+    FormatError
+        If it is no store.
+    """
+    if is_stream(path):
+        raise ArgumentError(f"{path}: like: expected a store of batches, found a token stream")
+    with open_reader(path) as reader:
+        if not reader.complete:
+            raise IncompleteError(f"{path}: like: its writer has not finished")
+        meta, source, shuffle = reader.meta, reader.origin.get("source", {}), reader.origin.get("shuffle")
+        num_shards, vocab_size = None, meta.vocab_size
+        if isinstance(reader, StoreReader):
+            index = reader.index.without_max_token()
+            source, shuffle, vocab_size = index.source, index.shuffle, index.meta.vocab_size
+            splits = index.table.values["split"]
+            num_shards = splits.count(DEFAULT_SPLIT) or len(splits)
+    return {
+        "batch_size": meta.batch_size,
+        "seq_len": meta.seq_len,
+        "dtype": meta.dtype.name,
+        "vocab_size": vocab_size or None,
+        "seed": meta.seed,
+        "shuffle": shuffle == "global" if shuffle in ("global", "none") else meta.seed > 0,
+        "num_shards": num_shards,
+        **{name: _named(source, name) for name in _NAMED},
+    }
+
+
+def _named(source: dict[str, Any], name: str) -> Any:
+    """Return an option that `source` names, which is free JSON: None unless it is a value of that option."""
+    value, kind = source.get(name), OPTIONS[name].kind
+    is_possible = value in kind if isinstance(kind, tuple) else type(value) is int and value >= 0
+    return value if is_possible else None
+
+
+def require_dtype_of_like(conversion: Conversion, dtype: Any, source: object) -> None:
+    """Raise `ArgumentError` if a source that has a dtype of its own does not give that of `like`."""
+    if conversion.like is None or conversion.dtype not in (None, "keep"):
+        return
+    expected = options_of(any_path(conversion.like))["dtype"]
+    if dtype.name != expected:
+        raise ArgumentError(f"{source}: gives tokens of {dtype.name}, and {conversion.like} has {expected}")

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch  # noqa: F401 - before any thread does: a child waits for ever for an import that a thread was at
 from contents import numbered_batches
+from contract import is_refused
 from processes import in_forks, killed_after
 from source_tokens import ALL, make_stream
 
 import zb_hdf5
-from zb_hdf5 import Loader, convert, open_reader, open_writer
+from zb_hdf5 import Loader, convert, errors, open_reader, open_writer
 from zb_hdf5.files.forks import OwnLock, generation, kept_property
 
 HOW = {"rank": 0, "world_size": 1, "shuffle": "records", "seed": 7}
@@ -76,6 +77,21 @@ def test_no_child_waits_for_a_thread_that_it_does_not_have(forks, stores):
             sys.setswitchinterval(before)
         for thread in threads:
             thread.result()
+
+
+def test_a_child_does_not_wait_for_steps_that_its_parent_reads_ahead(stores):
+    with Loader(stores[1], prefetch=0, **HOW) as loader:
+        expected = [step.tolist() for step in loader]
+    with Loader(stores[1], prefetch=3, **HOW) as loader:
+        steps = iter(loader)
+        assert next(steps).tolist() == expected[0]
+
+        def go_on():
+            is_refused(errors.ClosedError, lambda: next(steps), match="begin another one")
+            return next(loader).tolist()
+
+        assert in_forks(go_on, limit_s=20) == [expected[1]]
+        assert [step.tolist() for step in steps] == expected[1:]
 
 
 def test_a_child_and_a_copy_have_locks_of_their_own_that_nobody_holds():

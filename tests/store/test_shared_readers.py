@@ -5,7 +5,7 @@ import pickle
 import random
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import h5py
 import numpy as np
@@ -105,6 +105,7 @@ def hammer(path, reads, shard_batches):
                     each.result()
             finally:
                 ended.set()
+                wait([copies])  # a child opens a lone file under the name that it has while it grows
                 writer.stdin.close()
             assert copies.result()
         writer.stdin = None

@@ -29,7 +29,8 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import BatchIndexError
+from zb_hdf5.errors import BatchIndexError, ClosedError
+from zb_hdf5.files.forks import generation
 from zb_hdf5.files.objects import RemoteObject
 from zb_hdf5.files.paths import (
     Identity,
@@ -359,13 +360,20 @@ def in_memory(file: Path | int) -> bool:
     return file_system(file) in (0x01021994, 0x858458F6)
 
 
+def require_process(process: int) -> None:
+    """Raise `ClosedError` unless this process has this number: see `generation`."""
+    if process != generation():
+        raise ClosedError("this iteration reads ahead in threads of the parent process: begin another one in its child")
+
+
 def read_ahead(
     read: Callable[[Key], Result], requests: Iterator[Key], depth: int, *, threads: int = MAX_THREADS,
     size: Callable[[Key], int] = lambda request: 1,
 ) -> Generator[Result]:  # fmt: skip
     """Yield `read(request)` in order, with requests of up to `depth` in all read ahead in threads; 0: without."""
     # The threads end with the iterator: a read of this machine that has begun is waited for, a wait for a server is
-    # left, and no other read begins, nor does any behind one that failed, which may have waited for a server.
+    # left, and no other read begins, nor does any behind one that failed, which may have waited for a server. The child
+    # of a fork has none of the threads, and would wait for ever.
     if not depth:
         yield from map(read, requests)
         return
@@ -382,7 +390,7 @@ def read_ahead(
             raise
 
     pending: deque[tuple[int, Future[Result]]] = deque()
-    ahead = 0
+    ahead, process = 0, generation()
     with Readers(min(depth, threads), "zb-prefetch") as readers:
         for number, request in enumerate(requests):
             pending.append((size(request), readers.submit(read_unless_failed, number, request)))
@@ -391,5 +399,7 @@ def read_ahead(
                 count, future = pending.popleft()
                 ahead -= count
                 yield result_of(future)
+                require_process(process)
         while pending:
             yield result_of(pending.popleft()[1])
+            require_process(process)

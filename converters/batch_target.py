@@ -114,7 +114,8 @@ def describe(source: Source, conversion: Conversion, workers: Workers) -> dict[s
     meta, cuts = plan.source.meta, plan.cuts
     node, memory_bytes = 1 if one_file else workers.engine.workers_per_node, conversion.memory_bytes
     shuffle = choose_shuffle(plan.source, conversion.shuffle_method, cuts, memory_bytes, node)
-    sizes, num_tokens = [plan.shard_bytes(shard) for shard in range(len(cuts))], source.num_batches * meta.batch_tokens
+    sizes = [plan.shard_bytes(shard) for shard in range(len(cuts))]
+    num_tokens = source.num_batches * meta.batch_tokens
     return {
         "path": str(conversion.destination),
         "num_batches": plan.source.num_batches,
@@ -136,7 +137,8 @@ def describe(source: Source, conversion: Conversion, workers: Workers) -> dict[s
 
 def describe_lines(planned: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the description of `describe` for people."""
-    free, saved = planned["free"], planned["uint16_would_save_bytes"]
+    free = planned["free"]
+    saved = planned["uint16_would_save_bytes"]
     shape = f"{planned['batch_size']:,} x {planned['seq_len']:,}"
     inodes = "an uncounted number" if free["inodes"] is None else f"{free['inodes']:,}"
     smaller = f"uint32: a --vocab-size of at most 65,536 would store uint16 and save {format_bytes(saved)}"

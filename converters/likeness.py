@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from zb_hdf5 import ArgumentError, IncompleteError, open_reader
 from zb_hdf5.converters.conversion import OPTIONS, Conversion
@@ -33,8 +33,14 @@ def with_likeness(
     """
     if conversion.like is None:
         return conversion
-    found, choices = options_of(any_path(conversion.like)), choices or {}
-    if conversion.shard_bytes is not None or conversion.destination.suffix == FORMATS[conversion.target].suffix:
+    if conversion.is_stream:
+        raise ArgumentError(f"like={str(conversion.like)!r} is for batches, found a target of streams")
+    found, num_splits = likeness_of(any_path(conversion.like))
+    choices = choices or {}
+    is_one_file = conversion.destination.suffix == FORMATS[conversion.target].suffix
+    # each split of a store keeps as many shards as it has; documents are dealt out anew
+    has_own_shards = num_splits > 1 and "packing" not in known
+    if is_one_file or has_own_shards or conversion.shard_bytes is not None:
         del found["num_shards"]
     taken = {
         name: value
@@ -44,8 +50,18 @@ def with_likeness(
     return replace(conversion, **taken)
 
 
-def options_of(path: Path) -> dict[str, Any]:
-    """Return the options that make batches as a store, or a lone file, has them; None where it does not name one.
+class Likeness(NamedTuple):
+    """The options that make batches as a store has them, None where it does not name one; and how many splits it has.
+
+    The number of shards is that of its training split.
+    """
+
+    options: dict[str, Any]
+    num_splits: int
+
+
+def likeness_of(path: Path) -> Likeness:
+    """Return the likeness of a store, or of a lone file.
 
     Raises
     ------
@@ -61,14 +77,21 @@ def options_of(path: Path) -> dict[str, Any]:
     with open_reader(path) as reader:
         if not reader.complete:
             raise IncompleteError(f"{path}: like: its writer has not finished")
-        meta, source, shuffle = reader.meta, reader.origin.get("source", {}), reader.origin.get("shuffle")
-        num_shards, vocab_size = None, meta.vocab_size
+        meta = reader.meta
+        source = reader.origin.get("source", {})
+        shuffle = reader.origin.get("shuffle")
+        vocab_size = meta.vocab_size
+        num_shards = None
+        num_splits = 1
         if isinstance(reader, StoreReader):
             index = reader.index.without_max_token()
-            source, shuffle, vocab_size = index.source, index.shuffle, index.meta.vocab_size
+            source = index.source
+            shuffle = index.shuffle
+            vocab_size = index.meta.vocab_size
             splits = index.table.values["split"]
             num_shards = splits.count(DEFAULT_SPLIT) or len(splits)
-    return {
+            num_splits = len({*splits})
+    options = {
         "batch_size": meta.batch_size,
         "seq_len": meta.seq_len,
         "dtype": meta.dtype.name,
@@ -78,6 +101,7 @@ def options_of(path: Path) -> dict[str, Any]:
         "num_shards": num_shards,
         **{name: _named(source, name) for name in _NAMED},
     }
+    return Likeness(options, num_splits)
 
 
 def _named(source: dict[str, Any], name: str) -> Any:
@@ -91,6 +115,6 @@ def require_dtype_of_like(conversion: Conversion, dtype: Any, source: object) ->
     """Raise `ArgumentError` if a source that has a dtype of its own does not give that of `like`."""
     if conversion.like is None or conversion.dtype not in (None, "keep"):
         return
-    expected = options_of(any_path(conversion.like))["dtype"]
+    expected = likeness_of(any_path(conversion.like)).options["dtype"]
     if dtype.name != expected:
         raise ArgumentError(f"{source}: gives tokens of {dtype.name}, and {conversion.like} has {expected}")

@@ -191,13 +191,13 @@ class Report:
 
     def _smaller(self) -> str:
         """Name the option that would store the tokens in half the bytes; "" if none would."""
-        saved, max_token = self._uint16_would_save(), self.max_token or 0
-        if not saved:
+        saved = self._uint16_would_save()
+        if not saved or self.max_token is None:
             return ""
         before = " before compression" if self.meta.codec != NO_CODEC else ""
         return (
-            f"all ids fit uint16, the largest is {max_token:,}: --vocab-size {max_token + 1} would store them in it "
-            f"and save {format_bytes(saved)}{before}"
+            f"all ids fit uint16, the largest is {self.max_token:,}: --vocab-size {self.max_token + 1} would store "
+            f"them in it and save {format_bytes(saved)}{before}"
         )
 
     def _extension(self) -> str | None:

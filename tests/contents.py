@@ -60,6 +60,14 @@ def write_streams(folder, parts, splits=(), source=None, **options):
     return Path(folder)
 
 
+def write_books(folder, tokens, write_store):
+    """Write a folder with one store for each format, of the same tokens."""
+    folder.mkdir()
+    for name in ("batch", "hdf5"):
+        write_store(folder / name, tokens, (4,), (name,))
+    return folder
+
+
 def measured(path, sample_batches=None, progress=lambda tokens, total: None):
     """Return the statistics of a path, as `zb report` measures them."""
     with open_to_look(path) as reader:

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 from commandline import one_error, run_zb, succeed
-from contents import batches_of, write_stream
+from contents import batches_of, write_stream, write_streams
 from contract import is_refused
 
 from zb_hdf5 import ArgumentError, FormatError, IncompleteError, Loader, ShardIndex, convert, open_reader, open_writer
 from zb_hdf5.commands.zb import zb
+from zb_hdf5.converters.conversion import Conversion
+from zb_hdf5.converters.npy_source import CutSource
 
 ALONE = {"rank": 0, "world_size": 1}
 ROWS = np.random.default_rng(3).integers(0, 50_000, (203, 16), dtype=np.int64)
@@ -96,6 +98,20 @@ def test_streams_and_stores_take_the_shape_of_another_store(tmp_path):
     assert layout(tmp_path / "halves")[2] == layout(tmp_path / "halves-batch")[2]
 
 
+def test_the_splits_of_a_store_and_of_a_stream_stay(tmp_path):
+    tokens = np.random.default_rng(2).integers(0, 500, 3000)
+    parts = [(part, [10] * 100) for part in np.split(tokens, 3)]
+    splits = ("train", "train", "val")
+    write_streams(tmp_path / "stream", parts, splits, dtype="uint16", boundary_token_id=0)
+    convert(tmp_path / "stream", "hdf5", tmp_path / "rows", batch_size=3, seq_len=32, num_shards=3)
+    convert(tmp_path / "stream", "batch", tmp_path / "rows-batch", like=tmp_path / "rows", tokens_only=True)
+    convert(tmp_path / "rows", "batch", tmp_path / "copy", like=tmp_path / "rows", tokens_only=True)
+    expected = layout(tmp_path / "rows")[2]
+    assert {split for *_, split in expected} == {"train", "val"}
+    assert layout(tmp_path / "rows-batch")[2] == expected
+    assert layout(tmp_path / "copy")[2] == expected
+
+
 def test_a_source_that_cannot_give_the_dtype_is_refused(tmp_path, tokens):
     convert(tokens, "hdf5", tmp_path / "small", batch_size=4, dtype="uint16")
     write_stream(tmp_path / "wide.h5", np.arange(100), [10] * 10, dtype="uint32")
@@ -124,4 +140,8 @@ def test_what_is_no_store_is_refused(tokens, tmp_path):
     assert run_zb("convert", "npy-to-batch", tokens, tmp_path / "out", "--like", tmp_path / "none").exit_code == 2
     with pytest.raises(ArgumentError, match="like belongs to"):
         convert(tokens, "stream", tmp_path / "out", boundary_token_id=3, like=tmp_path / "live")
+    np.save(tmp_path / "flat.npy", ROWS.reshape(-1))
+    opened = CutSource([tmp_path / "flat.npy"], Conversion("", "stream", "", boundary_token_id=3))
+    with pytest.raises(ArgumentError, match="is for batches, found a target of streams"):
+        convert(opened, "stream", tmp_path / "out", like=tmp_path / "live")
     assert not (tmp_path / "out").exists()

@@ -2,7 +2,7 @@
 
 import pytest
 from commandline import one_error, report_of, run_zb
-from contents import files_in
+from contents import files_in, write_books
 from contract import is_refused, random_tokens
 from damage import flip_token
 
@@ -15,11 +15,7 @@ SHARDS = ["batch/shard-00000.batch", "batch/shard-00001.batch", "hdf5/shard-0000
 
 @pytest.fixture
 def books(tmp_path, write_store):
-    tokens = random_tokens(6, 4, 64)
-    (tmp_path / "books").mkdir()
-    for name in ("batch", "hdf5"):
-        write_store(tmp_path / "books" / name, tokens, (4,), (name,))
-    return tmp_path / "books"
+    return write_books(tmp_path / "books", random_tokens(6, 4, 64), write_store)
 
 
 def outcomes(report, folder):

@@ -7,7 +7,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from contents import batches_of
+from contents import batches_of, write_books
 from contract import is_refused, random_tokens
 
 from zb_hdf5 import Loader, MmapTokenStore, convert, errors, open_reader, verify_store
@@ -19,10 +19,7 @@ ONE_RANK = {"rank": 0, "world_size": 1}
 def books(tmp_path, write_store):
     """A folder with one store for each format, of the same tokens."""
     tokens = random_tokens(6, 4, 64)
-    (tmp_path / "books").mkdir()
-    for name in ("batch", "hdf5"):
-        write_store(tmp_path / "books" / name, tokens, (4,), (name,))
-    return tmp_path / "books", tokens
+    return write_books(tmp_path / "books", tokens, write_store), tokens
 
 
 def test_the_backend_chooses_the_store_and_states_fit_both(books):

@@ -454,7 +454,8 @@ class ShardIndex:
         known = [token for token in largest if token is not None]
         if not known or len(known) < len(largest):
             return self
-        index, max_token = self.without_max_token(), max(known)
+        index = self.without_max_token()
+        max_token = max(known)
         source = {**index.source, MAX_TOKEN: max_token}
         if index.meta.vocab_size:
             return replace(index, source=source)

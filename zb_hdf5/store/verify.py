@@ -232,7 +232,8 @@ def _verify_each(
     folder: Path, stores: Mapping[str, Path], split: str | None, workers: int | None, progress: Count, announce: Count
 ) -> list[ShardReport]:
     """Check a folder that has a store for each format."""
-    reports, found = list[ShardReport](), dict[str, ShardIndex]()
+    reports: list[ShardReport] = []
+    found: dict[str, ShardIndex] = {}
     for name, store in stores.items():
         report = ShardReport(str(store))
         with _recorded(report):

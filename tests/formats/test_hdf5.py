@@ -281,9 +281,10 @@ def test_without_its_crc32_a_file_is_not_verified(change, path):
 @pytest.mark.parametrize("token", [2**32, -1])
 def test_an_id_out_of_range_is_an_error_when_it_is_met(token, tmp_path):
     with h5py.File(tmp_path / "foreign.h5", "w") as h5:
-        h5["data"] = np.where(np.arange(60).reshape(2, 3, 10) == 47, token, 1)
-    with open_reader(tmp_path / "foreign.h5", dataset="data") as reader:
-        np.testing.assert_array_equal(reader.read_batch(0), np.ones((3, 10)))
+        ids = np.arange(60).reshape(2, 3, 10)
+        h5["data"] = np.where(ids == 47, token, ids)
+    with open_reader(tmp_path / "foreign.h5", dataset="data", axes="batch,record,token") as reader:
+        np.testing.assert_array_equal(reader.read_batch(0), ids[0])
         out = np.zeros((3, 10), np.int64)
         for read in (reader.read_batch, reader.read_batch_torch, lambda number: reader.read_into(number, out)):
             is_refused(errors.ConvertError, lambda read=read: read(1), match=f"batch 1.*token id {token} at index 17")
@@ -315,8 +316,9 @@ def test_a_filter_that_is_not_installed_is_named(path, tmp_path):
         for index in range(7):
             stored.write_direct_chunk((index, 0, 0), bytes(120))
         copy_attributes(old["batches"].attrs, new["batches"])
-    for dataset in (None, "batches"):
-        with open_reader(odd, dataset=dataset) as reader:
+    is_refused(errors.UnavailableError, lambda: open_reader(odd, dataset="batches"), match="lacks a filter")
+    for choice in ({}, {"dataset": "batches", "axes": "batch,record,token"}):
+        with open_reader(odd, **choice) as reader:
             is_refused(errors.UnavailableError, lambda reader=reader: reader.read_batch(0), match="lacks a filter")
     done = run(convert, "hdf5-to-batch", odd, tmp_path / "o.batch", "--dataset", "batches")
     assert "filter" in one_error(done, 5)

@@ -356,8 +356,7 @@ class HDF5Writer(TokenWriter):
                 column.waiting = []
             if self._encode is not None:  # each chunk has changed an index: all of them before the marker
                 self._h5.flush()
-            if self._durable:
-                os.fdatasync(self._file.fd)
+            self._flush_to_disk()
             self._modify(**marker)
         self._waiting_bytes, self._latest = 0, {}
 
@@ -366,8 +365,13 @@ class HDF5Writer(TokenWriter):
         for name, value in attributes.items():
             self._marker[name].write(np.array(value, dtype=self._attributes[name]))
         self._h5.flush()
+        self._flush_to_disk()
+
+    def _flush_to_disk(self) -> None:
+        """Have the disk hold what is written, if the writer is durable."""
         if self._durable:
-            os.fdatasync(self._file.fd)
+            with disk_errors(self._file.partial_path):  # HDF5 has not failed, and can close the file
+                os.fdatasync(self._file.fd)
 
     # --- the end
 

@@ -361,10 +361,7 @@ def read_journal(path: Path, unit: str | None = None) -> Record:
     first, *rest = path.read_bytes().split(b"\n")[:-1] or [b""]
     head = _content(first)
     if head is None or not head.keys() >= {"unit", "plan"} or PLANNED not in head["plan"]:
-        raise FormatError(
-            f"{path}: not a journal of a conversion: its first line is damaged, or of an early build; start over with "
-            "--force"
-        )
+        raise FormatError(f"{path}: not a journal of a conversion: its first line is damaged; start over with --force")
     found = Record(head["unit"], head["plan"])
     if unit not in (None, found.unit):
         raise ConvertError(f"{path}: an interrupted conversion of another kind is there; start over with --force")

@@ -35,7 +35,7 @@ REVIEWED: dict[tuple[str, str], str] = {
     ("*", "message"): "messages are rewritten; the class of an error stays",
     ("*/documents/*", "*document_ids"): "they number the segments of cu_seqlens, of which padding is one",
     ("*/documents/all", "*"): "documents has -1 for padding, and document_ids count the segments of cu_seqlens",
-    ("windows", "state*"): "it is that of the Loader over the windows, which takes the earlier ones too",
+    ("windows", "state*"): "it is that of the Loader over the windows",
     ("*/loader/pack-multiple", "*"): "a packed batch of documents has its padding in documents and seq_lens",
 }
 

@@ -24,7 +24,7 @@ from zb_hdf5.converters.documents import Recipe, TextSource
 from zb_hdf5.converters.reports import Report
 from zb_hdf5.converters.run import convert
 from zb_hdf5.documents.document_table import DocumentTable
-from zb_hdf5.errors import ArgumentError, BatchIndexError, ConvertError, FormatError, Remedy
+from zb_hdf5.errors import ArgumentError, BatchIndexError, ConvertError, FormatError
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.publishing import refuse_existing, scratch_directory
 from zb_hdf5.formats import native
@@ -32,7 +32,7 @@ from zb_hdf5.formats.batch_reader import GROUP_BYTES, require_choice
 from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter as HDF5ShardWriter
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import require_positive, resolve_rank, write_order
-from zb_hdf5.loaders.state import STATE_VERSION, require_count, require_fields, shown
+from zb_hdf5.loaders.state import shown
 from zb_hdf5.loaders.text_loader import TextLoader, paths_of_split
 from zb_hdf5.packages import require_package
 from zb_hdf5.spec import StoreMeta, TokenArray, as_stored, stored_dtype
@@ -367,19 +367,6 @@ class SlidingWindowDataloader(Loader):
         for tokens, after in super()._read_from(position):
             rows = tokens.numpy()
             yield (rows[:, :-1], rows[:, 1:]), after
-
-    def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
-        """Continue exactly where `state_dict` was taken, as `Loader.load_state_dict` does."""
-        if isinstance(state_dict, dict) and state_dict.get("kind") == "windows":  # of an earlier build
-            own = {name: getattr(self, name) for name in ("order", "seed", "window_size", "batch_size")}
-            own |= {"version": STATE_VERSION, "kind": "windows", "draws": None}
-            own["fingerprint"] = self.store.token_fingerprint
-            if not force:
-                require_fields(self.path, state_dict, own, ("epoch", "step"), remedy=Remedy.FORCE)
-            position = require_count(self.path, state_dict, "step") * self.batch_size
-            position %= self.num_records if self.order == "random" else position + 1  # it went round
-            state_dict = self.identity() | {"epoch": state_dict["epoch"], "position": position}
-        super().load_state_dict(state_dict, force=force)
 
 
 # --- the streaming pipeline ------------------------------------------------------------------------------------

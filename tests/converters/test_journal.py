@@ -137,13 +137,13 @@ def test_a_line_of_junk_costs_its_shard_and_a_first_line_of_junk_is_refused(junk
     assert "not a journal" in str(error)
 
 
-def test_lines_of_an_early_build_have_no_digest_and_are_not_believed(interrupted):
+def test_lines_without_a_digest_are_not_believed(interrupted):
     head, *rest = interrupted.lines
     without = [json.dumps(opened(line)).encode() for line in rest]
     assert interrupted.resume_with(b"\n".join([head, *without, b""])) is None
     assert interrupted.kept_shards == 0
-    early = json.dumps(opened(head)).encode()
-    assert "of an early build" in str(interrupted.resume_with(b"\n".join([early, *rest, b""])))
+    without = json.dumps(opened(head)).encode()
+    assert "its first line is damaged" in str(interrupted.resume_with(b"\n".join([without, *rest, b""])))
 
 
 @st.composite

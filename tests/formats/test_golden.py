@@ -7,7 +7,7 @@ import h5py
 import numpy as np
 import pytest
 
-from zb_hdf5 import FormatError, MmapTokenStore, ShardIndex, StoreMeta, open_reader, open_writer, verify_store
+from zb_hdf5 import MmapTokenStore, ShardIndex, StoreMeta, open_reader, open_writer, verify_store
 from zb_hdf5.store.rebuild import add_crc32_file
 
 DATA = Path(__file__).parents[1] / "data"
@@ -103,19 +103,6 @@ def test_hdf5_files_are_still_written_with_the_same_content(tmp_path):
     with open_writer(tmp_path / "v3.h5", batch_size=2, seq_len=8, seed=42, total_records=5) as writer:
         writer.write(TOKENS)
     assert described(tmp_path / "v3.h5") == described(DATA / "v3.h5")
-
-
-EARLY = {
-    "v2-early.h5": open_reader,
-    "v2-stream-early.h5": lambda path: open_reader(path, batch_size=2, seq_len=8),
-    "v2-shards-early.json": lambda path: ShardIndex.from_json(path.read_text(encoding="utf-8"), path),
-}
-
-
-@pytest.mark.parametrize("name", EARLY)
-def test_files_of_an_early_build_are_refused_in_one_sentence(name):
-    with pytest.raises(FormatError, match="version 3, found 2; it was written by an early build: convert again"):
-        EARLY[name](DATA / name)
 
 
 def test_an_index_is_still_written_byte_for_byte():

@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import shutil
 import zlib
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from zb_hdf5 import Loader, MmapTokenStore, errors, open_reader, open_writer, ve
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.spec import HDF5_MAGIC, INDEX_NAME
-from zb_hdf5.store.repair import repair, repair_file
+from zb_hdf5.store.repair import repair_file
 
 SHAPE = (4, 1024)
 ACCESSES = ("auto", "mmap", "pread", "h5py")
@@ -372,24 +371,10 @@ def test_arguments_that_are_no_counts_are_refused(wrong, suffix, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("suffix", [".fields.h5", ".pieces.h5", ".documents.h5"])
-def test_fields_and_documents_that_an_early_build_left_beside_a_batch_file_are_refused(suffix, tmp_path):
-    path, partial = tmp_path / "x.batch", tmp_path / "x.batch.partial"
-    write_batches(path, np.zeros((1, 2, 8), int))
-    (tmp_path / f"x.batch{suffix}").write_bytes(b"of an early build")
-    told = rf"x\.batch{suffix}: belongs to x.batch, .* written by an early build"
-    is_refused(errors.FormatError, lambda: open_reader(path), lambda: repair(path), match=told)
-    again = {"batch_size": 2, "seq_len": 8, "overwrite": True}
-    is_refused(errors.FormatError, lambda: open_writer(path, **again), match=told)
-    shutil.copy(path, partial)
-    is_refused(errors.FormatError, lambda: repair(partial, output=tmp_path / "y.batch"), match="early build")
-    assert not (tmp_path / "y.batch").exists()
-
-
 def test_a_dual_file_is_read_as_a_batch_file(tmp_path):
     path, tokens = tmp_path / "x.batch", np.arange(16).reshape(1, 2, 8)
     write_batches(path, tokens)
-    with open(path, "r+b") as file:  # the HDF5 metadata that early builds wrote into the header
+    with open(path, "r+b") as file:  # the reserved bytes of a header: HDF5 looks for its signature there
         file.seek(512)
         file.write(HDF5_MAGIC + bytes(range(100)))
     with open_reader(path) as reader:

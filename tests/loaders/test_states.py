@@ -420,26 +420,6 @@ def test_random_windows_begin_anywhere_and_never_end(sliding):
 
 
 @pytest.mark.parametrize("order", ["random", "epoch"])
-def test_windows_go_on_after_a_state_of_an_earlier_build(sliding, order):
-    with sliding(order=order, epoch=2) as expected, sliding(order=order) as loader:
-        of_tokens = {"version": 2, "kind": "windows", "fingerprint": loader.store.token_fingerprint, "draws": None}
-        state = {**of_tokens, "order": order, "seed": 42, "window_size": 16, "batch_size": 4, "epoch": 2, "step": 3}
-        for name, value in (("draws", {"bit_generator": "PCG64"}), ("seed", 1), ("window_size", 8), ("order", "other")):
-            with pytest.raises(zb_hdf5.StateError, match=rf"state has {name}.*force=True"):
-                loader.load_state_dict({**state, name: value})
-        for damage in ({"step": -1}, {"epoch": "2"}, {"step": None}, {"epoch": 2.0}):
-            with pytest.raises(zb_hdf5.StateError, match=next(iter(damage))):
-                loader.load_state_dict({**state, **damage})
-        for _ in range(3):
-            next(expected)
-        loader.load_state_dict(state)
-        assert loader.state_dict() == expected.state_dict()
-        np.testing.assert_array_equal(next(loader)[0], next(expected)[0])
-        loader.load_state_dict({**state, "seed": 1, "step": 4}, force=True)
-        np.testing.assert_array_equal(next(loader)[0], next(expected)[0])
-
-
-@pytest.mark.parametrize("order", ["random", "epoch"])
 def test_windows_that_could_not_be_read_come_with_the_next_call(sliding, order, monkeypatch):
     with sliding(order=order) as loader, sliding(order=order) as expected:
         with monkeypatch.context() as broken:

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.files.checked import Crc32Rows, crc32_of
-from zb_hdf5.files.paths import RemotePath, any_path, on_failure, open_file, open_with_room, regular
-from zb_hdf5.files.publishing import PARTIAL_SUFFIX, replaced, write_atomically, write_fully
+from zb_hdf5.files.paths import any_path, on_failure, open_file, open_with_room, regular
+from zb_hdf5.files.publishing import replaced, write_atomically, write_fully
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.tokens import FileTokens, open_extents
 from zb_hdf5.formats.batch_reader import BatchReader, BrokenFile, require_options
@@ -27,10 +27,8 @@ from zb_hdf5.spec import (
     BATCH_VERSION,
     BATCHES,
     CODE_BY_DTYPE,
-    DOCUMENTS_SUFFIX,
     DTYPE_BY_CODE,
     HEADER_BYTES,
-    PIECES_SUFFIX,
     U32_MAX,
     StoreMeta,
     TokenArray,
@@ -51,8 +49,6 @@ BATCH_HEADER_FIELDS: Final = (
 #: The number of batches of a file whose writer has not finished.
 UNFINISHED: Final = 2**64 - 1
 _HEADER: Final = struct.Struct("<" + "".join(code for _, code, _ in BATCH_HEADER_FIELDS))
-#: Suffixes of the files of early builds that held the fields and documents of a `.batch` file.
-EARLY_SUFFIXES: Final = (".fields.h5", ".pieces.h5", ".documents.h5", PIECES_SUFFIX, DOCUMENTS_SUFFIX)
 
 
 class BatchFileReader(BatchReader):
@@ -69,7 +65,6 @@ class BatchFileReader(BatchReader):
         path = any_path(path)
         if access == "h5py":
             raise ArgumentError(f"{path}: a .batch file is read by mmap or pread, not by h5py")
-        refuse_leftovers(path)
         meta, num_batches = read_header(path)
         tokens = _open_slots(path, meta, num_batches, access)
         super().__init__(path, meta, num_batches, tokens)
@@ -98,7 +93,6 @@ class BatchFileWriter(FileWriter):
         return batch_file_bytes(meta, num_batches) + 4 * num_batches
 
     def _begin(self) -> None:
-        refuse_leftovers(self._file.path)
         write_fully(self._file.fd, pack_header(self.meta, UNFINISHED), 0)
 
     def _append(self, batches: TokenArray, fields: object) -> None:
@@ -149,19 +143,8 @@ def read_header(path: Path) -> tuple[StoreMeta, int]:
     return meta, num_batches
 
 
-def refuse_leftovers(path: Path) -> None:
-    """Raise `FormatError` if an early build has left files of the fields or documents of a `.batch` file."""
-    for suffix in () if isinstance(path, RemotePath) else EARLY_SUFFIXES:
-        if (leftover := path.with_name(path.name + suffix)).exists():
-            raise FormatError(
-                f"{leftover}: belongs to {path.name}, but a .batch file holds tokens and nothing else: it was written "
-                "by an early build: remove it, or convert the source again to HDF5"
-            )
-
-
 def open_broken(path: Path) -> BrokenFile:
     """Open the whole slots of a damaged or unfinished file."""
-    refuse_leftovers(path.with_name(path.name.removesuffix(PARTIAL_SUFFIX)))
     with open(path, "rb", opener=regular) as file:
         header, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
     meta, announced = unpack_header(header, path)

@@ -563,11 +563,7 @@ class ShardIndex:
         for key, expected in (("format", INDEX_FORMAT), ("version", INDEX_VERSION)):
             found = require_field(value, key, type(expected), where)
             if found != expected:
-                is_early = key == "version" and found in range(1, INDEX_VERSION)
-                raise FormatError(
-                    f"{where}: expected {key} {expected!r}, found {found!r}"
-                    + ("; it was written by an early build: convert again" if is_early else "")
-                )
+                raise FormatError(f"{where}: expected {key} {expected!r}, found {found!r}")
         table = ShardTable.from_json(value, where)
         shuffle, source = require_field(value, "shuffle", str, where), require_field(value, "source", dict, where)
         types: dict[str, type[Any]] = {"complete": bool, "live_id": str}  # of a store written live

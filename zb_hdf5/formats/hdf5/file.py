@@ -124,9 +124,7 @@ def require_version(h5: h5py.File, expected: int, path: Path) -> None:
     """Raise `FormatError` unless a file is of this version of its format."""
     found = h5.attrs.get("format_version")
     if np.ndim(found) != 0 or found != expected:
-        is_early = np.ndim(found) == 0 and found in range(1, expected)
-        early = "; it was written by an early build: convert again" * is_early
-        raise FormatError(f"{path}: expected format_version {expected}, found {found}{early}")
+        raise FormatError(f"{path}: expected format_version {expected}, found {found}")
 
 
 def require_stored(claimed_bytes: int, h5: h5py.File, stored: h5py.Dataset, path: Path) -> None:

@@ -32,8 +32,8 @@ from zb_hdf5.files.tokens import Converted, TokenRun
 from zb_hdf5.loaders.order import GlobalOrder, Order, SequentialOrder, write_order
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_DOCUMENT, SHARD_PREFIX, TokenArray, documents_path, stored_dtype
 from zb_hdf5.store.index import find_index
-from zb_hdf5.store.opening import stream_format
-from zb_hdf5.store.shards import StoreReader, open_tokens
+from zb_hdf5.store.opening import open_stream, stream_format
+from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.verify import require_digests
 
 IndexArray = npt.NDArray[np.int64]
@@ -334,7 +334,7 @@ class PackedSource(Source):
         paths: Sequence[Path] = (),
         counts: Counts | None = None,
     ) -> None:
-        stores = {split: open_tokens(path, split=split) for split in _splits(path)}
+        stores = {split: open_stream(path, split=split) for split in _splits(path)}
         dtype, store = options.dtype or "keep", next(iter(stores.values()))
         if not store.has_documents:
             raise ArgumentError(f"{path}: expected a stream with documents, found none: cut records with hdf5-to-hdf5")
@@ -420,7 +420,7 @@ class PackedSource(Source):
 
 
 @contextmanager
-def open_stream(paths: list[Path], conversion: Conversion) -> Generator[PackedSource]:
+def open_packed(paths: list[Path], conversion: Conversion) -> Generator[PackedSource]:
     """Open a `PackedSource` whose plan lies in `<destination>.plan.partial/` inside the block; each job has its own."""
     path, part = local_path(paths[0]), job_of(conversion)
     destination = local_path(conversion.destination)  # the plan of the rows lies in the same folder

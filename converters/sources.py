@@ -109,7 +109,7 @@ SOURCES: Final[dict[str, SourceKind]] = {
     ),
     STREAM: SourceKind(
         "a token stream of documents", "stream {target} \\\n           --seq-len 2048 --packing best-fit{tokens_only}",
-        "zb_hdf5.converters.packed:open_stream", (), {"dtype": "keep", "tokens_only": NONE}, PACKED,
+        "zb_hdf5.converters.packed:open_packed", (), {"dtype": "keep", "tokens_only": NONE}, PACKED,
         "The documents are packed into rows of --seq-len tokens, with their fields, spans, ids and metadata.",
         choices={"dtype": ("keep", "uint32")},
     ),

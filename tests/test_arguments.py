@@ -22,6 +22,7 @@ from zb_hdf5 import (
     convert,
     errors,
     open_reader,
+    open_stream,
     open_writer,
     rebuild_index,
     repair,
@@ -39,6 +40,7 @@ OPENERS = {
     "DocumentLoader": lambda path: DocumentLoader(path, batch_size=1, collate="pad"),
     "MixedLoader": lambda path: MixedLoader({"a": path}, {"a": 1.0}),
     "TextLoader": lambda path: TextLoader(path, **TEXT),
+    "open_stream": open_stream,
     "MmapTokenStore": MmapTokenStore,
     "windows": lambda path: open_reader(path, batch_size=1, seq_len=8),
     "convert": lambda path: convert(path, "hdf5", "out", source_format="hdf5"),
@@ -105,7 +107,7 @@ def test_a_source_of_text_that_is_not_there_is_named(place):
 
 def test_a_file_that_is_still_written_is_named(place):
     with open_writer("busy.h5", batch_size=1, seq_len=8):
-        for call in (Loader, open_reader, MmapTokenStore):
+        for call in (Loader, open_reader, open_stream):
             with pytest.raises(errors.NotFoundError, match=r"busy.h5.partial .* is being written"):
                 call("busy.h5")
 

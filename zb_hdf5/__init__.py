@@ -3,14 +3,12 @@
 Names are imported when they are first used: `import zb_hdf5` loads neither torch nor h5py nor click.
 """
 
-from functools import cache
 from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from zb_hdf5.version import __version__
 
-if TYPE_CHECKING:  # the one table of public names: type checkers read it here, `_modules` reads its lines
+if TYPE_CHECKING:  # for type checkers, which do not read the table; a test compares both
     from zb_hdf5.compat import BatchFileReader as BatchFileReader
     from zb_hdf5.compat import BatchNativeLoader as BatchNativeLoader
     from zb_hdf5.compat import DatasetLoader as DatasetLoader
@@ -46,6 +44,7 @@ if TYPE_CHECKING:  # the one table of public names: type checkers read it here, 
     from zb_hdf5.store.index import ShardEntry as ShardEntry
     from zb_hdf5.store.index import ShardIndex as ShardIndex
     from zb_hdf5.store.opening import open_reader as open_reader
+    from zb_hdf5.store.opening import open_stream as open_stream
     from zb_hdf5.store.opening import open_writer as open_writer
     from zb_hdf5.store.rebuild import rebuild_index as rebuild_index
     from zb_hdf5.store.repair import repair as repair
@@ -54,21 +53,61 @@ if TYPE_CHECKING:  # the one table of public names: type checkers read it here, 
     from zb_hdf5.text.tokenizers import load_tokenizer as load_tokenizer
     from zb_hdf5.text.training import train_tokenizer as train_tokenizer
 
-
-@cache
-def _modules() -> dict[str, str]:
-    """Return public name -> module."""
-    lines = map(str.split, Path(__file__).read_text(encoding="utf-8").splitlines())
-    return {line[5]: line[1] for line in lines if line[:1] == ["from"] and line[4:] == ["as", line[3]]}
+#: Public name -> module.
+_MODULES: Final = {
+    "BatchFileReader": "zb_hdf5.compat",
+    "BatchNativeLoader": "zb_hdf5.compat",
+    "DatasetLoader": "zb_hdf5.compat",
+    "MmapTokenStore": "zb_hdf5.compat",
+    "ShardedTokenizationPipeline": "zb_hdf5.compat",
+    "SlidingWindowDataloader": "zb_hdf5.compat",
+    "write_batch_dataset": "zb_hdf5.compat",
+    "write_batch_file": "zb_hdf5.compat",
+    "convert": "zb_hdf5.converters.run",
+    "ArgumentError": "zb_hdf5.errors",
+    "BackendError": "zb_hdf5.errors",
+    "BatchIndexError": "zb_hdf5.errors",
+    "ChecksumError": "zb_hdf5.errors",
+    "ClosedError": "zb_hdf5.errors",
+    "ConvertError": "zb_hdf5.errors",
+    "ExistsError": "zb_hdf5.errors",
+    "FormatError": "zb_hdf5.errors",
+    "IncompleteError": "zb_hdf5.errors",
+    "StateError": "zb_hdf5.errors",
+    "UnavailableError": "zb_hdf5.errors",
+    "UnverifiableError": "zb_hdf5.errors",
+    "ZbError": "zb_hdf5.errors",
+    "BatchReader": "zb_hdf5.formats.batch_reader",
+    "BatchWriter": "zb_hdf5.formats.batch_writer",
+    "HDF5ShardWriter": "zb_hdf5.formats.hdf5.stream_writer",
+    "DocumentLoader": "zb_hdf5.loaders.document_loader",
+    "FollowingLoader": "zb_hdf5.loaders.loader",
+    "Loader": "zb_hdf5.loaders.loader",
+    "TokenLoader": "zb_hdf5.loaders.loader",
+    "MixedLoader": "zb_hdf5.loaders.mixture",
+    "TextLoader": "zb_hdf5.loaders.text_loader",
+    "StoreMeta": "zb_hdf5.spec",
+    "ShardEntry": "zb_hdf5.store.index",
+    "ShardIndex": "zb_hdf5.store.index",
+    "open_reader": "zb_hdf5.store.opening",
+    "open_stream": "zb_hdf5.store.opening",
+    "open_writer": "zb_hdf5.store.opening",
+    "rebuild_index": "zb_hdf5.store.rebuild",
+    "repair": "zb_hdf5.store.repair",
+    "verify_store": "zb_hdf5.store.verify",
+    "Tokenizer": "zb_hdf5.text.tokenizers",
+    "load_tokenizer": "zb_hdf5.text.tokenizers",
+    "train_tokenizer": "zb_hdf5.text.training",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name == "__all__":
-        return sorted(_modules())
-    if name not in _modules():
+        return sorted(_MODULES)
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_modules()[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_modules()]
+    return [*globals(), *_MODULES]

@@ -23,9 +23,7 @@ from zb_hdf5.commands.fetch import fetch_shards
 from zb_hdf5.converters.documents import Recipe, TextSource
 from zb_hdf5.converters.reports import Report
 from zb_hdf5.converters.run import convert
-from zb_hdf5.documents.document_table import DocumentTable
-from zb_hdf5.errors import ArgumentError, BatchIndexError, ConvertError, FormatError
-from zb_hdf5.files.paths import any_path
+from zb_hdf5.errors import ArgumentError, ConvertError
 from zb_hdf5.files.publishing import refuse_existing, scratch_directory
 from zb_hdf5.formats import native
 from zb_hdf5.formats.batch_reader import GROUP_BYTES, require_choice
@@ -35,8 +33,9 @@ from zb_hdf5.loaders.order import require_positive, resolve_rank, write_order
 from zb_hdf5.loaders.state import shown
 from zb_hdf5.loaders.text_loader import TextLoader, paths_of_split
 from zb_hdf5.packages import require_package
-from zb_hdf5.spec import StoreMeta, TokenArray, as_stored, stored_dtype
-from zb_hdf5.store.shards import StoreReader, stream_index
+from zb_hdf5.spec import StoreMeta, as_stored, stored_dtype
+from zb_hdf5.store.shards import StoreReader
+from zb_hdf5.store.token_stream import TokenStream
 from zb_hdf5.text.corpus import ParquetFile, open_documents
 from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, EncodingTokenizer, load_tokenizer
 from zb_hdf5.text.tokenizers import Tokenizer as TextTokenizer
@@ -231,65 +230,8 @@ class RustBPETokenizer:
 Tokenizer = RustBPETokenizer
 
 
-class MmapTokenStore(StoreReader):
-    """One long sequence of tokens over the files of a store, which may grow, and its documents.
-
-    Thread-safe, usable after fork, picklable. Files are opened when they are first read, and as many of them stay open
-    as the process may have. A reader whose batches are single tokens: `len` counts tokens. Raises as `open_reader`.
-
-    Parameters
-    ----------
-    path
-        An HDF5 stream, a folder with a `shards.json` of them, a 1-D `.npy` file, or a folder of such files in the order
-        of their names (files of other suffixes are not looked at).
-    split, access, verify, dataset
-        As for `open_reader`. Tokens are read as they are asked for, which is seldom a whole chunk: "auto" compares
-        nothing, and "batch" reads whole chunks.
-
-    Attributes
-    ----------
-    has_documents
-        Whether it is stored where documents begin; else each file counts as one.
-    num_tokens
-        Up to `token_count` of each file: the padding of its last chunk is never shown.
-    boundary_token_id, vocab_size, tokenizer
-        As stored; -1, 0 and "" where unknown.
-    """
-
-    documents: DocumentTable  # each stream has them
-
-    def __init__(
-        self, path: str | os.PathLike[str], *, split: str | None = None, dataset: str | None = None, **how: Any
-    ) -> None:
-        path, self._split = any_path(path), split
-        index, identities = stream_index(path, split, dataset)
-        super().__init__(path, index, dataset=dataset, identities=identities, **how)
-        self.boundary_token_id, self.vocab_size = index.meta.boundary_token_id, index.meta.vocab_size
-        self.tokenizer, self.fields = index.meta.tokenizer, index.meta.fields
-
-    def document(self, number: int) -> TokenArray:
-        """Return the tokens of one document, its boundary token included."""
-        if not 0 <= number < self.document_count:
-            raise BatchIndexError(f"{self.path}: no document {number:,}: it has {self.document_count:,}")
-        start, stop = self.doc_offsets[number : number + 2].tolist()
-        return self.get_slice(start, stop)
-
-    def refresh(self) -> int:
-        """See the tokens that were committed since the store was opened. Return `num_tokens`, which never become fewer.
-
-        Any thread may call it while others read. `FormatError` if this is another store now.
-        """
-        with self._changing:
-            fresh = type(self)(self.path, split=self._split, **self._options)
-            if fresh.num_tokens < self.num_tokens:
-                raise FormatError(
-                    f"{self.path}: was replaced: expected at least {self.num_tokens:,} tokens, found "
-                    f"{fresh.num_tokens:,}; open it again"
-                )
-            before = dict(self.__dict__)  # its files close when the last thread that reads from them has finished
-            self.__dict__.update(fresh.__dict__, _changing=self._changing)
-            del before
-        return self.num_tokens
+class MmapTokenStore(TokenStream):
+    """The `TokenStream` that `open_stream` returns, by the name and the arguments of the lesson."""
 
 
 class ShardedTokenizationPipeline:

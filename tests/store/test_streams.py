@@ -21,7 +21,7 @@ from processes import running, started
 
 import zb_hdf5.formats.npy
 from examples import examples
-from zb_hdf5 import HDF5ShardWriter, Loader, MmapTokenStore, errors, open_reader, open_writer, verify_store
+from zb_hdf5 import HDF5ShardWriter, Loader, MmapTokenStore, errors, open_reader, open_stream, open_writer, verify_store
 from zb_hdf5.compat import DatasetLoader, SlidingWindowDataloader
 from zb_hdf5.formats.registry import open_chunks
 from zb_hdf5.loaders.order import SHUFFLES
@@ -41,7 +41,7 @@ def write_store(folder, parts, splits=(), **options):
 
 
 def tokens_of(path, **options):
-    with MmapTokenStore(path, **options) as store:
+    with open_stream(path, **options) as store:
         return np.array(store.get_slice(0, store.num_tokens))
 
 
@@ -498,6 +498,21 @@ def test_verify_finds_the_first_bad_chunk_of_each_split_alone(two_shards):
     for split in ("val", None):
         with pytest.raises(errors.ZbError, match="chunk 2"):
             open_reader(two_shards, batch_size=2, seq_len=9, split=split, verify="store")
+
+
+@pytest.mark.parametrize("opened", [open_stream, MmapTokenStore])
+def test_a_stream_that_asks_for_all_digests_gets_them(opened, two_shards):
+    with opened(two_shards, verify="store") as store:
+        assert store.verified == "store"
+    flip_stored(two_shards / "shard-00001.h5", TOKENS[3600:3650].astype("<u2"))
+    with opened(two_shards, verify="store", split="train") as store:
+        assert len(store) == 3000
+    for split in (None, "val"):
+        with pytest.raises(errors.ChecksumError, match=r"shard-00001.h5: chunk 2 is the first bad one"):
+            opened(two_shards, verify="store", split=split)
+    for wrong in ({"verify": "all"}, {"access": "disk"}):
+        with pytest.raises(errors.ArgumentError, match=f"{next(iter(wrong))} must be one of"):
+            opened(two_shards, **wrong)
 
 
 @pytest.mark.parametrize("name", ["crc32", "doc_offsets"])

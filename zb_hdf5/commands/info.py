@@ -24,8 +24,16 @@ from zb_hdf5.files.ranges import Extents, network_file_system
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT
 from zb_hdf5.store.index import ShardIndex, find_index, source_files
-from zb_hdf5.store.opening import NO_CHOICE, Choice, foreign_dataset, is_stream, open_for_loader, open_reader
-from zb_hdf5.store.shards import StoreReader, open_tokens
+from zb_hdf5.store.opening import (
+    NO_CHOICE,
+    Choice,
+    foreign_dataset,
+    is_stream,
+    open_for_loader,
+    open_reader,
+    open_stream,
+)
+from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.verify import Outcome, ShardReport
 from zb_hdf5.text.tokenizers import tokenizer_named
 
@@ -46,7 +54,7 @@ def describe(path: str | os.PathLike[str], choice: Choice = NO_CHOICE) -> dict[s
     """Return a JSON-able description of a file or store."""
     path, dataset = any_path(path), choice["dataset"]
     is_tokens, local = is_stream(path, **choice), not isinstance(path, RemotePath)
-    with open_tokens(path, dataset=dataset) if is_tokens else open_reader(path, **choice) as opened:
+    with open_stream(path, dataset=dataset) if is_tokens else open_reader(path, **choice) as opened:
         meta, index, files, own = opened.meta, None, [opened.path], {} if is_tokens else _describe_batches(opened)
         if isinstance(opened, StoreReader):
             files, index = opened.paths, opened.index if not is_tokens or find_index(path) else None

@@ -22,8 +22,7 @@ from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.order import GlobalOrder, IndexArray
 from zb_hdf5.spec import INDEX_NAME, NO_DOCUMENT, TokenArray
-from zb_hdf5.store.opening import NO_CHOICE, Choice, is_stream, open_reader
-from zb_hdf5.store.shards import open_tokens
+from zb_hdf5.store.opening import NO_CHOICE, Choice, is_stream, open_reader, open_stream
 from zb_hdf5.text.corpus import row_of_source
 from zb_hdf5.text.tokenizers import NEWLINE, Tokenizer, readable, readable_runs, tokenizer_of
 
@@ -127,7 +126,7 @@ def open_to_look(
     """Open batches, which have a shape, or a stream as batches of windows: of one row, unless another is asked for."""
     if not is_stream(path, **choice):
         return open_reader(path, batch_size=batch_size or seq_len, seq_len=seq_len or batch_size, **choice)
-    with open_tokens(path, dataset=choice["dataset"]) as store:
+    with open_stream(path, dataset=choice["dataset"]) as store:
         length = min(STREAM_SEQ_LEN, max(1, store.num_tokens))
     return open_reader(path, batch_size=batch_size or 1, seq_len=seq_len or length, **choice)
 

@@ -200,7 +200,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
     Parameters
     ----------
     source
-        A path for `MmapTokenStore`, or one.
+        A path for `open_stream`, or an open stream.
     collate
         "pad": `batch_size` documents, each in a row of its own, all rows as long as the longest. "pack": documents one
         after the other in one dimension, as many as fit into `max_tokens`.
@@ -229,7 +229,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         As for `Loader`; positions count documents. "pack" fills up the last step with batches from the start of the
         order.
     split, access, verify
-        As for `MmapTokenStore`.
+        As for `open_stream`.
     cache, cache_bytes
         As for `open_reader`, for the tokens.
 

@@ -1,4 +1,4 @@
-"""The two functions that open a path, whatever it holds: a reader of batches, or a writer of one file."""
+"""The functions that open a path: a reader of batches, a token stream, or a writer of one file."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from zb_hdf5.spec import (
 from zb_hdf5.store.index import ShardIndex, find_index, require_files, require_same_tokens, stores_by_format
 from zb_hdf5.store.shards import StoreReader, stream_index
 from zb_hdf5.store.store_documents import StoreDocuments
+from zb_hdf5.store.token_stream import TokenStream
 
 
 class Choice(TypedDict):
@@ -129,6 +130,60 @@ def open_reader(
                 f"{reader.seq_len:,}; pass a smaller batch_size"
             )
     return reader
+
+
+def open_stream(
+    path: str | os.PathLike[str],
+    *,
+    split: str | None = None,
+    access: str = "auto",
+    verify: str = "auto",
+    dataset: str | None = None,
+) -> TokenStream:
+    """Open a token stream by its tokens and documents; `open_reader` gives it as batches of windows instead.
+
+    Parameters
+    ----------
+    path
+        An HDF5 stream, a folder with a `shards.json` of them, or its URL; a 1-D `.npy` file, or a folder of such files
+        in the order of their names (files of other suffixes are not looked at).
+    split
+        Split of a store whose shards alone are read ("train", "val"); None: all shards.
+    access
+        As for `open_reader`.
+    verify
+        "auto": compare nothing, because tokens are read as they are asked for, which is seldom a whole chunk. "batch":
+        read whole chunks, and compare each with its crc32. "store": check every digest before returning. "none".
+    dataset
+        Name of an integer dataset of one axis in an HDF5 file of another program; None: the only integer dataset of
+        such a file.
+
+    Returns
+    -------
+    TokenStream
+        Has `len`, `get_slice(start, stop)`, `document(number)`, `doc_offsets`, `documents`, `field(name)`, `refresh`
+        and `close`, and is a context manager.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not possible.
+    FormatError, IncompleteError, ChecksumError
+        If a file is malformed, is no stream, is truncated, or fails `verify`.
+    UnverifiableError
+        If "batch" or "store" has nothing to compare with.
+    BackendError
+        If `access` cannot serve this file.
+    NotFoundError
+        If there is no such file or folder.
+
+    Examples
+    --------
+    >>> with open_stream("pages.h5") as stream:  # doctest: +SKIP
+    ...     tokens = stream.document(7)
+    ...     author = stream.documents.document(7).metadata["author"]
+    """
+    return TokenStream(path, split=split, access=access, verify=verify, dataset=dataset)
 
 
 def open_for_loader(

@@ -579,9 +579,3 @@ def _index_of_arrays(path: Path) -> ShardIndex:
         for file, count in zip(files, counts, strict=True)
     ]
     return ShardIndex(meta, entries, source={NPY_DTYPE: np.result_type(*dtypes).str})
-
-
-def open_tokens(path: Path, split: str | None = None, dataset: str | None = None) -> StoreReader:
-    """Open a token stream as single tokens: batches of one record of one token. Arguments as for `open_reader`."""
-    index, identities = stream_index(path, split, dataset)
-    return StoreReader(path, index, dataset=dataset, identities=identities)

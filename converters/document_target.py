@@ -35,8 +35,8 @@ from zb_hdf5.converters.packed import PackedSource
 from zb_hdf5.converters.reports import Done, Report
 from zb_hdf5.converters.shard import COMMIT_BYTES, SHARDS
 from zb_hdf5.converters.source import Counts, require_pad_id
-from zb_hdf5.documents.document import DocumentRows
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, in_order, part_of
+from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import ZbError
 from zb_hdf5.files.forks import kept_property
 from zb_hdf5.files.paths import local_path

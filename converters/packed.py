@@ -22,7 +22,7 @@ from zb_hdf5.converters.journal import WHOLE
 from zb_hdf5.converters.journal import part_of as job_of
 from zb_hdf5.converters.shard import number_of_shards
 from zb_hdf5.converters.source import Counts, Source, SourceShard, batches_of, require_pad_id
-from zb_hdf5.documents.document_table import DocumentFile, documents_name, join_documents, part_of
+from zb_hdf5.documents.document_table import DocumentTableFile, documents_name, join_documents, part_of
 from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, ranges
 from zb_hdf5.documents.table_writer import DocumentsWriter
 from zb_hdf5.files.forks import kept_property
@@ -251,8 +251,8 @@ class PackedRows:
         return {k: value for k, value in self.__dict__.items() if k not in ("documents", "_table", "_packing")}
 
     @kept_property
-    def _table(self) -> DocumentFile:
-        return DocumentFile(self.table)
+    def _table(self) -> DocumentTableFile:
+        return DocumentTableFile(self.table)
 
     @kept_property
     def _packing(self) -> Packing:

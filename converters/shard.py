@@ -25,8 +25,8 @@ from zb_hdf5.converters.journal import (
     require_unchanged,
 )
 from zb_hdf5.converters.source import Source, SourceShard, read_groups
-from zb_hdf5.documents.document import TableInfo
 from zb_hdf5.documents.document_table import write_joined
+from zb_hdf5.documents.metadata import TableInfo
 from zb_hdf5.documents.table_writer import PiecesWriter
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.forks import kept_property

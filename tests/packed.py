@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 
 from zb_hdf5 import open_writer
-from zb_hdf5.documents.document import DocumentRows
+from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.documents.pieces import Pieces, ends_of
 from zb_hdf5.documents.table_writer import DocumentsWriter, PiecesWriter
 from zb_hdf5.spec import NO_DOCUMENT, documents_path

@@ -22,8 +22,8 @@ from zb_hdf5.converters.engines import Engine, open_engine
 from zb_hdf5.converters.packed import PACKINGS
 from zb_hdf5.converters.run import convert as run_conversion
 from zb_hdf5.converters.store_source import StoreSource
-from zb_hdf5.documents.document import DocumentRows
 from zb_hdf5.documents.document_table import part_of
+from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.documents.table_writer import DocumentsWriter
 from zb_hdf5.spec import NO_DOCUMENT, documents_path, pieces_path
 from zb_hdf5.text import corpus as documents

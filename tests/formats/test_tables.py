@@ -23,11 +23,11 @@ from processes import forked
 from examples import examples
 from zb_hdf5 import BackendError, BatchIndexError, ChecksumError, FormatError, open_reader
 from zb_hdf5.documents import document_table, table_writer
-from zb_hdf5.documents.document import DocumentRows, decoder
-from zb_hdf5.documents.document_table import DocumentFile, DocumentPart, DocumentTable, join_documents
+from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, DocumentTableFile, join_documents
+from zb_hdf5.documents.metadata import DocumentRows, value_decoder
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.documents.table_file import PiecesFile, TableFile, copy_table
-from zb_hdf5.documents.table_writer import DocumentsWriter, PiecesWriter, TableWriter, encoded_spans, encoder
+from zb_hdf5.documents.table_writer import DocumentsWriter, PiecesWriter, TableWriter, encoded_spans, value_encoder
 from zb_hdf5.errors import ArgumentError, ConvertError, IncompleteError, UnavailableError
 from zb_hdf5.files.ranges import LocalFile
 from zb_hdf5.spec import (
@@ -262,7 +262,7 @@ def documents(draw):
 
 
 def write_documents(path, found, together=2):
-    encode = encoder("json")[1]
+    encode = value_encoder("json")[1]
     with DocumentsWriter(path) as writer:
         for start in range(0, len(found), together):
             group = found[start : start + together]
@@ -340,7 +340,7 @@ def test_several_tables_are_one(tmp_path_factory, groups):
     require_documents(table, together)
     table.close()
     with DocumentsWriter(folder / "all.h5.documents") as writer:
-        join_documents((DocumentFile(folder / part.path) for part in parts), writer)
+        join_documents((DocumentTableFile(folder / part.path) for part in parts), writer)
         writer.publish()
     joined = DocumentTable.of_file(folder / "all.h5")
     require_documents(joined, together)
@@ -378,7 +378,7 @@ def test_a_network_file_system_is_asked_for_few_bytes(tmp_path, network):
     assert len(pickle.dumps(table)) < 4000
     table.close()
     with DocumentsWriter(tmp_path / "y.h5") as writer:
-        file = DocumentFile(documents_path(tmp_path / "x.h5"))
+        file = DocumentTableFile(documents_path(tmp_path / "x.h5"))
         assert network(lambda: join_documents([file], writer)) < 2 * size
 
 
@@ -431,7 +431,7 @@ def test_a_table_of_another_file_is_refused(tmp_path):
             DocumentTable.of_file(tmp_path / name, "1" * 64)
     part = DocumentPart(documents_path(tmp_path / "x.h5").name, info.num_bytes, info.sha256, "train", 0, 9, 0, 2)
     with pytest.raises(FormatError, match="expected 2 documents, found 1"):
-        DocumentFile(documents_path(tmp_path / "x.h5"), part)
+        DocumentTableFile(documents_path(tmp_path / "x.h5"), part)
     table = DocumentTable(tmp_path, [DocumentPart("none.h5", 1, "0" * 64, "train", 0, 9, 0, 2)])
     is_refused(IncompleteError, lambda: table.document(0), match="is not there")
 
@@ -443,21 +443,23 @@ def test_a_table_of_another_file_is_refused(tmp_path):
     (lambda value: b"", 7, r"must be encoded to bytes, at least one, found b''"),
 ])  # fmt: skip
 def test_values_that_cannot_be_encoded(codec, value, message):
-    is_refused(ConvertError, lambda: encoded_spans([(0, 1, value)], 8, encoder(codec)[1], "x"), match=message)
+    is_refused(ConvertError, lambda: encoded_spans([(0, 1, value)], 8, value_encoder(codec)[1], "x"), match=message)
 
 
 def test_values_are_json_or_what_the_caller_makes_of_them():
-    assert encoder("json") == ("json", encoder("json")[1])
-    assert decoder("json", None, "s.h5")([b"[1]", b"2"]) == [[1], 2]
-    name, encode = encoder(pickle.dumps)
-    assert (name, decoder(name, pickle.loads, "s.h5")(encode([{1}]))) == ("custom", [{1}])
-    assert decoder("custom", len, "s.h5")([b"abc"]) == [3]
+    assert value_encoder("json") == ("json", value_encoder("json")[1])
+    assert value_decoder("json", None, "s.h5")([b"[1]", b"2"]) == [[1], 2]
+    name, encode = value_encoder(pickle.dumps)
+    assert (name, value_decoder(name, pickle.loads, "s.h5")(encode([{1}]))) == ("custom", [{1}])
+    assert value_decoder("custom", len, "s.h5")([b"abc"]) == [3]
     for stored in ("custom", "pickle"):
         with pytest.raises(BackendError, match=r"s\.h5: the spans were encoded by a function"):
-            decoder(stored, None, "s.h5")
+            value_decoder(stored, None, "s.h5")
     for gone in ("pickle", "msgpack", "numpy", "str"):
-        is_refused(ArgumentError, lambda gone=gone: encoder(gone), match="spans_codec must be 'json' or a function")
-        is_refused(ArgumentError, lambda gone=gone: decoder("json", gone, "s.h5"), match="expected a function")
+        is_refused(
+            ArgumentError, lambda gone=gone: value_encoder(gone), match="spans_codec must be 'json' or a function"
+        )
+        is_refused(ArgumentError, lambda gone=gone: value_decoder("json", gone, "s.h5"), match="expected a function")
 
 
 def write_spans(path, starts, stops, values):
@@ -498,9 +500,9 @@ def test_spans_that_do_not_ascend_are_damage(tmp_path, places, count):
     "values", [["\x1e"], [1, "\x1e", 2], [["a", "\x1e", "b"]], ["", [], {}, None], ['"', '","', "ü"]], ids=repr
 )
 def test_json_values_are_told_apart_whatever_is_in_them(values):
-    texts = encoder("json")[1](values)
+    texts = value_encoder("json")[1](values)
     assert texts == [json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() for value in values]
-    assert decoder("json", None, "s.h5")(texts) == values
+    assert value_decoder("json", None, "s.h5")(texts) == values
 
 
 @pytest.mark.parametrize(("stored", "damaged"), [
@@ -514,7 +516,7 @@ def test_an_id_or_metadata_that_cannot_be_read_is_named(stored, damaged, tmp_pat
     data = (tmp_path / "d.h5").read_bytes()
     assert data.count(stored) == 1
     (tmp_path / "d.h5").write_bytes(data.replace(stored, damaged))
-    with closing(DocumentFile(tmp_path / "d.h5", verify="none")) as file:
+    with closing(DocumentTableFile(tmp_path / "d.h5", verify="none")) as file:
         assert file.document(0).id == "id-0"
         is_refused(FormatError, lambda: file.document(1), match=r"d\.h5: document 1: expected .* found .*; verify it")
 
@@ -525,13 +527,13 @@ def test_large_values_of_spans_do_not_wait_for_many_documents(tmp_path):
         tracemalloc.start()
         try:
             for _ in range(1000):
-                writer.add(3, spans=encoded_spans([(0, 1, value)], 3, encoder("custom")[1], "x"))
+                writer.add(3, spans=encoded_spans([(0, 1, value)], 3, value_encoder("custom")[1], "x"))
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
         writer.publish()
     assert peak < 50_000_000, "half of the values"
-    with closing(DocumentFile(tmp_path / "x.h5")) as file:
+    with closing(DocumentTableFile(tmp_path / "x.h5")) as file:
         assert file.spans(np.array([2997], np.uint64), np.array([3000], np.uint64), bytes).values == [value]
 
 

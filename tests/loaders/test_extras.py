@@ -29,7 +29,7 @@ from zb_hdf5 import (
 )
 from zb_hdf5.converters import run as pipe
 from zb_hdf5.converters.store_source import StoreSource
-from zb_hdf5.documents.document import DocumentRows
+from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import BackendError, FormatError
 from zb_hdf5.store.rebuild import index_files
 

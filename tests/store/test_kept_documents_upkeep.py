@@ -15,7 +15,7 @@ from packed import damage_table, require_same_pieces
 import zb_hdf5
 from zb_hdf5.converters import run as pipe
 from zb_hdf5.converters.store_source import StoreSource
-from zb_hdf5.documents.document import DocumentRows
+from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.documents.table_writer import DocumentsWriter, PiecesWriter
 from zb_hdf5.errors import ChecksumError

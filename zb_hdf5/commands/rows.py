@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.console import columns_of, counted, printable
-from zb_hdf5.documents.document import Document
+from zb_hdf5.documents.metadata import Document
 from zb_hdf5.documents.pieces import padding
 from zb_hdf5.errors import BackendError, BatchIndexError, UnavailableError
 from zb_hdf5.files.tokens import Tokens

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.documents.document import (
+from zb_hdf5.documents.metadata import (
     NO_SOURCE,
     TEXT_COLUMNS,
-    Decode,
+    DecodeValue,
     Document,
     DocumentRows,
     Spans,
     WantedSpans,
-    decoder,
     first_refused,
+    value_decoder,
 )
 from zb_hdf5.documents.pieces import Pieces, ranges
 from zb_hdf5.errors import BatchIndexError, FormatError, IncompleteError
@@ -48,7 +48,7 @@ if TYPE_CHECKING:  # h5py, which a store without documents does not need
 
 Offsets: TypeAlias = npt.NDArray[np.uint64]
 #: Documents that are moved from table to table at once.
-BLOCK_DOCUMENTS: Final = 1 << 14
+DOCUMENTS_AT_ONCE: Final = 1 << 14
 
 
 def documents_name(number: int) -> str:
@@ -90,7 +90,7 @@ def joined_spans(parts: Sequence[Spans]) -> Spans:
     return Spans(np.concatenate(starts), np.concatenate(stops), list(chain.from_iterable(values)))
 
 
-class DocumentFile:
+class DocumentTableFile:
     """One document table, which a part of an index may describe. Offsets and numbers are its own.
 
     The `offsets` of a stream without one are its table: they have no other columns.
@@ -182,7 +182,7 @@ class DocumentFile:
         begins, ends, texts = self.encoded_spans(starts, stops)
         if not texts:
             return Spans(begins, ends, [])
-        decode = decoder(self.spans_codec, codec, str(self.path))
+        decode = value_decoder(self.spans_codec, codec, str(self.path))
         try:
             return Spans(begins, ends, decode(texts))
         except Exception as error:  # whatever a decoder of the user raises
@@ -229,13 +229,13 @@ class DocumentFile:
 
 def part_of(path: Path) -> DocumentPart:
     """Return the description of a document table alone, for an index."""
-    with closing(DocumentFile(path)) as file:
+    with closing(DocumentTableFile(path)) as file:
         return file.part()
 
 
 def check_documents(path: Path, part: DocumentPart | None = None) -> None:
     """Compare a document table with its digests, and with the part of an index that describes it."""
-    with closing(DocumentFile(path, part)) as file:
+    with closing(DocumentTableFile(path, part)) as file:
         file.check()
 
 
@@ -247,17 +247,17 @@ def write_joined(tables: Sequence[Path], path: Path, split: str, tokens_sha256: 
         documents_path(path).unlink(missing_ok=True)
         return
     with DocumentsWriter(documents_path(path)) as writer:
-        join_documents(map(DocumentFile, tables), writer)
+        join_documents(map(DocumentTableFile, tables), writer)
         writer.publish(split=split, tokens_sha256=tokens_sha256)
 
 
-def join_documents(files: Iterable[DocumentFile], writer: DocumentsWriter) -> None:
+def join_documents(files: Iterable[DocumentTableFile], writer: DocumentsWriter) -> None:
     """Append the documents of several tables with all their facts, and close each table when it is done."""
     for file in files:
         with closing(file):
             edges = file.offsets.astype(np.int64)
-            for start in range(0, file.count, BLOCK_DOCUMENTS):
-                stop = min(start + BLOCK_DOCUMENTS, file.count)
+            for start in range(0, file.count, DOCUMENTS_AT_ONCE):
+                stop = min(start + DOCUMENTS_AT_ONCE, file.count)
                 rows = file.rows(start, stop)  # values of spans as they are stored
                 if rows.spans and rows.spans.values:
                     writer.take_codec(file.spans_codec, file.path)
@@ -285,7 +285,7 @@ class DocumentTable:
         self._open_offsets = open_offsets
         self._first_tokens = np.array([part.first_token for part in self.parts], np.uint64)
         self._first_documents = np.array([part.first_document for part in self.parts], np.int64)
-        self._files: OpenFiles[DocumentFile] = OpenFiles(access, far=isinstance(self._folder, RemotePath))
+        self._files: OpenFiles[DocumentTableFile] = OpenFiles(access, far=isinstance(self._folder, RemotePath))
 
     @classmethod
     def of_file(
@@ -302,7 +302,7 @@ class DocumentTable:
                     "restore it, or convert again"
                 )
             return None
-        file = DocumentFile(documents_path(path), verify=verify, access=access)
+        file = DocumentTableFile(documents_path(path), verify=verify, access=access)
         known = file.tokens_sha256
         if (tokens_sha256 and known != tokens_sha256) or sha256 not in ("", file.part().sha256):
             file.close()
@@ -369,7 +369,7 @@ class DocumentTable:
         found = self.file(index).document(number - part.first_document)
         return found._replace(number=number, offset=found.offset + part.first_token)
 
-    def spans(self, start: int, stop: int, codec: Decode | None = None) -> Spans:
+    def spans(self, start: int, stop: int, codec: DecodeValue | None = None) -> Spans:
         """Return the spans that have a token in `start` to `stop` of the document stream: whole, and in order.
 
         Parameters
@@ -415,16 +415,16 @@ class DocumentTable:
             found.append(Spans(here.starts + base, here.stops + base, here.values))
         return joined_spans(found)
 
-    def file(self, index: int) -> DocumentFile:
+    def file(self, index: int) -> DocumentTableFile:
         """Return the file of one part."""
         return self._files.get(index, self._open)
 
-    def _open(self, index: int) -> DocumentFile:
+    def _open(self, index: int) -> DocumentTableFile:
         part = self.parts[index]
         offsets = self._open_offsets(index) if self._open_offsets and not part.sha256 else None
-        return DocumentFile(self._folder / part.path, part, self._verify, offsets, self._access)
+        return DocumentTableFile(self._folder / part.path, part, self._verify, offsets, self._access)
 
-    def open_files(self) -> Iterator[DocumentFile]:
+    def open_files(self) -> Iterator[DocumentTableFile]:
         """Open the files one after the other; the caller closes each of them."""
         return map(self._open, range(len(self.parts)))
 

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.documents.document import Spans
+from zb_hdf5.documents.metadata import Spans
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.forks import kept_property
 from zb_hdf5.spec import NO_DOCUMENT, TokenArray

@@ -16,14 +16,14 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.documents.document import (
+from zb_hdf5.documents.metadata import (
     CUSTOM,
     JSON,
     NO_SOURCE,
     TEXT_COLUMNS,
     DocumentRows,
-    Encode,
-    EncodeAll,
+    EncodeValue,
+    EncodeValues,
     TableInfo,
     first_refused,
 )
@@ -338,7 +338,7 @@ class DocumentsWriter(TableWriter):
 
 
 def encoded_spans(
-    spans: Sequence[tuple[int, int, object]], num_tokens: int, encode: EncodeAll, where: str
+    spans: Sequence[tuple[int, int, object]], num_tokens: int, encode: EncodeValues, where: str
 ) -> EncodedSpans:
     """Check the spans of one document, and encode their values."""
     # whole lists at once: a loop over the spans takes as long as to write the tokens
@@ -384,7 +384,7 @@ def _refuse_spans(spans: Sequence[tuple[int, int, object]], num_tokens: int, whe
         before = stop
 
 
-def encoder(codec: str | Encode) -> tuple[str, EncodeAll]:
+def value_encoder(codec: str | EncodeValue) -> tuple[str, EncodeValues]:
     """Return the stored name of an encoding, "json" or "custom", and the function that encodes any number of values."""
     if callable(codec):
         return CUSTOM, lambda values: list(map(codec, values))

@@ -16,7 +16,7 @@ from dataclasses import replace
 from operator import index
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Self, TypeAlias, TypeVar
 
-from zb_hdf5.documents.document import WantedSpans
+from zb_hdf5.documents.metadata import WantedSpans
 from zb_hdf5.errors import ArgumentError, Remedy, StateError, UnavailableError, ZbError
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.formats.batch_reader import BatchReader, require_choice

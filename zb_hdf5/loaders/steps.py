@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.documents import pieces as views
-from zb_hdf5.documents.document import WantedSpans
+from zb_hdf5.documents.metadata import WantedSpans
 from zb_hdf5.documents.pieces import Pieces, spans_of_pieces
 from zb_hdf5.errors import ArgumentError, UnavailableError, ZbError
 from zb_hdf5.files.checked import crc32_of

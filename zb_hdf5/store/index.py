@@ -21,8 +21,8 @@ from typing import Any, Final, Self, cast
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.documents.document import TableInfo
 from zb_hdf5.documents.document_table import DocumentPart
+from zb_hdf5.documents.metadata import TableInfo
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy, counted
 from zb_hdf5.field import Field
 from zb_hdf5.files.checked import crc32_of

@@ -11,8 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from zb_hdf5.documents.document import TableInfo
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, in_order, part_of
+from zb_hdf5.documents.metadata import TableInfo
 from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import ArgumentError, BackendError, ExistsError, FormatError, IncompleteError, Remedy, ZbError
 from zb_hdf5.files.checked import crc32_of

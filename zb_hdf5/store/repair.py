@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.documents.document_table import DocumentFile, write_joined
+from zb_hdf5.documents.document_table import DocumentTableFile, write_joined
 from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.documents.table_writer import PiecesWriter
 from zb_hdf5.errors import (
@@ -340,7 +340,7 @@ class Salvage:
         if FORMATS[backend_of_suffix(path)].tokens_only:
             raise ArgumentError(f"{path}: expected the name of a file that can hold a token stream: one in .h5")
         meta, documents = self.reader.meta, documents_path(self.reader.path)
-        table = DocumentFile(documents) if documents.exists() else None
+        table = DocumentTableFile(documents) if documents.exists() else None
         spans: dict[str, Any] = {"spans_codec": table.spans_codec} if table else {}
         with closing(table) if table else nullcontext(), HDF5ShardWriter(
             path, dtype=meta.dtype.name, chunk_tokens=meta.chunk_tokens, boundary_token_id=meta.boundary_token_id,

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from zb_hdf5.documents.document import TableInfo
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, check_documents, in_order, part_of
+from zb_hdf5.documents.metadata import TableInfo
 from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, UnverifiableError, ZbError
 from zb_hdf5.files.paths import RemotePath, any_path

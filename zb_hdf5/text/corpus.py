@@ -17,7 +17,7 @@ from itertools import compress, islice, repeat
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Final, TypeAlias, cast
 
-from zb_hdf5.documents.document import id_bytes, metadata_bytes
+from zb_hdf5.documents.metadata import id_bytes, metadata_bytes
 from zb_hdf5.errors import ConvertError, FormatError, Remedy, counted
 from zb_hdf5.files.forks import kept_property
 from zb_hdf5.packages import require_package

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.documents.document import DocumentRows, Encode, id_bytes, metadata_bytes
-from zb_hdf5.documents.table_writer import DocumentsWriter, encoded_spans, encoder
+from zb_hdf5.documents.metadata import DocumentRows, EncodeValue, id_bytes, metadata_bytes
+from zb_hdf5.documents.table_writer import DocumentsWriter, encoded_spans, value_encoder
 from zb_hdf5.errors import ArgumentError, ConvertError
 from zb_hdf5.field import Fields, parse_fields
 from zb_hdf5.files.checked import GroupDigest
@@ -95,12 +95,12 @@ class HDF5ShardWriter(HDF5Writer):
         overwrite: bool = False,
         durable: bool = False,
         fields: Fields | None = None,
-        spans_codec: str | Encode = "json",
+        spans_codec: str | EncodeValue = "json",
         codec: str | None = None,
         origin: Mapping[str, Any] | None = None,
         commit_bytes: int = 0,
     ) -> None:
-        self._spans_codec, self._encode_spans = encoder(spans_codec)
+        self._spans_codec, self._encode_spans = value_encoder(spans_codec)
         # one chunk has the limits of one batch
         meta = StoreMeta(
             1, chunk_tokens, stored_dtype(dtype), vocab_size=vocab_size, tokenizer=tokenizer,

@@ -150,17 +150,17 @@ _METADATA: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False, defa
 
 # --- the values of spans ------------------------------------------------------------------------------------------
 
-Encode: TypeAlias = Callable[[Any], bytes]
-Decode: TypeAlias = Callable[[bytes], Any]
-EncodeAll: TypeAlias = Callable[[Sequence[Any]], list[bytes]]
+EncodeValue: TypeAlias = Callable[[Any], bytes]
+DecodeValue: TypeAlias = Callable[[bytes], Any]
+EncodeValues: TypeAlias = Callable[[Sequence[Any]], list[bytes]]
 #: Whether spans are wanted; a function also decodes their values, which else are JSON.
-WantedSpans: TypeAlias = bool | Decode
+WantedSpans: TypeAlias = bool | DecodeValue
 #: The stored name of the caller's own functions.
 CUSTOM: Final = "custom"
 JSON: Final = "json"
 
 
-def decoder(stored: str, codec: WantedSpans | None, where: str) -> Callable[[Sequence[bytes]], list[Any]]:
+def value_decoder(stored: str, codec: WantedSpans | None, where: str) -> Callable[[Sequence[bytes]], list[Any]]:
     """Return the function that decodes any number of values: by `codec`; None: by the stored name of their encoding."""
     if callable(codec):
         return lambda values: list(map(codec, values))

@@ -41,7 +41,7 @@ SMALL_BYTES: Final = 256 << 20
 WORKER_BYTES: Final = 192 << 20
 #: Modules that each worker needs.
 PRELOAD: Final = (
-    "zb_hdf5.converters.shard", "zb_hdf5.converters.npy_source", "zb_hdf5.formats.hdf5.h5_writer",
+    "zb_hdf5.converters.shard", "zb_hdf5.converters.npy_source", "zb_hdf5.formats.h5_writer",
     "zb_hdf5.store.shards",
 )  # fmt: skip
 P = ParamSpec("P")

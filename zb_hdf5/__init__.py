@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # for type checkers, which do not read the table; a test comp
     from zb_hdf5.errors import ZbError as ZbError
     from zb_hdf5.formats.batch_reader import BatchReader as BatchReader
     from zb_hdf5.formats.batch_writer import BatchWriter as BatchWriter
-    from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter as HDF5ShardWriter
+    from zb_hdf5.formats.stream_writer import HDF5ShardWriter as HDF5ShardWriter
     from zb_hdf5.loaders.document_loader import DocumentLoader as DocumentLoader
     from zb_hdf5.loaders.loader import FollowingLoader as FollowingLoader
     from zb_hdf5.loaders.loader import Loader as Loader
@@ -79,7 +79,7 @@ _MODULES: Final = {
     "ZbError": "zb_hdf5.errors",
     "BatchReader": "zb_hdf5.formats.batch_reader",
     "BatchWriter": "zb_hdf5.formats.batch_writer",
-    "HDF5ShardWriter": "zb_hdf5.formats.hdf5.stream_writer",
+    "HDF5ShardWriter": "zb_hdf5.formats.stream_writer",
     "DocumentLoader": "zb_hdf5.loaders.document_loader",
     "FollowingLoader": "zb_hdf5.loaders.loader",
     "Loader": "zb_hdf5.loaders.loader",

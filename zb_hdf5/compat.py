@@ -27,7 +27,7 @@ from zb_hdf5.errors import ArgumentError, ConvertError
 from zb_hdf5.files.publishing import refuse_existing, scratch_directory
 from zb_hdf5.formats import native
 from zb_hdf5.formats.batch_reader import GROUP_BYTES, require_choice
-from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter as HDF5ShardWriter
+from zb_hdf5.formats.stream_writer import HDF5ShardWriter as HDF5ShardWriter
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import require_positive, resolve_rank, write_order
 from zb_hdf5.loaders.state import shown

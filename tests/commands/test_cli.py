@@ -663,7 +663,7 @@ def test_a_missing_filter_is_a_problem(tmp_path, tokens, write_file, gzip_copy, 
     def refuse(reader, index):
         raise UnavailableError("a filter is missing")
 
-    monkeypatch.setattr("zb_hdf5.formats.hdf5.h5_reader.HDF5Reader.read_batch", refuse)
+    monkeypatch.setattr("zb_hdf5.formats.h5_reader.HDF5Reader.read_batch", refuse)
     assert doctor(path, 5)["filters"]["state"] == "problem"
 
 

@@ -21,7 +21,7 @@ HAMMER = """
 import faulthandler, json, os, random, signal, sys, time
 from pathlib import Path
 import zb_hdf5.__main__ as scripts
-import zb_hdf5.commands.zb, zb_hdf5.converters.run, zb_hdf5.formats.hdf5.h5_writer, zb_hdf5.store.verify
+import zb_hdf5.commands.zb, zb_hdf5.converters.run, zb_hdf5.formats.h5_writer, zb_hdf5.store.verify
 
 seed, trials, out, longest_s, *command = sys.argv[1:]
 out, chance = Path(out), random.Random(int(seed))

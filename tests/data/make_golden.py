@@ -42,7 +42,7 @@ def make_store(folder):
 
 
 if __name__ == "__main__":
-    with patch("zb_hdf5.formats.hdf5.h5_writer.meta_block_bytes", lambda *_: 4096):
+    with patch("zb_hdf5.formats.h5_writer.meta_block_bytes", lambda *_: 4096):
         with HDF5ShardWriter(DATA / "v3-stream.h5", chunk_tokens=16, boundary_token_id=7, vocab_size=257) as stream:
             for document in (TOKENS[1, 0] % 257, [], STORE_TOKENS.reshape(-1)):
                 stream.write_document(document)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from packed import require_same_pieces, tokens_of
 
 from zb_hdf5 import HDF5ShardWriter
+from zb_hdf5.documents.document_offsets import DocumentOffsets
 from zb_hdf5.documents.pieces import Pieces, concatenate, pieces_of_windows
 from zb_hdf5.errors import ArgumentError
-from zb_hdf5.formats.hdf5.h5_reader import DocumentOffsets
 from zb_hdf5.spec import NO_DOCUMENT, NO_SHA256, StoreMeta
 from zb_hdf5.store.index import ShardEntry, ShardIndex
 from zb_hdf5.store.store_documents import FEW_DOCUMENTS, StreamDocuments

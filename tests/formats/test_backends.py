@@ -16,7 +16,7 @@ from processes import forked
 
 from examples import examples
 from zb_hdf5 import ArgumentError, BackendError, open_reader
-from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
+from zb_hdf5.formats.h5_reader import HDF5Reader
 
 #: name of what is stored -> the accesses that can serve it
 ACCESSES = {

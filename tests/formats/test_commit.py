@@ -348,7 +348,7 @@ def test_the_partial_of_a_conversion_is_read_between_two_commits(tmp_path, monke
 #: For each write in which the disk fails: a fork that converts, says why it failed, converts elsewhere, and ends.
 ENDING = """
 import contextlib, ctypes, json, os, sys, shutil
-import zb_hdf5.commands.zb, zb_hdf5.converters.run, zb_hdf5.formats.hdf5.h5_writer, zb_hdf5.formats.hdf5.stream_writer
+import zb_hdf5.commands.zb, zb_hdf5.converters.run, zb_hdf5.formats.h5_writer, zb_hdf5.formats.stream_writer
 from zb_hdf5 import convert, verify_store
 
 shim, (folder, error, numbers, source, target, options) = ctypes.CDLL(None), sys.argv[1:]

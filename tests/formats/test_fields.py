@@ -34,7 +34,7 @@ from zb_hdf5.converters import run as pipe
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.field import Field, parse_fields
 from zb_hdf5.files.publishing import partial_path
-from zb_hdf5.formats.hdf5.h5_writer import HDF5BatchWriter
+from zb_hdf5.formats.h5_writer import HDF5BatchWriter
 from zb_hdf5.formats.registry import FORMATS, open_chunks
 from zb_hdf5.spec import NO_BOUNDARY, StoreMeta
 

@@ -12,8 +12,8 @@ from interrupted import failing
 from processes import python
 
 from zb_hdf5 import open_writer
-from zb_hdf5.formats.hdf5.file import end_of_file
-from zb_hdf5.formats.hdf5.h5_writer import HDF5Writer
+from zb_hdf5.formats.h5_writer import HDF5Writer
+from zb_hdf5.hdf5.superblock import end_of_file
 
 
 @pytest.fixture

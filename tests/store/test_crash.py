@@ -387,7 +387,7 @@ def test_groups_before_the_one_that_fails_stay_committed_and_digested(suffix, tm
 READY = """
 import sys
 import zb_hdf5.converters.npy_source, zb_hdf5.converters.store_source
-import zb_hdf5.formats.hdf5.h5_writer, zb_hdf5.formats.native
+import zb_hdf5.formats.h5_writer, zb_hdf5.formats.native
 print("ready", flush=True)
 sys.stdin.readline()
 """

@@ -23,9 +23,9 @@ from zb_hdf5 import FollowingLoader, Loader, ShardIndex, errors, open_reader, op
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.files.publishing import PartialFile
-from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
-from zb_hdf5.formats.hdf5.h5_writer import HDF5Writer
-from zb_hdf5.formats.hdf5.inspection import look_at
+from zb_hdf5.formats.h5_reader import HDF5Reader
+from zb_hdf5.formats.h5_writer import HDF5Writer
+from zb_hdf5.formats.inspection import look_at
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.live import LiveReader, LiveStoreWriter
 from zb_hdf5.store.repair import repair_store

@@ -15,7 +15,7 @@ from contract import is_refused
 from processes import in_forks, killed_after, output_of, running, started
 
 from zb_hdf5 import FollowingLoader, HDF5ShardWriter, MmapTokenStore, errors, open_reader, open_writer
-from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
+from zb_hdf5.formats.h5_reader import HDF5Reader
 from zb_hdf5.spec import BATCHES
 
 B, S = 2, 8

@@ -21,15 +21,9 @@ from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import RemotePath, any_path, open_file, require_bytes
 from zb_hdf5.files.publishing import replaced
 from zb_hdf5.files.ranges import LocalFile, open_ranges
-from zb_hdf5.formats.hdf5.file import (
-    h5_damage,
-    h5_identity,
-    handle_of_h5,
-    open_h5_for_reading,
-    own_dataset,
-    require_version,
-    text_of,
-)
+from zb_hdf5.hdf5.h5_attributes import require_version, text_of
+from zb_hdf5.hdf5.h5_dataset import own_dataset
+from zb_hdf5.hdf5.h5_file import h5_damage, h5_identity, handle_of_h5, open_h5_for_reading
 from zb_hdf5.spec import (
     CRC32,
     NO_SHA256,

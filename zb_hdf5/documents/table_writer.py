@@ -33,7 +33,10 @@ from zb_hdf5.errors import ArgumentError, ConvertError, FormatError
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import local_path, on_failure
 from zb_hdf5.files.publishing import PartialFile, disk_errors, replaced, write_fully
-from zb_hdf5.formats.hdf5.file import CREATOR, WrittenFile, create_texts, creation_of, hdf5_writes, open_h5
+from zb_hdf5.hdf5.h5_attributes import CREATOR, create_texts
+from zb_hdf5.hdf5.h5_chunks import creation_of
+from zb_hdf5.hdf5.h5_file import open_h5
+from zb_hdf5.hdf5.written_file import WrittenFile, hdf5_writes
 from zb_hdf5.spec import (
     CRC32,
     DEFAULT_SPLIT,

@@ -114,13 +114,13 @@ class HDF5Format(FileFormat):
     name, suffix, noun = "hdf5", ".h5", "an HDF5 file"
     as_source = as_target = ("an HDF5 store", "train-h5")
     other_suffixes = (".hdf5", ".hdf", ".he5")
-    reader, writer = "zb_hdf5.formats.hdf5.h5_reader:HDF5Reader", "zb_hdf5.formats.hdf5.h5_writer:HDF5BatchWriter"
+    reader, writer = "zb_hdf5.formats.h5_reader:HDF5Reader", "zb_hdf5.formats.h5_writer:HDF5BatchWriter"
     magic_name = "zb_hdf5.spec:HDF5_MAGIC"
     magic_offsets = (0, 512, 1024, 2048)  # behind a user block HDF5 doubles the offset; nobody uses more
     any_layout: ClassVar = {"layout": None}
 
     def holds_stream(self, path: Path) -> bool:
-        from zb_hdf5.formats.hdf5.inspection import is_stream_file
+        from zb_hdf5.formats.inspection import is_stream_file
 
         return is_stream_file(path)
 

@@ -807,7 +807,7 @@ def _digest(text: str) -> str:
 
 def _corpus_shards(value: dict[str, Any], path: Path) -> tuple[StoreMeta, list[ShardEntry]]:
     """Take the index of a corpus of others: rows with path, token_count and sha256 of HDF5 files in its folder."""
-    from zb_hdf5.formats.hdf5.inspection import look_at  # h5py, which our own index does not need
+    from zb_hdf5.formats.inspection import look_at  # h5py, which our own index does not need
 
     kinds: dict[str, type[Any]] = {"path": str, "token_count": int, "sha256": str}
     rows = [[require_field(row, key, kind, str(path)) for key, kind in kinds.items()] for row in value["shards"]]

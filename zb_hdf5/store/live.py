@@ -26,8 +26,8 @@ from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import BatchWriter, FieldArrays, FieldDigest, ShardInfo, as_batches
-from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
-from zb_hdf5.formats.hdf5.h5_writer import HDF5BatchWriter
+from zb_hdf5.formats.h5_reader import HDF5Reader
+from zb_hdf5.formats.h5_writer import HDF5BatchWriter
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import (
     CRC32_CHUNK_ROWS,

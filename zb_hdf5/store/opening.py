@@ -423,7 +423,7 @@ def foreign_dataset(path: Path, dataset: str | None = None) -> str | None:
     """Return the name of the dataset that is read of a lone HDF5 file of another program; None of any other path."""
     if path.is_dir() or path.name == INDEX_NAME or backend_in(path) != "hdf5":
         return None
-    from zb_hdf5.formats.hdf5.inspection import look_at
+    from zb_hdf5.formats.inspection import look_at
 
     column = look_at(path, None, dataset=dataset)
     return column.name if column.is_foreign else None
@@ -433,7 +433,7 @@ def stream_format(path: str | os.PathLike[str], backend: str = "auto", dataset: 
     """Return the name of the format of a token stream's files, or "" if `path` is no stream."""
     path = any_path(path)
     if dataset is not None:
-        from zb_hdf5.formats.hdf5.inspection import look_at
+        from zb_hdf5.formats.inspection import look_at
 
         return "hdf5" if look_at(path, None, dataset=dataset).meta.layout == STREAM_LAYOUT else ""
     if find_index(path):

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+from zb_hdf5.documents.document_offsets import table_sha256
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, in_order, part_of
 from zb_hdf5.documents.metadata import TableInfo
 from zb_hdf5.documents.table_file import PiecesFile
@@ -20,7 +21,6 @@ from zb_hdf5.files.paths import local_path, open_file
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import FieldDigest
-from zb_hdf5.formats.hdf5.h5_reader import table_sha256
 from zb_hdf5.formats.native import ensure_crc32_file
 from zb_hdf5.formats.registry import FORMATS, backends, detect_backend, open_chunks
 from zb_hdf5.spec import (

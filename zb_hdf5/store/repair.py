@@ -43,9 +43,9 @@ from zb_hdf5.files.publishing import (
 )
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batch_reader import GROUP_BYTES, BatchReader, BrokenFile
-from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
-from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
+from zb_hdf5.formats.h5_reader import HDF5Reader
 from zb_hdf5.formats.registry import FORMATS, backend_of_suffix, open_chunks
+from zb_hdf5.formats.stream_writer import HDF5ShardWriter
 from zb_hdf5.spec import (
     DEFAULT_SPLIT,
     INDEX_NAME,

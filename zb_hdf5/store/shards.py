@@ -327,7 +327,7 @@ class Sharded(Tokens):
             from zb_hdf5.formats.npy import open_npy
 
             return open_npy(path, meta, self.asked, identity)
-        from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader  # h5py, which a store with an index does not need
+        from zb_hdf5.formats.h5_reader import HDF5Reader  # h5py, which a store with an index does not need
 
         field = "" if meta.field is None else meta.field.name
         return HDF5Reader(path, self.asked, "none", meta.layout, field=field, dataset=self.dataset, identity=identity)
@@ -547,8 +547,8 @@ def stream_index(
         raise ArgumentError(f"{path}: split={split!r} needs a store, found none")
     if path.is_dir() or path.suffix == ".npy":
         return _index_of_arrays(path), {}
-    from zb_hdf5.formats.hdf5.h5_reader import DocumentOffsets  # h5py, which a finished store does not need
-    from zb_hdf5.formats.hdf5.inspection import look_at
+    from zb_hdf5.documents.document_offsets import DocumentOffsets  # h5py, which a finished store does not need
+    from zb_hdf5.formats.inspection import look_at
 
     found, count = look_at(path, STREAM_LAYOUT, dataset=dataset), NOT_KNOWN
     if found.marker:

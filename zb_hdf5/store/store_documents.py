@@ -20,8 +20,8 @@ from zb_hdf5.spec import DOCUMENTS_SUFFIX, INDEX_NAME, NO_SHA256, pieces_path
 from zb_hdf5.store.index import ShardEntry, ShardIndex
 
 if TYPE_CHECKING:  # h5py, which a store without documents does not need
+    from zb_hdf5.documents.document_offsets import DocumentOffsets
     from zb_hdf5.documents.table_file import PiecesFile
-    from zb_hdf5.formats.hdf5.h5_reader import DocumentOffsets
 
 
 class StoreDocuments(RecordDocuments):
@@ -167,7 +167,7 @@ class StreamDocuments(RecordDocuments):
 
     def open(self, number: int) -> DocumentOffsets:
         """Open the offsets of one file; the caller closes them."""
-        from zb_hdf5.formats.hdf5.h5_reader import DocumentOffsets
+        from zb_hdf5.documents.document_offsets import DocumentOffsets
 
         num_tokens = self._starts[number + 1] - self._starts[number]
         known = self._identities.get(number)
@@ -178,7 +178,7 @@ class StreamDocuments(RecordDocuments):
         values = self._index.table.values
         known = {part.path.removesuffix(DOCUMENTS_SUFFIX): part for part in self._index.documents}
         if self._path.is_file() and self._path.name != INDEX_NAME:
-            from zb_hdf5.formats.hdf5.h5_reader import table_sha256
+            from zb_hdf5.documents.document_offsets import table_sha256
 
             sha256 = table_sha256(self._path) if values["complete"][0] else ""
             tokens_sha256 = values["sha256"][0].replace(NO_SHA256, "")

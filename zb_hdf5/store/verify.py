@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zb_hdf5.documents.document_offsets import table_sha256
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, check_documents, in_order, part_of
 from zb_hdf5.documents.metadata import TableInfo
 from zb_hdf5.documents.table_file import PiecesFile
@@ -18,7 +19,6 @@ from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, 
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.threads import Readers
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.formats.hdf5.h5_reader import table_sha256
 from zb_hdf5.formats.npy import npy_files
 from zb_hdf5.formats.registry import FORMATS, format_of, open_chunks, require_datasets
 from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, documents_path, pieces_path

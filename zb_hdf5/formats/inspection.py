@@ -21,30 +21,13 @@ from zb_hdf5.files.paths import Handle, Identity, cut_short, size_of
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.files.ranges import Extents, Run, open_ranges
 from zb_hdf5.files.tokens import Tokens, Wait, open_extents
-from zb_hdf5.formats.hdf5.file import (
-    ChunkExtents,
-    chunk_extents,
-    codec_of,
-    column_runs,
-    h5_damage,
-    h5_identity,
-    handle_of_h5,
-    open_h5_for_reading,
-    own_dataset,
-    read_origin,
-    read_root,
-    register_filters,
-    require_rows,
-    require_stored,
-    require_version,
-    stored_sha256,
-    text_of,
-    unreadable,
-)
-from zb_hdf5.formats.hdf5.foreign import integer_datasets, to_choose
+from zb_hdf5.formats.foreign import integer_datasets, to_choose
+from zb_hdf5.hdf5.h5_attributes import read_marker, read_origin, read_root, stored_sha256, text_of
+from zb_hdf5.hdf5.h5_chunks import ChunkExtents, chunk_extents, codec_of, column_runs, register_filters, unreadable
+from zb_hdf5.hdf5.h5_dataset import our_tokens, own_dataset, require_rows, require_stored
+from zb_hdf5.hdf5.h5_file import h5_damage, h5_identity, handle_of_h5, open_h5_for_reading
 from zb_hdf5.spec import (
     BATCHES,
-    BATCHES_ATTRIBUTES,
     BATCHES_LAYOUT,
     CODE_BY_DTYPE,
     CRC32,
@@ -53,14 +36,11 @@ from zb_hdf5.spec import (
     EXTENTS,
     FIELDS_GROUP,
     HDF5_FORMAT,
-    HDF5_VERSION,
     NO_CODEC,
     NO_SHA256,
     STREAM_FORMAT,
     STREAM_LAYOUT,
-    TOKEN_COLUMNS,
     TOKENS,
-    TOKENS_ATTRIBUTES,
     StoreMeta,
     TokenArray,
     as_stored,
@@ -264,18 +244,6 @@ class H5pyTokens(UnitTokens):
         return H5pyTokens, (self._column._replace(num_tokens=self.num_tokens),)
 
 
-def read_marker(stored: h5py.Dataset, path: Path) -> dict[str, Any]:
-    """Return the attributes of a dataset of tokens: its commit marker, and facts. "sha256": or None."""
-    found: dict[str, Any] = {}
-    for name, dtype in (BATCHES_ATTRIBUTES if stored.ndim == 3 else TOKENS_ATTRIBUTES).items():
-        value = stored.attrs.get(name)
-        if value is None or np.asarray(value).dtype.kind != dtype.kind or np.ndim(value) != 0:
-            raise FormatError(f"{path}: {stored.name}: expected attribute {name!r} of {dtype}, found {value!r}")
-        found[name] = value if dtype.kind == "S" else int(value)
-    sha256 = stored_sha256(found["sha256"], f"{path}: {stored.name}")
-    return found | {"sha256": sha256 if found["complete"] and sha256 != NO_SHA256 else None}
-
-
 #: Tokens of a foreign stream that are read at once.
 FOREIGN_CHUNK_TOKENS = 1 << 16
 #: Dtypes of others whose bytes are those of the tokens that are read.
@@ -345,12 +313,7 @@ def token_dataset(h5: h5py.File, path: Path, layout: str) -> h5py.Dataset:
         if _is_ours(h5):
             raise FormatError(f"{path}: expected root attribute format={expected!r}, found {found!r}")
         raise to_choose(h5, path, "is an HDF5 file of another program")
-    require_version(h5, HDF5_VERSION, path)
-    name, axes = TOKEN_COLUMNS[layout], 1 if is_stream else 3
-    stored = own_dataset(h5, path, name)
-    if stored is None or stored.ndim != axes:
-        raise FormatError(f"{path}: expected a {axes}-D dataset {name!r}, found {stored!r}")
-    return stored
+    return our_tokens(h5, path, layout)
 
 
 def _is_no_batches(path: Path) -> FormatError:

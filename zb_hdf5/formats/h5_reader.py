@@ -16,17 +16,17 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.documents.table_file import Side, TableFile
-from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, UnverifiableError
-from zb_hdf5.files.checked import Crc32Rows, crc32_of, placed_rows
+from zb_hdf5.documents.document_offsets import DocumentOffsets
+from zb_hdf5.errors import IncompleteError, UnverifiableError
+from zb_hdf5.files.checked import Crc32Rows, placed_rows
 from zb_hdf5.files.paths import Identity, any_path, on_failure
 from zb_hdf5.files.ranges import Extents
-from zb_hdf5.files.tokens import Tokens, open_extents
 from zb_hdf5.formats.batch_reader import BatchReader, require_options
-from zb_hdf5.formats.hdf5.file import chunk_extents, h5_damage, h5_identity, open_h5_for_reading, require_rows, text_of
-from zb_hdf5.formats.hdf5.foreign import no_such_axes, require_records
-from zb_hdf5.formats.hdf5.inspection import UNFINISHED, H5pyTokens, look_at, read_marker, token_dataset
-from zb_hdf5.spec import BATCHES_LAYOUT, DOC_OFFSETS, DOCUMENTS_SHA256, STREAM_FORMAT, STREAM_LAYOUT, crc32_column
+from zb_hdf5.formats.foreign import no_such_axes, require_records
+from zb_hdf5.formats.inspection import UNFINISHED, H5pyTokens, look_at
+from zb_hdf5.hdf5.h5_dataset import require_rows
+from zb_hdf5.hdf5.h5_file import h5_damage, open_h5_for_reading
+from zb_hdf5.spec import BATCHES_LAYOUT, STREAM_LAYOUT, crc32_column
 
 #: The facts that a dataset of another origin lacks.
 _FOREIGN: Final = "a dataset of another origin has no digests; convert it to a store, which keeps them from then on"
@@ -120,92 +120,3 @@ class HDF5Reader(BatchReader):
 def _rows_by_library(path: Path, identity: Identity, name: str, num_rows: int) -> npt.NDArray[np.uint32]:
     with h5_damage(path), open_h5_for_reading(path, identity) as h5:
         return np.asarray(require_rows(h5, path, name, num_rows)[:num_rows], "<u4")
-
-
-# --- the documents of a stream ---------------------------------------------------------------------------------------
-
-
-def table_sha256(path: Path) -> str:
-    """Return the digest of the table of documents that a stream has; "": it has none."""
-    if path.suffix == ".npy":
-        return ""
-    with h5_damage(path), open_h5_for_reading(path) as h5:
-        return str(text_of(h5.attrs.get(DOCUMENTS_SHA256, "")))
-
-
-class DocumentOffsets(TableFile):
-    """The column `offsets` of a file of tokens: the starts of its documents, and the end of the last. Not picklable."""
-
-    # a mapped view takes no memory of the process: rows of a trillion tokens would take gigabytes in each of its ranks,
-    # and do where nothing may be mapped; a 1-D `.npy` file or a stream of others is one document; only rows of a
-    # finished stream have a crc32
-
-    def __init__(
-        self, path: Path, num_tokens: int, identity: Identity | None = None, verify: str = "auto", access: str = "auto"
-    ) -> None:
-        self._offsets: Tokens | None = None
-        self.attributes, self.sha256, self.num_bytes = {}, "", 0
-        self.path, self._count, self._rows = path, 2, np.array([0, num_tokens], np.uint64)
-        if path.suffix == ".npy":
-            return
-        with h5_damage(path), open_h5_for_reading(path, identity) as h5:
-            if text_of(h5.attrs.get("format")) != STREAM_FORMAT:
-                return
-            marker, extents = read_marker(token_dataset(h5, path, STREAM_LAYOUT), path), None
-            self._count, complete, crc32 = marker["document_count"] + 1, marker["complete"], marker["doc_offsets_crc32"]
-            stored = require_rows(h5, path, DOC_OFFSETS, self._count)
-            if complete and stored.chunks and stored.dtype == np.dtype("<u8"):
-                num_chunks = -(-self._count // stored.chunks[0])
-                extents = chunk_extents(stored, stored.chunks[0] * 8, num_chunks, path)[0]
-            if not isinstance(extents, Extents):
-                self._rows = np.asarray(stored[: self._count], dtype="<u8")
-            found = h5_identity(h5, growing=not complete)
-        if isinstance(extents, Extents):  # without the lock that all of HDF5 has: on a network this takes a while
-            self._offsets = open_extents(path, extents, np.dtype("<u8"), self._count, access, found)
-            if self._offsets.flat() is None:
-                self._rows = np.empty(self._count, "<u8")
-                self._offsets.read([(0, self._rows)])
-                self.close()
-        if not complete:
-            self._rows = self._rows[self._rows <= num_tokens]  # a killed writer may have been ahead
-        with on_failure(self.close):
-            self._require_offsets(num_tokens, complete, crc32 if complete and verify != "none" else None)
-
-    def _require_offsets(self, num_tokens: int, complete: bool, crc32: int | None) -> None:
-        known = self.rows()
-        ends = known[[0, -1]].tolist() if len(known) else []
-        if not ends or ends[0] or (complete and ends[1] != num_tokens) or np.any(known[1:] < known[:-1]):
-            others = f"others, from {ends[0]:,} to {ends[1]:,}" if ends else "none"
-            raise FormatError(
-                f"{self.path}: expected {DOC_OFFSETS} that ascend from 0 to {num_tokens:,}, found {others}; restore "
-                "the file"
-            )
-        if crc32 is not None and crc32_of(known) != crc32:
-            raise ChecksumError(
-                f"{self.path}: the offsets of its documents are damaged: their crc32 differs; restore it"
-            )
-
-    def rows(self) -> npt.NDArray[np.uint64]:
-        """Return all rows, uint64, shape (D + 1,), read-only. Not to be kept: ask again, and a cut file is noticed."""
-        mapped = None if self._offsets is None else self._offsets.flat()
-        return self._rows if mapped is None else mapped[: self._count]
-
-    def __contains__(self, name: str) -> bool:
-        return name == "offsets"
-
-    def num_rows(self, name: str) -> int:
-        return len(self.rows()) if name in self else 0
-
-    def read(self, name: str, start: int, stop: int) -> npt.NDArray[np.uint64]:
-        return self.rows()[start:stop]
-
-    def search(self, name: str, values: npt.NDArray[np.uint64], side: Side) -> npt.NDArray[np.int64]:
-        return self.rows().searchsorted(values, side)
-
-    def check(self) -> None:
-        """Do nothing: the rows are compared when the file is opened."""
-
-    def close(self) -> None:
-        if self._offsets is not None:
-            self._offsets.close()
-            self._offsets = None

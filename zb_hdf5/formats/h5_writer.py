@@ -32,19 +32,11 @@ from zb_hdf5.files.codecs import CompressedTokens, Encoder, require_codec
 from zb_hdf5.files.publishing import disk_errors, write_fully
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.formats.batch_writer import FieldDigest, FileWriter, ShardInfo, TokenWriter
-from zb_hdf5.formats.hdf5.file import (
-    WriteFailure,
-    WrittenFile,
-    chunk_offsets,
-    chunk_runs,
-    chunk_table,
-    create_root,
-    creation_of,
-    end_of_file,
-    hdf5_writes,
-    open_h5,
-    set_end_of_file,
-)
+from zb_hdf5.hdf5.h5_attributes import create_root
+from zb_hdf5.hdf5.h5_chunks import chunk_offsets, chunk_runs, chunk_table, creation_of
+from zb_hdf5.hdf5.h5_file import open_h5
+from zb_hdf5.hdf5.superblock import end_of_file, set_end_of_file
+from zb_hdf5.hdf5.written_file import WriteFailure, WrittenFile, hdf5_writes
 from zb_hdf5.spec import (
     BATCHES_ATTRIBUTES,
     BATCHES_LABELS,

@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy
-from zb_hdf5.formats.hdf5.file import bytes_elsewhere, h5_damage, unreadable
+from zb_hdf5.hdf5.h5_chunks import unreadable
+from zb_hdf5.hdf5.h5_dataset import bytes_elsewhere
+from zb_hdf5.hdf5.h5_file import h5_damage
 
 #: Entries of a second axis that may be channels (ids, a mask, labels, position ids) in place of records.
 CHANNELS: Final = range(2, 5)

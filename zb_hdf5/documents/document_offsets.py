@@ -1,0 +1,146 @@
+"""The offsets of the documents of a token stream, which lie in the file of the tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.documents.table_file import Side, TableFile
+from zb_hdf5.errors import ChecksumError, FormatError
+from zb_hdf5.files.checked import crc32_of
+from zb_hdf5.files.paths import Identity, on_failure
+from zb_hdf5.files.ranges import Extents
+from zb_hdf5.files.tokens import Tokens, open_extents
+from zb_hdf5.hdf5.h5_attributes import read_marker, text_of
+from zb_hdf5.hdf5.h5_chunks import chunk_extents
+from zb_hdf5.hdf5.h5_dataset import our_tokens, require_rows
+from zb_hdf5.hdf5.h5_file import h5_damage, h5_identity, open_h5_for_reading
+from zb_hdf5.spec import DOC_OFFSETS, DOCUMENTS_SHA256, STREAM_FORMAT, STREAM_LAYOUT
+
+
+def table_sha256(path: Path) -> str:
+    """Return the digest of the table of documents that a stream has; "": it has none."""
+    if path.suffix == ".npy":
+        return ""
+    with h5_damage(path), open_h5_for_reading(path) as h5:
+        return str(text_of(h5.attrs.get(DOCUMENTS_SHA256, "")))
+
+
+class DocumentOffsets(TableFile):
+    """The column `offsets` of a file of tokens: the starts of its documents, and the end of the last. Not picklable.
+
+    A 1-D `.npy` file, or a stream of another program, is one document. The rows of a large finished stream are a view
+    of the mapped file, which takes no memory of the process: the rows of a trillion tokens would take gigabytes in each
+    of its ranks. They are read into memory where nothing may be mapped.
+
+    Parameters
+    ----------
+    path
+        The file of the tokens.
+    num_tokens
+        Tokens of the file that are committed: the last document ends there.
+    identity
+        The identity that the file had before; another file of this name is refused. None: any file.
+    verify
+        "none": the crc32 of the rows is not compared. Only a finished stream has one.
+    access
+        The way to read a local file, as `open_reader` has it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        num_tokens: int,
+        identity: Identity | None = None,
+        verify: str = "auto",
+        access: str = "auto",
+    ) -> None:
+        self.path = path
+        self.attributes = {}
+        self.sha256 = ""
+        self.num_bytes = 0
+        self._offsets: Tokens | None = None
+        self._count = 2
+        self._rows = np.array([0, num_tokens], np.uint64)
+        if path.suffix == ".npy":
+            return
+        with h5_damage(path), open_h5_for_reading(path, identity) as h5:
+            if text_of(h5.attrs.get("format")) != STREAM_FORMAT:
+                return
+            marker = read_marker(our_tokens(h5, path, STREAM_LAYOUT), path)
+            complete: bool = bool(marker["complete"])
+            self._count = marker["document_count"] + 1
+            stored = require_rows(h5, path, DOC_OFFSETS, self._count)
+            extents = _row_extents(stored, self._count, path) if complete else None
+            if extents is None:
+                self._rows = np.asarray(stored[: self._count], dtype="<u8")
+            found = h5_identity(h5, growing=not complete)
+        if extents is not None:  # without the lock that all of HDF5 has: on a network this takes a while
+            self._open_rows(extents, access, found)
+        if not complete:
+            self._rows = self._rows[self._rows <= num_tokens]  # a killed writer may have been ahead
+        with on_failure(self.close):
+            self._require_offsets(num_tokens, complete)
+            if complete and verify != "none":
+                self._require_crc32(marker["doc_offsets_crc32"])
+
+    def _open_rows(self, extents: Extents, access: str, identity: Identity) -> None:
+        """Map the rows, or read them into memory where they cannot be mapped."""
+        self._offsets = open_extents(self.path, extents, np.dtype("<u8"), self._count, access, identity)
+        if self._offsets.flat() is None:
+            self._rows = np.empty(self._count, "<u8")
+            self._offsets.read([(0, self._rows)])
+            self.close()
+
+    def _require_offsets(self, num_tokens: int, complete: bool) -> None:
+        known = self.rows()
+        ends = known[[0, -1]].tolist() if len(known) else []
+        if not ends or ends[0] or (complete and ends[1] != num_tokens) or np.any(known[1:] < known[:-1]):
+            others = f"others, from {ends[0]:,} to {ends[1]:,}" if ends else "none"
+            raise FormatError(
+                f"{self.path}: expected {DOC_OFFSETS} that ascend from 0 to {num_tokens:,}, found {others}; restore "
+                "the file"
+            )
+
+    def _require_crc32(self, crc32: int) -> None:
+        if crc32_of(self.rows()) != crc32:
+            raise ChecksumError(
+                f"{self.path}: the offsets of its documents are damaged: their crc32 differs; restore it"
+            )
+
+    def rows(self) -> npt.NDArray[np.uint64]:
+        """Return all rows, uint64, shape (D + 1,), read-only. Not to be kept: ask again, and a cut file is noticed."""
+        mapped = None if self._offsets is None else self._offsets.flat()
+        return self._rows if mapped is None else mapped[: self._count]
+
+    def __contains__(self, name: str) -> bool:
+        return name == "offsets"
+
+    def num_rows(self, name: str) -> int:
+        return len(self.rows()) if name in self else 0
+
+    def read(self, name: str, start: int, stop: int) -> npt.NDArray[np.uint64]:
+        return self.rows()[start:stop]
+
+    def search(self, name: str, values: npt.NDArray[np.uint64], side: Side) -> npt.NDArray[np.int64]:
+        return self.rows().searchsorted(values, side)
+
+    def check(self) -> None:
+        """Do nothing: the rows are compared when the file is opened."""
+
+    def close(self) -> None:
+        if self._offsets is not None:
+            self._offsets.close()
+            self._offsets = None
+
+
+def _row_extents(stored: h5py.Dataset, count: int, path: Path) -> Extents | None:
+    """Return the extents of the chunks of the first `count` rows; None if only HDF5 can read them."""
+    if not stored.chunks or stored.dtype != np.dtype("<u8"):
+        return None
+    num_chunks = -(-count // stored.chunks[0])
+    extents, _ = chunk_extents(stored, stored.chunks[0] * 8, num_chunks, path)
+    return extents if isinstance(extents, Extents) else None

@@ -1,0 +1,117 @@
+"""The attributes of our HDF5 files: those of the root group, and the commit marker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import h5py
+import numpy as np
+
+from zb_hdf5.errors import FormatError
+from zb_hdf5.spec import (
+    BATCHES_ATTRIBUTES,
+    DESCRIPTIONS,
+    HDF5_FORMAT,
+    HDF5_VERSION,
+    MAX_SOURCE_CHARS,
+    NO_SHA256,
+    OPTIONAL_ATTRIBUTES,
+    STREAM_FORMAT,
+    STREAM_LAYOUT,
+    TOKENS_ATTRIBUTES,
+    StoreMeta,
+    is_sha256,
+)
+from zb_hdf5.version import __version__
+
+#: Optional root attributes that are numbers.
+OPTIONAL_NUMBERS: Final = tuple(name for name in OPTIONAL_ATTRIBUTES if name != "tokenizer")
+
+CREATOR: Final = f"zb_hdf5 {__version__} (h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version})"
+
+
+def require_version(h5: h5py.File, expected: int, path: Path) -> None:
+    """Raise `FormatError` unless a file is of this version of its format."""
+    found = h5.attrs.get("format_version")
+    if np.ndim(found) != 0 or found != expected:
+        raise FormatError(f"{path}: expected format_version {expected}, found {found}")
+
+
+def text_of(value: object) -> object:
+    """Decode a fixed-length text; leave anything else as it is."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def stored_sha256(value: object, where: object) -> str:
+    """Return the digest in an attribute; `FormatError` if it is none."""
+    sha256 = str(text_of(value))
+    if not is_sha256(sha256):
+        raise FormatError(f"{where}: expected 64 hexadecimal digits in sha256, found {sha256!r}")
+    return sha256
+
+
+def create_texts(h5: h5py.File, **texts: str) -> None:
+    """Create root attributes of fixed length."""
+    # the heap of other texts has no checksum: one flipped bit there can send HDF5 2.0 into an endless loop
+    for name, text in texts.items():
+        data = text.encode("utf-8", "replace")
+        h5.attrs.create(name, data, dtype=h5py.string_dtype("utf-8", max(1, len(data))))
+
+
+def create_root(h5: h5py.File, meta: StoreMeta, origin: Mapping[str, Any]) -> None:
+    """Create the attributes of the root group; `origin` has those of `ORIGIN_ATTRIBUTES` that are known."""
+    is_stream, source = meta.layout == STREAM_LAYOUT, dict(origin.get("source") or {})
+    texts = {"shuffle": origin.get("shuffle"), "split": origin.get("split"), "source": _source_text(source)}
+    texts |= {"packing": source.get("packing"), "tokenizer": meta.tokenizer}
+    create_texts(
+        h5, format=STREAM_FORMAT if is_stream else HDF5_FORMAT, description=DESCRIPTIONS[meta.layout], creator=CREATOR,
+        **{name: str(text) for name, text in texts.items() if text},
+    )  # fmt: skip
+    h5.attrs.create("format_version", HDF5_VERSION, dtype="<u4")
+    numbers = {name: getattr(meta, name) or None for name in OPTIONAL_NUMBERS}
+    if not is_stream:  # the marker of a stream has its shape, its boundary and the number of its documents
+        numbers |= {"batch_size": meta.batch_size, "seq_len": meta.seq_len}
+        numbers |= {name: source.get(name) for name in ("boundary_token_id", "pad_id")}
+    for name, number in numbers.items():
+        if isinstance(number, (int, np.integer)) and 0 <= number < 2**64:
+            h5.attrs.create(name, number, dtype="<u8")
+
+
+def _source_text(source: Mapping[str, Any]) -> str:
+    """Return the JSON text of a source; of a long one, lists are replaced by their lengths."""
+    text = json.dumps(source) if source else ""
+    if len(text) <= MAX_SOURCE_CHARS:
+        return text
+    short = json.dumps({key: f"{len(v):,} in all" if isinstance(v, list) else v for key, v in source.items()})
+    return short if len(short) <= MAX_SOURCE_CHARS else ""
+
+
+def read_root(h5: h5py.File) -> dict[str, Any]:
+    """Return the optional root attributes that describe all tokens of a file, as `StoreMeta` has them."""
+    found: dict[str, Any] = {name: int(h5.attrs.get(name, 0)) for name in OPTIONAL_NUMBERS}
+    return found | {"tokenizer": str(text_of(h5.attrs.get("tokenizer", "")))}
+
+
+def read_origin(h5: h5py.File) -> dict[str, Any]:
+    """Return the origin of the tokens that `create_root` was given, as far as it can be read."""
+    texts = {name: str(text_of(h5.attrs[name])) for name in ("source", "shuffle", "split") if name in h5.attrs}
+    try:
+        source = json.loads(texts.pop("source", "{}"))
+    except ValueError:
+        return texts
+    return texts | ({"source": source} if source and isinstance(source, dict) else {})
+
+
+def read_marker(stored: h5py.Dataset, path: Path) -> dict[str, Any]:
+    """Return the attributes of a dataset of tokens: its commit marker, and facts. "sha256": or None."""
+    found: dict[str, Any] = {}
+    for name, dtype in (BATCHES_ATTRIBUTES if stored.ndim == 3 else TOKENS_ATTRIBUTES).items():
+        value = stored.attrs.get(name)
+        if value is None or np.asarray(value).dtype.kind != dtype.kind or np.ndim(value) != 0:
+            raise FormatError(f"{path}: {stored.name}: expected attribute {name!r} of {dtype}, found {value!r}")
+        found[name] = value if dtype.kind == "S" else int(value)
+    sha256 = stored_sha256(found["sha256"], f"{path}: {stored.name}")
+    return found | {"sha256": sha256 if found["complete"] and sha256 != NO_SHA256 else None}

@@ -1,0 +1,92 @@
+"""A dataset of an HDF5 file: found by its name without leaving the file, and as long as it claims to be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import h5py
+
+from zb_hdf5.errors import FormatError
+from zb_hdf5.files.paths import require_bytes
+from zb_hdf5.hdf5.h5_attributes import require_version
+from zb_hdf5.hdf5.h5_file import handle_of_h5
+from zb_hdf5.spec import HDF5_VERSION, STREAM_LAYOUT, TOKEN_COLUMNS
+
+#: The largest ratio by which zeros and ascending numbers shrink in the common filters.
+FILTER_RATIO: Final = 4096
+
+
+def require_stored(claimed_bytes: int, h5: h5py.File, stored: h5py.Dataset, path: Path) -> None:
+    """Raise `IncompleteError` if a file is shorter than its data could be, by the ratio that a filter reaches."""
+    filtered = stored.id.get_create_plist().get_nfilters() > 0
+    claimed = claimed_bytes // FILTER_RATIO if filtered else claimed_bytes
+    require_bytes(claimed, handle_of_h5(h5), path, f"{stored.name}")
+
+
+def own_dataset(h5: h5py.File, path: Path, name: str) -> h5py.Dataset | None:
+    """Return a dataset whose bytes are in this file, or None; `FormatError` if a link leads out of the file."""
+    found = _follow(h5, path, name)  # other files were not opened by the user, and may be any that can be read
+    if not isinstance(found, h5py.Dataset):
+        return None
+    if elsewhere := bytes_elsewhere(found):
+        raise _leads_out(path, name, elsewhere)
+    return found
+
+
+def bytes_elsewhere(stored: h5py.Dataset) -> str:
+    """Describe how the bytes of a dataset are kept in other files; "" if they are in its own."""
+    creation: Any = stored.id.get_create_plist()
+    if creation.get_layout() == h5py.h5d.VIRTUAL:
+        return "is a virtual dataset"
+    return "keeps its data in other files (external storage)" if creation.get_external_count() else ""
+
+
+def _follow(group: Any, path: Path, name: str, soft_links: int = 16) -> Any:
+    """Return the object at the end of links that stay in the file, or None."""
+    for part in (part for part in name.split("/") if part not in ("", ".")):
+        try:
+            link = group.get(part, getlink=True) if isinstance(group, h5py.Group) else None
+        except TypeError as error:  # neither hard, soft nor external
+            raise _leads_out(path, part, "is a user-defined link") from error
+        if link is None:
+            return None
+        if isinstance(link, h5py.SoftLink) and soft_links:
+            group = _follow(group.file if link.path.startswith("/") else group, path, link.path, soft_links - 1)
+        elif isinstance(link, h5py.HardLink):
+            group = group[part]
+        else:
+            raise _leads_out(path, part, f"is a link to {getattr(link, 'filename', 'itself')}")
+    return group
+
+
+def _leads_out(path: Path, name: str, what: str) -> FormatError:
+    return FormatError(
+        f"{path}: {name!r} {what}; nothing outside of a file is followed: copy it into one file, as h5copy does"
+    )
+
+
+def require_rows(h5: h5py.File, path: Path, name: str, count: int) -> h5py.Dataset:
+    """Return a 1-D dataset that has `count` rows, or more; `FormatError` if there is none."""
+    stored = own_dataset(h5, path, name)
+    if stored is None or stored.ndim != 1 or len(stored) < count:
+        raise FormatError(f"{path}: expected a dataset {name!r} of {count:,} rows, found {stored!r}")
+    require_stored(count * stored.dtype.itemsize, h5, stored, path)
+    return stored
+
+
+def our_tokens(h5: h5py.File, path: Path, layout: str) -> h5py.Dataset:
+    """Return the dataset of the tokens of a file of ours; `FormatError` if it is of another version, or has none.
+
+    Parameters
+    ----------
+    layout
+        "batches" or "stream", as `StoreMeta` has it.
+    """
+    require_version(h5, HDF5_VERSION, path)
+    name = TOKEN_COLUMNS[layout]
+    axes = 1 if layout == STREAM_LAYOUT else 3
+    stored = own_dataset(h5, path, name)
+    if stored is None or stored.ndim != axes:
+        raise FormatError(f"{path}: expected a {axes}-D dataset {name!r}, found {stored!r}")
+    return stored

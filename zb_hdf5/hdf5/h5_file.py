@@ -1,0 +1,98 @@
+"""HDF5 files: opened also where a cluster has no file locks, with clear errors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+
+from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbError
+from zb_hdf5.files.objects import ObjectFile, RemoteObject
+from zb_hdf5.files.paths import Handle, Identity, RemotePath, identity_of, on_failure, require_identity, require_regular
+from zb_hdf5.files.publishing import NO_LOCKS, PARTIAL_SUFFIX
+
+
+def open_h5(path: Path | str, mode: str = "r", **options: Any) -> h5py.File:
+    """Open an HDF5 file, or an object; if the file system has no locks, warn once and open without them."""
+    file = ObjectFile(RemoteObject(str(path))) if isinstance(path, RemotePath) else None
+    if file is not None:
+        file.seek(0, os.SEEK_END)  # fetches the head: what waits below does so under the lock that all of HDF5 has
+    elif mode == "r":
+        require_regular(os.stat(path).st_mode, path)  # HDF5 would wait for ever for the other end of a FIFO
+    try:
+        h5 = h5py.File(file or path, mode, **options)
+    except OSError as error:
+        # HDF5 tolerates only ENOSYS from flock(2) by itself; clusters answer ENOLCK, EOPNOTSUPP, 524 or EIO
+        if error.errno in NO_LOCKS and "lock file" in str(error):
+            warnings.warn(f"{path}: this file system has no file locks; opening without them", stacklevel=2)
+            return h5py.File(path, mode, locking=False, **options)
+        raise _translate(error, path) from error
+    h5.source = None if file is None else file.source
+    return h5
+
+
+def handle_of_h5(h5: h5py.File) -> Handle:
+    """Return the handle by which the size and identity of an open file are asked for."""
+    handle: Handle = getattr(h5, "source", None) or h5.id.get_vfd_handle()
+    return handle
+
+
+def open_h5_for_reading(path: Path, identity: Identity | None = None) -> h5py.File:
+    """Open for reading, in SWMR mode if its writer is alive or was killed; `FormatError` if the identity differs.
+
+    Also if there was such a `.partial` before, and it is not there any more.
+    """
+    try:
+        h5 = open_h5(path)
+    except UnavailableError:
+        try:
+            h5 = open_h5(path, swmr=True)
+        except IncompleteError:  # its writer has made it longer after HDF5 looked at its size, and before it read that
+            h5 = open_h5(path, swmr=True)
+    except FileNotFoundError as error:
+        if identity is None or not path.name.endswith(PARTIAL_SUFFIX):
+            raise
+        final = path.name.removesuffix(PARTIAL_SUFFIX)
+        raise FormatError(
+            f"{path}: is not there any more: its writer has finished it since this reader was made, or it was renamed; "
+            f"open {final}"
+        ) from error
+    if identity is not None:
+        with on_failure(h5.close):
+            require_identity(handle_of_h5(h5), identity, path)
+    return h5
+
+
+def h5_identity(h5: h5py.File, *, growing: bool) -> Identity:
+    """Return the identity by which an open file differs from another one that has its name later."""
+    return identity_of(handle_of_h5(h5), growing=growing)
+
+
+@contextlib.contextmanager
+def h5_damage(path: Path) -> Iterator[None]:
+    """Turn the errors that h5py raises on damaged metadata, of many kinds, into `FormatError`; our own errors pass."""
+    try:
+        yield
+    except (ZbError, FileNotFoundError, PermissionError):
+        raise
+    except (KeyError, RuntimeError, ValueError, OverflowError, TypeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the disk's trouble, not the file's
+        text = error.args[0] if error.args else error
+        raise FormatError(f"{path}: HDF5 finds it damaged: {text}; restore it, or convert again") from error
+
+
+def _translate(error: OSError, path: Path | str) -> Exception:
+    text = str(error)
+    if "already open for" in text or isinstance(error, BlockingIOError):
+        return UnavailableError(f"{path}: a writer has it open, or was killed: {text}")
+    if "truncated file" in text or "eof" in text.lower():
+        return IncompleteError(f"{path}: truncated: {text}; restore it, or convert again")
+    if error.errno is not None:
+        return error
+    return FormatError(f"{path}: HDF5 cannot read it: {text}")

@@ -1,7 +1,7 @@
 """The whole way from text to a resumed training run, on input that every machine has: `python examples/demo.py`.
 
 The text is the source code of the Python standard library; the tokens are its bytes. Every command that is shown is the
-command itself, run in this process.
+command itself.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shlex
+import subprocess
+import sys
 import sysconfig
 import tempfile
 import time
@@ -22,10 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from zb_hdf5.commands.zb import zb
-from zb_hdf5.console import format_count
-from zb_hdf5.errors import ZbError
-from zb_hdf5.loaders.loader import Loader
+from zb_hdf5 import Loader
 
 BATCH_SIZE: Final = 32
 SEQ_LEN: Final = 256
@@ -143,7 +143,7 @@ def _measure(h5: Path, batch: Path, tokens: Path) -> None:
     best = max(max(values) for values in rates.values())
     for name, values in rates.items():
         rate = sorted(values)[2]
-        _say(f"{name:>18}  {format_count(rate):>6}tok/s  {'█' * max(1, round(40 * rate / best))}")
+        _say(f"{name:>18}  {rate / 1e6:>6.1f} M tok/s  {'█' * max(1, round(40 * rate / best))}")
 
 
 def _tokens_per_second(batches: Any) -> float:
@@ -239,16 +239,17 @@ def _sparkline(values: list[float], like: list[float] | None = None) -> str:
 
 
 def _command(arguments: list[str]) -> None:
-    _say(f"$ zb {' '.join(arguments)}", dim=True)
-    code = zb.main(arguments, prog_name="zb", standalone_mode=False)
-    _require(not code, f"zb {arguments[0]} succeeds", quiet=True)
+    _say(f"$ {shlex.join(['zb', *arguments])}", dim=True)
+    sys.stdout.flush()
+    code = subprocess.run([sys.executable, "-m", "zb_hdf5", *arguments], check=False).returncode
+    if code:
+        sys.exit(code)
 
 
-def _require(condition: bool, claim: str, *, quiet: bool = False) -> None:
+def _require(condition: bool, claim: str) -> None:
     if not condition:
-        raise ZbError(f"the demo failed: this is false: {claim}")
-    if not quiet:
-        _say(f"✓ {claim}")
+        raise click.ClickException(f"the demo failed: this is false: {claim}")
+    _say(f"✓ {claim}")
 
 
 def _chapter(number: int, title: str) -> None:

@@ -31,10 +31,10 @@ import torch
 from torch import Tensor, nn
 from train_gpt import Run, batches
 
-from zb_hdf5 import Loader, ZbError
-from zb_hdf5.loaders.order import resolve_rank
-from zb_hdf5.text.corpus import FILE_KINDS
+from zb_hdf5 import Loader, ZbError, resolve_rank
 
+#: The files of each kind of documents that `zb convert` reads.
+SUFFIXES = {"parquet": (".parquet",), "jsonl": (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz"), "text": (".txt",)}
 BATCH_SIZE, SEQ_LEN = 16, 257  # 256 tokens and, shifted by one, their 256 targets
 FEW_TEXTS = 20  # of so many plain text files, drawing one in ten might hold out none
 UNIGRAM_BATCHES = 500
@@ -51,8 +51,8 @@ def zb(*arguments: str) -> None:
 def find_documents(folder: Path) -> tuple[str, int]:
     """Return the kind of the documents in a folder, the first that it has of all kinds, and the number of files."""
     paths = [folder] if folder.is_file() else [path for path in folder.rglob("*") if path.is_file()]
-    for kind, each in FILE_KINDS.items():
-        if num_files := sum(path.name.endswith(each.suffixes) for path in paths):
+    for kind, suffixes in SUFFIXES.items():
+        if num_files := sum(path.name.endswith(suffixes) for path in paths):
             return kind, num_files
     raise SystemExit(f"{folder}: expected .parquet, .jsonl or .txt files, found none")
 
@@ -196,7 +196,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
-    if resolve_rank(None, None) != (0, 1):
+    if resolve_rank() != (0, 1):
         raise SystemExit("this example is one process: start it without srun and torchrun, or with one task")
     books, out = options.data, options.out
     out.mkdir(parents=True, exist_ok=True)

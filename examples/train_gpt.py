@@ -29,8 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from zb_hdf5 import Loader
-from zb_hdf5.loaders.order import resolve_rank
+from zb_hdf5 import Loader, resolve_rank
 
 
 class Block(nn.Module):
@@ -212,7 +211,7 @@ def parse() -> argparse.Namespace:
 
 def join(backend: str) -> int:
     """Join the other processes of torchrun or srun, if there are any; return this one's number on its host."""
-    rank, world_size = resolve_rank(None, None)
+    rank, world_size = resolve_rank()
     job, step = int(os.environ.get("SLURM_JOB_ID", 0)), int(os.environ.get("SLURM_STEP_ID", 0))
     port = 20_000 + (16 * job + step) % 10_000 if world_size > 1 else 0  # steps on one host must not meet; 0: any
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))

@@ -1,5 +1,6 @@
 """The documentation says what is so: its tables, commands, files, links and examples are compared with the code."""
 
+import ast
 import re
 import shlex
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from commandline import commands_of
 
+import zb_hdf5
 from zb_hdf5 import open_writer, spec
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert
@@ -209,6 +211,16 @@ def test_the_first_commands_convert_rows_of_any_length(width, tmp_path, monkeypa
         done = CliRunner().invoke(zb, shlex.split(line)[1:])
         assert done.exit_code == 0, done.output
     assert f"4 of 32 x {width:,} uint16" in done.stdout
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_an_example_imports_public_names_only(path):
+    tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    imports = [
+        node for node in tree if isinstance(node, ast.Import | ast.ImportFrom) and "zb_hdf5" in ast.unparse(node)
+    ]
+    assert {ast.unparse(node).split(" import ")[0] for node in imports} == {"from zb_hdf5"}
+    assert {alias.name for node in imports for alias in node.names} <= set(zb_hdf5.__all__)
 
 
 EXAMPLE = re.compile(r"```python\n(.*?)```", re.DOTALL)

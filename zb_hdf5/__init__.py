@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # for type checkers, which do not read the table; a test comp
     from zb_hdf5.loaders.loader import Loader as Loader
     from zb_hdf5.loaders.loader import TokenLoader as TokenLoader
     from zb_hdf5.loaders.mixture import MixedLoader as MixedLoader
+    from zb_hdf5.loaders.order import resolve_rank as resolve_rank
     from zb_hdf5.loaders.text_loader import TextLoader as TextLoader
     from zb_hdf5.spec import StoreMeta as StoreMeta
     from zb_hdf5.store.index import ShardEntry as ShardEntry
@@ -85,6 +86,7 @@ _MODULES: Final = {
     "Loader": "zb_hdf5.loaders.loader",
     "TokenLoader": "zb_hdf5.loaders.loader",
     "MixedLoader": "zb_hdf5.loaders.mixture",
+    "resolve_rank": "zb_hdf5.loaders.order",
     "TextLoader": "zb_hdf5.loaders.text_loader",
     "StoreMeta": "zb_hdf5.spec",
     "ShardEntry": "zb_hdf5.store.index",

@@ -321,7 +321,7 @@ def get_tokenizer() -> RustBPETokenizer:
 
 def get_dist_info() -> tuple[bool, int, int, int]:
     """Return (whether there are several ranks, rank, rank on this node, ranks)."""
-    rank, world_size = resolve_rank(None, None)
+    rank, world_size = resolve_rank()
     local = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
     return world_size > 1, rank, int(local), world_size
 

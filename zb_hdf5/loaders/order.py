@@ -460,8 +460,20 @@ def checked_skip(skip: Collection[Any]) -> tuple[tuple[int, int, int], ...]:
     return tuple(found)
 
 
-def resolve_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return (rank, world_size) from the arguments or, where both are None, from the job's environment."""
+def resolve_rank(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
+    """Return the rank of this process and the number of ranks, as a loader without these arguments finds them.
+
+    Parameters
+    ----------
+    rank, world_size
+        Both are returned as given. None: both come from `torch.distributed`, else from RANK and WORLD_SIZE (torchrun),
+        else from the task under `srun`, else they are 0 and 1.
+
+    Raises
+    ------
+    ArgumentError
+        If only one of both is given, or the rank is not below `world_size`.
+    """
     if (rank is None) != (world_size is None):
         raise ArgumentError(f"pass both rank and world_size or neither, found rank={rank}, world_size={world_size}")
     if rank is None or world_size is None:

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import threading
 import time
 from itertools import pairwise
 from multiprocessing import forkserver, resource_tracker
@@ -15,7 +14,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 from contents import BACKENDS_OF, write_batches
-from descriptors import open_files
+from descriptors import open_files, our_threads
 from hypothesis import settings
 
 from zb_hdf5 import ShardEntry, ShardIndex, StoreMeta
@@ -73,10 +72,6 @@ def thinned(request):
     """Return `thinned(cases, share=5) -> list`: all of them with --slow, else every fifth."""
     slow = request.config.getoption("--slow")
     return lambda cases, share=QUICK_SHARE: list(cases)[:: 1 if slow else share]
-
-
-def our_threads():
-    return {thread for thread in threading.enumerate() if thread.name.startswith("zb-")}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -189,6 +184,24 @@ def write_store(write_file):
     return write
 
 
+@pytest.fixture
+def cuts():
+    """The batches at which `store` begins another shard; a module overrides it."""
+    return (2, 5)
+
+
+@pytest.fixture
+def backends():
+    """The formats that the shards of `store` take in turn; a module overrides it."""
+    return ("hdf5",)
+
+
+@pytest.fixture
+def store(tmp_path, tokens, cuts, backends, write_store):
+    """A store of `tokens`, in a folder of this test. A module that needs another one overrides those three."""
+    return write_store(tmp_path / "store", tokens, cuts, backends)
+
+
 @pytest.fixture(scope="session")
 def gzip_copy():
     """Return `gzip_copy(source, target)`: the same objects in a new file, as h5repack does, the tokens compressed."""
@@ -230,18 +243,3 @@ def make_stored(write_file, write_store, gzip_copy):
         return gzip_copy(path, folder / "gzip.h5") if stored == "compressed hdf5" else path
 
     return make
-
-
-@pytest.fixture
-def run():
-    """Run `zb`, imported now: after the test has added its formats."""
-    from click.testing import CliRunner
-
-    from zb_hdf5.commands.zb import zb
-
-    def call(*arguments, code=0):
-        done = CliRunner().invoke(zb, [str(argument) for argument in arguments])
-        assert done.exit_code == code, done.output
-        return done
-
-    return call

@@ -18,6 +18,16 @@ def files_in(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths if path.is_file()}
 
 
+def names(folder):
+    """Return the names in a folder, sorted."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def with_sidecar(name):
+    """Return the names that a finished file has in its folder."""
+    return [name, f"{name}.crc32"] if name.endswith(".batch") else [name]
+
+
 def require_good(path):
     assert {(report.outcome, report.problem) for report in verify_store(path)} == {("verified", None)}
 

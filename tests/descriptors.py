@@ -1,8 +1,9 @@
-"""The files that this process has open, and the share of a file in the page cache."""
+"""The files that this process has open, its threads of this package, and the share of a file in the page cache."""
 
 import ctypes
 import mmap
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,11 @@ def open_files():
         except FileNotFoundError:
             continue  # the descriptor that listed the folder
     return found
+
+
+def our_threads():
+    """Return the threads of this process that the package has started."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("zb-")}
 
 
 def is_mapped(path):

@@ -310,7 +310,7 @@ def result_of(make: Make, sources: Path, stores: Path, state: dict[str, Any] | N
 
 
 # --- running -----------------------------------------------------------------------------------------------------
-def run(build: Path, task: str, *arguments: object) -> str:
+def run_task(build: Path, task: str, *arguments: object) -> str:
     """Run a task of this file with the build at a path; return what it prints."""
     environment = {**os.environ, "PYTHONPATH": str(build), "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, "-P", str(HERE), task, *map(str, arguments)]
@@ -370,11 +370,11 @@ def compare(old: Path, new: Path, work: Path, wanted: str) -> int:
     sources, states = work / "sources", work / "states.json"
     results = {}
     for name, build in (("old", old), ("new", new)):
-        run(build, "stores", sources, work / name)
-        results[name] = json.loads(run(build, "cases", sources, work / name, wanted))
+        run_task(build, "stores", sources, work / name)
+        results[name] = json.loads(run_task(build, "cases", sources, work / name, wanted))
     found = {name: result["state"] for name, result in results["old"].items() if result.get("state")}
     states.write_text(json.dumps(found))
-    resumed = json.loads(run(new, "cases", sources, work / "new", wanted, states))
+    resumed = json.loads(run_task(new, "cases", sources, work / "new", wanted, states))
     differing = 0
     for name, result in results["old"].items():
         facts = [*differences(result, results["new"][name], "")]

@@ -182,7 +182,8 @@ def call(work):
     work()
 
 
-def run(work):
+def run_in_group(work):
+    """Run work as a command does; return its result."""
     return CliRunner().invoke(group, ["call"], obj=work)
 
 
@@ -200,7 +201,7 @@ def test_the_handler_of_sigterm_is_restored(fails):
             if fails:
                 raise OSError("no")
 
-        assert run(work).exit_code == int(fails)
+        assert run_in_group(work).exit_code == int(fails)
         assert signal.getsignal(signal.SIGTERM) is end
     finally:
         signal.signal(signal.SIGTERM, previous)
@@ -218,7 +219,7 @@ def test_work_that_a_signal_ends_is_unwound_and_its_error_names_the_way_on(numbe
             error.add_note("go on with --resume")
             raise
 
-    done = run(work)
+    done = run_in_group(work)
     lines = done.stderr.strip().splitlines()
     assert done.exit_code == code
     assert lines == [f"Error: {word}; nothing unfinished was left under its final name", "go on with --resume"]
@@ -229,10 +230,10 @@ def test_groups_nest_restore_in_turn_and_work_outside_the_main_thread():
 
     def work():
         mine = signal.getsignal(signal.SIGTERM)
-        assert run(lambda: None).exit_code == 0
+        assert run_in_group(lambda: None).exit_code == 0
         assert signal.getsignal(signal.SIGTERM) is mine
 
-    assert run(work).exit_code == 0
+    assert run_in_group(work).exit_code == 0
     assert signal.getsignal(signal.SIGTERM) is previous
     codes = []
 
@@ -264,7 +265,7 @@ def test_a_report_fits_the_terminal_and_no_report_and_no_error_commands_it(capsy
     def work():
         raise FormatError(f"{name}: found nothing\nof a file")
 
-    assert run(work).stderr == f"Error: {spelt.decode()}: found nothing\nof a file\n"
+    assert run_in_group(work).stderr == f"Error: {spelt.decode()}: found nothing\nof a file\n"
 
 
 #: Runs a console script that is interrupted at the moment when it imports a module.
@@ -331,9 +332,9 @@ def test_a_signal_of_which_a_library_made_another_error_has_its_own_end(error, c
     def work():
         raise SystemError("FastRLock.__exit__ returned a result with an exception set") from error()
 
-    done = run(work)
+    done = run_in_group(work)
     assert (done.exit_code, done.stderr.startswith(f"Error: {word}")) == (code, True)
-    assert isinstance(run(lambda: (_ for _ in ()).throw(SystemError("other"))).exception, SystemError)
+    assert isinstance(run_in_group(lambda: (_ for _ in ()).throw(SystemError("other"))).exception, SystemError)
 
 
 def test_a_wrong_argument_does_not_command_the_terminal():

@@ -30,7 +30,7 @@ LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 def start(data, out, processes, steps):
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command = [sys.executable, *launch, str(EXAMPLE), str(data), "--out", str(out), "--steps", str(steps), *SHAPE]
-    return run(command, {})
+    return launched(command, {})
 
 
 def environment(**variables):
@@ -39,7 +39,8 @@ def environment(**variables):
     return {**outside, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLE.parent.parent), **variables}
 
 
-def run(command, variables):
+def launched(command, variables):
+    """Start a command with these variables and no launcher's own."""
     how = {"env": environment(**variables), "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(command, **how)
 
@@ -114,7 +115,7 @@ def test_the_tasks_of_srun_are_one_world(hosts, data, tmp_path):
     job |= {"SLURM_STEP_NUM_NODES": str(hosts), "SLURM_STEP_NODELIST": "n[1-2]" if hosts == 2 else "n1"}
     job |= {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}" if hosts == 2 else os.environ["PATH"]}
     command = [sys.executable, str(EXAMPLE), str(data), "--out", str(tmp_path / "run"), "--steps", "6", *SHAPE]
-    tasks = [run(command, {**job, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}) for rank in range(2)]
+    tasks = [launched(command, {**job, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}) for rank in range(2)]
     texts = [task.communicate(timeout=120)[0] for task in tasks]
     assert [task.returncode for task in tasks] == [0, 0], texts
     assert (tmp_path / "bin" / "scontrol.asked").exists() == (hosts == 2)
@@ -130,7 +131,7 @@ def test_the_tasks_of_srun_are_one_world(hosts, data, tmp_path):
 def test_a_batch_script_without_srun_is_one_process(data, tmp_path):
     job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NNODES": "2"}
     command = [sys.executable, str(EXAMPLE), str(data), "--out", str(tmp_path / "run"), "--steps", "2", *SHAPE]
-    task = run(command, job)
+    task = launched(command, job)
     text = task.communicate(timeout=120)[0]
     assert task.returncode == 0, text
     assert "1 processes, from step 0 to 2, 100 steps an epoch" in text
@@ -171,7 +172,7 @@ def test_it_trains_on_packed_text_with_document_masks(tmp_path):
     done = CliRunner().invoke(zb, ["convert", "jsonl-to-hdf5", text, packed, "--tokenizer", "byte", *sizes])
     assert done.exit_code == 0, done.output
     command = [sys.executable, str(EXAMPLE), packed, "--out", out, "--document-masks", *SHAPE]
-    task = run([*command, "--vocab-size", "257", "--steps", "20", "--lr", "0.03"], {})
+    task = launched([*command, "--vocab-size", "257", "--steps", "20", "--lr", "0.03"], {})
     printed = task.communicate(timeout=120)[0]
     assert task.returncode == 0, printed
     losses = [record["loss"] for record in logged(Path(out), 0)]

@@ -6,13 +6,12 @@ import re
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
+from modules import FILES, MODULES, ROOT
 
 import zb_hdf5
 
-ROOT = Path(__file__).parent.parent
 #: From the ground up. Each folder has a floor of its own; the files of the ground share one.
 FLOORS = (
     ("errors", "field", "packages", "signals", "spec", "version"),
@@ -34,19 +33,6 @@ FLOOR_OF = {name: number for number, names in enumerate(FLOORS) for name in name
 NAME_IN_TEXT = re.compile(r"zb_hdf5(\.\w+)+(:\w+)?")
 
 
-def module_files():
-    """Return module name -> file, of the whole package: `converters` is in it by a link."""
-    found = {}
-    for folder, package in ((ROOT / "zb_hdf5", "zb_hdf5"), (ROOT / "converters", "zb_hdf5.converters")):
-        for path in folder.rglob("*.py"):
-            parts = path.relative_to(folder).with_suffix("").parts
-            if "converters" not in path.relative_to(folder).parts and parts != ("__init__",):
-                found[".".join([package, *parts]).removesuffix(".__init__")] = path
-    return found
-
-
-FILES = module_files()
-MODULES = sorted(FILES)
 CONVERTERS = [module for module in MODULES if module.startswith("zb_hdf5.converters")]
 
 
@@ -169,6 +155,21 @@ def test_no_file_imports_or_reaches_into_the_private_parts_of_another():
     names = [(module, name) for module, name in names if name.startswith("zb_hdf5")]
     assert not [pair for pair in names if any(re.match("_[^_]", part) for part in pair[1].split("."))]
     assert not [reach for module in MODULES for reach in private_reaches_of(module)]
+
+
+def test_tests_share_helpers_and_never_a_test_file():
+    """`store` is one fixture and `run` one helper; a module that needs another thing gives it another name."""
+    definers = {"store": [], "run": []}
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in nodes_of(path):
+            imported = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            imported += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            files = [name for name in imported if re.search(r"(^|\.)(test_\w+|conftest)$", name)]
+            assert not files, f"{path} imports {files}: put what is shared into a helper beside tests/conftest.py"
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.name in definers:
+                definers[node.name].append(path.relative_to(ROOT / "tests").as_posix())
+    assert definers == {"store": ["conftest.py"], "run": ["commandline.py"]}
 
 
 def test_the_name_of_a_file_is_unique():

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commandline import commands_of, run_zb
+from modules import MODULES
 from processes import python
-from test_layers import MODULES
 
 from zb_hdf5.commands.zb import zb
 

@@ -81,7 +81,7 @@ def convert(source, target, *options):
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def run(*arguments):
+def printed_by(*arguments):
     return succeed(zb, *arguments).output
 
 
@@ -90,9 +90,9 @@ def test_conversion_and_reading(mounts, work):
     output_of(convert(work / "tokens", work / "local-h5"))
     output_of(convert(work / "tokens", node / "train-h5"))
     assert digests(mounts.shared / "train-h5") == digests(work / "local-h5")
-    assert "verified" in run("verify", node / "train-h5")
-    assert "fuse file system: all tokens are read by position, none are mapped" in run("info", node / "train-h5")
-    assert re.search(r"file system +ok: fuse\n", run("doctor", node / "train-h5"))
+    assert "verified" in printed_by("verify", node / "train-h5")
+    assert "fuse file system: all tokens are read by position, none are mapped" in printed_by("info", node / "train-h5")
+    assert re.search(r"file system +ok: fuse\n", printed_by("doctor", node / "train-h5"))
     with h5py.File(node / "train-h5/shard-00000-of-00024.h5") as h5, open_reader(work / "local-h5") as local:
         np.testing.assert_array_equal(h5["batches"][0], local.read_batch(0))
     with Loader(node / "train-h5", seed=1) as there, Loader(work / "local-h5", seed=1) as here:
@@ -113,7 +113,7 @@ def test_one_writer_on_a_node(mounts, work):
         with pytest.raises(UnavailableError, match="another process is writing it"):
             open_writer(node / "x.h5", batch_size=2, seq_len=4, dtype="uint16")
         writer.finish()
-    assert re.search(r"locks +ok: flock works between the processes of this node", run("doctor", node / "x.h5"))
+    assert re.search(r"locks +ok: flock works between the processes of this node", printed_by("doctor", node / "x.h5"))
 
 
 def test_a_file_system_that_goes_down_while_a_conversion_writes(mounts, work):

@@ -160,7 +160,7 @@ with Loader("train-h5", seed=7, shuffle="global", batch_size=8) as loader:
 
 
 @pytest.fixture
-def store(slurm, write_store):
+def training_store(slurm, write_store):
     """320 records, each of which has tokens of its own."""
     (slurm.work / "loop.py").write_text(LOOP)
     return write_store(slurm.work / "train-h5", np.arange(320 * 16, dtype="<u2").reshape(-1, 8, 16), (10, 30))
@@ -177,24 +177,24 @@ def order_of(store, batch_size):
         return [sorted(batch[:, 0].tolist()) for batch in loader]
 
 
-def test_the_tasks_read_the_epoch_together_also_when_another_number_goes_on(slurm, store):
+def test_the_tasks_read_the_epoch_together_also_when_another_number_goes_on(slurm, training_store):
     srun = ("srun", "--label", "--nodes=2")
     slurm.run(*srun, "--ntasks=2", "python", "loop.py", "none.json", "first", "5")
     first = steps_of(slurm, "first", 2)
-    assert first == order_of(store, 16)[:5]
+    assert first == order_of(training_store, 16)[:5]
     slurm.run(*srun, "--ntasks=3", "python", "loop.py", "first.json", "rest", "100")
     rest = steps_of(slurm, "rest", 3)
     assert len(rest) == 10
     assert sorted(token for step in first + rest for token in step) == list(range(0, 320 * 16, 16))
 
 
-def test_a_batch_script_alone_is_one_process(slurm, store):
+def test_a_batch_script_alone_is_one_process(slurm, training_store):
     job = slurm.submit('sbatch --ntasks=2 --wrap "python loop.py none.json alone 2"')
     assert slurm.wait(job) == "COMPLETED", slurm.log(job)
-    assert steps_of(slurm, "alone", 1) == order_of(store, 8)[:2]
+    assert steps_of(slurm, "alone", 1) == order_of(training_store, 8)[:2]
 
 
-def test_the_example(slurm, store):
+def test_the_example(slurm, training_store):
     page = (ROOT / "docs/train.md").read_text(encoding="utf-8")
     [line] = re.findall(r"^(srun .*examples/train_gpt\.py .*?) +#", page, re.MULTILINE)
     small = "--width 16 --layers 1 --vocab-size 5120 --global-batch 16"

@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
-from commandline import run_zb as run
+from commandline import run_zb
 from contents import write_batches
 
 from zb_hdf5 import ExistsError, FormatError, IncompleteError, ZbError
@@ -126,7 +126,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_a_command_that_fails_names_the_next_one(case, tmp_path):
     command, path, code, expected = case(tmp_path)
-    result = run(*command.split(), path)
+    result = run_zb(*command.split(), path)
     assert (result.exit_code, expected in result.output) == (code, True), result.output
 
 
@@ -159,7 +159,7 @@ def test_a_command_of_a_damaged_store_names_the_next_one(damage, command, code, 
     store = tmp_path / "store"
     for number in range(2):
         write(store / f"shard-0000{number}-of-00002.h5")
-    assert run("index", "rebuild", store).exit_code == 0
+    assert run_zb("index", "rebuild", store).exit_code == 0
     damage(store)
-    result = run(*command.split(), store)
+    result = run_zb(*command.split(), store)
     assert (result.exit_code, expected.format(store=store) in result.output) == (code, True), result.output

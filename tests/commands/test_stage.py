@@ -23,7 +23,7 @@ WORLD = 8
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
+def train_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("source") / "train.h5"
     return write_batches(path, TOKENS, {"mask": MASK}, fields={"mask": "u1"}).path
 
@@ -84,36 +84,36 @@ def require_in_cache(folder, store, **how):
     {"seq_len": 64, "batch_size": 8},
 ], ids=str)  # fmt: skip
 @pytest.mark.thin
-def test_the_ranks_read_what_was_copied_and_nothing_else_was(options, store, folder):
+def test_the_ranks_read_what_was_copied_and_nothing_else_was(options, train_file, folder):
     words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
-    found = staged(store, folder, *words, "--ranks", "2,5-6", "--world-size", WORLD)
+    found = staged(train_file, folder, *words, "--ranks", "2,5-6", "--world-size", WORLD)
     for rank in (2, 5, 6):
-        require_in_cache(folder, store, rank=rank, **options)
-    assert found["copied"] == found["units"] == len(batches_in(folder, store))
+        require_in_cache(folder, train_file, rank=rank, **options)
+    assert found["copied"] == found["units"] == len(batches_in(folder, train_file))
     if options.get("shuffle") != "records":
-        assert len(batches_in(folder, store)) < len(TOKENS)
+        assert len(batches_in(folder, train_file)) < len(TOKENS)
 
 
 @pytest.mark.parametrize("done", [3, 8])
-def test_a_state_says_what_is_left_of_its_epoch_or_that_the_next_one_is(done, store, folder, tmp_path):
+def test_a_state_says_what_is_left_of_its_epoch_or_that_the_next_one_is(done, train_file, folder, tmp_path):
     options = {"shuffle": "global", "seed": 9, "batch_size": 4}
-    with Loader(store, rank=0, world_size=WORLD, epoch=2, **options) as loader:
+    with Loader(train_file, rank=0, world_size=WORLD, epoch=2, **options) as loader:
         assert len([loader.get_batch() for _ in range(done)]) <= len(loader) == 8
         state = loader.state_dict()
     (tmp_path / "state.json").write_text(json.dumps(state))
-    arguments = (store, folder, "--state", tmp_path / "state.json", "--ranks", "0-3", "--world-size", WORLD)
+    arguments = (train_file, folder, "--state", tmp_path / "state.json", "--ranks", "0-3", "--world-size", WORLD)
     assert staged(*arguments)["copied"] == (8 - done or 8) * 4  # steps that are left, by ranks
     if done == 8:
         options, state = {**options, "epoch": 3}, None
-    require_in_cache(folder, store, state=state, rank=3, **options)
+    require_in_cache(folder, train_file, state=state, rank=3, **options)
 
 
-def test_fields_are_copied_too(store, folder):
-    found = staged(store, folder, "--field", "mask")
+def test_fields_are_copied_too(train_file, folder):
+    found = staged(train_file, folder, "--field", "mask")
     num_bytes = TOKENS.nbytes + MASK.nbytes
     assert found == {"unit": "batch", "units": 128, "num_bytes": num_bytes, "present": 0, "copied": 128}
     options = {"fields": ["mask"], "batch_size": 4}
-    require_in_cache(folder, store, rank=1, **options)
+    require_in_cache(folder, train_file, rank=1, **options)
 
 
 @pytest.mark.parametrize("targets", [False, True])
@@ -138,22 +138,22 @@ def test_windows_behind_the_last_whole_batch_of_a_state_are_copied_too(tmp_path,
         require_in_cache(folder, tmp_path / "s.h5", state=state, rank=rank, batch_size=2, seq_len=64)
 
 
-def test_units_that_are_there_are_not_copied_again(store, folder, monkeypatch):
+def test_units_that_are_there_are_not_copied_again(train_file, folder, monkeypatch):
     with monkeypatch.context() as patch:
         times = iter(range(0, 10**6, 60))
         patch.setattr(console, "time", SimpleNamespace(monotonic=lambda: next(times)))
-        shown = stage(store, folder.with_name("other")).stderr
+        shown = stage(train_file, folder.with_name("other")).stderr
     assert shown.startswith("stage: ")  # a pipe gets lines and no bar
     assert "B/s" in shown
     assert "\r" not in shown
-    assert "staged  32 of 32 batches" in stage(store, folder, "--ranks", "0-3", "--world-size", WORLD).stdout
-    done = stage(store, folder, "--ranks", "0-7", "--world-size", WORLD)
+    assert "staged  32 of 32 batches" in stage(train_file, folder, "--ranks", "0-3", "--world-size", WORLD).stdout
+    done = stage(train_file, folder, "--ranks", "0-7", "--world-size", WORLD)
     assert done.stdout == "staged  64 of 64 batches, 256.0 KiB; 32 were there already\n"
-    assert staged(store, folder)["copied"] == 0
+    assert staged(train_file, folder)["copied"] == 0
 
 
-def test_a_full_cache_is_said_and_no_error(store, folder):
-    done = stage(store, folder, "--cache-bytes", "100KiB")
+def test_a_full_cache_is_said_and_no_error(train_file, folder):
+    done = stage(train_file, folder, "--cache-bytes", "100KiB")
     staged_line, left_line = done.stdout.splitlines()
     assert staged_line.startswith("staged    2")
     assert left_line.startswith("left out  4")
@@ -171,15 +171,15 @@ def test_a_full_cache_is_said_and_no_error(store, folder):
     (["--field", "none"], "expected a field that is stored (mask), found 'none'"),
     (["--batch-size", "1000"], "too few"),
 ])  # fmt: skip
-def test_wrong_usage_is_one_message(arguments, message, store, folder, tmp_path):
-    assert message in stage(store, folder, *arguments, code=2).stderr
+def test_wrong_usage_is_one_message(arguments, message, train_file, folder, tmp_path):
+    assert message in stage(train_file, folder, *arguments, code=2).stderr
     (tmp_path / "file").touch()
-    done = stage(store, tmp_path / "file", code=2)
+    done = stage(train_file, tmp_path / "file", code=2)
     assert done.stderr.startswith(f"Error: {tmp_path}/file: expected a cache folder that can be written")
-    with Loader(store, rank=0, world_size=1) as loader:
+    with Loader(train_file, rank=0, world_size=1) as loader:
         state = {**loader.state_dict(), "fingerprint": "sha256:other"}
     (tmp_path / "state.json").write_text(json.dumps(state))
-    assert "fingerprint" in stage(store, folder, "--state", tmp_path / "state.json", code=1).stderr
+    assert "fingerprint" in stage(train_file, folder, "--state", tmp_path / "state.json", code=1).stderr
 
 
 def test_it_can_be_killed_and_goes_on(tmp_path, folder):

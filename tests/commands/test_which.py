@@ -15,8 +15,13 @@ TOKENS = np.random.default_rng(8).integers(0, 60_000, (30, 4, 16), dtype=np.uint
 
 
 @pytest.fixture
-def store(tmp_path, write_store):
-    return write_store(tmp_path / "store", TOKENS, (10, 20))
+def tokens():
+    return TOKENS
+
+
+@pytest.fixture
+def cuts():
+    return (10, 20)
 
 
 def rows_named(batch):
@@ -28,7 +33,8 @@ def rows_named(batch):
     return np.array(rows)
 
 
-def run(*arguments, code=0):
+def which(*arguments, code=0):
+    """Return the batches of a report of `zb which`; where the command fails, what it prints."""
     found = report_of(zb, "which", *arguments, code=code)
     return found if code else found["batches"]
 
@@ -49,7 +55,7 @@ def test_wrong_states_are_told(store, tmp_path):
         (f"a={store}", json.dumps(of_mixture), 10**30, 2, "expected a step below"),
     ):
         state.write_text(content)
-        found = run(source, "--state", state, "--step", step, code=code)
+        found = which(source, "--state", state, "--step", step, code=code)
         assert (message in found, "force" in found) == (True, False), found
 
 
@@ -88,7 +94,7 @@ def test_documents_behind_a_step_are_those_of_its_tokens(packed, tmp_path, optio
     for step in (0, 2, len(steps) - 1):
         asked = ("--state", tmp_path / "state.json", "--step", step, "--world-size", 2, "--text", "--tokenizer", "byte")
         size = ("--batch-size", options["batch_size"]) if "batch_size" in options else ()
-        found = run(packed.path, *asked, *size)
+        found = which(packed.path, *asked, *size)
         for item, rows in zip(found, steps[step], strict=True):
             require_documents(item, rows.numpy(), packed.documents)
             assert {(p["source"], p["source_row"]) for p in item["documents"] if p["document"] is not None} <= {
@@ -105,15 +111,15 @@ def test_documents_behind_windows_are_those_of_their_tokens(tmp_path):
     steps = list(loader)
     (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
     for step, (x, y) in enumerate(steps):
-        [found] = run(tmp_path / "s.h5", "--state", tmp_path / "state.json", "--step", step, "--batch-size", 3)
+        [found] = which(tmp_path / "s.h5", "--state", tmp_path / "state.json", "--step", step, "--batch-size", 3)
         require_documents(found, np.concatenate([x.numpy(), y.numpy()[:, -1:]], axis=1), documents)
     every = [token for document in documents for token in document]
-    [found] = run(tmp_path / "s.h5", "--batch", 3, "--batch-size", 4, "--seq-len", 16)
+    [found] = which(tmp_path / "s.h5", "--batch", 3, "--batch-size", 4, "--seq-len", 16)
     assert [(row["start"], row["stop"]) for row in found["rows"]] == [(at, at + 16) for at in range(192, 256, 16)]
     require_documents(found, np.array(every[192:256]).reshape(4, 16), documents)
-    [found] = run(tmp_path / "s.h5", "--batch", 0)  # a row of all tokens: the stream has fewer than 512
+    [found] = which(tmp_path / "s.h5", "--batch", 0)  # a row of all tokens: the stream has fewer than 512
     assert [row["start"] for row in found["rows"]] == [0]
-    assert "no batch 99" in run(tmp_path / "s.h5", "--batch", 99, code=1)
+    assert "no batch 99" in which(tmp_path / "s.h5", "--batch", 99, code=1)
 
 
 def test_windows_behind_the_last_whole_batch_of_a_state_are_named(tmp_path):
@@ -127,7 +133,7 @@ def test_windows_behind_the_last_whole_batch_of_a_state_are_named(tmp_path):
             steps = [x[:, 0].tolist() for x, _ in resumed]
     assert steps[-1] == [27 * 8, 28 * 8, 29 * 8]
     for step in (0, 8, 9):
-        [found] = run(tmp_path / "s.h5", "--state", tmp_path / "state.json", "--step", step, "--batch-size", 3)
+        [found] = which(tmp_path / "s.h5", "--state", tmp_path / "state.json", "--step", step, "--batch-size", 3)
         assert [row["start"] for row in found["rows"]] == steps[step]
 
 
@@ -164,15 +170,15 @@ def test_a_value_of_a_state_that_cannot_be_is_told(value, store, tmp_path):
 def test_a_stored_batch_needs_no_state_also_in_a_shard_that_grows(packed, tmp_path):
     with open_reader(packed.path) as reader:
         for batch in range(len(reader)):
-            [found] = run(packed.path, "--batch", batch)
+            [found] = which(packed.path, "--batch", batch)
             assert found["rows"] == [{"shard": str(packed.path), "batch": batch, "rows": [0, 1, 2, 3]}]
             require_documents(found, reader.read_batch(batch), packed.documents)
     with open_writer(tmp_path / "live", batch_size=4, seq_len=16, live=True, shard_batches=4) as writer:
         for batch in TOKENS[:6]:
             writer.write(batch[None])
-        [found] = run(tmp_path / "live", "--batch", 5)
+        [found] = which(tmp_path / "live", "--batch", 5)
         assert np.array_equal(rows_named(found), TOKENS[5])
-    [found] = run(tmp_path / "live", "--batch", 5)
+    [found] = which(tmp_path / "live", "--batch", 5)
     assert np.array_equal(rows_named(found), TOKENS[5])
 
 
@@ -189,7 +195,7 @@ def test_lines_and_the_text_of_a_part_are_limited_and_say_so(tmp_path, packed, m
     text = "".join(line.removeprefix("│ ") for line in whole if line.startswith("│ "))
     assert text == "".join(chr(each % 90 + 33) for each in range(1000))
     whole = printed(packed.path, "--batch", 0, "--all")
-    [found] = run(packed.path, "--batch", 0)
+    [found] = which(packed.path, "--batch", 0)
     titles = [line for line in whole if line.startswith("── ")]
     assert len(titles) == len(found["documents"])
     for line, piece in zip(titles, found["documents"], strict=True):
@@ -211,18 +217,18 @@ def test_lines_and_the_text_of_a_part_are_limited_and_say_so(tmp_path, packed, m
 
 def test_batches_without_documents_say_so_and_what_cannot_be_named_is_told(store, packed, tmp_path):
     assert "none are stored with these tokens" in printed(store, "--batch", 3)[-1]
-    [found] = run(store, "--batch", 12)
+    [found] = which(store, "--batch", 12)
     assert (found["documents"], found["rows"][0]["batch"]) == (None, 2)
-    [found] = run(store, "--batch", 12, "--text", "--tokenizer", "byte")
+    [found] = which(store, "--batch", 12, "--text", "--tokenizer", "byte")
     assert [piece["row"] for piece in found["documents"]] == [0, 1, 2, 3]
     assert all("document" not in piece and piece["text"] for piece in found["documents"])
     (tmp_path / "state.json").write_text("{}")
-    assert "no batch 30: it has 30" in run(store, "--batch", 30, code=1)
-    assert "pass --tokenizer" in run(packed.path, "--batch", 0, "--text", code=2)
+    assert "no batch 30: it has 30" in which(store, "--batch", 30, code=1)
+    assert "pass --tokenizer" in which(packed.path, "--batch", 0, "--text", code=2)
     for arguments in (
         (store,),
         (store, store, "--batch", 0),
         (store, "--batch", 0, "--step", 1),
         (store, "--state", tmp_path / "state.json"),
     ):
-        assert "pass one STORE and --batch, or --state and --step" in run(*arguments, code=2)
+        assert "pass one STORE and --batch, or --state and --step" in which(*arguments, code=2)

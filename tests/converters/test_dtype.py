@@ -5,7 +5,7 @@ import struct
 
 import numpy as np
 import pytest
-from commandline import run as run_command
+from commandline import run
 from contents import batches_of
 from contract import random_tokens
 from damage import flip_token
@@ -18,10 +18,9 @@ NOTE = "other ZeroBatch v2 readers take the ids for uint32 and return wrong ones
 ALONE = {"rank": 0, "world_size": 1}
 
 
-def run(*arguments, code=0):
-    result = run_command(convert, *arguments)
-    assert result.exit_code == code, result.output
-    return " ".join(result.output.split())
+def said_by(*arguments, code=0):
+    """Run a conversion; return its output as one line."""
+    return " ".join(run(convert, *arguments, code=code).output.split())
 
 
 def read_as_zerobatch_v2(path):
@@ -40,9 +39,14 @@ def tokens():
     return random_tokens(9, 4, 512, "uint16")
 
 
+@pytest.fixture
+def cuts():
+    return (4,)
+
+
 @pytest.fixture(params=["hdf5", "batch"])
-def store(request, tmp_path, tokens, write_store):
-    return write_store(tmp_path / "in", tokens, (4,), (request.param,))
+def backends(request):
+    return (request.param,)
 
 
 #: Backend of a store -> the command that converts it, and the one that converts it back.
@@ -58,21 +62,21 @@ def test_the_same_tokens_in_another_dtype_and_back(form, store, tmp_path, tokens
     there, back = command(store)
     more = ["--shards", 3] if form == "shards" else []
     suffix = (".h5", ".batch")[there.endswith("batch")] if form == "file" else ""
-    run(there, store, tmp_path / f"wide{suffix}", "--dtype", "uint32", *more)
+    said_by(there, store, tmp_path / f"wide{suffix}", "--dtype", "uint32", *more)
     wide = batches_of(tmp_path / f"wide{suffix}")
     assert wide.dtype == np.uint32
     assert np.array_equal(wide, tokens)
     assert not [report.problem for report in verify_store(tmp_path / f"wide{suffix}") if report.problem]
     if form == "store":
-        run(back, tmp_path / "wide", tmp_path / "narrow", "--dtype", "uint16")
+        said_by(back, tmp_path / "wide", tmp_path / "narrow", "--dtype", "uint16")
         assert np.array_equal(batches_of(tmp_path / "narrow"), tokens)
         assert ShardIndex.load(tmp_path / "narrow").sha256 == ShardIndex.load(store).sha256
 
 
 def test_a_converted_batch_file_is_what_other_readers_expect(tmp_path, tokens, write_store):
     store = write_store(tmp_path / "in", tokens, (), ("hdf5",))
-    run("hdf5-to-batch", store, tmp_path / "kept.batch")
-    run("hdf5-to-batch", store, tmp_path / "wide.batch", "--dtype", "uint32")
+    said_by("hdf5-to-batch", store, tmp_path / "kept.batch")
+    said_by("hdf5-to-batch", store, tmp_path / "wide.batch", "--dtype", "uint32")
     assert np.array_equal(read_as_zerobatch_v2(tmp_path / "wide.batch"), tokens)
     with pytest.raises(ValueError, match="buffer"):  # the slots are half as long: wrong ids, and then no bytes left
         read_as_zerobatch_v2(tmp_path / "kept.batch")
@@ -89,8 +93,8 @@ def test_the_report_names_the_extension(tmp_path, tokens, write_store):
         ("npy32", False, ["npy-to-batch", tmp_path / "t.npy", *shape]),
         ("hdf5", False, ["npy-to-hdf5", tmp_path / "t.npy", *shape]),
     ):
-        assert (NOTE in run(*arguments, tmp_path / name)) is extended, name
-        report = json.loads(run(*arguments, tmp_path / name, "--force", "--json"))
+        assert (NOTE in said_by(*arguments, tmp_path / name)) is extended, name
+        report = json.loads(said_by(*arguments, tmp_path / name, "--force", "--json"))
         assert (report["extension"] is not None) is extended, name
 
 
@@ -98,7 +102,7 @@ def test_a_token_that_does_not_fit_is_named(tmp_path, tokens, write_store):
     wide = tokens.astype(np.uint32)
     wide[5, 2, 7] = 70_000
     store = write_store(tmp_path / "in", wide, (4,), ("hdf5",))
-    said = run("hdf5-to-batch", store, tmp_path / "out", "--dtype", "uint16", code=1)
+    said = said_by("hdf5-to-batch", store, tmp_path / "out", "--dtype", "uint16", code=1)
     where = f"token id 70000 at index {2 * 512 + 7:,} of batch 5 does not fit uint16; leave out --dtype"
     assert where in said
     assert not (tmp_path / "out").exists()
@@ -107,8 +111,8 @@ def test_a_token_that_does_not_fit_is_named(tmp_path, tokens, write_store):
 def test_a_state_of_the_other_dtype_is_refused_with_that_reason(tmp_path, tokens, write_store):
     """And moves again once the store is converted back."""
     store = write_store(tmp_path / "in", tokens, (4,), ("hdf5",))
-    run("hdf5-to-batch", store, tmp_path / "wide", "--dtype", "uint32")
-    run("batch-to-hdf5", tmp_path / "wide", tmp_path / "again", "--dtype", "uint16")
+    said_by("hdf5-to-batch", store, tmp_path / "wide", "--dtype", "uint32")
+    said_by("batch-to-hdf5", tmp_path / "wide", tmp_path / "again", "--dtype", "uint16")
     loader = Loader(store, seed=3, **ALONE)
     next(iter(loader))
     state = json.loads(json.dumps(loader.state_dict()))
@@ -131,8 +135,8 @@ def _rest(path, state):
 @pytest.mark.parametrize("resume", [[], ["--resume"]])
 def test_another_dtype_is_another_conversion(resume, tmp_path, store):
     there, _ = command(store)
-    run(there, store, tmp_path / "out")
-    said = run(there, store, tmp_path / "out", "--dtype", "uint32", *resume, code=1)
+    said_by(there, store, tmp_path / "out")
+    said = said_by(there, store, tmp_path / "out", "--dtype", "uint32", *resume, code=1)
     assert "exists already" in said
     flip_token(store / ShardIndex.load(store).shards[1].path, 0)
-    assert "expected crc32" in run(there, store, tmp_path / "other", "--dtype", "uint32", code=3)
+    assert "expected crc32" in said_by(there, store, tmp_path / "other", "--dtype", "uint32", code=3)

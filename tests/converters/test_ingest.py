@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commandline import one_error, report_of, succeed
-from commandline import run as run_command
+from commandline import one_error, report_of, run, succeed
 from contents import batches_of, files_in, write_stream
 from contract import is_refused
 from hypothesis import assume, example, given
@@ -40,7 +39,7 @@ from zb_hdf5.text.corpus import open_documents
 pytest_plugins = ["corpus"]  # the fixtures `texts` and `files`
 
 BYTES = Recipe("byte", 256)
-run = partial(run_command, convert)
+run_convert = partial(run, convert)
 
 
 def layout(batch_size, seq_len, seed=42, shuffle=True, **more):
@@ -136,7 +135,7 @@ def test_progress_of_a_file_that_is_one_row_group_moves_on(tmp_path, monkeypatch
     monkeypatch.setattr("zb_hdf5.text.corpus.BLOCK_DOCUMENTS", 10)
     (tmp_path / "a.jsonl").write_text((json.dumps({"text": "x" * 100}) + "\n") * 100)
     how = ("--tokenizer", "byte", "--seq-len", 64, "--workers", 1)
-    shown = run("jsonl-to-hdf5", tmp_path / "a.jsonl", tmp_path / "out", *how).stderr
+    shown = run_convert("jsonl-to-hdf5", tmp_path / "a.jsonl", tmp_path / "out", *how).stderr
     shares = re.findall(r"tokenizing: +(\d+)%", shown)
     assert len(set(shares)) >= 10
     assert "writing: 100%" in shown
@@ -164,7 +163,7 @@ def test_splits_are_frozen_and_kept(tmp_path, files, texts, last):
     succeed(convert, "hdf5-to-batch", tmp_path / "out", tmp_path / "copy", "--tokens-only")
     assert [shard.split for shard in zb_hdf5.ShardIndex.load(tmp_path / "copy").shards] == splits
     for target, *more in (("other", "--shards", "2"), ("one.batch",)):
-        result = run("hdf5-to-batch", tmp_path / "out", tmp_path / target, "--tokens-only", *more)
+        result = run_convert("hdf5-to-batch", tmp_path / "out", tmp_path / target, "--tokens-only", *more)
         assert "has the splits train, val, which must not be mixed" in one_error(result, 1)
 
 
@@ -284,13 +283,13 @@ def test_the_report_says_what_is_padding_and_names_dropped_lines_and_no_row_is_d
     assert report["tokens_dropped"] == {}
     assert (report["tokens_in"], report["tokens_padded"], report["padding_rows"]) == (20 * 512, 12 * 512, 12)
     assert zb_hdf5.ShardIndex.load(tmp_path / "out").meta.total_records == 20
-    told = run("jsonl-to-hdf5", how[0], tmp_path / "two", *how[1:])
+    told = run_convert("jsonl-to-hdf5", how[0], tmp_path / "two", *how[1:])
     said = "37.50% of the stored tokens, 12 whole rows that fill the last batch among them"
     assert said in " ".join(told.output.split())
     path = tmp_path / "b.jsonl"
     path.write_text('{"text": "' + "x" * 100 + '", "author": "A"}\nbad\n{"text": ""}\n')
     options = ("--tokenizer", "byte", "--batch-size", 1, "--seq-len", 8, "--metadata-columns", "nope,author")
-    result = run("jsonl-to-hdf5", path, tmp_path / "lines", *options)
+    result = run_convert("jsonl-to-hdf5", path, tmp_path / "lines", *options)
     assert result.exit_code == 0
     assert "dropped    1 bad JSON, 1 empty\n" in result.stdout
     assert result.stderr == f"note: {path}: no key 'nope' in its first lines\n"
@@ -338,7 +337,7 @@ def test_a_bad_destination_is_refused_before_the_work(tmp_path, monkeypatch, nam
 def test_a_parquet_file_without_row_groups_has_no_documents(tmp_path, how):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.ParquetWriter(tmp_path / "a.parquet", arrow.schema([("text", arrow.string())])).close()
-    result = run("parquet-to-hdf5", tmp_path / "a.parquet", tmp_path / "out", "--tokenizer", "byte", *how)
+    result = run_convert("parquet-to-hdf5", tmp_path / "a.parquet", tmp_path / "out", "--tokenizer", "byte", *how)
     assert (result.exit_code, f"{tmp_path / 'a.parquet'}: no documents in 1 file" in result.stderr) == (1, True)
     with pytest.raises(zb_hdf5.ConvertError, match="no documents in 1 file"):
         ingest(open_documents([tmp_path / "a.parquet"]), tmp_path / "out")
@@ -464,20 +463,20 @@ def test_every_kind_of_file_gives_the_same_store(tmp_path, texts):
 def test_resume_of_a_finished_store_says_so(layout, tmp_path, files):
     own = ["--batch-size", 2, "--seq-len", 16] if layout == "batches" else []
     command = ["jsonl-to-hdf5", tmp_path / "corpus", tmp_path / "out", "--tokenizer", "byte", "--layout", layout, *own]
-    assert run(*command).exit_code == 0
+    assert run_convert(*command).exit_code == 0
     before = files_in(tmp_path / "out")
     left = tmp_path / "out" / WHOLE.journal_name  # by a kill behind the renaming
     left.write_text("{}\n")
-    result = run(*command, "--resume")
+    result = run_convert(*command, "--resume")
     assert (result.exit_code, "nothing to do" in result.stdout) == (0, True), result.output
     assert files_in(tmp_path / "out") == before
-    other = run(*command, "--resume", "--max-document-tokens", 9)
+    other = run_convert(*command, "--resume", "--max-document-tokens", 9)
     assert (other.exit_code, "out: exists already" in other.stderr) == (1, True)
-    assert run(*command, "--resume", "--force").exit_code == 0
+    assert run_convert(*command, "--resume", "--force").exit_code == 0
     assert files_in(tmp_path / "out") == before
     os.utime(files[0].path)  # what was written now is newer than the store
-    assert run(*command, "--resume").exit_code == 1
-    assert run(*command, "--executor", "mpi", "--workers", 2).exit_code == 2
+    assert run_convert(*command, "--resume").exit_code == 1
+    assert run_convert(*command, "--executor", "mpi", "--workers", 2).exit_code == 2
 
 
 def test_the_two_layouts_leave_each_other_alone(tmp_path, files):
@@ -511,7 +510,7 @@ def test_the_two_layouts_leave_each_other_alone(tmp_path, files):
 ])  # fmt: skip
 def test_usage_errors(tmp_path, options, code, message):
     (tmp_path / "a.jsonl").write_text('{"text": "abc"}\n')
-    result = run("jsonl-to-hdf5", tmp_path / "a.jsonl", tmp_path / "out", *options)
+    result = run_convert("jsonl-to-hdf5", tmp_path / "a.jsonl", tmp_path / "out", *options)
     assert (result.exit_code, message in result.output) == (code, True), result.output
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
@@ -573,7 +572,7 @@ def test_a_disk_that_fills_is_one_message_with_path_and_cause(size_kib, mount_di
     disk = mount_disk(size_kib)
     (tmp_path / "in.jsonl").write_text((json.dumps({"text": "x" * 199}) + "\n") * 1536)
     arguments = ["jsonl-to-hdf5", tmp_path / "in.jsonl", disk / "out", "--tokenizer", "byte", "--seq-len", 200]
-    result = run(*arguments, "--quiet", "--workers", "1")
+    result = run_convert(*arguments, "--quiet", "--workers", "1")
     assert result.exit_code == 1
     said = rf"Error: \[Errno 28\] No space left on device[^:]*: '{disk}/out\.tokens\.partial/(shard|doc)"
     assert re.match(said, result.stderr.splitlines()[0])

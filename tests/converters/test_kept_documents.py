@@ -255,7 +255,7 @@ def test_undecodable_values_are_refused(tmp_path):
 
 
 @pytest.fixture
-def store(tmp_path, corpus):
+def text_store(tmp_path, corpus):
     """Return a store of text of one split, and what is known of its documents."""
     ingest(corpus[0], tmp_path / "store", dict(batch_size=4, seq_len=32, pad_id=PAD, num_shards=3))
     return tmp_path / "store", corpus[1]
@@ -263,8 +263,8 @@ def store(tmp_path, corpus):
 
 @pytest.mark.parametrize("shards", [[], ["--shards", 2]])
 @pytest.mark.thin
-def test_documents_survive_there_and_back(tmp_path, store, shards):
-    source, known = store
+def test_documents_survive_there_and_back(tmp_path, text_store, shards):
+    source, known = text_store
     run_convert("hdf5-to-hdf5", source, tmp_path / "between", "--codec", "gzip", *shards)
     run_convert("hdf5-to-hdf5", tmp_path / "between", tmp_path / "back", "--workers", 2)
     with open_reader(source) as reader:
@@ -278,8 +278,8 @@ def test_documents_survive_there_and_back(tmp_path, store, shards):
             assert path.read_bytes() == (tmp_path / "back" / path.name).read_bytes(), path.name
 
 
-def test_documents_survive_one_file_and_a_job_array_until_a_file_without_takes_the_name(tmp_path, store):
-    source, known = store
+def test_documents_survive_one_file_and_a_job_array_until_a_file_without_takes_the_name(tmp_path, text_store):
+    source, known = text_store
     one = tmp_path / "one.h5"
     run_convert("hdf5-to-hdf5", source, one)
     assert pieces_path(one).exists()
@@ -320,8 +320,8 @@ def refused(*arguments):
     return done.output
 
 
-def test_a_store_of_tokens_only_made_of_documents_is_asked_for(tmp_path, store):
-    source, _ = store
+def test_a_store_of_tokens_only_made_of_documents_is_asked_for(tmp_path, text_store):
+    source, _ = text_store
     lost = "leaves behind which documents lie in which records and the document table"
     for target in (tmp_path / "npy", tmp_path / "one.npy"):
         assert f"npy files hold tokens and nothing else: the conversion {lost}" in refused(
@@ -341,8 +341,8 @@ def test_a_store_of_tokens_only_made_of_documents_is_asked_for(tmp_path, store):
     assert all(path.suffix == ".npy" for path in (tmp_path / "npy").iterdir())
 
 
-def test_a_resumed_copy_checks_its_pieces_and_those_of_another_store_are_refused(tmp_path, store, corpus):
-    source, known = store
+def test_a_resumed_copy_checks_its_pieces_and_those_of_another_store_are_refused(tmp_path, text_store, corpus):
+    source, known = text_store
 
     def copy(engine):
         return run_conversion(StoreSource(source, "hdf5"), "hdf5", tmp_path / "out", engine=engine, resume=True)
@@ -405,11 +405,11 @@ def test_a_stream_without_facts_has_no_table(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["documents-mine.txt", "documents-00000.tables.txt", "documents-.tables"])
-def test_documents_of_others_are_not_replaced(tmp_path, store, name):
-    run_convert("hdf5-to-hdf5", store[0], tmp_path / "out")
+def test_documents_of_others_are_not_replaced(tmp_path, text_store, name):
+    run_convert("hdf5-to-hdf5", text_store[0], tmp_path / "out")
     (tmp_path / "out" / name).write_text("mine")
-    done = run(convert, "hdf5-to-hdf5", store[0], tmp_path / "out", "--force")
+    done = run(convert, "hdf5-to-hdf5", text_store[0], tmp_path / "out", "--force")
     assert done.exit_code == 1
     assert f"holds '{name}', which is no part of a store" in one_line(done.output)
     (tmp_path / "out" / name).unlink()
-    run_convert("hdf5-to-hdf5", store[0], tmp_path / "out", "--force")
+    run_convert("hdf5-to-hdf5", text_store[0], tmp_path / "out", "--force")

@@ -10,11 +10,13 @@ import megatron_format
 import numpy as np
 import pytest
 import tok_format
+from commandline import succeed
 from contents import batches_of
 from contract import is_refused
 from interrupted import Failing, Stops
 
 import zb_hdf5
+from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.sources import SOURCES
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.loaders.order import write_order
@@ -51,37 +53,37 @@ def tok(tmp_path):
 
 @pytest.mark.parametrize("as_folder", [False, True])
 @pytest.mark.parametrize("target", ["hdf5", "batch"])
-def test_flat_tokens_are_shuffled_into_a_store(target, as_folder, tok, tmp_path, run):
+def test_flat_tokens_are_shuffled_into_a_store(target, as_folder, tok, tmp_path):
     source = tok.parent if as_folder else tok
     report = zb_hdf5.convert(source, target, tmp_path / "here", **SHAPE, num_shards=3, dtype="uint16")
     assert (report.num_batches, report.counts.tokens_in) == (10, TOKENS.size)
     order = write_order(40, 3).indices(np.arange(40))
     np.testing.assert_array_equal(np.concatenate(batches_of(tmp_path / "here")), TOKENS.reshape(-1, 16)[order])
     options = [f"--{name.replace('_', '-')}={value}" for name, value in SHAPE.items()]
-    run("convert", f"tok-to-{target}", source, tmp_path / "there", *options, "--shards", 3, "--dtype", "uint16")
+    succeed(zb, "convert", f"tok-to-{target}", source, tmp_path / "there", *options, "--shards", 3, "--dtype", "uint16")
     assert [report.problem for report in verify_store(tmp_path / "there")] == [None] * 3
     index = json.loads((tmp_path / "there" / "shards.json").read_text())
     assert index == json.loads((tmp_path / "here" / "shards.json").read_text())
     assert index["source"]["format"] == "tok"
 
 
-def test_flat_tokens_are_shuffled_in_two_passes_and_by_several_jobs(tok, tmp_path, run):
+def test_flat_tokens_are_shuffled_in_two_passes_and_by_several_jobs(tok, tmp_path):
     zb_hdf5.convert(tok, "hdf5", tmp_path / "one", **SHAPE, num_shards=2)
     zb_hdf5.convert(tok, "hdf5", tmp_path / "two", **SHAPE, num_shards=2, shuffle_method="two-pass", workers=2)
     for part in ("0/2", "1/2"):
         options = ("--batch-size", 4, "--seq-len", 16, "--seed", 3, "--shards", 2, "--shard-range", part)
-        run("convert", "tok-to-hdf5", tok, tmp_path / "parts", *options)
-    run("index", "merge", tmp_path / "parts")
+        succeed(zb, "convert", "tok-to-hdf5", tok, tmp_path / "parts", *options)
+    succeed(zb, "index", "merge", tmp_path / "parts")
     expected = (tmp_path / "one" / "shards.json").read_bytes()
     assert [(tmp_path / name / "shards.json").read_bytes() for name in ("two", "parts")] == [expected] * 2
 
 
-def test_a_store_is_written_as_flat_tokens(tok, tmp_path, run):
+def test_a_store_is_written_as_flat_tokens(tok, tmp_path):
     zb_hdf5.convert(tok, "hdf5", tmp_path / "store", **SHAPE, shuffle=False)
     report = zb_hdf5.convert(tmp_path / "store", "tok", tmp_path / "out.tok")
     assert report.tokens_stored == TOKENS.size
     assert (tmp_path / "out.tok").read_bytes() == tok.read_bytes()
-    run("convert", "hdf5-to-tok", tmp_path / "store", tmp_path / "again.tok")
+    succeed(zb, "convert", "hdf5-to-tok", tmp_path / "store", tmp_path / "again.tok")
     assert (tmp_path / "again.tok").read_bytes() == tok.read_bytes()
     zb_hdf5.convert(tok, "hdf5", tmp_path / "wide", **SHAPE, dtype="uint32")
     with pytest.raises(zb_hdf5.ArgumentError, match=r"\.tok files hold uint16 tokens, found uint32"):
@@ -101,9 +103,9 @@ def test_damaged_flat_files_are_refused(data, error, message, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_help_and_the_refusals_name_the_format(tok, tmp_path, run):
-    assert "Convert .tok files of tokens to an HDF5 store." in run("convert", "tok-to-hdf5", "--help").stdout
-    assert {"tok-to-batch", "hdf5-to-tok", "megatron-to-stream"} <= set(run("convert", "--help").stdout.split())
+def test_the_help_and_the_refusals_name_the_format(tok, tmp_path):
+    assert "Convert .tok files of tokens to an HDF5 store." in succeed(zb, "convert", "tok-to-hdf5", "--help").stdout
+    assert {"tok-to-batch", "hdf5-to-tok", "megatron-to-stream"} <= set(succeed(zb, "convert", "--help").stdout.split())
     with pytest.raises(
         zb_hdf5.ArgumentError, match=r"tokenizer belongs to parquet, jsonl, text, found \.tok files of tokens"
     ):
@@ -133,7 +135,7 @@ def expected_documents(documents):
 
 @pytest.mark.parametrize("code", megatron_format.DTYPES)
 @pytest.mark.parametrize("block", [1, 3, 1 << 20])
-def test_documents_are_kept_in_a_stream(code, block, tmp_path, run, monkeypatch):
+def test_documents_are_kept_in_a_stream(code, block, tmp_path, monkeypatch):
     monkeypatch.setattr(megatron_format, "BLOCK_TOKENS", block)
     (tmp_path / "in").mkdir()
     files = [write_megatron(tmp_path / "in" / f"{k}.bin", DOCUMENTS[2 * k :][:3], code) for k in range(2)]
@@ -144,12 +146,12 @@ def test_documents_are_kept_in_a_stream(code, block, tmp_path, run, monkeypatch)
         assert [store.document(k).tolist() for k in range(store.document_count)] == expected
         places = [store.documents.document(k) for k in range(store.document_count)]
     assert [(place.source, place.row) for place in places] == [(str(file), k + 1) for file in files for k in range(3)]
-    run("convert", "megatron-to-stream", *files, tmp_path / "again", "--workers", 1)
+    succeed(zb, "convert", "megatron-to-stream", *files, tmp_path / "again", "--workers", 1)
     assert not [each.problem for each in verify_store(tmp_path / "again") if each.problem]
     assert (tmp_path / "again" / "shards.json").read_bytes() == (tmp_path / "stream" / "shards.json").read_bytes()
 
 
-def test_documents_become_rows_that_know_them(tmp_path, run):
+def test_documents_become_rows_that_know_them(tmp_path):
     documents = [[list(range(10 * k, 10 * k + 1 + k % 5))] for k in range(40)]  # each fits in a row
     source = write_megatron(tmp_path / "in.bin", documents)
     how = {"batch_size": 3, "seq_len": 8, "packing": "best-fit", "val_fraction": 0.2, "seed": 5, "workers": 1}
@@ -163,7 +165,7 @@ def test_documents_become_rows_that_know_them(tmp_path, run):
     of_first = step["tokens"][step["document_ids"] == 0].tolist()
     assert of_first == documents[document.row - 1][0][: len(of_first)]
     options = [f"--{name.replace('_', '-')}={value}" for name, value in how.items()]
-    run("convert", "megatron-to-hdf5", source, tmp_path / "again", *options)
+    succeed(zb, "convert", "megatron-to-hdf5", source, tmp_path / "again", *options)
     assert (tmp_path / "again" / "shards.json").read_bytes() == (tmp_path / "store" / "shards.json").read_bytes()
     assert not [each.problem for each in verify_store(tmp_path / "again") if each.problem]
 

@@ -6,8 +6,7 @@ import re
 import numpy as np
 import pyarrow
 import pytest
-from commandline import run as run_command
-from commandline import succeed
+from commandline import run, succeed
 from contents import batches_of
 from pyarrow import parquet
 
@@ -176,7 +175,7 @@ def test_the_dry_run_reads_no_id_and_says_what_a_vocabulary_would_save(tokens, t
 
 
 def test_the_help_promises_what_is_done():
-    said = " ".join(run_command(command, "npy-to-hdf5", "--help").output.split())
+    said = " ".join(run(command, "npy-to-hdf5", "--help").output.split())
     assert "auto: uint16 if the source or --vocab-size proves it" in said
-    said = " ".join(run_command(command, "npy-to-batch", "--help").output.split())
+    said = " ".join(run(command, "npy-to-batch", "--help").output.split())
     assert "[default: uint32]" in said.partition("--dtype")[2].partition("--vocab-size")[0]

@@ -5,9 +5,9 @@ from itertools import count
 
 import numpy as np
 import pytest
+from descriptors import our_threads
 from processes import forked
 
-from tests.conftest import our_threads
 from zb_hdf5.files.ranges import read_ahead
 from zb_hdf5.files.threads import FarThreads, Left, Readers, pause
 

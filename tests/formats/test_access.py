@@ -25,13 +25,18 @@ def bytes_read():
 
 
 @pytest.fixture(params=["uint32", "uint16"])
-def expected(request):
+def tokens(request):
     return random_tokens(6, *SHAPE, request.param)
 
 
+@pytest.fixture
+def cuts():
+    return (2, 4)
+
+
 @pytest.fixture(params=BACKENDS, ids="-".join)
-def store(request, expected, tmp_path, write_store):
-    return write_store(tmp_path / "store", expected, (2, 4), request.param)
+def backends(request):
+    return request.param
 
 
 CONVERSIONS = {
@@ -67,17 +72,17 @@ def all_of(reader, read):
 @pytest.mark.parametrize("name", CONVERSIONS)
 @pytest.mark.thin
 def test_a_lone_file_is_mapped_for_conversions_only_where_its_crc32_rows_are(
-    name, verify, expected, tmp_path, write_file
+    name, verify, tokens, tmp_path, write_file
 ):
-    path = write_file(tmp_path / "x.h5", expected).path
+    path = write_file(tmp_path / "x.h5", tokens).path
     with open_reader(path, verify=verify) as reader:
-        np.testing.assert_array_equal(all_of(reader, CONVERSIONS[name]), expected)
+        np.testing.assert_array_equal(all_of(reader, CONVERSIONS[name]), tokens)
         assert reader.fingerprint
         assert is_mapped(path) is (verify != "none")
 
 
-def test_auto_maps_nothing_for_the_fingerprint_of_a_lone_file(expected, tmp_path, write_file):
-    path = write_file(tmp_path / "x.batch", expected).path
+def test_auto_maps_nothing_for_the_fingerprint_of_a_lone_file(tokens, tmp_path, write_file):
+    path = write_file(tmp_path / "x.batch", tokens).path
     with open_reader(path) as reader, open_reader(path, access="mmap") as mapped:
         assert reader.fingerprint == mapped.fingerprint
         assert reader.fingerprint.startswith("sampled:")
@@ -87,25 +92,25 @@ def test_auto_maps_nothing_for_the_fingerprint_of_a_lone_file(expected, tmp_path
 
 @pytest.mark.parametrize("read", [*MAPPINGS.values(), narrow])
 @pytest.mark.thin
-def test_auto_maps_at_the_first_call_that_needs_it(read, expected, tmp_path, write_file):
-    path = write_file(tmp_path / "x.batch", expected).path
+def test_auto_maps_at_the_first_call_that_needs_it(read, tokens, tmp_path, write_file):
+    path = write_file(tmp_path / "x.batch", tokens).path
     with open_reader(path, verify="none") as reader:
         reader.read_batch_torch(0)
         assert not is_mapped(path)
-        np.testing.assert_array_equal(all_of(reader, read), expected)
-        assert is_mapped(path) is (read is not narrow or expected.itemsize == 4)  # uint16 is widened
-        np.testing.assert_array_equal(reader.read_batch_torch(5).numpy(), expected[5])
+        np.testing.assert_array_equal(all_of(reader, read), tokens)
+        assert is_mapped(path) is (read is not narrow or tokens.itemsize == 4)  # uint16 is widened
+        np.testing.assert_array_equal(reader.read_batch_torch(5).numpy(), tokens[5])
     assert not is_mapped(path)
 
 
 @pytest.mark.parametrize("access", ["auto", "pread"])
 @pytest.mark.parametrize("read", [*CONVERSIONS.values(), *MAPPINGS.values(), narrow])
 @pytest.mark.thin
-def test_auto_on_a_network_file_system_and_pread_map_nothing(access, read, store, expected, monkeypatch, tmp_path):
+def test_auto_on_a_network_file_system_and_pread_map_nothing(access, read, store, tokens, monkeypatch, tmp_path):
     if access == "auto":
         monkeypatch.setattr("zb_hdf5.files.ranges.network_file_system", lambda file: "nfs")
     with open_reader(store, access=access) as reader:
-        np.testing.assert_array_equal(all_of(reader, read), expected)
+        np.testing.assert_array_equal(all_of(reader, read), tokens)
         assert not is_mapped(store)
     np.save(tmp_path / "stream.npy", np.arange(100, dtype=np.uint16))
     with MmapTokenStore(tmp_path / "stream.npy", access=access) as tokens:
@@ -123,14 +128,14 @@ def test_a_file_system_that_does_not_answer_is_no_local_one(tmp_path):
 @pytest.mark.parametrize(("access", "factor"), [("mmap", 0), ("auto", 1), ("pread", 1)])
 @pytest.mark.parametrize("name", CONVERSIONS)
 @pytest.mark.thin
-def test_mmap_reads_nothing_by_system_calls(name, access, factor, expected, tmp_path, write_file):
-    path = write_file(tmp_path / "x.h5", expected).path
+def test_mmap_reads_nothing_by_system_calls(name, access, factor, tokens, tmp_path, write_file):
+    path = write_file(tmp_path / "x.h5", tokens).path
     with open_reader(path, access=access) as reader:
         assert is_mapped(path) is (access == "mmap")
         before = bytes_read()
         counting = bytes_read() - before  # what the counting itself reads
         all_of(reader, CONVERSIONS[name])
-        assert bytes_read() - before - 2 * counting == pytest.approx(factor * expected.nbytes, abs=200)
+        assert bytes_read() - before - 2 * counting == pytest.approx(factor * tokens.nbytes, abs=200)
 
 
 def test_an_array_of_another_dtype_is_refused(store):

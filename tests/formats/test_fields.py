@@ -214,51 +214,51 @@ def test_a_flipped_bit_in_a_value_is_found(path):
 
 
 @pytest.fixture
-def store(tmp_path):
+def field_store(tmp_path):
     """A store of three shards with fields, in HDF5."""
     write(tmp_path / "lone.h5")
     pipe.convert(StoreSource(tmp_path / "lone.h5", "hdf5"), "hdf5", tmp_path / "store", num_shards=3)
     return tmp_path / "store"
 
 
-def test_a_store_of_shards_has_the_fields_of_its_shards_also_with_a_new_index(store):
+def test_a_store_of_shards_has_the_fields_of_its_shards_also_with_a_new_index(field_store):
     for access in ("auto", "mmap", "pread", "h5py"):
-        check(store, access=access)
-    check(store, verify="batch")
-    index = ShardIndex.load(store)
+        check(field_store, access=access)
+    check(field_store, verify="batch")
+    index = ShardIndex.load(field_store)
     assert [field.name for field in index.meta.fields] == sorted(FIELDS)
-    assert ShardIndex.from_json(index.to_json(), store).to_json() == index.to_json()
-    assert {f"field {name}" for name in FIELDS} <= {*verify_store(store)[0].checks}
-    (store / "shards.json").unlink()
-    made = rebuild_index(store)
+    assert ShardIndex.from_json(index.to_json(), field_store).to_json() == index.to_json()
+    assert {f"field {name}" for name in FIELDS} <= {*verify_store(field_store)[0].checks}
+    (field_store / "shards.json").unlink()
+    made = rebuild_index(field_store)
     assert (made.shards, made.meta.fields) == (index.shards, index.meta.fields)
-    check(store)
+    check(field_store)
 
 
-def test_fields_survive_the_way_to_compressed_live_or_recut_files_and_back(store, tmp_path):
-    pipe.convert(StoreSource(store, "hdf5"), "hdf5", tmp_path / "cut", num_shards=4)
+def test_fields_survive_the_way_to_compressed_live_or_recut_files_and_back(field_store, tmp_path):
+    pipe.convert(StoreSource(field_store, "hdf5"), "hdf5", tmp_path / "cut", num_shards=4)
     report = pipe.convert(StoreSource(tmp_path / "cut", "hdf5"), "hdf5", tmp_path / "live", num_shards=2, live=True)
     assert report.left_behind == ""
     check(tmp_path / "cut")
     check(tmp_path / "live")
     there, back = tmp_path / "there", tmp_path / "back"
-    pipe.convert(StoreSource(store, "hdf5"), "hdf5", there, codec="gzip:6")
+    pipe.convert(StoreSource(field_store, "hdf5"), "hdf5", there, codec="gzip:6")
     check(there, verify="batch")
     assert all(report.problem is None for report in verify_store(there))
     pipe.convert(StoreSource(there, "hdf5"), "hdf5", back)
     check(back)
-    before, after = ({p.name: p.read_bytes() for p in folder.glob("shard-*")} for folder in (store, back))
+    before, after = ({p.name: p.read_bytes() for p in folder.glob("shard-*")} for folder in (field_store, back))
     assert before == after
-    assert ShardIndex.load(back).shards == ShardIndex.load(store).shards
+    assert ShardIndex.load(back).shards == ShardIndex.load(field_store).shards
 
 
-def test_damage_of_a_field_is_never_copied(store, tmp_path):
-    with open_reader(store) as reader:
-        field = ShardIndex.load(store).of_field("vector")
+def test_damage_of_a_field_is_never_copied(field_store, tmp_path):
+    with open_reader(field_store) as reader:
+        field = ShardIndex.load(field_store).of_field("vector")
         assert field.meta.field == reader.field("vector").meta.field
-    shard = store / field.shards[1].path
+    shard = field_store / field.shards[1].path
     flip(shard, field.shards[1].columns["fields/vector"][0].base + 5)
-    is_refused(errors.ChecksumError, lambda: pipe.convert(StoreSource(store, "hdf5"), "hdf5", tmp_path / "out"))
+    is_refused(errors.ChecksumError, lambda: pipe.convert(StoreSource(field_store, "hdf5"), "hdf5", tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
@@ -337,15 +337,15 @@ def test_the_boundary_token_of_a_document_has_zeros(tmp_path):
         assert flat_values(reader, "mask").tolist() == [1, 0, 1, 0, 1, 0]
 
 
-def test_the_command_line_carries_them_and_npy_says_which_it_leaves_behind(store, tmp_path):
-    assert run_zb("convert", "hdf5-to-hdf5", store, tmp_path / "again", "--workers", 1).exit_code == 0
+def test_the_command_line_carries_them_and_npy_says_which_it_leaves_behind(field_store, tmp_path):
+    assert run_zb("convert", "hdf5-to-hdf5", field_store, tmp_path / "again", "--workers", 1).exit_code == 0
     check(tmp_path / "again")
     assert json.loads(run_zb("verify", tmp_path / "again", "--json").stdout)["ok"]
-    refused = run_zb("convert", "hdf5-to-npy", store, tmp_path / "one.npy")
+    refused = run_zb("convert", "hdf5-to-npy", field_store, tmp_path / "one.npy")
     assert (refused.exit_code, "pass --tokens-only to leave them behind" in refused.stderr) == (1, True)
     assert not (tmp_path / "one.npy").exists()
     for out, command in (("one.npy", ("--json",)), ("folder", ("--json",)), ("lines.npy", ())):
-        done = run_zb("convert", "hdf5-to-npy", store, tmp_path / out, "--workers", 1, "--tokens-only", *command)
+        done = run_zb("convert", "hdf5-to-npy", field_store, tmp_path / out, "--workers", 1, "--tokens-only", *command)
         assert done.exit_code == 0, done.output
         lost = "leaves behind the fields concept, loss_mask, pair, seen, vector"
         assert lost == json.loads(done.stdout)["left_behind"] if command else lost in done.output

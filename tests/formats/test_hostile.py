@@ -10,7 +10,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from commandline import run as run_command
+from commandline import run
 from contents import write_batches, write_stream
 from contract import is_refused, random_tokens
 from processes import forked, python
@@ -36,10 +36,10 @@ def write_tokens(path, first=0):
     return write_stream(path, np.arange(first, first + 5000) % 60000, chunk_tokens=2048, overwrite=True).path
 
 
-def run(*arguments):
+def outcome_of(*arguments):
     """Run a command; return (exit code, all output), and see that it ends in no traceback."""
     group = convert if str(arguments[0]).endswith(("-hdf5", "-batch", "-npy")) else zb
-    done = run_command(group, *arguments)
+    done = run(group, *arguments)
     return done.exit_code, done.output
 
 
@@ -94,7 +94,7 @@ def test_nothing_outside_of_a_batch_file_is_followed(name, make, tmp_path):
     is_refused(errors.FormatError, lambda: repair_file(tmp_path / "x.h5"), match="nothing outside")
     if name == "batches":
         for command in (("info", tmp_path / "x.h5"), ("hdf5-to-batch", tmp_path / "x.h5", tmp_path / "o.batch")):
-            code, output = run(*command)
+            code, output = outcome_of(*command)
             assert (code, "nothing outside" in output) == (1, True), output
 
 
@@ -224,14 +224,16 @@ def test_a_name_that_no_file_can_have_is_a_format_error_everywhere(kind, name, w
     else:
         (tmp_path / "text").mkdir()
         (tmp_path / "text" / "a.txt").write_text("a text " * 100)
-        assert run("text-to-hdf5", tmp_path / "text", folder, "--tokenizer", "byte", "--layout", "stream")[0] == 0
+        assert (
+            outcome_of("text-to-hdf5", tmp_path / "text", folder, "--tokenizer", "byte", "--layout", "stream")[0] == 0
+        )
     with edited_index(folder) as text:
         text["shards"]["path"][0] = name
     options = {} if kind == "batches" else {"batch_size": 1, "seq_len": 8}
     attempts = (lambda: verify_store(folder), lambda: Loader(folder, **options), lambda: open_reader(folder, **options))
     is_refused(errors.FormatError, *attempts, match="no name of a file")
     for command in ("verify", "info"):
-        code, output = run(command, folder)
+        code, output = outcome_of(command, folder)
         assert (code, "no name of a file" in output) == ({"verify": 3, "info": 1}[command], True), output
 
 
@@ -258,13 +260,13 @@ def test_a_fifo_is_refused_at_once_by_every_command(name, tmp_path):
     path.parent.mkdir(exist_ok=True)
     os.mkfifo(path)
     for command in (["info"], ["verify"], ["doctor"], ["repair"]):
-        code, output = run(*command, path)
+        code, output = outcome_of(*command, path)
         assert code != 0, output
         assert output.startswith("Error: ") or "FIFO" in output, output
     uses = (lambda: open_reader(path), lambda: Loader(path), lambda: open_reader(path, batch_size=1, seq_len=8))
     is_refused((errors.ZbError, OSError), *uses)
     for command in ("npy-to-hdf5", "hdf5-to-batch", "batch-to-hdf5"):
-        assert run(command, path, tmp_path / "out", "--batch-size", 1, "--seq-len", 8)[0] != 0
+        assert outcome_of(command, path, tmp_path / "out", "--batch-size", 1, "--seq-len", 8)[0] != 0
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".batch", ".npy"])
@@ -279,7 +281,7 @@ def test_a_fifo_as_a_shard_or_index_of_a_store_is_refused_at_once(suffix, tmp_pa
         victim, options = folder / "a.npy", {"batch_size": 1, "seq_len": 8, "backend": "npy"}
     else:
         command = "npy-to-hdf5" if suffix == ".h5" else "npy-to-batch"
-        done = run(command, tmp_path / "in.npy", folder, "--batch-size", 4, "--seq-len", 16, "--shards", 2)
+        done = outcome_of(command, tmp_path / "in.npy", folder, "--batch-size", 4, "--seq-len", 16, "--shards", 2)
         assert done[0] == 0, done[1]
         victim, options = sorted(folder.glob(f"*{suffix}"))[0], {}
     victim.unlink()
@@ -287,7 +289,7 @@ def test_a_fifo_as_a_shard_or_index_of_a_store_is_refused_at_once(suffix, tmp_pa
     is_refused(errors.ZbError, lambda: next(iter(Loader(folder, shuffle="sequential", **options))))
     if suffix != ".npy":
         assert "FIFO" in str(verify_store(folder)[0].problem)
-        assert run("index", "rebuild", "--force", folder)[0] == 1
+        assert outcome_of("index", "rebuild", "--force", folder)[0] == 1
         (folder / INDEX_NAME).unlink()
         os.mkfifo(folder / INDEX_NAME)
         attempts = (lambda: Loader(folder), lambda: open_reader(folder), lambda: verify_store(folder))

@@ -12,12 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commandline import report_of, run_zb, succeed
 from contents import batches_of
 from contract import check_closing, check_reader, check_writer, is_refused, random_tokens
 from damage import flip_token
 from interrupted import Failing, Stops
 
 from zb_hdf5 import BatchReader, FormatError, IncompleteError, Loader, ShardIndex, StoreMeta, open_reader, open_writer
+from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters import run as pipe
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.files.checked import Crc32Rows
@@ -178,17 +180,17 @@ def expected():
 
 
 @pytest.fixture
-def store(row, expected, tmp_path, run):
+def new_store(row, expected, tmp_path):
     """A store of three shards in the new format."""
     np.save(tmp_path / "tokens.npy", expected.reshape(-1, SHAPE[1]))
     shape = ("--batch-size", SHAPE[0], "--seq-len", SHAPE[1], "--no-shuffle", "--dtype", "uint16")
     source, command = tmp_path / "tokens.npy", f"npy-to-{row.name}"
-    run("convert", command, source, tmp_path / "store", *shape, "--shards", 3, "--workers", 1)
+    succeed(zb, "convert", command, source, tmp_path / "store", *shape, "--shards", 3, "--workers", 1)
     return tmp_path / "store"
 
 
-def verified(path, run, code=0):
-    return json.loads(run("verify", path, "--json", code=code).stdout)
+def verified(path, code=0):
+    return report_of(zb, "verify", path, code=code)
 
 
 def test_it_is_written_and_read_as_the_contract_says(row, tmp_path, write_file):
@@ -208,136 +210,136 @@ def test_it_is_written_and_read_as_the_contract_says(row, tmp_path, write_file):
             check_reader(reader, batches)
 
 
-def test_a_store_is_described_and_found_good(row, store, run, expected):
-    assert {shard.backend for shard in ShardIndex.load(store).shards} == {row.name}
-    np.testing.assert_array_equal(batches_of(store), expected)
-    np.testing.assert_array_equal(batches_of(store, verify="batch"), expected)
-    info = json.loads(run("info", store, "--json").stdout)
+def test_a_store_is_described_and_found_good(row, new_store, expected):
+    assert {shard.backend for shard in ShardIndex.load(new_store).shards} == {row.name}
+    np.testing.assert_array_equal(batches_of(new_store), expected)
+    np.testing.assert_array_equal(batches_of(new_store, verify="batch"), expected)
+    info = json.loads(succeed(zb, "info", new_store, "--json").stdout)
     assert (info["backend"], info["num_batches"], info["splits"]["train"]["shards"]) == (row.name, NUM_BATCHES, 3)
-    for lone in (store, next(store.glob(f"*{row.suffix}"))):
-        assert row.name in run("info", lone).stdout
-        assert verified(lone, run)["ok"]
-        assert "problem:" not in run("doctor", lone).stdout
-    assert (len(list(store.glob("*.crc32"))) == 3) == row.has_sidecar
-    assert all({"crc32", "index"} <= {*file["checks"]} for file in verified(store, run)["files"])
+    for lone in (new_store, next(new_store.glob(f"*{row.suffix}"))):
+        assert row.name in succeed(zb, "info", lone).stdout
+        assert verified(lone)["ok"]
+        assert "problem:" not in succeed(zb, "doctor", lone).stdout
+    assert (len(list(new_store.glob("*.crc32"))) == 3) == row.has_sidecar
+    assert all({"crc32", "index"} <= {*file["checks"]} for file in verified(new_store)["files"])
 
 
 @pytest.mark.parametrize("other", ["hdf5", "batch", "npy"])
 @pytest.mark.thin
-def test_it_is_converted_to_and_from(other, row, store, tmp_path, run, expected):
+def test_it_is_converted_to_and_from(other, row, new_store, tmp_path, expected):
     there, back = tmp_path / f"there{FORMATS[other].suffix * (other == 'npy')}", tmp_path / "back"
-    run("convert", f"{row.name}-to-{other}", store, there, "--workers", 1)
+    succeed(zb, "convert", f"{row.name}-to-{other}", new_store, there, "--workers", 1)
     if other == "npy":
         np.testing.assert_array_equal(np.load(there).reshape(expected.shape), expected)
         return
     assert FORMATS[other].suffix in {path.suffix for path in there.iterdir()}
-    run("convert", f"{other}-to-{row.name}", there, back, "--workers", 1)
-    assert verified(back, run)["ok"]
-    before, after = ({p.name: p.read_bytes() for p in folder.glob("shard-*")} for folder in (store, back))
+    succeed(zb, "convert", f"{other}-to-{row.name}", there, back, "--workers", 1)
+    assert verified(back)["ok"]
+    before, after = ({p.name: p.read_bytes() for p in folder.glob("shard-*")} for folder in (new_store, back))
     assert before == after  # each byte of each shard, and of each sidecar
-    run("convert", f"{other}-to-{row.name}", there, tmp_path / f"one{row.suffix}")
+    succeed(zb, "convert", f"{other}-to-{row.name}", there, tmp_path / f"one{row.suffix}")
     np.testing.assert_array_equal(batches_of(tmp_path / f"one{row.suffix}"), expected)
 
 
-def test_a_conversion_to_it_is_planned_and_resumed(row, store, tmp_path, run):
-    run("convert", f"{row.name}-to-hdf5", store, tmp_path / "h5", "--workers", 1)
+def test_a_conversion_to_it_is_planned_and_resumed(row, new_store, tmp_path):
+    succeed(zb, "convert", f"{row.name}-to-hdf5", new_store, tmp_path / "h5", "--workers", 1)
     there = tmp_path / "there"
-    planned = json.loads(run("convert", f"hdf5-to-{row.name}", tmp_path / "h5", there, "--dry-run", "--json").stdout)
-    files = list(store.glob("shard-*"))
+    planned = report_of(zb, "convert", f"hdf5-to-{row.name}", tmp_path / "h5", there, "--dry-run")
+    files = list(new_store.glob("shard-*"))
     assert planned["inodes"] == len(files) + 3
     is_refused(Stops, lambda: pipe.convert(StoreSource(tmp_path / "h5", "hdf5"), row.name, there, engine=Failing(2)))
     damaged, _ = sorted((tmp_path / "there.partial").glob(f"*{row.suffix}"))
     with open(damaged, "r+b") as file:
         file.truncate(100)
-    done = run("convert", f"hdf5-to-{row.name}", tmp_path / "h5", there, "--resume", "--workers", 1, "--json")
+    done = succeed(zb, "convert", f"hdf5-to-{row.name}", tmp_path / "h5", there, "--resume", "--workers", 1, "--json")
     report = json.loads(done.stdout)
     assert (report["shards_kept"], report["shards_written"]) == (1, 2)
     assert sorted(path.name for path in there.glob("shard-*")) == sorted(path.name for path in files)
     assert all((there / path.name).read_bytes() == path.read_bytes() for path in files)
 
 
-def test_an_array_of_jobs_writes_it(row, store, tmp_path, run):
-    run("convert", f"{row.name}-to-hdf5", store, tmp_path / "h5", "--workers", 1)
+def test_an_array_of_jobs_writes_it(row, new_store, tmp_path):
+    succeed(zb, "convert", f"{row.name}-to-hdf5", new_store, tmp_path / "h5", "--workers", 1)
     work = ("convert", f"hdf5-to-{row.name}", tmp_path / "h5", tmp_path / "there", "--workers", 1)
     for part in ("0/2", "1/2"):
-        run(*work, "--shard-range", part)
-    run("index", "merge", tmp_path / "there")
-    assert verified(tmp_path / "there", run)["ok"]
-    assert ShardIndex.load(tmp_path / "there").sha256 == ShardIndex.load(store).sha256
+        succeed(zb, *work, "--shard-range", part)
+    succeed(zb, "index", "merge", tmp_path / "there")
+    assert verified(tmp_path / "there")["ok"]
+    assert ShardIndex.load(tmp_path / "there").sha256 == ShardIndex.load(new_store).sha256
 
 
-def test_damage_is_found_and_repaired(row, store, tmp_path, run, expected):
-    shard = store / ShardIndex.load(store).shards[1].path
+def test_damage_is_found_and_repaired(row, new_store, tmp_path, expected):
+    shard = new_store / ShardIndex.load(new_store).shards[1].path
     flip_token(shard, 2)
-    assert not verified(store, run, code=3)["ok"]
-    run("convert", f"{row.name}-to-hdf5", store, tmp_path / "h5", code=3)
-    run("repair", store)
-    assert verified(store, run)["ok"]
-    np.testing.assert_array_equal(batches_of(store), np.delete(expected, 4 + 2, axis=0))
+    assert not verified(new_store, code=3)["ok"]
+    run_zb("convert", f"{row.name}-to-hdf5", new_store, tmp_path / "h5", code=3)
+    succeed(zb, "repair", new_store)
+    assert verified(new_store)["ok"]
+    np.testing.assert_array_equal(batches_of(new_store), np.delete(expected, 4 + 2, axis=0))
     assert shard.with_name(f"{shard.stem}.repaired{row.suffix}").exists()
 
 
-def test_a_file_that_was_cut_short_is_repaired_where_its_format_can(row, store, run, expected):
-    shard = store / ShardIndex.load(store).shards[0].path
+def test_a_file_that_was_cut_short_is_repaired_where_its_format_can(row, new_store, expected):
+    shard = new_store / ShardIndex.load(new_store).shards[0].path
     with open_reader(shard) as reader:
         size = reader.extents.offset(2) + reader.meta.batch_bytes // 2
     os.truncate(shard, size)
     if row.name == "tail":
-        assert "Error:" in run("repair", shard, code=4).output
+        assert "Error:" in run_zb("repair", shard, code=4).output
         return
     output = shard.with_name("saved" + row.suffix)
-    run("repair", shard, "--output", output)
+    succeed(zb, "repair", shard, "--output", output)
     np.testing.assert_array_equal(batches_of(output), expected[:2])
 
 
-def test_a_lost_index_is_made_anew(row, store, run, expected):
-    before = ShardIndex.load(store)
-    (store / "shards.json").unlink()
-    for sidecar in store.glob("*.crc32"):
+def test_a_lost_index_is_made_anew(row, new_store, expected):
+    before = ShardIndex.load(new_store)
+    (new_store / "shards.json").unlink()
+    for sidecar in new_store.glob("*.crc32"):
         sidecar.unlink()
-    run("index", "rebuild", store)
-    assert ShardIndex.load(store).shards == before.shards
-    assert verified(store, run)["ok"]
-    np.testing.assert_array_equal(batches_of(store), expected)
+    succeed(zb, "index", "rebuild", new_store)
+    assert ShardIndex.load(new_store).shards == before.shards
+    assert verified(new_store)["ok"]
+    np.testing.assert_array_equal(batches_of(new_store), expected)
 
 
-def test_it_stands_beside_another_format_in_one_store(row, tmp_path, write_file, run, expected):
+def test_it_stands_beside_another_format_in_one_store(row, tmp_path, write_file, expected):
     store = tmp_path / "mixed"
     store.mkdir()
     write_file(store / f"shard-00000{row.suffix}", expected[:5])
     write_file(store / "shard-00001.h5", expected[5:])
-    run("index", "rebuild", store)
+    succeed(zb, "index", "rebuild", store)
     assert [shard.backend for shard in ShardIndex.load(store).shards] == [row.name, "hdf5"]
     np.testing.assert_array_equal(batches_of(store), expected)
-    assert verified(store, run)["ok"]
-    assert "problem:" not in run("doctor", store).stdout
+    assert verified(store)["ok"]
+    assert "problem:" not in succeed(zb, "doctor", store).stdout
     with open_reader(store / f"shard-00000{row.suffix}") as reader:
         check_closing(reader, expected[:5])
 
 
-def test_the_crc32_file_of_a_lone_file_is_made_where_its_format_needs_one(row, tmp_path, write_file, run, expected):
+def test_the_crc32_file_of_a_lone_file_is_made_where_its_format_needs_one(row, tmp_path, write_file, expected):
     path = tmp_path / f"x{row.suffix}"
     write_file(path, expected)
-    run("index", "crc32", path, code=0 if row.has_sidecar else 1)
-    assert verified(path, run)["ok"]
+    run_zb("index", "crc32", path, code=0 if row.has_sidecar else 1)
+    assert verified(path)["ok"]
 
 
-def test_training_goes_on_from_it_and_from_another_format(row, store, tmp_path, run):
-    run("convert", f"{row.name}-to-hdf5", store, tmp_path / "h5", "--workers", 1)
+def test_training_goes_on_from_it_and_from_another_format(row, new_store, tmp_path):
+    succeed(zb, "convert", f"{row.name}-to-hdf5", new_store, tmp_path / "h5", "--workers", 1)
     how = {"shuffle": "records", "seed": 3, "rank": 0, "world_size": 1}
     with Loader(tmp_path / "h5", **how) as whole:
         expected = [batch.numpy() for batch in whole]
-    with Loader(store, backend=row.name, **how) as first:
+    with Loader(new_store, backend=row.name, **how) as first:
         steps = iter(first)
         begun = [next(steps).numpy() for _ in range(5)]
         state = json.loads(json.dumps(first.state_dict()))
     (tmp_path / "state.json").write_text(json.dumps(state))
-    for path in (store, tmp_path / "h5"):
+    for path in (new_store, tmp_path / "h5"):
         with Loader(path, **how) as second:
             second.load_state_dict(state)
             rest = [batch.numpy() for batch in second]
         np.testing.assert_array_equal(begun + rest, expected)
-    which = run("which", store, "--state", tmp_path / "state.json", "--step", 0, "--world-size", 1)
+    which = succeed(zb, "which", new_store, "--state", tmp_path / "state.json", "--step", 0, "--world-size", 1)
     assert row.suffix in which.stdout
 
 

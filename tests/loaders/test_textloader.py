@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 from contract import is_refused
+from descriptors import our_threads
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import our_threads
 from zb_hdf5 import ArgumentError, ConvertError, FormatError, StateError, TextLoader
 from zb_hdf5.text import corpus
 from zb_hdf5.text.tokenizers import ByteTokenizer, load_tokenizer

@@ -16,7 +16,7 @@ NUM_BATCHES = 300
 
 
 @pytest.fixture(scope="module", params=["uint32", "uint16"])
-def store(request, tmp_path_factory):
+def many_shards(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("store")
     tokens = np.random.default_rng(3).integers(0, 60_000, (NUM_BATCHES * 2, 8), dtype=request.param)
     np.save(folder / "t.npy", tokens)
@@ -32,11 +32,11 @@ def arrays(steps):
 @pytest.mark.parametrize("options", [{}, {"dtype": torch.int32}, {"targets": True}, {"verify": "batch"}])
 @pytest.mark.parametrize("shuffle", ["global", "sequential"])
 @pytest.mark.parametrize("access", ["auto", "pread"])
-def test_resolved_steps_give_what_threads_read(store, options, shuffle, access, monkeypatch):
+def test_resolved_steps_give_what_threads_read(many_shards, options, shuffle, access, monkeypatch):
     monkeypatch.setattr(steps, "MAX_MET", 3)
     for world_size in (1, 3):
         how = {"shuffle": shuffle, "rank": world_size - 1, "world_size": world_size, **options}
-        with Loader(store, access=access, **how) as loader, Loader(store, prefetch=2, **how) as other:
+        with Loader(many_shards, access=access, **how) as loader, Loader(many_shards, prefetch=2, **how) as other:
             expected = arrays(other)
             assert len(expected) == NUM_BATCHES // world_size
             np.testing.assert_array_equal(arrays(loader), expected)
@@ -44,8 +44,8 @@ def test_resolved_steps_give_what_threads_read(store, options, shuffle, access, 
             np.testing.assert_array_equal(arrays(dataset[step] for step in range(len(dataset))), expected)
 
 
-def test_blocks_that_are_not_in_the_page_cache_are_read_by_position(store, monkeypatch):
-    with open_reader(store) as reader:
+def test_blocks_that_are_not_in_the_page_cache_are_read_by_position(many_shards, monkeypatch):
+    with open_reader(many_shards) as reader:
         expected = arrays(Loader(reader, prefetch=0, **ALONE))
         for prefetch in (0, "auto"):
             loader, asked, hinted = Loader(reader, prefetch=prefetch, **ALONE), [], []
@@ -62,9 +62,9 @@ def test_blocks_that_are_not_in_the_page_cache_are_read_by_position(store, monke
     [({}, True), ({"verify": "none"}, False), ({"access": "pread"}, True), ({"verify": "batch"}, True)],
 )
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-def test_a_flipped_bit_is_found(store, options, is_found, dtype):
-    shard = sorted(store.glob("*.h5"))[4]
-    with Loader(store, dtype=dtype, **options, **ALONE) as loader:
+def test_a_flipped_bit_is_found(many_shards, options, is_found, dtype):
+    shard = sorted(many_shards.glob("*.h5"))[4]
+    with Loader(many_shards, dtype=dtype, **options, **ALONE) as loader:
         is_view = dtype == torch.int32 and loader.reader.dtype == np.uint32
         flip_token(shard, 3)
         try:
@@ -79,10 +79,10 @@ def test_a_flipped_bit_is_found(store, options, is_found, dtype):
 
 
 @pytest.mark.filterwarnings(f"ignore:{SAME_EPOCH}:UserWarning")
-def test_a_file_that_is_cut_short_is_an_error_of_the_next_block(store):
-    shard = sorted(store.glob("*.h5"))[2]
+def test_a_file_that_is_cut_short_is_an_error_of_the_next_block(many_shards):
+    shard = sorted(many_shards.glob("*.h5"))[2]
     content = shard.read_bytes()
-    with Loader(store, **ALONE) as loader:
+    with Loader(many_shards, **ALONE) as loader:
         assert len(list(loader)) == NUM_BATCHES
         os.truncate(shard, len(content) // 2)
         try:
@@ -93,16 +93,16 @@ def test_a_file_that_is_cut_short_is_an_error_of_the_next_block(store):
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-def test_batches_in_a_cache_are_those_of_the_store_though_some_are_absent_or_damaged(store, tmp_path, dtype):
+def test_batches_in_a_cache_are_those_of_the_store_though_some_are_absent_or_damaged(many_shards, tmp_path, dtype):
     how = {"cache": tmp_path / "cache", "shuffle": "sequential", "dtype": dtype, **ALONE}
-    expected = arrays(Loader(store, shuffle="sequential", dtype=dtype, **ALONE))
-    with Loader(store, **how) as loader:
+    expected = arrays(Loader(many_shards, shuffle="sequential", dtype=dtype, **ALONE))
+    with Loader(many_shards, **how) as loader:
         for number in set(range(NUM_BATCHES)) - {100}:
             loader.reader.read_batch_torch(number)
     [data] = (path for path in tmp_path.rglob("batches-*") if path.suffix != ".marks")
     size = data.stat().st_size
     flip(data, size // 2)
-    with Loader(store, **how) as loader:
+    with Loader(many_shards, **how) as loader:
         np.testing.assert_array_equal(arrays(loader), expected)
         np.testing.assert_array_equal(arrays(map(loader.dataset().__getitem__, range(NUM_BATCHES))), expected)
         os.truncate(data, size // 3)

@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
-
-from tests.conftest import open_files
+from descriptors import open_files
 
 obstore = pytest.importorskip("obstore")
 

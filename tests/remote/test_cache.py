@@ -66,7 +66,7 @@ def counted(path, folder, max_bytes="64MiB", wait_s=0.0, **options):
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory, write_store):
+def origin(tmp_path_factory, write_store):
     return write_store(tmp_path_factory.mktemp("source") / "store", BATCHES, (10, 31))
 
 
@@ -110,28 +110,28 @@ def check_cached(store, folder, times=1):
 
 
 # --- what is fetched -------------------------------------------------------------------------------------------
-def test_each_batch_is_fetched_once_whatever_reads_it(store, folder):
-    source = check_cached(store, folder, times=2)
+def test_each_batch_is_fetched_once_whatever_reads_it(origin, folder):
+    source = check_cached(origin, folder, times=2)
     assert (sorted(source.whole), source.rows) == (list(range(len(BATCHES))), [])
-    source = check_cached(store, folder)
+    source = check_cached(origin, folder)
     assert (source.whole, source.rows) == ([], [])
 
 
 @pytest.mark.filterwarnings(f"ignore:{SAME_EPOCH}:UserWarning")
-def test_records_bring_whole_batches_and_each_of_them_once(store, folder):
-    reader, source = counted(store, folder)
+def test_records_bring_whole_batches_and_each_of_them_once(origin, folder):
+    reader, source = counted(origin, folder)
     with reader, Loader(reader, shuffle="records", prefetch=4, **ONE_RANK) as loader:
         first = [step.numpy() for step in loader]
         assert (sorted(source.whole), source.rows) == (list(range(len(BATCHES))), [])
         again = [step.numpy() for step in loader]
         assert len(source.whole) == len(BATCHES)
     np.testing.assert_array_equal(first, again)
-    with Loader(store, shuffle="records", **ONE_RANK) as plain:
+    with Loader(origin, shuffle="records", **ONE_RANK) as plain:
         np.testing.assert_array_equal(first, [step.numpy() for step in plain])
 
 
-def test_threads_that_miss_a_batch_fetch_it_once(store, folder):
-    reader, source = counted(store, folder, wait_s=0.02)
+def test_threads_that_miss_a_batch_fetch_it_once(origin, folder):
+    reader, source = counted(origin, folder, wait_s=0.02)
     together, out = threading.Barrier(8), np.empty((8, *BATCHES.shape[1:]), reader.dtype)
 
     def read(number):
@@ -147,8 +147,8 @@ def test_threads_that_miss_a_batch_fetch_it_once(store, folder):
     np.testing.assert_array_equal(out, np.stack([BATCHES[5]] * 8))
 
 
-def test_an_error_of_the_source_is_raised_and_nothing_is_kept(store, folder):
-    reader, source = counted(store, folder)
+def test_an_error_of_the_source_is_raised_and_nothing_is_kept(origin, folder):
+    reader, source = counted(origin, folder)
     read, source.read = source.read, lambda runs: (_ for _ in ()).throw(OSError("cut off"))
     with reader:
         for _ in range(2):
@@ -158,9 +158,9 @@ def test_an_error_of_the_source_is_raised_and_nothing_is_kept(store, folder):
         np.testing.assert_array_equal(reader.read_batch_torch(3).numpy(), BATCHES[3])
 
 
-def test_two_processes_share_a_folder(store, folder):
+def test_two_processes_share_a_folder(origin, folder):
     def read_share(rank):
-        reader, source = counted(store, folder)
+        reader, source = counted(origin, folder)
         with reader, Loader(reader, rank=rank, world_size=2) as loader:
             steps = [step.numpy() for step in loader]
             expected = [BATCHES[batch] for batch in loader.plan.requests_of_steps(np.arange(len(loader)))]
@@ -172,11 +172,11 @@ def test_two_processes_share_a_folder(store, folder):
     assert in_forks(partial(read_share, 1), partial(read_share, 0)) == [[], []]
 
 
-def test_a_batch_that_a_running_process_has_missed_is_found_when_another_one_brings_it(store, folder):
-    reader, source = counted(store, folder)
+def test_a_batch_that_a_running_process_has_missed_is_found_when_another_one_brings_it(origin, folder):
+    reader, source = counted(origin, folder)
     with reader:
         reader.read_batch(0)
-        fill(store, folder)
+        fill(origin, folder)
         check_all(reader)
     assert source.whole == [0]
 
@@ -224,9 +224,9 @@ def test_windows_are_kept_and_the_same(stream, folder):
     assert len(list(folder.glob("*/*.marks"))) == 1
 
 
-def test_a_mixture_keeps_all_its_sources(store, stream, tmp_path, folder, write_file):
+def test_a_mixture_keeps_all_its_sources(origin, stream, tmp_path, folder, write_file):
     other = write_file(tmp_path / "other.h5", random_tokens(9, 4, 1024)).path
-    sources, weights = {"a": store, "b": other}, {"a": 0.7, "b": 0.3}
+    sources, weights = {"a": origin, "b": other}, {"a": 0.7, "b": 0.3}
     mixed = MixedLoader(sources, weights, cache=folder, **ONE_RANK)
     plain = MixedLoader(sources, weights, **ONE_RANK)
     with mixed, plain:
@@ -268,10 +268,10 @@ def test_batches_that_a_job_without_checks_read_are_not_kept(tmp_path, write_fil
     np.testing.assert_array_equal(batches_of(path, cache=folder, verify="batch"), BATCHES)
 
 
-def test_a_job_without_checks_reads_what_is_there(store, folder):
-    fill(store, folder)
+def test_a_job_without_checks_reads_what_is_there(origin, folder):
+    fill(origin, folder)
     with pytest.warns(UserWarning, match="adds nothing"):
-        reader, source = counted(store, folder, verify="none")
+        reader, source = counted(origin, folder, verify="none")
     with reader:
         check_all(reader)
     assert (source.whole, source.rows) == ([], [])
@@ -363,8 +363,8 @@ def test_a_store_behind_a_url_is_staged_and_diagnosed(served, write_store, token
 
 # --- processes -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_workers_of_a_data_loader_share_it(method, store, folder):
-    with Loader(store, cache=folder, shuffle="records", **ONE_RANK) as loader:
+def test_workers_of_a_data_loader_share_it(method, origin, folder):
+    with Loader(origin, cache=folder, shuffle="records", **ONE_RANK) as loader:
         steps = DataLoader(loader.dataset(), batch_size=None, num_workers=2, multiprocessing_context=method)
         found = [step.numpy() for step in steps]
         column = column_of(loader.reader)
@@ -372,8 +372,8 @@ def test_workers_of_a_data_loader_share_it(method, store, folder):
         np.testing.assert_array_equal(found, [step.numpy() for step in loader])
 
 
-def test_a_fork_while_a_thread_fetches_does_not_wait_for_it(store, folder):
-    reader, source = counted(store, folder, wait_s=0.3)
+def test_a_fork_while_a_thread_fetches_does_not_wait_for_it(origin, folder):
+    reader, source = counted(origin, folder, wait_s=0.3)
     with reader, ThreadPoolExecutor(1) as pool:
         fetching = pool.submit(reader.read_batch_torch, 7)
         while not source.whole:
@@ -383,11 +383,11 @@ def test_a_fork_while_a_thread_fetches_does_not_wait_for_it(store, folder):
         np.testing.assert_array_equal(fetching.result().numpy(), BATCHES[7])
 
 
-def test_a_kill_at_any_moment_costs_no_more_than_what_was_under_way(store, folder, tmp_path):
+def test_a_kill_at_any_moment_costs_no_more_than_what_was_under_way(origin, folder, tmp_path):
     said, seen = tmp_path / "said", set()
 
     def read_some(order):
-        reader, _ = counted(store, folder, wait_s=0.001)
+        reader, _ = counted(origin, folder, wait_s=0.001)
         with open(said, "wb", buffering=0) as file:
             for index in order:
                 reader.read_batch_torch(index)
@@ -399,7 +399,7 @@ def test_a_kill_at_any_moment_costs_no_more_than_what_was_under_way(store, folde
         killed_when(lambda most=3 * attempt: said.stat().st_size > most, partial(read_some, order))
         seen.update(said.read_bytes())
     assert seen
-    assert not seen & set(check_cached(store, folder).whole)
+    assert not seen & set(check_cached(origin, folder).whole)
 
 
 # --- damage ----------------------------------------------------------------------------------------------------
@@ -420,12 +420,12 @@ DAMAGE = {
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=[name.replace(" ", "-") for name in DAMAGE])
 @pytest.mark.parametrize("moment", ["before", "while it is open", "after a first look"])
 @pytest.mark.thin
-def test_damage_costs_reads_and_never_a_token(damage, moment, store, folder):
-    fill(store, folder)
+def test_damage_costs_reads_and_never_a_token(damage, moment, origin, folder):
+    fill(origin, folder)
     files = files_of(folder)
     if moment == "before":
         damage(*files)
-    with open_reader(store, cache=folder) as reader:
+    with open_reader(origin, cache=folder) as reader:
         if moment == "after a first look":
             check_all(reader)
         if moment != "before":
@@ -435,12 +435,12 @@ def test_damage_costs_reads_and_never_a_token(damage, moment, store, folder):
                 np.testing.assert_array_equal(reader.read_batch_torch(index).numpy(), batch)
         else:
             check_all(reader)
-    check_cached(store, folder)
-    assert check_cached(store, folder).whole == []  # what was damaged was fetched again, once
+    check_cached(origin, folder)
+    assert check_cached(origin, folder).whole == []  # what was damaged was fetched again, once
 
 
-def test_a_folder_that_is_removed_under_a_reader_does_not_disturb_it(store, folder):
-    with counted(store, folder)[0] as reader:
+def test_a_folder_that_is_removed_under_a_reader_does_not_disturb_it(origin, folder):
+    with counted(origin, folder)[0] as reader:
         reader.read_batch_torch(0)
         data = pickle.dumps(reader)
         shutil.rmtree(folder)
@@ -451,10 +451,10 @@ def test_a_folder_that_is_removed_under_a_reader_does_not_disturb_it(store, fold
 
 # --- disks -----------------------------------------------------------------------------------------------------
 @pytest.mark.filterwarnings("ignore:.*the cache is full")
-def test_a_full_disk_ends_the_filling_and_nothing_else(store, mount_disk):
+def test_a_full_disk_ends_the_filling_and_nothing_else(origin, mount_disk):
     disk = mount_disk(400)
     for _ in range(2):
-        reader, source = counted(store, disk / "cache")
+        reader, source = counted(origin, disk / "cache")
         with reader:
             check_all(reader, times=2)
             column = column_of(reader)
@@ -464,15 +464,15 @@ def test_a_full_disk_ends_the_filling_and_nothing_else(store, mount_disk):
     assert not set(kept) & set(source.whole)
 
 
-def test_a_folder_that_cannot_be_written_is_one_error_at_the_beginning(store, mount_disk):
+def test_a_folder_that_cannot_be_written_is_one_error_at_the_beginning(origin, mount_disk):
     disk = mount_disk(4096)
-    with counted(store, disk / "cache")[0] as reader:
+    with counted(origin, disk / "cache")[0] as reader:
         data = pickle.dumps(reader)
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     with pytest.raises(ArgumentError, match=rf"{disk}/cache: expected a cache folder that can be written: .*ead-only"):
-        open_reader(store, cache=disk / "cache")
+        open_reader(origin, cache=disk / "cache")
     with pytest.raises(ArgumentError, match="expected a cache folder that can be written"):
-        Loader(store, cache=disk / "other", **ONE_RANK)
+        Loader(origin, cache=disk / "other", **ONE_RANK)
     with pickle.loads(data) as copy:  # of a worker: later than at the beginning it is no error
         check_all(copy)
         assert column_of(copy).full
@@ -480,10 +480,10 @@ def test_a_folder_that_cannot_be_written_is_one_error_at_the_beginning(store, mo
 
 # --- room ------------------------------------------------------------------------------------------------------
 @pytest.mark.filterwarnings("ignore:.*the cache is full")
-def test_it_fills_up_to_its_size_and_then_stops(store, folder):
+def test_it_fills_up_to_its_size_and_then_stops(origin, folder):
     limit = 20 * BATCHES[0].nbytes
     for _ in range(2):
-        reader, source = counted(store, folder, limit)
+        reader, source = counted(origin, folder, limit)
         with reader:
             check_all(reader, times=2)
             column = column_of(reader)
@@ -494,11 +494,11 @@ def test_it_fills_up_to_its_size_and_then_stops(store, folder):
 
 
 @pytest.mark.filterwarnings("ignore:.*the cache is full")
-def test_processes_that_fill_one_folder_keep_its_size(store, folder):
+def test_processes_that_fill_one_folder_keep_its_size(origin, folder):
     limit = 30 * BATCHES[0].nbytes
 
     def read_all(number):
-        with open_reader(store, cache=folder, cache_bytes=limit) as reader:
+        with open_reader(origin, cache=folder, cache_bytes=limit) as reader:
             order = np.random.default_rng(number).permutation(len(BATCHES)).tolist()
             return all(np.array_equal(reader.read_batch_torch(index), BATCHES[index]) for index in order)
 
@@ -506,13 +506,13 @@ def test_processes_that_fill_one_folder_keep_its_size(store, folder):
     assert occupied_bytes(folder) <= limit + 4 * BATCHES[0].nbytes
 
 
-def test_a_full_cache_names_what_fills_it_once_and_is_freed_by_a_command(store, tmp_path, write_file, folder):
+def test_a_full_cache_names_what_fills_it_once_and_is_freed_by_a_command(origin, tmp_path, write_file, folder):
     other = write_file(tmp_path / "other.h5", random_tokens(9, 4, 1024)).path
     limit = 20 * BATCHES[0].nbytes
     with open_reader(other, cache=folder) as reader:
         list(reader)
     with (
-        open_reader(store, cache=folder, cache_bytes=limit) as reader,
+        open_reader(origin, cache=folder, cache_bytes=limit) as reader,
         pytest.warns(UserWarning, match="full") as found,
     ):
         check_all(reader, times=2)
@@ -521,28 +521,28 @@ def test_a_full_cache_names_what_fills_it_once_and_is_freed_by_a_command(store, 
     (folder / "mine").write_text("keep")
     (folder / "zb-cache-notes").mkdir()
     listed = report_of(zb, "cache", "ls", folder)
-    assert {each["store"] for each in listed["stores"]} == {str(store), str(other)}
+    assert {each["store"] for each in listed["stores"]} == {str(origin), str(other)}
     succeed(zb, "cache", "rm", folder, "--store", other)
     assert len(list(folder.iterdir())) == 3
-    with open_reader(store, cache=folder) as reader:
+    with open_reader(origin, cache=folder) as reader:
         assert run_zb("cache", "rm", folder).stdout.startswith("removed  1 store, ")
         check_all(reader)
     assert sorted(path.name for path in folder.iterdir()) == ["mine", "zb-cache-notes"]
 
 
 # --- arguments -------------------------------------------------------------------------------------------------
-def test_sizes_are_numbers_or_texts(store, tmp_path):
+def test_sizes_are_numbers_or_texts(origin, tmp_path):
     folder = tmp_path / "cache"
     assert Cache.of(folder, "2GiB").max_bytes == 2**31
     assert Cache.of(str(folder), 12345).max_bytes == 12345
     assert 0 < Cache.of(folder, None).max_bytes <= shutil.disk_usage(folder).total
     for bad in (0, -1, "much", "0 GiB"):
         is_refused(ArgumentError, lambda bad=bad: Cache.of(folder, bad))
-    is_refused(ArgumentError, lambda: open_reader(store, cache_bytes="1GiB"), match="needs a cache folder")
-    is_refused(ArgumentError, lambda: open_reader(store, cache="s3://bucket/cache"), match="is a URL")
+    is_refused(ArgumentError, lambda: open_reader(origin, cache_bytes="1GiB"), match="needs a cache folder")
+    is_refused(ArgumentError, lambda: open_reader(origin, cache="s3://bucket/cache"), match="is a URL")
     (tmp_path / "file").touch()
-    is_refused(ArgumentError, lambda: open_reader(store, cache=tmp_path / "file"), match="expected a cache folder")
-    with open_reader(store) as reader:
+    is_refused(ArgumentError, lambda: open_reader(origin, cache=tmp_path / "file"), match="expected a cache folder")
+    with open_reader(origin) as reader:
         is_refused(ArgumentError, lambda: column_of(reader), match="expected a reader with a cache")
 
 

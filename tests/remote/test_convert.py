@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commandline import report_of, succeed
-from commandline import run_zb as run
+from commandline import report_of, run_zb, succeed
 from contents import batches_of, write_batches
 from contract import is_refused, random_tokens
 from processes import running, started
@@ -35,10 +34,10 @@ def test_a_store_goes_to_a_bucket_and_comes_back(s3, local, tmp_path):
     assert len({name for name in names if name.endswith(".batch")}) == 3
     assert not list(Path.cwd().iterdir())
     np.testing.assert_array_equal(batches_of(url), TOKENS)
-    assert run("verify", url).exit_code == 0
+    assert run_zb("verify", url).exit_code == 0
     described = report_of(zb, "info", url)
     assert (described["path"], described["num_batches"], described["file_system"]) == (url, 9, "objects")
-    assert "remote" in run("info", url).stdout
+    assert "remote" in run_zb("info", url).stdout
     report = zb_hdf5.convert(url, "hdf5", tmp_path / "back", dtype="uint32")
     with zb_hdf5.open_reader(tmp_path / "back") as reader:
         np.testing.assert_array_equal(np.stack(list(reader)), TOKENS)
@@ -50,10 +49,10 @@ def test_a_store_behind_http_is_converted_looked_at_and_verified(web, local, tmp
     url = f"{web.url}/store"
     succeed(zb, "convert", "hdf5-to-npy", url, tmp_path / "records.npy")
     np.testing.assert_array_equal(np.load(tmp_path / "records.npy").reshape(TOKENS.shape), TOKENS)
-    assert "2 of 2 files" in run("verify", url).stdout
-    assert url in run("info", f"{url}/shard-00000.h5").stdout
-    assert run("show", url, "--batch", "2").exit_code == 0
-    assert run("which", url, "--batch", "1").exit_code == 0
+    assert "2 of 2 files" in run_zb("verify", url).stdout
+    assert url in run_zb("info", f"{url}/shard-00000.h5").stdout
+    assert run_zb("show", url, "--batch", "2").exit_code == 0
+    assert run_zb("which", url, "--batch", "1").exit_code == 0
 
 
 def test_nothing_is_overwritten_and_force_makes_new_objects(s3, local, tmp_path, write_store):
@@ -87,16 +86,16 @@ def test_a_dry_run_says_what_would_be_uploaded(s3, local):
     assert (planned["path"], planned["num_shards"]) == (url, 2)
     assert planned["free"]["bytes"] > 0  # of the folder from which it is uploaded
     assert not list(Path.cwd().iterdir())
-    assert run("convert", "hdf5-to-batch", local, "s3://bucket/a.batch", "--dry-run").exit_code == 2
+    assert run_zb("convert", "hdf5-to-batch", local, "s3://bucket/a.batch", "--dry-run").exit_code == 2
     staging = staging_path(RemotePath(url))
     staging.mkdir()
-    again = run("convert", "hdf5-to-batch", local, url, "--dry-run")
+    again = run_zb("convert", "hdf5-to-batch", local, url, "--dry-run")
     assert (again.exit_code, f"{staging}: exists already" in again.stderr) == (1, True)
     staging.rmdir()
     zb_hdf5.convert(local, "batch", url)
-    again = run("convert", "hdf5-to-batch", local, url, "--dry-run", "--resume")
+    again = run_zb("convert", "hdf5-to-batch", local, url, "--dry-run", "--resume")
     assert (again.exit_code, "has a shards.json already" in again.stderr) == (1, True)
-    assert run("convert", "hdf5-to-batch", local, url, "--dry-run", "--force").exit_code == 0
+    assert run_zb("convert", "hdf5-to-batch", local, url, "--dry-run", "--force").exit_code == 0
 
 
 def test_an_interrupted_upload_goes_on(s3, local):
@@ -123,7 +122,7 @@ def test_a_store_is_written_to_a_folder_of_a_bucket_only(s3, web, local):
 
 
 def test_a_command_that_needs_a_file_of_this_machine_refuses_a_url(s3):
-    result = run("repair", "s3://bucket/store")
+    result = run_zb("repair", "s3://bucket/store")
     assert result.exit_code == 2
     assert "is a URL" in result.output
 

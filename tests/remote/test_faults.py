@@ -19,7 +19,7 @@ TOKENS = random_tokens(30, 4, 256)
 
 
 @pytest.fixture(params=["http", pytest.param("s3", marks=pytest.mark.slow)])
-def store(request, tmp_path, write_store):
+def far_store(request, tmp_path, write_store):
     """Return (proxy, url, folder or None) of a store of two shards."""
     if request.param == "http":
         web = request.getfixturevalue("web")
@@ -41,8 +41,8 @@ class TestSeenByNobody:
         {"status": 503}, {"status": 500}, {"hang_up": True}, {"cut": 0}, {"cut": 7}, {"wait": 0.1},
     ], ids=["503", "500", "hang up", "cut before the body", "cut in the body", "slow"])  # fmt: skip
     @pytest.mark.thin
-    def test_is_tried_again(self, store, fault):
-        proxy, url = store
+    def test_is_tried_again(self, far_store, fault):
+        proxy, url = far_store
         seen = set()
 
         def once(number, method, name, span):
@@ -67,8 +67,8 @@ class TestErrors:
         ({"status": 302, "headers": {"Location": "/nowhere"}}, (errors.ZbError, FileNotFoundError), "shard"),
     ])  # fmt: skip
     @pytest.mark.thin
-    def test_of_a_shard_that_cannot_be_read(self, store, fault, error, match):
-        proxy, url = store
+    def test_of_a_shard_that_cannot_be_read(self, far_store, fault, error, match):
+        proxy, url = far_store
         with open_reader(url) as reader:
             np.testing.assert_array_equal(reader[0], TOKENS[0])
             proxy.fault = lambda number, method, name, span: fault
@@ -80,8 +80,8 @@ class TestErrors:
             np.testing.assert_array_equal(reader[3], TOKENS[3])
 
     @pytest.mark.parametrize("status", [401, 403, 404, 503])
-    def test_of_an_index_that_cannot_be_read(self, store, status):
-        proxy, url = store
+    def test_of_an_index_that_cannot_be_read(self, far_store, status):
+        proxy, url = far_store
         proxy.fault = lambda number, method, name, span: {"status": status}
         is_refused(errors.ZbError, lambda: open_reader(url), match="store")
 
@@ -90,8 +90,8 @@ class TestErrors:
         ("bytes {start}-{stop}/99999", {"status": 206, "body": bytes(10)}),  # it looks whole, and is short
         (None, {"status": 200, "body": bytes(100_000)}),  # of a server that ignores ranges
     ])  # fmt: skip
-    def test_of_a_wrong_range(self, store, content_range, more):
-        proxy, url = store
+    def test_of_a_wrong_range(self, far_store, content_range, more):
+        proxy, url = far_store
 
         def lie(number, method, name, span):
             start, stop = map(int, span.removeprefix("bytes=").split("-"))

@@ -11,7 +11,7 @@ from zb_hdf5 import Loader
 
 
 @pytest.fixture
-def store(web, write_store):
+def web_store(web, write_store):
     """Return (local folder, proxy, url) of 40 batches of 64 KiB in 3 shards."""
     write_store(web.folder / "store", random_tokens(40, 16, 1024), (7, 30))
     return web.folder / "store", web, f"{web.url}/store"
@@ -40,8 +40,8 @@ def test_the_duties_of_a_loader(served, write_store):
     check_loader(lambda **options: Loader(f"{served.url}/store", seed=3, **options))
 
 
-def test_other_shapes_targets_and_dtypes(store):
-    local, _, url = store
+def test_other_shapes_targets_and_dtypes(web_store):
+    local, _, url = web_store
     options = {"batch_size": 24, "seq_len": 512, "dtype": torch.int32, "targets": True}
     with Loader(url, **options) as loader, Loader(local, **options) as expected:
         for (x, y), (a, b) in zip(loader, expected, strict=True):
@@ -62,8 +62,8 @@ def test_the_last_step_is_that_of_a_local_store(web, last):
                 assert_same(taken(far, 2), taken(near, 2))
 
 
-def test_many_reads_are_under_way_and_no_more_than_are_wanted(store):
-    _, proxy, url = store
+def test_many_reads_are_under_way_and_no_more_than_are_wanted(web_store):
+    _, proxy, url = web_store
     proxy.fault = lambda number, method, name, span: {"wait": 0.05}
     with Loader(url) as loader:
         steps = sum(1 for _ in loader)
@@ -78,8 +78,8 @@ def test_many_reads_are_under_way_and_no_more_than_are_wanted(store):
     assert proxy.most_under_way <= 4 + 1
 
 
-def test_an_error_is_raised_at_its_batch(store):
-    local, proxy, url = store
+def test_an_error_is_raised_at_its_batch(web_store):
+    local, proxy, url = web_store
     with Loader(url, shuffle="sequential") as loader, Loader(local, shuffle="sequential") as expected:
         places = [loader.reader.tokens.open_file(0, 0).tokens.extents.offset(number) for number in range(7)]
 
@@ -97,8 +97,8 @@ def test_an_error_is_raised_at_its_batch(store):
 
 @pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings(f"ignore:{SAME_EPOCH}:UserWarning")
-def test_workers_of_a_data_loader(store, context):
-    local, _, url = store
+def test_workers_of_a_data_loader(web_store, context):
+    local, _, url = web_store
     with Loader(url) as loader, Loader(local) as expected:
         next(loader)  # the library is in use before the fork
         loader.set_epoch(1), expected.set_epoch(1)
@@ -108,8 +108,8 @@ def test_workers_of_a_data_loader(store, context):
         assert_same_epochs(loader, expected)  # and after it
 
 
-def test_a_state_is_that_of_the_local_store_also_within_a_stored_batch(store):
-    local, _, url = store
+def test_a_state_is_that_of_the_local_store_also_within_a_stored_batch(web_store):
+    local, _, url = web_store
     with Loader(url) as loader, Loader(local) as expected:
         for _ in range(5):
             next(loader)

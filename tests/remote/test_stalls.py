@@ -11,10 +11,10 @@ import time
 import pytest
 from contract import random_tokens
 from damage import write_streams
+from descriptors import our_threads
 from packed import write_packed
 from processes import running, started, wait_until
 
-from tests.conftest import our_threads
 from zb_hdf5 import DocumentLoader, IncompleteError, Loader, MixedLoader, convert
 
 TOKENS = random_tokens(60, 4, 256)

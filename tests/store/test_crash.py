@@ -3,27 +3,25 @@
 import contextlib
 import errno
 import hashlib
-import inspect
 import os
 import random
 import shutil
 import signal
 import time
-from functools import partial
 from itertools import product
 
 import numpy as np
 import pytest
-from contents import files_in, numbered_batches, require_good, write_batches
+from contents import files_in, names, require_good, with_sidecar, write_batches
 from contract import is_refused
 from interrupted import failing
+from killed_writer import COMMON, WRITER, B, S, batches
 from processes import python, running, started, wait_until
 
 from zb_hdf5 import ConvertError, ZbError, errors, open_reader, open_writer
 from zb_hdf5.files.publishing import PartialDirectory, PartialFile
 from zb_hdf5.store.rebuild import add_crc32_file
 
-B, S = 32, 64  # a batch of uint16 is one page
 SHAPE = ("--batch-size", B, "--seq-len", S, "--no-shuffle", "--quiet")
 TARGETS = ["out.h5", "out.batch", "out-h5", "out-batch"]  # two files, two folders
 #: The files that a stopped conversion leaves for --resume.
@@ -49,19 +47,8 @@ CONVERT = "from zb_hdf5.converters.cli import convert; convert()"
 CROWDED = "import zb_hdf5.converters.batch_target; zb_hdf5.converters.batch_target.require_room = lambda *_: None\n"
 
 
-batches = partial(numbered_batches, shape=(B, S))
-#: The start of every process's code: it writes and expects the same batches as this process.
-COMMON = f"""
-import functools
-import numpy as np
-B, S = {B}, {S}
-{inspect.getsource(numbered_batches)}
-batches = functools.partial(numbered_batches, shape=(B, S))
-"""
-
-
-def run(code, *arguments):
-    """Return (exit code, stdout, stderr) of a process."""
+def ended(code, *arguments):
+    """Run code to its end; return (exit code, stdout, stderr)."""
     done = python(code, *arguments)
     return done.returncode, done.stdout, done.stderr
 
@@ -81,14 +68,6 @@ def size_of(path):
         return sum(each.stat().st_size for each in (path.iterdir() if path.is_dir() else [path]))
     except FileNotFoundError:
         return 0
-
-
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
-
-
-def with_sidecar(target):
-    return [target, f"{target}.crc32"] if target.endswith(".batch") else [target]
 
 
 def save(path, num_batches, first=0):
@@ -132,17 +111,6 @@ def conversion(source, destination, *options):
 
 
 # --- kill -9 of a writer ---------------------------------------------------------------------------------------
-WRITER = f"""{COMMON}
-import random, sys
-from zb_hdf5 import open_writer
-with open_writer(sys.argv[1], batch_size=B, seq_len=S, dtype="uint16") as writer:
-    print("ready", flush=True)
-    while True:
-        writer.write(batches(writer.num_batches, random.randint(1, 5)))
-        print(writer.num_batches, flush=True)
-"""
-
-
 def kill_a_writer(path, chance, at_work=False):
     """Kill a writer at a random moment, or when it is at work; return how many batches it had acknowledged."""
     with running(started(WRITER, path)) as process:
@@ -207,7 +175,7 @@ def test_a_stopped_conversion_leaves_nothing_that_looks_whole(number, target, tm
     if number != signal.SIGKILL:
         assert set(names(tmp_path)) - PARTS == {"in.npy"}  # finished shards are kept for --resume
     save(tmp_path / "small.npy", 4)
-    assert run(CONVERT, *conversion(tmp_path / "small.npy", destination, "--force")) == (0, "", "")
+    assert ended(CONVERT, *conversion(tmp_path / "small.npy", destination, "--force")) == (0, "", "")
     check_whole(destination, batches(0, 4))
     assert names(tmp_path) == ["in.npy", *with_sidecar(target), "small.npy"]
 
@@ -218,7 +186,7 @@ def test_a_stopped_conversion_leaves_nothing_that_looks_whole(number, target, tm
 def test_a_stopped_conversion_with_force_does_not_touch_what_was_there(number, target, tmp_path):
     destination = tmp_path / target
     save(tmp_path / "old.npy", 4)
-    assert run(CONVERT, *conversion(tmp_path / "old.npy", destination))[0] == 0
+    assert ended(CONVERT, *conversion(tmp_path / "old.npy", destination))[0] == 0
     before = files_in(destination)
     code, _ = signal_a_conversion(number, destination, endless(tmp_path / "in.npy"), "--force")
     assert code == CODES[number]
@@ -245,7 +213,7 @@ def test_a_conversion_stopped_at_any_moment_is_whole_or_was_never_there(trials, 
             check_whole(destination, batches(0, 3000))
             assert names(tmp_path) == ["in.npy", *with_sidecar(target)], trial
             shutil.rmtree(destination) if destination.is_dir() else destination.unlink()
-    assert run(CONVERT, *command) == (0, "", "")
+    assert ended(CONVERT, *command) == (0, "", "")
     check_whole(destination, batches(0, 3000))
 
 
@@ -254,7 +222,7 @@ def test_a_conversion_stopped_at_any_moment_is_whole_or_was_never_there(trials, 
 def test_a_replacement_killed_at_any_moment_leaves_the_old_or_the_new(trials, target, tmp_path):
     sources = [(save(tmp_path / f"{k}.npy", 1500 + k, first=k), batches(k, 1500 + k)) for k in range(2)]
     destination, chance = tmp_path / target, random.Random(trials)
-    assert run(CONVERT, *conversion(sources[0][0], destination))[0] == 0
+    assert ended(CONVERT, *conversion(sources[0][0], destination))[0] == 0
     for trial in range(trials):
         source = sources[(trial + 1) % 2][0]
         command = conversion(source, destination, "--force")
@@ -270,7 +238,7 @@ def test_a_replacement_killed_at_any_moment_leaves_the_old_or_the_new(trials, ta
             add_crc32_file(destination)
         found = check_whole(destination)
         assert any(np.array_equal(found, expected) for _, expected in sources)
-    assert run(CONVERT, *command) == (0, "", "")
+    assert ended(CONVERT, *command) == (0, "", "")
     check_whole(destination, sources[trials % 2][1])  # with the sidecar that the conversion wrote
     assert not list(tmp_path.glob(f"{target}.partial"))
 
@@ -286,9 +254,9 @@ def small_disk(mount_disk):
 def test_a_full_disk_ends_a_conversion_with_one_clear_message(target, small_disk, tmp_path):
     source = endless(tmp_path / "in.npy")
     command = conversion(source, small_disk / target)
-    assert "free are" in one_error(run(CONVERT, *command)[2])
+    assert "free are" in one_error(ended(CONVERT, *command)[2])
     assert names(small_disk) == []
-    code, out, err = run(CROWDED + CONVERT, *command)
+    code, out, err = ended(CROWDED + CONVERT, *command)
     assert (code, out) == (1, "")
     assert os.strerror(errno.ENOSPC) in one_error(err)
     assert set(names(small_disk)) <= PARTS
@@ -297,10 +265,10 @@ def test_a_full_disk_ends_a_conversion_with_one_clear_message(target, small_disk
 @pytest.mark.parametrize("target", ["out.h5", *slow(["out-batch"])])
 def test_a_full_disk_does_not_touch_what_was_there(target, small_disk, tmp_path):
     save(tmp_path / "old.npy", 4)
-    assert run(CONVERT, *conversion(tmp_path / "old.npy", small_disk / target))[0] == 0
+    assert ended(CONVERT, *conversion(tmp_path / "old.npy", small_disk / target))[0] == 0
     before = files_in(small_disk / target)
     command = conversion(endless(tmp_path / "in.npy"), small_disk / target, "--force")
-    assert run(CROWDED + CONVERT, *command)[0] == 1
+    assert ended(CROWDED + CONVERT, *command)[0] == 1
     assert files_in(small_disk / target) == before
     assert set(names(small_disk)) - PARTS == {target}
 

@@ -26,13 +26,18 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(params=["uint16", "uint32"])
-def expected(request):
+def tokens(request):
     return random_tokens(12, *SHAPE, request.param)
 
 
+@pytest.fixture
+def cuts():
+    return CUTS
+
+
 @pytest.fixture(params=[("hdf5",), ("batch",), ("batch", "hdf5")], ids="-".join)
-def store(request, tmp_path, expected, write_store):
-    return write_store(tmp_path / "store", expected, CUTS, request.param)
+def backends(request):
+    return request.param
 
 
 def gather_all(reader):
@@ -51,8 +56,8 @@ def side_by_side(folder):
 
 @pytest.mark.parametrize("length", [SHAPE[1], 256, 1])
 @pytest.mark.thin
-def test_a_gather_over_shards_gives_the_records_of_each(length, store, expected):
-    rows = expected.reshape(-1, length)
+def test_a_gather_over_shards_gives_the_records_of_each(length, store, tokens):
+    rows = tokens.reshape(-1, length)
     numbers = np.random.default_rng(0).integers(0, len(rows), (20, 32))
     numbers[:, :2] = 0, len(rows) - 1
     with open_reader(store) as reader, open_reader(store, access="pread") as slow:
@@ -68,23 +73,23 @@ def test_a_gather_over_shards_gives_the_records_of_each(length, store, expected)
 
 
 @pytest.mark.parametrize("options", [{"access": "pread"}, {"access": "h5py"}, {"verify": "batch"}], ids=str)
-def test_shards_that_may_not_be_mapped_are_not(options, tmp_path, expected, write_store):
-    folder = write_store(tmp_path / "store", expected, CUTS)
+def test_shards_that_may_not_be_mapped_are_not(options, tmp_path, tokens, write_store):
+    folder = write_store(tmp_path / "store", tokens, CUTS)
     with open_reader(folder, **options) as reader:
         for _ in range(3):
-            np.testing.assert_array_equal(gather_all(reader), expected.reshape(-1, SHAPE[1]))
+            np.testing.assert_array_equal(gather_all(reader), tokens.reshape(-1, SHAPE[1]))
         assert side_by_side(folder) == 0
 
 
-def test_one_batch_that_is_asked_for_opens_one_shard(tmp_path, expected, write_store):
-    folder = write_store(tmp_path / "store", expected, CUTS)
+def test_one_batch_that_is_asked_for_opens_one_shard(tmp_path, tokens, write_store):
+    folder = write_store(tmp_path / "store", tokens, CUTS)
     for number in (1, 2, 3):
         (folder / f"shard-{number:05}.h5").write_bytes(b"damaged")
     with open_reader(folder) as reader:
         assert len(reader) == 12
-        np.testing.assert_array_equal(reader.read_batch(0), expected[0])
+        np.testing.assert_array_equal(reader.read_batch(0), tokens[0])
         for _ in range(3):
-            np.testing.assert_array_equal(read_records(reader, [2, 0]), expected[0, [2, 0]])
+            np.testing.assert_array_equal(read_records(reader, [2, 0]), tokens[0, [2, 0]])
 
 
 @pytest.mark.parametrize("shard", range(4))
@@ -128,8 +133,8 @@ def test_files_that_must_make_room_are_not_held(tmp_path, write_store, monkeypat
 
 
 @pytest.mark.thin
-def test_threads_that_gather_at_once_agree(store, expected):
-    rows = expected.reshape(-1, SHAPE[1])
+def test_threads_that_gather_at_once_agree(store, tokens):
+    rows = tokens.reshape(-1, SHAPE[1])
     for _ in range(10):
         with open_reader(store) as reader, ThreadPoolExecutor(4) as pool:
             ready = threading.Barrier(4)

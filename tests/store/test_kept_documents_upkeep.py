@@ -47,7 +47,7 @@ def write_file(path, num_batches, first=0, split="train", documents=True):
 
 
 @pytest.fixture
-def store(tmp_path):
+def split_store(tmp_path):
     """Return a store of two splits, of two shards each."""
     folder = tmp_path / "store"
     folder.mkdir()
@@ -84,10 +84,10 @@ def problems(path):
     return [(os.path.basename(report.path), report.problem) for report in zb_hdf5.verify_store(path) if report.problem]
 
 
-def test_a_whole_store_is_verified(store):
-    require_whole(store)
-    reports = zb_hdf5.verify_store(store)
-    assert not problems(store)
+def test_a_whole_store_is_verified(split_store):
+    require_whole(split_store)
+    reports = zb_hdf5.verify_store(split_store)
+    assert not problems(split_store)
     assert [report.document_count for report in reports] == [0] * 4 + [6] * 2
     assert all("pieces" in report.checks for report in reports[:4])
     assert [report.checks for report in reports[4:]] == [["documents"]] * 2
@@ -95,16 +95,16 @@ def test_a_whole_store_is_verified(store):
 
 @pytest.mark.parametrize("name", ["shard-00002-of-00004.h5.pieces", "documents-00001.tables"])
 @pytest.mark.thin
-def test_each_table_is_checked(store, name):
-    path = store / name
+def test_each_table_is_checked(split_store, name):
+    path = split_store / name
     damage_table(path)
-    [(where, problem)] = problems(store)
+    [(where, problem)] = problems(split_store)
     assert where.startswith(path.name[:11])
     assert isinstance(problem, ChecksumError)
     os.truncate(path, path.stat().st_size - 5)
-    assert len(problems(store)) == 1
+    assert len(problems(split_store)) == 1
     path.unlink()
-    [(_, problem)] = problems(store)
+    [(_, problem)] = problems(split_store)
     assert isinstance(problem, zb_hdf5.FormatError)
     assert "is not there" in str(problem)
 
@@ -121,29 +121,29 @@ def test_a_lone_file_is_checked_with_what_lies_beside_it(tmp_path):
         damage_table(beside)
 
 
-def test_a_lost_index_is_made_again(store):
-    before = zb_hdf5.ShardIndex.load(store)
-    (store / INDEX_NAME).unlink()
-    rebuild_index(store)
-    after = zb_hdf5.ShardIndex.load(store)
+def test_a_lost_index_is_made_again(split_store):
+    before = zb_hdf5.ShardIndex.load(split_store)
+    (split_store / INDEX_NAME).unlink()
+    rebuild_index(split_store)
+    after = zb_hdf5.ShardIndex.load(split_store)
     assert list(after.shards) == list(before.shards)  # their splits too, which the pieces know
     assert after.documents == before.documents
-    require_whole(store)
-    assert not problems(store)
+    require_whole(split_store)
+    assert not problems(split_store)
 
 
-def test_repair_keeps_the_pieces_of_the_kept_batches(store):
-    flip_token(store / "shard-00001-of-00004.h5", 1)
-    reports = repair(store)
+def test_repair_keeps_the_pieces_of_the_kept_batches(split_store):
+    flip_token(split_store / "shard-00001-of-00004.h5", 1)
+    reports = repair(split_store)
     assert [report.state for report in reports] == ["whole", "repaired", "whole", "whole"]
     assert reports[1].dropped == [1]
-    assert not problems(store)
-    with zb_hdf5.open_reader(store, split="train") as reader:
+    assert not problems(split_store)
+    with zb_hdf5.open_reader(split_store, split="train") as reader:
         assert reader.num_batches == 5
         right_pieces(reader)
-    shutil.copytree(store, store.with_name("again"))
-    rebuild_index(store.with_name("again"), force=True)
-    with zb_hdf5.open_reader(store) as first, zb_hdf5.open_reader(store.with_name("again")) as second:
+    shutil.copytree(split_store, split_store.with_name("again"))
+    rebuild_index(split_store.with_name("again"), force=True)
+    with zb_hdf5.open_reader(split_store) as first, zb_hdf5.open_reader(split_store.with_name("again")) as second:
         require_same_pieces(*(reader.read_pieces(np.arange(first.num_records)) for reader in (first, second)))
         assert first.documents.parts == second.documents.parts
 
@@ -205,16 +205,16 @@ def test_streams_are_verified_rebuilt_and_repaired(tmp_path):
         assert len(store.documents) == 36
 
 
-def test_a_damaged_source_is_not_copied(store, tmp_path):
-    [pieces, *_] = sorted(store.glob("*.pieces"))
+def test_a_damaged_source_is_not_copied(split_store, tmp_path):
+    [pieces, *_] = sorted(split_store.glob("*.pieces"))
     damage_table(pieces)
     with pytest.raises(ChecksumError, match=r"pieces: \w+: block 0: expected crc32"):
-        pipe.convert(StoreSource(store, "auto"), "hdf5", tmp_path / "out")
+        pipe.convert(StoreSource(split_store, "auto"), "hdf5", tmp_path / "out")
     damage_table(pieces)
-    table = store / "documents-00000.tables"
+    table = split_store / "documents-00000.tables"
     damage_table(table)
     with pytest.raises(ChecksumError, match=r"documents-00000\.tables: \w+: block 0: expected crc32"):
-        pipe.convert(StoreSource(store, "auto"), "hdf5", tmp_path / "out")
+        pipe.convert(StoreSource(split_store, "auto"), "hdf5", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -228,8 +228,8 @@ def test_a_damaged_source_is_not_copied(store, tmp_path):
     ("documents", {"first_token": ["a", 0]}, r"documents: first_token\[0\]: expected int"),
 ])  # fmt: skip
 @pytest.mark.thin
-def test_an_index_that_contradicts_itself_is_refused(store, key, change, message):
-    value = json.loads((store / INDEX_NAME).read_text())
+def test_an_index_that_contradicts_itself_is_refused(split_store, key, change, message):
+    value = json.loads((split_store / INDEX_NAME).read_text())
     del value["check"]
     value[key] |= change
     is_refused(zb_hdf5.FormatError, lambda: zb_hdf5.ShardIndex.from_json(json.dumps(value), "x"), match=message)

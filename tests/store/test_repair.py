@@ -12,12 +12,12 @@ from dataclasses import replace
 import h5py
 import numpy as np
 import pytest
-from commandline import run_zb as run
-from contents import batches_of, files_in, require_good, write_batches
+from commandline import run_zb
+from contents import batches_of, files_in, names, require_good, with_sidecar, write_batches
 from contract import is_refused, random_tokens
 from damage import flip, flip_stored, flip_token
+from killed_writer import WRITER, batches
 from processes import killed_after, running, started
-from test_crash import WRITER, batches, names, with_sidecar
 
 import zb_hdf5
 from zb_hdf5.spec import INDEX_NAME
@@ -116,7 +116,7 @@ def test_the_batches_of_a_killed_batch_writer_are_kept(data, tmp_path):
     partial = leave_partial(tmp_path / "x.batch", data)
     is_refused(zb_hdf5.IncompleteError, lambda: zb_hdf5.open_reader(partial), match="its writer has not finished")
     os.truncate(partial, partial.stat().st_size - 100)
-    result = run("repair", partial, "--json")
+    result = run_zb("repair", partial, "--json")
     assert result.exit_code == 0, result.stderr
     assert "could not be checked" in json.loads(result.stdout)["files"][0]["reason"]
     np.testing.assert_array_equal(batches_of(tmp_path / "x.batch"), data[:8])
@@ -176,7 +176,7 @@ def test_a_sector_that_cannot_be_read_costs_its_batch_only(suffix, data, tmp_pat
 def test_a_whole_file_is_left_alone(data, tmp_path, write_file):
     path = write_file(tmp_path / "x.h5", data).path
     before = files_in(tmp_path)
-    result = run("repair", path)
+    result = run_zb("repair", path)
     assert result.exit_code == 0
     assert "whole: 9 batches, none bad; nothing to do" in result.stdout
     assert files_in(tmp_path) == before
@@ -218,7 +218,7 @@ def test_an_index_is_made_anew(damage, data, tmp_path, write_store):
         (store / INDEX_NAME).unlink()
     else:
         (store / INDEX_NAME).write_bytes(b"\xff{")
-    assert run("index", "rebuild", store).exit_code == 0
+    assert run_zb("index", "rebuild", store).exit_code == 0
     assert json.loads((store / INDEX_NAME).read_text())["shards"] == text["shards"]
     require_good(store)
     np.testing.assert_array_equal(batches_of(store), data)
@@ -236,7 +236,7 @@ def test_an_index_made_anew_keeps_what_only_the_old_one_knew(data, tmp_path, wri
     (store / made.shards[1].path).unlink()
     assert rebuild_index(store, force=True).live_id == ""  # other tokens: a state taken live names other records
     (store / INDEX_NAME).unlink()
-    report = json.loads(run("index", "rebuild", store, "--json").stdout)
+    report = json.loads(run_zb("index", "rebuild", store, "--json").stdout)
     assert report["not_recovered"] == ["shuffle", "source", "splits", "vocab_size", "tokenizer"]
 
 

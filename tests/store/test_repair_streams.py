@@ -7,7 +7,7 @@ from itertools import product
 import h5py
 import numpy as np
 import pytest
-from commandline import run_zb as run
+from commandline import run_zb
 from contents import batches_of, files_in, require_good, write_stream
 from contract import is_refused, random_tokens
 from damage import flip, flip_stored
@@ -107,7 +107,7 @@ def test_the_attributes_of_a_stream_are_kept(tmp_path):
     options = {"dtype": "uint32", "boundary_token_id": 7, "vocab_size": 60_001, "tokenizer": '{"name": "t"}'}
     path = write(tmp_path / "s.h5", documents_of([50] * 9, 7), **options)
     flip_chunk(path, 3)
-    result = run("repair", path)
+    result = run_zb("repair", path)
     said = " ".join(result.stdout.split())
     assert "the tokens of 1 chunk are not those that were written: kept 6 documents" in said
     assert "dropped 3 (3, 4, 5): 153 tokens of 459" in said
@@ -155,7 +155,7 @@ def test_a_truncated_stream_is_refused_as_a_truncated_batch_file_is(cut, tmp_pat
     before = files_in(tmp_path)
     for use in (repair_file, content):
         is_refused(FormatError, lambda use=use: use(path), match=r"s\.h5")
-    assert run("verify", path).exit_code in (1, 4)
+    assert run_zb("verify", path).exit_code in (1, 4)
     assert files_in(tmp_path) == before
 
 
@@ -179,7 +179,7 @@ def test_places_of_documents_are_never_guessed(documents, boundary, more, tmp_pa
         flip_chunk(path, 1)
     before = files_in(tmp_path)
     is_refused(IncompleteError, lambda: repair_file(path), match="the offsets of its documents are damaged")
-    assert run("repair", path).exit_code == 4
+    assert run_zb("repair", path).exit_code == 4
     assert files_in(tmp_path) == before
 
 
@@ -299,7 +299,7 @@ def test_an_unfinished_stream_without_a_whole_document_is_told(tmp_path):
 
 # --- stores ----------------------------------------------------------------------------------------------------
 @pytest.fixture
-def store(tmp_path):
+def stream_store(tmp_path):
     """A store of three streams of five documents each, of which the last is for validation."""
     folder = tmp_path / "store"
     folder.mkdir()
@@ -309,11 +309,11 @@ def store(tmp_path):
     return folder, documents
 
 
-def test_a_store_of_streams_is_repaired(store):
-    folder, documents = store
+def test_a_store_of_streams_is_repaired(stream_store):
+    folder, documents = stream_store
     flip_chunk(folder / "shard-00001.h5", 2)
     before = files_in(folder)
-    [_, found, _] = json.loads(run("repair", folder, "--dry-run", "--json").stdout)["files"]
+    [_, found, _] = json.loads(run_zb("repair", folder, "--dry-run", "--json").stdout)["files"]
     assert (found["unit"], found["kept"], found["dropped"]) == ("document", 3, [1, 2])
     assert (found["kept_tokens"], found["dropped_tokens"]) == (210, 140)
     assert files_in(folder) == before
@@ -335,8 +335,8 @@ def test_a_store_of_streams_is_repaired(store):
     assert rebuild_index(folder, force=True) == index
 
 
-def test_a_repair_that_was_stopped_before_the_index_goes_on(store, monkeypatch):
-    folder, _ = store
+def test_a_repair_that_was_stopped_before_the_index_goes_on(stream_store, monkeypatch):
+    folder, _ = stream_store
     flip_chunk(folder / "shard-00000.h5", 0)
     index = (folder / INDEX_NAME).read_bytes()
     with stopped_before_the_index(monkeypatch):
@@ -351,8 +351,8 @@ def test_a_repair_that_was_stopped_before_the_index_goes_on(store, monkeypatch):
 @pytest.mark.parametrize(("kind", "damage"), [
     *product(("batches", "streams"), ("missing", "no HDF5 file")), ("batches", "cut short"), ("streams", "documents"),
 ])  # fmt: skip
-def test_a_shard_that_cannot_be_saved_is_left_out_only_with_force(kind, damage, store, tmp_path, write_store):
-    folder, documents = store
+def test_a_shard_that_cannot_be_saved_is_left_out_only_with_force(kind, damage, stream_store, tmp_path, write_store):
+    folder, documents = stream_store
     data, lost = random_tokens(9, 4, 1024, "uint16"), "5 documents"
     if kind == "batches":
         folder, lost = write_store(tmp_path / "batches", data, (3, 6)), "3 batches"
@@ -366,12 +366,12 @@ def test_a_shard_that_cannot_be_saved_is_left_out_only_with_force(kind, damage, 
     else:
         shard.write_bytes(b"x" * 5000)
     before = files_in(folder)
-    result = run("repair", folder)
+    result = run_zb("repair", folder)
     assert result.exit_code in (1, 4)
     assert f"--force to leave its {lost} out" in result.stderr
-    assert "lost" in run("repair", folder, "--dry-run", "--json").stdout
+    assert "lost" in run_zb("repair", folder, "--dry-run", "--json").stdout
     assert files_in(folder) == before
-    assert run("repair", folder, "--force").exit_code == 0
+    assert run_zb("repair", folder, "--force").exit_code == 0
     require_good(folder)
     if kind == "batches":
         np.testing.assert_array_equal(batches_of(folder), np.delete(data, slice(3, 6), axis=0))
@@ -380,9 +380,9 @@ def test_a_shard_that_cannot_be_saved_is_left_out_only_with_force(kind, damage, 
         assert ShardIndex.load(folder).meta.document_count == 10
 
 
-def test_an_index_that_counts_other_documents_is_told(store):
-    folder, _ = store
-    write(folder / "other.h5", [np.concatenate(store[1][0])])
+def test_an_index_that_counts_other_documents_is_told(stream_store):
+    folder, _ = stream_store
+    write(folder / "other.h5", [np.concatenate(stream_store[1][0])])
     os.replace(folder / "other.h5", folder / "shard-00000.h5")
     [problem, *rest] = [report.problem for report in verify_store(folder)]
     assert "has document_count 5, the file has 1" in str(problem)

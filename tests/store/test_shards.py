@@ -27,9 +27,9 @@ MISSING = object()
 
 
 @pytest.fixture
-def store(tmp_path, tokens, write_store):
-    """Seven batches in a .batch shard of 2, an .h5 shard of 3 and a .batch shard of 2."""
-    return write_store(tmp_path / "store", tokens, (2, 5), ("batch", "hdf5"))
+def backends():
+    """Seven batches are in a .batch shard of 2, an .h5 shard of 3 and a .batch shard of 2."""
+    return ("batch", "hdf5")
 
 
 def change_index(folder, *keys_and_value):

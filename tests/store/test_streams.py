@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from commandline import run_zb as run
+from commandline import run_zb
 from contents import write_stream, write_streams
 from contract import check_reader, is_refused
 from damage import flip_stored
@@ -190,7 +190,7 @@ def test_a_killed_writer_keeps_its_committed_chunks(count, tmp_path):
         np.testing.assert_array_equal(store.get_slice(0, store.num_tokens), np.arange(store.num_tokens) % 60000)
         for number in range(store.document_count):
             np.testing.assert_array_equal(store.document(number), np.arange(number * 100, number * 100 + 100) % 60000)
-    result = run("verify", tmp_path / "s.h5.partial")
+    result = run_zb("verify", tmp_path / "s.h5.partial")
     assert (result.exit_code, "has not finished" in result.stdout) == (4, True)
 
 
@@ -486,9 +486,9 @@ def two_shards(tmp_path):
 
 def test_verify_finds_the_first_bad_chunk_of_each_split_alone(two_shards):
     shard = two_shards / "shard-00001.h5"
-    assert run("verify", two_shards).exit_code == 0
+    assert run_zb("verify", two_shards).exit_code == 0
     flip_stored(shard, TOKENS[3600:3650].astype("<u2"))
-    result = run("verify", two_shards)
+    result = run_zb("verify", two_shards)
     assert result.exit_code == 3
     assert "chunk 2 is the first bad one" in result.stdout
     assert [report.outcome for report in verify_store(two_shards, split="train")] == ["verified"]

@@ -6,17 +6,16 @@ whole, and the folder gets its name when all of them are: a kill costs one shard
 
 from __future__ import annotations
 
-import os
 import time
-from collections import Counter
 from collections.abc import Iterable
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
 
-from zb_hdf5 import ArgumentError, ConvertError, ShardIndex, StoreMeta, open_reader
+from zb_hdf5 import ArgumentError, ConvertError, ShardIndex
 from zb_hdf5.console import format_bytes
+from zb_hdf5.converters.batch_source import BatchSource, read_groups
 from zb_hdf5.converters.conversion import DEFAULT_MEMORY_BYTES, Conversion
 from zb_hdf5.converters.engines import Engine, Workers
 from zb_hdf5.converters.journal import (
@@ -25,53 +24,45 @@ from zb_hdf5.converters.journal import (
     Finished,
     Journal,
     Kept,
-    Part,
+    ShardRange,
     file_states,
     is_result,
-    journal_paths,
-    part_of,
-    read_journals,
-    require_same,
     require_unchanged,
+    shard_range_of,
 )
 from zb_hdf5.converters.reports import UINT16_SAVES, Report
-from zb_hdf5.converters.shard import (
-    PLAN_VERSION,
-    SHARDS,
-    Plan,
+from zb_hdf5.converters.shard_plan import (
+    ShardPlan,
     ShardTask,
     cut_into_shards,
-    files_of_shard,
     free_room,
     require_one_split,
     require_room,
     write_shard,
 )
 from zb_hdf5.converters.shuffle import UNSHUFFLED, Shuffle, choose_shuffle, scatter_path, scattered
-from zb_hdf5.converters.source import Source, read_groups
 from zb_hdf5.converters.upload import require_new, staging_path, upload_and_remove
-from zb_hdf5.documents.document_table import DocumentPart, check_documents
+from zb_hdf5.documents.document_table import check_documents
 from zb_hdf5.documents.table_file import copy_table
 from zb_hdf5.errors import Remedy
-from zb_hdf5.field import Field
 from zb_hdf5.files.paths import RemotePath, any_path, is_url, local_path
-from zb_hdf5.files.publishing import PartialDirectory, partial_path, refuse_existing, remove
+from zb_hdf5.files.publishing import PartialDirectory, partial_path, refuse_existing
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.spec import DOCUMENTS_PREFIX, INDEX_NAME, NO_CODEC, SHARD_PREFIX, stored_dtype
+from zb_hdf5.spec import INDEX_NAME, NO_CODEC
 from zb_hdf5.store.live import LiveStoreWriter
 from zb_hdf5.store.rebuild import ONLY_IN_SOME_FILES
 
 NOTHING_LEFT: Final = Shuffle("none", "nothing was left to do")
 
 
-def write_batches(source: Source, conversion: Conversion, workers: Workers) -> Report:
+def write_batches(source: BatchSource, conversion: Conversion, workers: Workers) -> Report:
     """Write all batches of a source as a conversion asks."""
     keeps = not FORMATS[conversion.target].tokens_only
     if conversion.live and not keeps:
         raise ArgumentError(f"{conversion.destination}: {conversion.target} files are never live")
     if is_url(conversion.destination) and not conversion.live:
         return _write_and_upload(source, conversion, workers)
-    destination, part, start_s = local_path(conversion.destination), part_of(conversion), time.monotonic()
+    destination, part, start_s = local_path(conversion.destination), shard_range_of(conversion), time.monotonic()
     lost = left_behind(source, keeps_fields=keeps, keeps_documents=keeps and not conversion.live)
     plan, one_file = _planned(source, destination, conversion)
     source = plan.source
@@ -92,7 +83,7 @@ def write_batches(source: Source, conversion: Conversion, workers: Workers) -> R
     )  # fmt: skip
 
 
-def _planned(source: Source, destination: Path, conversion: Conversion) -> tuple[Plan, bool]:
+def _planned(source: BatchSource, destination: Path, conversion: Conversion) -> tuple[ShardPlan, bool]:
     """Return the plan of a source as its target stores it, and whether it is one file."""
     refuse_bad_destination(source.paths, destination)
     source = fitted(source, conversion.target, conversion.codec or NO_CODEC, bool(conversion.tokens_only))
@@ -102,10 +93,10 @@ def _planned(source: Source, destination: Path, conversion: Conversion) -> tuple
         require_one_split(source, "name a folder of shards")
     else:
         cuts = cut_into_shards(source, conversion)
-    return Plan(source, conversion.target, cuts, file_states(source.paths)), one_file
+    return ShardPlan(source, conversion.target, cuts, file_states(source.paths)), one_file
 
 
-def describe(source: Source, conversion: Conversion, workers: Workers) -> dict[str, Any]:
+def dry_run(source: BatchSource, conversion: Conversion, workers: Workers) -> dict[str, Any]:
     """Return the shards that a conversion would write, and the free space, as JSON."""
     destination = local_path_of(conversion)
     plan, one_file = _planned(source, destination, conversion)
@@ -135,7 +126,7 @@ def describe(source: Source, conversion: Conversion, workers: Workers) -> dict[s
     }
 
 
-def describe_lines(planned: dict[str, Any]) -> list[tuple[str, str]]:
+def dry_run_lines(planned: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the description of `describe` for people."""
     free = planned["free"]
     saved = planned["uint16_would_save_bytes"]
@@ -155,7 +146,7 @@ def describe_lines(planned: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def fitted(source: Source, target: str, codec: str, tokens_only: bool = False) -> Source:
+def fitted(source: BatchSource, target: str, codec: str, tokens_only: bool = False) -> BatchSource:
     """Return a source as a target stores it: with its codec, and without fields and documents where it has none.
 
     `ConvertError` if a format of tokens only would lose them, and `tokens_only` does not allow it.
@@ -173,7 +164,7 @@ def fitted(source: Source, target: str, codec: str, tokens_only: bool = False) -
     return other
 
 
-def left_behind(source: Source, *, keeps_fields: bool, keeps_documents: bool) -> str:
+def left_behind(source: BatchSource, *, keeps_fields: bool, keeps_documents: bool) -> str:
     """Return the words for all that a source has and a target cannot hold, or ""."""
     names = [field.name for field in source.meta.fields]
     parts = {
@@ -185,7 +176,7 @@ def left_behind(source: Source, *, keeps_fields: bool, keeps_documents: bool) ->
     return f"leaves behind {' and '.join(lost)}" if lost else ""
 
 
-def _nameless(source: Source) -> str:
+def _nameless(source: BatchSource) -> str:
     """Return the words for the facts about the tokens for which a lone file of tokens only has no place, or ""."""
     origin = source.origin or {}
     facts = [*origin, *(name for name in ONLY_IN_SOME_FILES if getattr(source.meta, name))]
@@ -197,7 +188,7 @@ def local_path_of(conversion: Conversion) -> Path:
     if not is_url(conversion.destination):
         return Path(conversion.destination)
     remote = cast(RemotePath, any_path(conversion.destination))
-    if part_of(conversion) != WHOLE:
+    if shard_range_of(conversion) != WHOLE:
         raise ConvertError(f"{remote}: parts are merged on one machine: write a folder, and upload the merged store")
     if not FORMATS[conversion.target].holds_batches:
         raise ConvertError(f"{remote}: expected a format that has stores, found {conversion.target}")
@@ -205,7 +196,7 @@ def local_path_of(conversion: Conversion) -> Path:
     return staging_path(remote)
 
 
-def _write_and_upload(source: Source, conversion: Conversion, workers: Workers) -> Report:
+def _write_and_upload(source: BatchSource, conversion: Conversion, workers: Workers) -> Report:
     """Write a store on this machine, upload it, and remove it here. With `resume` both go on where they were."""
     start_s, staging = time.monotonic(), local_path_of(conversion)
     replaced = conversion.overwrite and not conversion.resume
@@ -216,7 +207,7 @@ def _write_and_upload(source: Source, conversion: Conversion, workers: Workers) 
 
 
 def _write_live(
-    plan: Plan, destination: Path, conversion: Conversion, workers: Workers
+    plan: ShardPlan, destination: Path, conversion: Conversion, workers: Workers
 ) -> tuple[list[Finished], Shuffle, Kept]:
     """Write all batches in their order to a live HDF5 store, in this process: committed batches may be read at once."""
     # if the process ends early, the committed batches stay, and `zb repair` makes a store of them
@@ -239,7 +230,7 @@ def _write_live(
 def is_one_file(conversion: Conversion, destination: Path) -> bool:
     """Return whether a destination is one file, and not a folder of shards."""
     suffix, held_out = FORMATS[conversion.target].suffix, conversion.val_fraction or conversion.val_last_shard
-    several = conversion.num_shards or conversion.shard_bytes or held_out or part_of(conversion) != WHOLE
+    several = conversion.num_shards or conversion.shard_bytes or held_out or shard_range_of(conversion) != WHOLE
     if destination.suffix == suffix and several:
         raise ConvertError(f"{destination}: is one file; name a folder (no {suffix}) to write shards")
     taken = {other for row in FORMATS.values() for other in (row.suffix, *row.other_suffixes)}
@@ -262,7 +253,7 @@ def refuse_bad_destination(sources: Iterable[Path], destination: Path) -> None:
 
 
 def _write_file(
-    plan: Plan, path: Path, conversion: Conversion, workers: Workers
+    plan: ShardPlan, path: Path, conversion: Conversion, workers: Workers
 ) -> tuple[list[Finished], Shuffle, Kept]:
     """Write the one file of a plan in this process."""
     source, [cut] = plan.source, plan.cuts
@@ -280,10 +271,10 @@ def _write_file(
 
 
 def _write_folder(
-    plan: Plan, destination: Path, conversion: Conversion, workers: Workers
+    plan: ShardPlan, destination: Path, conversion: Conversion, workers: Workers
 ) -> tuple[list[Finished], Shuffle, Kept]:
     """Fill the `.partial/` of a destination, and publish it if it is the whole."""
-    part, overwrite = part_of(conversion), bool(conversion.overwrite)
+    part, overwrite = shard_range_of(conversion), bool(conversion.overwrite)
     shards = part.shards(len(plan.cuts))
     if not shards:  # more jobs than shards
         return [], NOTHING_LEFT, NOTHING_KEPT
@@ -300,14 +291,14 @@ def _write_folder(
 
 
 def _write_missing(
-    plan: Plan, journal: Journal, folder: Path, conversion: Conversion, workers: Workers
+    plan: ShardPlan, journal: Journal, folder: Path, conversion: Conversion, workers: Workers
 ) -> tuple[list[Finished], Shuffle]:  # fmt: skip
     missing, shuffle = journal.missing, NOTHING_LEFT
     if missing:
         cuts, node = [plan.cuts[shard] for shard in missing], workers.engine.workers_per_node
         shuffle = choose_shuffle(plan.source, conversion.shuffle_method, cuts, conversion.memory_bytes, node)
     require_room(folder, sum(map(plan.shard_bytes, missing)) + shuffle.temp_bytes, plan.num_inodes())
-    first = part_of(conversion).shards(len(plan.cuts))[0]
+    first = shard_range_of(conversion).shards(len(plan.cuts))[0]
     with scattered(plan.source, shuffle, folder / plan.name(first), workers) as source:
         workers.shown.begin("writing", source.num_batches * source.meta.batch_tokens)
         workers.shown.keep(journal.kept.tokens)
@@ -317,7 +308,7 @@ def _write_missing(
     return finished, shuffle
 
 
-def _require_result(plan: Plan, destination: Path) -> list[Finished]:
+def _require_result(plan: ShardPlan, destination: Path) -> list[Finished]:
     """Accept an existing destination as the result of the same conversion, or refuse it."""
     source = plan.source
     if (destination / INDEX_NAME).exists():
@@ -334,7 +325,7 @@ def _require_result(plan: Plan, destination: Path) -> list[Finished]:
     raise ConvertError(f"{destination}: exists already and is no result of this conversion; pass --force to replace it")
 
 
-def _add_tables(folder: Path, plan: Plan, part: Part, finished: list[Finished]) -> None:
+def _add_tables(folder: Path, plan: ShardPlan, part: ShardRange, finished: list[Finished]) -> None:
     """Copy the document tables to the folder of the first shard, and write the `shards.json` of a whole store."""
     source, row = plan.source, FORMATS[plan.target]
     if 0 in part.shards(len(plan.cuts)) and not row.tokens_only:
@@ -347,86 +338,3 @@ def _add_tables(folder: Path, plan: Plan, part: Part, finished: list[Finished]) 
             source.meta, entries, source.shuffle, source.description, documents=source.document_parts
         )  # fmt: skip
         index.with_max_token(done.max_token for done in finished).save(folder)
-
-
-def merge_parts(destination: str | os.PathLike[str], *, overwrite: bool = False) -> ShardIndex:
-    """Publish a folder whose shards were written by several jobs, each with its `--shard-range`."""
-    destination = Path(destination)
-    waiting = partial_path(destination)
-    if not journal_paths(waiting) and (destination / INDEX_NAME).exists():
-        return ShardIndex.load(destination)  # it was merged before
-    if not journal_paths(waiting):
-        raise ConvertError(f"{waiting}: no parts of a conversion there; run 'zb convert ... --shard-range I/N' first")
-    with PartialDirectory(destination, overwrite=overwrite) as folder:
-        folder.keep()
-        plan, finished = _collect(waiting)
-        meta, indexed = plan["meta"], FORMATS[plan["target"]].holds_batches
-        fields = tuple(Field.from_json(*item) for item in meta["fields"].items())
-        index = ShardIndex(
-            StoreMeta(**{**meta, "dtype": stored_dtype(meta["dtype"]), "fields": fields}),
-            tuple(done.entry for _, done in sorted(finished.items())),
-            plan["shuffle"],
-            plan["source"],
-            documents=tuple(DocumentPart(*part) for part in plan["documents"]) if indexed else (),
-        ).with_max_token(done.max_token for done in finished.values())
-        _require_whole(waiting, plan["target"], index)
-        if indexed:
-            index.save(waiting)
-    return index
-
-
-def _require_whole(folder: Path, target: str, index: ShardIndex) -> None:
-    """Check every shard once more, and then remove files that are no shards: earlier parts of another plan."""
-    if FORMATS[target].holds_batches:
-        for entry in index.shards:
-            with open_reader(folder / entry.path) as reader:
-                index.require_agreement(reader, entry)
-        for part in index.documents:
-            check_documents(folder / part.path, part)
-    named = {path.name for entry in index.shards for path in files_of_shard(Path(entry.path))}
-    named |= {part.path for part in index.documents}
-    for name in os.listdir(folder):
-        if name.startswith((SHARD_PREFIX, DOCUMENTS_PREFIX)) and name not in named:
-            remove(folder / name)
-
-
-def _collect(folder: Path) -> tuple[dict[str, Any], dict[int, Finished]]:
-    """Return the plan that all journals agree on, and every shard."""
-    records = read_journals(folder, SHARDS)
-    first = next(iter(records.values()), None)
-    if first is None:
-        raise ConvertError(f"{folder}: another process has merged it")
-    if first.plan.get("version") != PLAN_VERSION:
-        raise ConvertError(f"{folder}: was begun by another version; start over with --force")
-    finished: dict[int, Finished] = {}
-    for path, record in records.items():
-        require_same(record.plan, first.plan, path)
-        finished.update(record.finished)
-    num_shards = len(first.plan["cuts"])
-    missing = [k for k in range(num_shards) if k not in finished or not (folder / finished[k].entry.path).exists()]
-    if missing:
-        raise ConvertError(
-            f"{folder}: {len(missing)} of {num_shards} shards are missing, {_how_to_write(missing, folder, num_shards)}"
-        )
-    return first.plan, finished
-
-
-def _how_to_write(missing: list[int], folder: Path, num_shards: int) -> str:
-    """Return the parts that have the missing shards, and the command to run."""
-    # parts of several sizes: any of them will do, and most jobs were of this one
-    [(num_jobs, _)] = Counter(part.num_jobs for part in journal_paths(folder)).most_common(1)
-    jobs = [job for job in range(num_jobs) if {*missing} & {*Part(job, num_jobs).shards(num_shards)}]
-    if num_jobs == 1:
-        return "of a conversion without --shard-range: run it again with --resume"
-    which = f"{'part' if len(jobs) == 1 else 'parts'} {_ranges(jobs)} of {num_jobs}"
-    return (
-        f"of {which}: run the same 'zb convert ... --resume' with --shard-range I/{num_jobs} for each "
-        f"(in a Slurm array: sbatch --array={_ranges(jobs)}), then merge"
-    )
-
-
-def _ranges(numbers: list[int]) -> str:
-    """Return ascending numbers as Slurm writes them: "1,4-6"."""
-    firsts = [number for number in numbers if number - 1 not in numbers]
-    lasts = [number for number in numbers if number + 1 not in numbers]
-    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(firsts, lasts, strict=True))

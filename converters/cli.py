@@ -17,11 +17,12 @@ from zb_hdf5.formats.registry import FORMATS
 
 
 @click.group(
+    "convert",
     cls=CommandGroup,
     short_help="Convert .npy, HDF5, .batch and text to each other.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-def convert() -> None:
+def convert_commands() -> None:
     """Convert token data between .npy, HDF5 batch stores and native .batch stores.
 
     A destination that ends in .h5, .batch or .npy is one file; any other name is a folder of shards. Nothing appears
@@ -107,7 +108,7 @@ def _add_command(source_format: str, kind: SourceKind, target: str) -> None:
     urls = row is not None and row.holds_batches and not kind.rows
     decorated = click.argument("dst", type=PathOrUrl(urls=urls, new=True))(decorated)
     source = click.argument("src", type=_Sources(urls=kind.urls), nargs=-1 if kind.several else 1, required=True)
-    convert.command(name)(source(decorated))
+    convert_commands.command(name)(source(decorated))
 
 
 def _meant(name: str, value: Any) -> Any:
@@ -119,13 +120,13 @@ def _meant(name: str, value: Any) -> Any:
 def _run(conversion: Conversion, dry_run: bool) -> Output | None:
     """Convert, and return the report; None for a rank of an MPI job that only serves the first one."""
     from zb_hdf5.converters import run
-    from zb_hdf5.converters.batch_target import describe_lines
+    from zb_hdf5.converters.batch_target import dry_run_lines
 
     if conversion.live and dry_run:
         raise click.UsageError("--live is written by one process, into a new folder: leave out --dry-run")
     if dry_run:
         planned = run.plan(conversion)
-        return None if planned is None else Output(planned, describe_lines(planned))
+        return None if planned is None else Output(planned, dry_run_lines(planned))
     with Progress("opening", 0) as progress, warnings.catch_warnings():
         warnings.simplefilter("default")
         warnings.showwarning = lambda message, *_, **__: click.echo(f"note: {message}", err=True)

@@ -60,7 +60,8 @@ class Conversion:
     Parameters
     ----------
     source
-        One path or several, of files, folders or stores, or a URL of a store; or an open `Source` or `DocumentSource`.
+        One path or several, of files, folders or stores, or a URL of a store; or an open `BatchSource` or
+        `DocumentSource`.
     target
         "hdf5", "batch" or "npy" for batches, "stream" for an HDF5 stream of documents.
     destination

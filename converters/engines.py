@@ -24,8 +24,8 @@ from zb_hdf5.files.paths import on_failure
 from zb_hdf5.signals import POLL_S, deliver_signals, kept_signals
 
 #: Is called with the amount that was done since the last call: tokens, or bytes of documents.
-Progress = Callable[[int], None]
-Result = TypeVar("Result")
+Advance = Callable[[int], None]
+_Result = TypeVar("_Result")
 #: Begins the names of worker processes.
 WORKER_NAME: Final = "zb-convert-worker-"
 #: Exit code of a worker that was about to convert while it imported the main module.
@@ -39,7 +39,7 @@ def no_progress(amount: int) -> None:
 class ProgressCalls:
     """Calls a function with the tokens that are written, and shows nothing: see `console.Progress`."""
 
-    def __init__(self, progress: Progress | None = None) -> None:
+    def __init__(self, progress: Advance | None = None) -> None:
         self._progress, self._unit = progress or no_progress, "tok"
 
     def begin(self, label: str, total: int, unit: str = "tok") -> None:
@@ -67,7 +67,7 @@ class Task(Protocol):
 class CountedWork:
     """Counts the work of a task: for the process that does it, and in a note for the one that waits for it."""
 
-    def __init__(self, amount: int, progress: Progress, note: Path | None) -> None:
+    def __init__(self, amount: int, progress: Advance, note: Path | None) -> None:
         self._amount, self._progress, self._note = amount, progress, note
         self._done, self._noted_s = 0, time.monotonic()
 
@@ -95,8 +95,8 @@ class Engine:
     workers_per_node: int = 1  # how many of them share the memory of one node, at most
 
     def run(
-        self, function: Callable[[Any, Progress], Result], tasks: Iterable[Task], progress: Progress
-    ) -> Generator[tuple[int, Result]]:
+        self, function: Callable[[Any, Advance], _Result], tasks: Iterable[Task], progress: Advance
+    ) -> Generator[tuple[int, _Result]]:
         """Yield (number of the task, its result) as they finish; an exception or closing early ends the tasks."""
         for number, task in enumerate(tasks):
             deliver_signals()
@@ -121,10 +121,10 @@ class Pooled(Engine):
         self.workers_per_node = workers
 
     def run(
-        self, function: Callable[[Any, Progress], Result], tasks: Iterable[Task], progress: Progress
-    ) -> Generator[tuple[int, Result]]:
+        self, function: Callable[[Any, Advance], _Result], tasks: Iterable[Task], progress: Advance
+    ) -> Generator[tuple[int, _Result]]:
         waiting = enumerate(tasks)
-        running: dict[Future[Result], tuple[int, Task]] = {}
+        running: dict[Future[_Result], tuple[int, Task]] = {}
         seen: dict[int, int] = {}
         with kept_signals():
             try:

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 from zb_hdf5 import ConvertError, FormatError, ShardEntry, StoreMeta
+from zb_hdf5.converters.batch_source import TokenCounts
 from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.converters.engines import Progress, Workers, no_progress
-from zb_hdf5.converters.source import Counts
+from zb_hdf5.converters.engines import Advance, Workers, no_progress
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.publishing import LockedFolder, remove, remove_journals, write_atomically, write_fully
 from zb_hdf5.formats.batch_reader import GROUP_BYTES
@@ -47,16 +47,16 @@ class Finished:
     entry: ShardEntry
     max_token: int | None  # None: not known
     frame_sha256: str = ""  # of all its bytes and sidecars but the tokens
-    counts: Counts = field(default_factory=Counts)  # of its documents, which are counted file by file
+    counts: TokenCounts = field(default_factory=TokenCounts)  # of its documents, which are counted file by file
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
         """Return the facts of which a journal has the `asdict`."""
-        entry, counts = ShardEntry.from_json(value["entry"]), Counts.from_json(value["counts"])
+        entry, counts = ShardEntry.from_json(value["entry"]), TokenCounts.from_json(value["counts"])
         return cls(entry, int(value["max_token"]), str(value["frame_sha256"]), counts)
 
 
-def is_intact(task: Any, progress: Progress = no_progress) -> bool:
+def is_intact(task: Any, progress: Advance = no_progress) -> bool:
     """Return whether the finished file of a task still has every byte."""
     try:
         frame, tokens = digests_of(task, task.finished.entry)
@@ -102,7 +102,7 @@ def _digest_bytes(digest: Any, file: io.FileIO, start: int, stop: int) -> None:
         digest.update(file.read(min(GROUP_BYTES, stop - piece)))
 
 
-class Part(NamedTuple):
+class ShardRange(NamedTuple):
     """Which share of the shards a job writes: number `job` of `num_jobs`, counted from 0."""
 
     job: int
@@ -117,12 +117,12 @@ class Part(NamedTuple):
         return f"{JOURNAL_PREFIX}{self.job:05}-of-{self.num_jobs:05}.jsonl"
 
 
-WHOLE: Final = Part(0, 1)
+WHOLE: Final = ShardRange(0, 1)
 
 
-def part_of(conversion: Conversion) -> Part:
+def shard_range_of(conversion: Conversion) -> ShardRange:
     """Return the share of the shards that a job writes."""
-    return Part(*conversion.part) if conversion.part else WHOLE
+    return ShardRange(*conversion.part) if conversion.part else WHOLE
 
 
 def file_states(paths: Iterable[Path]) -> dict[str, FileState]:
@@ -222,7 +222,7 @@ class Journal:
         workers: Workers,
     ) -> None:
         self._folder, self._head, self._tasks, self._workers = folder, head, tasks, workers
-        self._part, self._overwrite = part_of(conversion), bool(conversion.overwrite)
+        self._part, self._overwrite = shard_range_of(conversion), bool(conversion.overwrite)
         self._path, start_s = folder.partial_path / self._part.journal_name, time.monotonic()
         recorded = {} if self._overwrite and not conversion.resume else self._recorded(bool(conversion.resume))
         checks = [replace(tasks[number], finished=done) for number, done in sorted(recorded.items())]
@@ -241,7 +241,7 @@ class Journal:
         """The tasks that are left to do."""
         return {number: task for number, task in self._tasks.items() if number not in self.finished}
 
-    def run(self, write: Callable[[Any, Progress], Finished], tasks: Mapping[int, Any]) -> list[Finished]:
+    def run(self, write: Callable[[Any, Advance], Finished], tasks: Mapping[int, Any]) -> list[Finished]:
         """Do the missing work, and return all finished files in order."""
         numbers, workers = list(tasks), self._workers
         with closing(workers.engine.run(write, tasks.values(), workers.shown.advance)) as results:
@@ -345,10 +345,10 @@ def _digest(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
-def journal_paths(folder: Path) -> dict[Part, Path]:
+def journal_paths(folder: Path) -> dict[ShardRange, Path]:
     """Return the journals in a folder."""
     paths = sorted(folder.glob(f"{JOURNAL_PREFIX}*.jsonl"))
-    return {Part(int(name[1]), int(name[2])): path for path in paths if (name := _NAME.fullmatch(path.name))}
+    return {ShardRange(int(name[1]), int(name[2])): path for path in paths if (name := _NAME.fullmatch(path.name))}
 
 
 def read_journals(folder: Path, unit: str) -> dict[Path, Record]:

@@ -15,9 +15,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.converters.batch_source import BatchSource, TokenCounts, batches_of, require_pad_id
 from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.converters.documents import Choose, DocumentSource, Encoded, Group
-from zb_hdf5.converters.source import Counts, Source, batches_of, require_pad_id
+from zb_hdf5.converters.document_source import Choose, DocumentGroup, DocumentSource, Encoded
 from zb_hdf5.errors import ConvertError, Remedy
 from zb_hdf5.files.paths import OpenFiles
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
@@ -124,7 +124,7 @@ def _fitting_dtype(files: Sequence[ArrayFile], vocab_size: int) -> str:
     return "uint16" if small or 0 < vocab_size <= 2**16 else "uint32"
 
 
-class NpySource(Source):
+class NpySource(BatchSource):
     """Batches of records from files of one array each, shuffled or not."""
 
     def __init__(
@@ -168,7 +168,7 @@ class NpySource(Source):
     def _count_tokens(self, remainder: str) -> None:
         """Decide which records are stored, and count the others."""
         meta, total = self.meta, self.meta.total_records
-        self.counts = Counts(sum(file.num_tokens for file in self._files))
+        self.counts = TokenCounts(sum(file.num_tokens for file in self._files))
         for file in self._files:
             self.counts.drop("file tail", file.num_tokens - file.num_records * meta.seq_len)
         self.num_batches, rest = batches_of(total, meta, remainder)
@@ -265,7 +265,7 @@ class CutSource(DocumentSource):
         fixed = conversion.dtype not in (None, "auto") and conversion.dtype
         self.dtype = stored_dtype(fixed or _fitting_dtype(self._files, self.vocab_size))
         sizes = [file.num_tokens * file.dtype.itemsize for file in self._files]
-        self.groups = [Group(number, 0, size, size) for number, size in enumerate(sizes)]
+        self.groups = [DocumentGroup(number, 0, size, size) for number, size in enumerate(sizes)]
         self.description = {
             "format": kind.name,
             "files": [str(path) for path in self.paths],
@@ -274,7 +274,7 @@ class CutSource(DocumentSource):
         }
         self.identity: dict[str, Any] = {"dtype": self.dtype.name, "vocab_size": self.vocab_size}
 
-    def read(self, group: Group, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
+    def read(self, group: DocumentGroup, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
         file, first = self._files[group.file_number], 1
         tokens = file.map()
         for start, lengths in _cut(tokens, self.boundary_token_id, self._boundary):

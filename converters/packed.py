@@ -16,12 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError, FormatError, ShardIndex, StoreMeta
+from zb_hdf5.converters.batch_source import BatchSource, SourceShard, TokenCounts, batches_of, require_pad_id
 from zb_hdf5.converters.batch_target import is_one_file, refuse_bad_destination
 from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.converters.journal import WHOLE
-from zb_hdf5.converters.journal import part_of as job_of
-from zb_hdf5.converters.shard import number_of_shards
-from zb_hdf5.converters.source import Counts, Source, SourceShard, batches_of, require_pad_id
+from zb_hdf5.converters.journal import WHOLE, shard_range_of
+from zb_hdf5.converters.shard_plan import number_of_shards
 from zb_hdf5.documents.document_table import DocumentTableFile, documents_name, join_documents, part_of
 from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, ranges
 from zb_hdf5.documents.table_writer import DocumentsWriter
@@ -68,7 +67,7 @@ class Packing:
         return np.diff(np.concatenate([[0], np.cumsum(begun)])[self.first])
 
 
-def pieces_of(
+def packed_pieces(
     offsets: IndexArray, lengths: IndexArray, counts: IndexArray, edges: npt.NDArray[np.uint64], seq_len: int
 ) -> Pieces:
     """Return the pieces of rows: the packed ones, cut where documents begin, and the padding behind them.
@@ -297,7 +296,7 @@ class PackedRows:
         """Return the parts of documents in some rows: a packed piece is cut where a document begins."""
         plan = self._packing
         packed, counts = self._pieces_of(rows)
-        return pieces_of(plan.offsets[packed], plan.lengths[packed], counts, self._table.offsets, self._seq_len)
+        return packed_pieces(plan.offsets[packed], plan.lengths[packed], counts, self._table.offsets, self._seq_len)
 
     def _pieces_of(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the pieces of some rows, in order, and how many each row has."""
@@ -313,7 +312,7 @@ def _save(path: Path, array: npt.NDArray[np.int64]) -> None:
         file.write(np.ascontiguousarray(array))
 
 
-class PackedSource(Source):
+class PackedSource(BatchSource):
     """Batches of the packed documents of a stream, the split for training first: each split in its own order.
 
     The shards of the first split are those that were asked for. Plans and document tables are kept in `folder`. A
@@ -332,7 +331,7 @@ class PackedSource(Source):
         *,
         description: dict[str, Any] | None = None,
         paths: Sequence[Path] = (),
-        counts: Counts | None = None,
+        counts: TokenCounts | None = None,
     ) -> None:
         stores = {split: open_stream(path, split=split) for split in _splits(path)}
         dtype, store = options.dtype or "keep", next(iter(stores.values()))
@@ -352,7 +351,7 @@ class PackedSource(Source):
         how = {"packing": options.packing, "pad_id": self._pad_id}
         self.description = {**(description or {"format": "stream", "files": [str(path)]}), **how}
         self._options = replace(options, source=None, progress=None, engine=None)  # picklable
-        self.counts = counts or Counts(sum(each.num_tokens for each in stores.values()))
+        self.counts = counts or TokenCounts(sum(each.num_tokens for each in stores.values()))
         self.num_batches, self._splits = 0, list[PackedRows]()
         for split, each in stores.items():
             self._pack(PackedRows(each, split, folder, len(self._splits), self.meta, self._options, self._pad_id))
@@ -422,7 +421,7 @@ class PackedSource(Source):
 @contextmanager
 def open_packed(paths: list[Path], conversion: Conversion) -> Generator[PackedSource]:
     """Open a `PackedSource` whose plan lies in `<destination>.plan.partial/` inside the block; each job has its own."""
-    path, part = local_path(paths[0]), job_of(conversion)
+    path, part = local_path(paths[0]), shard_range_of(conversion)
     destination = local_path(conversion.destination)  # the plan of the rows lies in the same folder
     refuse_bad_destination([path], destination)
     is_one_file(conversion, destination)

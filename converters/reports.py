@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from zb_hdf5 import ShardEntry, StoreMeta
 from zb_hdf5.console import counted, format_bytes, format_count
-from zb_hdf5.converters.journal import NOTHING_KEPT, WHOLE, Kept, Part
-from zb_hdf5.converters.source import Counts
+from zb_hdf5.converters.batch_source import TokenCounts
+from zb_hdf5.converters.journal import NOTHING_KEPT, WHOLE, Kept, ShardRange
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import NO_CODEC, STREAM_LAYOUT, combine_sha256
 
@@ -53,11 +53,11 @@ class Report:
     destination: Path
     meta: StoreMeta
     shards: list[ShardEntry]
-    counts: Counts
+    counts: TokenCounts
     seconds: float
     shuffle: str = "none"
     max_token: int | None = None
-    part: Part = WHOLE
+    part: ShardRange = WHOLE
     kept: Kept = NOTHING_KEPT
     left_behind: str = ""
     packing: str = ""

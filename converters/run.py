@@ -9,17 +9,16 @@ from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, ParamSpec, cast
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from zb_hdf5 import ArgumentError
 from zb_hdf5.console import Progress
-from zb_hdf5.converters.batch_target import describe, write_batches
+from zb_hdf5.converters.batch_source import NOTE, BatchSource
+from zb_hdf5.converters.batch_target import dry_run, write_batches
 from zb_hdf5.converters.conversion import DEFAULT_MEMORY_BYTES, OPTIONS, STREAM, Conversion
-from zb_hdf5.converters.document_target import write_documents
-from zb_hdf5.converters.documents import DocumentSource
+from zb_hdf5.converters.document_source import DocumentSource
 from zb_hdf5.converters.engines import (
     ProgressCalls,
-    Result,
     Workers,
     default_workers,
     end_unguarded_worker,
@@ -27,9 +26,9 @@ from zb_hdf5.converters.engines import (
 )
 from zb_hdf5.converters.likeness import require_dtype_of_like, with_likeness
 from zb_hdf5.converters.reports import Done, Report
-from zb_hdf5.converters.shard import cut_into_shards
-from zb_hdf5.converters.source import NOTE, Source
-from zb_hdf5.converters.sources import PACKED, WORK, kind_of, require_options
+from zb_hdf5.converters.shard_plan import cut_into_shards
+from zb_hdf5.converters.sources import PACKED, WORK, kind_of, refuse_unused_options
+from zb_hdf5.converters.stream_target import write_documents
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.formats.registry import FORMATS
@@ -41,10 +40,11 @@ SMALL_BYTES: Final = 256 << 20
 WORKER_BYTES: Final = 192 << 20
 #: Modules that each worker needs.
 PRELOAD: Final = (
-    "zb_hdf5.converters.shard", "zb_hdf5.converters.npy_source", "zb_hdf5.formats.h5_writer",
+    "zb_hdf5.converters.shard_plan", "zb_hdf5.converters.npy_source", "zb_hdf5.formats.h5_writer",
     "zb_hdf5.store.shards",
 )  # fmt: skip
 P = ParamSpec("P")
+_Result = TypeVar("_Result")
 
 
 def run(conversion: Conversion, shown: Progress | None = None) -> Report | Done | None:
@@ -57,19 +57,21 @@ def plan(conversion: Conversion) -> dict[str, Any] | None:
     return _with_source(conversion, ProgressCalls(), _describe)
 
 
-def _write(source: Source | DocumentSource, conversion: Conversion, workers: Workers) -> Report | Done:
+def _write(source: BatchSource | DocumentSource, conversion: Conversion, workers: Workers) -> Report | Done:
     if isinstance(source, DocumentSource):
         return write_documents(source, conversion, workers)
     return write_batches(source, conversion, workers)
 
 
-def _describe(source: Source | DocumentSource, conversion: Conversion, workers: Workers) -> dict[str, Any]:
+def _describe(source: BatchSource | DocumentSource, conversion: Conversion, workers: Workers) -> dict[str, Any]:
     if isinstance(source, DocumentSource):
         raise ArgumentError(f"{source.paths[0]}: rows of documents are known when their tokens are")
-    return describe(source, conversion, workers)
+    return dry_run(source, conversion, workers)
 
 
-def _with_source(conversion: Conversion, shown: ProgressCalls | Progress, act: Callable[..., Result]) -> Result | None:
+def _with_source(
+    conversion: Conversion, shown: ProgressCalls | Progress, act: Callable[..., _Result]
+) -> _Result | None:
     """Open the source and the engine, fill in all defaults, and act; None in an MPI rank that has served others."""
     end_unguarded_worker()
     conversion, open_source = _prepared(conversion)
@@ -90,27 +92,27 @@ def _with_source(conversion: Conversion, shown: ProgressCalls | Progress, act: C
         return act(source, conversion, Workers(engine, threads, shown))
 
 
-def _entered(stack: ExitStack, found: Any, conversion: Conversion) -> Source | DocumentSource:
+def _entered(stack: ExitStack, found: Any, conversion: Conversion) -> BatchSource | DocumentSource:
     """Enter a source that keeps files while it is used, and refuse one that its target does not take."""
     source = stack.enter_context(found) if hasattr(found, "__enter__") else found
-    if isinstance(source, Source):
+    if isinstance(source, BatchSource):
         if conversion.is_stream:
             raise ArgumentError(f"{source.paths[0]}: expected documents for a stream, found batches")
         FORMATS[conversion.target].require(source.meta, conversion.destination)  # before any work
-    dtype = source.meta.dtype if isinstance(source, Source) else source.dtype
+    dtype = source.meta.dtype if isinstance(source, BatchSource) else source.dtype
     require_dtype_of_like(conversion, dtype, source.paths[0])
-    found = cast("Source | DocumentSource", source)
+    found = cast("BatchSource | DocumentSource", source)
     return found if conversion.note is None else _noted(found, conversion)
 
 
-def _noted(source: Source | DocumentSource, conversion: Conversion) -> Source | DocumentSource:
+def _noted(source: BatchSource | DocumentSource, conversion: Conversion) -> BatchSource | DocumentSource:
     """Return a source whose description has the note of a conversion; `ArgumentError` if its target has no place."""
     row, destination = FORMATS.get(conversion.target), Path(conversion.destination)
     if row is not None and row.tokens_only and (not row.holds_batches or destination.suffix == row.suffix):
         raise ArgumentError(f"{destination}: has no place for a note: write HDF5, or a folder of shards")
     noted = copy(source)
     noted.description = {**source.description, NOTE: conversion.note}
-    if isinstance(noted, Source) and noted.origin is not None:  # of a lone file, which a lone copy takes over
+    if isinstance(noted, BatchSource) and noted.origin is not None:  # of a lone file, which a lone copy takes over
         noted.origin = {**noted.origin, "source": {**noted.origin.get("source", {}), NOTE: conversion.note}}
     return noted
 
@@ -123,7 +125,7 @@ def _prepared(conversion: Conversion) -> tuple[Conversion, Callable[[], Any]]:
     source, codec = conversion.source, conversion.codec and codec_named(conversion.codec)
     conversion = replace(conversion, destination=any_path(conversion.destination), codec=codec)
     if not isinstance(source, str | os.PathLike | Sequence):
-        if not isinstance(source, Source | DocumentSource) and not hasattr(source, "__enter__"):
+        if not isinstance(source, BatchSource | DocumentSource) and not hasattr(source, "__enter__"):
             raise ArgumentError(f"source: expected a path, or an open source, found {source!r:.80}")
         defaults = PACKED if isinstance(source, DocumentSource) else {}
         return with_likeness(conversion, {**defaults, **WORK}).with_defaults(defaults), lambda: source
@@ -135,14 +137,14 @@ def _prepared(conversion: Conversion) -> tuple[Conversion, Callable[[], Any]]:
     name, kind = kind_of(paths[0], conversion)
     if len(paths) > 1 and not kind.several:
         raise ArgumentError(f"source: expected one {name} file or store, found {len(paths)}")
-    require_options(paths[0], kind, conversion)
+    refuse_unused_options(paths[0], kind, conversion)
     options = kind.options_of(conversion.target)
     conversion = with_likeness(conversion, options, kind.choices).with_defaults(options)
     conversion = replace(conversion, source_format=name)
     return conversion, lambda: kind.open(paths, conversion)
 
 
-def _workers_of(source: Source | DocumentSource, conversion: Conversion) -> int:
+def _workers_of(source: BatchSource | DocumentSource, conversion: Conversion) -> int:
     """Return how many local processes a conversion is worth."""
     if isinstance(source, DocumentSource):
         return default_workers()

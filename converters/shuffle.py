@@ -23,9 +23,9 @@ import numpy as np
 
 from zb_hdf5 import ArgumentError
 from zb_hdf5.console import counted, format_bytes
+from zb_hdf5.converters.batch_source import GROUPS, BatchSource
 from zb_hdf5.converters.conversion import DEFAULT_MEMORY_BYTES
-from zb_hdf5.converters.engines import Progress, Workers, no_progress
-from zb_hdf5.converters.source import GROUPS, Source
+from zb_hdf5.converters.engines import Advance, Workers, no_progress
 from zb_hdf5.errors import BatchIndexError, ChecksumError, IncompleteError
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.publishing import scratch_directory, write_fully
@@ -109,7 +109,7 @@ class ScatterPlan:
 class RunTask:
     """A run of the first pass, picklable."""
 
-    source: Source
+    source: BatchSource
     plan: ScatterPlan
     run: int
     path: Path
@@ -123,7 +123,7 @@ class RunTask:
         return self.amount if self.path.exists() else 0
 
 
-def scatter_run(task: RunTask, progress: Progress = no_progress) -> None:
+def scatter_run(task: RunTask, progress: Advance = no_progress) -> None:
     """Read a run of the source, and write its records to a file, grouped by bucket."""
     plan = task.plan
     first, count = task.run * plan.run_records, plan.records_in(task.run)
@@ -150,11 +150,11 @@ def scatter_run(task: RunTask, progress: Progress = no_progress) -> None:
     progress(task.amount)
 
 
-class ScatteredSource(Source):
+class ScatteredSource(BatchSource):
     """A source whose records were scattered to run files: reads batches from them, a bucket at a time."""
 
-    def __init__(self, source: Source, plan: ScatterPlan, folder: Path) -> None:
-        for name in Source.__annotations__:
+    def __init__(self, source: BatchSource, plan: ScatterPlan, folder: Path) -> None:
+        for name in BatchSource.__annotations__:
             setattr(self, name, getattr(source, name))
         self._plan, self._folder = plan, folder
         self._number, self._ranks = -1, np.empty(0, np.int64)
@@ -239,7 +239,7 @@ UNSHUFFLED: Final = Shuffle("none", "batches are written in the order of the sou
 
 
 def choose_shuffle(
-    source: Source, method: str | None, ranges: list[tuple[int, int]], memory_bytes: int | None, workers: int
+    source: BatchSource, method: str | None, ranges: list[tuple[int, int]], memory_bytes: int | None, workers: int
 ) -> Shuffle:
     """Choose how to read the batches of some shards, (start, stop) each, in the memory of all processes of a node."""
     method, memory_bytes, meta = method or "auto", memory_bytes or DEFAULT_MEMORY_BYTES, source.meta
@@ -266,7 +266,7 @@ def _require_memory(memory_bytes: int, workers: int, batch_bytes: int) -> None:
         )
 
 
-def _probe(source: Source, num_records: int) -> tuple[str, str]:
+def _probe(source: BatchSource, num_records: int) -> tuple[str, str]:
     """Return (method, reason) by the page cache and the time of some random reads."""
     records = np.linspace(0, num_records - 1, PROBES, dtype=np.int64)
     waits_s = [source.probe(record) for record in np.unique(records).tolist()]
@@ -286,7 +286,7 @@ def scatter_path(destination: Path) -> Path:
 
 
 @contextmanager
-def scattered(source: Source, shuffle: Shuffle, destination: Path, workers: Workers) -> Generator[Source]:
+def scattered(source: BatchSource, shuffle: Shuffle, destination: Path, workers: Workers) -> Generator[BatchSource]:
     """Do the first pass, if there is one: yield the source to write from, and remove its run files at the end."""
     plan = shuffle.plan
     if plan is None:

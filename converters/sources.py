@@ -1,7 +1,7 @@
 """The kinds of sources of a conversion: one row for each, with its options, their defaults and its opener.
 
-A format plugs in here: a function that opens its files, as a `Source` or a `DocumentSource`, and one row in `SOURCES`.
-Its command and its options follow from the row.
+A format plugs in here: a function that opens its files, as a `BatchSource` or a `DocumentSource`, and one row in
+`SOURCES`. Its command and its options follow from the row.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SourceKind:
 
     noun: str  # such a source, in messages and in the help
     example: str  # arguments of an example in the help
-    opener: str  # "module:name" of `(paths, conversion) -> Source | DocumentSource`, or a context manager of one
+    opener: str  # "module:name" of `(paths, conversion) -> BatchSource | DocumentSource`, or a context manager of one
     targets: tuple[str, ...]  # those that have a command; none: every format that holds batches
     options: Mapping[str, Any]  # the name of each option that applies, and its default
     rows: Mapping[str, Any] = field(default_factory=dict)  # more of them, of documents that become rows
@@ -93,7 +93,7 @@ def _text(name: str) -> SourceKind:
     options = {key: value for key, value in _TEXT.items() if kind.has_columns or key not in columns}
     return SourceKind(
         kind.noun, f"{kind.example} {{target}} \\\n           --tokenizer tok.json --seq-len 2048 --packing best-fit",
-        "zb_hdf5.converters.documents:open_text", ("hdf5",), options, PACKED,
+        "zb_hdf5.converters.text_source:open_text", ("hdf5",), options, PACKED,
         f"{kind.documents} Documents are tokenized, packed into rows of --seq-len tokens, and the rows are "
         "shuffled once, which needs as much disk again as the store meanwhile; or, with --layout stream, kept as they "
         "are, one after the other. A folder stands for all such files in and below it.",
@@ -176,7 +176,7 @@ def _holds(folder: Path, suffix: str) -> bool:
     return any(folder.glob(f"*{suffix}" if (folder / INDEX_NAME).exists() else f"**/*{suffix}"))
 
 
-def require_options(path: Path, kind: SourceKind, conversion: Conversion) -> None:
+def refuse_unused_options(path: Path, kind: SourceKind, conversion: Conversion) -> None:
     """Raise `ArgumentError` for options that were given and that this source has no use for."""
     known = {**kind.options, **({} if conversion.is_stream else kind.rows), **WORK}  # a target refuses what it lacks
     unknown = sorted(conversion.given - known.keys())

@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from zb_hdf5 import ArgumentError, ConvertError, IncompleteError, open_reader
+from zb_hdf5.converters.batch_source import BatchSource, SourceShard, TokenCounts, batches_of
 from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.converters.source import Counts, Source, SourceShard, batches_of
 from zb_hdf5.documents.document_table import documents_name, part_of
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.documents.table_file import PiecesFile
@@ -41,7 +41,7 @@ class _Range(NamedTuple):
     base: int  # the offset of its documents among those of all splits
 
 
-class StoreSource(Source):
+class StoreSource(BatchSource):
     """The batches of a store, in their order, as they are, in another dtype or shape; or a stream of others, cut."""
 
     def __init__(
@@ -67,7 +67,7 @@ class StoreSource(Source):
         if self.num_batches == 0:
             raise ConvertError(f"{path}: holds no batches")
         dropped = stream.dropped_tokens if stream else 0
-        self.counts = Counts(self.num_batches * self.meta.batch_tokens + dropped)
+        self.counts = TokenCounts(self.num_batches * self.meta.batch_tokens + dropped)
         self.counts.drop("remainder", dropped)
         self.description = {"format": backend, "path": str(path)}
         self._dataset = dataset

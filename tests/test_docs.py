@@ -17,7 +17,7 @@ from commandline import commands_of
 import zb_hdf5
 from zb_hdf5 import open_writer, spec
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.converters.cli import convert
+from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.formats.native import BATCH_HEADER_FIELDS
 from zb_hdf5.formats.registry import backends
 

@@ -27,7 +27,7 @@ def zb() -> None:
 
 def convert() -> None:
     handle_signals()
-    from zb_hdf5.converters.cli import convert as command
+    from zb_hdf5.converters.cli import convert_commands as command
 
     command(prog_name="convert")
 

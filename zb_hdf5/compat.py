@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.commands.fetch import fetch_shards
-from zb_hdf5.converters.documents import Recipe, TextSource
 from zb_hdf5.converters.reports import Report
 from zb_hdf5.converters.run import convert
+from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.errors import ArgumentError, ConvertError
 from zb_hdf5.files.publishing import refuse_existing, scratch_directory
 from zb_hdf5.formats import native

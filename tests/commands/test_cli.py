@@ -25,7 +25,7 @@ from processes import python
 import zb_hdf5.converters.run
 from zb_hdf5 import ChecksumError, FormatError, HDF5ShardWriter, ShardIndex, UnavailableError, open_reader, open_writer
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.converters.cli import convert
+from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.files.publishing import PartialDirectory
 from zb_hdf5.spec import INDEX_NAME
 
@@ -564,7 +564,7 @@ def test_verify_of_a_truncated_or_missing_shard_exits_4(kind, size, places):
 
 
 # --- in a process of its own -----------------------------------------------------------------------------------
-CONVERT = "from zb_hdf5.converters.cli import convert; convert()"
+CONVERT = "from zb_hdf5.converters.cli import convert_commands; convert_commands()"
 ZB = "from zb_hdf5.commands.zb import zb; zb()"
 LOADED = """
 import sys, atexit

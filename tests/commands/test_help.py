@@ -13,7 +13,7 @@ from contents import write_batches, write_stream
 
 from zb_hdf5 import Loader, MixedLoader, train_tokenizer
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.converters.cli import convert
+from zb_hdf5.converters.cli import convert_commands as convert
 
 RNG = np.random.default_rng(1)
 TEXTS = [" ".join(map(str, RNG.integers(0, 10_000, 600))) for _ in range(60)]

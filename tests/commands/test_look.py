@@ -32,7 +32,7 @@ from zb_hdf5.commands.rows import PADDING, UNKNOWN, Row, document_row, row_lines
 from zb_hdf5.commands.statistics import MAX_COUNTED_ID
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.console import printable
-from zb_hdf5.converters.cli import convert
+from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.store.rebuild import index_files
 from zb_hdf5.text.tokenizers import NEWLINE, load_tokenizer, readable, readable_runs, tokenizer_of
 

@@ -5,7 +5,7 @@ import struct
 import numpy as np
 
 from zb_hdf5 import FormatError, IncompleteError
-from zb_hdf5.converters.documents import DocumentSource, Encoded, Group
+from zb_hdf5.converters.document_source import DocumentGroup, DocumentSource, Encoded
 from zb_hdf5.converters.npy_source import ArrayKind
 from zb_hdf5.converters.sources import NONE, PACKED, SOURCES, SourceKind
 from zb_hdf5.files.paths import regular, require_bytes
@@ -66,7 +66,7 @@ class MegatronSource(DocumentSource):
         small = all(file.dtype == np.uint16 for file in self._files) or 0 < vocab_size <= 2**16
         self.dtype, self.vocab_size = np.dtype("uint16" if small else "uint32"), vocab_size
         sizes = [file.path.stat().st_size for file in self._files]
-        self.groups = [Group(number, 0, size, size) for number, size in enumerate(sizes)]
+        self.groups = [DocumentGroup(number, 0, size, size) for number, size in enumerate(sizes)]
         self.description = {"format": "megatron", "files": [str(path) for path in paths]}
         self.identity = {"dtype": self.dtype.name, "vocab_size": vocab_size}
 

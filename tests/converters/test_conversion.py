@@ -9,9 +9,9 @@ from commandline import succeed
 from contents import batches_of
 
 from zb_hdf5 import ArgumentError, BackendError, ExistsError, convert
-from zb_hdf5.converters.batch_target import merge_parts
-from zb_hdf5.converters.cli import convert as command
+from zb_hdf5.converters.cli import convert_commands as command
 from zb_hdf5.converters.engines import CountedWork, noted_work
+from zb_hdf5.converters.merge import merge_parts
 
 ROWS = np.random.default_rng(4).integers(0, 50_000, (40, 16), dtype=np.uint16)
 

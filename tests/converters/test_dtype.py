@@ -11,7 +11,7 @@ from contract import random_tokens
 from damage import flip_token
 
 from zb_hdf5 import Loader, ShardIndex, StateError, verify_store
-from zb_hdf5.converters.cli import convert
+from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.spec import HEADER_BYTES
 
 NOTE = "other ZeroBatch v2 readers take the ids for uint32 and return wrong ones; --dtype uint32 writes"

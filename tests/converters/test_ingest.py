@@ -19,11 +19,11 @@ from packed import places_of
 from processes import started, wait_until
 
 import zb_hdf5
-from zb_hdf5.converters import document_target
 from zb_hdf5.converters import packed as pack
-from zb_hdf5.converters.cli import convert
+from zb_hdf5.converters import stream_target
+from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.converters.documents import Recipe, Route, TextSource
+from zb_hdf5.converters.document_source import Recipe, Route, TextSource
 from zb_hdf5.converters.engines import Engine, open_engine
 from zb_hdf5.converters.journal import WHOLE
 from zb_hdf5.converters.packed import PACKINGS, PackedSource, best_fit, concat, pad
@@ -53,7 +53,7 @@ STREAM = {"target": "stream"}
 @pytest.fixture(autouse=True)
 def many_streams(monkeypatch):
     """Stage these few rows in as many streams as those of a large source."""
-    monkeypatch.setattr(document_target, "MIN_STAGED", 8)
+    monkeypatch.setattr(stream_target, "MIN_STAGED", 8)
 
 
 def stream_of(texts):
@@ -522,7 +522,7 @@ def test_a_killed_ingest_leaves_nothing_under_the_final_name(tmp_path, number):
     (tmp_path / "a.jsonl").write_text(f'{{"text": "{text}"}}\n' * 300_000)
     command = ("jsonl-to-hdf5", tmp_path / "a.jsonl", tmp_path / "out", "--tokenizer", "byte")
     waiting = partial_path(tmp_path / "out.tokens")
-    with started("from zb_hdf5.converters.cli import convert; convert()", *command) as process:
+    with started("from zb_hdf5.converters.cli import convert_commands; convert_commands()", *command) as process:
         wait_until(lambda: any(path.stat().st_size for path in waiting.glob("*")), process, 0.01)
         process.send_signal(number)
         process.communicate()

@@ -17,7 +17,7 @@ from interrupted import Failing, Stops
 from examples import examples
 from zb_hdf5 import ConvertError, ShardIndex, ZbError, convert, verify_store
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.converters.journal import WHOLE, Part, read_journal
+from zb_hdf5.converters.journal import WHOLE, ShardRange, read_journal
 
 NUM_SHARDS, NUM_FINISHED = 4, 3
 HOSTILE = [
@@ -203,7 +203,7 @@ def test_a_merge_takes_path_and_split_from_the_plan(tmp_path):
     how = save_records(tmp_path / "in.npy")
     for job in range(2):
         convert(tmp_path / "in.npy", "hdf5", tmp_path / "out", **how, part=(job, 2))
-    journal = tmp_path / "out.partial" / Part(1, 2).journal_name
+    journal = tmp_path / "out.partial" / ShardRange(1, 2).journal_name
     head, first, *rest = journal.read_bytes().split(b"\n")[:-1]
     for content in (sealed(changed(first, "split", "val")), first.replace(b'"train"', b'"val"'), b"{}"):
         assert content != first

@@ -15,13 +15,13 @@ from packed import require_same_pieces
 
 from zb_hdf5 import FormatError, HDF5ShardWriter, MmapTokenStore, ShardIndex, open_reader
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.converters import document_target
-from zb_hdf5.converters.cli import convert
-from zb_hdf5.converters.documents import Recipe, TextSource
+from zb_hdf5.converters import stream_target
+from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.converters.engines import Engine, open_engine
 from zb_hdf5.converters.packed import PACKINGS
 from zb_hdf5.converters.run import convert as run_conversion
 from zb_hdf5.converters.store_source import StoreSource
+from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.documents.document_table import part_of
 from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.documents.table_writer import DocumentsWriter
@@ -192,7 +192,7 @@ def test_bad_ids_are_refused(tmp_path, kind, ids, message, layout):
 
 
 def test_ids_are_compared_in_little_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(document_target, "BLOCK_IDS", 1 << 10)
+    monkeypatch.setattr(stream_target, "BLOCK_IDS", 1 << 10)
     count = 30_000
     path = tmp_path / "documents-00000.tables"
     with DocumentsWriter(path) as writer:
@@ -200,7 +200,7 @@ def test_ids_are_compared_in_little_memory(tmp_path, monkeypatch):
         writer.publish()
     tracemalloc.start()
     try:
-        document_target.require_unique_ids(tmp_path, [part_of(path)])
+        stream_target.require_unique_ids(tmp_path, [part_of(path)])
         assert tracemalloc.get_traced_memory()[1] < 45 * count
     finally:
         tracemalloc.stop()

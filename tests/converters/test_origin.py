@@ -12,7 +12,7 @@ from contract import is_refused
 
 from zb_hdf5 import ArgumentError, ShardIndex, convert, rebuild_index
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.converters.cli import convert as command
+from zb_hdf5.converters.cli import convert_commands as command
 
 NOTE = "CC-BY-4.0, <b>crawl</b> of May"
 

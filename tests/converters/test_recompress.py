@@ -10,7 +10,7 @@ from contents import batches_of, require_good, write_batches
 from packed import require_same_pieces
 
 from zb_hdf5 import ArgumentError, MmapTokenStore, ShardIndex, convert, open_reader
-from zb_hdf5.converters.cli import convert as commands
+from zb_hdf5.converters.cli import convert_commands as commands
 
 run = partial(report_of, commands)
 TEXTS = [f"{number} " + "once upon a time " * (number % 7) for number in range(120)]

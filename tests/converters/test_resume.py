@@ -30,7 +30,7 @@ import zb_hdf5.converters.run
 from zb_hdf5 import FormatError, ZbError, open_reader, verify_store
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters import engines as executors
-from zb_hdf5.converters.cli import convert
+from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.engines import Engine, open_engine
 from zb_hdf5.converters.journal import WHOLE, read_journal
@@ -41,7 +41,7 @@ from zb_hdf5.files.publishing import PartialDirectory
 S, B = 64, 32
 NUM_SHARDS = 6
 OPTIONS = ("--batch-size", B, "--seq-len", S, "--shards", NUM_SHARDS)
-CONVERT = "from zb_hdf5.converters.cli import convert; convert()"
+CONVERT = "from zb_hdf5.converters.cli import convert_commands; convert_commands()"
 #: Beside Python comes first: an MPI library from a wheel is the one that mpi4py takes.
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
 
@@ -649,17 +649,17 @@ def test_no_room_is_told_before_any_work_and_a_resume_that_fails_early_loses_no_
     kept = shards_in(partial)
     command = ("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
     with monkeypatch.context() as crowded:
-        crowded.setattr("zb_hdf5.converters.shard.free_room", lambda folder: {"bytes": 1000, "inodes": None})
+        crowded.setattr("zb_hdf5.converters.shard_plan.free_room", lambda folder: {"bytes": 1000, "inodes": None})
         assert "free are" in fail(1, *command)
     assert "bytes per process is too little" in fail(2, *command, "--shuffle-method", "two-pass", "--memory", "70MiB")
     succeed(*command)
     assert files_in(tmp_path / "out") == whole
     assert shards_in(tmp_path / "out").items() >= kept.items()
-    monkeypatch.setattr("zb_hdf5.converters.shard.free_room", lambda folder: {"bytes": 1000, "inodes": None})
+    monkeypatch.setattr("zb_hdf5.converters.shard_plan.free_room", lambda folder: {"bytes": 1000, "inodes": None})
     for name in ("new", "new.h5"):
         shards = OPTIONS if name == "new" else OPTIONS[:-2]
         assert "free are 1000 bytes" in fail(1, "npy-to-hdf5", source, tmp_path / name, *shards)
-    monkeypatch.setattr("zb_hdf5.converters.shard.free_room", lambda folder: {"bytes": 1 << 40, "inodes": 3})
+    monkeypatch.setattr("zb_hdf5.converters.shard_plan.free_room", lambda folder: {"bytes": 1 << 40, "inodes": 3})
     assert "inodes" in fail(1, "npy-to-hdf5", source, tmp_path / "new", *OPTIONS)
     assert {path.name for path in tmp_path.iterdir()} == {"in.npy", "out", "whole"}
 

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 
 import zb_hdf5
 from zb_hdf5.converters import shuffle
-from zb_hdf5.converters.cli import convert
+from zb_hdf5.converters.batch_source import BatchSource
+from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.converters.npy_source import NpySource
-from zb_hdf5.converters.source import Source
 from zb_hdf5.loaders.order import write_order
 from zb_hdf5.spec import StoreMeta
 
@@ -40,7 +40,7 @@ def numbered(n):
     return (np.arange(n)[:, np.newaxis] * 5 + np.arange(L)).astype("<u2")
 
 
-class Numbered(Source):
+class Numbered(BatchSource):
     """Batches of one record, which are read in their own order."""
 
     meta, num_batches, counts, description, identity, paths = StoreMeta(1, L, np.dtype("<u2")), 0, None, {}, {}, []
@@ -260,7 +260,7 @@ def test_the_memory_of_all_workers_together_is_bounded(tmp_path):
     command = ["npy-to-hdf5", tmp_path / "in.npy", tmp_path / "out", "--seq-len", 1024, "--quiet", "--shards", 8]
     command = [*map(str, command), "--workers", "2", "--memory", "128MiB", "--shuffle-method", "direct"]
     peak = 0
-    code = "from zb_hdf5.converters.cli import convert; convert()"
+    code = "from zb_hdf5.converters.cli import convert_commands; convert_commands()"
     with subprocess.Popen([sys.executable, "-c", code, *command], start_new_session=True) as process:
         while process.poll() is None:
             peak = max(peak, anonymous_bytes(process.pid))
@@ -271,7 +271,7 @@ def test_the_memory_of_all_workers_together_is_bounded(tmp_path):
 
 PEAK = """
 import sys
-from zb_hdf5.converters.cli import convert
+from zb_hdf5.converters.cli import convert_commands as convert
 code = convert.main(sys.argv[1:], standalone_mode=False)
 print([line for line in open("/proc/self/status") if line.startswith("VmHWM")][0].split()[1])
 """

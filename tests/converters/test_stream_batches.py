@@ -20,9 +20,9 @@ from source_tokens import ALL, FIELDS, check_step, make_stream, spans_of, write_
 from examples import examples
 from zb_hdf5 import ArgumentError, ChecksumError, FormatError, HDF5ShardWriter, Loader, convert, open_reader
 from zb_hdf5.converters import run as pipe
-from zb_hdf5.converters.batch_target import merge_parts
-from zb_hdf5.converters.cli import convert as command
+from zb_hdf5.converters.cli import convert_commands as command
 from zb_hdf5.converters.engines import open_engine
+from zb_hdf5.converters.merge import merge_parts
 from zb_hdf5.errors import ConvertError
 from zb_hdf5.spec import documents_path
 from zb_hdf5.store.rebuild import index_files

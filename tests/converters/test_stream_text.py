@@ -17,15 +17,15 @@ from examples import examples
 from zb_hdf5 import ArgumentError, ConvertError, Loader, MmapTokenStore, ShardIndex, convert
 from zb_hdf5.commands.info import interrupted
 from zb_hdf5.converters import npy_source
-from zb_hdf5.converters.batch_target import merge_parts
-from zb_hdf5.converters.cli import convert as commands
+from zb_hdf5.converters.batch_source import TokenCounts
+from zb_hdf5.converters.cli import convert_commands as commands
 from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.converters.document_target import tokens_plan
-from zb_hdf5.converters.documents import TRAIN, VAL, Recipe, Route, TextSource, route
+from zb_hdf5.converters.document_source import TRAIN, VAL, Recipe, Route, TextSource, route
 from zb_hdf5.converters.engines import open_engine
+from zb_hdf5.converters.merge import merge_parts
 from zb_hdf5.converters.run import convert as run_conversion
 from zb_hdf5.converters.run import run as run_one
-from zb_hdf5.converters.source import Counts
+from zb_hdf5.converters.stream_target import tokens_plan
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.spec import DOC_OFFSETS, TOKENS
 from zb_hdf5.store.verify import verify_store
@@ -149,7 +149,7 @@ def test_the_command(tmp_path, files, texts):
 
 def encode(files, plan):
     """Return the documents of a shard as lists of ids, and their counts."""
-    counts, found, before = Counts(), [], 0
+    counts, found, before = TokenCounts(), [], 0
     for encoded, read in plan.read(TextSource(files, "jsonl", BYTES), 1, counts):
         assert before <= read <= plan.num_bytes
         before = read

@@ -12,8 +12,8 @@ from pyarrow import parquet
 
 from zb_hdf5 import ShardIndex, convert, open_reader, rebuild_index
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.converters.batch_target import merge_parts
-from zb_hdf5.converters.cli import convert as command
+from zb_hdf5.converters.cli import convert_commands as command
+from zb_hdf5.converters.merge import merge_parts
 
 LARGEST = 49_999
 ROWS = np.random.default_rng(8).integers(0, LARGEST, (64, 16), dtype=np.int64)

@@ -12,7 +12,7 @@ from processes import python
 
 from zb_hdf5 import ConvertError, HDF5ShardWriter, convert, open_reader
 from zb_hdf5.compat import MmapTokenStore
-from zb_hdf5.converters.cli import convert as command
+from zb_hdf5.converters.cli import convert_commands as command
 
 UTC = datetime.UTC
 

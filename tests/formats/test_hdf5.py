@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from processes import in_forks, started
 
 from zb_hdf5 import StoreMeta, __version__, errors, open_reader, open_writer, verify_store
-from zb_hdf5.converters.cli import convert
+from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.formats.h5_reader import HDF5Reader
 from zb_hdf5.formats.h5_writer import HDF5BatchWriter
 from zb_hdf5.spec import BATCHES_ATTRIBUTES, CRC32_CHUNK_ROWS, DESCRIPTIONS, NO_SHA256, ROOT_ATTRIBUTES

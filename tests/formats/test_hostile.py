@@ -17,7 +17,7 @@ from processes import forked, python
 
 from zb_hdf5 import Loader, MmapTokenStore, errors, open_reader, open_writer, verify_store
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.converters.cli import convert
+from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.spec import HDF5_MAGIC, INDEX_NAME
 from zb_hdf5.store.repair import repair_file
 

@@ -19,7 +19,7 @@ from zb_hdf5.files.paths import RemotePath
 
 OLD, NEW = random_tokens(9, 3, 32), random_tokens(11, 3, 32) + 7
 URL = "s3://bucket/stores/train-h5"
-CONVERT = "from zb_hdf5.converters.cli import convert; convert()"
+CONVERT = "from zb_hdf5.converters.cli import convert_commands; convert_commands()"
 CHANGES = ("PUT", "POST", "DELETE")
 
 

@@ -42,7 +42,7 @@ def mostly_slow(quick, *axes):
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------
-CONVERT = "from zb_hdf5.converters.cli import convert; convert()"
+CONVERT = "from zb_hdf5.converters.cli import convert_commands; convert_commands()"
 #: Before CONVERT: there is room at the start, and others take it.
 CROWDED = "import zb_hdf5.converters.batch_target; zb_hdf5.converters.batch_target.require_room = lambda *_: None\n"
 

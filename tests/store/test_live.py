@@ -21,7 +21,7 @@ from processes import forked, in_forks, python, running, started
 
 from zb_hdf5 import FollowingLoader, Loader, ShardIndex, errors, open_reader, open_writer, verify_store
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.converters.cli import convert
+from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.files.publishing import PartialFile
 from zb_hdf5.formats.h5_reader import HDF5Reader
 from zb_hdf5.formats.h5_writer import HDF5Writer

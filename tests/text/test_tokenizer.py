@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from processes import python
 
 from zb_hdf5 import ArgumentError, ConvertError, FormatError, Loader, StateError, TextLoader, UnavailableError
-from zb_hdf5.converters.cli import convert
+from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.text.corpus import open_documents
 from zb_hdf5.text.tokenizers import load_tokenizer, require_tokenizer
 from zb_hdf5.text.training import _ranks as ranks_of

@@ -65,9 +65,9 @@ class ZbGroup(CommandGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name == "convert":
-            from zb_hdf5.converters.cli import convert
+            from zb_hdf5.converters.cli import convert_commands
 
-            return convert
+            return convert_commands
         return super().get_command(ctx, cmd_name)
 
 
@@ -450,7 +450,7 @@ def merge(path: Path, force: bool) -> Output:
     \b
     Example: zb index merge train-h5
     """
-    from zb_hdf5.converters.batch_target import merge_parts
+    from zb_hdf5.converters.merge import merge_parts
 
     merged = merge_parts(path, overwrite=force)
     report = {"path": str(path), "num_shards": len(merged.shards), "num_batches": merged.num_batches}

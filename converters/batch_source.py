@@ -29,7 +29,7 @@ GROUPS: Final = 3
 
 
 @dataclass
-class Counts:
+class TokenCounts:
     """Counts of tokens: `tokens_in + padded == stored + dropped`, or the conversion is wrong; and of documents."""
 
     tokens_in: int = 0
@@ -49,7 +49,7 @@ class Counts:
         if tokens:
             self.dropped[reason] = self.dropped.get(reason, 0) + tokens
 
-    def add(self, later: Counts) -> None:
+    def add(self, later: TokenCounts) -> None:
         """Add those of another file."""
         for name in ("tokens_in", "padded", "padding_rows", "documents"):
             setattr(self, name, getattr(self, name) + getattr(later, name))
@@ -98,12 +98,12 @@ class SourceShard(NamedTuple):
     documents: int | None = None  # how many begin in it; None: not known
 
 
-class Source(ABC):
+class BatchSource(ABC):
     """Batches to convert, in their final order. Picklable: other processes read their shards themselves."""
 
     meta: StoreMeta  # shape, dtype and origin of the batches that will be stored
     num_batches: int
-    counts: Counts  # complete before the first batch is read
+    counts: TokenCounts  # complete before the first batch is read
     description: dict[str, Any]  # the `source` entry of `shards.json`
     identity: dict[str, Any]  # JSON of what decides the batches besides `description` and the bytes of `paths`
     paths: list[Path]  # the files and folders that are read; the destination may not replace them
@@ -168,7 +168,7 @@ class BatchGroup:
         self._fields = {f.name: np.empty((*shape, *f.shape), f.dtype) for f in meta.fields}
         self.in_use: Callable[[], None] = lambda: None
 
-    def read(self, source: Source, first: int, count: int) -> Self:
+    def read(self, source: BatchSource, first: int, count: int) -> Self:
         """Fill the buffers with the batches from `first` on."""
         self.in_use()
         self.tokens = self._tokens[:count]
@@ -179,7 +179,7 @@ class BatchGroup:
         return self
 
 
-def read_groups(source: Source, start: int, stop: int) -> Iterator[BatchGroup]:
+def read_groups(source: BatchSource, start: int, stop: int) -> Iterator[BatchGroup]:
     """Yield groups of batches: while one is written, those before it are hashed, and the next is read."""
     size = max(1, GROUP_BYTES // source.meta.batch_bytes)
     groups = [BatchGroup(source.meta, min(size, stop - start)) for _ in range(GROUPS)]

@@ -1,15 +1,9 @@
-"""Sources of documents: files of text or tokens, in groups that any process can read by itself, and their routes.
-
-Text is tokenized block by block, each document with its boundary token.
-"""
+"""The interface of a source of documents, in groups that any process can read by itself, and the routes of these."""
 
 from __future__ import annotations
 
-import json
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -19,12 +13,10 @@ import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.console import counted
-from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.converters.source import Counts
+from zb_hdf5.converters.batch_source import TokenCounts
 from zb_hdf5.signals import deliver_signals
-from zb_hdf5.spec import DEFAULT_SPLIT, TokenArray, stored_dtype
-from zb_hdf5.text.corpus import DocumentFile, Dropped, open_documents, unknown_columns
-from zb_hdf5.text.tokenizers import TokenIds, Tokenizer, load_tokenizer, with_boundaries
+from zb_hdf5.spec import DEFAULT_SPLIT, TokenArray
+from zb_hdf5.text.corpus import Dropped
 
 TRAIN: Final = DEFAULT_SPLIT
 VAL: Final = "val"
@@ -46,7 +38,7 @@ class Encoded(NamedTuple):
     read: int = 0  # bytes of the group that were read so far, of its `num_bytes`
 
 
-class Group(NamedTuple):
+class DocumentGroup(NamedTuple):
     """A part of a file of documents, numbered in the file as that in the conversion. All of it goes to one shard.
 
     `weight` is its share of the work, by which groups are dealt to shards; `num_bytes` are read, about, for progress.
@@ -68,7 +60,7 @@ class DocumentSource(Protocol):
     """
 
     paths: list[Path]
-    groups: list[Group]
+    groups: list[DocumentGroup]
     dtype: np.dtype[Any]
     vocab_size: int
     tokenizer: str
@@ -78,7 +70,7 @@ class DocumentSource(Protocol):
     description: dict[str, Any]
     identity: dict[str, Any]
 
-    def read(self, group: Group, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
+    def read(self, group: DocumentGroup, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
         """Yield the documents of a group, or those that are chosen, some at a time."""
 
 
@@ -90,7 +82,7 @@ class Route:
     the group and on the position in it, never on the shards, the workers or the content of other files.
     """
 
-    groups: list[Group]
+    groups: list[DocumentGroup]
     split: str = TRAIN
     val_fraction: float = 0.0
     seed: int = 0
@@ -100,7 +92,7 @@ class Route:
         """About how many bytes of documents are read."""
         return sum(group.num_bytes for group in self.groups)
 
-    def read(self, source: DocumentSource, num_threads: int, counts: Counts) -> Iterator[tuple[Encoded, int]]:
+    def read(self, source: DocumentSource, num_threads: int, counts: TokenCounts) -> Iterator[tuple[Encoded, int]]:
         """Yield (documents, bytes read so far), and count them; dropped rows count in the training split only."""
         before = 0
         for group in self.groups:
@@ -116,7 +108,7 @@ class Route:
                     yield encoded, before + min(encoded.read, group.num_bytes)
             before += group.num_bytes
 
-    def _chooser(self, group: Group) -> Choose:
+    def _chooser(self, group: DocumentGroup) -> Choose:
         words = [self.seed & 0xFFFFFFFF, self.seed >> 32, group.file_number, group.number]
         draws = np.random.RandomState(words)  # its numbers are frozen by NumPy's policy
         return lambda count: (draws.random_sample(count) < self.val_fraction) == (self.split == VAL)
@@ -161,7 +153,7 @@ def no_documents(source: DocumentSource, dropped: Dropped) -> str:
     return f"no documents in {counted(len(source.paths), 'file')} ({reasons or 'they are empty'})"
 
 
-def _cut_evenly(groups: list[Group], num_shards: int) -> list[list[Group]]:
+def _cut_evenly(groups: list[DocumentGroup], num_shards: int) -> list[list[DocumentGroup]]:
     """Cut into runs of about the same weight, none of them empty."""
     if num_shards > len(groups):
         raise ConvertError(f"{len(groups):,} row groups cannot fill {num_shards:,} shards; pass a smaller --shards")
@@ -171,103 +163,3 @@ def _cut_evenly(groups: list[Group], num_shards: int) -> list[list[Group]]:
     for k in range(num_shards - 1):  # at least one group each
         cuts[k] = min(max(cuts[k], low[k], cuts[k - 1] + 1 if k else 0), high[k])
     return [groups[a:b] for a, b in pairwise([0, *cuts.tolist(), len(groups)])]
-
-
-# --- text ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Everything that decides the tokens of a document. Picklable."""
-
-    tokenizer: str
-    boundary_token_id: int | None
-    max_document_tokens: int | None = None
-
-    def encode(
-        self, tokenizer: Tokenizer, texts: Sequence[str], num_threads: int
-    ) -> tuple[TokenIds, npt.NDArray[np.int64], int]:
-        """Return the tokens of some texts, the length of each, and the number of tokens that were cut off."""
-        tokens, lengths = tokenizer.encode(texts, num_threads)
-        cut = 0
-        if self.max_document_tokens is not None and int(lengths.max(initial=0)) > self.max_document_tokens:
-            kept = np.minimum(lengths, self.max_document_tokens)
-            column = np.arange(len(tokens)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-            cut = len(tokens) - int(kept.sum())
-            tokens, lengths = tokens[column < self.max_document_tokens], kept
-        if self.boundary_token_id is not None:
-            tokens, lengths = with_boundaries(tokens, lengths, self.boundary_token_id)
-        return tokens, lengths, cut
-
-
-@lru_cache(1)
-def _loaded(spec: str, digest: str) -> Tokenizer:
-    """Return the tokenizer of a conversion: a process loads it once, and not for each of many small files."""
-    return load_tokenizer(spec)
-
-
-class TextSource(DocumentSource):
-    """Files of text, tokenized by a recipe. See `DocumentSource`."""
-
-    def __init__(self, files: Sequence[DocumentFile], kind: str, recipe: Recipe) -> None:
-        self._files, self._recipe = list(files), recipe
-        tokenizer = load_tokenizer(recipe.tokenizer)
-        self.paths = [file.path for file in files]
-        self.groups = [
-            Group(number, k, file.path.stat().st_size / file.num_row_groups, file.text_bytes(k))
-            for number, file in enumerate(files)
-            for k in range(file.num_row_groups)
-        ]
-        self.vocab_size = tokenizer.vocab_size
-        self.dtype = stored_dtype("uint16" if self.vocab_size <= 2**16 else "uint32")
-        self.tokenizer, self.boundary_token_id = json.dumps(tokenizer.description), recipe.boundary_token_id
-        self._digest, self.encoder = tokenizer.digest, tokenizer.encoder if tokenizer.encoder != tokenizer.name else ""
-        self.has_ids = bool(files[0].id_column)
-        self.description = {
-            "format": kind,
-            "files": [str(path) for path in self.paths],
-            "boundary_token_id": recipe.boundary_token_id,
-            "max_document_tokens": recipe.max_document_tokens,
-        }
-        self.identity = {
-            "text_column": files[0].column,
-            "more_columns": [files[0].id_column, *files[0].metadata_columns],
-            "tokenizer": dict(tokenizer.description),
-        }
-
-    def read(self, group: Group, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
-        tokenizer, file, read = _loaded(self._recipe.tokenizer, self._digest), self._files[group.file_number], 0
-        for block in file.row_group(group.number):
-            read += sum(map(len, block.texts))
-            chosen = block if choose is None else block.only(choose(len(block.texts)).tolist())
-            tokens, lengths, cut = self._recipe.encode(tokenizer, chosen.texts, num_threads)
-            rows = np.array(chosen.rows, np.uint64)
-            yield Encoded(tokens, lengths, str(file.path), rows, chosen.ids, chosen.metadata, cut, block.dropped, read)
-
-
-def open_text(paths: list[Path], conversion: Conversion) -> TextSource:
-    """Open files of text as a conversion asks."""
-    if conversion.shard_per_source and (conversion.num_shards or not conversion.is_stream):
-        raise ArgumentError(
-            "pass either --shards or --shard-per-source, not both" if conversion.is_stream else
-            "--shard-per-source belongs to --layout stream: rows are shuffled over all sources"
-        )  # fmt: skip
-    kind, columns = conversion.source_format, conversion.metadata_columns or ()
-    files = open_documents(paths, kind, conversion.text_column or "text", conversion.id_column or "", columns)
-    for name in unknown_columns(files):
-        warnings.warn(f"{files[0].path}: no key {name!r} in its first lines", stacklevel=2)
-    return TextSource(files, kind, _recipe(conversion))
-
-
-def _recipe(conversion: Conversion) -> Recipe:
-    spec, text = conversion.tokenizer or "", conversion.boundary_token
-    if conversion.no_boundary:
-        if text is not None:
-            raise ArgumentError("pass either --boundary-token or --no-boundary, not both")
-        return Recipe(spec, None, conversion.max_document_tokens)
-    tokenizer = load_tokenizer(spec)
-    boundary = tokenizer.boundary_token_id if text is None else tokenizer.special_token_id(text)
-    if boundary is None:
-        known = ", ".join(tokenizer.special_tokens) or "none"
-        raise ArgumentError(f"tokenizer {spec}: pass --boundary-token (it has: {known}), or --no-boundary")
-    return Recipe(spec, boundary, conversion.max_document_tokens)

@@ -14,10 +14,11 @@ from typing import Any, Final
 import numpy as np
 
 from zb_hdf5 import ConvertError, HDF5ShardWriter, ShardEntry, ShardIndex, StoreMeta
+from zb_hdf5.converters.batch_source import TokenCounts, require_pad_id
 from zb_hdf5.converters.batch_target import is_one_file, refuse_bad_destination, write_batches
 from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.converters.documents import DocumentSource, Encoded, Route, no_documents, route
-from zb_hdf5.converters.engines import Progress, Workers, no_progress, noted_work
+from zb_hdf5.converters.document_source import DocumentSource, Encoded, Route, no_documents, route
+from zb_hdf5.converters.engines import Advance, Workers, no_progress, noted_work
 from zb_hdf5.converters.journal import (
     PLANNED,
     Finished,
@@ -33,8 +34,7 @@ from zb_hdf5.converters.journal import (
 )
 from zb_hdf5.converters.packed import PackedSource
 from zb_hdf5.converters.reports import Done, Report
-from zb_hdf5.converters.shard import COMMIT_BYTES, SHARDS
-from zb_hdf5.converters.source import Counts, require_pad_id
+from zb_hdf5.converters.shard_plan import COMMIT_BYTES, SHARDS
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, in_order, part_of
 from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import ZbError
@@ -107,9 +107,9 @@ class TokensTask:
         return self.path.with_name(self.path.name + ".progress")
 
 
-def write_stream(task: TokensTask, progress: Progress = no_progress) -> Finished:
+def write_stream(task: TokensTask, progress: Advance = no_progress) -> Finished:
     """Write the documents of one task to an HDF5 stream."""
-    counts, source, meta, done = Counts(), task.source, task.meta, 0
+    counts, source, meta, done = TokenCounts(), task.source, task.meta, 0
     with HDF5ShardWriter(
         task.path, dtype=meta.dtype.name, boundary_token_id=meta.boundary_token_id, vocab_size=meta.vocab_size,
         tokenizer=meta.tokenizer, overwrite=True, codec=meta.codec,
@@ -206,7 +206,7 @@ class TokensPlan:
         with journal.kept_for_resume():
             finished = journal.run(write_stream, journal.missing)
         require_unchanged(source.paths, plan["files"])
-        counts = Counts()
+        counts = TokenCounts()
         for done in finished:
             counts.add(done.counts)
         if not counts.documents:

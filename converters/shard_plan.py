@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from zb_hdf5 import BatchWriter, ChecksumError, ConvertError, ShardEntry, StoreMeta, open_reader
 from zb_hdf5.console import format_bytes
+from zb_hdf5.converters.batch_source import BatchSource, SourceShard, read_groups
 from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.converters.engines import CountedWork, Progress, no_progress, noted_work
+from zb_hdf5.converters.engines import Advance, CountedWork, no_progress, noted_work
 from zb_hdf5.converters.journal import (
     PLANNED,
     FileState,
@@ -24,7 +25,6 @@ from zb_hdf5.converters.journal import (
     digests_of,
     require_unchanged,
 )
-from zb_hdf5.converters.source import Source, SourceShard, read_groups
 from zb_hdf5.documents.document_table import write_joined
 from zb_hdf5.documents.metadata import TableInfo
 from zb_hdf5.documents.table_writer import PiecesWriter
@@ -53,7 +53,7 @@ BLOCK_RECORDS: Final = 1 << 15
 class ShardTask:
     """One shard to write. Picklable."""
 
-    source: Source
+    source: BatchSource
     target: str
     path: Path
     start: int
@@ -95,7 +95,7 @@ def files_of_shard(path: Path) -> tuple[Path, ...]:
     return path, *(path.with_name(path.name + suffix) for suffix in (CRC32_SUFFIX, PIECES_SUFFIX))
 
 
-def write_shard(task: ShardTask, progress: Progress = no_progress) -> Finished:
+def write_shard(task: ShardTask, progress: Advance = no_progress) -> Finished:
     """Read the batches of one shard from the source, write them, and publish the file."""
     try:
         return _write_shard(task, CountedWork(task.amount, progress, task.note))
@@ -179,10 +179,10 @@ def _require_intact(
 
 
 @dataclass(frozen=True)
-class Plan:
+class ShardPlan:
     """The shards of a conversion into a folder, and their source files."""
 
-    source: Source
+    source: BatchSource
     target: str
     cuts: list[tuple[int, int]]  # (start, stop) of each shard, in batches
     files: dict[str, FileState]  # of every source file, when the plan was made
@@ -246,7 +246,7 @@ class Plan:
         return per_shard * len(self.cuts) + len(source.document_parts) + 3  # the folder, its index, the journal
 
 
-def cut_into_shards(source: Source, conversion: Conversion) -> list[tuple[int, int]]:
+def cut_into_shards(source: BatchSource, conversion: Conversion) -> list[tuple[int, int]]:
     """Return (start, stop) of each shard, in batches: consecutive, and none empty."""
     is_asked = conversion.num_shards is not None or conversion.shard_bytes is not None
     if source.is_cut or (source.shards and not is_asked):
@@ -267,7 +267,7 @@ def number_of_shards(num_batches: int, meta: StoreMeta, conversion: Conversion) 
     return count
 
 
-def require_one_split(source: Source, remedy: str) -> None:
+def require_one_split(source: BatchSource, remedy: str) -> None:
     """Raise `ConvertError` if shards of several splits would be mixed."""
     splits = list(dict.fromkeys(shard.split for shard in source.shards))
     if len(splits) > 1:

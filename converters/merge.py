@@ -1,0 +1,100 @@
+"""The merge of a job array: one store of the shards that several jobs have written, each with its share of them."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from zb_hdf5 import ConvertError, ShardIndex, StoreMeta, open_reader
+from zb_hdf5.converters.journal import Finished, ShardRange, journal_paths, read_journals, require_same
+from zb_hdf5.converters.shard_plan import PLAN_VERSION, SHARDS, files_of_shard
+from zb_hdf5.documents.document_table import DocumentPart, check_documents
+from zb_hdf5.field import Field
+from zb_hdf5.files.publishing import PartialDirectory, partial_path, remove
+from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.spec import DOCUMENTS_PREFIX, INDEX_NAME, SHARD_PREFIX, stored_dtype
+
+
+def merge_parts(destination: str | os.PathLike[str], *, overwrite: bool = False) -> ShardIndex:
+    """Publish a folder whose shards were written by several jobs, each with its `--shard-range`."""
+    destination = Path(destination)
+    waiting = partial_path(destination)
+    if not journal_paths(waiting) and (destination / INDEX_NAME).exists():
+        return ShardIndex.load(destination)  # it was merged before
+    if not journal_paths(waiting):
+        raise ConvertError(f"{waiting}: no parts of a conversion there; run 'zb convert ... --shard-range I/N' first")
+    with PartialDirectory(destination, overwrite=overwrite) as folder:
+        folder.keep()
+        plan, finished = _collect(waiting)
+        meta, indexed = plan["meta"], FORMATS[plan["target"]].holds_batches
+        fields = tuple(Field.from_json(*item) for item in meta["fields"].items())
+        index = ShardIndex(
+            StoreMeta(**{**meta, "dtype": stored_dtype(meta["dtype"]), "fields": fields}),
+            tuple(done.entry for _, done in sorted(finished.items())),
+            plan["shuffle"],
+            plan["source"],
+            documents=tuple(DocumentPart(*part) for part in plan["documents"]) if indexed else (),
+        ).with_max_token(done.max_token for done in finished.values())
+        _require_whole(waiting, plan["target"], index)
+        if indexed:
+            index.save(waiting)
+    return index
+
+
+def _require_whole(folder: Path, target: str, index: ShardIndex) -> None:
+    """Check every shard once more, and then remove files that are no shards: earlier parts of another plan."""
+    if FORMATS[target].holds_batches:
+        for entry in index.shards:
+            with open_reader(folder / entry.path) as reader:
+                index.require_agreement(reader, entry)
+        for part in index.documents:
+            check_documents(folder / part.path, part)
+    named = {path.name for entry in index.shards for path in files_of_shard(Path(entry.path))}
+    named |= {part.path for part in index.documents}
+    for name in os.listdir(folder):
+        if name.startswith((SHARD_PREFIX, DOCUMENTS_PREFIX)) and name not in named:
+            remove(folder / name)
+
+
+def _collect(folder: Path) -> tuple[dict[str, Any], dict[int, Finished]]:
+    """Return the plan that all journals agree on, and every shard."""
+    records = read_journals(folder, SHARDS)
+    first = next(iter(records.values()), None)
+    if first is None:
+        raise ConvertError(f"{folder}: another process has merged it")
+    if first.plan.get("version") != PLAN_VERSION:
+        raise ConvertError(f"{folder}: was begun by another version; start over with --force")
+    finished: dict[int, Finished] = {}
+    for path, record in records.items():
+        require_same(record.plan, first.plan, path)
+        finished.update(record.finished)
+    num_shards = len(first.plan["cuts"])
+    missing = [k for k in range(num_shards) if k not in finished or not (folder / finished[k].entry.path).exists()]
+    if missing:
+        raise ConvertError(
+            f"{folder}: {len(missing)} of {num_shards} shards are missing, {_how_to_write(missing, folder, num_shards)}"
+        )
+    return first.plan, finished
+
+
+def _how_to_write(missing: list[int], folder: Path, num_shards: int) -> str:
+    """Return the parts that have the missing shards, and the command to run."""
+    # parts of several sizes: any of them will do, and most jobs were of this one
+    [(num_jobs, _)] = Counter(part.num_jobs for part in journal_paths(folder)).most_common(1)
+    jobs = [job for job in range(num_jobs) if {*missing} & {*ShardRange(job, num_jobs).shards(num_shards)}]
+    if num_jobs == 1:
+        return "of a conversion without --shard-range: run it again with --resume"
+    which = f"{'part' if len(jobs) == 1 else 'parts'} {_ranges(jobs)} of {num_jobs}"
+    return (
+        f"of {which}: run the same 'zb convert ... --resume' with --shard-range I/{num_jobs} for each "
+        f"(in a Slurm array: sbatch --array={_ranges(jobs)}), then merge"
+    )
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Return ascending numbers as Slurm writes them: "1,4-6"."""
+    firsts = [number for number in numbers if number - 1 not in numbers]
+    lasts = [number for number in numbers if number + 1 not in numbers]
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(firsts, lasts, strict=True))

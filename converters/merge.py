@@ -15,6 +15,7 @@ from zb_hdf5.field import Field
 from zb_hdf5.files.publishing import PartialDirectory, partial_path, remove
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import DOCUMENTS_PREFIX, INDEX_NAME, SHARD_PREFIX, stored_dtype
+from zb_hdf5.store.agreement import require_agreement
 
 
 def merge_parts(destination: str | os.PathLike[str], *, overwrite: bool = False) -> ShardIndex:
@@ -48,7 +49,7 @@ def _require_whole(folder: Path, target: str, index: ShardIndex) -> None:
     if FORMATS[target].holds_batches:
         for entry in index.shards:
             with open_reader(folder / entry.path) as reader:
-                index.require_agreement(reader, entry)
+                require_agreement(index, entry, reader)
         for part in index.documents:
             check_documents(folder / part.path, part)
     named = {path.name for entry in index.shards for path in files_of_shard(Path(entry.path))}

@@ -42,13 +42,13 @@ if TYPE_CHECKING:  # for type checkers, which do not read the table; a test comp
     from zb_hdf5.loaders.order import resolve_rank as resolve_rank
     from zb_hdf5.loaders.text_loader import TextLoader as TextLoader
     from zb_hdf5.spec import StoreMeta as StoreMeta
-    from zb_hdf5.store.index import ShardEntry as ShardEntry
     from zb_hdf5.store.index import ShardIndex as ShardIndex
     from zb_hdf5.store.opening import open_reader as open_reader
     from zb_hdf5.store.opening import open_stream as open_stream
     from zb_hdf5.store.opening import open_writer as open_writer
     from zb_hdf5.store.rebuild import rebuild_index as rebuild_index
     from zb_hdf5.store.repair import repair as repair
+    from zb_hdf5.store.shard_table import ShardEntry as ShardEntry
     from zb_hdf5.store.verify import verify_store as verify_store
     from zb_hdf5.text.tokenizers import Tokenizer as Tokenizer
     from zb_hdf5.text.tokenizers import load_tokenizer as load_tokenizer
@@ -89,13 +89,13 @@ _MODULES: Final = {
     "resolve_rank": "zb_hdf5.loaders.order",
     "TextLoader": "zb_hdf5.loaders.text_loader",
     "StoreMeta": "zb_hdf5.spec",
-    "ShardEntry": "zb_hdf5.store.index",
     "ShardIndex": "zb_hdf5.store.index",
     "open_reader": "zb_hdf5.store.opening",
     "open_stream": "zb_hdf5.store.opening",
     "open_writer": "zb_hdf5.store.opening",
     "rebuild_index": "zb_hdf5.store.rebuild",
     "repair": "zb_hdf5.store.repair",
+    "ShardEntry": "zb_hdf5.store.shard_table",
     "verify_store": "zb_hdf5.store.verify",
     "Tokenizer": "zb_hdf5.text.tokenizers",
     "load_tokenizer": "zb_hdf5.text.tokenizers",

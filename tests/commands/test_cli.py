@@ -479,9 +479,12 @@ def test_a_repacked_shard_names_its_cause_and_cure(how, places, gzip_copy):
     os.replace(store / "new", shard)
     text = said(3, "verify", store)
     assert text.count("BAD: ") == 2  # the shard, and the verdict
-    assert f"{shard}: is the shard that {INDEX_NAME} names" in text
+    assert f"{shard}: expected its batches at the offsets that {INDEX_NAME} has" in text
     assert f"run 'zb index rebuild --force {store}'" in text
-    with open_reader(store) as reader, pytest.raises(FormatError, match=r"names, but .* repacked .* rebuild the index"):
+    with (
+        open_reader(store) as reader,
+        pytest.raises(FormatError, match=r"offsets .* repacked .* rebuild the index"),
+    ):
         reader.read_batch(4)
     with open_reader(store, access="h5py") as reader:  # which asks the file itself
         np.testing.assert_array_equal(reader.read_batch(4), batches(12)[4])

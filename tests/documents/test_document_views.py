@@ -16,7 +16,8 @@ from zb_hdf5.documents.document_offsets import DocumentOffsets
 from zb_hdf5.documents.pieces import Pieces, concatenate, pieces_of_windows
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.spec import NO_DOCUMENT, NO_SHA256, StoreMeta
-from zb_hdf5.store.index import ShardEntry, ShardIndex
+from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.shard_table import ShardEntry
 from zb_hdf5.store.store_documents import FEW_DOCUMENTS, StreamDocuments
 
 

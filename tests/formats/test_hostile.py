@@ -202,7 +202,7 @@ def edited_index(folder):
 
 
 @pytest.mark.parametrize(("count", "message"), [
-    *((count, "num_batches|token_count") for count in (2**62, 2**70, -1)), (2**40, "lie over each other"),
+    *((count, "num_batches|token_count") for count in (2**62, 2**70, -1)), (2**40, "batches overlap"),
 ])  # fmt: skip
 def test_counts_in_an_index_are_no_larger_than_files_can_be(count, message, write_store, tmp_path):
     folder = write_store(tmp_path / "store", random_tokens(3, 2, 16), (3,))
@@ -231,10 +231,10 @@ def test_a_name_that_no_file_can_have_is_a_format_error_everywhere(kind, name, w
         text["shards"]["path"][0] = name
     options = {} if kind == "batches" else {"batch_size": 1, "seq_len": 8}
     attempts = (lambda: verify_store(folder), lambda: Loader(folder, **options), lambda: open_reader(folder, **options))
-    is_refused(errors.FormatError, *attempts, match="no name of a file")
+    is_refused(errors.FormatError, *attempts, match="not the name of a file")
     for command in ("verify", "info"):
         code, output = outcome_of(command, folder)
-        assert (code, "no name of a file" in output) == ({"verify": 3, "info": 1}[command], True), output
+        assert (code, "not the name of a file" in output) == ({"verify": 3, "info": 1}[command], True), output
 
 
 # --- what is no file -------------------------------------------------------------------------------------------

@@ -223,8 +223,8 @@ def test_a_damaged_source_is_not_copied(split_store, tmp_path):
     ("pieces", {"sha256": [1] * 4}, r"pieces: sha256\[0\]: expected str"),
     ("documents", {"path": ["../x", "y"]}, "documents: path '../x' leaves the folder"),
     ("documents", {"sha256": ["0", "1"]}, "documents: expected 64 hexadecimal digits"),
-    ("documents", {"split": ["train", "train"]}, "documents-00001.tables: lies over the table before it"),
-    ("documents", {"token_count": [-1, 5]}, "documents: documents-00000.tables: lies over"),
+    ("documents", {"split": ["train", "train"]}, "documents-00001.tables: overlaps the table before it"),
+    ("documents", {"token_count": [-1, 5]}, "documents: documents-00000.tables: overlaps"),
     ("documents", {"first_token": ["a", 0]}, r"documents: first_token\[0\]: expected int"),
 ])  # fmt: skip
 @pytest.mark.thin

@@ -345,7 +345,7 @@ def test_wrong_places_are_never_wrong_tokens(shift, tokens, tmp_path, write_stor
     moved = Run(run.base + shift[0], run.stride + shift[1], run.num_batches)
     first = replace(first, columns=first.columns | {"batches": (moved,)})
     replace(index, shards=(first, *others)).save(folder)  # with the digest of its own text
-    message = r"shard-00000\.h5: is the shard.*rebuild the index|columns: batches lie over each other"
+    message = r"shard-00000\.h5: expected its batches at the offsets.*rebuild the index|columns: batches overlap"
     with pytest.raises(errors.ZbError, match=message), open_reader(folder) as reader:
         reader.read_batch(0)
     if shift[1] >= 0:  # else the index cannot be read

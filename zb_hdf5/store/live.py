@@ -39,7 +39,8 @@ from zb_hdf5.spec import (
     TokenArray,
     combine_sha256,
 )
-from zb_hdf5.store.index import ShardEntry, ShardIndex
+from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.shard_table import ShardEntry
 from zb_hdf5.store.shards import Sharded, StoreReader
 
 #: Waits between the attempts to open a file that its writer may be closing or renaming.

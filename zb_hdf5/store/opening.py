@@ -32,7 +32,8 @@ from zb_hdf5.spec import (
     codec_named,
     stored_dtype,
 )
-from zb_hdf5.store.index import ShardIndex, find_index, require_files, require_same_tokens, stores_by_format
+from zb_hdf5.store.both_formats import require_same_tokens, stores_by_format
+from zb_hdf5.store.index import ShardIndex, find_index, require_files
 from zb_hdf5.store.shards import StoreReader, stream_index
 from zb_hdf5.store.store_documents import StoreDocuments
 from zb_hdf5.store.token_stream import TokenStream

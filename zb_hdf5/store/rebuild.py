@@ -36,7 +36,9 @@ from zb_hdf5.spec import (
     StoreMeta,
     pieces_path,
 )
-from zb_hdf5.store.index import ShardEntry, ShardIndex, require_one_store, source_files
+from zb_hdf5.store.both_formats import require_one_store
+from zb_hdf5.store.index import ShardIndex, source_files
+from zb_hdf5.store.shard_table import ShardEntry
 
 UNKNOWN_SHUFFLE: Final = "unknown"  # of an index made from shards that do not name theirs
 REPAIRED: Final = ".repaired"  # in the name of a new file

@@ -56,8 +56,10 @@ from zb_hdf5.spec import (
     documents_path,
     pieces_path,
 )
-from zb_hdf5.store.index import ShardEntry, ShardIndex, require_one_store
+from zb_hdf5.store.both_formats import require_one_store
+from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.rebuild import REPAIRED, document_tables, ensure_rows, entry_of
+from zb_hdf5.store.shard_table import ShardEntry
 
 #: The paths of the files that belong to the tokens of a file.
 SIDECARS = (pieces_path, documents_path, crc32_path)

@@ -55,7 +55,9 @@ from zb_hdf5.spec import (
     live_fingerprint,
     stored_dtype,
 )
-from zb_hdf5.store.index import ShardEntry, ShardIndex, find_index, require_files
+from zb_hdf5.store.agreement import require_agreement
+from zb_hdf5.store.index import ShardIndex, find_index, require_files
+from zb_hdf5.store.shard_table import ShardEntry
 from zb_hdf5.store.store_documents import StoreDocuments, StreamDocuments
 
 #: Files that are mapped side by side at most: the size of each is asked for before each gather.
@@ -307,7 +309,7 @@ class Sharded(Tokens):
             if not is_expected:
                 raise IncompleteError(f"{reader.path}: its writer has not finished; convert again")
             placed = self._is_placed(entry) and not self.index.holds_stream
-            self.index.require_agreement(reader, entry, placed=placed)
+            require_agreement(self.index, entry, reader, placed=placed)
             is_known = identity is not None or entry.crc32 == NOT_KNOWN or not entry.token_count
             problem = "" if is_known else self._problem(reader.tokens, reader.crc32_rows(), entry, unit)
             if problem:

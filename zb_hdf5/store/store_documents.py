@@ -17,7 +17,8 @@ from zb_hdf5.files.paths import Identity, RemotePath, finding
 from zb_hdf5.files.threads import Readers
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import DOCUMENTS_SUFFIX, INDEX_NAME, NO_SHA256, pieces_path
-from zb_hdf5.store.index import ShardEntry, ShardIndex
+from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.shard_table import ShardEntry
 
 if TYPE_CHECKING:  # h5py, which a store without documents does not need
     from zb_hdf5.documents.document_offsets import DocumentOffsets

@@ -22,8 +22,11 @@ from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.npy import npy_files
 from zb_hdf5.formats.registry import FORMATS, format_of, open_chunks, require_datasets
 from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, documents_path, pieces_path
-from zb_hdf5.store.index import ShardEntry, ShardIndex, find_index, require_same_tokens, stores_by_format
+from zb_hdf5.store.agreement import require_agreement
+from zb_hdf5.store.both_formats import require_same_tokens, stores_by_format
+from zb_hdf5.store.index import ShardIndex, find_index
 from zb_hdf5.store.rebuild import entry_of
+from zb_hdf5.store.shard_table import ShardEntry
 
 
 @dataclass
@@ -327,7 +330,7 @@ def _check_entry(
         _compare_sha256(reader.field(name).path, entry.fields[name].sha256, found)
     if entry.backend != reader.backend:
         raise FormatError(f"{reader.path}: {INDEX_NAME} has backend {entry.backend!r}, found {reader.backend!r}")
-    index.require_agreement(reader, entry)
+    require_agreement(index, entry, reader)
     if entry.pieces is not None:
         check_pieces(reader, entry.pieces, report)
     folder = reader.path.parents[entry.path.count("/")]
@@ -347,7 +350,7 @@ class _Fact(NamedTuple):
 def _facts(
     index: ShardIndex, entry: ShardEntry, table: DocumentPart | None, reader: BatchReader, sha256: str
 ) -> Iterator[_Fact]:
-    """Yield all facts about a shard that `ShardIndex.require_agreement` does not compare."""
+    """Yield all facts about a shard that `require_agreement` does not compare."""
     found = entry_of(reader, reader.origin.get("split"), sha256=sha256)
     names_split = "split" in reader.origin or found.pieces is not None
     yield _Fact("bytes", entry.num_bytes, found.num_bytes, 0)

@@ -37,12 +37,6 @@ def batches_of(path, **options):
         return np.array(list(reader))
 
 
-def numbered_batches(first, count, shape):
-    """Return batches `first`, `first + 1`, ...: each is told by its number alone."""
-    numbers = np.arange(first, first + count).reshape(-1, 1, 1)
-    return (numbers * 31 + np.arange(shape[0] * shape[1]).reshape(shape)) % 65536
-
-
 def write_batches(path, tokens, values=None, **options):
     """Write batches to one file of their shape; uint16 stays uint16 unless a dtype is given. Return the `ShardInfo`."""
     dtype = "uint16" if tokens.dtype == np.uint16 else "uint32"

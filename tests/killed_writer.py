@@ -3,7 +3,7 @@
 import inspect
 from functools import partial
 
-from contents import numbered_batches
+from numbered import numbered_batches
 
 B, S = 32, 64  # a batch of uint16 is one page
 

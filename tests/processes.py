@@ -1,4 +1,4 @@
-"""Work in processes of their own: Python code in a new interpreter, and functions in a fork of this one."""
+"""Work in processes of their own: programs in a new interpreter, and functions in a fork of this one."""
 
 import contextlib
 import json
@@ -8,12 +8,30 @@ import subprocess
 import sys
 import time
 import warnings
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+#: Programs of more than a few lines; each says in its docstring which arguments it takes.
+PROGRAMS = TESTS / "programs"
 
 
-def started(code, *arguments, **options):
-    """Start an interpreter with pipes to its streams of text."""
+def environment(**variables):
+    """Return the environment of a process that can import these helpers."""
+    paths = [str(TESTS), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **variables}
+
+
+def command_of(program, *arguments):
+    """Return the command that runs a program in a new interpreter: code, or the path of a file."""
+    chosen = [str(program)] if isinstance(program, Path) else ["-c", program]
+    return [sys.executable, *chosen, *map(str, arguments)]
+
+
+def started(program, *arguments, **options):
+    """Start a program with pipes to its streams of text."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], text=True, **{**pipes, **options})
+    how = {"text": True, "env": environment(), **pipes, **options}
+    return subprocess.Popen(command_of(program, *arguments), **how)
 
 
 @contextlib.contextmanager
@@ -26,10 +44,10 @@ def running(*processes):
         yield processes if len(processes) > 1 else processes[0]
 
 
-def python(code, *arguments, **options):
-    """Run code to its end."""
-    how = {"capture_output": True, "text": True, "timeout": 120, **options}
-    return subprocess.run([sys.executable, "-c", code, *map(str, arguments)], **how)
+def python(program, *arguments, **options):
+    """Run a program to its end."""
+    how = {"capture_output": True, "text": True, "timeout": 120, "env": environment(), **options}
+    return subprocess.run(command_of(program, *arguments), **how)
 
 
 def output_of(process):

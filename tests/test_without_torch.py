@@ -10,17 +10,15 @@ import sys
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import numpy as np
 import pytest
 from commandline import commands_of, run_zb
 from modules import MODULES
-from processes import python
+from processes import PROGRAMS, environment, python
 
 from zb_hdf5.commands.zb import zb
 
-TESTS = Path(__file__).parent
 MESSAGE = "this needs the package torch: pip install '.[torch]'"
 #: Its classes are those of torch.
 NEEDS_TORCH = "zb_hdf5.loaders.datasets"
@@ -78,7 +76,8 @@ def no_torch(tmp_path):
     """Return the environment of processes that find no torch."""
     (tmp_path / "blocker").mkdir()
     (tmp_path / "blocker" / "sitecustomize.py").write_text(BLOCKER)
-    return os.environ | {"PYTHONPATH": f"{tmp_path / 'blocker'}:{TESTS}"}
+    paths = (str(tmp_path / "blocker"), environment()["PYTHONPATH"])
+    return environment(PYTHONPATH=os.pathsep.join(paths))
 
 
 class OneFile(BaseHTTPRequestHandler):
@@ -173,44 +172,8 @@ def test_every_module_is_imported_and_every_command_runs(tmp_path, no_torch):
     assert not (tmp_path / "cache").exists()
 
 
-LOADERS = """
-from pathlib import Path
-
-import numpy as np
-from zb_hdf5 import *
-
-with open_writer("one.h5", batch_size=2, seq_len=4) as writer:
-    writer.write(np.arange(24).reshape(3, 2, 4))
-with HDF5ShardWriter("stream.h5") as writer:
-    writer.write_document([1, 2, 3])
-np.save("flat.npy", np.arange(64, dtype=np.uint16))
-with open_reader("one.h5") as reader:
-    assert reader.read_batch(1)[0].tolist() == [8, 9, 10, 11]
-    for needs in (reader.read_batch_torch, reader.read_batch_int32):
-        try:
-            needs(0)
-        except UnavailableError as error:
-            print(error)
-for make in (
-    lambda: Loader("one.h5"),
-    lambda: Loader(open_reader("one.h5")),
-    lambda: FollowingLoader("one.h5"),
-    lambda: DocumentLoader("stream.h5", collate="pack", max_tokens=8),
-    lambda: TextLoader("text.parquet", tokenizer="byte", batch_size=1, seq_len=2, split="train"),
-    lambda: MixedLoader({"one": "one.h5"}, {"one": 1.0}),
-    lambda: BatchNativeLoader("one.h5"),
-    lambda: DatasetLoader(2, 4, 0, 1, "."),
-    lambda: SlidingWindowDataloader(MmapTokenStore("flat.npy"), 4, 2),
-):
-    try:
-        make()
-    except UnavailableError as error:
-        print(error)
-"""
-
-
 def test_readers_give_numpy_and_every_loader_names_what_to_install(tmp_path, no_torch):
     write_sources(tmp_path)
-    done = python(LOADERS, cwd=tmp_path, env=no_torch)
+    done = python(PROGRAMS / "need_torch.py", cwd=tmp_path, env=no_torch)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [MESSAGE] * 11

@@ -8,7 +8,7 @@ import pytest
 from commandline import succeed as run_well
 from contents import files_in
 from damage import flip
-from processes import running, started
+from processes import PROGRAMS, running, started
 
 from zb_hdf5.commands.zb import zb
 
@@ -16,54 +16,6 @@ LONGEST = (pytest.mark.slow, pytest.mark.longest)
 S, B, NUM_BATCHES = 64, 32, 600
 CODES = {2: 130, 15: 143}
 SHAPE = ("--batch-size", B, "--seq-len", S, "--shards", 3)
-#: Forks of one interpreter that has imported everything: each runs a command, and gets a signal at a random moment.
-HAMMER = """
-import faulthandler, json, os, random, signal, sys, time
-from pathlib import Path
-import zb_hdf5.__main__ as scripts
-import zb_hdf5.commands.zb, zb_hdf5.converters.run, zb_hdf5.formats.h5_writer, zb_hdf5.store.verify
-
-seed, trials, out, longest_s, *command = sys.argv[1:]
-out, chance = Path(out), random.Random(int(seed))
-errors = out.with_name("errors")
-
-def begun():
-    child = os.fork()
-    if child == 0:
-        os.dup2(os.open(errors, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o644), 2)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        faulthandler.register(signal.SIGUSR1)
-        sys.argv = ["zb", *command]
-        scripts.zb()
-    return child
-
-def end_of(child):
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.002)
-    os.kill(child, signal.SIGUSR1)
-    time.sleep(0.5)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return "hangs"
-
-scripts.handle_signals()  # as a script begins: a fork has them from its first moment
-for number in range(int(trials)):
-    sent = chance.choice([signal.SIGTERM, signal.SIGTERM, signal.SIGINT])
-    child = begun()
-    time.sleep(chance.uniform(0, float(longest_s)))
-    os.kill(child, sent)
-    sent_s = time.monotonic()
-    code = end_of(child)
-    print(json.dumps([int(sent), code, time.monotonic() - sent_s, out.exists(), errors.read_text()]), flush=True)
-    if code == "hangs":
-        break
-    if out.exists():
-        out.rename(out.with_name(f"done-{number}"))
-"""
 
 
 class End(NamedTuple):
@@ -87,7 +39,7 @@ def source(tmp_path):
 
 def hammered(out, trials, longest_s, *command, seed=0):
     """Run trials of a command, of which each ends with a documented code and at most one message."""
-    with running(started(HAMMER, seed, trials, out, longest_s, *command)) as process:
+    with running(started(PROGRAMS / "signal_forks.py", seed, trials, out, longest_s, *command)) as process:
         lines, errors = process.communicate(timeout=60 + 30 * trials)
     assert process.returncode == 0, errors
     ends = [End(*json.loads(line)) for line in lines.splitlines()]

@@ -1,9 +1,7 @@
 """The order of a commit: a kill, or a failing disk, at each single write of it, by injection and not at random."""
 
 import errno
-import inspect
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -12,94 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from contents import batches_of, numbered_batches, write_batches
-from processes import started
+from contents import batches_of, write_batches
+from numbered import FIELDS, documents_of, fields_of, numbered_batches
+from processes import PROGRAMS, environment, python, started
 
 from zb_hdf5 import MmapTokenStore, convert, open_reader, open_writer, verify_store
 from zb_hdf5.formats.registry import FORMATS, open_chunks
 from zb_hdf5.store.repair import repair_file
 
 SHIM = Path(__file__).parents[1] / "failing_disk.c"
-
-
-def documents_of(first, count, length):
-    """Return the tokens of documents `first`, `first + 1`, ..., one after the other."""
-    numbers = np.repeat(np.arange(first, first + count), length)
-    return (numbers * 31 + np.arange(len(numbers)) % length) % 65536
-
-
-def fields_of(tokens):
-    """Return the values of two fields: each is told by its token alone."""
-    return {"mask": (tokens * 7 % 251).astype("u1"), "pair": np.stack([tokens * 3, tokens], -1).astype("u4")}
-
-
-FIELDS = {"mask": "u1", "pair": ("<u4", (2,))}
-
-#: Makes a file, arms the shim, and goes on. A forked child for each write: importing takes longer than all the rest.
-DRIVER = (
-    "import ctypes, errno, json, os, sys\nimport numpy as np\nfrom zb_hdf5 import HDF5ShardWriter, open_writer\n"
-    + inspect.getsource(numbered_batches)
-    + inspect.getsource(documents_of)
-    + inspect.getsource(fields_of)
-    + f"FIELDS = {FIELDS}"
-    + """
-shim = ctypes.CDLL(None)
-
-def batches(path, arm, shape, before, count, expected, fields=None, codec=None):
-    size = {"batch_size": shape[0], "seq_len": shape[1], "dtype": "uint16", "expected_batches": expected}
-    writer = open_writer(path, **size, fields=fields, codec=codec)
-    def write(first, count):
-        tokens = numbered_batches(first, count, shape)
-        writer.write(tokens, fields and fields_of(tokens))
-    if before:
-        write(0, before)
-    arm(writer)
-    write(before, count) if count else writer.finish()
-
-def stream(path, arm, chunk, length, before, count, fields=None, codec=None):
-    writer = HDF5ShardWriter(path, chunk_tokens=chunk, fields=fields, codec=codec)
-    def write(first, count):
-        tokens = documents_of(first, count, length)
-        writer.write_documents(tokens, [length] * count, fields and fields_of(tokens))
-    write(0, before)
-    arm(writer)
-    write(before, count) if count else writer.finish()
-
-kind, folder, error, numbers = sys.argv[1], sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
-arguments = json.loads(sys.argv[5])
-if arguments.pop("with_fields", False):
-    arguments["fields"] = FIELDS
-for at in numbers:
-    child = os.fork()
-    if child == 0:
-        os.makedirs(f"{folder}/{at}")
-        os.dup2(os.open(f"{folder}/{at}/log", os.O_CREAT | os.O_WRONLY), 2)
-        said = open(f"{folder}/{at}/said", "w")
-        armed = []
-        def arm(writer):
-            armed.append(writer)
-            shim.arm(ctypes.c_long(at), error)
-        try:
-            globals()[kind](f"{folder}/{at}/x.h5", arm, **arguments)
-            said.write("done")
-        except OSError as failure:
-            said.write(f"{failure.errno} {failure.filename}\\n")
-            said.flush()
-            shim.arm(ctypes.c_long(0), 0)  # the disk is well again
-            try:
-                tokens = numbered_batches(0, 1, arguments["shape"])
-                armed[0].write(tokens, arguments.get("fields") and fields_of(tokens))
-                said.write("written again")
-            except Exception as failure:
-                said.write(f"{type(failure).__name__}: {failure}")
-        said.close()
-        os._exit(7)
-    code = os.waitpid(child, 0)[1]
-    if open(f"{folder}/{at}/said").read() == "done":
-        break
-print(at)
-"""
-)
 
 
 @pytest.fixture(scope="module")
@@ -118,9 +37,8 @@ def hit_each_write(shim, thinned, tmp_path):
     numbers = thinned(range(1, 1000), 3)
 
     def hit(kind, error=0, **arguments):
-        command = [sys.executable, "-c", DRIVER, kind, str(tmp_path), str(error)]
-        command += [json.dumps(numbers), json.dumps(arguments)]
-        done = subprocess.run(command, env=os.environ | {"LD_PRELOAD": str(shim)}, capture_output=True, text=True)
+        given = (kind, tmp_path, error, json.dumps(numbers), json.dumps(arguments))
+        done = python(PROGRAMS / "hit_commit.py", *given, env=environment(LD_PRELOAD=str(shim)), timeout=600)
         assert done.returncode == 0, done.stderr
         unhit = int(done.stdout)
         assert unhit > 2, "a commit is at least the data and the marker"
@@ -345,39 +263,6 @@ def test_the_partial_of_a_conversion_is_read_between_two_commits(tmp_path, monke
     np.testing.assert_array_equal(batches_of(tmp_path / "x.h5", verify="store").reshape(rows.shape), rows)
 
 
-#: For each write in which the disk fails: a fork that converts, says why it failed, converts elsewhere, and ends.
-ENDING = """
-import contextlib, ctypes, json, os, sys, shutil
-import zb_hdf5.commands.zb, zb_hdf5.converters.run, zb_hdf5.formats.h5_writer, zb_hdf5.formats.stream_writer
-from zb_hdf5 import convert, verify_store
-
-shim, (folder, error, numbers, source, target, options) = ctypes.CDLL(None), sys.argv[1:]
-source, options = json.loads(source), json.loads(options)
-for at in json.loads(numbers):
-    place = f"{folder}/{at}"
-    os.mkdir(place)
-    child = os.fork()
-    if child == 0:
-        os.dup2(os.open(f"{place}/log", os.O_CREAT | os.O_WRONLY), 2)
-        shim.arm(ctypes.c_long(at), int(error))
-        try:
-            convert(source, "hdf5", f"{place}/{target}", workers=1, **options)
-        except OSError as failure:
-            if failure.errno != int(error):
-                raise
-            if at % 2:
-                shim.arm(ctypes.c_long(0), 0)  # the disk is well again
-                convert(source, "hdf5", f"{place}/again", workers=1, **options)
-                sys.exit(8 if all(each.problem is None for each in verify_store(f"{place}/again")) else 7)
-            sys.exit(9)
-        sys.exit(0)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    said = open(f"{place}/log").read()
-    shutil.rmtree(place)
-    print(json.dumps([at, code, said]), flush=True)
-    if code == 0:
-        break
-"""
 FAILING = {
     "one file": ("out.h5", {"batch_size": 32, "seq_len": 64}),
     "compressed": ("out.h5", {"batch_size": 32, "seq_len": 64, "codec": "zstd"}),
@@ -398,9 +283,9 @@ def test_a_process_whose_disk_has_failed_goes_on_and_ends_as_it_wants_to(code, n
     (tmp_path / "in.jsonl").write_text("\n".join(texts))
     source = tmp_path / ("in.jsonl" if "tokenizer" in options else "in.npy")
     numbers = thinned(range(1, 60))
-    command = [sys.executable, "-c", ENDING, folder, code, json.dumps(numbers), json.dumps(str(source)), target]
-    environment = os.environ | {"LD_PRELOAD": str(shim)}
-    done = subprocess.run([*map(str, command), json.dumps(options)], env=environment, capture_output=True, text=True)
+    given = (folder, code, json.dumps(numbers), json.dumps(str(source)), target, json.dumps(options))
+    program = PROGRAMS / "convert_on_failing_disk.py"
+    done = python(program, *given, env=environment(LD_PRELOAD=str(shim)), timeout=600)
     assert done.returncode == 0, done.stderr
     ends = [json.loads(line) for line in done.stdout.splitlines()]
     assert [end for end in ends[:-1] if end[1] != (8 if end[0] % 2 else 9)] == []

@@ -1,37 +1,13 @@
 """The end of an interpreter whose script has closed nothing: no noise, whatever is open."""
 
 import pytest
-from contents import numbered_batches
-from processes import python
+from numbered import numbered_batches
+from processes import PROGRAMS, python
 from source_tokens import make_stream
 
 from zb_hdf5 import convert
 
-IMPORTS = {"torch first": "import torch, zb_hdf5", "torch last": "import zb_hdf5, torch", "names only": ""}
-#: Ends with readers, and loaders in the middle of an epoch, in globals; a function keeps these to the last.
-SCRIPT = """
-import sys
-{imports}
-from zb_hdf5 import FollowingLoader, Loader, open_reader
-path = sys.argv[1]
-store, how = path + "/store", {{"rank": 0, "world_size": 1}}
-loaders = [
-    Loader(store, **how),
-    Loader(store, access="pread", **how),
-    Loader(store, access="h5py", **how),
-    Loader(store, shuffle="records", **how),
-    Loader(store, prefetch=2, **how),
-    Loader(store, cache=path + "/cache", **how),
-    Loader(path + "/packed.h5", documents=True, spans=True, **how),
-    Loader(path + "/stream.h5", batch_size=2, seq_len=8, documents=True, **how),
-    FollowingLoader(store, **how),
-]
-iterators = [iter(loader) for loader in loaders]
-steps = [(next(iterator), next(loader)) for iterator, loader in zip(iterators, loaders)]
-reader = open_reader(store)
-views = list(reader)
-def f(): pass
-"""
+IMPORTS = {"torch first": "torch,zb_hdf5", "torch last": "zb_hdf5,torch", "names only": ""}
 
 
 @pytest.fixture(scope="module")
@@ -46,5 +22,5 @@ def folder(tmp_path_factory, write_store):
 
 @pytest.mark.parametrize("imports", IMPORTS)
 def test_an_interpreter_ends_without_noise(imports, folder):
-    done = python(SCRIPT.format(imports=IMPORTS[imports]), folder)
+    done = python(PROGRAMS / "leave_loaders_open.py", folder, IMPORTS[imports])
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch  # noqa: F401 - before any thread does: a child waits for ever for an import that a thread was at
-from contents import numbered_batches
 from contract import is_refused
+from numbered import numbered_batches
 from processes import in_forks, killed_after
 from source_tokens import ALL, make_stream
 

@@ -13,10 +13,10 @@ import time
 import numpy as np
 import pytest
 from commandline import report_of, run, run_zb, succeed
-from contents import numbered_batches
 from contract import is_refused
 from damage import flip_stored
 from interrupted import failing
+from numbered import numbered_batches
 from processes import forked, in_forks, python, running, started
 
 from zb_hdf5 import FollowingLoader, Loader, ShardIndex, errors, open_reader, open_writer, verify_store

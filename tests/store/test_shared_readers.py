@@ -1,6 +1,5 @@
 """One reader of a growing store, shared by threads, followers, forks and pickles, beside a real writer."""
 
-import os
 import pickle
 import random
 import sys
@@ -10,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import h5py
 import numpy as np
 import pytest
-from contents import numbered_batches, write_stream
+from contents import write_stream
 from contract import is_refused
+from numbered import numbered_batches
 from processes import in_forks, killed_after, output_of, running, started
 
 from zb_hdf5 import FollowingLoader, HDF5ShardWriter, MmapTokenStore, errors, open_reader, open_writer
@@ -25,7 +25,7 @@ ROWS = numbered_batches(0, 1, (B, S))[0]
 #: Commits one batch after the other, and finishes at the end of its input.
 WRITER = f"""
 import select, sys
-from contents import numbered_batches
+from numbered import numbered_batches
 from zb_hdf5 import open_writer
 path, shard_batches = sys.argv[1], int(sys.argv[2])
 how = {{"live": True, "shard_batches": shard_batches}} if shard_batches else {{}}
@@ -92,8 +92,7 @@ def quick_switches():
 def hammer(path, reads, shard_batches):
     """Read a store, or a lone file, in five threads and two followers, with copies and forks, while it grows."""
     seen = path if shard_batches else path.with_name(path.name + ".partial")
-    environment = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(__file__))}
-    with running(started(WRITER, path, shard_batches, env=environment)) as writer:
+    with running(started(WRITER, path, shard_batches)) as writer:
         assert writer.stdout.readline() == "begun\n"
         with open_reader(seen) as reader, ThreadPoolExecutor(10, thread_name_prefix="zb-test") as pool:
             ended = threading.Event()

@@ -17,7 +17,7 @@ def _small_parts(monkeypatch):
     """Compute few documents at once, so that the borders between the parts are met."""
     monkeypatch.setattr(order, "FIRST_BLOCK", 1)
     monkeypatch.setattr(order, "LAST_BLOCK", 3)
-    monkeypatch.setattr(document_loader, "DOCUMENTS_AT_ONCE", 5)
+    monkeypatch.setattr(document_loader, "PACKED_AT_ONCE", 5)
 
 
 def offsets_of(lengths):

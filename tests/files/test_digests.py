@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes import python
 
-from zb_hdf5.files.checked import crc32_of, placed_rows
+from zb_hdf5.files.checked import crc32_of, stored_crc32
 from zb_hdf5.files.ranges import LocalFile, Run
 
 
@@ -51,7 +51,7 @@ def test_without_the_library_it_is_zlib():
 def test_ranges_beside_rows_that_are_known_are_read(tmp_path):
     stored = np.arange(5000, dtype="<u4")
     (tmp_path / "rows").write_bytes(stored.tobytes())
-    rows, other = placed_rows(LocalFile(tmp_path / "rows"), (Run(0, 16384, 2),), 4096), np.zeros(8, np.uint8)
+    rows, other = stored_crc32(LocalFile(tmp_path / "rows"), (Run(0, 16384, 2),), 4096), np.zeros(8, np.uint8)
     for _ in range(2):
         other[:] = 255
         np.testing.assert_array_equal(rows.all((4 * 4500, other)), stored[:4096])

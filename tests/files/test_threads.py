@@ -8,8 +8,7 @@ import pytest
 from descriptors import our_threads
 from processes import forked
 
-from zb_hdf5.files.ranges import read_ahead
-from zb_hdf5.files.threads import FarThreads, Left, Readers, pause
+from zb_hdf5.files.threads import FarThreads, Left, Readers, pause, read_ahead
 
 
 @pytest.fixture

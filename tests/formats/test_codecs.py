@@ -16,7 +16,7 @@ from contract import is_refused, read_records
 from processes import python
 
 from zb_hdf5 import ShardIndex, errors, open_reader, open_writer, rebuild_index, verify_store
-from zb_hdf5.files.codecs import CodedChunks, Decoded, Encoder, decoder
+from zb_hdf5.files.codecs import CodedChunks, Decoded, Encoder, chunk_decoder
 from zb_hdf5.files.ranges import open_ranges
 from zb_hdf5.files.tokens import Wait
 from zb_hdf5.spec import EXTENTS, INDEX_NAME, NO_CODEC, codec_named
@@ -166,16 +166,16 @@ def test_data_that_unpack_to_something_else_are_refused(codec, change):
     encode.close()
     assert skipped == 0
     out = np.empty(data.nbytes, np.uint8)
-    decoder(codec)(np.frombuffer(stored, np.uint8), out)
+    chunk_decoder(codec)(np.frombuffer(stored, np.uint8), out)
     np.testing.assert_array_equal(out.view("<u2"), data[0])
     if change in ("more", "less"):
         out = np.empty(data.nbytes + (-1 if change == "more" else 1), np.uint8)
     else:
         stored = {"cut": stored[:-9], "empty": b"\0", "noise": b"\xff" * len(stored)}[change]
-    is_refused(ValueError, lambda: decoder(codec)(np.frombuffer(stored, np.uint8), out), match=r"\w")
+    is_refused(ValueError, lambda: chunk_decoder(codec)(np.frombuffer(stored, np.uint8), out), match=r"\w")
 
 
-OUTSIDE = "batch 3 lies outside of the file"
+OUTSIDE = "batch 3 is outside of the file"
 
 
 @pytest.mark.parametrize(("row", "message"), [

@@ -14,7 +14,6 @@ import torch
 from contents import write_batches, write_stream
 from torch.utils.data import DataLoader
 
-import zb_hdf5.loaders.order
 from zb_hdf5 import BatchIndexError, Loader, StateError, convert
 
 VOCAB_SIZE = 50
@@ -53,7 +52,7 @@ def test_items_are_the_steps_of_this_rank(loader):
 @pytest.mark.parametrize("options", [{}, {"skip": [(0, 10, 30)]}, {"drop_last": False}])
 @pytest.mark.thin
 def test_single_steps_of_a_long_epoch(shuffle, options, tmp_path, monkeypatch):
-    monkeypatch.setattr(zb_hdf5.loaders.order, "TABLE_POSITIONS", 100)
+    monkeypatch.setattr("zb_hdf5.loaders.datasets.TABLE_POSITIONS", 100)
     write_batches(tmp_path / "t.h5", np.arange(301 * 8, dtype=np.uint16).reshape(301, 4, 2), dtype="uint16")
     with Loader(tmp_path / "t.h5", shuffle=shuffle, rank=1, world_size=2, **options) as loader:
         expected, dataset = list(loader), loader.dataset()

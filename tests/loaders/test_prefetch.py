@@ -16,10 +16,11 @@ from contract import SAME_EPOCH, is_refused
 from processes import python
 
 from zb_hdf5 import IncompleteError, Loader, open_reader
-from zb_hdf5.files import ranges
-from zb_hdf5.files.ranges import in_memory, read_ahead
-from zb_hdf5.files.threads import Readers
-from zb_hdf5.loaders.steps import HINTED_TOGETHER, StepReader, hint_ahead
+from zb_hdf5.files import threads
+from zb_hdf5.files.ranges import in_memory
+from zb_hdf5.files.threads import Readers, read_ahead
+from zb_hdf5.loaders.ahead import HINTED_TOGETHER, hint_ahead
+from zb_hdf5.loaders.steps import StepReader
 
 ALONE = {"rank": 0, "world_size": 1}
 TOKENS = np.random.default_rng(6).integers(0, 50_000, (60, 4, 32), dtype=np.uint32)
@@ -80,7 +81,7 @@ def test_a_read_that_begins_late_is_not_cancelled_by_an_error_behind_it(monkeypa
             raise OSError("gone")
         return number
 
-    monkeypatch.setattr(ranges, "Readers", Late)
+    monkeypatch.setattr(threads, "Readers", Late)
     iterator = read_ahead(fail_at_second, iter(range(10)), 2, threads=2)
     assert next(iterator) == 0
     is_refused(OSError, lambda: next(iterator), match="gone")
@@ -215,13 +216,13 @@ def announced_for(requests, records_per_batch, depth=64):
 
 
 def test_batches_that_follow_each_other_are_announced_together_and_again_only_after_many_others(monkeypatch):
-    monkeypatch.setattr("zb_hdf5.loaders.steps.HINTED_TOGETHER", 6)
+    monkeypatch.setattr("zb_hdf5.loaders.ahead.HINTED_TOGETHER", 6)
     batches = [7, 100, 101, 3, 102, 2]
     assert announced_for(batches, 4) == [(2, 2), (7, 1), (100, 3)]
     records = [np.array([41, 4, 7, 400]), np.array([17, 30, 16, 18])]  # four in a batch
     assert announced_for(batches + records, 4)[3:] == [(1, 1), (4, 1), (10, 1)]  # but for 7 and 100
-    monkeypatch.setattr("zb_hdf5.loaders.steps.REMEMBERED_HINTS", 4)
-    monkeypatch.setattr("zb_hdf5.loaders.steps.HINTED_TOGETHER", 1)
+    monkeypatch.setattr("zb_hdf5.loaders.ahead.REMEMBERED_HINTS", 4)
+    monkeypatch.setattr("zb_hdf5.loaders.ahead.HINTED_TOGETHER", 1)
     announced = announced_for([3, 1, 3, 1, 2, 0, 3, 9, 3, 9, 4, 3], 1)
     assert announced == [(number, 1) for number in [3, 1, 2, 0, 9, 3, 4]]
 
@@ -230,7 +231,7 @@ def test_auto_reads_ahead_in_threads_on_a_network_file_system(path, monkeypatch)
     with open_reader(path) as reader:
         loader = Loader(reader, rank=0, world_size=1)
         monkeypatch.setattr(reader, "is_cached", lambda index: False)
-        monkeypatch.setattr("zb_hdf5.loaders.steps.network_file_system", lambda path: "lustre")
+        monkeypatch.setattr("zb_hdf5.loaders.ahead.network_file_system", lambda path: "lustre")
         iterator = iter(loader)
         next(iterator)
         assert prefetch_threads()

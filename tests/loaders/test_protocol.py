@@ -233,8 +233,8 @@ def test_batches_on_their_way_to_a_device(name, module, data, monkeypatch):
     with LOADERS[name](data) as loader:
         expected = taken(loader, 5)
     monkeypatch.setattr(f"zb_hdf5.loaders.{module}.cuda_device", lambda _: torch.device("cuda"))
-    monkeypatch.setattr("zb_hdf5.loaders.steps.pinned", pinned)
-    monkeypatch.setattr("zb_hdf5.loaders.steps.moved", moved)
+    monkeypatch.setattr("zb_hdf5.loaders.ahead.pinned", pinned)
+    monkeypatch.setattr("zb_hdf5.loaders.ahead.moved", moved)
     with LOADERS[name](data) as loader:
         assert_same(taken(loader, 5), expected)
     assert threads == {"zb-"}
@@ -269,8 +269,8 @@ def test_after_an_error_next_goes_on_at_the_same_batch(name, error, data, monkey
 
         for _ in range(2):
             with monkeypatch.context() as broken:
-                called = "crc32_of" if name == "Loader" else "from_numpy"  # in each step
-                broken.setattr(f"zb_hdf5.loaders.steps.{called}", Mock(side_effect=error))
+                called = {"Loader": "steps.crc32_of", "DocumentLoader": "step_values.from_numpy"}  # in each step
+                broken.setattr(f"zb_hdf5.loaders.{called.get(name, 'steps.from_numpy')}", Mock(side_effect=error))
                 for _ in range(4):  # some may have been read before
                     before = loader.state_dict()
                     with contextlib.suppress(error):

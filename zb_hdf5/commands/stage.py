@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from zb_hdf5.commands.which import loader_of_state, read_state
 from zb_hdf5.console import Progress
-from zb_hdf5.files.ranges import read_ahead
+from zb_hdf5.files.threads import read_ahead
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batch_reader import GROUP_BYTES, BatchReader
 from zb_hdf5.loaders.loader import Loader

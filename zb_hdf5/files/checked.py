@@ -30,15 +30,24 @@ except ImportError:  # it has no wheel for this processor
 
 #: `zlib.crc32`: of any C-contiguous buffer, from a start value on. It releases the interpreter lock above 5 KiB.
 crc32_of: Final[Callable[..., int]] = fast_zlib.crc32
-
-
 #: Bytes that fit into the cache of one processor core.
 CACHED_BYTES: Final = 512 << 10
 
 
 def whole_units(start: int, count: int, unit: int, num_tokens: int) -> tuple[int, int]:
-    """Return where the whole units in a run begin and end; the last one is whole if the run ends with all tokens."""
-    first, stop = -(-start // unit) * unit, start + count
+    """Return the first position and the end of the whole units in a run; both are the end of the run without any.
+
+    Parameters
+    ----------
+    start, count
+        The run.
+    unit
+        Tokens of a unit.
+    num_tokens
+        All tokens: the last unit, which may have fewer tokens, is whole if the run ends with it.
+    """
+    stop = start + count
+    first = -(-start // unit) * unit
     end = stop if stop == num_tokens else stop // unit * unit
     return (first, end) if first < end else (stop, stop)
 
@@ -79,7 +88,7 @@ class UnitTokens(Tokens):
             self._read_parts(end, out[end - start :])
 
     def _read_parts(self, start: int, out: TokenArray) -> None:
-        """Fill 1-D `out` with tokens of units that are not asked for whole."""
+        """Fill 1-D `out` with tokens, each from the buffer of its whole unit."""
         done = 0
         while done < len(out):
             number, within = divmod(start + done, self.unit)
@@ -99,16 +108,22 @@ VERIFIED: Final = {"auto": "whole reads", "batch": "all reads", "store": "store"
 
 
 class Crc32Rows:
-    """The stored crc32 of each unit: a view of the mapping, else read when first asked for and kept with the file."""
+    """The stored crc32 of each unit: a view of the mapping, else read when first asked for and kept with the file.
+
+    Parameters
+    ----------
+    read
+        Returns all rows, and reads the ranges that it gets at the same time. It must be picklable.
+    """
 
     __slots__ = ("_read", "_rows")  # one for each of perhaps 50,000 open files
 
     def __init__(self, read: Callable[..., npt.NDArray[np.uint32]]) -> None:
-        self._read = read  # it must be picklable
+        self._read = read
         self._rows: npt.NDArray[np.uint32] | None = None
 
     def all(self, *others: Range) -> npt.NDArray[np.uint32]:
-        """Return all rows; `others` are ranges of the file of placed rows, which are read at the same time."""
+        """Return all rows. `others` are ranges of the same file, which are read at the same time."""
         if self._rows is None or others:
             self._rows = self._read(*others)
         return self._rows
@@ -121,51 +136,88 @@ class Crc32Rows:
         return Crc32Rows, (self._read,)
 
 
-def placed_rows(file: Ranges, runs: tuple[Run, ...], num_rows: int) -> Crc32Rows:
-    """Return the rows in chunks of a file: a view where they are one array in a file that may be mapped."""
-    return Crc32Rows(partial(_read_placed, file, runs, num_rows))
+def stored_crc32(file: Ranges, runs: tuple[Run, ...], num_rows: int) -> Crc32Rows:
+    """Return the crc32 rows that a file holds: a view if they are one array, and the file may be mapped.
+
+    Parameters
+    ----------
+    file
+        The file of the rows.
+    runs
+        The byte offsets of their chunks, of `CRC32_CHUNK_ROWS` rows each.
+    num_rows
+        The number of rows, which may end inside the last chunk.
+    """
+    return Crc32Rows(partial(_read_crc32, file, runs, num_rows))
 
 
-def _read_placed(file: Ranges, runs: tuple[Run, ...], num_rows: int, *others: Range) -> npt.NDArray[np.uint32]:
+def _read_crc32(file: Ranges, runs: tuple[Run, ...], num_rows: int, *others: Range) -> npt.NDArray[np.uint32]:
     extents = Extents(runs, 4 * CRC32_CHUNK_ROWS)
-    if num_rows and not others and len(extents.byte_ranges) == 1 and (data := file.mapping()) is not None:
+    if num_rows and not others and len(extents.byte_ranges) == 1:
+        data = file.mapping()
         base = extents.runs[0].base
-        if base + 4 * num_rows <= len(data):
+        if data is not None and base + 4 * num_rows <= len(data):
             return np.ndarray(num_rows, "<u4", data, base)
     rows = np.empty(num_rows, "<u4")
-    file.read_ranges([*others, *extents.places_of_tokens(0, rows)])
+    file.read_ranges([*others, *extents.ranges_of_tokens(0, rows)])
     return rows
 
 
 class Checked(Wrapper, UnitTokens):
-    """Tokens of one file whose whole units are compared with their crc32, while they are in the processor's cache."""
+    """Tokens of one file whose whole units are compared with their crc32, while they are in the processor's cache.
 
-    # not strict: units that are read whole into a buffer are compared, views and gathers pass; strict: whole units are
-    # read and compared, whatever is asked for, and nothing is a view
+    Parameters
+    ----------
+    tokens
+        The tokens of the file.
+    rows
+        The stored crc32 of each unit.
+    path, noun
+        The file, and a unit of it, for messages.
+    strict
+        False: units that are read whole into a buffer are compared; views and gathers are not. True: whole units are
+        read and compared for every read, and nothing is a view.
+    """
 
     __slots__ = (
-        "_noun", "_path", "_strict", "access", "dtype", "identity", "name", "num_tokens", "plain", "rows", "tokens",
-        "unit", "wait",
-    )  # fmt: skip
+        "_noun",
+        "_path",
+        "_strict",
+        "access",
+        "dtype",
+        "identity",
+        "name",
+        "num_tokens",
+        "plain",
+        "rows",
+        "tokens",
+        "unit",
+        "wait",
+    )
 
     def __init__(self, tokens: Tokens, rows: Crc32Rows, path: Path, noun: str, strict: bool) -> None:
-        if strict:
-            UnitTokens.__init__(self)  # a buffer of each thread: 750 bytes for each of perhaps thousands of open files
+        if strict:  # else no buffer of each thread: it takes 750 bytes for each of perhaps thousands of open files
+            super().__init__()
         self._wrap(tokens)
-        self.rows, self._path, self._noun, self._strict, self.plain = rows, str(path), noun, strict, tokens.plain
+        self.rows = rows
+        self._path = str(path)
+        self._noun = noun
+        self._strict = strict
+        self.plain = tokens.plain
         if self.plain is not None:
             self.plain.look_up = rows.look_up
 
     def read(self, runs: Iterable[TokenRun]) -> None:
         runs = list(runs)
-        unit, num_tokens = self.unit, self.num_tokens
-        if self._strict and any(
-            start % unit or (len(out) % unit and start + len(out) != num_tokens) for start, out in runs
-        ):
+        if self._strict and not all(self._is_whole(start, start + len(out)) for start, out in runs):
             UnitTokens.read(self, runs)
             return
         self.tokens.read(runs)
         self.compare(runs)
+
+    def _is_whole(self, start: int, stop: int) -> bool:
+        """Return whether positions begin with a unit, and end with one."""
+        return start % self.unit == 0 and (stop % self.unit == 0 or stop == self.num_tokens)
 
     def compare(self, runs: Iterable[TokenRun]) -> None:
         unit, num_tokens = self.unit, self.num_tokens
@@ -179,10 +231,12 @@ class Checked(Wrapper, UnitTokens):
         self._compare(start, out)
 
     def _compare(self, start: int, out: TokenArray) -> None:
-        unit, stored = self.unit, self.rows.look_up()
+        unit = self.unit
+        stored = self.rows.look_up()
         number = start // unit
         for begin in range(0, len(out), unit):
-            found, expected = crc32_of(out[begin : begin + unit]), stored(number)
+            found = crc32_of(out[begin : begin + unit])
+            expected = stored(number)
             if found != expected:
                 raise ChecksumError(
                     f"{self._path}: {self._noun} {number:,}: expected crc32 {expected:08x}, found {found:08x}",
@@ -211,19 +265,28 @@ class Checked(Wrapper, UnitTokens):
 
 
 def checked(tokens: Tokens, rows: Crc32Rows | None, path: Path, noun: str, verify: str) -> Tokens:
-    """Have tokens compared as they are read: by "auto" whole units, by "batch" everything, else nothing."""
+    """Return tokens that are compared with their crc32 as they are read, or the tokens themselves.
+
+    Parameters
+    ----------
+    tokens, rows, path, noun
+        As for `Checked`; without rows nothing is compared.
+    verify
+        "auto": units that are read whole are compared. "batch": all reads are. Else nothing is.
+    """
     if rows is None or verify not in ("auto", "batch"):
         return tokens
     return Checked(tokens, rows, path, noun, verify == "batch")
 
 
 class GroupDigest(NamedTuple):
-    """The digests of one group of batches, on their way in two threads, and the running sha256 that includes it."""
+    """The digests of one group of batches, which two threads compute.
 
-    # a commit needs the crc32 of its batches, and not the sha256, which takes ten times as long: that of one group is
-    # computed while the next ones are written
+    A commit needs the crc32 of its batches, and not the sha256, which takes ten times as long: the sha256 of a group is
+    computed while the next groups are written.
+    """
 
-    sha256: Future[Any]
+    sha256: Future[Any]  # the running sha256, of this group and all before it
     rest: Future[tuple[list[int], int]]  # the crc32 of each batch, and the largest token
 
     @property
@@ -240,16 +303,22 @@ class GroupDigest(NamedTuple):
 
 
 class TokenDigest:
-    """Digests of batches of tokens as stored, in order, without padding."""
+    """The digests of batches of tokens as they are stored, in order, without padding.
 
-    # one caller submits a group, leaves it unchanged until `wait` returns, and accepts it before it submits the next;
-    # known_sha256 is for copies, whose every crc32 is compared: it is not computed then
+    One caller submits a group, leaves it unchanged until `wait` returns, and accepts it before it submits the next one.
+
+    Parameters
+    ----------
+    known_sha256
+        The sha256 of all batches, for a copy, whose every crc32 is compared. It is not computed then.
+    """
 
     def __init__(self, known_sha256: str | None = None) -> None:
         self._known_sha256 = known_sha256
         self._sha256: Future[Any] = Future()
         self._sha256.set_result(hashlib.sha256())
-        self._hashing, self._rest = (ThreadPoolExecutor(1, thread_name_prefix="zb-digest") for _ in range(2))
+        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="zb-digest")
+        self._rest = ThreadPoolExecutor(1, thread_name_prefix="zb-digest")
 
     def submit(self, batches: TokenArray) -> GroupDigest:
         """Start digesting `batches`, shape `(count, B, S)`, C-contiguous and of the stored dtype."""
@@ -282,7 +351,7 @@ def _crc32s_and_max(batches: TokenArray) -> tuple[list[int], int]:
     found: list[int] = []
     max_token = 0
     step = max(1, CACHED_BYTES // max(1, batches[:1].nbytes))
-    for start in range(0, len(batches), step):  # twice over what is in the cache, not twice over the memory
+    for start in range(0, len(batches), step):  # the second pass over a part finds it in the cache
         part = batches[start : start + step]
         found += map(crc32_of, part)
         max_token = max(max_token, int(part.max(initial=0)))

@@ -20,8 +20,8 @@ from zb_hdf5.files.ranges import Extents, Ranges, Run
 from zb_hdf5.files.tokens import Wait
 from zb_hdf5.spec import EXTENTS_CHUNK_ROWS, TokenArray
 
-#: Fills `out` with what `stored` unpacks to, both 1-D of bytes; raises `ValueError` if it is anything else.
-Decode = Callable[[npt.NDArray[np.uint8], npt.NDArray[np.uint8]], None]
+#: `(stored, out)`: unpacks bytes into 1-D `out`; raises `ValueError` unless they unpack to exactly so many.
+Unpack = Callable[[npt.NDArray[np.uint8], npt.NDArray[np.uint8]], None]
 #: Compressors and decompressors are not thread-safe, and one for each chunk would take a tenth of the time.
 _local = threading.local()
 
@@ -45,16 +45,25 @@ def require_codec(codec: str, what: object) -> None:
 
 
 class Encoder:
-    """Packs chunks, several at once, and hands them over in order."""
+    """Packs chunks, several at once, and hands them over in order.
+
+    Parameters
+    ----------
+    codec
+        With its level, such as "zstd:3".
+    """
 
     def __init__(self, codec: str) -> None:
         name, _, level = codec.partition(":")
-        self._name, self._level = name, int(level)
+        self._name = name
+        self._level = int(level)
         self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="zb-encode")
 
     def __call__(self, chunks: npt.NDArray[Any]) -> Iterator[tuple[Any, int]]:
-        """Yield the bytes of each chunk, and the mask of HDF5's filters that they were not sent through."""
-        # a chunk that does not shrink is stored as it is
+        """Yield the bytes of each chunk, and HDF5's mask of the filters that were left out.
+
+        A chunk that does not shrink is stored without compression.
+        """
         return self._pool.map(self._pack, chunks)
 
     def _pack(self, chunk: npt.NDArray[Any]) -> tuple[Any, int]:
@@ -74,8 +83,8 @@ class Encoder:
         self._pool.shutdown()
 
 
-def decoder(codec: str) -> Decode:
-    """Return the decoder of the chunks of a codec. Thread-safe; it releases the interpreter lock."""
+def chunk_decoder(codec: str) -> Unpack:
+    """Return the function that unpacks the chunks of a codec. Thread-safe; it releases the interpreter lock."""
     return _inflate if codec.startswith("gzip") else _unpack_zstd
 
 
@@ -107,47 +116,101 @@ def _inflate(stored: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8]) -> None:
 
 def _require_size(found: int, out: npt.NDArray[np.uint8]) -> None:
     if found != len(out):
-        raise ValueError(f"expected {len(out):,} bytes, found {'more' if found > len(out) else f'{found:,}'}")
+        count = "more" if found > len(out) else f"{found:,}"
+        raise ValueError(f"expected {len(out):,} bytes, found {count}")
 
 
 class CodedChunks(NamedTuple):
-    """The ranges of compressed chunks."""
+    """The ranges of compressed chunks.
 
-    codec: str  # with its level
-    table: npt.NDArray[np.int64]  # (N, 2): the offset of each chunk, and its bytes there: as many as plain, if it is
+    Attributes
+    ----------
+    codec
+        With its level, such as "zstd:3".
+    table
+        Shape (N, 2): the byte offset of each chunk, and the bytes that it takes. A chunk that takes as many bytes as it
+        has without compression is stored without it.
+    """
+
+    codec: str
+    table: npt.NDArray[np.int64]
 
 
 def read_extents(ranges: Ranges, runs: Iterable[Run], num_chunks: int) -> npt.NDArray[np.int64]:
-    """Read the table of a `CodedChunks` from the places that an index names."""
+    """Read the table of a `CodedChunks`.
+
+    Parameters
+    ----------
+    ranges
+        The file of the table.
+    runs
+        The byte offsets of the chunks of the table itself.
+    num_chunks
+        The rows of the table.
+    """
     rows = np.empty((num_chunks, 2), "<u8")
     extents = Extents(list(runs), EXTENTS_CHUNK_ROWS * rows.itemsize * 2)
     if extents.num_batches * EXTENTS_CHUNK_ROWS < num_chunks:
         raise FormatError(f"{ranges.name}: expected the extents of {num_chunks:,} chunks")
-    ranges.read_ranges(list(extents.places_of_tokens(0, rows.reshape(-1))))
+    ranges.read_ranges(list(extents.ranges_of_tokens(0, rows.reshape(-1))))
     return rows.astype(np.int64)
 
 
 class Decoded(UnitTokens):
-    """The compressed units of one file. See `Tokens`."""
+    """The compressed units of one file. See `Tokens`.
 
-    # threads read in parallel: neither the lock of HDF5 nor that of the interpreter is held while a chunk is decoded
+    Threads read in parallel: neither HDF5's lock nor the interpreter's is held while a chunk is decoded.
 
-    __slots__ = ("_chunks", "_decode", "_noun", "dtype", "file", "identity", "name", "num_tokens", "unit", "wait")
+    Parameters
+    ----------
+    file
+        The open file or object. It closes with these tokens.
+    chunks
+        The ranges of the units, each of which is one chunk.
+    dtype, unit, num_tokens
+        The stored dtype, the tokens of a unit, and all tokens; the last unit is stored whole.
+    noun
+        A unit, for messages.
+    """
+
+    __slots__ = (
+        "_chunks",
+        "_noun",
+        "_unpack_chunk",
+        "dtype",
+        "file",
+        "identity",
+        "name",
+        "num_tokens",
+        "unit",
+        "wait",
+    )
     access = "pread"
     file: Ranges
 
     def __init__(
-        self, file: Ranges, chunks: CodedChunks, dtype: np.dtype[Any], unit: int, num_tokens: int, noun: str
+        self,
+        file: Ranges,
+        chunks: CodedChunks,
+        dtype: np.dtype[Any],
+        unit: int,
+        num_tokens: int,
+        noun: str,
     ) -> None:
         super().__init__()
-        self.file, self._chunks, self._noun = file, chunks, noun
-        self.dtype, self.unit, self.num_tokens = dtype, unit, num_tokens
+        self.file = file
+        self._chunks = chunks
+        self._noun = noun
+        self.dtype = dtype
+        self.unit = unit
+        self.num_tokens = num_tokens
         require_codec(chunks.codec, file.name)
-        self.name, self.identity = file.name, file.identity
+        self.name = file.name
+        self.identity = file.identity
         offsets, sizes = chunks.table.T
         bad = np.flatnonzero((offsets < 0) | (sizes < 1) | (sizes > file.num_bytes - offsets))
         if len(bad):
-            raise FormatError(f"{file.name}: {noun} {bad[0]:,} lies outside of the file; restore it")
+            raise FormatError(f"{file.name}: {noun} {bad[0]:,} is outside of the file; restore it")
         plain = unit * dtype.itemsize
         limit = plain + plain // 128 + 64  # gzip and zstd add less to noise
         if (largest := int(sizes.max(initial=0))) > limit:  # a sparse file is large enough for any claim
@@ -155,12 +218,13 @@ class Decoded(UnitTokens):
                 f"{file.name}: {noun} {int(sizes.argmax()):,}: expected at most {limit:,} bytes, found {largest:,}; "
                 "restore it"
             )
-        self._decode = decoder(chunks.codec)
+        self._unpack_chunk = chunk_decoder(chunks.codec)
         self.wait = Wait.FAR if isinstance(file, RemoteObject) else Wait.DECODE
 
     def _read_units(self, start: int, out: TokenArray) -> None:
         """Fill `out` with whole units: one range for all that follow each other in the file."""
-        first, count = start // self.unit, -(-len(out) // self.unit)
+        first = start // self.unit
+        count = -(-len(out) // self.unit)
         table = self._chunks.table[first : first + count]
         sizes = np.cumsum(table[:, 1])
         stored = np.empty(int(sizes[-1]), np.uint8)
@@ -181,7 +245,7 @@ class Decoded(UnitTokens):
             whole[:] = stored
         else:
             try:
-                self._decode(stored, whole)
+                self._unpack_chunk(stored, whole)
             except ValueError as error:
                 raise ChecksumError(
                     f"{self.name}: {self._noun} {number:,} is damaged: its {self._chunks.codec.partition(':')[0]} "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 Value = TypeVar("Value")
 
-_generation = 0  # of this process: the forks that lie between it and the first one
+_generation = 0  # the number of forks between the first process and this one
 
 
 def _count_fork() -> None:
@@ -21,12 +21,12 @@ os.register_at_fork(after_in_child=_count_fork)
 
 
 def generation() -> int:
-    """Return a number that each process has for itself, among those that its parents had before it."""
-    return _generation  # a process id may come back
+    """Return a number that tells this process from its parents. The id of a process may come back."""
+    return _generation
 
 
 class OwnLock:
-    """A lock that each process has for itself: nobody holds that of a pickled copy, or of the child of a fork.
+    """A lock that each process has for itself: in a pickled copy, or the child of a fork, it is free.
 
     One thread may take it several times.
     """
@@ -47,13 +47,15 @@ class OwnLock:
 
 
 class kept_property(Generic[Value]):
-    """A property that is computed when it is first asked for, and then kept; two threads may both compute it."""
+    """A property that is computed when it is first asked for, and then kept; two threads may both compute it.
 
-    # `functools.cached_property` has one lock for all instances on Python 3.11: the child of a fork waits for ever
-    # where another thread of its parent held it
+    On Python 3.11 `functools.cached_property` has one lock for all instances: the child of a fork waits for ever if
+    another thread of its parent held it.
+    """
 
     def __init__(self, compute: Callable[[Any], Value]) -> None:
-        self._compute, self.__doc__ = compute, compute.__doc__
+        self._compute = compute
+        self.__doc__ = compute.__doc__
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name

@@ -31,11 +31,11 @@ if TYPE_CHECKING:  # the command line imports this module, and reads nothing for
     import numpy as np
     import numpy.typing as npt
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 #: The facts by which a server tells the versions of an object apart: its ETag, its generation.
 Version: TypeAlias = dict[str, str]
-#: Ranges that touch or overlap, ascending.
-Group: TypeAlias = "list[tuple[int, npt.NDArray[np.uint8]]]"
+#: Ranges that touch or overlap, ascending: one request reads them.
+_Group: TypeAlias = "list[tuple[int, npt.NDArray[np.uint8]]]"
 
 #: Reads under way for one call at most, and at least: those that wait for answers without delay.
 MAX_READS: Final = 256
@@ -50,10 +50,19 @@ REQUESTS_IN_LIMIT: Final = 6
 #: Options of the client that each service takes from its variables, such as AWS_ALLOW_HTTP.
 PREFIXES: Final = {"s3": "AWS_", "s3a": "AWS_", "gs": "GOOGLE_", "http": "", "https": ""}
 _CLIENT_OPTIONS: Final = (
-    "allow_http", "allow_invalid_certificates", "connect_timeout", "http1_only", "http2_only", "pool_idle_timeout",
-    "pool_max_idle_per_host", "proxy_ca_certificate", "proxy_excludes", "proxy_url", "root_certificate", "user_agent",
-)  # fmt: skip
-
+    "allow_http",
+    "allow_invalid_certificates",
+    "connect_timeout",
+    "http1_only",
+    "http2_only",
+    "pool_idle_timeout",
+    "pool_max_idle_per_host",
+    "proxy_ca_certificate",
+    "proxy_excludes",
+    "proxy_url",
+    "root_certificate",
+    "user_agent",
+)
 SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https")
 #: Bytes of a block of a file-like object, and the blocks that it keeps: the metadata of HDF5 are at its beginning.
 BLOCK_BYTES: Final = 256 << 10
@@ -64,7 +73,8 @@ PART_BYTES: Final = 8 << 20
 MAX_WHOLE_BYTES: Final = 256 << 20
 #: Attempts of one read. The pauses between them double, from the first to the longest share of the time limit.
 ATTEMPTS: Final = 10
-FIRST_PAUSE, LONGEST_PAUSE = 1 / 1800, 1 / 12
+FIRST_PAUSE: Final = 1 / 1800
+LONGEST_PAUSE: Final = 1 / 12
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 #: Statuses besides 5xx that may be another one later: timeout, too early, too many requests.
 _PASSING: Final = frozenset({408, 425, 429})
@@ -91,9 +101,11 @@ def _load_library() -> Any:
 
 
 def _load_again(file: str) -> Any:
-    """Load a second copy of the extension, with a runtime of its own."""
-    # the threads of the first one did not come along with the fork: each call of it would wait for ever, and its
-    # sockets are registered with the parent's epoll; a new store does not help: the runtime belongs to the library
+    """Load a second copy of the extension, with a runtime of its own.
+
+    The threads of the first one did not come along with the fork: each call of it would wait for ever, and its sockets
+    are registered with the parent's epoll. A new store does not help: the runtime belongs to the library.
+    """
     fd = os.memfd_create("obstore", os.MFD_CLOEXEC)
     try:
         with open(file, "rb") as source, open(fd, "wb", closefd=False) as copy:
@@ -118,7 +130,9 @@ def _forget_after_fork() -> None:
         # never freed here: the end of a store would take the parent's sockets from the parent's epoll
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(folder))
     _used_by_parent = _used_by_parent or _library is not None
-    _library, _lock, _folders = None, threading.Lock(), weakref.WeakValueDictionary()
+    _library = None
+    _lock = threading.Lock()
+    _folders = weakref.WeakValueDictionary()
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)
@@ -128,7 +142,9 @@ class Folder:
     """The connection to one folder of URLs, shared by its objects; closed with the last of them."""
 
     def __init__(self, url: str) -> None:
-        self.library, self._url, self.limit_s = _load_library(), url, _limit_s()
+        self.library = _load_library()
+        self._url = url
+        self.limit_s = _limit_s()
         self.request_s = self.limit_s / REQUESTS_IN_LIMIT
         self.answer_s = self.limit_s  # the shortest answer
         self.store = self.connect({"max_retries": 0})  # `RemoteObject` tries again: one limit for all attempts
@@ -164,7 +180,7 @@ def _folder_of(url: str) -> Folder:
 
 
 def reads_at_once(url: str) -> int:
-    """Return how many threads shall read whole batches of a store or an object at the same time."""
+    """Return how many threads read whole batches of a store or an object at the same time."""
     folder = _folders.get(url) or _folders.get(url.rpartition("/")[0])
     return MAX_READS // 4 if folder is None else folder.reads_at_once
 
@@ -187,16 +203,30 @@ def _first_line(error: BaseException) -> str:
 
 
 class RemoteObject:
-    """The bytes of one object, which never change under the reader: its size and ETag identify it. Thread-safe."""
+    """The bytes of one object, which never change under the reader: its size and ETag identify it.
 
-    # usable after fork; picklable (a copy refuses another object); each read is a ranged `get` on condition of the
-    # first ETag; without one, or with a weak one, the answers are compared; no answer takes more memory than its
-    # range; all attempts of one read together take at most the seconds of ZB_REMOTE_TIMEOUT (180)
+    Thread-safe; usable after fork; picklable (a copy refuses another object). Each read is a ranged `get` on condition
+    of the first ETag; without one, or with a weak one, the answers are compared. No answer takes more memory than its
+    range. All attempts of one read together take at most the seconds of ZB_REMOTE_TIMEOUT (180).
 
-    access, fd, maps = "remote", -1, False
+    Parameters
+    ----------
+    url
+        The URL of the object.
+    identity
+        (bytes, ETag) that it must have; None: those of the first answer.
+    num_bytes
+        The size that it must have; None: any.
+    """
+
+    access = "remote"
+    fd = -1  # it is no open file
+    maps = False
 
     def __init__(self, url: str, identity: tuple[Any, ...] | None = None, num_bytes: int | None = None) -> None:
-        self.name, self._known, self._expected = url, identity, num_bytes
+        self.name = url
+        self._known = identity
+        self._expected = num_bytes
         self._folder_url, _, key = url.rpartition("/")
         self._key = unquote(key) if url.startswith("http") else key
         if "://" not in self._folder_url or not key or self._folder_url.endswith(":/"):
@@ -222,11 +252,26 @@ class RemoteObject:
         return int(self.identity[0])
 
     def read(
-        self, start: int, stop: int, *, whole: bool = True, begun_s: float | None = None, alone: bool = False
+        self,
+        start: int,
+        stop: int,
+        *,
+        whole: bool = True,
+        begun_s: float | None = None,
+        alone: bool = False,
     ) -> memoryview:
-        """Return some bytes, read-only, by one request; fewer at the end of the object if they need not be `whole`.
+        """Return some bytes, read-only, by one request.
 
-        A reading thread that is `alone`, and so holds no lock, makes the request itself.
+        Parameters
+        ----------
+        start, stop
+            The first byte, and the byte after the last one.
+        whole
+            All of them are needed; else they may be fewer at the end of the object.
+        begun_s
+            The time by `time.monotonic` from which the limit counts; None: now.
+        alone
+            The thread holds no lock: one of `Readers` makes the request itself.
         """
         wanted = f"bytes {start:,} to {stop:,}"
         data = self._patiently(wanted, lambda folder: self._get(folder, start, stop, wanted), begun_s, alone)
@@ -295,10 +340,25 @@ class RemoteObject:
         )
 
     def _patiently(
-        self, wanted: str, ask: Callable[[Folder], Result], begun_s: float | None = None, alone: bool = False
-    ) -> Result:
-        """Return the answer of a server, asked again after failures that may pass until the time limit."""
-        folder, attempt = self._connection(), 0
+        self,
+        wanted: str,
+        ask: Callable[[Folder], _Result],
+        begun_s: float | None = None,
+        alone: bool = False,
+    ) -> _Result:
+        """Return the answer of a server, asked again after failures that may pass until the time limit.
+
+        Parameters
+        ----------
+        wanted
+            The wanted thing, for messages.
+        ask
+            Makes one request.
+        begun_s, alone
+            As for `read`.
+        """
+        folder = self._connection()
+        attempt = 0
         start_s = begun_s or time.monotonic()
         pause_s = folder.limit_s * FIRST_PAUSE
         while True:
@@ -323,7 +383,9 @@ class RemoteObject:
 
     def _translated(self, error: Exception, wanted: str) -> Exception:
         """Return our error for one of `obstore`: by its class, and by its status where the class is general."""
-        name, text, status = self.name, _first_line(error), _status(error)
+        name = self.name
+        text = _first_line(error)
+        status = _status(error)
         kind = type(error).__name__
         if isinstance(error, FileNotFoundError):
             if "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error):
@@ -365,7 +427,8 @@ def _status(error: BaseException | None) -> int:
 
 def _may_pass(error: Exception, folder: Folder) -> bool:
     """Return whether the same request may succeed later."""
-    status, text = _status(error), str(error)
+    status = _status(error)
+    text = str(error)
     if _ASKS_MACHINE.search(text):  # a machine whose credentials have worked gives new ones now and then
         return folder.answer_s < folder.limit_s
     if type(error).__name__ not in ("GenericError", "_CutBody") or "builder error" in text:
@@ -381,7 +444,8 @@ def read_objects(reads: Sequence[tuple[RemoteObject, Iterable[tuple[int, npt.NDA
         for source, group in todo:
             _fill(group, _read(source, group, begun_s))
         return
-    folder, left = todo[0][0]._connection(), iter(todo)  # threads take from one iterator, each several in turn
+    folder = todo[0][0]._connection()
+    left = iter(todo)  # threads take from one iterator, each several in turn
 
     def read(work: Work) -> None:
         try:
@@ -398,9 +462,9 @@ def read_objects(reads: Sequence[tuple[RemoteObject, Iterable[tuple[int, npt.NDA
     folder.threads.run(read, min(folder.reads_at_once, len(todo)))
 
 
-def _merged(ranges: Iterable[tuple[int, npt.NDArray[Any]]]) -> Iterator[Group]:
+def _merged(ranges: Iterable[tuple[int, npt.NDArray[Any]]]) -> Iterator[_Group]:
     """Yield groups of ranges that touch or overlap, as arrays of bytes."""
-    group: Group = []
+    group: _Group = []
     end = -1
     for offset, out in sorted((each for each in ranges if each[1].size), key=lambda each: each[0]):
         if group and offset > end:
@@ -412,12 +476,12 @@ def _merged(ranges: Iterable[tuple[int, npt.NDArray[Any]]]) -> Iterator[Group]:
         yield group
 
 
-def _read(source: RemoteObject, group: Group, begun_s: float) -> memoryview:
+def _read(source: RemoteObject, group: _Group, begun_s: float) -> memoryview:
     """Return the bytes of a group of ranges, by one request."""
     return source.read(group[0][0], max(offset + len(out) for offset, out in group), begun_s=begun_s)
 
 
-def _fill(group: Group, found: memoryview) -> None:
+def _fill(group: _Group, found: memoryview) -> None:
     """Fill a group of ranges with its bytes."""
     start = group[0][0]
     for offset, out in group:
@@ -458,7 +522,7 @@ def object_version(url: str) -> Version | None:
 
 
 def list_objects(url: str) -> dict[str, int]:
-    """Return the size of each object that lies directly in a folder, by name."""
+    """Return the size of each object that is directly in a folder, by name."""
     target = RemoteObject(f"{url}/*")
     found = target._patiently("a listing", lambda folder: folder.library.list_with_delimiter(folder.store))
     return {each["path"]: int(each["size"]) for each in found["objects"]}
@@ -481,8 +545,12 @@ def put_object(url: str, content: Path | bytes, *, instead_of: Version | Ellipsi
 
     Parameters
     ----------
+    url
+        The URL of the object.
+    content
+        The file, or the bytes.
     instead_of
-        The version of the object that may be replaced; None: there must be none.
+        The version of the object that may be replaced; None: there must be none; `...`: any may be replaced.
 
     Raises
     ------
@@ -503,7 +571,7 @@ def put_object(url: str, content: Path | bytes, *, instead_of: Version | Ellipsi
 
 
 def delete_objects(url: str, names: Sequence[str]) -> None:
-    """Delete objects of a folder; those that are not there are left out."""
+    """Delete objects of a folder, as far as they are there."""
     target = RemoteObject(f"{url}/*")
     if names:
         target._patiently("to delete objects", lambda folder: folder.library.delete(folder.store, list(names)))
@@ -513,7 +581,8 @@ class ObjectFile(io.RawIOBase):
     """An object as a file for h5py and others, which reads whole blocks and keeps some of them."""
 
     def __init__(self, source: RemoteObject) -> None:
-        self.source, self._at = source, 0
+        self.source = source
+        self._at = 0
         self._block = lru_cache(MAX_BLOCKS)(  # without `self`, which would be a circle
             lambda number: source.read(number * BLOCK_BYTES, (number + 1) * BLOCK_BYTES, whole=False)
         )

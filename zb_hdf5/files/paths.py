@@ -32,9 +32,10 @@ _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 class RemotePath(PosixPath):
-    """The URL of an object or of a "folder" of them, with the methods of a path that readers use."""
+    """The URL of an object or of a "folder" of them, with the methods of a path that readers use.
 
-    # there are no folders behind a URL, and nothing is asked to find out: the suffix of a name tells
+    A bucket has no folders, and no server is asked: the suffix of the name decides.
+    """
 
     def __str__(self) -> str:
         return super().__str__().replace(":/", "://", 1)
@@ -86,15 +87,17 @@ def any_path(path: str | os.PathLike[str]) -> Path:
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a file or folder of this machine."""
-    # the path of a URL would lose one of its slashes, and then not be found
+    """Return the path of a file or folder of this machine.
+
+    A URL is refused: as a path it would lose one of its slashes, and then not be found.
+    """
     if is_url(path):
         raise ArgumentError(f"{path}: is a URL: expected a file or folder of this machine")
     return Path(path_text(path))
 
 
 def require_remote_access(path: Path, access: str) -> None:
-    """Raise `BackendError` if an object shall be read as only a file of this machine can be."""
+    """Raise `BackendError` if the access to an object is one that only a file of this machine has."""
     if isinstance(path, RemotePath) and access in ("mmap", "pread"):
         raise BackendError(f"{path}: access={access!r} needs a file of this machine; leave it at 'auto'")
 
@@ -160,7 +163,12 @@ def require_identity(handle: Handle, expected: Identity, path: Path) -> None:
     """Raise `FormatError` if the file that was opened now is not the file that was opened first."""
     found = identity_of(handle, growing=len(expected) == 1)
     if found != expected:
-        what = "inode" if len(expected) == 1 else "(size, mtime_ns)" if isinstance(handle, int) else "(size, ETag)"
+        if len(expected) == 1:
+            what = "inode"
+        elif isinstance(handle, int):
+            what = "(size, mtime_ns)"
+        else:
+            what = "(size, ETag)"
         raise FormatError(
             f"{path}: changed since this reader was made: expected {what} {expected}, found {found}; open it again"
         )
@@ -186,7 +194,6 @@ def require_bytes(claimed: int, handle: Handle, path: Path, what: str) -> None:
 
 
 File = TypeVar("File")
-
 #: Descriptors that are left for everything else that the process opens.
 SPARE_DESCRIPTORS: Final = 256
 #: Python's mmap has a descriptor of its own.
@@ -196,7 +203,6 @@ DESCRIPTORS_PER_OBJECT: Final = 8
 #: Descriptors that stores hold however low the limit is.
 MIN_DESCRIPTORS: Final = 16
 
-
 _LOCK = threading.RLock()  # a finalizer may close a store in the middle of all this
 _OPENING = [threading.Lock() for _ in range(64)]
 _FINDING = [threading.RLock() for _ in range(64)]  # files may open under one of these, and not the other way round
@@ -205,29 +211,39 @@ _STORES: weakref.WeakSet[OpenFiles[Any]] = weakref.WeakSet()
 
 
 class OpenFiles(Generic[File]):
-    """The open files of one store, by their numbers. Thread-safe; usable after fork; a pickled copy has none."""
+    """The open files of one store, by their numbers. Thread-safe; usable after fork; a pickled copy has none.
 
-    # `known.get(number)` is a plain look-up, which notes no time: when no more files may be open, the older half of
-    # `known` rests; a resting file that is asked for moves back, the others close, the oldest first. A dropped file
-    # closes its descriptor when the last thread that reads from it has finished. To open a far file costs reads from
-    # a server: one thread opens it, and others wait.
+    `known.get(number)` is a plain look-up, which notes no time. When no more files may be open, the older half of
+    `known` rests. A resting file that is asked for moves back; the others close, the oldest first. A dropped file
+    closes its descriptor when the last thread that reads from it has finished.
+
+    Parameters
+    ----------
+    access
+        The access to the files: it decides how many descriptors a file counts.
+    far
+        The files are objects. To open one costs reads from a server: one thread opens it, and others wait.
+    """
 
     def __init__(self, access: str, *, far: bool = False) -> None:
         self.known: dict[int, File] = {}
         self.resting: dict[int, File] = {}
-        mapped = 1 if access == "pread" else DESCRIPTORS_PER_MAPPED_FILE
-        self.descriptors = DESCRIPTORS_PER_OBJECT if far else mapped
-        self._access, self._far = access, far
+        if far:
+            self.descriptors = DESCRIPTORS_PER_OBJECT
+        else:
+            self.descriptors = 1 if access == "pread" else DESCRIPTORS_PER_MAPPED_FILE
+        self._access = access
+        self._far = far
         self.let_go: Callable[[], None] = lambda: None  # called when a file closes for others
         with _LOCK:
             _STORES.add(self)
 
     def get(self, number: int, open_file: Callable[[int], File]) -> File:
-        """Return a file, opened where it is not."""
+        """Return a file by its number, and open it if it is not open."""
         return self.known.get(number) or self.open(number, open_file)
 
     def open(self, number: int, open_file: Callable[[int], File]) -> File:
-        """Return a file that is not among the known ones; of two threads that open the same one, one keeps it."""
+        """Open a file, or take it from the resting ones. If two threads open it, both get the first."""
         with _in_turn(_OPENING, (id(self), number)) if self._far else contextlib.nullcontext():
             with _LOCK:
                 file = self.known.get(number) or self.resting.pop(number, None)
@@ -237,7 +253,9 @@ class OpenFiles(Generic[File]):
             file = open_with_room(partial(open_file, number))  # without the lock: on a network this takes a while
             with _LOCK:
                 file = self.known.setdefault(number, file)
-                if (held := _held()) >= (allowed := descriptor_room(held)):
+                held = _held()
+                allowed = descriptor_room(held)
+                if held >= allowed:
                     _make_room(allowed)
             return file
 
@@ -255,18 +273,22 @@ class OpenFiles(Generic[File]):
 
 
 def finding(owner: object) -> contextlib.AbstractContextManager[None]:
-    """Return the lock under which one thread finds, for all of them, a fact that an object keeps from then on."""
-    # many threads begin to read a far store at once, and each would fetch the same; those that wait while one fails get
-    # the same error, for each would try a server that is down for minutes
+    """Return the lock under which one thread finds, for all of them, a fact that an object keeps from then on.
+
+    Many threads begin to read a far store at once, and each would fetch the same. The threads that wait while one of
+    them fails get the same error: each would try a server that is down for minutes.
+    """
     return _in_turn(_FINDING, (id(owner),))
 
 
 @contextlib.contextmanager
 def _in_turn(locks: Sequence[Any], key: tuple[int, ...]) -> Iterator[None]:
-    lock, asked_s = locks[hash(key) % len(locks)], time.monotonic()
+    """Hold one of some locks; raise the error with which another thread failed while this one waited for it."""
+    lock = locks[hash(key) % len(locks)]
+    asked_s = time.monotonic()
     with lock:
-        of, failed_s, error = _FAILED.get(id(lock), (None, 0.0, None))
-        if error is not None and of == key and failed_s > asked_s:
+        failed_key, failed_s, error = _FAILED.get(id(lock), (None, 0.0, None))
+        if error is not None and failed_key == key and failed_s > asked_s:
             raise copy.copy(error)
         try:
             yield
@@ -276,7 +298,7 @@ def _in_turn(locks: Sequence[Any], key: tuple[int, ...]) -> Iterator[None]:
 
 
 def open_with_room(open_file: Callable[[], File]) -> File:
-    """Open a file; where the process may open no more, stores let go of some of theirs before."""
+    """Open a file; if the process may open no more, stores close some of theirs, and it is tried again."""
     try:
         return open_file()
     except OSError as error:
@@ -288,7 +310,7 @@ def open_with_room(open_file: Callable[[], File]) -> File:
 
 
 def descriptor_room(needed: int) -> int:
-    """Return how many descriptors all stores may hold; where more are needed, raise the process's soft limit first."""
+    """Return how many descriptors all stores may hold; if more are needed, raise the process's soft limit first."""
     if needed < MIN_DESCRIPTORS:
         return MIN_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -300,7 +322,7 @@ def descriptor_room(needed: int) -> int:
 
 
 def room_under(limit: int) -> int:
-    """Return how many descriptors all stores may hold of a process that may have `limit` of them."""
+    """Return how many descriptors all stores may hold in a process that may have `limit` of them."""
     mappings = _max_mappings() // 2  # a file may be mapped twice, and others map things too
     allowed = mappings if limit == resource.RLIM_INFINITY else min(mappings, limit - SPARE_DESCRIPTORS)
     return max(allowed, MIN_DESCRIPTORS)
@@ -322,7 +344,8 @@ def _make_room(allowed: int) -> None:
     """Close files until no more descriptors than `allowed` are held."""
     while True:
         stores = list(_STORES)
-        resting, known = sum(len(store.resting) for store in stores), sum(len(store.known) for store in stores)
+        resting = sum(len(store.resting) for store in stores)
+        known = sum(len(store.known) for store in stores)
         if 4 * resting < known:  # before they must close: files in use have time to move back
             for store in stores:
                 for number in list(store.known)[: (len(store.known) + 1) // 2]:
@@ -330,14 +353,16 @@ def _make_room(allowed: int) -> None:
         if _held() <= allowed:
             return
         store = max(stores, key=lambda store: len(store.resting))
-        del store.resting[next(iter(store.resting))]  # that has rested longest
+        oldest = next(iter(store.resting))
+        del store.resting[oldest]
         store.let_go()
 
 
 def _renew_locks() -> None:
     global _LOCK, _OPENING, _FINDING
     _LOCK = threading.RLock()
-    _OPENING, _FINDING = [threading.Lock() for _ in _OPENING], [threading.RLock() for _ in _FINDING]
+    _OPENING = [threading.Lock() for _ in _OPENING]
+    _FINDING = [threading.RLock() for _ in _FINDING]
 
 
 os.register_at_fork(after_in_child=_renew_locks)  # another thread of the parent may have held it

@@ -38,7 +38,15 @@ NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, 524, errno.EIO, err
 
 
 def keep_locked(fd: int, path: Path, kind: int = fcntl.LOCK_EX) -> bool:
-    """Lock a file that was just opened, and return whether it still has its name; close it if not."""
+    """Lock a file that was just opened, and return whether it still has its name; close it if not.
+
+    Parameters
+    ----------
+    fd, path
+        The open file, and the name by which it was opened.
+    kind
+        As for `fcntl.flock`.
+    """
     with on_failure(lambda: os.close(fd)):
         lock(fd, kind, path)
         if is_at(fd, path):
@@ -85,16 +93,33 @@ _DOCUMENTS: Final = re.compile(
 
 
 class PartialFile:
-    """`<path>.partial`, ours alone until one of three calls ends that: `publish`, `discard` or `keep`."""
+    """`<path>.partial`, ours alone until one of three calls ends that: `publish`, `discard` or `keep`.
 
-    # resume: it begins with what an earlier run left in it; else the leftover of a dead writer is removed, and never
-    # truncated
+    Parameters
+    ----------
+    path
+        The final name.
+    overwrite
+        A file of this name may exist, and is replaced by `publish`.
+    resume
+        The partial begins with the bytes that an earlier run left in it. Else the leftover of a dead writer is removed,
+        and never truncated.
+
+    Raises
+    ------
+    ExistsError
+        If the file exists, and may not be replaced.
+    UnavailableError
+        If another process writes it.
+    """
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False, resume: bool = False) -> None:
-        self.path, self._overwrite = local_path(path), overwrite
+        self.path = local_path(path)
+        self._overwrite = overwrite
         self.partial_path = partial_path(self.path)
         self._refuse_existing()
-        self.fd = self._open(os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if resume else os.O_EXCL))
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self.fd = self._open(flags if resume else flags | os.O_EXCL)
 
     def _open(self, flags: int) -> int:
         path = self.partial_path
@@ -126,9 +151,11 @@ class PartialFile:
 
     @contextlib.contextmanager
     def unlocked(self) -> Iterator[None]:
-        """Release the lock for the moment in which the HDF5 library takes its own; it is a shared one afterwards."""
-        # a writer that takes the lock in this moment makes a new file, and this one has no name then: HDF5 fails at
-        # that with an error of its own, or `publish` raises
+        """Release the lock for the moment in which the HDF5 library takes its own; it is a shared one afterwards.
+
+        A writer that takes the lock in this moment makes a new file, and this one has no name then: HDF5 fails at that
+        with an error of its own, or `publish` raises.
+        """
         with contextlib.suppress(OSError):
             fcntl.flock(self.fd, fcntl.LOCK_UN)
         try:
@@ -161,19 +188,26 @@ class PartialFile:
         os.close(self.fd)
 
     def keep(self) -> None:
-        """Leave the partial where it is, to a later process or to those who read it."""
+        """Leave the partial as it is, for a later process or for readers."""
         os.close(self.fd)
 
 
 class LockedFolder:
-    """`<path>.partial/`, ours alone inside the `with` block, which removes it at its end, unless it was kept."""
+    """`<path>.partial/`, ours alone inside the `with` block, which removes it at its end, unless it was kept.
 
-    # shared: several processes fill the folder, each a part of it, and it is kept
+    Parameters
+    ----------
+    path
+        The final name of the folder.
+    shared
+        Several processes fill the folder, each a part of it, and it is kept.
+    """
 
     def __init__(self, path: str | os.PathLike[str], *, shared: bool = False) -> None:
         self.path = local_path(path)
         self.partial_path = partial_path(self.path)
-        self._shared = self._keep = shared
+        self._shared = shared
+        self._keep = shared
 
     def __enter__(self) -> Self:
         self._fd = self._open(fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX)
@@ -191,7 +225,7 @@ class LockedFolder:
                     return fd
 
     def keep(self) -> None:
-        """Have an exception leave the folder as it is, for a later process to go on with."""
+        """Keep the folder if the block raises an exception, so that a later run can resume."""
         self._keep = True
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
@@ -209,7 +243,15 @@ class LockedFolder:
 
 
 class PartialDirectory(LockedFolder):
-    """A folder that leaving the `with` block turns into `path`. See `LockedFolder`."""
+    """A folder that gets its final name at the end of the `with` block. See `LockedFolder`.
+
+    Parameters
+    ----------
+    path, shared
+        As for `LockedFolder`.
+    overwrite
+        A store of this name may exist, and is replaced; no other folder is.
+    """
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False, shared: bool = False) -> None:
         super().__init__(path, shared=shared)
@@ -232,8 +274,10 @@ class PartialDirectory(LockedFolder):
         remove_journals(self.path)  # under the final name: a kill just before loses no shard
 
     def _swap(self) -> None:
-        """Replace the old store by the new one; both are whole at every moment."""
-        # a kill between the two renames leaves the old store in a hidden folder in the same folder
+        """Replace the old store by the new one; both are whole at every moment.
+
+        A kill between the two renames leaves the old store in a hidden folder next to it.
+        """
         refuse_foreign_files(self.path)
         aside = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.replaced-", dir=self.path.parent))
         old = aside / self.path.name
@@ -281,7 +325,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def flush_in_parts(path: Path) -> Iterator[float]:
-    """Have the pages of a file written to disk, and yield the share that is: `publish` then waits for the rest only."""
+    """Flush a file to disk in parts, and yield the share that is flushed: `publish` then waits for the rest only."""
     sync_file_range = getattr(libc(), "sync_file_range", None)
     if sync_file_range is None:  # not Linux
         return
@@ -289,8 +333,12 @@ def flush_in_parts(path: Path) -> Iterator[float]:
     try:
         size = os.fstat(fd).st_size
         for start in range(0, size, FLUSH_BYTES):
-            begin, count = ctypes.c_int64(start), ctypes.c_int64(FLUSH_BYTES)
-            sync_file_range(fd, begin, count, ctypes.c_uint(SYNC_FILE_RANGE_WAIT))
+            sync_file_range(
+                fd,
+                ctypes.c_int64(start),
+                ctypes.c_int64(FLUSH_BYTES),
+                ctypes.c_uint(SYNC_FILE_RANGE_WAIT),
+            )
             yield min(1.0, (start + FLUSH_BYTES) / size)
     finally:
         os.close(fd)
@@ -298,7 +346,10 @@ def flush_in_parts(path: Path) -> Iterator[float]:
 
 def remove(path: Path) -> None:
     """Remove a file, or a folder and all that is in it."""
-    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def remove_journals(folder: Path) -> None:
@@ -308,7 +359,7 @@ def remove_journals(folder: Path) -> None:
 
 
 def partial_path(path: Path) -> Path:
-    """Return where `path` is built."""
+    """Return the path under which a file or folder is made, before it gets its final name."""
     return path.with_name(path.name + PARTIAL_SUFFIX)
 
 
@@ -350,7 +401,7 @@ def refuse_foreign_files(folder: Path) -> None:
 
 @contextlib.contextmanager
 def replaced(path: Path) -> Generator[PartialFile]:
-    """Give a file, of which the content becomes that of `path` in one step, and keep other writers away."""
+    """Give a file that replaces `path` in one step, at the end of the block; other writers are kept away."""
     file = PartialFile(path, overwrite=True)
     with on_failure(file.discard):
         with disk_errors(file.partial_path):
@@ -369,7 +420,8 @@ def write_fully(fd: int, data: npt.NDArray[Any] | bytes | memoryview, offset: in
     buffer = memoryview(data).cast("B")
     while buffer:
         written = os.pwrite(fd, buffer[:WRITE_BYTES], offset)
-        buffer, offset = buffer[written:], offset + written
+        buffer = buffer[written:]
+        offset += written
 
 
 def fsync_directory(path: Path) -> None:

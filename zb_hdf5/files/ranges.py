@@ -1,4 +1,4 @@
-"""Bytes of one file or object by ranges, and extents: the byte offsets of consecutive batches in it.
+"""The bytes of one file or object by ranges, and extents: the byte offsets of consecutive batches in it.
 
 A batch is an extent: `(file, byte offset, byte count)`. A `.batch` file finds the offset by arithmetic, an HDF5 file in
 its chunk index; from here on both are the same.
@@ -8,29 +8,24 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import math
 import mmap
 import os
 import shutil
 import sys
 import tempfile
-import weakref
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from os import SEEK_END, lseek
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import BatchIndexError, ClosedError
-from zb_hdf5.files.forks import generation
+from zb_hdf5.errors import BatchIndexError
 from zb_hdf5.files.objects import RemoteObject
 from zb_hdf5.files.paths import (
     Identity,
@@ -43,16 +38,10 @@ from zb_hdf5.files.paths import (
     regular,
     require_identity,
 )
-from zb_hdf5.files.threads import Readers, result_of
 from zb_hdf5.spec import TokenArray
 
-Key = TypeVar("Key")
-Result = TypeVar("Result")
-#: More threads than this do not make one process read faster: the calls between the reads hold the interpreter lock.
-MAX_THREADS: Final = 4
-#: Parts of a file that are mapped one by one: a process may have 65,530 mappings.
-MAX_STRETCHES: Final = 512
-
+#: Byte ranges of one file that are mapped one by one, at most: a process may have 65,530 mappings.
+MAX_MAPPED_RANGES: Final = 512
 
 #: A byte offset, and the array that the bytes from there on fill.
 Range: TypeAlias = tuple[int, npt.NDArray[Any]]
@@ -68,7 +57,15 @@ class Run(NamedTuple):
 
 @dataclass(slots=True)
 class Extents:
-    """Byte offsets of consecutive batches, kept as runs of constant stride."""
+    """The byte offsets of consecutive batches, kept as runs of constant stride.
+
+    Attributes
+    ----------
+    runs
+        The batches in their order, each run as long as its stride stays the same; empty runs are left out.
+    batch_bytes
+        Bytes of one batch, without the padding that may follow it.
+    """
 
     runs: Sequence[Run]
     batch_bytes: int
@@ -77,21 +74,24 @@ class Extents:
     def __post_init__(self) -> None:
         if not all(run.num_batches for run in self.runs):
             self.runs = [run for run in self.runs if run.num_batches]
-        # of perhaps 50,000 open files, nearly all have one run, and share this tuple
-        several = len(self.runs) != 1
-        self._firsts = [0, *accumulate(r.num_batches for r in self.runs)][: len(self.runs)] if several else (0,)
+        if len(self.runs) == 1:
+            self._firsts = (0,)  # of perhaps 50,000 open files, nearly all have one run, and share this tuple
+        else:
+            ends = accumulate(run.num_batches for run in self.runs)
+            self._firsts = [0, *ends][: len(self.runs)]
 
     @classmethod
     def from_offsets(cls, offsets: npt.NDArray[np.int64], batch_bytes: int) -> Extents:
         """Compress a list of byte offsets, one per batch in order, into runs."""
         steps = np.diff(offsets)
         changes = (np.flatnonzero(steps[1:] != steps[:-1]) + 1).tolist()
+        last_batch = len(offsets) - 1
         runs: list[Run] = []
-        start, n = 0, len(offsets)
-        while start < n:
-            stride = int(steps[start]) if start < n - 1 else batch_bytes
+        start = 0
+        while start <= last_batch:
+            stride = int(steps[start]) if start < last_batch else batch_bytes
             next_change = bisect_right(changes, start)
-            last = changes[next_change] if next_change < len(changes) else n - 1
+            last = changes[next_change] if next_change < len(changes) else last_batch
             runs.append(Run(int(offsets[start]), stride, last - start + 1))
             start = last + 1
         return cls(runs, batch_bytes)
@@ -102,23 +102,26 @@ class Extents:
 
     @property
     def end(self) -> int:
-        """First byte offset behind every batch."""
-        return max(
-            (max(r.base, r.base + (r.num_batches - 1) * r.stride) + self.batch_bytes for r in self.runs), default=0
-        )
+        """The first byte offset after all batches."""
+        last_offsets = (max(run.base, run.base + (run.num_batches - 1) * run.stride) for run in self.runs)
+        return max((offset + self.batch_bytes for offset in last_offsets), default=0)
 
     @property
     def byte_ranges(self) -> list[tuple[int, int]]:
-        """Ranges of batches without a gap between them, in batch order: first byte, and the one behind the last."""
-        # none where there are more than MAX_STRETCHES, or several that do not fill whole pages
+        """Ranges (start, stop) of batches that follow each other without a gap, in batch order.
+
+        Empty if there are more than `MAX_MAPPED_RANGES`, or several that do not fill whole pages.
+        """
         found: list[tuple[int, int]] = []
         for base, stride, num_batches in self.runs:
             parts = 1 if stride == self.batch_bytes else num_batches
-            if len(found) + parts > MAX_STRETCHES:
+            if len(found) + parts > MAX_MAPPED_RANGES:
                 return []
             size = num_batches // parts * self.batch_bytes
             found += [(base + part * stride, base + part * stride + size) for part in range(parts)]
-        return found if len(found) == 1 or not any(edge % mmap.PAGESIZE for part in found for edge in part) else []
+        if len(found) > 1 and any(edge % mmap.PAGESIZE for part in found for edge in part):
+            return []
+        return found
 
     def locate(self, index: int) -> tuple[int, int]:
         """Return (run number, index within that run) of a batch, in O(log runs)."""
@@ -130,9 +133,18 @@ class Extents:
         base, stride, _ = self.runs[number]
         return base + within * stride
 
-    def places_of_tokens(self, start: int, out: TokenArray) -> Iterator[Range]:
-        """Yield where consecutive tokens, counted over all batches, lie, and the part of 1-D `out` for them."""
-        batch_tokens, itemsize = self.batch_bytes // out.itemsize, out.itemsize
+    def ranges_of_tokens(self, start: int, out: TokenArray) -> Iterator[Range]:
+        """Yield the byte ranges of consecutive tokens.
+
+        Parameters
+        ----------
+        start
+            The first token, counted over all batches.
+        out
+            1-D: as many tokens as are wanted, of the stored dtype. Each range fills a part of it.
+        """
+        itemsize = out.itemsize
+        batch_tokens = self.batch_bytes // itemsize
         done = 0
         while done < len(out):
             batch, token = divmod(start + done, batch_tokens)
@@ -146,19 +158,24 @@ class Extents:
             yield run.base + within * run.stride + token * itemsize, out[done : done + take]
             done += take
 
-    def places_of_rows(self, starts: npt.NDArray[np.int64], out: TokenArray) -> Iterator[Range]:
-        """Yield where rows of tokens lie, and the part of `out` for those that follow each other."""
-        firsts = [0, *(np.flatnonzero(np.diff(starts) != out.shape[1]) + 1).tolist()] if len(starts) else []
-        for first, stop in zip(firsts, [*firsts[1:], len(starts)], strict=True):
-            yield from self.places_of_tokens(int(starts[first]), out[first:stop].reshape(-1))
+    def ranges_of_rows(self, starts: npt.NDArray[np.int64], out: TokenArray) -> Iterator[Range]:
+        """Yield the byte ranges of rows of tokens: one for rows that follow each other.
+
+        Parameters
+        ----------
+        starts
+            The first token of each row, counted over all batches.
+        out
+            Shape (rows, tokens of a row), of the stored dtype. Each range fills a part of it.
+        """
+        if not len(starts):
+            return
+        breaks = (np.flatnonzero(np.diff(starts) != out.shape[1]) + 1).tolist()
+        for first, stop in pairwise([0, *breaks, len(starts)]):
+            yield from self.ranges_of_tokens(int(starts[first]), out[first:stop].reshape(-1))
 
 
 MAP_NORESERVE: Final = 0x4000  # Linux on x86 and Arm; the mmap module has it from Python 3.13 on
-MAP_FIXED: Final = 0x10  # Linux on x86 and Arm
-PROT_NONE: Final = 0
-
-#: A descriptor, the first byte, and the one behind the last.
-Place: TypeAlias = tuple[int, int, int]
 
 
 @cache
@@ -167,58 +184,55 @@ def libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def map_side_by_side(places: Sequence[Place]) -> TokenArray | None:
-    """Return the bytes of all places as one read-only array, shape (N,) uint8. It is unmapped with its last view."""
-    # None elsewhere than on Linux, and where a place does not begin, or one but the last end, with a page
-    edges = [start for _, start, _ in places] + [stop for *_, stop in places[:-1]]
-    if not sys.platform.startswith("linux") or any(edge % mmap.PAGESIZE for edge in edges):
-        return None
-    map_memory, unmap = libc().mmap, libc().munmap
-    map_memory.restype, unmap.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_size_t)
-    map_memory.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
-    failed = ctypes.c_void_p(-1).value
-    total = sum(stop - start for _, start, stop in places)
-    address = map_memory(None, total, PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
-    if address == failed:
-        return None
-    memory = (ctypes.c_ubyte * total).from_address(address)
-    owner = weakref.finalize(memory, unmap, address, total)
-    owner.atexit = False  # a thread may still read when the interpreter goes, and the system unmaps all
-    done = 0
-    for fd, start, stop in places:
-        shared = mmap.MAP_SHARED | MAP_FIXED
-        if map_memory(address + done, stop - start, mmap.PROT_READ, shared, fd, start) == failed:
-            return None
-        done += stop - start
-    tokens = np.frombuffer(memory, np.uint8)
-    tokens.flags.writeable = False
-    return tokens
-
-
 #: statfs(2) type -> name, for file systems whose pages come over a network. There a page fault is a round trip
 #: that holds up the whole process, and a mapping of a file that changes elsewhere is a bus error.
 NETWORK_FILE_SYSTEMS: Final[dict[int | None, str]] = {
     -1: "unreachable",  # mapped pages of a file system that does not answer would be bus errors
-    0x6969: "nfs", 0x0BD00BD0: "lustre", 0x47504653: "gpfs", 0x19830326: "beegfs", 0xFF534D42: "cifs",
-    0xFE534D42: "smb2", 0x517B: "smb", 0x00C36400: "ceph", 0x65735546: "fuse", 0x01021997: "9p", 0xAAD7AAEA: "panfs",
-    0x5346414F: "afs", 0x7461636F: "ocfs2", 0x01161970: "gfs2",
-}  # fmt: skip
+    0x6969: "nfs",
+    0x0BD00BD0: "lustre",
+    0x47504653: "gpfs",
+    0x19830326: "beegfs",
+    0xFF534D42: "cifs",
+    0xFE534D42: "smb2",
+    0x517B: "smb",
+    0x00C36400: "ceph",
+    0x65735546: "fuse",
+    0x01021997: "9p",
+    0xAAD7AAEA: "panfs",
+    0x5346414F: "afs",
+    0x7461636F: "ocfs2",
+    0x01161970: "gfs2",
+}
+#: statfs(2) types of tmpfs and ramfs.
+MEMORY_FILE_SYSTEMS: Final = frozenset({0x01021994, 0x858458F6})
 
 
 class LocalFile:
-    """One immutable file of this machine, or a small object, which is fetched into a temporary file without a name."""
+    """One immutable file of this machine, or a small object, which is fetched into a temporary file without a name.
 
-    # held open until `close`, so that a later rename over it changes nothing; a mapping stays valid after `close`,
-    # which must not race with reads. "auto" maps unless the file system is far away.
+    The file is open until `close`, so that a later rename over it changes nothing. A mapping stays valid after
+    `close`, which must not race with reads.
+
+    Parameters
+    ----------
+    path
+        The path of the file, or the URL of the object.
+    identity
+        The identity that the file must have; None: any.
+    access
+        "mmap": it may be mapped. "pread": it is not mapped. "auto": it is mapped unless its file system is a network.
+    """
 
     __slots__ = ("__weakref__", "_mappings", "_maps", "access", "fd", "identity", "name", "size")
 
     def __init__(self, path: Path, identity: Identity | None = None, access: str = "auto") -> None:
-        self.name, self.access, self.fd = str(path), access, -1
+        self.name = str(path)
+        self.access = access
+        self.fd = -1  # `__del__` may run before the file is open
         self.fd = self._descriptor(path, identity)
         self._mappings: dict[bool, mmap.mmap] = {}
         self._maps = {"mmap": True, "pread": False}.get(self.access)  # None: not asked yet
-        with on_failure(self.__del__):  # now, not when the last traceback that holds this object is gone
+        with on_failure(self._close_descriptor):  # now, not when the last traceback that holds this object is gone
             self.size = os.fstat(self.fd).st_size
             if identity and len(identity) == 2 and self.size < identity[0]:
                 raise cut_short(path, f"at least {identity[0]:,} bytes", self.size)
@@ -230,9 +244,9 @@ class LocalFile:
     def _descriptor(self, path: Path, identity: Identity | None) -> int:
         if not isinstance(path, RemotePath):
             return regular(path)
-        source, free = RemoteObject(self.name, identity), shutil.disk_usage(tempfile.gettempdir()).free
+        free_bytes = shutil.disk_usage(tempfile.gettempdir()).free
         with tempfile.TemporaryFile(prefix="zb-") as file:
-            for part in source.parts(max_bytes=free):
+            for part in RemoteObject(self.name, identity).parts(max_bytes=free_bytes):
                 file.write(part)
             file.flush()
             return os.dup(file.fileno())
@@ -255,16 +269,27 @@ class LocalFile:
         return self._maps
 
     def mapping(self, private: bool = False) -> mmap.mmap | None:
-        """Return a mapping of all bytes; None where the file may not be mapped, or is empty."""
-        # to touch the mapping of a file that was cut short would be a bus error; a cut while a view is in use cannot be
-        # noticed, and this package only ever replaces files by rename
+        """Return a mapping of all bytes; None if the file may not be mapped, or is empty.
+
+        To touch the mapping of a file that was cut short would be a bus error, so the size is asked for each time. A
+        cut while a view is in use cannot be noticed; this package only ever replaces files by rename.
+
+        Parameters
+        ----------
+        private
+            The mapping is writable, and the file never changes.
+        """
         found = self._mappings.get(private)
         if found is None:
             if not self.size or not self.maps:
                 return None
-            # a private writable mapping of a file larger than memory is refused unless it gives up its reservation
-            flags = mmap.MAP_PRIVATE | MAP_NORESERVE if private else mmap.MAP_SHARED
-            protection = mmap.PROT_READ | (mmap.PROT_WRITE if private else 0)
+            if private:
+                # a private writable mapping of a file larger than memory is refused unless it gives up its reservation
+                flags = mmap.MAP_PRIVATE | MAP_NORESERVE
+                protection = mmap.PROT_READ | mmap.PROT_WRITE
+            else:
+                flags = mmap.MAP_SHARED
+                protection = mmap.PROT_READ
             self.require_whole()
             made = open_with_room(partial(mmap.mmap, self.fd, self.size, flags=flags, prot=protection))
             # of two threads one keeps its mapping: no lock, which a fork could inherit locked
@@ -274,8 +299,7 @@ class LocalFile:
 
     def require_whole(self) -> None:
         """Raise `IncompleteError` if the file has become shorter."""
-        # SEEK_END is the cheapest question for the size (0.24 µs, fstat 0.9); nobody uses the file offset
-        if lseek(self.fd, 0, SEEK_END) < self.size:
+        if lseek(self.fd, 0, SEEK_END) < self.size:  # 0.24 µs, fstat takes 0.9; the file offset is not used
             raise cut_short(self.path, f"at least {self.size:,} bytes", os.fstat(self.fd).st_size)
 
     def read_ranges(self, ranges: Iterable[Range]) -> None:
@@ -301,17 +325,21 @@ class LocalFile:
         """Close the descriptor. Views stay valid until the last of them is dropped."""
         self._mappings = {}
         self._maps = False
-        self.__del__()
+        self._close_descriptor()
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        """Close the descriptor. A finalizer would take 300 bytes of each of perhaps 50,000 open files."""
-        # also when the interpreter ends, and no module has its names any more: `close` is bound
-        fd, self.fd = self.fd, -1
+    def _close_descriptor(self, close: Callable[[int], None] = os.close) -> None:
+        """Close the descriptor. `close` is bound: when the interpreter ends, no module has its names any more."""
+        fd = self.fd
+        self.fd = -1
         if fd >= 0:
             try:
                 close(fd)
             except OSError:  # of a file system that is gone: it was only read
                 pass
+
+    def __del__(self) -> None:
+        # a finalizer would take 300 bytes of each of perhaps 50,000 open files
+        self._close_descriptor()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LocalFile, (self.path, self.identity, self.access)
@@ -324,7 +352,19 @@ Ranges: TypeAlias = LocalFile | RemoteObject
 def open_ranges(
     path: Path, identity: Identity | None = None, num_bytes: int | None = None, access: str = "auto"
 ) -> Ranges:
-    """Open a file of this machine, or an object."""
+    """Open a file of this machine, or an object.
+
+    Parameters
+    ----------
+    path
+        The path of the file, or the URL of the object.
+    identity
+        The identity that it must have; None: any.
+    num_bytes
+        The size that an object must have; None: any.
+    access
+        As for `LocalFile`.
+    """
     if isinstance(path, RemotePath):
         return RemoteObject(str(path), identity, num_bytes)
     return LocalFile(path, identity, access)
@@ -344,7 +384,10 @@ def file_system(file: Path | int) -> int | None:
     if not sys.platform.startswith("linux"):
         return None
     buffer = ctypes.create_string_buffer(256)  # struct statfs: f_type is its first machine word
-    failed = libc().fstatfs(file, buffer) if isinstance(file, int) else libc().statfs(os.fsencode(file), buffer)
+    if isinstance(file, int):
+        failed = libc().fstatfs(file, buffer)
+    else:
+        failed = libc().statfs(os.fsencode(file), buffer)
     if failed:
         return None if ctypes.get_errno() == errno.ENOENT else -1
     return ctypes.c_ulong.from_buffer(buffer).value & 0xFFFFFFFF
@@ -356,50 +399,5 @@ def network_file_system(file: Path | int) -> str | None:
 
 
 def in_memory(file: Path | int) -> bool:
-    """Return whether a path or an open file lies in a tmpfs or ramfs, of which no read waits."""
-    return file_system(file) in (0x01021994, 0x858458F6)
-
-
-def require_process(process: int) -> None:
-    """Raise `ClosedError` unless this process has this number: see `generation`."""
-    if process != generation():
-        raise ClosedError("this iteration reads ahead in threads of the parent process: begin another one in its child")
-
-
-def read_ahead(
-    read: Callable[[Key], Result], requests: Iterator[Key], depth: int, *, threads: int = MAX_THREADS,
-    size: Callable[[Key], int] = lambda request: 1,
-) -> Generator[Result]:  # fmt: skip
-    """Yield `read(request)` in order, with requests of up to `depth` in all read ahead in threads; 0: without."""
-    # The threads end with the iterator: a read of this machine that has begun is waited for, a wait for a server is
-    # left, and no other read begins, nor does any behind one that failed, which may have waited for a server. The child
-    # of a fork has none of the threads, and would wait for ever.
-    if not depth:
-        yield from map(read, requests)
-        return
-    failed = math.inf  # the number of the first one
-
-    def read_unless_failed(number: int, request: Key) -> Result:
-        nonlocal failed
-        if number > failed:
-            raise CancelledError
-        try:
-            return read(request)
-        except BaseException:
-            failed = min(failed, number)
-            raise
-
-    pending: deque[tuple[int, Future[Result]]] = deque()
-    ahead, process = 0, generation()
-    with Readers(min(depth, threads), "zb-prefetch") as readers:
-        for number, request in enumerate(requests):
-            pending.append((size(request), readers.submit(read_unless_failed, number, request)))
-            ahead += pending[-1][0]
-            while ahead > depth:
-                count, future = pending.popleft()
-                ahead -= count
-                yield result_of(future)
-                require_process(process)
-        while pending:
-            yield result_of(pending.popleft()[1])
-            require_process(process)
+    """Return whether a path or an open file is in a tmpfs or ramfs, of which no read waits."""
+    return file_system(file) in MEMORY_FILE_SYSTEMS

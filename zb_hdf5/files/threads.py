@@ -1,9 +1,10 @@
-"""Threads that read, and waits for servers: work that nobody wants any more is left, and begins nothing new.
+"""Threads that read, also ahead, and waits for servers: work that nobody wants any more is left, and begins no more.
 
-`Readers` run the reads of one iterator or call. They end with it and are joined, so no file is read, and no array is
-filled, behind the back of the caller. `FarThreads` make the requests. No signal wakes a client that waits for a server,
-and nothing cancels it: so the caller waits beside it, in a way that Ctrl+C and `Readers.close` interrupt, and leaves
-the request alone; its result is dropped. All of them are daemons: the end of the interpreter waits for no server.
+`read_ahead` reads for loaders, conversions and commands. `Readers` run the reads of one iterator or call. They end
+with it and are joined, so no file is read, and no array is filled, after the caller has gone on. `FarThreads` make the
+requests. No signal wakes a client that waits for a server, and nothing cancels it: so the caller waits beside it, in a
+way that Ctrl+C and `Readers.close` interrupt, and leaves the request alone; its result is dropped. All of them are
+daemons: the end of the interpreter waits for no server.
 """
 
 from __future__ import annotations
@@ -14,14 +15,20 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
 from queue import SimpleQueue
 from typing import Any, Final, Generic, Self, TypeAlias, TypeVar, cast
 
+from zb_hdf5.errors import ClosedError
+from zb_hdf5.files.forks import generation
 from zb_hdf5.signals import deliver_signals
 
-Result = TypeVar("Result")
+_Key = TypeVar("_Key")
+_Result = TypeVar("_Result")
+#: More threads than this do not make one process read faster: the calls between the reads hold the interpreter lock.
+MAX_THREADS: Final = 4
 #: Seconds of one wait at most: a signal that comes right before a wait does not wake it.
 LOOK_S: Final = 0.5
 #: A future, and the call whose result it gets; None: the thread ends.
@@ -48,8 +55,10 @@ class Work:
     """
 
     def __init__(self) -> None:
-        self.is_left = self._is_over = False
-        self._changing, self._over = threading.Lock(), threading.Lock()
+        self.is_left = False
+        self._is_over = False
+        self._changing = threading.Lock()
+        self._over = threading.Lock()
         self._over.acquire()
         self._parts: set[Work] = set()
         self._whole = _here.work
@@ -120,13 +129,13 @@ def pause(seconds: float) -> None:
         waiting.forget()
 
 
-class _Errand(Work, Generic[Result]):
+class _Errand(Work, Generic[_Result]):
     """One call in some far threads at the same time, and their results."""
 
-    def __init__(self, call: Callable[[Work], Result], count: int) -> None:
+    def __init__(self, call: Callable[[Work], _Result], count: int) -> None:
         super().__init__()
         self._call, self.count = call, count
-        self.results: list[Result] = []
+        self.results: list[_Result] = []
         self.errors: list[BaseException] = []
 
     def run(self) -> None:
@@ -144,7 +153,8 @@ class _FarThread(threading.Thread):
 
     def __init__(self, threads: FarThreads, errand: _Errand[Any]) -> None:
         super().__init__(name="zb-remote", daemon=True)
-        self._threads, self._go = threads, threading.Lock()
+        self._threads = threads
+        self._go = threading.Lock()
         self._errand: _Errand[Any] | None = errand
 
     def send(self, errand: _Errand[Any] | None) -> None:
@@ -155,7 +165,8 @@ class _FarThread(threading.Thread):
     def run(self) -> None:
         while True:
             self._go.acquire()
-            errand, self._errand = self._errand, None
+            errand = self._errand
+            self._errand = None
             if errand is None:
                 return
             _here.work = errand
@@ -165,19 +176,32 @@ class _FarThread(threading.Thread):
 
 
 class FarThreads:
-    """Threads that wait for one server, made when they are needed. Thread-safe; a fork needs its own."""
+    """Threads that wait for one server, made when they are needed. Thread-safe; a fork needs its own.
 
-    # those that were left are not counted: a server that stalls must not keep a later call from its threads
+    Parameters
+    ----------
+    most
+        Threads of all calls at the same time. Threads that were left are not counted: a server that stalls must not
+        keep a later call from its threads.
+    """
 
     def __init__(self, most: int) -> None:
-        self._most, self._closed = most, False
+        self._most = most
+        self._closed = False
         self._resting: list[_FarThread] = []
         self._errands: set[_Errand[Any]] = set()
 
-    def run(self, call: Callable[[Work], Result], count: int = 1) -> list[Result]:
-        """Return the results of a call, made in `count` threads or fewer; raise its first error.
+    def run(self, call: Callable[[Work], _Result], count: int = 1) -> list[_Result]:
+        """Return the results of a call, made in several threads; raise its first error.
 
-        The call gets the work that it is a part of. `Left`, or the exception of a signal, leaves the threads alone.
+        `Left`, or the exception of a signal, leaves the threads alone.
+
+        Parameters
+        ----------
+        call
+            It gets the work that it is a part of.
+        count
+            Threads that make the call, at most.
         """
         if isinstance(_here.work, _Errand):  # in a far thread
             return [call(_here.work)]
@@ -250,9 +274,11 @@ def in_reader() -> bool:
     return isinstance(threading.current_thread(), _Reader)
 
 
-def request_here(request: Callable[[], Result]) -> Result:
-    """Make a request in this thread, one of `Readers`, which may be left inside: it must not hold a lock."""
-    # a far thread beside it would take a tenth of the time of a small read
+def request_here(request: Callable[[], _Result]) -> _Result:
+    """Make a request in this thread, one of `Readers`, which may be left inside: it must not hold a lock.
+
+    A far thread beside it would take a tenth of the time of a small read.
+    """
     reader = cast(_Reader, threading.current_thread())
     reader.is_away = True
     try:
@@ -264,25 +290,35 @@ def request_here(request: Callable[[], Result]) -> Result:
 
 
 class Readers:
-    """Threads that run the reads of one iterator or call, and end with it. To be used by one thread."""
+    """Threads that run the reads of one iterator or call, and end with it. To be used by one thread.
+
+    Parameters
+    ----------
+    most
+        Threads at the same time.
+    name
+        The name of each thread.
+    """
 
     def __init__(self, most: int, name: str) -> None:
-        self._most, self._name, self._work = most, name, Work()
+        self._most = most
+        self._name = name
+        self._work = Work()
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
         self._threads: list[_Reader] = []
         #: Begins no read any more, leaves the waits for servers, and waits for the reads of this machine.
         self.close = weakref.finalize(self, _end, os.getpid(), self._work, self._jobs, self._threads)
 
-    def submit(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
+    def submit(self, function: Callable[..., _Result], *arguments: Any) -> Future[_Result]:
         """Have a thread call a function, in the order of these calls."""
-        future: Future[Result] = Future()
+        future: Future[_Result] = Future()
         self._jobs.put((future, function, arguments))
         if len(self._threads) < self._most:
             self._threads.append(_Reader(self._work, self._jobs, self._name))
             self._threads[-1].start()
         return future
 
-    def map(self, function: Callable[..., Result], *arguments: Iterable[Any]) -> list[Result]:
+    def map(self, function: Callable[..., _Result], *arguments: Iterable[Any]) -> list[_Result]:
         """Return the results of a function for each of some arguments, in order; raise the first error."""
         futures = [self.submit(function, *each) for each in zip(*arguments, strict=False)]
         return [result_of(future) for future in futures]
@@ -294,7 +330,7 @@ class Readers:
         self.close()
 
 
-def result_of(future: Future[Result]) -> Result:
+def result_of(future: Future[_Result]) -> _Result:
     """Return the result of a future, or raise its error, when it is there. A signal is met soon, whenever it comes."""
     while not future.done():
         with contextlib.suppress(TimeoutError):
@@ -311,3 +347,68 @@ def _end(pid: int, work: Work, jobs: SimpleQueue[_Job], threads: Sequence[_Reade
     for thread in threads:  # one that a signal kept from its start is not alive; this one may have dropped the iterator
         if thread.is_alive() and not thread.is_away and thread is not threading.current_thread():
             thread.join()
+
+
+def require_process(process: int) -> None:
+    """Raise `ClosedError` unless this process has this number: see `generation`."""
+    if process != generation():
+        raise ClosedError("this iteration reads ahead in threads of the parent process: begin another one in its child")
+
+
+def read_ahead(
+    read: Callable[[_Key], _Result],
+    requests: Iterator[_Key],
+    depth: int,
+    *,
+    threads: int = MAX_THREADS,
+    size: Callable[[_Key], int] = lambda request: 1,
+) -> Generator[_Result]:
+    """Yield `read(request)` for each request, in order, and read later ones meanwhile in threads.
+
+    The threads end with the iterator: it waits for a read of this machine that has begun, and leaves a wait for a
+    server. No other read begins then, nor does a later one than a read that failed, which may have waited for a server.
+    The child of a fork has none of the threads, and would wait for ever: it gets an error.
+
+    Parameters
+    ----------
+    read
+        Reads one request; called in the threads.
+    requests
+        Taken from in the thread that iterates.
+    depth
+        The sizes of all requests that are read ahead, at most. 0: nothing is read ahead, and there are no threads.
+    threads
+        Threads that read at the same time, at most.
+    size
+        The size of a request; by default each counts 1.
+    """
+    if not depth:
+        yield from map(read, requests)
+        return
+    failed = math.inf  # the number of the first one
+
+    def read_unless_failed(number: int, request: _Key) -> _Result:
+        nonlocal failed
+        if number > failed:
+            raise CancelledError
+        try:
+            return read(request)
+        except BaseException:
+            failed = min(failed, number)
+            raise
+
+    process = generation()
+    pending: deque[tuple[int, Future[_Result]]] = deque()
+    ahead = 0
+    with Readers(min(depth, threads), "zb-prefetch") as readers:
+        for number, request in enumerate(requests):
+            pending.append((size(request), readers.submit(read_unless_failed, number, request)))
+            ahead += pending[-1][0]
+            while ahead > depth:
+                count, future = pending.popleft()
+                ahead -= count
+                yield result_of(future)
+                require_process(process)
+        while pending:
+            yield result_of(pending.popleft()[1])
+            require_process(process)

@@ -14,15 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, ClosedError
+from zb_hdf5.files.mapping import FilePart, map_side_by_side
 from zb_hdf5.files.objects import RemoteObject, read_objects
 from zb_hdf5.files.paths import Identity, cut_short, require_remote_access
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
-from zb_hdf5.files.ranges import Extents, Place, Range, Ranges, in_memory, map_side_by_side, open_ranges
+from zb_hdf5.files.ranges import Extents, Range, Ranges, in_memory, open_ranges
 from zb_hdf5.spec import StoreMeta, TokenArray, as_stored, signed
 
 #: A position, and the 1-D array that the tokens from there on fill.
 TokenRun: TypeAlias = tuple[int, TokenArray]
-#: A view of all units of a file (None: it is not mapped), their crc32 by number, its descriptor and its size.
+#: Of one file: a view of all units (None: it is not mapped), their crc32 by number, the descriptor and the size.
 AtHand: TypeAlias = tuple[TokenArray | None, Callable[[int], int] | None, int, int]
 
 
@@ -35,35 +36,72 @@ class Wait(Enum):
 
 
 class Tokens(ABC):
-    """Tokens, or values of a field, by their positions. Thread-safe, but for `close`; usable after fork; picklable."""
+    """Tokens, or values of a field, by their positions. Thread-safe, but for `close`; usable after fork; picklable.
+
+    Attributes
+    ----------
+    num_tokens
+        Positions are 0 to `num_tokens - 1`.
+    dtype
+        The stored dtype of a token.
+    unit
+        Tokens that are checked, cached or decoded together, from position 0 on; the last unit may have fewer.
+    name
+        The path or URL, for messages.
+    access
+        "auto", "mmap", "pread", "h5py", or "remote".
+    wait
+        The cost of a read.
+    identity
+        The facts that differ for a later file of the same name; () for the tokens of many files.
+    file
+        The one file that holds all tokens, if it is read without HDF5; else None.
+    plain
+        The tokens of one file with all units at a constant stride; else None.
+    """
 
     __slots__ = ()
-    num_tokens: int  # positions are 0 to `num_tokens - 1`
+    num_tokens: int
     dtype: np.dtype[Any]
-    unit: int  # tokens that are checked, cached or decoded together, from position 0 on; the last ones may be fewer
-    name: str  # path or URL, in messages
-    access: str  # "auto", "mmap", "pread", "h5py", or "remote"
+    unit: int
+    name: str
+    access: str
     wait: Wait
-    identity: Identity  # the facts that differ for a later file of the same name; () of many files
-    file: Ranges | None = None  # that holds all tokens, and is read without HDF5
-    plain: FileTokens | None = None  # of one file with all units at a constant stride
+    identity: Identity
+    file: Ranges | None = None
+    plain: FileTokens | None = None
 
     @abstractmethod
     def read(self, runs: Iterable[TokenRun]) -> None:
-        """Fill each 1-D array, C-contiguous and of the stored dtype, with the tokens from its position on."""
-        # IncompleteError: a file was cut short since it was opened; ChecksumError: a unit that is checked is damaged
+        """Fill each 1-D array, C-contiguous and of the stored dtype, with the tokens from its position on.
+
+        Raises
+        ------
+        IncompleteError
+            If a file was cut short since it was opened.
+        ChecksumError
+            If a unit that is checked is damaged.
+        """
 
     def gather(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
         """Fill `out`, shape `(n, L)`, with the L tokens from each of `starts`, int64 `(n,)`. Raises as `read`."""
         self.read(zip(starts.tolist(), out, strict=True))
 
     def view(self, start: int, count: int, private: bool = False) -> TokenArray | None:
-        """Return consecutive tokens, 1-D, as a view of a mapping; None where no mapping holds them together."""
-        # private: it is writable, and the file never changes; a later view of the same tokens shows what was written
+        """Return consecutive tokens, 1-D, as a view of a mapping; None if no mapping holds them together.
+
+        Parameters
+        ----------
+        start, count
+            The first position, and the number of tokens.
+        private
+            The view is writable, and the file never changes. A later private view of the same tokens shows the values
+            that were written.
+        """
         return None
 
     def flat(self) -> TokenArray | None:
-        """Return all tokens as one read-only view of a mapping, or None. Not to be kept: ask again."""
+        """Return all tokens as one read-only view of a mapping, or None. Ask again for each use: do not keep it."""
         return self.view(0, self.num_tokens)
 
     def ready(self, start: int) -> bool:
@@ -74,7 +112,7 @@ class Tokens(ABC):
         """Announce that consecutive tokens will be read soon; the kernel may begin to fetch them."""
 
     def unchecked(self) -> FileTokens | None:
-        """Return the extents that gathers read without a check, for gathers from several files at once; or None."""
+        """Return the tokens of one file that are read without a check, for reads of several files at once; or None."""
         return None
 
     def compare(self, runs: Iterable[TokenRun]) -> None:  # noqa: B027 - most have nothing to compare with
@@ -95,7 +133,10 @@ class Tokens(ABC):
         return {0: self}
 
     def open_file(self, number: int, start: int) -> Tokens:
-        """Return a file, of which the token at position `start` is about to be read; it is opened where it is not."""
+        """Return a file by its number, and open it if it is not open.
+
+        The token at position `start`, which is in this file, is about to be read.
+        """
         return self
 
 
@@ -119,7 +160,21 @@ def open_extents(
     identity: Identity | None = None,
     num_bytes: int | None = None,
 ) -> FileTokens:
-    """Open the extents of a file of this machine, or of an object."""
+    """Open the extents of a file of this machine, or of an object.
+
+    Parameters
+    ----------
+    path
+        The path of the file, or the URL of the object.
+    extents
+        The byte offsets of its units.
+    dtype, num_tokens
+        The stored dtype, and the number of tokens: the last unit may be longer than its tokens.
+    access
+        "mmap", "pread" or "auto"; an object takes "auto" only.
+    identity, num_bytes
+        As for `open_ranges`.
+    """
     require_remote_access(path, access)
     tokens = FileTokens(open_ranges(path, identity, num_bytes, access), extents, dtype, num_tokens)
     if access == "mmap":
@@ -128,21 +183,45 @@ def open_extents(
 
 
 class FileTokens(Tokens):
-    """The tokens in the extents of one file or object, which is open for as long as they are held. See `Tokens`."""
+    """The tokens in the extents of one file or object, which is open for as long as they are held. See `Tokens`.
 
-    # "mmap": all reads come from the mapping; "auto": runs are read by position, views and gathers take the mapping,
-    # never on a network file system; "pread", and "remote" of an object: nothing is mapped
+    With access "mmap" all reads come from the mapping. With "auto" runs are read by position; views and gathers take
+    the mapping, but not on a network file system. With "pread", and "remote" for an object, nothing is mapped.
+
+    Parameters
+    ----------
+    file
+        The open file or object. It closes with these tokens.
+    extents, dtype, num_tokens
+        As for `open_extents`.
+    """
 
     __slots__ = (
-        "__weakref__", "_at_hand", "_flat", "_read_before", "_views", "access", "dtype", "extents", "file", "look_up",
-        "name", "num_tokens", "unit", "wait",
-    )  # fmt: skip
+        "__weakref__",
+        "_at_hand",
+        "_flat",
+        "_read_before",
+        "_views",
+        "access",
+        "dtype",
+        "extents",
+        "file",
+        "look_up",
+        "name",
+        "num_tokens",
+        "unit",
+        "wait",
+    )
     file: Ranges
 
     def __init__(self, file: Ranges, extents: Extents, dtype: np.dtype[Any], num_tokens: int) -> None:
-        self.file, self.extents, self.dtype, self.num_tokens = file, extents, dtype, num_tokens
+        self.file = file
+        self.extents = extents
+        self.dtype = dtype
+        self.num_tokens = num_tokens
         self.unit = extents.batch_bytes // dtype.itemsize
-        self.name, self.access = file.name, file.access
+        self.name = file.name
+        self.access = file.access
         self.wait = Wait.FAR if isinstance(file, RemoteObject) else Wait.LOCAL
         self.look_up: Callable[[], Callable[[int], int]] | None = None  # see `Crc32Rows`; None: reads are not compared
         #: Views of the units, read-only and private; None: not mapped yet.
@@ -155,7 +234,7 @@ class FileTokens(Tokens):
         if file.size < extents.end:
             file.close()
             raise cut_short(file.path, f"at least {extents.end:,} bytes", file.size)
-        if file.name.endswith(PARTIAL_SUFFIX):  # its writer is about to cut off what it allocated behind the last unit
+        if file.name.endswith(PARTIAL_SUFFIX):  # its writer is about to cut off the space after the last unit
             file.size = extents.end
 
     @property
@@ -171,7 +250,7 @@ class FileTokens(Tokens):
         self._read_before = start, tokens
 
     def unit_of_object(self, number: int) -> TokenArray:
-        """Return a whole unit, read-only: in the bytes of one answer, or in those that proved the object."""
+        """Return a whole unit, read-only: the bytes of one answer, or the bytes that were read to prove the object."""
         known = self._read_before
         if known is not None and known[0] == number * self.unit:
             self._read_before = None
@@ -183,10 +262,10 @@ class FileTokens(Tokens):
     def read(self, runs: Iterable[TokenRun]) -> None:
         if self.access == "mmap":
             runs = [run for run in runs if not self._copy(*run)]
-        self.file.read_ranges(self.places_of(runs))
+        self.file.read_ranges(self.ranges_of(runs))
 
-    def places_of(self, runs: Iterable[TokenRun]) -> Iterator[Range]:
-        """Yield the bytes that runs fill; those of the unit that is in memory are filled."""
+    def ranges_of(self, runs: Iterable[TokenRun]) -> Iterator[Range]:
+        """Yield the byte ranges of runs. The unit that was read to prove an object is copied, and needs no range."""
         for start, out in runs:
             if out.dtype != self.dtype:  # another size would count other bytes
                 raise ArgumentError(f"{self.name}: expected an array of {self.dtype}, found {out.dtype}")
@@ -200,7 +279,7 @@ class FileTokens(Tokens):
             if within + len(out) <= self.unit:
                 yield self.extents.offset(number) + within * out.itemsize, out
             else:
-                yield from self.extents.places_of_tokens(start, out)
+                yield from self.extents.ranges_of_tokens(start, out)
 
     def _copy(self, start: int, out: TokenArray) -> bool:
         view = self.view(start, len(out))
@@ -213,13 +292,13 @@ class FileTokens(Tokens):
         self._read_before = None  # rows do not take it up: it would be kept for ever
         flat = self.flat()
         if flat is None or not len(starts):
-            self.file.read_ranges(self.extents.places_of_rows(starts, out))
+            self.file.read_ranges(self.extents.ranges_of_rows(starts, out))
         else:
             gather_from(flat, starts, out)
 
     def view(self, start: int, count: int, private: bool = False) -> TokenArray | None:
         views = self.units(private)
-        if not views or start >= self.num_tokens:  # a read of those that are not there raises the error
+        if not views or start >= self.num_tokens:  # a read of tokens that are not there raises the error
             return None
         index, token = divmod(start, self.unit)
         number, row = self.extents.locate(index)
@@ -232,29 +311,57 @@ class FileTokens(Tokens):
         return None if flat is None else flat[start : start + count]
 
     def units(self, private: bool = False) -> list[TokenArray]:
-        """Return a view `(units, unit)` of the mapping for each run of extents; none where the file is not mapped."""
-        # private: writable and of the signed dtype; the file never changes
+        """Return a view `(units, unit)` of the mapping for each run of extents; none if the file is not mapped.
+
+        Parameters
+        ----------
+        private
+            The views are writable and of the signed dtype, and the file never changes.
+        """
         views = self._views[private]
         if views is None:
-            data, itemsize = self.file.mapping(private), self.dtype.itemsize
-            kind, runs = signed(self.dtype) if private else self.dtype, self.extents.runs if data is not None else ()
-            views = [np.ndarray((n, self.unit), kind, data, base, (stride, itemsize)) for base, stride, n in runs]
+            views = self._mapped_units(private)
             self._views = (self._views[0], views) if private else (views, self._views[1])
         elif views:
             self.file.require_whole()
         return views
 
+    def _mapped_units(self, private: bool) -> list[TokenArray]:
+        data = self.file.mapping(private)
+        if data is None:
+            return []
+        dtype = signed(self.dtype) if private else self.dtype
+        return [
+            np.ndarray((num_units, self.unit), dtype, data, base, (stride, dtype.itemsize))
+            for base, stride, num_units in self.extents.runs
+        ]
+
     def at_hand(self, private: bool, checked: bool) -> AtHand:
-        """Return the facts that a loop over the units of the one run needs, after a question for the file's size."""
-        # one tuple for each file: with thousands of files, each further object would be a miss of the processor's cache
+        """Return view, crc32 look-up, descriptor and size, for reads of units; the file's size is asked for again.
+
+        Of a file with one run. They are one tuple for each file: with thousands of files, each further object would be
+        a miss of the processor's cache.
+
+        Parameters
+        ----------
+        private
+            As for `units`.
+        checked
+            With the look-up of the crc32, if there are any.
+        """
         found = self._at_hand
-        if private or found is None:
-            views, crc32 = self.units(private), self.look_up() if checked and self.look_up is not None else None
-            size = 0 if isinstance(self.file, RemoteObject) else self.file.size
-            found = (views[0] if views else None, crc32, self.file.fd, size)
-            self._at_hand = self._at_hand if private or self.wait is Wait.FAR else found
-        elif os.lseek(found[2], 0, os.SEEK_END) < found[3]:
-            self.file.require_whole()
+        if found is not None and not private:
+            _, _, fd, size = found
+            if os.lseek(fd, 0, os.SEEK_END) < size:
+                self.file.require_whole()
+            return found
+        views = self.units(private)
+        view = views[0] if views else None
+        crc32 = self.look_up() if checked and self.look_up is not None else None
+        size = 0 if isinstance(self.file, RemoteObject) else self.file.size
+        found = (view, crc32, self.file.fd, size)
+        if not private and self.wait is not Wait.FAR:
+            self._at_hand = found
         return found
 
     def flat(self) -> TokenArray | None:
@@ -266,18 +373,18 @@ class FileTokens(Tokens):
     def _joined_flat(self) -> TokenArray | None:
         """Return all tokens, of runs that are whole pages, mapped side by side."""
         if self._flat is None:
-            tokens = map_side_by_side(self.places())
+            tokens = map_side_by_side(self.parts())
             self._flat = None if tokens is None else tokens.view(self.dtype)[: self.num_tokens]
         else:
             self.file.require_whole()
         return self._flat
 
-    def places(self) -> list[Place]:
-        """Return the parts of the file that hold all tokens one after the other; none where it is not mapped."""
+    def parts(self) -> list[FilePart]:
+        """Return the parts of the file that hold all tokens one after the other; none if it may not be mapped."""
         if not self.file.maps or not self.file.num_bytes:
             return []
         self.file.require_whole()
-        return [(self.file.fd, start, stop) for start, stop in self.extents.byte_ranges]
+        return [FilePart(self.file.fd, start, stop) for start, stop in self.extents.byte_ranges]
 
     def unchecked(self) -> FileTokens:
         return self
@@ -298,8 +405,9 @@ class FileTokens(Tokens):
             # units with padding between them are announced together: a call for each takes four times as long
             together = num_units - within if batch_bytes <= stride < 2 * batch_bytes else 1
             end = min(stop, (start // self.unit + together) * self.unit)
-            offset, last = self._offset(start), self._offset(end - 1)
-            os.posix_fadvise(self.file.fd, offset, last + self.dtype.itemsize - offset, os.POSIX_FADV_WILLNEED)
+            offset = self._offset(start)
+            num_bytes = self._offset(end - 1) + self.dtype.itemsize - offset
+            os.posix_fadvise(self.file.fd, offset, num_bytes, os.POSIX_FADV_WILLNEED)
             start = end
 
     def _offset(self, position: int) -> int:
@@ -307,7 +415,9 @@ class FileTokens(Tokens):
         return self.extents.offset(index) + within * self.dtype.itemsize
 
     def close(self) -> None:
-        self._views, self._flat, self._at_hand = (None, None), None, None
+        self._views = (None, None)
+        self._flat = None
+        self._at_hand = None
         self.file.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -315,27 +425,38 @@ class FileTokens(Tokens):
 
 
 def read_together(reads: Sequence[tuple[Tokens, Iterable[TokenRun]]]) -> bool:
-    """Read runs of several objects at the same time, without a check; False: one is none, and nothing is read."""
+    """Read runs of several objects at the same time, without a check.
+
+    Return False, and read nothing, if the tokens of one of them are not those of a single object.
+    """
     found = [
         (file.file, file, runs)
         for tokens, runs in reads
         if (file := tokens.unchecked()) is not None and isinstance(file.file, RemoteObject)
     ]
-    if len(found) == len(reads):
-        read_objects([(source, list(file.places_of(runs))) for source, file, runs in found])
-    return len(found) == len(reads)
+    if len(found) < len(reads):
+        return False
+    read_objects([(source, list(file.ranges_of(runs))) for source, file, runs in found])
+    return True
 
 
 class Wrapper(Tokens):
-    """Tokens of others, of which some are read in another way. See `Tokens`."""
+    """Tokens of others, some of which are read in another way. See `Tokens`."""
 
     __slots__ = ()
     tokens: Tokens
 
     def _wrap(self, tokens: Tokens) -> None:
-        names = ("num_tokens", "dtype", "unit", "name", "access", "wait", "identity")
-        for name, value in [("tokens", tokens), *((name, getattr(tokens, name)) for name in names)]:
-            setattr(self, name, value)  # the slots are those of a subclass
+        """Take over the attributes of other tokens."""
+        wrapper: Any = self  # the slots are those of a subclass
+        wrapper.tokens = tokens
+        wrapper.num_tokens = tokens.num_tokens
+        wrapper.dtype = tokens.dtype
+        wrapper.unit = tokens.unit
+        wrapper.name = tokens.name
+        wrapper.access = tokens.access
+        wrapper.wait = tokens.wait
+        wrapper.identity = tokens.identity
 
     @property
     def file(self) -> Ranges | None:  # type: ignore[override]
@@ -370,11 +491,22 @@ class ClosedTokens(Wrapper):
 
 
 class Converted(Wrapper):
-    """Tokens of another integer dtype. See `Tokens`."""
+    """Tokens of another integer dtype. See `Tokens`.
+
+    Parameters
+    ----------
+    tokens
+        The tokens as they are stored.
+    dtype
+        The dtype of the tokens as they are read.
+    meta
+        Its range of ids, of which each token must be one; None: the tokens are not looked at.
+    """
 
     def __init__(self, tokens: Tokens, dtype: np.dtype[Any], meta: StoreMeta | None = None) -> None:
         self._wrap(tokens)
-        self._meta, self.dtype = meta, dtype
+        self._meta = meta
+        self.dtype = dtype
 
     def _convert(self, tokens: TokenArray, out: TokenArray, start: int) -> None:
         if self._meta is not None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.document_offsets import DocumentOffsets
 from zb_hdf5.errors import IncompleteError, UnverifiableError
-from zb_hdf5.files.checked import Crc32Rows, placed_rows
+from zb_hdf5.files.checked import Crc32Rows, stored_crc32
 from zb_hdf5.files.paths import Identity, any_path, on_failure
 from zb_hdf5.files.ranges import Extents
 from zb_hdf5.formats.batch_reader import BatchReader, require_options
@@ -70,7 +70,7 @@ class HDF5Reader(BatchReader):
         name = crc32_column(self.meta.column)
         file, runs = self.tokens.file, self.columns.get(name)
         if runs and file is not None:
-            return placed_rows(file, runs, self.num_batches)
+            return stored_crc32(file, runs, self.num_batches)
         return Crc32Rows(partial(_rows_by_library, self.path, self.identity, name, self.num_batches))
 
     def missing_digests(self) -> str:

@@ -334,7 +334,7 @@ class HDF5Writer(TokenWriter):
                 self._main.write(first, tokens)
                 return
         extents = Extents.from_offsets(self._main.offsets[first : first + len(tokens)], self._main.chunk_bytes)
-        for offset, part in extents.places_of_tokens(0, tokens.reshape(-1)):
+        for offset, part in extents.ranges_of_tokens(0, tokens.reshape(-1)):
             write_fully(self._file.fd, part, offset)
 
     def _commit_chunks(self, num_bytes: int, marker: Mapping[str, int | bytes]) -> None:

@@ -16,7 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 from zb_hdf5.documents.pieces import IGNORED_TARGET, position_ids, ranges
 from zb_hdf5.errors import BatchIndexError
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.loaders.order import StepRequests
+from zb_hdf5.loaders.order import STEPS_AT_ONCE, TABLE_POSITIONS, Request, StepPlan
 from zb_hdf5.loaders.state import require_count, require_fields
 from zb_hdf5.loaders.steps import Step
 
@@ -29,7 +29,8 @@ class SharedEpoch:
 
     def __init__(self, epoch: int) -> None:
         self._numbers: torch.Tensor = torch.tensor([epoch, 0]).share_memory_()  # type: ignore[no-untyped-call]
-        self._process, self._last = os.getpid(), epoch
+        self._process = os.getpid()
+        self._last = epoch
 
     def share(self, epoch: int) -> None:
         """Make this the epoch of every copy."""
@@ -38,7 +39,8 @@ class SharedEpoch:
 
     def take(self) -> int | None:
         """Return the epoch that was shared last, if this copy has not taken it yet."""
-        before, self._last = self._last, self._numbers.tolist()[0]
+        before = self._last
+        self._last = self._numbers.tolist()[0]
         return None if self._last == before else self._last
 
     def warn_once(self, message: str) -> None:
@@ -53,6 +55,43 @@ class SharedEpoch:
         self._numbers = self._numbers.clone()
 
 
+class StepRequests:
+    """The reads of one rank at single steps of a plan, in any order: from a table, unless the epoch is long.
+
+    Parameters
+    ----------
+    plan
+        The steps of the epoch.
+    """
+
+    def __init__(self, plan: StepPlan) -> None:
+        self.plan = plan
+        self.count = plan.steps_from(0)
+        self._num_complete = plan.num_live // plan.step
+        self._is_table = self.count * plan.reads_per_step <= TABLE_POSITIONS
+        self._block = -1
+        self._requests = plan.requests_of_steps(np.arange(self.count if self._is_table else 0))
+
+    def __getitem__(self, step: int) -> Request:
+        if self._is_table:
+            return self._requests[step]
+        if not -self.count <= step < self.count:
+            raise IndexError(step)
+        plan = self.plan
+        step %= self.count
+        if step >= self._num_complete:
+            return plan.requests_of_steps(np.array([step]))[0]
+        if plan.is_whole:
+            return plan.order.index(step * plan.world_size + plan.rank)
+        block, within = divmod(step, STEPS_AT_ONCE)
+        if block != self._block:
+            first = block * STEPS_AT_ONCE
+            steps = np.arange(first, min(first + STEPS_AT_ONCE, self._num_complete))
+            self._requests = plan.requests_of_steps(steps)
+            self._block = block
+        return self._requests[within]
+
+
 class BatchDataset(Dataset[Step]):
     """The batches that one rank gets in one epoch: item i is step i, as the loader yields it.
 
@@ -61,10 +100,18 @@ class BatchDataset(Dataset[Step]):
     `set_epoch`, of the loader too, reaches workers that are kept alive (`persistent_workers=True`).
     `StatefulDataLoader` keeps its state. Trainers that call `set_epoch` on samplers only (Lightning) need
     `sampler=dataset.sampler` too.
+
+    Parameters
+    ----------
+    loader
+        The `Loader` whose steps these are.
+    shared_epoch
+        The epoch, which the copies in workers share.
     """
 
     def __init__(self, loader: Any, shared_epoch: SharedEpoch) -> None:
-        self._loader, self._shared_epoch = loader, shared_epoch
+        self._loader = loader
+        self._shared_epoch = shared_epoch
         self.path: Path = loader.reader.path
         self._requests: StepRequests | None = None
         self._epoch_is_chosen = False
@@ -84,7 +131,7 @@ class BatchDataset(Dataset[Step]):
 
     @property
     def epoch(self) -> int:
-        """The epoch whose steps these are."""
+        """The current epoch."""
         return int(self._loader.epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -147,7 +194,8 @@ class StepSampler(DistributedSampler[Any]):
     """
 
     dataset: BatchDataset
-    _next, _resumed = 0, False
+    _next = 0
+    _resumed = False
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, for the dataset too."""
@@ -177,7 +225,8 @@ class StepSampler(DistributedSampler[Any]):
         step = require_count(self.dataset.path, state, "step", len(self), "the steps of an epoch")
         del state["step"]
         self.dataset.load_state_dict(state)
-        self._next, self._resumed = step if state["epoch"] == self.dataset.epoch else 0, True
+        self._next = step if state["epoch"] == self.dataset.epoch else 0
+        self._resumed = True
 
 
 class RecordDataset(Dataset[dict[str, torch.Tensor]]):
@@ -188,13 +237,16 @@ class RecordDataset(Dataset[dict[str, torch.Tensor]]):
 
     Parameters
     ----------
+    reader
+        The store.
     documents
         True: add `position_ids`, which begin at 0 in each document, and give the first token of each the label -100,
         as no token before it is of its document.
     """
 
     def __init__(self, reader: BatchReader, *, documents: bool = False) -> None:
-        self._reader, self._documents = reader, documents
+        self._reader = reader
+        self._documents = documents
         if documents:
             reader.read_pieces(np.empty(0, np.int64))  # names what is missing
 
@@ -214,7 +266,8 @@ class RecordDataset(Dataset[dict[str, torch.Tensor]]):
         values = {"input_ids": tokens, "labels": tokens.copy()}
         if self._documents or self._reader.has_padding:
             pieces = self._reader.read_pieces(records)
-            flat, padding = values["labels"].reshape(-1), pieces.is_padding
+            padding = pieces.is_padding
+            flat = values["labels"].reshape(-1)
             flat[ranges(pieces.starts[padding], pieces.lengths[padding])] = IGNORED_TARGET
             if self._documents:
                 flat[pieces.starts] = IGNORED_TARGET

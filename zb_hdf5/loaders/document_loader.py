@@ -9,7 +9,7 @@ from copy import copy
 from functools import partial
 from itertools import chain, islice, repeat
 from math import prod
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from zb_hdf5.documents.pieces import Pieces, ends_of, spans_of_pieces
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.formats.batch_reader import BatchReader, require_choice
+from zb_hdf5.loaders.ahead import cuda_device, depth_of, read_to, require_prefetch
 from zb_hdf5.loaders.loader import EpochLoader, masked_numbers
 from zb_hdf5.loaders.order import (
     GlobalOrder,
@@ -34,16 +35,8 @@ from zb_hdf5.loaders.order import (
     whole_seed,
 )
 from zb_hdf5.loaders.state import MAX_COUNT, STATE_VERSION
-from zb_hdf5.loaders.steps import (
-    as_tensor,
-    cuda_device,
-    depth_of,
-    numpy_dtype,
-    read_to,
-    require_masked,
-    require_prefetch,
-    value_shape,
-)
+from zb_hdf5.loaders.step_values import as_tensor, require_masked, value_shape
+from zb_hdf5.loaders.steps import numpy_dtype
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_DOCUMENT
 from zb_hdf5.store.opening import open_reader
 from zb_hdf5.store.shards import StoreReader
@@ -57,32 +50,64 @@ if TYPE_CHECKING:
 #: The batches of a bucket are shuffled as in an "epoch" that no epoch of documents is.
 BUCKET_EPOCH: Final = 2**32
 #: Documents whose order is computed at once for packing.
-DOCUMENTS_AT_ONCE: Final = 4096
+PACKED_AT_ONCE: Final = 4096
 
 
 class Documents:
-    """The documents of a stream that are read, numbered from 0: none is empty, or longer than `max_tokens`."""
+    """The non-empty documents of a stream, at most `max_tokens` long, renumbered from 0.
+
+    Parameters
+    ----------
+    doc_offsets
+        The offset of the first token of each document, and the end of the last one.
+    max_tokens
+        The longest document; None: any.
+    too_long
+        Treatment of a longer document: "refuse" them all, "truncate" it, or "drop" it.
+    path
+        The stream, for messages.
+
+    Attributes
+    ----------
+    count
+        The number of documents.
+    truncated_documents, truncated_tokens, dropped_documents
+        The losses to `max_tokens`.
+    """
 
     def __init__(
-        self, doc_offsets: npt.NDArray[np.uint64], max_tokens: int | None, too_long: str, path: object = "documents"
+        self,
+        doc_offsets: npt.NDArray[np.uint64],
+        max_tokens: int | None,
+        too_long: str,
+        path: object = "documents",
     ) -> None:
-        self._offsets, self._max_tokens = doc_offsets, max_tokens
-        lengths, longest, drops = np.diff(doc_offsets).view(np.int64), max_tokens or MAX_COUNT, too_long == "drop"
+        self._offsets = doc_offsets
+        self._max_tokens = max_tokens
+        lengths = np.diff(doc_offsets).view(np.int64)
+        longest = max_tokens or MAX_COUNT
         is_long = lengths > longest
-        count, excess = int(is_long.sum()), int(lengths[is_long].sum()) - longest * int(is_long.sum())
-        if too_long == "refuse" and count:
+        num_long = int(is_long.sum())
+        if too_long == "refuse" and num_long:
             raise ArgumentError(
-                f"{path}: expected documents of at most max_tokens={max_tokens:,} tokens, found {count:,} longer "
+                f"{path}: expected documents of at most max_tokens={max_tokens:,} tokens, found {num_long:,} longer "
                 f"ones, up to {lengths.max():,}; pass a larger max_tokens, or too_long='truncate' or 'drop'"
             )
-        self.dropped_documents = count if drops else 0
-        self.truncated_documents, self.truncated_tokens = (0, 0) if drops else (count, excess)
-        read = (lengths > 0) & ~is_long if drops else lengths > 0
-        self._numbers = None if read.all() else np.flatnonzero(read)
+        is_read = lengths > 0
+        if too_long == "drop":
+            is_read &= ~is_long
+            self.dropped_documents = num_long
+            self.truncated_documents = 0
+            self.truncated_tokens = 0
+        else:
+            self.dropped_documents = 0
+            self.truncated_documents = num_long
+            self.truncated_tokens = int((lengths[is_long] - longest).sum())
+        self._numbers = None if is_read.all() else np.flatnonzero(is_read)
         self.count = len(lengths) if self._numbers is None else len(self._numbers)
 
     def numbers(self, documents: IndexArray) -> IndexArray:
-        """Return their numbers in the stream."""
+        """Return the numbers that some documents have in the stream."""
         return documents if self._numbers is None else self._numbers[documents]
 
     def starts(self, documents: IndexArray) -> npt.NDArray[np.uint64]:
@@ -101,13 +126,26 @@ class Documents:
 
 
 class LengthOrder(Order):
-    """A uniform permutation in which each bucket of batches is sorted by length, and its batches are shuffled."""
+    """A uniform permutation in which each bucket of batches is sorted by length, and its batches are shuffled.
 
-    # Documents that do not fill a batch stay at the end of their bucket: a position follows from its bucket alone.
+    Documents that do not fill a batch stay at the end of their bucket: a position follows from its bucket alone.
+
+    Parameters
+    ----------
+    documents, batch_size
+        The documents, and how many of them are in a batch.
+    bucket_batches
+        The batches of a bucket.
+    seed, epoch
+        The order depends on them.
+    """
 
     def __init__(self, documents: Documents, batch_size: int, bucket_batches: int, *, seed: int, epoch: int) -> None:
         self.n = documents.count
-        self._documents, self._batch_size, self._seed, self._epoch = documents, batch_size, seed, epoch
+        self._documents = documents
+        self._batch_size = batch_size
+        self._seed = seed
+        self._epoch = epoch
         self._bucket_size = batch_size * bucket_batches
         self._order = GlobalOrder(self.n, seed, epoch)
 
@@ -131,10 +169,15 @@ class LengthOrder(Order):
 
 
 def packed_steps(
-    plan: StepPlan, documents: Documents, position: int, max_tokens: int
+    plan: StepPlan,
+    documents: Documents,
+    position: int,
+    max_tokens: int,
 ) -> Iterator[tuple[IndexArray, int]]:
-    """Yield the documents of a rank at each step, packed into `max_tokens`, and the position behind the step."""
-    # the batches do not depend on the ranks, which take them in turn: each rank computes the lengths of all documents
+    """Yield the documents of a rank at each step, packed into `max_tokens`, and the position after the step.
+
+    The batches do not depend on the ranks, which take them in turn: each rank computes the lengths of all documents.
+    """
     live = plan.skip.live(position)
     batches = _cut(plan, documents, live, max_tokens)
     while step := list(islice(batches, plan.world_size)):
@@ -149,37 +192,70 @@ def packed_steps(
 
 def _cut(plan: StepPlan, documents: Documents, live: int, max_tokens: int) -> Iterator[IndexArray]:
     """Yield the documents of each batch, in order."""
-    waiting, end_of_epoch = np.empty(0, np.int64), plan.num_live
-    for first in range(live, end_of_epoch, DOCUMENTS_AT_ONCE):
-        stop = min(first + DOCUMENTS_AT_ONCE, end_of_epoch)
+    waiting = np.empty(0, np.int64)
+    end_of_epoch = plan.num_live
+    for first in range(live, end_of_epoch, PACKED_AT_ONCE):
+        stop = min(first + PACKED_AT_ONCE, end_of_epoch)
         waiting = np.concatenate([waiting, plan.indices(np.arange(first, stop))])
         ends = np.cumsum(documents.lengths(waiting)).tolist()
         begin = tokens = 0
         while (end := bisect_right(ends, tokens + max_tokens)) < len(ends) or (stop == end_of_epoch and begin < end):
             yield waiting[begin:end]
-            begin, tokens = end, ends[end - 1]
+            begin = end
+            tokens = ends[end - 1]
         waiting = waiting[begin:]
 
 
-def pieces_of(starts: npt.NDArray[np.uint64], lengths: npt.NDArray[np.int64], multiple: int, *, packed: bool) -> Pieces:
-    """Return the pieces of documents, in a record each or all in one, which are filled up to a multiple."""
+def pieces_of_documents(
+    starts: npt.NDArray[np.uint64],
+    lengths: npt.NDArray[np.int64],
+    multiple: int,
+    *,
+    packed: bool,
+) -> Pieces:
+    """Return the pieces of documents, each of them in a record of its own, or all in one.
+
+    Parameters
+    ----------
+    starts, lengths
+        The offset of the first token of each document, and its tokens.
+    multiple
+        The records are filled up to a multiple of so many tokens.
+    packed
+        All documents are in one record.
+    """
     ends = ends_of(lengths)
     filled = ends[-1:] if packed else lengths
     seq_len = -(-int(filled.max()) // multiple) * multiple
     is_short = filled < seq_len
     edges = ends_of(is_short + (len(lengths) if packed else 1))
-    columns, offsets = np.zeros(edges[-1], np.uint32), np.full(edges[-1], NO_DOCUMENT, np.uint64)
+    columns = np.zeros(edges[-1], np.uint32)
     columns[edges[1:][is_short] - 1] = filled[is_short]
+    offsets = np.full(edges[-1], NO_DOCUMENT, np.uint64)
     if packed:
-        columns[: len(starts)], offsets[: len(starts)] = ends[:-1], starts
+        columns[: len(starts)] = ends[:-1]
+        offsets[: len(starts)] = starts
     else:
         offsets[edges[:-1]] = starts
     return Pieces(edges, columns, offsets, seq_len)
 
 
 def gather(column: BatchReader, pieces: Pieces, fill: int = 0, dtype: Any = None) -> npt.NDArray[Any]:
-    """Return the values of the tokens that lie in some pieces, and `fill` for padding, shape (R, S, ...)."""
-    size = prod(shape := value_shape(column))
+    """Return the values of the tokens in some pieces, shape (records, tokens of a record, ...).
+
+    Parameters
+    ----------
+    column
+        The tokens, or a field.
+    pieces
+        The pieces of the records.
+    fill
+        The value of padding.
+    dtype
+        The dtype of the result; None: as stored.
+    """
+    shape = value_shape(column)
+    size = prod(shape)
     values = np.zeros(pieces.num_tokens * size, dtype or column.dtype)
     if fill:  # only then: filling bytes with 0 gives the text "0"
         values.fill(fill)
@@ -188,7 +264,8 @@ def gather(column: BatchReader, pieces: Pieces, fill: int = 0, dtype: Any = None
     places = (part.tolist() for part in (pieces.starts, pieces.offsets, pieces.lengths))
     for place, offset, length in zip(*places, strict=True):
         if offset != NO_DOCUMENT:
-            start, stop = offset * size, (offset + length) * size
+            start = offset * size
+            stop = (offset + length) * size
             part = column.get_slice(start, stop) if flat is None else flat[start:stop]
             values[place * size : (place + length) * size] = part
     return values.reshape(-1, pieces.seq_len, *shape)
@@ -218,8 +295,8 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
     targets
         True: add the token that follows each one, and -100 for the last one of a document and for padding.
     loss_mask
-        The name of a field that is 0 for the tokens that nobody shall learn to write: where one of them follows, the
-        target is -100. They are read all the same. It is yielded only if it is one of `fields`.
+        The name of a field that is 0 for the tokens that the model is not to learn: if such a token follows, the target
+        is -100. It is read all the same. The field is yielded only if it is one of `fields`.
     shuffle
         "global": a uniform permutation of all documents. "lengths": the same in buckets of `bucket_batches` batches, in
         which documents of similar length share a batch, so that "pad" fills up little. "sequential": as stored.
@@ -268,6 +345,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
     """
 
     _counts = "documents"
+    _changed_by_state: ClassVar[tuple[str, ...]] = (*EpochLoader._changed_by_state, "_masked")
 
     def __init__(
         self,
@@ -313,16 +391,29 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         self.path = self.store.path
         if tokenizer is not None:
             require_tokenizer(self.store.meta.tokenizer, tokenizer, self.path)
-        self.collate, self.batch_size, self.max_tokens, self.too_long = collate, batch_size, max_tokens, too_long
-        self.shuffle, self.bucket_batches, self.seed = shuffle, bucket_batches, whole_seed(seed)
-        self.drop_last, self._prefetch, self._device = drop_last, prefetch, cuda_device(device)
-        self.targets, self._loss_mask, self._fields, self._spans = targets, loss_mask, tuple(fields), spans
-        self._multiple, self._pad_token_id, self._dtype = pad_to_multiple_of, pad_token_id, numpy_dtype(dtype)
+        self.collate = collate
+        self.batch_size = batch_size
+        self.max_tokens = max_tokens
+        self.too_long = too_long
+        self.shuffle = shuffle
+        self.bucket_batches = bucket_batches
+        self.seed = whole_seed(seed)
+        self.drop_last = drop_last
+        self.targets = targets
+        self._prefetch = prefetch
+        self._device = cuda_device(device)
+        self._loss_mask = loss_mask
+        self._fields = tuple(fields)
+        self._spans = spans
+        self._multiple = pad_to_multiple_of
+        self._pad_token_id = pad_token_id
+        self._dtype = numpy_dtype(dtype)
         self.rank, self.world_size = resolve_rank(rank, world_size)
         offsets = self.store.doc_offsets
         self.documents = Documents(offsets, max_tokens, too_long, self.path)
         self._columns = self._open_columns()
-        self.skip, self.mask_documents = checked_skip(skip), masked_numbers(mask_documents)
+        self.skip = checked_skip(skip)
+        self.mask_documents = masked_numbers(mask_documents)
         self._mask()
         # the same tokens with other boundaries are other documents
         self._fingerprint = f"{self.store.token_fingerprint}:{len(offsets) - 1}:{crc32_of(offsets.data):08x}"
@@ -331,13 +422,17 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         self.set_epoch(epoch)
 
     def _open_columns(self) -> dict[str, BatchReader]:
-        """Open the fields; `ArgumentError` if one is not there, or is no mask."""
+        """Open the fields; `ArgumentError` if one is not there, or cannot be a mask."""
         mask = self._loss_mask
         if mask is not None and not self.targets:
             raise ArgumentError(f"loss_mask={mask!r} tells which targets count; pass targets=True too")
-        columns = {name: self.store.field(name) for name in (*self._fields, *([] if mask is None else [mask]))}
-        column = None if mask is None else columns[mask]
-        if column is not None and (value_shape(column) or column.dtype.kind not in "biuf"):
+        columns = {name: self.store.field(name) for name in self._fields}
+        if mask is None:
+            return columns
+        if mask not in columns:
+            columns[mask] = self.store.field(mask)
+        column = columns[mask]
+        if value_shape(column) or column.dtype.kind not in "biuf":
             raise ArgumentError(
                 f"{self.path}: expected loss_mask to name a field of one number for each token, found {mask!r}, "
                 f"{column.dtype} of shape {value_shape(column)}"
@@ -346,13 +441,26 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
 
     def plan_of_epoch(self, epoch: int) -> StepPlan:
         """Return the documents that this rank reads at each step of an epoch; packed, their order only."""
-        count, size = self.documents.count, self.batch_size or 1
-        order: Order = SequentialOrder(count) if self.shuffle == "sequential" else GlobalOrder(count, self.seed, epoch)
-        if self.shuffle == "lengths":  # with "pad" only, which has a batch size
+        count = self.documents.count
+        size = self.batch_size or 1
+        order: Order
+        if self.shuffle == "sequential":
+            order = SequentialOrder(count)
+        elif self.shuffle == "lengths":  # with "pad" only, which has a batch size
             order = LengthOrder(self.documents, size, self.bucket_batches, seed=self.seed, epoch=epoch)
-        skip = Skip.of(self.skip, epoch, count)
-        last = "drop" if self.drop_last else "fill"
-        plan = StepPlan(order, size, self.rank, self.world_size, last, size, True, True, skip)
+        else:
+            order = GlobalOrder(count, self.seed, epoch)
+        plan = StepPlan(
+            order,
+            size,
+            self.rank,
+            self.world_size,
+            "drop" if self.drop_last else "fill",
+            records_per_batch=size,
+            scattered=True,
+            whole_records=True,
+            skip=Skip.of(self.skip, epoch, count),
+        )
         if next(self._steps(plan, 0), None) is None:
             raise ArgumentError(
                 f"{self.path}: {count:,} documents are too few for a step of {self.world_size:,} ranks; "
@@ -361,13 +469,14 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         return plan
 
     def _mask(self) -> None:
-        masked, offsets = self.mask_documents, self.store.doc_offsets
+        masked = self.mask_documents
+        offsets = self.store.doc_offsets
         if masked:
             require_masked(self.path, masked, len(offsets) - 1, self.targets)
         self._masked = offsets[list(masked)]
 
     def _steps(self, plan: StepPlan, position: int) -> Iterator[tuple[Any, int]]:
-        """Yield the documents of each step from a position on, and the position behind it."""
+        """Yield the documents of each step from a position on, and the position after it."""
         if self.batch_size is not None:
             return zip(plan.requests_from(position), plan.positions_from(position), strict=False)
         return packed_steps(plan, self.documents, position, self.max_tokens or 0)
@@ -381,7 +490,8 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         return self._counted[1]
 
     def _read_from(self, position: int) -> Generator[tuple[dict[str, Any], int]]:
-        store, read = self.store, copy(self)._read  # threads that read ahead do not refer to the loader
+        store = self.store
+        read = copy(self)._read  # threads that read ahead do not refer to the loader
         mean = max(1, store.num_tokens // self.documents.count)
         reads = self.batch_size or -(-(self.max_tokens or 1) // mean)
         step_bytes = reads * mean * store.dtype.itemsize
@@ -391,9 +501,10 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
 
     def _read(self, documents: IndexArray) -> dict[str, Any]:
         """Return the batch of these documents, numbered as in `Documents`."""
-        starts, lengths = self.documents.starts(documents), self.documents.lengths(documents)
+        starts = self.documents.starts(documents)
+        lengths = self.documents.lengths(documents)
         packed = self.collate == "pack"
-        pieces = pieces_of(starts, lengths, self._multiple, packed=packed)
+        pieces = pieces_of_documents(starts, lengths, self._multiple, packed=packed)
         read = {name: gather(column, pieces) for name, column in self._columns.items()}
         values = {"tokens": gather(self.store, pieces, self._pad_token_id, self._dtype)}
         if self.targets:
@@ -458,5 +569,5 @@ def _require_sizes(
     require_positive(batch_size=batch_size, max_tokens=max_tokens, pad_to_multiple_of=pad_to_multiple_of)
     if max_tokens is not None and max_tokens % pad_to_multiple_of:
         raise ArgumentError(
-            f"max_tokens must be a multiple of {pad_to_multiple_of}, which is filled up to, found {max_tokens}"
+            f"max_tokens must be a multiple of {pad_to_multiple_of}, which is pad_to_multiple_of, found {max_tokens}"
         )

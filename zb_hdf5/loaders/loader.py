@@ -10,16 +10,17 @@ import contextlib
 import os
 import time
 import warnings
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import replace
 from operator import index
-from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, Self, TypeAlias, TypeVar
 
 from zb_hdf5.documents.metadata import WantedSpans
-from zb_hdf5.errors import ArgumentError, Remedy, StateError, UnavailableError, ZbError
+from zb_hdf5.errors import ArgumentError, Remedy, StateError, UnavailableError
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.formats.batch_reader import BatchReader, require_choice
+from zb_hdf5.loaders.ahead import cuda_device
 from zb_hdf5.loaders.order import (
     LASTS,
     Skip,
@@ -30,8 +31,8 @@ from zb_hdf5.loaders.order import (
     resolve_rank,
     whole_seed,
 )
-from zb_hdf5.loaders.state import MAX_COUNT, STATE_VERSION, require_count, require_fields, require_kind
-from zb_hdf5.loaders.steps import StepReader, cuda_device
+from zb_hdf5.loaders.state import MAX_COUNT, STATE_VERSION, Resumable, require_count, require_fields
+from zb_hdf5.loaders.steps import StepReader
 from zb_hdf5.spec import DEFAULT_SPLIT, LIVE_PREFIX
 from zb_hdf5.store.opening import open_for_loader
 from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
@@ -41,33 +42,34 @@ if TYPE_CHECKING:
 
     from zb_hdf5.loaders.datasets import BatchDataset, RecordDataset, SharedEpoch
 
-#: A FollowingLoader looks again after the first of these times, and then after twice as long, up to the second.
-POLL_S: Final = (0.01, 1.0)
+#: Seconds after which a FollowingLoader looks again at first.
+FIRST_LOOK_S: Final = 0.01
+#: Seconds between two of its looks, at most: each pause is twice as long as the one before.
+LAST_LOOK_S: Final = 1.0
 BatchT = TypeVar("BatchT")
 #: A path for `open_reader`, or a reader.
-Source: TypeAlias = str | os.PathLike[str] | BatchReader
+StoreOrPath: TypeAlias = str | os.PathLike[str] | BatchReader
 
 
-class TokenLoader(ABC, Generic[BatchT]):
-    """Gives batches, and counts those that it gave. A loader with epochs has a length too; an endless one has none.
+class TokenLoader(Resumable, Generic[BatchT]):
+    """Gives batches, and counts the batches that it gave. A loader with epochs has a length; an endless one has none.
 
     Notes
     -----
     `iter(loader)` yields one epoch, or, without epochs, all that follows. `next(loader)` and `get_batch()` give the
     next batch without it; all share one position. A change of the epoch, the position or the shape holds from the next
     batch on. Not thread-safe. A pickled loader reads nothing: its copy continues at the same position.
+
+    A reading is a generator of batches, each with the position after it: a state counts yielded batches, and no batch
+    that was read ahead.
     """
 
-    # A reading is a generator of batches, each with the position behind it: a state counts yielded batches, never those
-    # that were read ahead.
-
-    path: str | os.PathLike[str]
     epoch: int
     _position: Any
     _reading: Generator[tuple[BatchT, Any]] | None = None
     #: The next iteration continues at the position.
     _resumed = False
-    #: The epoch of the last iteration, if that went from its begin to its end.
+    #: The epoch of the last iteration, if that went from its beginning to its end.
     _passed: int | None = None
     _closed = False
     _endless = False
@@ -75,18 +77,6 @@ class TokenLoader(ABC, Generic[BatchT]):
     @abstractmethod
     def _read_from(self, position: Any) -> Generator[tuple[BatchT, Any]]:
         """Return a reading, which does not refer to the loader if it has threads: they end with the loader."""
-
-    @abstractmethod
-    def identity(self) -> dict[str, Any]:
-        """Return the fields that must agree for a position to mean the same."""
-
-    @abstractmethod
-    def _place(self) -> dict[str, Any]:
-        """Return the other fields of a state."""
-
-    @abstractmethod
-    def _take_over(self, state: dict[str, Any], force: bool) -> None:
-        """Go to the place in a state of this kind, or raise an error."""
 
     @abstractmethod
     def _start(self, epoch: int) -> Any:
@@ -123,7 +113,7 @@ class TokenLoader(ABC, Generic[BatchT]):
         return self.get_batch()
 
     def get_batch(self) -> BatchT:
-        """Return the next batch, for ever: after the last one of an epoch comes the first one of the next epoch."""
+        """Return the next batch, endlessly: after the last one of an epoch comes the first one of the next epoch."""
         while (batch := self._next_of_epoch()) is None:
             self.set_epoch(self.epoch + 1)
         return batch
@@ -148,7 +138,8 @@ class TokenLoader(ABC, Generic[BatchT]):
     def _go_to(self, position: Any, *, resumed: bool = False) -> None:
         """Continue at a position with the next batch."""
         self._stop_reading()
-        self._position, self._resumed = position, resumed
+        self._position = position
+        self._resumed = resumed
 
     def _stop_reading(self) -> None:
         """End the reading threads, and drop the steps that were read ahead."""
@@ -162,43 +153,6 @@ class TokenLoader(ABC, Generic[BatchT]):
             raise ArgumentError(f"epoch must be in 0..{MAX_COUNT:,}, found {epoch}")
         if epoch != self.epoch:
             self._go_to(self._start(epoch))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position of training: it counts the steps that were yielded, and no step that was read ahead.
-
-        Plain JSON values, under 1 KB, the same on every rank after the same step, but of a `TextLoader` each rank has
-        one of its own. `kind` names the loader that takes it. `position` counts records, documents or batches of all
-        ranks, in this epoch if there are epochs, so that it is valid for any other world size and batch size; those
-        that filled up the last step (`drop_last=False`) are not counted again.
-        """
-        return {**self.identity(), **self._place()}
-
-    def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
-        """Continue exactly where `state_dict` was taken, whatever the ranks, batch size or backend were then.
-
-        Only the ranks of a `TextLoader` must be as many: each of them stands at a place of its own. It reads one row
-        group up to its document; the others continue in O(1).
-
-        Parameters
-        ----------
-        force
-            Take the place even if it is of other data, another seed or another order.
-
-        Raises
-        ------
-        StateError
-            If the state is of other data, another seed or another order, of another kind of loader, or no state at
-            all; the message names the field. Nothing is taken over then.
-        """
-        before = dict(self.__dict__)
-        try:
-            self._take_over(dict(require_kind(self.path, state_dict, self.identity()["kind"])), force)
-        except ZbError as error:  # such as documents to mask that are not there
-            self.__dict__.update(before, _reading=self._reading)
-            if isinstance(error, StateError):
-                raise
-            raise StateError(f"{self.path}: state: {error}") from error
-        self._passed = None
 
     def close(self) -> None:
         """End the reading threads, and close the readers."""
@@ -217,7 +171,7 @@ class TokenLoader(ABC, Generic[BatchT]):
 
 
 def with_positions(reading: Generator[BatchT], positions: Iterator[int]) -> Generator[tuple[BatchT, int]]:
-    """Yield the batches of a reading, each with the position behind it; the reading ends with this."""
+    """Yield the batches of a reading, each with the position after it; the reading ends with this."""
     with contextlib.closing(reading):
         yield from zip(reading, positions, strict=False)
 
@@ -229,6 +183,14 @@ class EpochLoader(TokenLoader[BatchT]):
     shuffle: str
     skip: tuple[tuple[int, int, int], ...]
     mask_documents: tuple[int, ...]
+    _changed_by_state: ClassVar[tuple[str, ...]] = (
+        "epoch",
+        "plan",
+        "skip",
+        "mask_documents",
+        "_position",
+        "_resumed",
+    )
     _last_epoch = MAX_COUNT
     _counts = "records"
     #: The warning of an epoch that is read again was given.
@@ -251,19 +213,26 @@ class EpochLoader(TokenLoader[BatchT]):
 
     @abstractmethod
     def _mask(self) -> None:
-        """Take over `mask_documents`."""
+        """Prepare the reads for the documents in `mask_documents`, or raise an error."""
 
     def _end_of_epoch(self, epoch: int) -> int:
         return self.plan.num_records
 
     def _start(self, epoch: int) -> Any:
-        self.epoch, self.plan = epoch, self.plan_of_epoch(epoch)
+        self.plan = self.plan_of_epoch(epoch)
+        self.epoch = epoch
         return 0
 
     def _place(self) -> dict[str, Any]:
-        chosen = {"skip": [[*triple] for triple in self.skip], "mask_documents": [*self.mask_documents]}
-        place = {"epoch": self.epoch, "position": min(self._position, self._end_of_epoch(self.epoch))}
-        return place | {name: values for name, values in chosen.items() if values}
+        place: dict[str, Any] = {
+            "epoch": self.epoch,
+            "position": min(self._position, self._end_of_epoch(self.epoch)),
+        }
+        if self.skip:
+            place["skip"] = [[*triple] for triple in self.skip]
+        if self.mask_documents:
+            place["mask_documents"] = [*self.mask_documents]
+        return place
 
     def _take_over(self, state: dict[str, Any], force: bool) -> None:
         skip = (*self.skip, *checked_skip(state.pop("skip", ())))
@@ -281,10 +250,11 @@ class EpochLoader(TokenLoader[BatchT]):
             self._mask()
         self.set_epoch(epoch)
         self._go_to(position, resumed=True)
+        self._passed = None
 
 
 def masked_numbers(mask_documents: Collection[int]) -> tuple[int, ...]:
-    """Return numbers of documents, ascending; raise `ArgumentError` if one is no number."""
+    """Return numbers of documents, ascending; raise `ArgumentError` if one is not a number."""
     try:
         return tuple(sorted({index(number) for number in mask_documents}))
     except TypeError:
@@ -294,13 +264,22 @@ def masked_numbers(mask_documents: Collection[int]) -> tuple[int, ...]:
 
 
 def _last_step(last: str | None, drop_last: bool, targets: bool) -> str:
-    """Return the value of `last`, which `drop_last` stands for where none is given."""
+    """Return the value of `last`; if none is given, the one that `drop_last` stands for."""
     if last is None:
         return "drop" if drop_last else "fill"
     require_choice("last", last, LASTS)
     if last == "masked" and not targets:
         raise ArgumentError('last="masked" gives rows of padding the target -100: it needs targets=True')
     return last
+
+
+def _require_fixed_order(reader: BatchReader, shuffle: str) -> None:
+    """Raise `ArgumentError` if a store that grows would be shuffled: its order would change with each batch."""
+    if shuffle != "sequential" and not reader.complete and reader.fingerprint.startswith(LIVE_PREFIX):
+        raise ArgumentError(
+            f'{reader.path}: still grows: shuffle must be "sequential" until it is complete, found {shuffle!r}; '
+            "a FollowingLoader waits for new batches"
+        )
 
 
 class Loader(EpochLoader[Any]):
@@ -402,10 +381,17 @@ class Loader(EpochLoader[Any]):
 
     _shared_epoch: SharedEpoch | None = None
     _least_steps = 1
+    _changed_by_state: ClassVar[tuple[str, ...]] = (
+        *EpochLoader._changed_by_state,
+        "reader",
+        "steps",
+        "batch_size",
+        "_fingerprint",
+    )
 
     def __init__(
         self,
-        source: Source,
+        source: StoreOrPath,
         *,
         backend: str = "auto",
         access: str = "auto",
@@ -440,37 +426,50 @@ class Loader(EpochLoader[Any]):
         device = cuda_device(device)  # names a missing torch before any file is open
         if isinstance(source, list | tuple):
             raise ArgumentError(f"a Loader reads one store, found {source!r:.80}; a MixedLoader reads several stores")
-        seed = whole_seed(seed)
+        self.seed = whole_seed(seed)
         if not isinstance(source, BatchReader):
             source = open_for_loader(
-                source, batch_size, seq_len, int(targets), backend=backend, access=access, verify=verify,
-                dataset=dataset, axes=axes, split=split, cache=cache, cache_bytes=cache_bytes,
-            )  # fmt: skip
+                source,
+                batch_size,
+                seq_len,
+                int(targets),
+                backend=backend,
+                access=access,
+                verify=verify,
+                dataset=dataset,
+                axes=axes,
+                split=split,
+                cache=cache,
+                cache_bytes=cache_bytes,
+            )
             if source.backend == "stream":
                 batch_size = seq_len = None  # the windows have it
         self.reader: BatchReader = source
         self.path = source.path
         if tokenizer is not None:
             require_tokenizer(source.meta.tokenizer, tokenizer, source.path)
-        if shuffle != "sequential" and not source.complete and source.fingerprint.startswith(LIVE_PREFIX):
-            raise ArgumentError(
-                f'{source.path}: still grows: shuffle must be "sequential" until it is complete, found {shuffle!r}; '
-                "a FollowingLoader waits for new batches"
-            )
+        _require_fixed_order(source, shuffle)
         self._fingerprint = source.fingerprint  # now: a checkpoint must not depend on reading the file again
         self.rank, self.world_size = resolve_rank(rank, world_size)
-        self.shuffle, self.block_size, self.seed = shuffle, block_size, seed
+        self.shuffle = shuffle
+        self.block_size = block_size
         self.last = _last_step(last, drop_last, targets)
         self.batch_size = source.batch_size if batch_size is None else batch_size
-        self._length = source.seq_len if seq_len is None else seq_len
         self.targets = targets
+        self._length = source.seq_len if seq_len is None else seq_len
         if self._length < 1 or source.seq_len % self._length:
             raise ArgumentError(f"seq_len must divide the stored {source.seq_len}, found {self._length}")
         self._options: dict[str, Any] = {
-            "prefetch": prefetch, "device": device, "dtype": dtype, "fields": fields,
-            "documents": documents, "cu_seqlens_capacity": cu_seqlens_capacity, "spans": spans,
-        }  # fmt: skip
-        self.skip, self.mask_documents = checked_skip(skip), masked_numbers(mask_documents)
+            "prefetch": prefetch,
+            "device": device,
+            "dtype": dtype,
+            "fields": fields,
+            "documents": documents,
+            "cu_seqlens_capacity": cu_seqlens_capacity,
+            "spans": spans,
+        }
+        self.skip = checked_skip(skip)
+        self.mask_documents = masked_numbers(mask_documents)
         self._mask()
         self.epoch = -1  # none yet
         self.set_epoch(epoch)
@@ -490,7 +489,7 @@ class Loader(EpochLoader[Any]):
 
     @property
     def num_records(self) -> int:
-        """Records of `seq_len` tokens in the epoch: those that the store had when the epoch was chosen."""
+        """Records of `seq_len` tokens in the epoch, counted when the epoch was chosen."""
         return self.plan.num_records
 
     def _start(self, epoch: int) -> int:
@@ -501,17 +500,29 @@ class Loader(EpochLoader[Any]):
 
     def plan_of_epoch(self, epoch: int) -> StepPlan:
         """Return which records this rank reads at each step of an epoch. `plan` is that of the current one."""
-        reader, parts = self.reader, self.reader.seq_len // self._length
+        reader = self.reader
+        parts = reader.seq_len // self._length
         records_per_batch = reader.batch_size * parts
         order = make_order(
-            self.shuffle, reader.num_batches, seed=self.seed, epoch=epoch, block_size=self.block_size,
+            self.shuffle,
+            reader.num_batches,
+            seed=self.seed,
+            epoch=epoch,
+            block_size=self.block_size,
             records_per_batch=records_per_batch,
-        )  # fmt: skip
+        )
         return StepPlan(
-            order, self.batch_size, self.rank, self.world_size, self.last, records_per_batch,
-            scattered=self.shuffle == "records", whole_records=self._length == reader.seq_len,
-            skip=Skip.of(self.skip, epoch, reader.num_records * parts), rest=reader.rest * parts,
-        )  # fmt: skip
+            order,
+            self.batch_size,
+            self.rank,
+            self.world_size,
+            self.last,
+            records_per_batch,
+            scattered=self.shuffle == "records",
+            whole_records=self._length == reader.seq_len,
+            skip=Skip.of(self.skip, epoch, reader.num_records * parts),
+            rest=reader.rest * parts,
+        )
 
     def set_batch_size(self, batch_size: int) -> None:
         """Change the batch size from the next step on, also in the middle of an iteration: nothing is skipped."""
@@ -523,8 +534,9 @@ class Loader(EpochLoader[Any]):
                 f"batches of {batch_size:,}; pass a smaller batch_size, or drop_last=False"
             )
         if batch_size != self.batch_size:
-            self.batch_size, self.plan = batch_size, plan
-            # the position is behind the epoch if the last step was filled up
+            self.batch_size = batch_size
+            self.plan = plan
+            # the position is after the end of the epoch if the last step was filled up
             self._go_to(min(self._position, self._end_of_epoch(self.epoch)), resumed=self._resumed)
 
     def __len__(self) -> int:
@@ -553,7 +565,8 @@ class Loader(EpochLoader[Any]):
     def _take_over(self, state: dict[str, Any], force: bool) -> None:
         reader = self.reader if force else self.reader.serving(state.get("fingerprint"))
         if reader is not self.reader:  # the same content under another fingerprint
-            self.reader, self._fingerprint = reader, reader.fingerprint
+            self.reader = reader
+            self._fingerprint = reader.fingerprint
             self._mask()
             self.plan = self.plan_of_epoch(self.epoch)
             self.set_batch_size(self.batch_size)
@@ -653,7 +666,7 @@ class FollowingLoader(Loader):
         super().__init__(source, **only, **options)
 
     def _start(self, epoch: int) -> int:
-        if epoch != 0:  # also from `get_batch` behind the last batch
+        if epoch != 0:  # also from `get_batch` after the last batch
             raise ArgumentError(
                 f"{self.path}: a FollowingLoader makes one epoch, 0, found {epoch}; open the finished store with a "
                 "Loader for more"
@@ -690,23 +703,27 @@ class FollowingLoader(Loader):
                 yield self.steps.read(request), position
         if start > self.num_records:
             raise StateError(
-                f"{self.path}: state: expected position in 0..{self.num_records:,}, the records of the store "
-                f"that is complete now, found {start:,}"
+                f"{self.path}: state: position {start:,} is past the end: the finished store has "
+                f"{self.num_records:,} records"
             )
 
     def _wait(self, position: int) -> bool:
         """Wait until there is a step at `position`; return False if there will be none."""
-        pause_s, last = POLL_S[0], time.monotonic()
+        pause_s = FIRST_LOOK_S
+        grown_s = time.monotonic()
         while not self.plan.steps_from(position):
-            complete, before = self.reader.complete, self.num_records  # as in `plan_of_epoch`
+            complete = self.reader.complete  # asked first, as in `plan_of_epoch`
+            before = self.num_records
             self.reader.refresh()
             self.plan = self.plan_of_epoch(self.epoch)
             if complete:
                 return self.plan.steps_from(position) > 0
             if self.num_records > before:
-                pause_s, last = POLL_S[0], time.monotonic()
+                pause_s = FIRST_LOOK_S
+                grown_s = time.monotonic()
             elif not self.reader.complete:
-                if (waited_s := time.monotonic() - last) >= self.timeout_s:
+                waited_s = time.monotonic() - grown_s
+                if waited_s >= self.timeout_s:
                     raise UnavailableError(
                         f"{self.path}: no new batch for {self.timeout_s:g} s after {self.reader.num_batches:,} "
                         "batches: its writer may have died, or timeout_s is too small",
@@ -714,5 +731,5 @@ class FollowingLoader(Loader):
                         at=self.path,
                     )
                 time.sleep(min(pause_s, self.timeout_s - waited_s))
-                pause_s = min(2 * pause_s, POLL_S[1])
+                pause_s = min(2 * pause_s, LAST_LOOK_S)
         return True

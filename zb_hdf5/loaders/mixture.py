@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from zb_hdf5.errors import ArgumentError, Remedy, StateError
-from zb_hdf5.files.ranges import read_ahead
+from zb_hdf5.files.threads import read_ahead
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.loader import Loader, TokenLoader, with_positions
 from zb_hdf5.loaders.order import IndexArray, Request, resolve_rank
@@ -28,13 +28,26 @@ MixedRequest: TypeAlias = tuple[str, Request]
 
 
 class Schedule:
-    """The source of each batch: after any n batches, each source is within one batch of its share."""
+    """The source of each batch: after any n batches, each source is within one batch of its share.
+
+    Parameters
+    ----------
+    weights
+        The weight of each source.
+    start
+        The global batch from which on it holds.
+    before
+        The batches that each source has given before; by default none.
+    """
 
     def __init__(self, weights: tuple[float, ...], start: int = 0, before: Sequence[int] = ()) -> None:
-        #: It holds from global batch `start` on, and each source has given so many batches `before`.
-        self.weights, self.start, self.before = weights, start, np.array(before or [0] * len(weights))
+        self.weights = weights
+        self.start = start
+        self.before = np.array(before) if before else np.zeros(len(weights), np.int64)
         shares = _shares(weights)
-        self.shares, self.period, self._sources = np.array(shares), sum(shares), _period(shares)
+        self.shares = np.array(shares)
+        self.period = sum(shares)
+        self._sources = _period(shares)
         taken = self._sources[:, np.newaxis] == np.arange(len(weights))
         self._taken = np.vstack([np.zeros(len(weights), np.int64), np.cumsum(taken, axis=0)])
 
@@ -69,11 +82,14 @@ def _shares(weights: tuple[float, ...]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=16)
 def _period(shares: tuple[int, ...]) -> IndexArray:
-    """Return the source of each batch of one period, by Tijdeman's rule for the chairman assignment problem (1980)."""
-    # of the sources that may take the next batch without running ahead of their share, the one whose deadline is first
-    period, k = sum(shares), len(shares)
+    """Return the source of each batch of one period, by Tijdeman's rule for the chairman assignment problem (1980).
+
+    Some sources may take the next batch without running ahead of their share: the one whose deadline is first takes it.
+    """
+    period = sum(shares)
+    k = len(shares)
     scale = max(1, 2 * k - 2)  # 1 / scale is the slack of the rule; everything below is multiplied by it
-    taken = [0] * k
+    taken = [0 for _ in shares]
     sources = np.empty(period, dtype=np.int64)
     for n in range(period):
         allowed = [i for i in range(k) if scale * (shares[i] * (n + 1) - taken[i] * period) >= period] or range(k)
@@ -171,7 +187,7 @@ class MixedLoader(TokenLoader[Any]):
     def requests(self, positions: IndexArray) -> list[MixedRequest]:
         """Return the reads of the batches at global positions, all under one set of weights."""
         sources, ordinals = [s for s in self._schedules if s.start <= positions[0]][-1].places(positions)
-        requests: list[Any] = [None] * len(positions)
+        requests: list[Any] = [None for _ in positions]
         for number, (name, loader) in enumerate(self.loaders.items()):
             epochs, steps = np.divmod(ordinals, len(loader))
             for epoch in np.unique(epochs[sources == number]).tolist():
@@ -182,7 +198,8 @@ class MixedLoader(TokenLoader[Any]):
         return requests
 
     def _read_from(self, position: int) -> Generator[tuple[Any, int]]:
-        reads, requests = {name: each.steps.read for name, each in self.loaders.items()}, self._all_requests(position)
+        reads = {name: each.steps.read for name, each in self.loaders.items()}  # without the loader, which has threads
+        requests = self._all_requests(position)
         batches = read_ahead(lambda one: reads[one[0]](one[1]), requests, self._depth, threads=self._threads)
         return with_positions(batches, count(position + self.world_size, self.world_size))
 
@@ -199,13 +216,22 @@ class MixedLoader(TokenLoader[Any]):
 
     def _take_over(self, state: dict[str, Any], force: bool) -> None:
         require_fields(self.path, state, self.identity(), ("sources", "segments", "position"))
-        position, sources, segments = require_count(self.path, state, "position"), state["sources"], state["segments"]
+        position = require_count(self.path, state, "position")
         if not force:
-            own = self._sources()
-            if not isinstance(sources, list) or len(sources) != len(own):
-                raise StateError(f"{self.path}: state: expected a list of {len(own)} sources, found {shown(sources)}")
-            for source, found in zip(own, sources, strict=True):
-                require_fields(f"{self.path}: source {source['name']!r}", found, source, (), remedy=Remedy.FORCE)
+            self._require_sources(state["sources"])
+        self._schedules = self._schedules_of(state["segments"], position)
+        self._go_to(position)
+
+    def _require_sources(self, sources: Any) -> None:
+        """Raise `StateError` unless the sources of a state are these, in this order."""
+        own = self._sources()
+        if not isinstance(sources, list) or len(sources) != len(own):
+            raise StateError(f"{self.path}: state: expected a list of {len(own)} sources, found {shown(sources)}")
+        for source, found in zip(own, sources, strict=True):
+            require_fields(f"{self.path}: source {source['name']!r}", found, source, (), remedy=Remedy.FORCE)
+
+    def _schedules_of(self, segments: Any, position: int) -> list[Schedule]:
+        """Return the schedules of a state up to its position; `StateError` if it has no such segments."""
         schedules: list[Schedule] = []
         try:
             for segment in segments:
@@ -215,20 +241,20 @@ class MixedLoader(TokenLoader[Any]):
                 schedules.append(Schedule(weights, start, schedules[-1].counts(start) if schedules else ()))
         except (ValueError, TypeError, LookupError, OverflowError) as error:
             raise StateError(f"{self.path}: state: segments: {error}") from error
-        starts, expected = [each.start for each in schedules], self._segments(schedules)
+        starts = [each.start for each in schedules]
+        expected = self._segments(schedules)
         if not starts or starts != sorted({0, *starts}) or segments != expected:
             raise StateError(
                 f"{self.path}: state: expected segments {shown(expected)} from 0 on, found {shown(segments)}"
             )
-        self._schedules = schedules
-        self._go_to(position)
+        return schedules
 
     @staticmethod
     def _segments(schedules: list[Schedule]) -> list[dict[str, Any]]:
         return [{"start": s.start, "weights": [*s.weights], "counts": s.before.tolist()} for s in schedules]
 
     def _sources(self) -> list[dict[str, Any]]:
-        """The fields that must agree, in order: the number of a source in the list decides ties of the schedule."""
+        """Return the fields that must agree, in order: the number of a source decides ties of the schedule."""
         return [
             {"name": name, **loader.identity(), "batch_size": loader.batch_size}
             for name, loader in self.loaders.items()

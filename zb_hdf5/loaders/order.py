@@ -1,7 +1,8 @@
 """Order is arithmetic: position -> index, from (algorithm, n, seed, epoch) only; and the share of a rank.
 
 Every order maps positions `0..n-1` one to one onto indices `0..n-1`, without a table. The orders are part of the
-checkpoint contract: golden vectors in the tests pin their results, which never change under the same name.
+checkpoint contract: golden vectors in the tests pin their results, which never change under the same name. A
+`StepPlan` is an order and a rank: the reads of that rank at each step.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ STEP_VARIABLES: Final = (("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), ("SLURM_PROCI
 #: Endings of an epoch: the records that do not fill a step of all ranks are left out, or the last step is filled up
 #: from the start of the order, has fewer rows, or has rows of padding.
 LASTS: Final = ("drop", "fill", "short", "masked")
-#: Steps of a reading that are resolved at once: first, and at most.
-FIRST_BLOCK, LAST_BLOCK = 64, 4096
+#: Steps of a reading that are resolved at once at first.
+FIRST_BLOCK: Final = 64
+#: Steps of a reading that are resolved at once, at most.
+LAST_BLOCK: Final = 4096
 #: Positions of an epoch whose order is computed as a whole where single steps are asked for: 1 MiB of numbers.
 TABLE_POSITIONS: Final = 1 << 17
 #: Steps whose records are computed at once where single steps of a longer epoch are asked for.
@@ -54,7 +57,7 @@ StoredRequest: TypeAlias = int | npt.NDArray[np.int64]
 
 
 class PaddedRecords(NamedTuple):
-    """Records, and rows of padding behind them that fill up a batch."""
+    """Records, and the rows of a batch, which are filled up with padding."""
 
     records: npt.NDArray[np.int64]
     batch_size: int
@@ -89,14 +92,25 @@ class SequentialOrder(Order):
 
 
 class BlockOrder(Order):
-    """ZeroBatch v2's block shuffle: blocks of consecutive batches in random order, sequential inside."""
+    """ZeroBatch v2's block shuffle: blocks of consecutive batches in random order, sequential inside.
 
-    # Seeds that differ in few low bits meet the same orders in other epochs: `seed ^ epoch` is the rule of the format.
-    # NumPy froze the stream of RandomState.
+    Seeds that differ in few low bits meet the same orders in other epochs: `seed ^ epoch` is the rule of the format.
+    NumPy froze the stream of RandomState.
+
+    Parameters
+    ----------
+    n
+        The number of batches.
+    seed, epoch
+        The order depends on `seed ^ epoch`.
+    block_size
+        The batches of a block.
+    """
 
     def __init__(self, n: int, seed: int, epoch: int, block_size: int = 256) -> None:
         require_positive(block_size=block_size)
-        self.n, self.block_size = n, block_size
+        self.n = n
+        self.block_size = block_size
         num_blocks = -(-n // block_size)
         self._blocks = np.random.RandomState((seed ^ epoch) & 0xFFFFFFFF).permutation(num_blocks).astype(np.int64)
         self._starts = np.cumsum(np.minimum(block_size, n - self._blocks * block_size)) if n else self._blocks
@@ -108,12 +122,20 @@ class BlockOrder(Order):
 
 
 class GlobalOrder(Order):
-    """A uniform pseudo-random permutation: a Feistel network of six rounds with cycle walking."""
+    """A uniform pseudo-random permutation: a Feistel network of six rounds with cycle walking.
 
-    # It works on 2h bits, h = max(3, ceil(bits(n - 1) / 2)), so its domain is below 4n; a result outside 0..n-1 is fed
-    # in again (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", section 4). The round function is
-    # splitmix64 (Steele, Lea and Flood 2014) of the half block and the key; the keys are a splitmix64 stream that
-    # starts from a hash of seed and epoch.
+    It works on 2h bits, h = max(3, ceil(bits(n - 1) / 2)), so its domain is below 4n; a result outside 0..n-1 is fed
+    in again (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", section 4). The round function is
+    splitmix64 (Steele, Lea and Flood 2014) of the half block and the key; the keys are a splitmix64 stream that starts
+    from a hash of seed and epoch.
+
+    Parameters
+    ----------
+    n
+        The number of indices.
+    seed, epoch
+        The order depends on both.
+    """
 
     def __init__(self, n: int, seed: int, epoch: int) -> None:
         self.n = n
@@ -126,10 +148,13 @@ class GlobalOrder(Order):
 
     def index(self, position: int) -> int:
         # Python's integers: arrays of one element take 20 times as long
-        bits, mask, word = self._half_bits, (1 << self._half_bits) - 1, position
+        bits = self._half_bits
+        mask = (1 << bits) - 1
+        word = position
         tables = _round_tables(self._keys, bits) if bits <= TABLE_BITS else None
         while True:
-            left, right = word >> bits, word & mask
+            left = word >> bits
+            right = word & mask
             for number, key in enumerate(self._keys):
                 mixed = _splitmix64(right ^ key) & mask if tables is None else tables.item(number, right)
                 left, right = right, left ^ mixed
@@ -160,14 +185,18 @@ class GlobalOrder(Order):
         return found
 
     def _rounds(self, words: _Words, inverse: bool) -> _Words:
-        bits, order = self._half_bits, slice(None, None, -1 if inverse else 1)
-        shift, mask = np.uint64(bits), np.uint64((1 << bits) - 1)
+        bits = self._half_bits
+        order = slice(None, None, -1 if inverse else 1)
+        shift = np.uint64(bits)
+        mask = np.uint64((1 << bits) - 1)
         # a half of few values has its round function in a table: a fourth of the time
         tables = _round_tables(self._keys, bits)[order] if bits <= TABLE_BITS else repeat(None)
-        left, right = words >> shift, words & mask
+        left = words >> shift
+        right = words & mask
         if inverse:
             left, right = right, left
-        mixed, scratch = np.empty_like(words), np.empty_like(words)  # one array for all temporaries of a kind
+        mixed = np.empty_like(words)  # one array for all temporaries of a kind
+        scratch = np.empty_like(words)
         for key, table in zip(self._keys[order], tables, strict=False):
             if table is not None:
                 table.take(right.view(np.int64), out=mixed, mode="clip")
@@ -185,9 +214,29 @@ class GlobalOrder(Order):
 
 
 def make_order(
-    shuffle: str, num_batches: int, *, seed: int, epoch: int, block_size: int = 256, records_per_batch: int = 1
+    shuffle: str,
+    num_batches: int,
+    *,
+    seed: int,
+    epoch: int,
+    block_size: int = 256,
+    records_per_batch: int = 1,
 ) -> Order:
-    """Return the order called `shuffle`: of batches, or "records" of all records, which parts those of a batch."""
+    """Return an order by its name: of batches, or, for "records", of all records.
+
+    Parameters
+    ----------
+    shuffle
+        One of `SHUFFLES`.
+    num_batches
+        The stored batches.
+    seed, epoch
+        The order depends on both.
+    block_size
+        The batches of a block, for "block".
+    records_per_batch
+        The records of a stored batch, for "records".
+    """
     if shuffle == "records":
         return GlobalOrder(num_batches * records_per_batch, seed, epoch)
     if shuffle == "global":
@@ -239,7 +288,15 @@ class Skip:
 
     @classmethod
     def of(cls, triples: Iterable[tuple[int, int, int]], epoch: int, end: int) -> Skip:
-        """Join those of (epoch, start, stop) in an epoch, before its `end`, that touch or overlap."""
+        """Return the ranges of one epoch; those that touch or overlap are joined.
+
+        Parameters
+        ----------
+        triples
+            (epoch, start, stop) of all epochs.
+        epoch, end
+            The epoch, and the number of its positions.
+        """
         joined: list[tuple[int, int]] = []
         for start, stop in sorted((start, min(stop, end)) for number, start, stop in triples if number == epoch):
             if joined and start <= joined[-1][1]:
@@ -264,18 +321,40 @@ class Skip:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The steps of one rank in one epoch: a step of all ranks takes the next `batch_size * world_size` positions."""
+    """The steps of one rank in one epoch: a step of all ranks takes the next `batch_size * world_size` positions.
 
-    order: Order  # of records if it is scattered, else of batches
+    Attributes
+    ----------
+    order
+        The order of all records if it is scattered, else of the stored batches.
+    batch_size
+        The records of a step on each rank.
+    rank, world_size
+        This rank, and the number of ranks.
+    last
+        The last step of the epoch: one of `LASTS`.
+    records_per_batch
+        The records of a stored batch.
+    scattered
+        The order separates the records of a stored batch.
+    whole_records
+        A record is a stored record, not a part of one.
+    skip
+        The positions that the epoch jumps over.
+    rest
+        The records after the last stored batch: they follow the records of the order, in stored order.
+    """
+
+    order: Order
     batch_size: int
     rank: int
     world_size: int
-    last: str  # one of `LASTS`
-    records_per_batch: int  # of a stored batch
-    scattered: bool  # the order parts the records of a stored batch
-    whole_records: bool  # a record is a stored record, not a part of one
+    last: str
+    records_per_batch: int
+    scattered: bool
+    whole_records: bool
     skip: Skip = Skip()
-    rest: int = 0  # records behind the last stored batch, which follow those of the order as they are stored
+    rest: int = 0
 
     @property
     def step(self) -> int:
@@ -289,7 +368,7 @@ class StepPlan:
 
     @property
     def num_records(self) -> int:
-        """Positions of the epoch: those of the order, and then those of the rest."""
+        """Positions of the epoch: of the order, and then of the rest."""
         return self.num_ordered + self.rest
 
     @property
@@ -303,7 +382,7 @@ class StepPlan:
         return max(0, self.num_live - self.steps_from(0) * self.step)
 
     def indices(self, live: npt.NDArray[np.int64]) -> IndexArray:
-        """Return the record at each of some live positions: those of a batch follow each other unless scattered."""
+        """Return the record at each of some live positions."""
         positions = self.skip.positions_of(live)
         if not self.rest or positions.max(initial=0) < self.num_ordered:
             return self._ordered(positions)
@@ -324,7 +403,7 @@ class StepPlan:
         return complete + (left > 0 and self.last != "drop")
 
     def _steps_left(self, position: int) -> tuple[int, int]:
-        """Return how many steps from `position` on are complete on all ranks, and the live positions behind them."""
+        """Return how many steps from `position` on are complete on all ranks, and the live positions after them."""
         return divmod(max(0, self.num_live - self.skip.live(position)), self.step)
 
     def requests_from(self, position: int) -> Iterator[Request]:
@@ -332,7 +411,7 @@ class StepPlan:
         return chain(chain.from_iterable(map(requests_in, self.blocks_from(position))), self.last_from(position))
 
     def last_from(self, position: int) -> list[Request]:
-        """Return the read of this rank in the last step of the epoch, if that is no complete one of all ranks."""
+        """Return the read of this rank in the last step of the epoch, if that step is not complete on all ranks."""
         complete, left = self._steps_left(position)
         if not left or self.last == "drop":
             return []
@@ -354,15 +433,18 @@ class StepPlan:
 
     def blocks_from(self, position: int) -> Iterator[npt.NDArray[np.int64]]:
         """Yield the reads of this rank in the complete steps from `position` on, in growing blocks."""
-        steps, start = self._steps_left(position)[0], self.skip.live(position)
-        most = min(LAST_BLOCK, max(FIRST_BLOCK, TABLE_POSITIONS // (1 if self.is_whole else self.batch_size)))
-        first, size = 0, FIRST_BLOCK
+        steps, _ = self._steps_left(position)
+        start = self.skip.live(position)
+        most = min(LAST_BLOCK, max(FIRST_BLOCK, TABLE_POSITIONS // self.reads_per_step))
+        first = 0
+        size = FIRST_BLOCK
         while first < steps:
             yield self._block_at(start + np.arange(first, min(first + size, steps)) * self.step)
-            first, size = first + size, min(8 * size, most)
+            first += size
+            size = min(8 * size, most)
 
     def positions_from(self, position: int) -> Iterator[int]:
-        """Yield the position behind each step from a position on, without an end."""
+        """Yield the position after each step from a position on, without an end."""
         if not self.skip.ranges:
             return count(position + self.step, self.step)
         live = count(self.skip.live(position) + self.step, self.step)
@@ -381,6 +463,11 @@ class StepPlan:
         """Whether steps that begin at a multiple of `batch_size` are whole stored batches."""
         is_stored = self.whole_records and self.batch_size == self.records_per_batch
         return is_stored and not self.scattered and not self.skip.ranges
+
+    @property
+    def reads_per_step(self) -> int:
+        """The numbers that name the reads of a step: of one stored batch, or of its records."""
+        return 1 if self.is_whole else self.batch_size
 
     def _block_at(self, live: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the reads of this rank in complete steps, which begin at live positions."""
@@ -406,35 +493,8 @@ def records_in(request: Request, records_per_batch: int) -> IndexArray:
     return request.records if isinstance(request, PaddedRecords) else request
 
 
-class StepRequests:
-    """The reads of one rank at single steps of a plan, in any order: from a table, unless the epoch is long."""
-
-    def __init__(self, plan: StepPlan) -> None:
-        self.plan, self.count = plan, plan.steps_from(0)
-        self._num_complete = plan.num_live // plan.step
-        self._is_table = self.count * (1 if plan.is_whole else plan.batch_size) <= TABLE_POSITIONS
-        self._block, self._requests = -1, plan.requests_of_steps(np.arange(self.count if self._is_table else 0))
-
-    def __getitem__(self, step: int) -> Request:
-        if self._is_table:
-            return self._requests[step]
-        if not -self.count <= step < self.count:
-            raise IndexError(step)
-        step, plan = step % self.count, self.plan
-        if step >= self._num_complete:
-            return plan.requests_of_steps(np.array([step]))[0]
-        if plan.is_whole:
-            return plan.order.index(step * plan.world_size + plan.rank)
-        block, within = divmod(step, STEPS_AT_ONCE)
-        if block != self._block:
-            first = block * STEPS_AT_ONCE
-            steps = np.arange(first, min(first + STEPS_AT_ONCE, self._num_complete))
-            self._requests, self._block = plan.requests_of_steps(steps), block
-        return self._requests[within]
-
-
 def whole_seed(seed: object) -> int:
-    """Return a seed as a Python integer; raise `ArgumentError` if it is no whole number."""
+    """Return a seed as a Python integer; raise `ArgumentError` if it is not a whole number."""
     try:
         return operator.index(seed)  # type: ignore[arg-type]
     except TypeError:
@@ -449,7 +509,7 @@ def require_positive(**values: int | None) -> None:
 
 
 def checked_skip(skip: Collection[Any]) -> tuple[tuple[int, int, int], ...]:
-    """Return triples (epoch, start, stop), ascending; raise `ArgumentError` if one is none."""
+    """Return triples (epoch, start, stop), ascending; raise `ArgumentError` if one is not such a triple."""
     try:
         found = sorted({(int(epoch), int(start), int(stop)) for epoch, start, stop in skip})
     except (TypeError, ValueError) as error:
@@ -493,5 +553,7 @@ def _rank_of_job() -> tuple[int, int]:
             try:
                 return int(os.environ[rank]), int(os.environ[world_size])
             except ValueError as error:
-                raise ArgumentError(f"environment variables {rank} and {world_size} are no numbers: {error}") from error
+                raise ArgumentError(
+                    f"environment variables {rank} and {world_size}: expected numbers: {error}"
+                ) from error
     return 0, 1

@@ -24,10 +24,10 @@ from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.files.threads import Readers
 from zb_hdf5.formats.batch_reader import from_numpy, require_choice
+from zb_hdf5.loaders.ahead import cuda_device, read_to, require_prefetch
 from zb_hdf5.loaders.loader import TokenLoader
 from zb_hdf5.loaders.order import require_positive, resolve_rank
 from zb_hdf5.loaders.state import STATE_VERSION, require_count, require_fields
-from zb_hdf5.loaders.steps import cuda_device, read_to, require_prefetch
 from zb_hdf5.spec import DEFAULT_SPLIT, SPLITS
 from zb_hdf5.text.corpus import ParquetFile
 from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, Tokenizer, load_tokenizer, with_boundaries
@@ -35,8 +35,8 @@ from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, Tokenizer, load_tokenizer,
 if TYPE_CHECKING:
     import torch
 
-#: Batches that "auto" makes ahead.
-AUTO_PREFETCH: Final = 2
+#: Batches of text that prefetch="auto" makes ahead.
+TEXT_BATCHES_AHEAD: Final = 2
 #: Footers that are read at the same time when a loader begins: each is a small read, slow on a network file system.
 FOOTER_THREADS: Final = 16
 
@@ -51,18 +51,33 @@ class Place(NamedTuple):
 
 
 def _cut(
-    documents: Iterator[tuple[Place, npt.NDArray[np.uint32]]], offset: int, tokens: int, overlap: int
+    documents: Iterator[tuple[Place, npt.NDArray[np.uint32]]],
+    offset: int,
+    tokens: int,
+    overlap: int,
 ) -> Iterator[tuple[npt.NDArray[np.uint32], Place]]:
-    """Yield runs of `tokens + overlap` tokens, each `tokens` after the one before, and the place of the next."""
-    waiting, more = deque[tuple[Place, npt.NDArray[np.uint32]]](), -offset - tokens - overlap
+    """Yield runs of `tokens + overlap` tokens, each `tokens` after the one before, and the place of the next.
+
+    Parameters
+    ----------
+    documents
+        The place and the tokens of each document.
+    offset
+        Tokens of the first document that come before the first run.
+    tokens, overlap
+        The new tokens of a run, and its last ones, with which the next run begins.
+    """
+    waiting = deque[tuple[Place, npt.NDArray[np.uint32]]]()
+    more = -offset - tokens - overlap  # tokens of the waiting documents after the end of the run
     while True:
-        while more < 0:  # tokens behind the end of the run
+        while more < 0:
             waiting.append(next(documents))
             more += len(waiting[-1][1])
         parts = [part for _, part in waiting]
         parts[-1] = parts[-1][: len(parts[-1]) - more]
         parts[0] = parts[0][offset:]
-        offset, more = offset + tokens, more - tokens
+        offset += tokens
+        more -= tokens
         while len(waiting) > 1 and offset >= len(waiting[0][1]):
             offset -= len(waiting.popleft()[1])
         place, first = waiting[0]
@@ -142,14 +157,17 @@ class TextLoader(TokenLoader[Any]):
         require_positive(batch_size=batch_size, seq_len=seq_len, num_threads=num_threads)
         require_prefetch(prefetch, 1)
         require_choice("boundary_position", boundary_position, ("before", "after"))
-        self.path, self.split = local_path(source), split
-        self.batch_size, self.seq_len, self.targets = batch_size, seq_len, targets
+        self.path = local_path(source)
+        self.split = split
+        self.batch_size = batch_size
+        self.seq_len = seq_len
+        self.targets = targets
         self.rank, self.world_size = resolve_rank(rank, world_size)
         self.tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
         self._boundary = (self.tokenizer.special_token_id(boundary_token), boundary_position)
         self._num_threads = num_threads
         self._device = cuda_device(device)
-        self._prefetch = AUTO_PREFETCH if prefetch == "auto" else int(prefetch)
+        self._prefetch = TEXT_BATCHES_AHEAD if prefetch == "auto" else int(prefetch)
         paths = paths_of_split(self.path, split)
         with Readers(FOOTER_THREADS, "zb-footers") as readers:
             files = readers.map(lambda path: ParquetFile(path, text_column), paths)
@@ -164,7 +182,7 @@ class TextLoader(TokenLoader[Any]):
         self._position: Place = Place(0, min(self._groups), 0, 0)
 
     def _row_groups(self, files: list[ParquetFile], rank: int) -> dict[int, tuple[ParquetFile, int]]:
-        """Return number among all -> file and number in it, of the row groups of a rank."""
+        """Return the row groups of a rank: number among all -> file, and number in it."""
         groups = [(file, number) for file in files for number in range(file.num_row_groups)]
         return dict(list(enumerate(groups))[rank :: self.world_size])
 
@@ -177,7 +195,8 @@ class TextLoader(TokenLoader[Any]):
         return Place(epoch, min(self._groups), 0, 0)
 
     def _read_from(self, position: Place) -> Generator[tuple[Any, Place]]:
-        shape, targets = (self.batch_size, self.seq_len), self.targets
+        shape = (self.batch_size, self.seq_len)
+        targets = self.targets
         batches = copy(self)._batches_from(position, self.batch_size * self.seq_len, int(targets))
 
         def make(_: None) -> tuple[torch.Tensor, Place]:
@@ -207,7 +226,8 @@ class TextLoader(TokenLoader[Any]):
             for number, (file, number_in_file) in self._groups.items():
                 if (epoch, number) < place[:2]:
                     continue
-                document, skip = 0, place.document if (epoch, number) == place[:2] else 0
+                document = 0
+                skip = place.document if (epoch, number) == place[:2] else 0
                 for block in file.row_group(number_in_file):
                     texts = block.texts[max(0, skip - document) :]
                     document += len(block.texts) - len(texts)

@@ -27,12 +27,13 @@ from zb_hdf5.errors import (
     UnverifiableError,
     ZbError,
 )
-from zb_hdf5.files.checked import VERIFIED, Crc32Rows, checked, crc32_of, placed_rows
+from zb_hdf5.files.checked import VERIFIED, Crc32Rows, checked, crc32_of, stored_crc32
 from zb_hdf5.files.codecs import CodedChunks, Decoded, read_extents
+from zb_hdf5.files.mapping import map_side_by_side
 from zb_hdf5.files.objects import RemoteObject
 from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath, on_failure
 from zb_hdf5.files.publishing import require_present
-from zb_hdf5.files.ranges import Extents, map_side_by_side, open_ranges
+from zb_hdf5.files.ranges import Extents, open_ranges
 from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wait, gather_from, read_together
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import FieldDigest
@@ -201,10 +202,10 @@ class Sharded(Tokens):
     def _join(self, known: Sequence[Tokens]) -> tuple[TokenArray, list[FileTokens]] | None:
         """Map the files side by side; None if one may not be mapped, or is no whole pages."""
         files = [file for file in (each.unchecked() for each in known) if file is not None]
-        places = [file.places() for file in files]
-        if len(files) < len(known) or not all(places) or any(file.dtype != self.dtype for file in files):
+        parts = [file.parts() for file in files]
+        if len(files) < len(known) or not all(parts) or any(file.dtype != self.dtype for file in files):
             return None
-        tokens = map_side_by_side(list(chain.from_iterable(places)))
+        tokens = map_side_by_side(list(chain.from_iterable(parts)))
         if tokens is None or tokens.nbytes != self.num_tokens * self.dtype.itemsize:
             return None
         return tokens.view(self.dtype), files
@@ -258,7 +259,7 @@ class Sharded(Tokens):
         if tokens is None:
             return None
         runs, count = entry.columns.get(CRC32), entry.num_batches
-        rows = sidecar_rows(path, count) if runs is None else placed_rows(tokens.file, runs, count)
+        rows = sidecar_rows(path, count) if runs is None else stored_crc32(tokens.file, runs, count)
         try:
             problem = "" if identity else self._problem(tokens, rows, entry, unit)
         except (OSError, ChecksumError, FormatError, UnverifiableError, IndexError) as error:

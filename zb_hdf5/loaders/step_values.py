@@ -1,0 +1,259 @@
+"""The values of a step besides its tokens: targets, fields, cu_seqlens and others of documents, and spans.
+
+All follow from the stored pieces of documents, and nothing from token ids.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.documents import pieces as views
+from zb_hdf5.documents.metadata import WantedSpans
+from zb_hdf5.documents.pieces import Pieces, spans_of_pieces
+from zb_hdf5.errors import ArgumentError, ZbError
+from zb_hdf5.formats.batch_reader import BatchReader, from_numpy, require_choice
+from zb_hdf5.loaders.order import STEPS_AT_ONCE, StoredRequest, requests_in
+
+if TYPE_CHECKING:
+    import torch
+
+    from zb_hdf5.documents.document_table import DocumentTable
+
+#: Name of a value -> what computes it from the pieces of the inputs.
+DOCUMENT_VALUES: Final[dict[str, Callable[[Pieces], Any]]] = {
+    "cu_seqlens": views.cu_seqlens,
+    "max_seqlen": views.max_seqlen,
+    "seq_lens": views.seq_lens,
+    "position_ids": views.position_ids,
+    "document_ids": views.document_ids,
+}
+#: The value that has the number of the document of each segment.
+DOCUMENT_NUMBERS: Final = "documents"
+#: Bytes of an unsigned dtype that torch lacks -> the dtype of its tensors; 8 bytes hold values up to 2**63 - 1.
+_SIGNED: Final = {2: np.int32, 4: np.int64, 8: np.int64}
+#: Steps whose pieces are read together at first.
+FIRST_STEPS: Final = 4
+#: Pieces that are read together later, about: 80 bytes for each.
+MAX_PIECES: Final = 8192
+#: An error that took more seconds is not waited for again.
+REREAD_S: Final = 5.0
+
+
+def _document_values(documents: bool | Collection[str]) -> tuple[str, ...]:
+    """Return the names of the arrays of documents that are asked for."""
+    names = (*DOCUMENT_VALUES, DOCUMENT_NUMBERS)
+    if isinstance(documents, bool):
+        return ("cu_seqlens",) if documents else ()
+    if isinstance(documents, str) or not isinstance(documents, Collection):
+        raise ArgumentError(f"documents must be True or names of {', '.join(names)}, found {documents!r}")
+    for name in documents:
+        require_choice("documents", name, names)
+    return tuple(documents)
+
+
+def require_masked(path: object, numbers: tuple[int, ...], count: int, targets: bool) -> None:
+    """Raise `ArgumentError` unless documents can be masked.
+
+    Parameters
+    ----------
+    path
+        The store, for messages.
+    numbers
+        The documents to mask, ascending.
+    count
+        The documents that there are.
+    targets
+        The loader gives targets.
+    """
+    if not targets:
+        raise ArgumentError("mask_documents gives tokens the target -100: it needs targets=True")
+    if not 0 <= numbers[0] <= numbers[-1] < count:
+        unknown = numbers[0] if numbers[0] < 0 else numbers[-1]
+        raise ArgumentError(f"{path}: mask_documents: expected numbers in 0..{count - 1:,}, found {unknown:,}")
+
+
+def value_shape(values: BatchReader) -> tuple[int, ...]:
+    """Return the shape of the values of one token: of a field, or () of tokens."""
+    return () if values.meta.field is None else values.meta.field.shape
+
+
+def as_tensor(values: npt.NDArray[Any]) -> torch.Tensor | npt.NDArray[Any]:
+    """Return a tensor; the array itself if torch has no such dtype (structured values, bytes)."""
+    if values.dtype.kind == "u" and values.dtype.itemsize > 1:
+        values = values.astype(_SIGNED[values.dtype.itemsize])
+    return from_numpy()(values) if values.dtype.kind in "biufc" else values
+
+
+class StepValues:
+    """The values of each step of a loader, besides its tokens. As thread-safe as the reader.
+
+    Parameters
+    ----------
+    reader
+        The store.
+    seq_len
+        Tokens of a record, as the loader gives it.
+    targets, fields, documents, cu_seqlens_capacity, spans
+        As for `Loader`.
+    mask_documents
+        Numbers of documents, ascending.
+
+    Attributes
+    ----------
+    as_dict
+        The steps are dictionaries; else they are tokens, or pairs (x, y).
+    needs_pieces
+        The values follow from the pieces of the records.
+    """
+
+    def __init__(
+        self,
+        reader: BatchReader,
+        seq_len: int,
+        *,
+        targets: bool,
+        mask_documents: tuple[int, ...],
+        fields: Sequence[str],
+        documents: bool | Collection[str],
+        cu_seqlens_capacity: int | None,
+        spans: WantedSpans,
+    ) -> None:
+        if isinstance(fields, str):
+            raise ArgumentError(f"fields must be names of fields, such as ({fields!r},), found {fields!r}")
+        self._reader = reader
+        self._seq_len = seq_len
+        self._num_inputs = seq_len - reader.overlap if targets else seq_len  # the last token may be a target only
+        self._targets = targets
+        self._fields = tuple(fields)
+        self._spans = spans
+        self._masked = mask_documents
+        self._documents = _document_values(documents)
+        if cu_seqlens_capacity is not None and "cu_seqlens" not in self._documents:
+            raise ArgumentError("cu_seqlens_capacity needs documents=True, or 'cu_seqlens' in documents")
+        values = DOCUMENT_VALUES | {"cu_seqlens": partial(views.cu_seqlens, capacity=cu_seqlens_capacity)}
+        self._values = [(name, values[name]) for name in self._documents if name in values]
+        self._ends_documents = bool(self._documents or spans)
+        self.as_dict = bool(fields) or self._ends_documents
+        self.needs_pieces = self._ends_documents or bool(mask_documents) or (targets and reader.has_padding)
+        self._require_stored()
+
+    def _require_stored(self) -> None:
+        """Raise `ArgumentError` or `BackendError` if the store has no such field, or no documents."""
+        reader = self._reader
+        for name in self._fields:
+            reader.field(name)
+        if (self._ends_documents or self._masked) and not reader.has_pieces:
+            reader.read_pieces(np.empty(0, np.int64))  # its error names the thing that is missing
+        if (DOCUMENT_NUMBERS in self._documents or self._masked or self._spans) and reader.documents is None:
+            raise ArgumentError(f"{reader.path}: holds pieces, and no table of the documents; restore it")
+        if self._masked:
+            require_masked(reader.path, self._masked, len(self._table), self._targets)
+
+    @property
+    def _table(self) -> DocumentTable:
+        if self._reader.documents is None:
+            raise ArgumentError(f"{self._reader.path}: holds no table of documents any more")
+        return self._reader.documents
+
+    def step_of(self, request: StoredRequest, tokens: torch.Tensor, pieces: Pieces | None) -> Any:
+        """Return the step of a request: a dictionary, or the pair (x, y).
+
+        Parameters
+        ----------
+        request
+            The number of a stored batch, or the numbers of records.
+        tokens
+            The tokens of the step, shape (rows, seq_len). There may be more rows than records: those are padding.
+        pieces
+            The pieces of all rows, if the values need them.
+        """
+        inputs = tokens if self._num_inputs == self._seq_len else tokens[:, : self._num_inputs]
+        step: dict[str, Any] = {"tokens": inputs}
+        if self._targets:
+            step["targets"] = as_tensor(self._targets_of(tokens.numpy(), pieces))
+        if not self.as_dict:
+            return tokens[:, :-1], step["targets"][:, : tokens.shape[1] - 1]
+        for name in self._fields:
+            step[name] = as_tensor(self._field(name, request, len(tokens)))
+        if pieces is not None and self._ends_documents:
+            self._add_documents(step, pieces)
+        return step
+
+    def _add_documents(self, step: dict[str, Any], pieces: Pieces) -> None:
+        """Add the values of documents, and spans."""
+        if self._num_inputs < self._seq_len:
+            pieces = pieces.first_columns(self._num_inputs)
+        for name, value_of in self._values:
+            found = value_of(pieces)
+            step[name] = found if type(found) is int else from_numpy()(found)
+        if DOCUMENT_NUMBERS in self._documents:
+            step[DOCUMENT_NUMBERS] = as_tensor(self._table.number_of(pieces.offsets))
+        if self._spans:
+            spans, index = spans_of_pieces(pieces, partial(self._table.spans_of, codec=self._spans))
+            step["spans"] = spans
+            step["span_index"] = from_numpy()(index)
+
+    def _targets_of(self, tokens: npt.NDArray[Any], pieces: Pieces | None) -> npt.NDArray[np.int64]:
+        """Return the next token of each input, or -100: shape (rows, inputs)."""
+        if pieces is not None and self._ends_documents:
+            found = views.targets(tokens, pieces)
+        else:
+            found = views.next_tokens(tokens, pieces)
+        if pieces is not None and self._masked:
+            views.ignore(found, pieces, np.isin(self._table.number_of(pieces.offsets), self._masked))
+        return found[:, : self._num_inputs]
+
+    def _field(self, name: str, request: StoredRequest, num_rows: int) -> npt.NDArray[Any]:
+        """Return the values of the records of a request, and 0 in the rows after them."""
+        values = self._reader.field(name)
+        shape = value_shape(values)
+        row_values = self._seq_len * prod(shape)
+        if isinstance(request, int):
+            out = np.empty((num_rows, row_values), values.dtype)
+            values.read_into(request, out)
+        else:
+            out = np.zeros((num_rows, row_values), values.dtype)
+            values.read_records_into(request, out[: len(request)])
+        return out.reshape(num_rows, self._seq_len, *shape)[:, : self._num_inputs]
+
+    def pieces_of_request(self, request: StoredRequest) -> Pieces | None:
+        """Return the pieces of a stored batch, or of records, if the values need them."""
+        if not self.needs_pieces:
+            return None
+        if isinstance(request, int):
+            return self._reader.read_batch_pieces(request)
+        return self._reader.read_pieces(request, self._seq_len)
+
+    def pieces_in(self, block: npt.NDArray[np.int64]) -> Iterator[Pieces | None]:
+        """Yield the pieces of each step of a block: of several steps at once, but never very many pieces."""
+        size = self._reader.meta.batch_size
+        start = 0
+        count = FIRST_STEPS
+        while start < len(block):
+            part = block[start : start + count]
+            records = part if part.ndim == 2 else part[:, np.newaxis] * size + np.arange(size)
+            start += count
+            begun_s = time.monotonic()
+            try:
+                found = self._reader.read_pieces(records.reshape(-1), self._seq_len)
+            except (ZbError, OSError):  # raised again at its own step
+                if time.monotonic() - begun_s > REREAD_S:
+                    raise
+                yield from map(self.pieces_of_request, requests_in(part))
+            else:
+                yield from found.split(records.shape[1])
+                count = max(1, min(STEPS_AT_ONCE, MAX_PIECES * len(part) // len(found.columns)))
+
+    def pieces_with_padding(self, records: npt.NDArray[np.int64], num_rows: int) -> Pieces | None:
+        """Return the pieces of records, and of rows of padding that follow them; `num_rows` in all."""
+        pieces = self.pieces_of_request(records)
+        if pieces is None:
+            return None
+        return views.concatenate([pieces, views.padding(num_rows - len(records), self._seq_len)])

@@ -284,7 +284,7 @@ sys.argv[0] = {script!r}
 
 @pytest.mark.parametrize(("script", "arguments", "module"), [
     ("zb", ["info", "."], "click"), ("zb", ["info", "."], "zb_hdf5.commands.zb"), ("zb", ["info", "."], "numpy"),
-    ("zb", ["info", "."], "numpy.linalg"), ("zb", ["info", "."], "h5py"), ("zb", ["stage", ".", "x"], "numpy.lib"),
+    ("zb", ["info", "."], "numpy.linalg"), ("zb", ["verify", "."], "h5py"), ("zb", ["stage", ".", "x"], "numpy.lib"),
     ("convert", ["npy-to-hdf5", ".", "x"], "click"), ("convert", ["npy-to-hdf5", ".", "x"], "numpy.lib"),
 ])  # fmt: skip
 def test_ctrl_c_in_an_import_ends_with_130_and_no_traceback(script, arguments, module):

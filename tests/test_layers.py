@@ -172,9 +172,22 @@ def test_tests_share_helpers_and_never_a_test_file():
     assert definers == {"store": ["conftest.py"], "run": ["commandline.py"]}
 
 
-def test_the_name_of_a_file_is_unique():
-    names = [path.name for path in FILES.values() if not path.name.startswith("__")]
-    assert not {name for name in names if names.count(name) > 1}
+def test_the_name_of_a_file_is_unique_but_a_command_has_its_own():
+    paths = [path for path in FILES.values() if not path.name.startswith("__")]
+    for names in (
+        [path.name for path in paths if path.parent.name != "commands"],
+        [path.name for path in paths if path.parent.name == "commands"],
+    ):
+        assert not {name for name in names if names.count(name) > 1}
+
+
+def test_a_command_is_in_the_file_of_its_name():
+    from zb_hdf5.commands.zb import COMMANDS
+
+    for name, row in COMMANDS.items():
+        if name != "convert":  # which has a folder
+            assert row.place == f"zb_hdf5.commands.{name}:zb_{name}"
+            assert FILES[f"zb_hdf5.commands.{name}"].exists()
 
 
 @pytest.mark.parametrize(("module", "heavy"), [

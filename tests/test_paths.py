@@ -11,7 +11,7 @@ import pytest
 from contents import write_stream
 
 import zb_hdf5
-from zb_hdf5.commands.fetch import fetch_shards
+from zb_hdf5.commands.downloads import fetch_shards
 from zb_hdf5.compat import list_parquet_files, parquets_iter_batched, tokenizing_distributed_data_loader
 from zb_hdf5.store.live import LiveStoreWriter
 from zb_hdf5.store.rebuild import index_files

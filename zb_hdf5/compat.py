@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.commands.fetch import fetch_shards
+from zb_hdf5.commands.downloads import fetch_shards
 from zb_hdf5.converters.reports import Report
 from zb_hdf5.converters.run import convert
 from zb_hdf5.converters.text_source import Recipe, TextSource

@@ -25,6 +25,7 @@ import click
 from zb_hdf5.errors import ArgumentError, Remedy, ZbError, parse_size
 from zb_hdf5.errors import counted as counted  # for all commands
 from zb_hdf5.errors import format_bytes as format_bytes
+from zb_hdf5.formats.registry import AXES
 from zb_hdf5.signals import Terminated, end_by, unwinding_signals
 
 BAR_WIDTH: Final = 30
@@ -57,7 +58,7 @@ TYPED: Final = {
     Remedy.FORCE: "'zb info {at}' shows the data",
 }
 
-#: Behind the message for a URL where a file of this machine is expected.
+#: The end of the message for a URL where a file of this machine is expected.
 COPY_FIRST: Final = (
     "; copy it to this machine first: a store with 'zb convert hdf5-to-hdf5', other files with their own tool"
 )
@@ -116,7 +117,9 @@ def _told(error: ZbError | MemoryError | OSError) -> tuple[str, int]:
     """Return the message of an error, and its exit code."""
     if isinstance(error, ZbError):
         return message_of(error), error.exit_code
-    return (f"out of memory: {error}" if isinstance(error, MemoryError) else str(error)), 1
+    if isinstance(error, MemoryError):
+        return f"out of memory: {error}", 1
+    return str(error), 1
 
 
 def _fail_by_signal(ctx: click.Context, error: BaseException) -> NoReturn:
@@ -128,11 +131,11 @@ def _fail_by_signal(ctx: click.Context, error: BaseException) -> NoReturn:
 
 
 class Output(NamedTuple):
-    """The result of a command: a report for programs; lines, and text behind them, for people; and its exit code."""
+    """The result of a command."""
 
-    report: dict[str, Any]
-    lines: Sequence[tuple[str, str]]
-    text: Iterable[str] = ()
+    report: dict[str, Any]  # for programs
+    lines: Sequence[tuple[str, str]]  # for people: names and texts
+    text: Iterable[str] = ()  # for people, after the lines
     exit_code: int = 0
 
 
@@ -150,6 +153,25 @@ def output_options(command: Callable[..., Output | None]) -> Callable[..., None]
                 click.get_current_context().exit(found.exit_code)
 
     return run
+
+
+def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--dataset` and `--axes`, for HDF5 files of other programs; the command gets both as its `choice`."""
+
+    @click.option("--dataset", help="Dataset of an HDF5 file of another program. [default: the only one of integers]")
+    @click.option("--axes", type=click.Choice([AXES]), help="Its axes are these: no entry is a mask or labels.")
+    @functools.wraps(command)
+    def run(dataset: str | None, axes: str | None, **given: Any) -> Any:
+        return command(choice={"dataset": dataset, "axes": axes}, **given)
+
+    return run
+
+
+tokenizer_option = click.option(
+    "--tokenizer",
+    help="byte, tok.json, tok.tiktoken, or tiktoken:NAME. "
+    "[default: the one that the store names, if it is in its folder]",
+)
 
 
 def is_quiet() -> bool:
@@ -173,16 +195,23 @@ def layout_report(lines: list[tuple[str, str]], columns: int | None = None) -> I
     """Yield the lines of a report in two columns, wrapped to the columns of a terminal; None: no line is wrapped."""
     width = max((len(name) for name, _ in lines), default=0)
     for name, text in lines:
-        head, indent = f"{name:<{width}}  ", " " * (width + 2)
+        head = f"{name:<{width}}  "
         if columns is None or len(head + text) <= columns:
             yield head + text
             continue
+        indent = " " * len(head)
         if max(map(len, text.split()), default=0) > columns - len(head):  # a long word needs the whole line
             yield name
             head = indent = "  "
-        yield from textwrap.wrap(
-            text, columns, initial_indent=head, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-        ) or [head]
+        wrapped = textwrap.wrap(
+            text,
+            columns,
+            initial_indent=head,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        yield from wrapped or [head]
 
 
 class PathOrUrl(click.Path):
@@ -190,7 +219,8 @@ class PathOrUrl(click.Path):
 
     def __init__(self, *, urls: bool = False, new: bool = False) -> None:
         super().__init__(path_type=Path)
-        self._urls, self._new = urls, new
+        self._urls = urls
+        self._new = new
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         from zb_hdf5.files.paths import any_path, is_url, local_path  # numpy, which help does not need
@@ -200,7 +230,8 @@ class PathOrUrl(click.Path):
                 return any_path(value)  # it is looked for when it is opened
             local_path(value)
         except ArgumentError as error:
-            self.fail(f"{error}{'' if self._new else COPY_FIRST}", param, ctx)
+            remedy = "" if self._new else COPY_FIRST
+            self.fail(f"{error}{remedy}", param, ctx)
         path: Any = super().convert(value, param, ctx)
         partial = path.with_name(f"{path.name}.partial") if path.name else path
         if not self._new and not os.path.lexists(path) and partial.exists():
@@ -212,10 +243,11 @@ class PathOrUrl(click.Path):
 
 
 class Parsed(click.ParamType[Any]):
-    """A value that a function reads from its text; an `ArgumentError` of it is wrong usage."""
+    """A value that `parse` reads from its text; an `ArgumentError` of it is wrong usage."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
-        self.name, self._parse = name, parse
+        self.name = name
+        self._parse = parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
@@ -237,11 +269,28 @@ NEW: Any = PathOrUrl(new=True)
 class Progress:
     """A bar on a terminal; a plain line every `LOG_INTERVAL_S` seconds anywhere else, as in a Slurm log.
 
-    `total` units, "tok" or "B", are 100 %; 0: not known yet. By default --quiet disables it.
+    Parameters
+    ----------
+    label
+        The name of the work, in front of the bar.
+    total
+        Units that are 100 %; 0: not known yet.
+    enabled
+        Whether anything is shown; None: unless --quiet was given.
+    unit
+        "tok" or "B".
+    stream
+        None: stderr.
     """
 
     def __init__(
-        self, label: str, total: int, *, enabled: bool | None = None, unit: str = "tok", stream: TextIO | None = None
+        self,
+        label: str,
+        total: int,
+        *,
+        enabled: bool | None = None,
+        unit: str = "tok",
+        stream: TextIO | None = None,
     ) -> None:
         self._enabled = not is_quiet() if enabled is None else enabled
         self._stream = stream or sys.stderr
@@ -251,15 +300,19 @@ class Progress:
 
     def begin(self, label: str, total: int, unit: str = "tok") -> None:
         """Begin another phase of the work."""
-        self._label, self._total, self._unit = label, total, unit
-        self._done = self._kept = 0
+        self._label = label
+        self._total = total
+        self._unit = unit
+        self._done = 0
+        self._kept = 0
         self._start = self._shown = time.monotonic()
 
     def advance(self, amount: int, total: int | None = None) -> None:
         """Count an amount as done, of a total that is better known by now; may be called from any thread."""
         with self._lock:
             self._done += amount
-            self._total = self._total if total is None else total
+            if total is not None:
+                self._total = total
             now = time.monotonic()
             if self._enabled and now - self._shown >= (0.1 if self._bar else LOG_INTERVAL_S):
                 self._shown = now
@@ -280,8 +333,8 @@ class Progress:
         if new and self._total:  # else the time of the rest is not known
             text += f"  {format_seconds(elapsed_s / new * max(0, self._total - self._done))} left"
         if self._bar:
-            bar = ("█" * round(share * BAR_WIDTH)).ljust(BAR_WIDTH, "·")
-            self._stream.write(f"\r\x1b[K{self._label} {bar} {text}")
+            full = "█" * round(share * BAR_WIDTH)
+            self._stream.write(f"\r\x1b[K{self._label} {full:·<{BAR_WIDTH}} {text}")
         else:
             self._stream.write(f"{self._label}: {text.strip()}\n")
         self._stream.flush()

@@ -228,7 +228,7 @@ def test_info_of_a_file(kind, places, monkeypatch):
         (None, "auto (local file system: batches in the page cache are read from a mapping, others by position)"),
         ("nfs", "auto (nfs file system: all tokens are read by position, none are mapped)"),
     ):
-        monkeypatch.setattr("zb_hdf5.commands.info.network_file_system", lambda file, found=file_system: found)
+        monkeypatch.setattr("zb_hdf5.commands.description.network_file_system", lambda file, found=file_system: found)
         assert meaning in " ".join(said(0, "info", places[kind]).split())
 
 
@@ -631,7 +631,7 @@ def doctor(path, code=0):
 def test_a_faster_access_is_named(tmp_path, tokens, write_file, monkeypatch):
     path = write_file(tmp_path / "x.h5", tokens).path
     times_s = {"auto": 1.0, "mmap": 2.0, "pread": 0.9}
-    monkeypatch.setattr("zb_hdf5.commands.doctor._pass_s", lambda path, access, choice, steps: times_s[access])
+    monkeypatch.setattr("zb_hdf5.commands.findings._pass_s", lambda path, access, choice, steps: times_s[access])
     assert doctor(path)["reads"]["state"] == "ok"
     times_s["pread"] = 0.8
     assert doctor(path)["reads"]["remedy"] == "access='pread' is faster here by a fifth and more"

@@ -27,7 +27,7 @@ from packed import write_packed
 from zb_hdf5 import ArgumentError, HDF5ShardWriter, MmapTokenStore, ShardIndex, open_reader, open_writer
 from zb_hdf5.commands import rows as rows_module
 from zb_hdf5.commands import statistics
-from zb_hdf5.commands.report import report_json, report_page, tag
+from zb_hdf5.commands.page import report_json, report_page, tag
 from zb_hdf5.commands.rows import PADDING, UNKNOWN, Row, document_row, row_lines, rows_json, rows_of
 from zb_hdf5.commands.statistics import MAX_COUNTED_ID
 from zb_hdf5.commands.zb import zb

@@ -12,7 +12,7 @@ from contract import assert_same, parts_of, random_tokens
 from processes import killed_when
 
 from zb_hdf5 import Loader, console, open_reader
-from zb_hdf5.commands.stage import runs_of
+from zb_hdf5.commands.staging import runs_of
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.files.tokens import ClosedTokens
 from zb_hdf5.store.cache import column_of

@@ -15,7 +15,7 @@ from interrupted import Failing, Recorded, Stops
 
 from examples import examples
 from zb_hdf5 import ArgumentError, ConvertError, Loader, MmapTokenStore, ShardIndex, convert
-from zb_hdf5.commands.info import interrupted
+from zb_hdf5.commands.description import interrupted
 from zb_hdf5.converters import npy_source
 from zb_hdf5.converters.batch_source import TokenCounts
 from zb_hdf5.converters.cli import convert_commands as commands

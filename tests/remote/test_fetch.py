@@ -18,8 +18,8 @@ from contract import is_refused
 from processes import started
 
 from zb_hdf5 import ArgumentError, ChecksumError, FormatError, UnavailableError
-from zb_hdf5.commands.fetch import fetch_shards, read_digests
-from zb_hdf5.commands.zb import zb
+from zb_hdf5.commands.downloads import fetch_shards, read_digests
+from zb_hdf5.commands.fetch import zb_fetch
 
 ROOT = Path(__file__).parents[2]
 NAMES = [f"s_{number:02}.parquet" for number in range(4)]
@@ -334,7 +334,7 @@ def test_a_full_disk_is_no_failure_of_the_server(server, fetch, mount_disk):
 # --- the command -----------------------------------------------------------------------------------------------
 def test_the_example_of_the_help_runs_as_printed_but_for_its_server(server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    [line] = re.findall(r"Example: zb fetch (.*)", zb.commands["fetch"].help)
+    [line] = re.findall(r"Example: zb fetch (.*)", zb_fetch.help)
     expected = {f"shard_{number:05d}.parquet": b"some" for number in range(10)}
     for name, data in expected.items():
         server.put(name, data)

@@ -11,7 +11,7 @@ from contents import files_in, require_good, write_stream, write_streams
 from damage import flip, flip_stored
 
 from zb_hdf5 import Loader, MixedLoader, ShardIndex, open_reader, rebuild_index, verify_store
-from zb_hdf5.commands.doctor import diagnose
+from zb_hdf5.commands.findings import diagnose
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.spec import CRC32, INDEX_NAME
 from zb_hdf5.store.rebuild import UNKNOWN_SHUFFLE

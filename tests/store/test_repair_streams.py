@@ -19,7 +19,7 @@ from processes import killed_after, running, started
 
 from examples import examples
 from zb_hdf5 import HDF5ShardWriter, IncompleteError, MmapTokenStore, ShardIndex, UnavailableError, verify_store
-from zb_hdf5.commands.doctor import diagnose
+from zb_hdf5.commands.findings import diagnose
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, Remedy
 from zb_hdf5.formats.registry import open_chunks
 from zb_hdf5.spec import DOC_OFFSETS, INDEX_NAME

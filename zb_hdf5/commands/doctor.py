@@ -1,153 +1,35 @@
-"""`zb doctor`: finds problems that would stop or slow down training from a path or URL on this machine."""
+"""`zb doctor`: finds problems that would stop or slow down training on this machine."""
 
 from __future__ import annotations
 
-import fcntl
-import math
-import os
-import resource
-import tempfile
-import time
-from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING
 
-import h5py
+import click
 
-from zb_hdf5.commands.info import describe_layout, layout_text
-from zb_hdf5.console import counted, message_of
+from zb_hdf5.console import STORE, Output, dataset_options, output_options
 from zb_hdf5.errors import UnavailableError
-from zb_hdf5.files.paths import DESCRIPTORS_PER_MAPPED_FILE, RemotePath, any_path, room_under
-from zb_hdf5.files.publishing import NO_LOCKS
-from zb_hdf5.files.ranges import network_file_system
-from zb_hdf5.files.tokens import Wait
-from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.loaders.loader import Loader
-from zb_hdf5.packages import require_package
-from zb_hdf5.store.opening import NO_CHOICE, Choice, is_stream, open_reader
-from zb_hdf5.store.shards import StoreReader
 
-GOOD_RUNS: Final = 4
-#: Bytes of a timed pass over local files, and over objects: all batches of a smaller store.
-PASS_BYTES: Final = {False: 1 << 30, True: 64 << 20}
-#: Timed passes of each access, in turns; the fastest one counts.
-PASSES: Final = 3
-#: The other access is named where `access="auto"` takes longer by this factor, and not less than this time.
-WORTH_NAMING: Final = 1.2
-LEAST_PASS_S: Final = 0.02
+if TYPE_CHECKING:
+    from zb_hdf5.store.opening import Choice
 
 
-@dataclass
-class Finding:
-    """The result of one check. `state` is "ok", "note" or "problem"; only a problem stops training."""
+@click.command("doctor")
+@click.argument("path", type=STORE)
+@dataset_options
+@output_options
+def zb_doctor(path: Path, choice: Choice) -> Output:
+    """Check this machine for problems that stop or slow down training from PATH. Exit code 5: one stops it.
 
-    name: str
-    state: str
-    text: str
-    remedy: str = ""
+    \b
+    Example: zb doctor data/train
+    """
+    from zb_hdf5.commands.findings import diagnose
 
-    def line(self) -> str:
-        return f"{self.state}: {self.text}" + (f"; {self.remedy}" if self.remedy else "")
-
-
-def diagnose(path: str | os.PathLike[str], choice: Choice = NO_CHOICE) -> list[Finding]:
-    """Return the findings about a path or URL and this machine; `UnavailableError` where nothing could train."""
-    require_package("torch", "torch")
-    path = any_path(path)
-    is_remote = isinstance(path, RemotePath)
-    locking = os.environ.get("HDF5_USE_FILE_LOCKING", "not set")
-    text = f"h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version}, HDF5_USE_FILE_LOCKING {locking}"
-    findings = [Finding("libraries", "ok", text)]
-    if not is_remote:
-        folder = path if path.is_dir() else path.parent
-        network = network_file_system(folder)
-        findings += [Finding("file system", "ok", network or "local"), _locks(folder, network)]
-    start_s = time.perf_counter()
-    try:
-        size = 1 if is_stream(path, **choice) else None
-        reader = open_reader(path, batch_size=size, seq_len=size, **choice)
-    except UnavailableError as error:
-        return [*findings, Finding("open", "problem", message_of(error))]
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-        return [*findings, Finding("open", "problem", str(error), "export HDF5_USE_FILE_LOCKING=FALSE")]
-    with reader:
-        try:
-            first = reader.read_batch(0) if reader.num_batches else None
-            findings.append(Finding("filters", "ok", "none is missing"))
-        except UnavailableError as error:
-            first = None
-            findings.append(Finding("filters", "problem", message_of(error)))
-        if first is not None:
-            findings.append(Finding("first batch", "ok", f"after {(time.perf_counter() - start_s) * 1000:.1f} ms"))
-            findings += [_speed(reader, choice)] if size is None and reader.complete else []
-        findings += [] if is_remote else [_layout(reader), _open_files(reader)]
-    return findings
-
-
-def _note_if(noted: bool, name: str, text: str, remedy: str) -> Finding:
-    return Finding(name, "note", text, remedy) if noted else Finding(name, "ok", text)
-
-
-def _locks(folder: Path, network: str | None) -> Finding:
-    """Try flock(2) on a file without a name to leave behind."""
-    off = os.environ.get("HDF5_USE_FILE_LOCKING", "").upper() in ("FALSE", "0")
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            return Finding("locks", "note", f"not tried: {error}", "reading needs no space in the folder")
-        if not off and "HDF5_USE_FILE_LOCKING" in os.environ:
-            text = f"flock: {error}, and HDF5_USE_FILE_LOCKING demands it"
-            return Finding("locks", "problem", text, "export HDF5_USE_FILE_LOCKING=FALSE")
-        return Finding(
-            "locks", "note", f"flock: {error}", "files are opened without locks: start one writer only for a path"
-        )
-    # nodes keep flock to themselves there, unless the file system brings its own
-    nodes = f" between the processes of this node ({network}: other nodes may not see it)" * (network == "fuse")
-    but = ", but HDF5_USE_FILE_LOCKING switches HDF5's off" * off
-    return Finding("locks", "ok", f"flock works{nodes}{but}")
-
-
-def _layout(reader: BatchReader) -> Finding:
-    if reader.tokens.wait is Wait.DECODE:
-        return Finding("layout", "ok", "compressed chunks, which threads unpack")
-    extents = getattr(reader.tokens.open_file(0, 0).unchecked(), "extents", None)
-    found = describe_layout(extents, reader.meta.batch_bytes)
-    good = found is not None and found["page_aligned"] and found["runs"] <= GOOD_RUNS
-    return _note_if(not good, "layout", layout_text(found), "convert it again, for faster reads")
-
-
-def _open_files(reader: BatchReader) -> Finding:
-    shards = len(reader.paths) if isinstance(reader, StoreReader) else 1
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the soft one is raised when that is needed
-    kept = min(shards, room_under(limit) // DESCRIPTORS_PER_MAPPED_FILE)
-    text = f"hard limit {limit:,}: {kept:,} of {shards:,} shards stay open" if limit >= 0 else "no limit"
-    return _note_if(kept < shards, "open files", text, "raise it")
-
-
-def _speed(reader: BatchReader, choice: Choice) -> Finding:
-    """Time a shuffled pass by default, and by each access that local plain files have."""
-    is_remote, batch_bytes = isinstance(reader.path, RemotePath), reader.meta.batch_bytes
-    steps = max(1, min(reader.num_batches, PASS_BYTES[is_remote] // batch_bytes))
-    is_plain = not is_remote and reader.access != "h5py" and reader.tokens.wait is Wait.LOCAL
-    accesses, times_s = ["auto", "mmap", "pread"] if is_plain else ["auto"], dict[str, float]()
-    for access in accesses * (1 if is_remote else PASSES + 1):  # the first one brings the pages
-        times_s[access] = min(_pass_s(reader.path, access, choice, steps), times_s.get(access, math.inf))
-    rates = [f"{name} {steps * batch_bytes / each_s / 1e6:,.0f} MB/s" for name, each_s in times_s.items()]
-    best = min(times_s, key=lambda name: times_s[name])
-    slow = times_s["auto"] > max(WORTH_NAMING * times_s[best], LEAST_PASS_S)
-    text = f"{', '.join(rates)}, over {counted(steps, 'shuffled batch', 'shuffled batches')}"
-    return _note_if(slow, "reads", text, f"access={best!r} is faster here by a fifth and more")
-
-
-def _pass_s(path: Path, access: str, choice: Choice, steps: int) -> float:
-    """Return the seconds of the first steps of an epoch."""
-    with Loader(path, access=access, rank=0, world_size=1, **choice) as loader:
-        start_s = time.perf_counter()
-        for _ in islice(loader, steps):
-            pass
-        return time.perf_counter() - start_s
+    findings = diagnose(path, choice)
+    is_bad = any(finding.state == "problem" for finding in findings)
+    return Output(
+        {"ok": not is_bad, "findings": [vars(finding) for finding in findings]},
+        [(finding.name, finding.line()) for finding in findings],
+        exit_code=UnavailableError.exit_code if is_bad else 0,
+    )

@@ -80,36 +80,49 @@ class Row(NamedTuple):
         shown = size if limit is None else min(size, limit)
         tail = shown // 4 if shown < size else 0
         columns = self.columns.tolist()
-        pieces = [*zip(columns, [*columns[1:], size], self.documents.tolist(), self.within.tolist(), strict=False)]
-        return [
-            Part(a, self.tokens[a:b], document, within + a - column, size - shown if a == first > 0 else 0)
-            for first, last in ((0, shown - tail), (size - tail, size))
-            for column, end, document, within in pieces
-            if (a := max(first, column)) < (b := min(last, end))
-        ]
+        ends = [*columns[1:], size]
+        pieces = [*zip(columns, ends, self.documents.tolist(), self.within.tolist(), strict=False)]
+        parts = []
+        for first, last in ((0, shown - tail), (size - tail, size)):
+            for column, end, document, within in pieces:
+                start = max(first, column)
+                stop = min(last, end)
+                if start < stop:
+                    left_out = size - shown if start == first > 0 else 0
+                    parts.append(Part(start, self.tokens[start:stop], document, within + start - column, left_out))
+        return parts
 
     def runs(self, part: Part) -> Iterator[tuple[TokenArray, str | None]]:
         """Yield the tokens of a part, cut where spans begin and end, with the value of their span; None: in no span."""
         at = part.column
-        for start, stop, value in self.spans:
-            a, b = max(start, part.column), min(stop, part.stop)
-            if a < b:
-                if at < a:
-                    yield self.tokens[at:a], None
-                yield self.tokens[a:b], value_text(value)
-                at = b
+        for span_start, span_stop, value in self.spans:
+            start = max(span_start, part.column)
+            stop = min(span_stop, part.stop)
+            if start < stop:
+                if at < start:
+                    yield self.tokens[at:start], None
+                yield self.tokens[start:stop], value_text(value)
+                at = stop
         if at < part.stop:
             yield self.tokens[at : part.stop], None
 
     def title(self, part: Part, exact: bool = False) -> str:
         """Return the document of a part, `exact` with columns and offset; "" if none are known."""
-        title = f"document {part.document:,}" + (f", from its token {part.within:,}" if part.within else "")
-        title = {UNKNOWN: "", PADDING: f"padding, {len(part.tokens):,} tokens"}.get(part.document, title)
+        if part.document == UNKNOWN:
+            title = ""
+        elif part.document == PADDING:
+            title = f"padding, {len(part.tokens):,} tokens"
+        else:
+            title = f"document {part.document:,}"
+            if part.within:
+                title += f", from its token {part.within:,}"
         if not exact:
             return title
+        text = f"columns {part.column:,} to {part.stop:,}: {title or 'no document is known'}"
         document = self.known.get(part.document)
-        offset = f", offset {document.offset + part.within:,}" if document else ""
-        return f"columns {part.column:,} to {part.stop:,}: {title or 'no document is known'}{offset}"
+        if document is not None:
+            text += f", offset {document.offset + part.within:,}"
+        return text
 
     def notes(self, part: Part) -> Iterator[str]:
         """Yield the fields and spans of a part."""
@@ -144,8 +157,15 @@ def records_of_batch(reader: BatchReader, batch: int) -> IndexArray:
     return np.arange(batch * reader.batch_size, (batch + 1) * reader.batch_size)
 
 
-def chosen_rows(reader: BatchReader, batch: int | None, document: int | None, sample: int, seed: int) -> list[Row]:
-    """Return the rows of a batch, a document, or a sample of all rows: the same one for the same seed."""
+def chosen_rows(
+    reader: BatchReader,
+    *,
+    batch: int | None = None,
+    document: int | None = None,
+    sample: int = 0,
+    seed: int = 0,
+) -> list[Row]:
+    """Return the rows of a batch, a document as one row, or `sample` of all rows: the same ones for the same seed."""
     if document is not None:
         return [document_row(reader, document)]
     if batch is not None:
@@ -160,10 +180,11 @@ def rows_of(reader: BatchReader, records: IndexArray, seq_len: int | None = None
     tokens, fields = _read(reader, first_tokens(reader, records, length), np.full(len(records), length))
     pieces = reader.read_pieces(records, length) if reader.has_pieces else padding(len(records), length)
     rows = []
-    for number, (a, b) in enumerate(pairwise(pieces.ends.tolist())):
-        name, of_row = _name_of(reader, int(records[number]), length), slice(number * length, (number + 1) * length)
-        here = (pieces.columns[a:b].astype(np.int64), pieces.offsets[a:b])
-        rows.append(_row(reader, name, tokens[of_row], here, {each: field[of_row] for each, field in fields.items()}))
+    for number, (first, end) in enumerate(pairwise(pieces.ends.tolist())):
+        name = _name_of(reader, int(records[number]), length)
+        here = slice(number * length, (number + 1) * length)
+        runs = (pieces.columns[first:end].astype(np.int64), pieces.offsets[first:end])
+        rows.append(_row(reader, name, tokens[here], runs, {each: field[here] for each, field in fields.items()}))
     return rows
 
 
@@ -195,12 +216,14 @@ def _name_of(reader: BatchReader, record: int, seq_len: int) -> str:
         return f"tokens {start:,} to {start + seq_len:,}"
     stored, part = divmod(record, reader.seq_len // seq_len)
     batch, row = divmod(stored, reader.batch_size)
-    return f"batch {batch:,} row {row:,}" + (f" from its token {part * seq_len:,}" if part else "")
+    name = f"batch {batch:,} row {row:,}"
+    return f"{name} from its token {part * seq_len:,}" if part else name
 
 
 def _row(reader: BatchReader, name: str, tokens: TokenArray, pieces: Runs, fields: Values) -> Row:
     """Return a row of pieces: their columns, and their offsets in the document stream."""
-    (columns, offsets), table = pieces, reader.documents
+    columns, offsets = pieces
+    table = reader.documents
     # tokens behind the last document of a stream are text too: a killed writer left them there
     numbers = np.where(offsets == np.uint64(NO_DOCUMENT), PADDING if reader.has_padding else UNKNOWN, UNKNOWN)
     if table is None:
@@ -208,32 +231,35 @@ def _row(reader: BatchReader, name: str, tokens: TokenArray, pieces: Runs, field
     found = table.number_of(offsets)
     numbers[found >= 0] = found[found >= 0]
     known = {number: table.document(number) for number in np.unique(found[found >= 0]).tolist()}
-    within, spans = np.zeros_like(columns), list[tuple[int, int, Any]]()
+    within = np.zeros_like(columns)
+    spans = list[tuple[int, int, Any]]()
     ends = [*columns[1:].tolist(), len(tokens)]
     for piece in np.flatnonzero(found >= 0).tolist():
-        start, column = int(offsets[piece]), int(columns[piece])
+        start = int(offsets[piece])
+        column = int(columns[piece])
         within[piece] = start - known[int(found[piece])].offset
         try:
             there = table.spans(start, start + ends[piece] - column)
         except (BackendError, UnavailableError):  # they cannot be decoded here: pickled ones run no code
             there = table.spans(start, start + ends[piece] - column, bytes)
-        edges = zip(there.starts.tolist(), there.stops.tolist(), there.values, strict=True)
-        spans += [(max(a - start, 0) + column, min(b - start + column, ends[piece]), value) for a, b, value in edges]
+        for first, end, value in zip(there.starts.tolist(), there.stops.tolist(), there.values, strict=True):
+            spans.append((max(first - start, 0) + column, min(end - start + column, ends[piece]), value))
     return Row(name, tokens, columns, numbers, within, fields, spans, known)
 
 
 def document_row(reader: BatchReader, number: int) -> Row:
     """Return the tokens of one document that are in the store; of batches, from the pieces of all records."""
-    table, name = reader.documents, f"document {number:,}"
+    table = reader.documents
     if table is None or not reader.has_pieces:
         raise BackendError(f"{reader.path}: holds no documents; look at a batch or sample, or convert again from text")
+    name = f"document {number:,}"
     document = table.document(number)
     offsets, starts, lengths = _runs_of(reader, document)
     tokens, fields = _read(reader, starts, lengths)
     if reader.has_padding and len(starts):
         first, *others = np.unique(starts // reader.seq_len).tolist()
-        more = f" and {counted(len(others), 'more row')}" if others else ""
-        name += f" ({_name_of(reader, first, reader.seq_len)}{more})"
+        place = _name_of(reader, first, reader.seq_len)
+        name += f" ({place} and {counted(len(others), 'more row')})" if others else f" ({place})"
     if left := document.length - len(tokens):
         name += f", less {left:,} tokens that are not in the store"
     columns = np.cumsum(lengths) - lengths
@@ -243,7 +269,8 @@ def document_row(reader: BatchReader, number: int) -> Row:
 
 def _runs_of(reader: BatchReader, document: Document) -> IndexArray:
     """Return the offsets, positions and lengths of the stored ranges of a document, shape (3, R), by offset."""
-    start, stop = document.offset, document.offset + document.length
+    start = document.offset
+    stop = start + document.length
     if not reader.has_padding:  # a stream holds it as one range; one of no tokens has none
         return np.array([[start], [start], [document.length]])[:, : document.length]
     found = np.concatenate([each[:, (start <= each[0]) & (each[0] < stop)] for each in scan_pieces(reader)], axis=1)
@@ -260,13 +287,16 @@ def scan_pieces(reader: BatchReader) -> Iterator[IndexArray]:
 def summary_of_field(values: npt.NDArray[Any]) -> str:
     """Return the values of a field along a row in few words: runs of equal numbers, or the range of vectors."""
     if values.ndim > 1 or not len(values):
-        span = f", {values.min()} to {values.max()}" if values.size and values.dtype.kind in "biuf" else ""
-        return f"{values.dtype.name}{list(values.shape[1:])}{span}"
+        text = f"{values.dtype.name}{list(values.shape[1:])}"
+        is_ordered = values.size and values.dtype.kind in "biuf"
+        return f"{text}, {values.min()} to {values.max()}" if is_ordered else text
     starts = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
     lengths = np.diff(starts, append=len(values)).tolist()
     runs = [f"{value} × {length:,}" for value, length in zip(values[starts[:RUNS]].tolist(), lengths, strict=False)]
     left = len(starts) - len(runs)
-    return ", ".join(runs) + (f", and {left:,} runs more" if left else "")
+    if left:
+        runs.append(f"and {left:,} runs more")
+    return ", ".join(runs)
 
 
 # --- the printer ---------------------------------------------------------------------------------------------
@@ -309,9 +339,13 @@ def origin_text(document: Document | None) -> str:
     """Return the known origin of a document in words."""
     if document is None:
         return ""
-    source = document.source if document.row is None else row_of_source(document.source, document.row)
-    facts = (document.id is not None and f"id {document.id}", document.source is not None and source)
-    return printable(", ".join(fact for fact in facts if fact))
+    facts = []
+    if document.id is not None:
+        facts.append(f"id {document.id}")
+    if document.source is not None:
+        known_row = document.row is not None
+        facts.append(row_of_source(document.source, document.row) if known_row else document.source)
+    return printable(", ".join(facts))
 
 
 def value_text(value: object) -> str:
@@ -328,12 +362,28 @@ def drawn_rows(rows: Iterable[Row], tokenizer: Tokenizer | None, **how: Any) -> 
 
 
 def row_lines(
-    row: Row, tokenizer: Tokenizer | None, *,
-    columns: int, limit: int | None = None, lines: int | None = None, exact: bool = False,
-) -> Iterator[str]:  # fmt: skip
-    """Yield the lines that show `limit` tokens of a row; colours are their only control characters.
+    row: Row,
+    tokenizer: Tokenizer | None,
+    *,
+    columns: int,
+    limit: int | None = None,
+    lines: int | None = None,
+    exact: bool = False,
+) -> Iterator[str]:
+    """Yield the lines that show a row; colours are their only control characters.
 
-    Each part has at most `lines` lines of text; 0: its headline alone. `exact` headlines have columns and offset.
+    Parameters
+    ----------
+    tokenizer
+        None: ids are shown.
+    columns
+        Width of the lines.
+    limit
+        Tokens that are shown, from the beginning and the end of the row; None: all.
+    lines
+        Lines of text of each part; 0: its headline alone; None: all.
+    exact
+        Whether headlines have columns and offset.
     """
 
     def dim(text: str) -> str:
@@ -367,13 +417,15 @@ def _cells(row: Row, part: Part, tokenizer: Tokenizer | None) -> Iterator[Cell]:
         style = "" if span is None else "span"
         for text, is_count in readable_runs(tokenizer, tokens):
             for each in text:
-                plain = each.isprintable()
-                yield each if plain or each == "\n" else printable(each), style if plain and not is_count else "escape"
+                is_plain = each.isprintable()
+                shown = each if is_plain or each == "\n" else printable(each)
+                yield shown, style if is_plain and not is_count else "escape"
 
 
 def _wrapped(cells: Iterable[Cell], width: int) -> Iterator[list[Cell]]:
-    """Cut cells into lines: behind each newline of the data, and where a line is full."""
-    line, used = list[Cell](), 0
+    """Cut cells into lines: after each newline of the data, and where a line is full."""
+    line = list[Cell]()
+    used = 0
     for text, style in cells:
         size = 1 if text == "\n" else columns_of(text)
         if used + size > width:
@@ -386,7 +438,8 @@ def _wrapped(cells: Iterable[Cell], width: int) -> Iterator[list[Cell]]:
         used += size
         if text == "\n":
             yield line
-            line, used = [], 0
+            line = []
+            used = 0
     if line:
         yield line
 

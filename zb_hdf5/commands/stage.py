@@ -1,118 +1,104 @@
-"""Staging: the batches that the ranks of a node will read in an epoch are copied to the cache of their loaders."""
+"""`zb stage`: copies the batches that the ranks of a node will read in an epoch to its own disk."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from functools import partial
-from itertools import pairwise
+import re
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+import click
 
-from zb_hdf5.commands.which import loader_of_state, read_state
-from zb_hdf5.console import Progress
-from zb_hdf5.files.threads import read_ahead
-from zb_hdf5.files.tokens import Tokens
-from zb_hdf5.formats.batch_reader import GROUP_BYTES, BatchReader
-from zb_hdf5.loaders.loader import Loader
-from zb_hdf5.loaders.order import records_in
+from zb_hdf5.console import (
+    FROM_0,
+    FROM_1,
+    LOCAL,
+    NEW,
+    SIZE,
+    STORE,
+    Output,
+    Parsed,
+    Progress,
+    counted,
+    format_bytes,
+    output_options,
+)
+from zb_hdf5.errors import ArgumentError
 from zb_hdf5.packages import require_package
-from zb_hdf5.store.cache import Cache, column_of
-
-#: Reads of the store at the same time: enough to hide the time that a server needs to answer.
-THREADS: Final = 8
 
 
-def stage_batches(
-    store: Path, folder: Path, ranks: Iterable[int], world_size: int, progress: Progress, **given: Any
-) -> dict[str, Any]:
-    """Copy the batches that some ranks will read in an epoch, by an order or a state; see `stage_units`."""
+def ranks_named(text: str) -> list[range]:
+    """Return the numbers of 8-15, or 0,4,8-15."""
+    matches = [re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip()) for part in text.split(",")]
+    ranks = [range(int(match[1]), int(match[2] or match[1]) + 1) for match in matches if match]
+    if not all(ranks) or None in matches:
+        raise ArgumentError(f"{text!r} is no list of ranks such as 8-15")
+    return ranks
+
+
+@click.command("stage")
+@click.argument("store", type=STORE)
+@click.argument("folder", type=NEW)
+@click.option("--state", "state_path", type=LOCAL, help="Loader state, as JSON: go on from there to the epoch's end.")
+@click.option("--seed", type=int, default=42, help="Seed of the loader; a state has its own.")
+@click.option(
+    "--shuffle",
+    type=click.Choice(["global", "records", "block", "sequential"]),
+    default="global",
+    help="Order of the loader; a state has its own.",
+)
+@click.option("--epoch", type=FROM_0, default=0, help="Epoch of the loader; a state has its own.")
+@click.option("--batch-size", type=FROM_1, help="Batch size of the loader. [default: as stored]")
+@click.option("--seq-len", type=FROM_1, help="Record length of the loader. [default: as stored]")
+@click.option("--targets", is_flag=True, help="The loader of a token stream has targets=True.")
+@click.option("--field", "fields", multiple=True, help="Copy the values of this field too; may be given repeatedly.")
+@click.option("--ranks", type=Parsed("ranks", ranks_named), help="The ranks of this node, such as 8-15. [default: all]")
+@click.option("--world-size", type=FROM_1, default=1, help="Ranks of the whole job.")
+@click.option("--cache-bytes", type=SIZE, help="Bytes that FOLDER may hold. [default: 90 % of the free space]")
+@output_options
+def zb_stage(
+    store: Path,
+    folder: Path,
+    state_path: Path | None,
+    batch_size: int | None,
+    fields: tuple[str, ...],
+    ranks: list[range] | None,
+    world_size: int,
+    cache_bytes: int | None,
+    **order: Any,
+) -> Output:
+    """Copy the batches of STORE that the ranks of this node will read in an epoch to FOLDER.
+
+    STORE is a path, or a URL such as s3://bucket/train. Loaders with cache=FOLDER then read the batches there. Those
+    that are there are not copied again: the command can be killed, and run again. A state at the end of its epoch
+    stands for the next epoch.
+
+    \b
+    Example: zb stage data/train $TMPDIR/cache --seed 42 --batch-size 32 \\
+               --ranks 8-15 --world-size 64
+             zb stage data/train $TMPDIR/cache --state loader.json \\
+               --ranks 8-15 --world-size 64
+    """
+    from zb_hdf5.commands.origins import loader_of_state, read_state
+    from zb_hdf5.commands.staging import stage_batches
+    from zb_hdf5.loaders.loader import Loader
+    from zb_hdf5.store.cache import Cache
+
+    ranks = ranks or [range(world_size)]
+    if (last := max(part[-1] for part in ranks)) >= world_size:
+        raise click.UsageError(f"--ranks: expected ranks below --world-size {world_size}, found {last}")
     require_package("torch", "torch")  # before the folder is made
-    cache, ranks = Cache.of(folder, given.pop("cache_bytes")), list(ranks)
-    state_path, fields = given.pop("state_path"), given.pop("fields")
+    cache = Cache.of(folder, cache_bytes)
     if state_path is not None:
-        loader = loader_of_state((str(store),), read_state(state_path), state_path, given["batch_size"])
+        loader = loader_of_state((str(store),), read_state(state_path), state_path, batch_size)
     else:
-        loader = Loader(store, rank=0, world_size=1, **given)
-    with loader, warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of a full cache, which the report names
-        cache.attach(loader.reader)
-        readers = [loader.reader, *map(loader.reader.field, fields)]
-        needed = batches_of_ranks(loader, ranks, world_size)
-        if not needed.size:  # the state is at the end of its epoch
-            loader.set_epoch(loader.epoch + 1)
-            needed = batches_of_ranks(loader, ranks, world_size)
-        return {"unit": unit_of(loader.reader), **stage_units(readers, needed, progress)}
-
-
-def unit_of(reader: BatchReader) -> str:
-    """Return the noun for what a cache keeps of a reader as a whole."""
-    return "chunk" if reader.backend == "stream" else "batch"
-
-
-def batches_of_ranks(loader: Loader, ranks: Iterable[int], world_size: int) -> npt.NDArray[np.int64]:
-    """Return the stored batches that some ranks read from the loader's position to the end of its epoch, ascending.
-
-    The rest behind the last whole batch counts as one.
-    """
-    position, needed = loader.state_dict()["position"], np.zeros(loader.reader.num_batches + 1, bool)
-    for rank in ranks:
-        plan = replace(loader.plan, rank=rank, world_size=world_size)
-        for request in plan.requests_from(position):
-            needed[records_in(request, plan.records_per_batch) // plan.records_per_batch] = True
-    return np.flatnonzero(needed)
-
-
-def stage_units(readers: list[BatchReader], needed: npt.NDArray[np.int64], progress: Progress) -> dict[str, int]:
-    """Copy the units of batches, or chunks of a stream, to the caches of their readers, until these are full.
-
-    Returns how many "units" and "num_bytes" the ranks will read, and how many units were "present" and are "copied".
-    """
-    report, todo = dict.fromkeys(("units", "num_bytes", "present", "copied"), 0), []
-    for reader in readers:
-        column, units = column_of(reader), units_of(reader, needed)
-        absent = units[[not column.has(number) for number in units.tolist()]]
-        unit_bytes, present = reader.tokens.unit * reader.dtype.itemsize, len(units) - len(absent)
-        report["units"] += len(units)
-        report["num_bytes"] += len(units) * unit_bytes
-        report["present"] += present
-        progress.advance(0, report["num_bytes"])
-        progress.keep(present * unit_bytes)
-        todo.append((reader, column, absent, unit_bytes))
-    for reader, column, absent, unit_bytes in todo:
-        read = partial(_copy, reader.tokens, progress)
-        for _ in read_ahead(read, runs_of(absent, unit_bytes), 2 * THREADS, threads=THREADS):
-            if column.full:
-                break
-        report["copied"] += sum(column.has(number) for number in absent.tolist())
-    return report
-
-
-def units_of(reader: BatchReader, batches: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the units of the tokens that lie in some batches, ascending."""
-    unit, batch_tokens = reader.tokens.unit, reader.batch_size * reader.stride
-    firsts = batches * batch_tokens // unit
-    lasts = (np.minimum((batches + 1) * batch_tokens + reader.overlap, reader.tokens.num_tokens) - 1) // unit
-    most = int((lasts - firsts).max(initial=0)) + 1
-    return np.unique(np.minimum(firsts[:, np.newaxis] + np.arange(most), lasts[:, np.newaxis]))
-
-
-def runs_of(units: npt.NDArray[np.int64], unit_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and the count of units that follow each other, as many as are moved at once."""
-    most = max(1, GROUP_BYTES // unit_bytes)
-    edges = (np.flatnonzero(np.diff(units) != 1) + 1).tolist()
-    for start, stop in pairwise([0, *edges, len(units)]):
-        for first in range(start, stop, most):
-            yield int(units[first]), min(most, stop - first)
-
-
-def _copy(tokens: Tokens, progress: Progress, run: tuple[int, int]) -> None:
-    """Read a run of units, which leaves them in the cache."""
-    start = run[0] * tokens.unit
-    out = np.empty(min(run[1] * tokens.unit, tokens.num_tokens - start), tokens.dtype)
-    tokens.read([(start, out)])
-    progress.advance(out.nbytes)
+        loader = Loader(store, rank=0, world_size=1, batch_size=batch_size, **order)
+    with Progress("stage", 0, unit="B") as progress:
+        report = stage_batches(loader, cache, fields, [*chain(*ranks)], world_size, progress)
+    units = report["units"]
+    held = report["present"] + report["copied"]
+    size = f"{counted(units, report['unit'])}, {format_bytes(report['num_bytes'])}"
+    lines = [("staged", f"{held:,} of {size}; {report['present']:,} were there already")]
+    if left := units - held:
+        lines.append(("left out", f"{counted(left, report['unit'])}: the cache or its disk is full; see 'zb cache'"))
+    return Output(report, lines)

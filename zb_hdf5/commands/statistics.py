@@ -34,11 +34,11 @@ _MIXERS: Final = np.array([0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xBF58476D1CE
 
 
 class DuplicateGroup(NamedTuple):
-    """Units of the same tokens: their numbers, ascending, their length, and their first tokens."""
+    """Units of the same tokens."""
 
-    units: list[int]
+    units: list[int]  # their numbers, ascending
     length: int
-    beginning: TokenArray
+    beginning: TokenArray  # their first tokens
 
     @property
     def repeated(self) -> int:
@@ -64,11 +64,23 @@ class Statistics(NamedTuple):
 
 
 class Units:
-    """Tokens as they are stored, and the units in them: documents, `.npy` files, or records of batches.
+    """The tokens of a store as runs of units: documents, `.npy` files, or records of batches.
 
-    They are runs of one unit each: the start of a run, its unit (-1: padding), and its offset in the unit. `sizes` are
-    the tokens of the units, and `cuts` the positions where groups of whole units begin and end. `packing` counts tokens
-    of "padding"; documents in several pieces ("split"), held in part ("cropped") and "absent"; and tokens "lost".
+    Attributes
+    ----------
+    unit
+        "document", "file" or "record".
+    starts, units, within
+        The position of each run, its unit (-1: padding), and its offset in the unit.
+    sizes
+        Tokens of each unit.
+    cuts
+        Positions where groups of whole units begin and end.
+    packing
+        Of packed documents: tokens of "padding"; documents in several pieces ("split"), held in part ("cropped") and
+        "absent"; tokens "lost".
+    step
+        Tokens that are read at once.
     """
 
     def __init__(self, opened: BatchReader, sampled: bool) -> None:
@@ -76,29 +88,36 @@ class Units:
         self.packing: dict[str, int] | None = None
         if isinstance(opened, StoreReader) and opened.backend == "stream":
             self.unit = "file" if opened.paths[0].suffix == ".npy" else "document"
-            edges, self.step = opened.doc_offsets.view(np.int64), STREAM_TOKENS
+            self.step = STREAM_TOKENS
+            edges = opened.doc_offsets.view(np.int64)
             if edges[-1] < opened.num_tokens:  # a killed writer left tokens behind its last document
                 edges = np.append(edges, opened.num_tokens)
         else:
-            self.unit, edges = "record", np.arange(opened.num_records + 1) * opened.seq_len
-            self.step = opened.meta.batch_tokens * (1 if sampled else max(1, GROUP_BYTES // opened.meta.batch_bytes))
-        self.sizes, self.num_tokens = np.diff(edges), int(edges[-1])
+            self.unit = "record"
+            together = 1 if sampled else max(1, GROUP_BYTES // opened.meta.batch_bytes)
+            self.step = opened.meta.batch_tokens * together
+            edges = np.arange(opened.num_records + 1) * opened.seq_len
+        self.sizes = np.diff(edges)
+        self.num_tokens = int(edges[-1])
         begins = edges[np.searchsorted(edges, np.arange(0, self.num_tokens, self.step))]
         self.cuts = np.unique(np.append(begins, self.num_tokens))
         self.units = np.flatnonzero(self.sizes)
-        self.starts, self.within = edges[self.units], np.zeros_like(self.units)
+        self.starts = edges[self.units]
+        self.within = np.zeros_like(self.units)
         if opened.has_padding and opened.documents is not None:
             self._use_documents(opened, opened.documents)
 
     def _use_documents(self, reader: BatchReader, table: DocumentTable) -> None:
         """Make each document of batches a unit, whichever records hold its pieces."""
-        self.unit, begins = "document", table.offsets.view(np.int64)
+        self.unit = "document"
+        begins = table.offsets.view(np.int64)
         offsets, self.starts, lengths = np.concatenate([*scan_pieces(reader)], axis=1)
-        self.units, self.sizes = table.number_of(offsets.view(np.uint64)), np.diff(begins)
+        self.units = table.number_of(offsets.view(np.uint64))
+        self.sizes = np.diff(begins)
         is_text = self.units >= 0
         self.within = np.where(is_text, offsets - begins[self.units], 0)
-        units, count = self.units[is_text], len(self.sizes)
-        held = np.bincount(units, lengths[is_text], count).astype(np.int64)
+        units = self.units[is_text]
+        held = np.bincount(units, lengths[is_text], len(self.sizes)).astype(np.int64)
         missing = np.maximum(self.sizes - held, 0)
         self.packing = {
             "padding": int(lengths[~is_text].sum()),
@@ -117,15 +136,18 @@ class Units:
 
     def runs(self, start: int, stop: int) -> tuple[Counts, Counts, Counts]:
         """Return the runs of a range, cut at its ends: their lengths, units, and offsets in these."""
-        first, last = self.starts.searchsorted(start, side="right") - 1, self.starts.searchsorted(stop)
+        first = self.starts.searchsorted(start, side="right") - 1
+        last = self.starts.searchsorted(stop)
         starts = np.maximum(self.starts[first:last], start)
         within = self.within[first:last] + starts - self.starts[first:last]
         return np.diff(starts, append=stop), self.units[first:last], within
 
 
 def measure(opened: BatchReader, sample_batches: int | None, progress: Callable[[int, int], None]) -> Statistics:
-    """Count the tokens of a file or store, or of evenly spread batches, and find repeated units."""
-    # memory: 40 bytes for each unit, 24 for each run of one, and 300 for each unit that may be repeated
+    """Count the tokens of a file or store, or of evenly spread batches, and find repeated units.
+
+    It takes 40 bytes of memory for each unit, 24 for each run of one, and 300 for each unit that may be repeated.
+    """
     if not opened.num_batches:
         raise ArgumentError(f"{opened.path}: expected tokens to count, found none; wait until its writer has committed")
     source = Units(opened, sample_batches is not None)
@@ -133,12 +155,14 @@ def measure(opened: BatchReader, sample_batches: int | None, progress: Callable[
     count = min(sample_batches or len(groups), len(groups))
     groups = groups[np.linspace(0, len(groups) - 1, count).round().astype(np.int64)]
     total = int(np.diff(groups).sum())
-    hashes, seen = np.zeros(len(source.sizes), np.uint64), np.zeros(len(source.sizes), np.int64)
+    hashes = np.zeros(len(source.sizes), np.uint64)
+    seen = np.zeros(len(source.sizes), np.int64)
     counts = np.zeros(0, np.int64)
     for at, stop in groups.tolist():
         for tokens in source.read(at, stop):
             lengths, units, within = source.runs(at, at + len(tokens))
-            is_text, before = units >= 0, counts
+            is_text = units >= 0
+            before = counts
             is_counted = is_text.repeat(lengths) & (tokens >= 0) & (tokens < MAX_COUNTED_ID)
             counts = np.bincount(tokens[is_counted].astype(np.int64), minlength=len(before))
             counts[: len(before)] += before
@@ -185,7 +209,8 @@ def _find_duplicates(source: Units, units: Counts, hashes: npt.NDArray[np.uint64
     stops = np.append(source.starts[1:], source.num_tokens)
     found = dict[bytes, DuplicateGroup]()
     for unit, of_unit in groupby(runs.tolist(), lambda run: int(source.units[run])):
-        digest, beginning = blake2b(digest_size=16), np.empty(0, np.int64)
+        digest = blake2b(digest_size=16)
+        beginning = np.empty(0, np.int64)
         for run in of_unit:
             for tokens in source.read(int(source.starts[run]), int(stops[run])):
                 digest.update(tokens)
@@ -201,7 +226,8 @@ def _sources(table: DocumentTable | None) -> list[dict[str, Any]]:
     totals = defaultdict[str, Counts](lambda: np.zeros(2, np.int64))
     for file in table.open_files() if table else []:
         with closing(file):
-            names, lengths = [*file.sources, ""], np.diff(file.offsets.view(np.int64))
+            names = [*file.sources, ""]
+            lengths = np.diff(file.offsets.view(np.int64))
             numbers = np.minimum(file.sources_of(0, len(lengths)), len(names) - 1)
             sums = [np.bincount(numbers, weights, len(names)) for weights in (None, lengths)]
             for name, documents, tokens in zip(names, *sums, strict=True):

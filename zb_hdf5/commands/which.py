@@ -1,226 +1,74 @@
-"""`zb which`: the rows of a training step, computed from the state of a loader alone."""
+"""`zb which`: names the rows and documents of a training step or a batch."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
+import click
 
-from zb_hdf5.commands.rows import (
-    Row,
-    drawn_rows,
-    first_tokens,
-    open_to_look,
-    part_json,
-    records_of_batch,
-    rows_of,
-    tokenizer_to_look,
+from zb_hdf5.console import FROM_0, FROM_1, LOCAL, Output, dataset_options, output_options, tokenizer_option
+
+if TYPE_CHECKING:
+    from zb_hdf5.store.opening import Choice
+
+#: Rows that are printed.
+ROWS_SHOWN: Final = 16
+
+
+@click.command("which")
+@click.argument("stores", nargs=-1, required=True, metavar="STORE | NAME=STORE...")
+@click.option("--batch", type=FROM_0, help="A stored batch of STORE; needs no state.")
+@click.option("--state", "state_path", type=LOCAL, help="A loader's state_dict() as JSON.")
+@click.option("--step", type=FROM_0, help="Step of the state's epoch (of the run, if mixed).")
+@click.option(
+    "--batch-size",
+    type=FROM_1,
+    help="Records per rank and step, or of --batch of a stream. [default: stored, 1]",
 )
-from zb_hdf5.console import counted
-from zb_hdf5.errors import ArgumentError, StateError
-from zb_hdf5.files.paths import any_path
-from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.loaders.loader import Loader
-from zb_hdf5.loaders.mixture import MixedLoader
-from zb_hdf5.loaders.order import IndexArray, records_in
-from zb_hdf5.loaders.state import MAX_COUNT, require_kind, shown
-from zb_hdf5.spec import DEFAULT_SPLIT
-from zb_hdf5.store.opening import NO_CHOICE, Choice, is_stream, open_for_loader
-from zb_hdf5.store.shards import StoreReader, windows_of
-from zb_hdf5.text.tokenizers import Tokenizer
+@click.option("--seq-len", type=FROM_1, help="Tokens of a row of --batch of a token stream. [default: 512]")
+@click.option("--world-size", type=FROM_1, default=1, help="Ranks of the run.")
+@click.option("--text", is_flag=True, help="Print the text of the parts too.")
+@tokenizer_option
+@click.option("--all", "all_rows", is_flag=True, help=f"Print all rows and text, not the first {ROWS_SHOWN} rows.")
+@dataset_options
+@output_options
+def zb_which(
+    stores: tuple[str, ...],
+    batch: int | None,
+    state_path: Path | None,
+    step: int | None,
+    batch_size: int | None,
+    seq_len: int | None,
+    world_size: int,
+    choice: Choice,
+    text: bool,
+    tokenizer: str | None,
+    all_rows: bool,
+) -> Output:
+    """Name the shard, batch and rows of a training step, from the loader state of a checkpoint, or of a stored batch.
 
-#: Lines of text that are printed of a part.
-LINES_SHOWN: Final = 3
-#: The parts of a loader's state that make its order, and their types.
-ORDER_OF_A_STATE: Final = {"shuffle": (str,), "seed": (int,), "seq_len": (int,), "block_size": (int, type(None))}
+    Documents in them are named where they are stored.
 
-
-class Origin(NamedTuple):
-    """The origin of a batch: its shards and stored batches, and its rows if their documents are stored."""
-
-    title: str
-    name: dict[str, Any]
-    shards: list[dict[str, Any]]
-    rows: list[Row] | None
-    tokenizer: Tokenizer | None
-
-    def to_json(self) -> dict[str, Any]:
-        pieces = [
-            {"row": number, **part_json(row, part, self.tokenizer), "tokens": len(part.tokens)}
-            for number, row in enumerate(self.rows or [])
-            for part in row.parts(None)
-        ]
-        return {**self.name, "rows": self.shards, "documents": None if self.rows is None else pieces}
-
-
-def shard_lines(found: list[Origin]) -> list[tuple[str, str]]:
-    """Return the shards, batches and rows of all ranks."""
-    lines = [(each.title or "rows", f"{row['shard']} {_rows_text(row)}") for each in found for row in each.shards]
-    absent = any(each.rows is None for each in found)
-    return lines + [("documents", "none are stored with these tokens")] * absent
-
-
-def drawn_origins(found: list[Origin], most_rows: int | None) -> Iterator[str]:
-    """Yield the first `most_rows` rows as `zb show` draws them: their headlines, and text if a tokenizer is known."""
-    rows = [(each, number, row) for each in found for number, row in enumerate(each.rows or [])]
-    for each, number, row in rows[:most_rows]:
-        lines = 0 if each.tokenizer is None else None if most_rows is None else LINES_SHOWN
-        named = row._replace(name=f"{each.title} row {number}: {row.name}".strip())
-        yield from drawn_rows([named], each.tokenizer, lines=lines, exact=True)
-    if left := len(rows) - len(rows[:most_rows]):
-        yield f"\n{counted(left, 'row')} more; --all shows them, --json has them"
-
-
-def _rows_text(row: dict[str, Any]) -> str:
-    """Write rows 0, 1, 2 and 5 of a batch as "rows 0-2, 5"."""
-    if "batch" not in row:
-        return f"tokens {row['start']:,} to {row['stop']:,} (row {row['row']:,})"
-    runs = np.split(row["rows"], np.flatnonzero(np.diff(row["rows"]) != 1) + 1)
-    return f"batch {row['batch']:,} rows " + ", ".join(
-        str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs
-    )
-
-
-def origin_of_batch(
-    store: str, batch: int, batch_size: int | None, seq_len: int | None, choice: Choice, **text: Any
-) -> Origin:
-    """Return the origin of a stored batch, or of a batch of windows of a stream."""
-    with open_to_look(any_path(store), batch_size, seq_len, choice) as reader:
-        return _origin({"source": store}, reader, records_of_batch(reader, batch), reader.seq_len, **text)
-
-
-def origins(
-    stores: tuple[str, ...], state_path: Path, step: int, batch_size: int | None, world_size: int, choice: Choice,
-    **text: Any,
-) -> list[Origin]:  # fmt: skip
-    """Return the origin of the batch of each rank at a step of the epoch of a state; with its text if asked for."""
-    state = read_state(state_path)
-    if (step + 1) * world_size > MAX_COUNT:
-        raise ArgumentError(f"expected a step below {MAX_COUNT // world_size:,}, found {step:,}")
-    steps = np.arange(step * world_size, (step + 1) * world_size)
-    if state.get("kind") == "mixture":
-        if any(choice.values()):
-            raise ArgumentError(f"{state_path}: is the state of a mixture: --dataset and --axes are of one store")
-        mixed = _mixed_loader(stores, state, state_path)
-        requests = [(mixed.loaders[name], name, request) for name, request in mixed.requests(steps)]
-    else:
-        loader = loader_of_state(stores, state, state_path, batch_size, choice)
-        if steps[-1] >= len(loader):
-            raise ArgumentError(
-                f"step {step:,} is after the end of the epoch: {len(loader) // world_size:,} steps of "
-                f"{counted(world_size, 'rank')}"
-            )
-        requests = [(loader, stores[0], request) for request in loader.plan.requests_of_steps(steps)]
-    found = []
-    for rank, (one, name, request) in enumerate(requests):
-        records = records_in(request, one.plan.records_per_batch)
-        found.append(_origin({"rank": rank, "source": name}, one.reader, records, one.seq_len, **text))
-    return found
-
-
-def read_state(path: Path) -> dict[str, Any]:
-    """Return the state of a loader that a file has as JSON."""
-    try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise StateError(f"{path}: not JSON: {error}") from error
-    if not isinstance(state, dict):
-        raise StateError(f"{path}: expected a JSON object, found {type(state).__name__}")
-    return state
-
-
-def loader_of_state(
-    stores: tuple[str, ...], state: dict[str, Any], path: Path, batch_size: int | None, choice: Choice = NO_CHOICE
-) -> Loader:
-    """Return a loader of one rank at the position of a state; `path` is for messages."""
-    if len(stores) != 1:
-        raise ArgumentError(f"{path}: is the state of one store, found {len(stores)} stores")
-    options = _options(require_kind(path, state, "loader"), path)
-    reader = _opened(stores[0], state, path, batch_size, choice)
-    loader = Loader(reader, rank=0, world_size=1, batch_size=batch_size, **options)
-    loader.load_state_dict(state)
-    return loader
-
-
-def _mixed_loader(stores: tuple[str, ...], state: dict[str, Any], path: Path) -> MixedLoader:
-    sources = dict(store.partition("=")[::2] for store in stores)
-    try:
-        identities = {identity["name"]: identity for identity in state["sources"]}
-        options = _options(state["sources"][0], path, batch_size=(int,))
-    except (KeyError, IndexError, TypeError) as error:
-        raise StateError(f"{path}: not a mixture's state: {error!r}") from error
-    if set(sources) != set(identities):
-        raise StateError(f"{path}: expected NAME=STORE for each of {[*identities]}, found {sorted(sources)}")
-    ordered = {name: _opened(sources[name], identity, path) for name, identity in identities.items()}
-    mixed = MixedLoader(ordered, dict.fromkeys(ordered, 1.0), rank=0, world_size=1, **options)
-    mixed.load_state_dict(state)
-    return mixed
-
-
-def _opened(
-    store: str, state: dict[str, Any], path: Path, batch_size: int | None = None, choice: Choice = NO_CHOICE
-) -> BatchReader:
-    """Open a store as the loader of a state has opened it: a stream as windows, records of others as batches.
-
-    Raises `StateError` if the state is of another store: nothing else that it names is of use then.
+    \b
+    Example: zb which data/train --state loader.json --step 1200 --world-size 8
+    Example: zb which web=data/web code=data/code --state mixed.json --step 1200
+    Example: zb which data/train --batch 12 --text --tokenizer tok.json
+    Example: zb which stream.h5 --batch 12 --batch-size 8 --seq-len 1024
     """
-    fingerprint, is_tokens = state.get("fingerprint"), is_stream(store, **choice)
-    try:
-        shape = windows_of(fingerprint) if is_tokens else (None, None, 0)
-        reader = open_for_loader(store, *shape, split=DEFAULT_SPLIT, **choice)
-    except ArgumentError as error:
-        raise StateError(f"{path}: the state names another store than {store}: {error}") from error
-    if reader.foreign_dataset is not None and reader.fingerprint != fingerprint:
-        reader.close()
-        reader = open_for_loader(store, batch_size, state.get("seq_len"), 0, **choice)
-    found = reader.serving(fingerprint).fingerprint
-    if found != fingerprint:
-        reader.close()
-        facts = f"its fingerprint is {shown(fingerprint)}, that of the store {shown(found)}"
-        raise StateError(f"{path}: the state names another store than {store}: {facts}")
-    return reader
+    from zb_hdf5.commands.origins import drawn_origins, origin_of_batch, origins, shard_lines
 
-
-def _options(state: Mapping[str, Any], path: Path, **more: tuple[type[Any], ...]) -> dict[str, Any]:
-    """Return the arguments that make a loader of this state's order."""
-    for name, kinds in (ORDER_OF_A_STATE | more).items():
-        if type(state.get(name, ...)) not in kinds:
-            found = f"found {state[name]!r}" if name in state else "it is missing"
-            raise StateError(f"{path}: not a loader's state: {name}: expected {kinds[0].__name__}, {found}")
-    return {name: state[name] for name in (*ORDER_OF_A_STATE, *more) if state[name] is not None}
-
-
-def _origin(
-    name: dict[str, Any], reader: BatchReader, records: IndexArray, seq_len: int, tokenizer: str | None, text: bool
-) -> Origin:
-    known = tokenizer_to_look(reader, tokenizer) if text else None
-    if text and known is None:
-        raise ArgumentError(f"{reader.path}: the tokenizer of its text is not known here; pass --tokenizer")
-    rows = rows_of(reader, records, seq_len) if reader.has_pieces or text else None
-    title = f"rank {name['rank']}" if "rank" in name else ""
-    return Origin(title, name, list(_shards(reader, records, seq_len)), rows, known)
-
-
-def _shards(reader: BatchReader, records: IndexArray, seq_len: int) -> Iterator[dict[str, Any]]:
-    """Yield the stored batches of records, in the order in which they are met; of a stream, the range of each row."""
-    starts, paths = np.zeros(1, np.int64), [reader.path]
-    if isinstance(reader, StoreReader):
-        starts, paths = np.array(reader.tokens.starts), reader.paths
-    if isinstance(reader, StoreReader) and reader.backend == "stream":
-        for row, first in enumerate(first_tokens(reader, records, seq_len).tolist()):
-            edges = starts[(first < starts) & (starts < first + seq_len)].tolist()
-            for start, stop in pairwise([first, *dict.fromkeys(edges), first + seq_len]):
-                number = int(starts.searchsorted(start, side="right")) - 1
-                base = int(starts[number])
-                yield {"row": row, "shard": str(paths[number]), "start": start - base, "stop": stop - base}
-        return
-    rows, batch_tokens = dict[int, list[int]](), reader.meta.batch_tokens
-    for record in (records // (reader.seq_len // seq_len)).tolist():
-        rows.setdefault(record // reader.batch_size, []).append(record % reader.batch_size)
-    for batch, numbers in rows.items():
-        number = int(starts.searchsorted(batch * batch_tokens, side="right")) - 1
-        yield {"shard": str(paths[number]), "batch": batch - int(starts[number]) // batch_tokens, "rows": numbers}
+    asked: dict[str, int]
+    if batch is not None and state_path is None and step is None and len(stores) == 1:
+        asked = {"batch": batch}
+        found = [origin_of_batch(stores[0], batch, batch_size, seq_len, choice, text=text, tokenizer=tokenizer)]
+    elif batch is None and state_path is not None and step is not None:
+        asked = {"step": step}
+        found = origins(stores, state_path, step, batch_size, world_size, choice, text=text, tokenizer=tokenizer)
+    else:
+        raise click.UsageError("pass one STORE and --batch, or --state and --step")
+    return Output(
+        {**asked, "batches": [each.to_json() for each in found]},
+        shard_lines(found),
+        drawn_origins(found, None if all_rows else ROWS_SHOWN),
+    )

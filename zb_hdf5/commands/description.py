@@ -1,0 +1,475 @@
+"""The description of a file, a store and the layout of its batches, or an unfinished conversion."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from zb_hdf5.console import (
+    Output,
+    counted,
+    format_bytes,
+    format_count,
+)
+from zb_hdf5.converters.journal import journal_paths, read_journal
+from zb_hdf5.documents.document_table import DocumentTable
+from zb_hdf5.errors import ArgumentError, UnavailableError, ZbError
+from zb_hdf5.files.objects import object_size
+from zb_hdf5.files.paths import RemotePath, any_path
+from zb_hdf5.files.publishing import leftover_of_dead_writer
+from zb_hdf5.files.ranges import Extents, network_file_system
+from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT
+from zb_hdf5.store.index import ShardIndex, find_index, source_files
+from zb_hdf5.store.opening import (
+    NO_CHOICE,
+    Choice,
+    foreign_dataset,
+    is_stream,
+    open_for_loader,
+    open_reader,
+    open_stream,
+)
+from zb_hdf5.store.shards import StoreReader
+from zb_hdf5.text.tokenizers import tokenizer_named
+
+#: Lines of a report: (name, text).
+Lines = list[tuple[str, str]]
+
+#: The sources of more tables are not counted: each table is opened for them.
+MAX_TABLES: Final = 64
+MAX_RUNS: Final = 16
+
+
+def describe(path: str | os.PathLike[str], choice: Choice = NO_CHOICE) -> dict[str, Any]:
+    """Return a JSON-able description of a file or store."""
+    path = any_path(path)
+    if is_stream(path, **choice):
+        with open_stream(path, dataset=choice["dataset"]) as stream:
+            index = stream.index if find_index(path) else None
+            return _describe(path, stream, _describe_stream(stream), stream.paths, index, choice)
+    with open_reader(path, **choice) as reader:
+        own = _describe_batches(reader)
+        if isinstance(reader, StoreReader):
+            return _describe(path, reader, own, reader.paths, reader.index, choice)
+        return _describe(path, reader, own, [reader.path], None, choice)
+
+
+def _describe(
+    path: Path,
+    opened: BatchReader,
+    own: dict[str, Any],
+    files: list[Path],
+    index: ShardIndex | None,
+    choice: Choice,
+) -> dict[str, Any]:
+    """Return the facts of any reader, after its `own` ones: those of batches, or those of a stream."""
+    meta = opened.meta
+    is_remote = isinstance(path, RemotePath)
+    if is_remote and index is not None:  # a request for the size of each shard would take a while
+        num_bytes = int(index.table.values["bytes"].sum())
+    else:
+        num_bytes = sum(map(_bytes_of, files))
+    if index is None:
+        origin = {"source": opened.origin.get("source")}
+    else:
+        origin = _describe_index(index, opened.num_batches)
+    return {
+        "path": str(path),
+        "dataset": foreign_dataset(path, choice["dataset"]),
+        **own,
+        "dtype": meta.dtype.name,
+        "vocab_size": meta.vocab_size or None,
+        "max_token": opened.max_token,
+        "tokenizer": tokenizer_named(meta.tokenizer) or None,
+        "fields": {field.name: field.to_json() for field in meta.fields},
+        "document_tables": _describe_documents(opened),
+        "fingerprint": opened.token_fingerprint,
+        "file_system": "objects" if is_remote else network_file_system(path) or "local",
+        "access": "remote" if is_remote else opened.access,
+        "verified": opened.verified,
+        "bytes": num_bytes,
+        "written": _written(path),
+        **_describe_codec(opened),
+        **origin,
+    }
+
+
+def _written(path: Path) -> str | None:
+    """Return when a lone file or the `shards.json` of a store was written, as ISO 8601 has it; None: not known."""
+    index = find_index(path)
+    file = path if index is None else index
+    if isinstance(file, RemotePath) or not file.is_file():
+        return None
+    return datetime.fromtimestamp(int(file.stat().st_mtime), UTC).isoformat()
+
+
+def _describe_codec(opened: BatchReader) -> dict[str, Any]:
+    """Return the codec and its ratio; empty without one."""
+    files = opened.index.shards if isinstance(opened, StoreReader) else [opened]
+    packed = [(file.compressed, file.token_count) for file in files if file.compressed is not None]
+    if not packed:
+        return {}
+    stored = sum(each.num_bytes for each, _ in packed)
+    plain = sum(tokens for _, tokens in packed) * opened.dtype.itemsize
+    return {
+        "codec": " and ".join(dict.fromkeys(each.codec for each, _ in packed)),
+        "compressed_bytes": stored,
+        "uncompressed_bytes": plain,
+        "ratio": round(plain / stored, 3) if stored else None,
+    }
+
+
+def _bytes_of(file: Path) -> int:
+    """Return the disk space of a file (allocated blocks, as a quota counts it): HDF5 shards have holes."""
+    return object_size(str(file)) or 0 if isinstance(file, RemotePath) else file.stat().st_blocks * 512
+
+
+def _describe_stream(store: StoreReader) -> dict[str, Any]:
+    boundary = store.index.meta.boundary_token_id
+    return {
+        "kind": "stream",
+        "num_files": len(store.paths),
+        "tokens": store.num_tokens,
+        "documents": store.document_count if store.has_documents or store.paths[0].suffix == ".npy" else None,
+        "boundary_token_id": None if boundary == NO_BOUNDARY else boundary,
+        "crc32": _has_crc32(store),
+    }
+
+
+def _has_crc32(stream: StoreReader) -> bool:
+    """Return whether a stream has digests that `verify="batch"` compares its chunks with."""
+    compared = stream.compared_tokens()
+    if compared is not None:
+        compared.close()
+    return compared is not None
+
+
+def _describe_batches(reader: BatchReader) -> dict[str, Any]:
+    meta = reader.meta
+    is_store = isinstance(reader, StoreReader)
+    return {
+        "kind": "store" if is_store else "file",
+        "backend": reader.backend,
+        "state": "complete" if reader.complete else "growing: its writer is at work, or was killed",
+        "batch_size": meta.batch_size,
+        "seq_len": meta.seq_len,
+        "num_batches": reader.num_batches,
+        "tokens": reader.num_batches * meta.batch_tokens,
+        "total_records": meta.total_records,
+        "seed": meta.seed,
+        "documents": meta.document_count or None,
+        "pieces": reader.has_pieces,
+        "sha256": reader.sha256,
+        **({} if is_store else {"layout": describe_layout(getattr(reader, "extents", None), meta.batch_bytes)}),
+    }
+
+
+def describe_epoch(
+    path: Path,
+    batch_size: int | None,
+    seq_len: int | None,
+    world_size: int,
+    choice: Choice,
+) -> dict[str, int]:
+    """Return the records of an epoch of a loader without targets, its steps, and the records that fill no step."""
+    with open_for_loader(path, batch_size, seq_len, 0, split=DEFAULT_SPLIT, **choice) as reader:
+        rows = batch_size or reader.batch_size
+        length = seq_len or reader.seq_len
+        if reader.seq_len % length:
+            raise ArgumentError(f"{path}: seq_len must divide the stored {reader.seq_len:,}, found {length:,}")
+        records = reader.num_records * (reader.seq_len // length)
+    steps, left_out = divmod(records, rows * world_size)
+    return {
+        "batch_size": rows,
+        "seq_len": length,
+        "world_size": world_size,
+        "records": records,
+        "steps": steps,
+        "left_out": left_out,
+    }
+
+
+def epoch_text(epoch: dict[str, int]) -> str:
+    """Return the result of `describe_epoch` in words."""
+    each = f"{epoch['batch_size']:,} x {epoch['seq_len']:,} on {counted(epoch['world_size'], 'rank')}"
+    text = f"{counted(epoch['records'], 'record')}: {counted(epoch['steps'], 'step')} of {each}"
+    if not epoch["left_out"]:
+        return text
+    return f"{text}, and {epoch['left_out']:,} that drop_last=True leaves out (last= reads them)"
+
+
+def describe_layout(extents: Extents | None, batch_bytes: int) -> dict[str, Any] | None:
+    """Return the first runs of the extents of a file, and whether each batch begins at a page; None without any."""
+    if extents is None:
+        return None
+    return {
+        "extents": [list(run) for run in extents.runs[:MAX_RUNS]],
+        "runs": len(extents.runs),
+        "batch_bytes": batch_bytes,
+        "page_aligned": all(run.base % PAGE_BYTES == 0 and run.stride % PAGE_BYTES == 0 for run in extents.runs),
+    }
+
+
+def _describe_documents(opened: BatchReader) -> dict[str, Any] | None:
+    """Return the facts of the first table of documents; None without one, or of offsets only."""
+    try:
+        table = opened.documents
+        if not isinstance(table, DocumentTable) or not len(table) or not table.parts[0].sha256:
+            return None
+        file = table.file(0)
+        first = table.document(0)
+        names = {name for number in range(len(table.parts[:MAX_TABLES])) for name in table.file(number).sources}
+        return {
+            "count": len(table.parts),
+            "documents": len(table),
+            "ids": first.id is not None,
+            "metadata": list(first.metadata),
+            "sources": None if len(table.parts) > MAX_TABLES else len(names),
+            "spans": file.spans_codec if file.has_spans else None,
+        }
+    except ZbError as error:
+        return {"problem": str(error)}
+
+
+def _describe_index(index: ShardIndex, num_batches: int) -> dict[str, Any]:
+    """Return the facts of a `shards.json`; the batches of a stream are not counted."""
+    names = index.table.values["split"]
+    of_stream = index.meta.layout == STREAM_LAYOUT
+    counts = [shard.num_batches for shard in index.shards]
+    counts[-1] += num_batches - sum(counts)  # the index does not count a growing shard
+    splits: dict[str, dict[str, Any]] = {}
+    for split in dict.fromkeys(names):
+        here = [number for number, name in enumerate(names) if name == split]
+        if of_stream:
+            shards = [index.shards[number] for number in here]
+            sums = {
+                "tokens": sum(max(shard.token_count, 0) for shard in shards),
+                "documents": sum(max(shard.document_count, 0) for shard in shards),
+            }
+        else:
+            sizes = [counts[number] for number in here]
+            sums = {**_extremes(sizes), "num_batches": sum(sizes), "tokens": sum(sizes) * index.meta.batch_tokens}
+        splits[split] = {"shards": len(here), **sums}
+    found = {"splits": splits, "source": index.source}
+    if of_stream:
+        return found
+    return {
+        "shards": {"count": len(counts), **_extremes(counts)},
+        **found,
+        "shuffle": index.shuffle,
+        "packing": index.source.get("packing"),
+    }
+
+
+def _extremes(batches: list[int]) -> dict[str, int]:
+    return {"min_batches": min(batches), "max_batches": max(batches)}
+
+
+def _origin_lines(d: dict[str, Any]) -> Lines:
+    """Return the lines of the tokenizer and the source."""
+    lines = []
+    tokenizer = d["tokenizer"]
+    source = d.get("source") or {}
+    if tokenizer:
+        kind = tokenizer.get("kind", "")
+        name = tokenizer.get("name", "unknown")
+        lines.append(("tokenizer", name if kind in ("", name) else f"{kind}:{name}"))
+        lines.append(("its digest", str(tokenizer.get("digest", "unknown"))))
+    if d["vocab_size"]:
+        lines.append(("vocabulary", f"{d['vocab_size']:,}"))
+    if d["max_token"] is not None:
+        lines.append(("largest id", f"{d['max_token']:,}"))
+    if files := source_files(source):
+        more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
+        lines.append(("source", f"{source.get('format', 'unknown')}: {files[0]}{more}"))
+    if source.get("note"):
+        lines.append(("note", " ".join(str(source["note"]).split())))
+    return lines
+
+
+def _split_lines(d: dict[str, Any]) -> Lines:
+    """Return a line for each split."""
+    if d["kind"] == "store" and list(d["splits"]) == [DEFAULT_SPLIT]:
+        return [("shards", f"{d['shards']['count']:,} of {_range_of_batches(d['splits'][DEFAULT_SPLIT])}")]
+    lines = []
+    for split, found in d.get("splits", {}).items():
+        text = counted(found["shards"], "shard")
+        if "num_batches" in found:
+            text += f" of {_range_of_batches(found)}"
+        text += f", {found['tokens']:,} tokens"
+        if "documents" in found:
+            text += f", {counted(found['documents'], 'document')}"
+        lines.append((split, text))
+    return lines
+
+
+def _range_of_batches(found: dict[str, int]) -> str:
+    low = found["min_batches"]
+    high = found["max_batches"]
+    if low != high:
+        return f"{low:,} to {high:,} batches"
+    return f"{counted(low, 'batch')} each" if found["shards"] > 1 else counted(low, "batch")
+
+
+def describe_lines(description: dict[str, Any]) -> Lines:
+    """Return the description as (name, text) lines."""
+    d = description
+    lines = [("path", d["path"])]
+    if d["dataset"] is not None:
+        lines.append(("dataset", d["dataset"]))
+    lines += _shape_lines(d)
+    lines += _document_lines(d)
+    lines += _field_lines(d)
+    lines += _origin_lines(d)
+    lines += _split_lines(d)
+    lines += _storage_lines(d)
+    if d["written"]:
+        lines.append(("written", d["written"]))
+    if d["kind"] != "stream":
+        lines.append(("sha256", d["sha256"] or "none stored"))
+    short = re.sub(r"[0-9a-f]{64}", lambda match: f"{match[0][:16]}…", d["fingerprint"])  # `--json` has it whole
+    return [*lines, ("fingerprint", short)]
+
+
+def _shape_lines(d: dict[str, Any]) -> Lines:
+    """Return the kind, the shape, and the numbers of tokens and records."""
+    size = f"{d['tokens']:,} {d['dtype']} ({format_count(d['tokens']).strip()}), {format_bytes(d['bytes'])} on disk"
+    if d["kind"] == "stream":
+        return [("kind", f"token stream in {counted(d['num_files'], 'file')}"), ("tokens", size)]
+    records = f"{d['total_records']:,}" if d["total_records"] else "unknown number"
+    records += " before batching"
+    if d.get("shuffle") == "none":
+        records += ", not shuffled"
+    elif d["seed"]:
+        records += f", shuffled with seed {d['seed']}"
+    return [
+        ("kind", f"{d['backend']} {d['kind']}, {d['state']}"),
+        ("batches", f"{d['num_batches']:,} of {d['batch_size']:,} x {d['seq_len']:,} {d['dtype']}"),
+        ("tokens", size),
+        ("records", records),
+    ]
+
+
+def _storage_lines(d: dict[str, Any]) -> Lines:
+    """Return how the batches lie on disk, how they are read, and which reads are checked."""
+    lines = []
+    if "layout" in d:
+        is_unpacked = "codec" in d and d["access"] != "h5py"
+        lines.append(("layout", "a compressed chunk for each batch" if is_unpacked else layout_text(d["layout"])))
+    if "codec" in d:
+        sizes = f"{format_bytes(d['compressed_bytes'])} for {format_bytes(d['uncompressed_bytes'])} of tokens"
+        lines.append(("codec", f"{d['codec']}: {sizes}, {d['ratio']} to 1"))
+    return [*lines, ("access", _access_text(d)), ("reads", _reads_text(d))]
+
+
+def _access_text(d: dict[str, Any]) -> str:
+    """Return the way of reading, and the place."""
+    if d["file_system"] == "objects":
+        return "ranged reads of objects"
+    place = f"{d['file_system']} file system"
+    if d["access"] != "auto":
+        return f"{d['access']} ({place})"
+    if d["file_system"] == "local":
+        return f"auto ({place}: batches in the page cache are read from a mapping, others by position)"
+    return f"auto ({place}: all tokens are read by position, none are mapped)"
+
+
+def _document_lines(d: dict[str, Any]) -> Lines:
+    """Return the number of documents, and their stored facts."""
+    tables = d["document_tables"] or {}
+    count = d["documents"] or tables.get("documents")
+    if count is None and not tables:
+        return []
+    parts = [f"{count:,}" if count is not None else "unknown number"]
+    if d["kind"] == "stream":
+        boundary = d["boundary_token_id"]
+        parts.append(f"boundary token {'none' if boundary is None else boundary}")
+    elif d.get("packing"):
+        parts.append(f"{d['packing']} packing")
+    lines = [("documents", ", ".join(parts))]
+    if "problem" in tables:
+        return [*lines, ("", tables["problem"])]
+    if tables:
+        stored = ", ".join(_stored_of_documents(tables)) or "their offsets"
+        lines.append(("of them", f"{stored}, in {counted(tables['count'], 'table')}"))
+    if d["kind"] != "stream":
+        word = "stored" if d["pieces"] else "not stored"
+        lines.append(("pieces", f"their ranges in the records are {word}"))
+    return lines
+
+
+def _stored_of_documents(tables: dict[str, Any]) -> Iterator[str]:
+    """Yield the facts of documents that their tables have."""
+    if tables["ids"]:
+        yield "ids"
+    if tables["metadata"]:
+        yield f"metadata ({', '.join(tables['metadata'])})"
+    if tables["sources"]:
+        yield counted(tables["sources"], "source")
+    if tables["spans"]:
+        yield f"spans ({tables['spans']})"
+
+
+def _field_lines(d: dict[str, Any]) -> Lines:
+    shown = []
+    for name, field in d["fields"].items():
+        dtype = field["dtype"]
+        text = np.dtype(dtype).name if isinstance(dtype, str) else str([part for part, *_ in dtype])
+        shape = str(field["shape"]) if field["shape"] else ""
+        shown.append(f"{name} {text}{shape}")
+    return [("fields", ", ".join(shown))] if shown else []
+
+
+def _reads_text(d: dict[str, Any]) -> str:
+    """Return the reads that are compared with their crc32."""
+    if d["verified"] != "none":
+        return "each batch that is read whole is compared with its crc32"
+    if d["kind"] == "stream" and d["crc32"]:
+        return 'not checked: a window is less than a chunk; verify="batch" reads and checks whole chunks'
+    if d["kind"] != "stream" and d["state"] != "complete":
+        return "not checked: its writer has not finished"
+    return "not checked: no crc32 is stored"
+
+
+def layout_text(layout: dict[str, Any] | None) -> str:
+    """Return the result of `describe_layout` in words."""
+    if layout is None:
+        return "no plain extents: read through h5py"
+    start, stride, *_ = (layout["extents"] or [[0, 0]])[0]
+    aligned = "page-aligned" if layout["page_aligned"] else "not page-aligned"
+    return f"{counted(layout['runs'], 'run')}, first at byte {start:,}, stride {stride:,}, {aligned}"
+
+
+def interrupted(folder: Path) -> Output | None:
+    """Return the description of a `.partial/` folder; None if no journal is in it."""
+    if isinstance(folder, RemotePath) or not folder.is_dir():
+        return None
+    records = [read_journal(path) for path in journal_paths(folder).values()]
+    if not records:
+        return None
+    at_work = True
+    with suppress(UnavailableError), leftover_of_dead_writer(folder):
+        at_work = False
+    kind = "a conversion at work" if at_work else "an interrupted conversion"
+    next_step = "wait" if at_work else "go on with the same command and --resume"
+    unit = records[0].unit
+    total = records[0].total
+    finished = len(set().union(*(record.finished for record in records)))
+    report = {
+        "path": str(folder),
+        "kind": "unfinished conversion",
+        "at_work": at_work,
+        "unit": unit,
+        "finished": finished,
+        "total": total,
+    }
+    state = f"{finished:,} of {total:,} {unit} are finished; {next_step}"
+    return Output(report, [("path", str(folder)), ("kind", kind), ("state", state)])

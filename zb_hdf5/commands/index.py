@@ -1,0 +1,103 @@
+"""`zb index`: merges the parts of a job array, rebuilds a lost `shards.json`, and writes digests of `.batch` files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from zb_hdf5.console import LOCAL, NEW, Output, counted, output_options
+from zb_hdf5.formats.registry import FORMATS
+
+if TYPE_CHECKING:
+    from zb_hdf5.store.index import ShardIndex
+
+
+@click.group("index")
+def zb_index() -> None:
+    """Work on the `shards.json` of stores."""
+
+
+@zb_index.command("merge", short_help="Publish the store that the jobs of an array have written.")
+@click.argument("path", type=NEW)
+@click.option("--force", is_flag=True, help="Replace an existing result when the new one is whole.")
+@output_options
+def zb_index_merge(path: Path, force: bool) -> Output:
+    """Publish PATH, whose shards were written by the jobs of an array with --shard-range.
+
+    \b
+    Example: zb index merge train-h5
+    """
+    from zb_hdf5.converters.merge import merge_parts
+
+    merged = merge_parts(path, overwrite=force)
+    report = {"path": str(path), "num_shards": len(merged.shards), "num_batches": merged.num_batches}
+    return Output(
+        {**report, "sha256": merged.sha256},
+        [("merged", f"{path}: {_size_of(merged)}"), ("sha256", merged.sha256)],
+    )
+
+
+@zb_index.command("rebuild", short_help="Rebuild a lost or outdated shards.json from its shards.")
+@click.argument("folder", type=LOCAL)
+@click.option("--force", is_flag=True, help="Replace a valid index; accept missing shards.")
+@output_options
+def zb_index_rebuild(folder: Path, force: bool) -> Output:
+    """Rebuild the lost, damaged or outdated shards.json of FOLDER from its shards.
+
+    It is outdated, and needs --force, when a shard was repacked or replaced since it was written.
+
+    \b
+    Example: zb index rebuild data/train
+    """
+    from zb_hdf5.store.rebuild import rebuild_index
+
+    made = rebuild_index(folder, force=force)
+    lost = _lost_facts(made)
+    report = {"folder": str(folder), "shards": len(made.shards), "sha256": made.sha256, "not_recovered": lost}
+    lines = [("index", _size_of(made)), ("sha256", made.sha256)]
+    if lost:
+        text = f"{', '.join(lost)}: only the lost index had them"
+        if "splits" in lost:
+            text += "; all shards are train"
+        lines.append(("not recovered", text))
+    return Output(report, lines)
+
+
+def _lost_facts(index: ShardIndex) -> list[str]:
+    """Return the facts of a rebuilt index that only the lost one had; shards with pieces name their split."""
+    from zb_hdf5.store.rebuild import ONLY_IN_SOME_FILES, UNKNOWN_SHUFFLE
+
+    if index.shuffle != UNKNOWN_SHUFFLE:
+        return []
+    lost = ["shuffle", "source"]
+    if index.shards[0].pieces is None:
+        lost.append("splits")
+    if FORMATS[index.shards[0].backend].has_sidecar:
+        lost += ONLY_IN_SOME_FILES
+    return lost
+
+
+def _size_of(index: ShardIndex) -> str:
+    return f"{counted(len(index.shards), 'shard')}, {counted(index.num_batches, 'batch')}"
+
+
+@zb_index.command("crc32", short_help="Write the .crc32 file that verifies a lone .batch.")
+@click.argument("files", type=LOCAL, nargs=-1, required=True)
+@output_options
+def zb_index_crc32(files: tuple[Path, ...]) -> Output:
+    """Write FILE.batch.crc32 for each .batch file that has none.
+
+    The new file holds the crc32 of each batch as it is now. From then on, 'zb verify' compares the .batch with it.
+
+    \b
+    Example: zb index crc32 data/train.batch
+    """
+    from zb_hdf5.store.rebuild import add_crc32_file
+
+    written = [(path, add_crc32_file(path)) for path in files]
+    return Output(
+        {"written": [str(made) for _, made in written if made]},
+        [(str(path), f"wrote {made.name}" if made else "has its .crc32 already") for path, made in written],
+    )

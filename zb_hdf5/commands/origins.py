@@ -1,0 +1,262 @@
+"""The rows of a training step, computed from the state of a loader alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from zb_hdf5.commands.rows import (
+    Row,
+    drawn_rows,
+    first_tokens,
+    open_to_look,
+    part_json,
+    records_of_batch,
+    rows_of,
+    tokenizer_to_look,
+)
+from zb_hdf5.console import counted
+from zb_hdf5.errors import ArgumentError, StateError
+from zb_hdf5.files.paths import any_path
+from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.loaders.loader import Loader
+from zb_hdf5.loaders.mixture import MixedLoader
+from zb_hdf5.loaders.order import IndexArray, records_in
+from zb_hdf5.loaders.state import MAX_COUNT, require_kind, shown
+from zb_hdf5.spec import DEFAULT_SPLIT
+from zb_hdf5.store.opening import NO_CHOICE, Choice, is_stream, open_for_loader
+from zb_hdf5.store.shards import StoreReader, windows_of
+from zb_hdf5.text.tokenizers import Tokenizer
+
+#: Lines of text that are printed of a part.
+LINES_SHOWN: Final = 3
+#: The parts of a loader's state that make its order, and their types.
+ORDER_OF_A_STATE: Final = {"shuffle": (str,), "seed": (int,), "seq_len": (int,), "block_size": (int, type(None))}
+
+
+class Origin(NamedTuple):
+    """The origin of a batch."""
+
+    title: str
+    name: dict[str, Any]  # its rank or its store, for programs
+    shards: list[dict[str, Any]]  # its shards and stored batches
+    rows: list[Row] | None  # None: their documents are not stored
+    tokenizer: Tokenizer | None
+
+    def to_json(self) -> dict[str, Any]:
+        pieces = [
+            {"row": number, **part_json(row, part, self.tokenizer), "tokens": len(part.tokens)}
+            for number, row in enumerate(self.rows or [])
+            for part in row.parts(None)
+        ]
+        return {**self.name, "rows": self.shards, "documents": None if self.rows is None else pieces}
+
+
+def shard_lines(found: list[Origin]) -> list[tuple[str, str]]:
+    """Return the shards, batches and rows of all ranks."""
+    lines = [(each.title or "rows", f"{row['shard']} {_rows_text(row)}") for each in found for row in each.shards]
+    if any(each.rows is None for each in found):
+        lines.append(("documents", "none are stored with these tokens"))
+    return lines
+
+
+def drawn_origins(found: list[Origin], most_rows: int | None) -> Iterator[str]:
+    """Yield the first `most_rows` rows as `zb show` draws them: their headlines, and text if a tokenizer is known."""
+    rows = [(each, number, row) for each in found for number, row in enumerate(each.rows or [])]
+    for each, number, row in rows[:most_rows]:
+        lines = None if most_rows is None else LINES_SHOWN
+        if each.tokenizer is None:
+            lines = 0
+        named = row._replace(name=f"{each.title} row {number}: {row.name}".strip())
+        yield from drawn_rows([named], each.tokenizer, lines=lines, exact=True)
+    if left := len(rows) - len(rows[:most_rows]):
+        yield f"\n{counted(left, 'row')} more; --all shows them, --json has them"
+
+
+def _rows_text(row: dict[str, Any]) -> str:
+    """Write rows 0, 1, 2 and 5 of a batch as "rows 0-2, 5"."""
+    if "batch" not in row:
+        return f"tokens {row['start']:,} to {row['stop']:,} (row {row['row']:,})"
+    runs = np.split(row["rows"], np.flatnonzero(np.diff(row["rows"]) != 1) + 1)
+    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return f"batch {row['batch']:,} rows {', '.join(texts)}"
+
+
+def origin_of_batch(
+    store: str,
+    batch: int,
+    batch_size: int | None,
+    seq_len: int | None,
+    choice: Choice,
+    *,
+    text: bool,
+    tokenizer: str | None,
+) -> Origin:
+    """Return the origin of a stored batch, or of a batch of windows of a stream; `text` needs a tokenizer."""
+    with open_to_look(any_path(store), batch_size, seq_len, choice) as reader:
+        records = records_of_batch(reader, batch)
+        return _origin({"source": store}, reader, records, reader.seq_len, text=text, tokenizer=tokenizer)
+
+
+def origins(
+    stores: tuple[str, ...],
+    state_path: Path,
+    step: int,
+    batch_size: int | None,
+    world_size: int,
+    choice: Choice,
+    *,
+    text: bool,
+    tokenizer: str | None,
+) -> list[Origin]:
+    """Return the origin of the batch of each rank at a step of the epoch of a state; `text` needs a tokenizer."""
+    state = read_state(state_path)
+    if (step + 1) * world_size > MAX_COUNT:
+        raise ArgumentError(f"expected a step below {MAX_COUNT // world_size:,}, found {step:,}")
+    steps = np.arange(step * world_size, (step + 1) * world_size)
+    if state.get("kind") == "mixture":
+        if any(choice.values()):
+            raise ArgumentError(f"{state_path}: is the state of a mixture: --dataset and --axes are of one store")
+        mixed = _mixed_loader(stores, state, state_path)
+        requests = [(mixed.loaders[name], name, request) for name, request in mixed.requests(steps)]
+    else:
+        loader = loader_of_state(stores, state, state_path, batch_size, choice)
+        if steps[-1] >= len(loader):
+            raise ArgumentError(
+                f"step {step:,} is after the end of the epoch: {len(loader) // world_size:,} steps of "
+                f"{counted(world_size, 'rank')}"
+            )
+        requests = [(loader, stores[0], request) for request in loader.plan.requests_of_steps(steps)]
+    found = []
+    for rank, (one, name, request) in enumerate(requests):
+        records = records_in(request, one.plan.records_per_batch)
+        origin = {"rank": rank, "source": name}
+        found.append(_origin(origin, one.reader, records, one.seq_len, text=text, tokenizer=tokenizer))
+    return found
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Return the state of a loader that a file has as JSON."""
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise StateError(f"{path}: not JSON: {error}") from error
+    if not isinstance(state, dict):
+        raise StateError(f"{path}: expected a JSON object, found {type(state).__name__}")
+    return state
+
+
+def loader_of_state(
+    stores: tuple[str, ...],
+    state: dict[str, Any],
+    path: Path,
+    batch_size: int | None,
+    choice: Choice = NO_CHOICE,
+) -> Loader:
+    """Return a loader of one rank at the position of a state; `path` is for messages."""
+    if len(stores) != 1:
+        raise ArgumentError(f"{path}: is the state of one store, found {len(stores)} stores")
+    options = _options(require_kind(path, state, "loader"), path)
+    reader = _opened(stores[0], state, path, batch_size, choice)
+    loader = Loader(reader, rank=0, world_size=1, batch_size=batch_size, **options)
+    loader.load_state_dict(state)
+    return loader
+
+
+def _mixed_loader(stores: tuple[str, ...], state: dict[str, Any], path: Path) -> MixedLoader:
+    sources = dict(store.partition("=")[::2] for store in stores)
+    try:
+        identities = {identity["name"]: identity for identity in state["sources"]}
+        options = _options(state["sources"][0], path, batch_size=(int,))
+    except (KeyError, IndexError, TypeError) as error:
+        raise StateError(f"{path}: not a mixture's state: {error!r}") from error
+    if set(sources) != set(identities):
+        raise StateError(f"{path}: expected NAME=STORE for each of {[*identities]}, found {sorted(sources)}")
+    ordered = {name: _opened(sources[name], identity, path) for name, identity in identities.items()}
+    mixed = MixedLoader(ordered, dict.fromkeys(ordered, 1.0), rank=0, world_size=1, **options)
+    mixed.load_state_dict(state)
+    return mixed
+
+
+def _opened(
+    store: str,
+    state: dict[str, Any],
+    path: Path,
+    batch_size: int | None = None,
+    choice: Choice = NO_CHOICE,
+) -> BatchReader:
+    """Open a store as the loader of a state has opened it: a stream as windows, records of others as batches.
+
+    Raises `StateError` if the state is of another store: nothing else that it names is of use then.
+    """
+    fingerprint = state.get("fingerprint")
+    is_tokens = is_stream(store, **choice)
+    try:
+        shape = windows_of(fingerprint) if is_tokens else (None, None, 0)
+        reader = open_for_loader(store, *shape, split=DEFAULT_SPLIT, **choice)
+    except ArgumentError as error:
+        raise StateError(f"{path}: the state names another store than {store}: {error}") from error
+    if reader.foreign_dataset is not None and reader.fingerprint != fingerprint:
+        reader.close()
+        reader = open_for_loader(store, batch_size, state.get("seq_len"), 0, **choice)
+    found = reader.serving(fingerprint).fingerprint
+    if found != fingerprint:
+        reader.close()
+        facts = f"its fingerprint is {shown(fingerprint)}, that of the store {shown(found)}"
+        raise StateError(f"{path}: the state names another store than {store}: {facts}")
+    return reader
+
+
+def _options(state: Mapping[str, Any], path: Path, **more: tuple[type[Any], ...]) -> dict[str, Any]:
+    """Return the arguments that make a loader of this state's order."""
+    for name, kinds in (ORDER_OF_A_STATE | more).items():
+        if type(state.get(name, ...)) not in kinds:
+            found = f"found {state[name]!r}" if name in state else "it is missing"
+            raise StateError(f"{path}: not a loader's state: {name}: expected {kinds[0].__name__}, {found}")
+    return {name: state[name] for name in (*ORDER_OF_A_STATE, *more) if state[name] is not None}
+
+
+def _origin(
+    name: dict[str, Any],
+    reader: BatchReader,
+    records: IndexArray,
+    seq_len: int,
+    *,
+    text: bool,
+    tokenizer: str | None,
+) -> Origin:
+    known = tokenizer_to_look(reader, tokenizer) if text else None
+    if text and known is None:
+        raise ArgumentError(f"{reader.path}: the tokenizer of its text is not known here; pass --tokenizer")
+    rows = rows_of(reader, records, seq_len) if reader.has_pieces or text else None
+    title = f"rank {name['rank']}" if "rank" in name else ""
+    return Origin(title, name, list(_shards(reader, records, seq_len)), rows, known)
+
+
+def _shards(reader: BatchReader, records: IndexArray, seq_len: int) -> Iterator[dict[str, Any]]:
+    """Yield the stored batches of records, in the order in which they are met; of a stream, the range of each row."""
+    starts = np.zeros(1, np.int64)
+    paths = [reader.path]
+    if isinstance(reader, StoreReader):
+        starts = np.array(reader.tokens.starts)
+        paths = reader.paths
+    if isinstance(reader, StoreReader) and reader.backend == "stream":
+        for row, first in enumerate(first_tokens(reader, records, seq_len).tolist()):
+            edges = starts[(first < starts) & (starts < first + seq_len)].tolist()
+            for start, stop in pairwise([first, *dict.fromkeys(edges), first + seq_len]):
+                number = int(starts.searchsorted(start, side="right")) - 1
+                base = int(starts[number])
+                yield {"row": row, "shard": str(paths[number]), "start": start - base, "stop": stop - base}
+        return
+    rows = dict[int, list[int]]()
+    batch_tokens = reader.meta.batch_tokens
+    for record in (records // (reader.seq_len // seq_len)).tolist():
+        rows.setdefault(record // reader.batch_size, []).append(record % reader.batch_size)
+    for batch, numbers in rows.items():
+        number = int(starts.searchsorted(batch * batch_tokens, side="right")) - 1
+        yield {"shard": str(paths[number]), "batch": batch - int(starts[number]) // batch_tokens, "rows": numbers}

@@ -1,0 +1,32 @@
+"""`zb repair`: saves the good batches or documents of a damaged or unfinished file or store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from zb_hdf5.console import LOCAL, NEW, Output, output_options
+
+
+@click.command("repair")
+@click.argument("path", type=LOCAL)
+@click.option("--output", type=NEW, help="New file; by default in the folder of PATH.")
+@click.option("--force", is_flag=True, help="Replace an existing output.")
+@click.option("--dry-run", is_flag=True, help="Print the plan; write nothing.")
+@output_options
+def zb_repair(path: Path, output: Path | None, force: bool, dry_run: bool) -> Output:
+    """Save the good batches of PATH in a new file, or the good documents of a token stream.
+
+    PATH itself is never changed.
+
+    \b
+    Example: zb repair data/train.h5.partial
+    """
+    from zb_hdf5.store.repair import repair
+
+    reports = repair(path, output=output, overwrite=force, dry_run=dry_run)
+    return Output(
+        {"files": [vars(report) for report in reports]},
+        [(report.path, report.line()) for report in reports],
+    )

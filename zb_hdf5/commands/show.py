@@ -1,0 +1,55 @@
+"""`zb show`: rows or documents as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from zb_hdf5.console import FROM_0, FROM_1, STORE, Output, dataset_options, output_options, tokenizer_option
+
+if TYPE_CHECKING:
+    from zb_hdf5.store.opening import Choice
+
+#: Rows of a sample by default.
+SAMPLE: Final = 3
+NO_TOKENIZER: Final = "not known here, so ids are shown; pass --tokenizer to see text"
+
+
+@click.command("show")
+@click.argument("path", type=STORE)
+@click.option("--batch", type=FROM_0, help="Show the rows of this batch.")
+@click.option("--document", type=FROM_0, help="Show this document.")
+@click.option("--sample", type=FROM_1, help=f"Show so many rows from anywhere. [default: {SAMPLE}]")
+@click.option("--seed", type=FROM_0, default=0, help="Draws the sample.")
+@tokenizer_option
+@click.option("--tokens", type=FROM_1, default=256, help="Tokens shown of each row.")
+@click.option("--all", "all_tokens", is_flag=True, help="Show all tokens of each row.")
+@click.option("--batch-size", type=FROM_1, help="Rows of a batch of a token stream. [default: 1]")
+@click.option("--seq-len", type=FROM_1, help="Tokens of a row of a token stream. [default: 512]")
+@dataset_options
+@output_options
+def zb_show(path: Path, all_tokens: bool, choice: Choice, **given: Any) -> Output:
+    """Show rows or documents of PATH as text, with the boundaries of documents, fields and spans.
+
+    Characters that do not print are spelt out. Colours are for terminals; NO_COLOR turns them off.
+
+    \b
+    Example: zb show data/train --batch 12 --tokenizer tok.json
+    Example: zb show stream.h5 --document 7 --all
+    """
+    from zb_hdf5.commands.rows import chosen_rows, drawn_rows, open_to_look, rows_json, tokenizer_to_look
+
+    batch, document, sample = (given[name] for name in ("batch", "document", "sample"))
+    if sum(asked is not None for asked in (batch, document, sample)) > 1:
+        raise click.UsageError("--batch, --document and --sample exclude each other: pass one")
+    limit = None if all_tokens else given["tokens"]
+    with open_to_look(path, given["batch_size"], given["seq_len"], choice) as reader:
+        known = tokenizer_to_look(reader, given["tokenizer"])
+        rows = chosen_rows(reader, batch=batch, document=document, sample=sample or SAMPLE, seed=given["seed"])
+    return Output(
+        {"path": str(path), "tokenizer": known and known.spec, "rows": rows_json(rows, known, limit)},
+        [("path", str(path)), ("tokenizer", known.spec if known else NO_TOKENIZER)],
+        drawn_rows(rows, known, limit=limit),
+    )

@@ -1,0 +1,65 @@
+"""`zb tokenizer`: trains a tokenizer on text."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from zb_hdf5.console import FROM_1, LOCAL, NEW, Output, Progress, is_quiet, output_options
+
+
+@click.group("tokenizer")
+def zb_tokenizer() -> None:
+    """Make a tokenizer."""
+
+
+@zb_tokenizer.command("train", short_help="Train byte-level BPE on text.")
+@click.argument("src", type=LOCAL, nargs=-1, required=True)
+@click.option("--output", "-o", type=NEW, required=True, help="tokenizer.json to write.")
+@click.option("--vocab-size", type=FROM_1, default=32768, help="Tokens, the boundary token included.")
+@click.option("--text-column", default="text", help="Column (or JSON key) that holds the text.")
+@click.option("--force", is_flag=True, help="Replace an existing result when the new one is whole.")
+@output_options
+def zb_tokenizer_train(
+    src: tuple[Path, ...],
+    output: Path,
+    vocab_size: int,
+    text_column: str,
+    force: bool,
+) -> Output:
+    """Train byte-level BPE on the text of SRC: .parquet, .jsonl, .jsonl.gz and .txt files, and folders of them.
+
+    Writes a tokenizer.json for Hugging Face tokenizers, and a .tiktoken file of ranks that encodes the same.
+    Memory grows with the number of different words, not with the text.
+
+    \b
+    Example: zb tokenizer train corpus/ --vocab-size 32768 -o tok.json
+    """
+    from zb_hdf5.text.corpus import open_documents
+    from zb_hdf5.text.training import train_tokenizer
+
+    files = open_documents(src, column=text_column)
+    total = 2 * sum(file.text_bytes(number) for file in files for number in range(file.num_row_groups))
+    has_bars = not is_quiet() and sys.stderr.isatty()  # which the tokenizers library draws itself
+    with Progress("training", total, enabled=False if has_bars else None, unit="B") as progress:
+        report = train_tokenizer(
+            files,
+            output,
+            vocab_size,
+            overwrite=force,
+            progress=progress.advance,
+            show_bars=not is_quiet(),
+        )
+    return Output(
+        report.to_json(),
+        [
+            ("wrote", f"{report.path} and {report.ranks_path}"),
+            ("tokens", f"{report.vocab_size:,}"),
+            ("trained on", f"{report.documents - report.held_out_documents:,} of {report.documents:,} documents"),
+            ("bytes/token", f"{report.bytes_per_token:.3f} on the {report.held_out_documents:,} held out"),
+            ("digest", report.digest),
+            *report.dropped.lines(),
+        ],
+    )

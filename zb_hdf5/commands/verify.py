@@ -1,0 +1,55 @@
+"""`zb verify`: compares every batch with its stored digests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from zb_hdf5.console import FROM_1, STORE, Output, Progress, dataset_options, output_options
+from zb_hdf5.errors import FormatError, Remedy
+
+if TYPE_CHECKING:
+    from zb_hdf5.store.opening import Choice
+
+#: Remedies of errors that are no verdict: the path is neither a store nor a part of one, or its dataset is not told.
+_WRONG_PATH: Final = (Remedy.CONVERT, Remedy.AXES, Remedy.DATASET)
+
+
+@click.command("verify")
+@click.argument("path", type=STORE)
+@click.option("--workers", type=FROM_1, help="Shards checked at the same time. [default: the cores]")
+@dataset_options
+@output_options
+def zb_verify(path: Path, workers: int | None, choice: Choice) -> Output:
+    """Compare every batch and shard of PATH with its stored digests.
+
+    \b
+    Exit codes:
+      0  verified: every file is as it was written
+      3  bad: the first bad batch of each damaged file is named
+      4  bad: a file is truncated, missing, or not finished
+      5  this machine cannot read it (a lock, a missing HDF5 filter)
+      6  not verified: no digest is stored; the report names the missing one
+
+    \b
+    Example: zb verify data/train
+    """
+    from zb_hdf5.commands.verdict import verdict
+    from zb_hdf5.store.verify import ShardReport, verify_store
+
+    try:
+        with Progress("verify", 0) as progress:
+            reports = verify_store(
+                path,
+                workers=workers,
+                progress=progress.advance,
+                announce=lambda total: progress.advance(0, total),
+                **choice,
+            )
+    except FormatError as error:  # of the index: there is no shard to report on
+        if error.remedy in _WRONG_PATH:
+            raise
+        reports = [ShardReport(str(path), problem=error)]
+    return verdict(path, reports)

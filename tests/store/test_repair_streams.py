@@ -81,7 +81,7 @@ def test_documents_that_touch_no_bad_chunk_are_kept(lengths, chosen, group_bytes
     tokens = sum(len(documents[number]) for number in kept)
     before = path.read_bytes()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("zb_hdf5.store.repair.GROUP_BYTES", group_bytes)
+        patch.setattr("zb_hdf5.store.salvage.GROUP_BYTES", group_bytes)
         if bad and not tokens:
             is_refused(IncompleteError, lambda: repair_file(path), match="no document can be saved")
             assert [file.name for file in folder.iterdir()] == ["s.h5"]

@@ -44,20 +44,48 @@ MARK: Final = 0x7A626331
 MARK_BYTES: Final = 8
 #: Marks that are read together: a block of steps needs many of them.
 MARKS_AT_ONCE: Final = 1 << 14
-#: Bytes that a process writes before it measures the folder again: a share of what is left, and at most so many.
-GRANT_SHARE, GRANT_BYTES = 64, 64 << 20
+#: A process writes a 64th of the bytes that are left before it measures the folder again.
+GRANT_SHARE: Final = 64
+#: The most bytes that it writes before that.
+GRANT_BYTES: Final = 64 << 20
 
 
 class CachedColumn:
-    """The units of one column in a cache folder, of which any may be absent."""
+    """The units of one column in a cache folder, of which any may be absent.
 
-    # once it is open no error of the disk is raised: units that cannot be read are absent, and those that cannot be
-    # written are left out, with one warning; `seen`: the units that this process has compared
+    Once it is open no error of the disk is raised: units that cannot be read are absent, and units that cannot be
+    written are left out, with one warning.
+
+    Parameters
+    ----------
+    folder
+        The folder of the store in the cache folder; it is made.
+    name
+        The name of the data file.
+    tokens
+        The tokens of the store: unit, dtype and number are theirs.
+    max_bytes
+        The most bytes that all stores in the cache folder may occupy.
+
+    Attributes
+    ----------
+    full
+        Whether no further unit is kept.
+    seen
+        The units that this process has compared with their crc32.
+    rows
+        The data file as tokens, while it is open.
+    """
+
+    rows: FileTokens
 
     def __init__(self, folder: Path, name: str, tokens: Tokens, max_bytes: int) -> None:
-        self._path, self._max_bytes = folder / name, max_bytes
-        self._unit, self._dtype = tokens.unit, tokens.dtype
-        self._bytes, self._num_units = tokens.unit * tokens.dtype.itemsize, -(-tokens.num_tokens // tokens.unit)
+        self._path = folder / name
+        self._max_bytes = max_bytes
+        self._unit = tokens.unit
+        self._dtype = tokens.dtype
+        self._bytes = tokens.unit * tokens.dtype.itemsize
+        self._num_units = -(-tokens.num_tokens // tokens.unit)
         self._reset()
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / SOURCE, "wb", opener=lambda path, flags: _open_file(Path(path))) as file:
@@ -70,22 +98,32 @@ class CachedColumn:
         self.seen: npt.NDArray[np.bool_] = np.zeros(self._num_units, bool)
         self._granted = self._written = 0
         self._fd = self._marks_fd = -1
+        #: Closes the open files, the last one first.
+        self._closers: list[Callable[[], object]] = []
 
     def _open(self) -> None:
-        self._fd = fd = _open_file(self._path)
-        self._close_fd = weakref.finalize(self, os.close, fd)
-        self._marks_fd = _open_file(self._path.with_name(self._path.name + ".marks"))
-        self._close_marks = weakref.finalize(self, os.close, self._marks_fd)
+        self._fd = self._keep_open(self._path)
+        self._marks_fd = self._keep_open(self._path.with_name(self._path.name + ".marks"))
         self._mend_size()
         extents = Extents([Run(0, self._bytes, self._num_units)], self._bytes)
-        self.rows = FileTokens(
-            LocalFile(self._path, (os.fstat(fd).st_ino,)), extents, self._dtype, self._num_units * self._unit
-        )
+        file = LocalFile(self._path, (os.fstat(self._fd).st_ino,))
+        self.rows = FileTokens(file, extents, self._dtype, self._num_units * self._unit)
+        self._closers.append(self.rows.close)
+
+    def _keep_open(self, path: Path) -> int:
+        """Open a file until `close`, or the end of this object."""
+        fd = _open_file(path)
+        self._closers.append(weakref.finalize(self, os.close, fd))
+        return fd
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the data file is open, and was not cut short."""
+        return bool(self._closers) and os.fstat(self._fd).st_size >= self._num_units * self._bytes
 
     def _mend_size(self) -> None:
-        size = self._num_units * self._bytes
-        if os.fstat(self._fd).st_size < size:
-            os.ftruncate(self._fd, size)
+        if not self.is_whole:
+            os.ftruncate(self._fd, self._num_units * self._bytes)
 
     def look_up(self) -> Callable[[int], int]:
         """Return a function from a unit to its crc32, -1 where it is absent; it reads many marks at once, now."""
@@ -161,11 +199,8 @@ class CachedColumn:
 
     def close(self) -> None:
         """Close the files."""
-        rows = self.__dict__.pop("rows", None)  # there is none if the files could not be opened
-        if rows is not None:
-            rows.close()
-        for name in ("_close_fd", "_close_marks"):
-            self.__dict__.get(name, int)()
+        for close in reversed(self._closers):
+            close()
         self._reset()
         self.full = True
 
@@ -211,9 +246,10 @@ FREE_PERCENT: Final = 90
 
 @dataclass(frozen=True)
 class Cache:
-    """A cache folder. Several readers, processes and jobs may share one."""
+    """A cache folder. Several readers, processes and jobs may share one.
 
-    # processes do not wait for each other: each may exceed `max_bytes` by up to 64 MiB
+    Processes do not wait for each other: each may exceed `max_bytes` by up to 64 MiB.
+    """
 
     folder: Path
     max_bytes: int
@@ -232,8 +268,10 @@ class Cache:
             raise _unusable(root, error) from error
 
     def attach(self, reader: BatchReader) -> None:
-        """Put this cache in front of a reader's tokens, and of the values of its fields once they are opened."""
-        # with verify="none" the units that are there are read, and none is added that nobody has compared
+        """Put this cache in front of a reader's tokens, and of the values of its fields once they are opened.
+
+        With verify="none" the units in the cache are read, and none is added, since nobody has compared it.
+        """
         if not reader.complete:
             raise ArgumentError(f"{reader.path}: still grows: expected a finished store for a cache; leave out cache")
         if reader.verify == "none":
@@ -243,7 +281,8 @@ class Cache:
     def _attach(self, fingerprint: str, reader: BatchReader) -> None:
         """Put the column of a reader in front of its tokens, in the folder of the store with this fingerprint."""
         reader.in_front = partial(self._attach, fingerprint)
-        tokens, source = reader.tokens, reader.compared_tokens()
+        tokens = reader.tokens
+        source = reader.compared_tokens()
         folder = self.folder / _folder_name(fingerprint, reader, compared=source is not None)
         if reader.verify == "none":
             compared = self.folder / _folder_name(fingerprint, reader, compared=True)
@@ -264,9 +303,11 @@ def _unusable(folder: Path, error: Exception) -> ArgumentError:
 
 
 def _folder_name(identity: str, reader: BatchReader, *, compared: bool) -> str:
-    """Return the name of a store's folder: another content has another name, and windows of one stream the same."""
-    # the files count too where a fingerprint is only a sample, or nobody compares the units: those of a damaged file
-    # must not outlive it, and no reader with verify="batch" may find them
+    """Return the name of a store's folder: another content has another name, and windows of one stream the same.
+
+    The files count too where a fingerprint is only a sample, or nobody compares the units: units of a damaged file must
+    not outlive it, and no reader with verify="batch" may find them.
+    """
     if not compared:
         identity = f"unchecked:{identity}"
     if identity.startswith(("sampled:", "unchecked:")):
@@ -296,22 +337,34 @@ def column_of(reader: BatchReader) -> CachedColumn:
 
 
 class Cached(Wrapper):
-    """Tokens that keep whole units in a cache, and read them there the next time. See `Tokens`."""
+    """Tokens that keep whole units in a cache, and read them there the next time. See `Tokens`.
 
-    # a missing unit is fetched whole, at most once by a process whose threads all miss it; parts are read once this
-    # process has compared the whole, and whole units are compared each time; once it is full, nothing is added
+    A missing unit is fetched whole, at most once by a process whose threads all miss it. Parts of a unit are read once
+    this process has compared the whole of it, and whole units are compared each time. Once the cache is full, nothing
+    is added.
+
+    Parameters
+    ----------
+    tokens
+        The tokens of the store, for units that are not kept.
+    source
+        The same tokens, compared at each read: the units that are kept are read from it.
+    column
+        The units in the cache folder.
+    """
 
     def __init__(self, tokens: Tokens, source: Tokens, column: CachedColumn) -> None:
         self._wrap(tokens)
-        self.source, self.column = source, column
+        self.source = source
+        self.column = column
         self._fetching: dict[tuple[int, int], threading.Event] = {}
 
     @property
     def plain(self) -> FileTokens | None:  # type: ignore[override]
-        """The data file of the cache, whose `rows` mark the units that are there; None if it is cut short."""
-        rows = getattr(self.column, "rows", None)
-        if rows is None or os.lseek(rows.file.fd, 0, os.SEEK_END) < rows.file.size:
+        """The data file of the cache, whose marks name the units in it; None if it is closed or cut short."""
+        if not self.column.is_whole:
             return None
+        rows = self.column.rows
         plain = FileTokens(rows.file, rows.extents, self.dtype, rows.num_tokens)
         plain.look_up = self.column.look_up
         return plain
@@ -320,7 +373,8 @@ class Cached(Wrapper):
         return min(self.unit, self.num_tokens - number * self.unit)
 
     def read(self, runs: Iterable[TokenRun]) -> None:
-        missing, parts = list[TokenRun](), list[TokenRun]()
+        missing: list[TokenRun] = []
+        parts: list[TokenRun] = []
         for start, out in self._by_unit(runs):
             number, within = divmod(start, self.unit)
             if within or len(out) < self._size(number):
@@ -338,12 +392,15 @@ class Cached(Wrapper):
             while len(out):
                 left = self.unit - start % self.unit
                 yield start, out[:left]
-                start, out = start + left, out[left:]
+                start += left
+                out = out[left:]
 
     def _fetch(self, missing: list[TokenRun]) -> None:
         """Read whole units together and keep them, but for those that another thread fetches at this moment."""
-        mine, others = list[TokenRun](), list[tuple[int, TokenArray, threading.Event]]()
-        begun, pid = dict[int, threading.Event](), os.getpid()  # events of the parent of a fork are never set
+        mine: list[TokenRun] = []
+        others: list[tuple[int, TokenArray, threading.Event]] = []
+        begun: dict[int, threading.Event] = {}
+        pid = os.getpid()  # events of the parent of a fork are never set
         try:
             for start, out in missing:
                 done = threading.Event()
@@ -381,7 +438,8 @@ class Cached(Wrapper):
         if out.shape[1] > self.unit:
             self.read(zip(starts.tolist(), out, strict=True))
             return
-        firsts, lasts = starts // self.unit, (starts + out.shape[1] - 1) // self.unit
+        firsts = starts // self.unit
+        lasts = (starts + out.shape[1] - 1) // self.unit
         seen = self.column.seen
         if not (seen.take(firsts).all() and seen.take(lasts).all()):
             self._see(np.unique(np.concatenate([firsts, lasts])).tolist())

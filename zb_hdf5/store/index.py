@@ -239,7 +239,8 @@ class ShardIndex:
         ArgumentError
             If there is no such field.
         """
-        meta, table = self.meta.of_field(name), self.table
+        meta = self.meta.of_field(name)
+        table = self.table
         counts = table.values["token_count"] * (meta.batch_tokens // self.meta.batch_tokens)
         values = {**table.values, "token_count": counts, **table.fields[name]}
         codecs = {section: arrays for section, arrays in table.optional.items() if section == "codecs"}

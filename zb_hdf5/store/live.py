@@ -72,8 +72,22 @@ class _GrowingShard(HDF5BatchWriter):
 class LiveStoreWriter(BatchWriter):
     """Takes batches in order and adds them to a store that others may already read. See `BatchWriter`.
 
-    The folder is made here. Each shard but the last one has `shard_batches` batches, and costs one new `shards.json`,
-    whose content is `index`.
+    The content of its `shards.json` is `index`.
+
+    Parameters
+    ----------
+    folder
+        The folder of the store; it must not exist.
+    meta
+        The facts that all shards share.
+    shard_batches
+        Batches of each shard but the last one; a shard costs one new `shards.json`.
+    durable
+        Whether each commit is flushed to the disk.
+    shuffle
+        Name of the record shuffle, or "none".
+    source
+        The origin of the tokens; free JSON for people.
     """
 
     backend: ClassVar[str] = _GrowingShard.backend
@@ -98,9 +112,12 @@ class LiveStoreWriter(BatchWriter):
             folder.mkdir()
         except FileExistsError as error:
             raise ConvertError(f"{folder}: exists already: choose a new folder for a live store") from error
-        self.folder, self.meta, self.shard_batches = folder, meta, shard_batches
+        self.folder = folder
+        self.meta = meta
+        self.shard_batches = shard_batches
         self.index = ShardIndex(meta, (), shuffle, source or {}, complete=False, live_id=uuid.uuid4().hex)
-        self._durable, self._crc32 = durable, array("I")
+        self._durable = durable
+        self._crc32 = array("I")
         self._shard: _GrowingShard | None = None  # None: it has failed, or is done
         with on_failure(lambda: shutil.rmtree(folder)):
             self._grow(())
@@ -139,7 +156,13 @@ class LiveStoreWriter(BatchWriter):
         self._save(index.with_max_token([self.max_token]))
         self._open = False
         return ShardInfo(
-            self.folder, self.backend, self.num_batches, self.token_count, self.max_token, self.sha256(), self.crc32()
+            path=self.folder,
+            backend=self.backend,
+            num_batches=self.num_batches,
+            token_count=self.token_count,
+            max_token=self.max_token,
+            sha256=self.sha256(),
+            crc32=self.crc32(),
         )
 
     def abort(self) -> None:
@@ -168,7 +191,16 @@ class LiveStoreWriter(BatchWriter):
         shard = _GrowingShard(self, name, expected_batches=expected, durable=self._durable, origin=origin)
         with on_failure(shard.remove):
             fields = {field.name: FieldDigest() for field in self.meta.fields}
-            growing = ShardEntry(name, shard.backend, 0, 0, 0, NO_SHA256, complete=False, fields=fields)
+            growing = ShardEntry(
+                path=name,
+                backend=shard.backend,
+                num_bytes=0,
+                num_batches=0,
+                token_count=0,
+                sha256=NO_SHA256,
+                complete=False,
+                fields=fields,
+            )
             self._save(replace(self.index, shards=(*finished, growing)))
         self._shard = shard
         return shard
@@ -191,16 +223,19 @@ class LiveTokens(Sharded):
         self._followed: dict[tuple[int, str], BatchReader] = {}
 
     def follow(self, index: ShardIndex) -> int:
-        """Find the batches that were committed since, under the newest index; return the number of all."""
-        # one thread at a time; those that read meanwhile find the batches that they know of in what is there before,
-        # between and after the next lines: the shards of an index begin with those of the index before it
-        counts, last = index.table.values["num_batches"].tolist(), index.shards[-1]
+        """Find the batches that were committed since, under the newest index; return the number of all.
+
+        Only one thread may call it. Threads that read meanwhile find their batches before, between and after each of
+        its lines, because the shards of an index begin with the shards of the index before it.
+        """
+        counts = index.table.values["num_batches"].tolist()
+        last = index.shards[-1]
         if not last.complete:
             counts[-1] = self._growing(last).refresh()
         self.index = index
         self.number(count * self.unit for count in counts)  # a batch keeps its number
         kept = None if last.complete else self._key_of(last)
-        with self._lock:  # those that are left out close when no thread reads from them
+        with self._lock:  # a reader that is left out closes when no thread reads from it
             self._followed = {key: reader for key, reader in self._followed.items() if key == kept}
         return sum(counts)
 
@@ -224,7 +259,8 @@ class LiveTokens(Sharded):
 
     def _open_growing(self, name: str) -> BatchReader:
         """Open the growing shard of a store, or of a field of it, and compare its shape."""
-        reader, meta = self._open_named(name), self.index.meta
+        reader = self._open_named(name)
+        meta = self.index.meta
         if (reader.meta.shape, reader.dtype) != (meta.shape, meta.dtype):
             reader.close()
             raise FormatError(f"{reader.path}: {INDEX_NAME} has {meta.shape}, found {reader.meta.shape}")
@@ -232,7 +268,8 @@ class LiveTokens(Sharded):
 
     def _open_named(self, name: str) -> BatchReader:
         """Open the growing shard under the name that it has at this moment."""
-        path, column = self.folder / name, self.index.meta.field
+        path = self.folder / name
+        column = self.index.meta.field
         field = "" if column is None else column.name
         waits_s = iter(RETRY_WAITS_S)
         while True:
@@ -260,6 +297,15 @@ class LiveReader(StoreReader):
     `complete` turns True when the writer has finished the store; a writer that was killed leaves it False. The
     fingerprint is the same from the first batch to the last, and that of the finished store. A growing shard is read
     through h5py, and is not checked: "batch" refuses it. Threads may share it, and each may call `refresh`.
+
+    Parameters
+    ----------
+    folder
+        The folder of the store.
+    index
+        Its index, as it was just read.
+    access, verify
+        As for `open_reader`.
     """
 
     _kind = LiveTokens
@@ -287,7 +333,9 @@ class LiveReader(StoreReader):
         return self.num_batches
 
     def _look(self, tokens: LiveTokens) -> None:
-        found, index = os.stat(self.path / INDEX_NAME), self.index
+        """Follow the growing shard, under a new index if there is one."""
+        index = self.index
+        found = os.stat(self.path / INDEX_NAME)
         seen = found.st_ino, found.st_mtime_ns, found.st_size  # of a file that is replaced, never changed
         if seen != self._seen:
             index = ShardIndex.load(self.path)
@@ -303,5 +351,5 @@ class LiveReader(StoreReader):
         self.index, self.num_batches = index, num_batches
         if index.complete:
             self.sha256 = index.sha256
-            self.complete = True  # at last: whoever sees it sees all batches
+            self.complete = True  # last: a thread that sees it sees all batches
         self._seen = seen

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -59,7 +59,17 @@ def index_files(
     source: dict[str, Any] | None = None,
     shuffle: str | None = None,
 ) -> ShardIndex:
-    """Return the index of files of one folder, of batches or of streams; None: as the files have it."""
+    """Return the index of files of one folder, of batches or of streams.
+
+    Parameters
+    ----------
+    paths
+        The files, in the order of their shards.
+    splits
+        Name of a file -> its split, for files that do not name it.
+    source, shuffle
+        The origin of the tokens and the record shuffle; None: as the files have them.
+    """
     if not paths:
         raise ArgumentError("expected at least one file for an index, found none")
     entries: list[ShardEntry] = []
@@ -80,9 +90,11 @@ def index_files(
             entries.append(entry_of(reader, reader.origin.get("split", (splits or {}).get(path.name))))
             files += source_files(reader.origin.get("source", {}))
             origin |= reader.origin
-    # the shards' parts add up to the whole
-    records, documents = (sum(getattr(meta, name) for meta in metas) for name in ("total_records", "document_count"))
-    meta = replace(metas[0], total_records=records, document_count=documents)
+    meta = replace(
+        metas[0],
+        total_records=sum(meta.total_records for meta in metas),
+        document_count=sum(meta.document_count for meta in metas),
+    )
     known = origin.get("source", {}) if source is None else source
     if source is None and "files" in known and metas[0].layout == STREAM_LAYOUT:
         known = {**known, "files": list(dict.fromkeys(files))}
@@ -99,9 +111,13 @@ def document_tables(paths: Sequence[Path], entries: Sequence[ShardEntry]) -> tup
         return tuple(in_order(map(part_of, tables)))
     parts: list[DocumentPart] = []
     for path, entry in zip(paths, entries, strict=True):
-        table = DocumentTable.of_file(path, entry.sha256, sha256=table_sha256(path) if entry.backend == "hdf5" else "")
-        with nullcontext() if table is None else closing(table):
-            part = table.parts[0] if table else DocumentPart(path.name, 0, "", token_count=entry.token_count)
+        sha256 = table_sha256(path) if entry.backend == "hdf5" else ""
+        table = DocumentTable.of_file(path, entry.sha256, sha256=sha256)
+        if table is None:
+            part = DocumentPart(path.name, 0, "", token_count=entry.token_count)
+        else:
+            part = table.parts[0]
+            table.close()
         parts.append(part._replace(split=entry.split, document_count=entry.document_count))
     return tuple(part for part in in_order(parts) if part.sha256)
 
@@ -124,21 +140,46 @@ def ensure_rows(reader: BatchReader) -> None:
 
 
 def entry_of(reader: BatchReader, split: str | None = None, *, sha256: str = "") -> ShardEntry:
-    """Describe a finished file. `sha256` is that of its tokens, "" where it is not known; nothing is written."""
-    documents, size = reader.meta.document_count, _num_bytes(reader.path)
+    """Describe a finished file; nothing is written.
+
+    Parameters
+    ----------
+    reader
+        A reader of the whole file.
+    split
+        The split of the shard; None: as its pieces have it, else "train".
+    sha256
+        The sha256 of its tokens; "": as the file has it, or computed from its tokens.
+    """
+    is_stream = reader.meta.layout == STREAM_LAYOUT
+    num_bytes = _num_bytes(reader.path)
     fields = {field.name: reader.field(field.name) for field in reader.meta.fields}
-    digests = {name: FieldDigest(size, f.sha256 or f.token_sha256(), _crc32_of(f)) for name, f in fields.items()}
-    columns = reader.columns | {column: runs for field in fields.values() for column, runs in field.columns.items()}
-    pieces, known_split = None, DEFAULT_SPLIT
-    if pieces_path(reader.path).exists() and reader.meta.layout != STREAM_LAYOUT:
+    columns = dict(reader.columns)
+    digests = {}
+    for name, field in fields.items():
+        columns |= field.columns
+        digests[name] = FieldDigest(num_bytes, field.sha256 or field.token_sha256(), _crc32_of(field))
+    pieces = None
+    if not is_stream and pieces_path(reader.path).exists():
         with closing(PiecesFile(reader.path, reader.num_records, reader.seq_len, tokens_sha256=reader.sha256)) as file:
-            pieces, known_split = TableInfo(file.num_bytes, file.sha256), file.split
+            pieces = TableInfo(file.num_bytes, file.sha256)
+            split = split or file.split
+    document_count = reader.meta.document_count
     return ShardEntry(
-        reader.path.name, reader.backend, size, reader.num_batches, reader.token_count,
-        sha256 or reader.sha256 or reader.token_sha256(), _crc32_of(reader),
-        documents if documents or reader.meta.layout == STREAM_LAYOUT else NOT_KNOWN, split or known_split,
-        columns=columns, fields=digests, pieces=pieces, compressed=reader.compressed,
-    )  # fmt: skip
+        path=reader.path.name,
+        backend=reader.backend,
+        num_bytes=num_bytes,
+        num_batches=reader.num_batches,
+        token_count=reader.token_count,
+        sha256=sha256 or reader.sha256 or reader.token_sha256(),
+        crc32=_crc32_of(reader),
+        document_count=document_count if document_count or is_stream else NOT_KNOWN,
+        split=split or DEFAULT_SPLIT,
+        columns=columns,
+        fields=digests,
+        pieces=pieces,
+        compressed=reader.compressed,
+    )
 
 
 def _num_bytes(path: Path) -> int:
@@ -187,21 +228,23 @@ def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> Sha
     if old is not None and not force:
         raise ExistsError(f"{folder / INDEX_NAME}: exists already, and is valid")
     paths = _shard_paths(folder, force)
-    known = {} if old is None else {_number(shard.path): shard.split for shard in old.shards}
-    splits = {path.name: known[_number(path.name)] for path in paths if _number(path.name) in known}
-    if old is None:
-        index = index_files(paths)
-    else:
-        index = index_files(paths, splits=splits, shuffle=old.shuffle, source=old.source)
-        kept = {name: getattr(index.meta, name) or getattr(old.meta, name) for name in ONLY_IN_SOME_FILES}
-        # several shards of batches may have parts of a document
-        if index.meta.layout == BATCHES_LAYOUT and known.keys() == {_number(path.name) for path in paths}:
-            kept["document_count"] = old.meta.document_count
-        # with other tokens, the state of a loader that read the store live no longer names the same records
-        live_id = old.live_id if index.sha256 == old.sha256 else ""
-        index = replace(index, meta=replace(index.meta, **kept), live_id=live_id)
+    index = index_files(paths) if old is None else _index_like(old, paths)
     index.save(folder)
     return index
+
+
+def _index_like(old: ShardIndex, paths: list[Path]) -> ShardIndex:
+    """Return the index of files, and the facts of the old index that they cannot hold."""
+    known = {_number(shard.path): shard.split for shard in old.shards}
+    splits = {path.name: known[_number(path.name)] for path in paths if _number(path.name) in known}
+    index = index_files(paths, splits=splits, shuffle=old.shuffle, source=old.source)
+    kept = {name: getattr(index.meta, name) or getattr(old.meta, name) for name in ONLY_IN_SOME_FILES}
+    # several shards of batches may have parts of a document
+    if index.meta.layout == BATCHES_LAYOUT and known.keys() == {_number(path.name) for path in paths}:
+        kept["document_count"] = old.meta.document_count
+    # with other tokens, the state of a loader that read the store live no longer names the same records
+    live_id = old.live_id if index.sha256 == old.sha256 else ""
+    return replace(index, meta=replace(index.meta, **kept), live_id=live_id)
 
 
 def add_crc32_file(path: Path) -> Path | None:
@@ -209,7 +252,8 @@ def add_crc32_file(path: Path) -> Path | None:
     name = detect_backend(path) if path.is_file() else ""
     if not name or not FORMATS[name].has_sidecar:
         nouns = " or ".join(row.noun for row in backends().values() if row.has_sidecar)
-        raise BackendError(f"{path}: expected {nouns}" + (f", found a {name!r} file" if name else ""))
+        found = f", found a {name!r} file" if name else ""
+        raise BackendError(f"{path}: expected {nouns}{found}")
     with FORMATS[name].open(path) as reader:
         return ensure_crc32_file(reader)
 
@@ -220,19 +264,8 @@ def _number(name: str) -> str:
 
 
 def _shard_paths(folder: Path, force: bool) -> list[Path]:
-    """Return the shards in order of their numbers."""
-    suffixes = {backend.suffix for backend in backends().values()}
-    found: dict[int, Path] = {}
-    counts = set()
-    for path in sorted(folder.iterdir(), key=lambda path: path.name.count(REPAIRED)):
-        match = _NAME.fullmatch(path.name)
-        if match is None or path.suffix not in suffixes:
-            continue
-        number = int(match["number"])
-        if number in found and not match["repaired"]:
-            raise FormatError(f"{folder}: {found[number].name} and {path.name} have one number; move one away")
-        found[number] = path
-        counts.add(int(match["count"] or 0))
+    """Return the shards in order of their numbers; `force` accepts that some are missing or not finished."""
+    found, counts = _shards_by_number(folder)
     unfinished = sorted(path.name for path in folder.glob(f"{SHARD_PREFIX}*{PARTIAL_SUFFIX}"))
     waiting = [name for name in unfinished if not (folder / name.removesuffix(PARTIAL_SUFFIX)).exists()]
     if waiting and not force:
@@ -247,3 +280,20 @@ def _shard_paths(folder: Path, force: bool) -> list[Path]:
         numbers = ", ".join(map(str, missing[:MAX_SHOWN])) + (", and more" if len(missing) > MAX_SHOWN else "")
         raise IncompleteError(f"{folder}: shards {numbers} are missing", remedy=Remedy.DO_WITHOUT)
     return [found[number] for number in sorted(found)]
+
+
+def _shards_by_number(folder: Path) -> tuple[dict[int, Path], set[int]]:
+    """Return number -> shard, and the numbers of all shards that their names give (0: none); a repaired one counts."""
+    suffixes = {backend.suffix for backend in backends().values()}
+    found: dict[int, Path] = {}
+    counts = set()
+    for path in sorted(folder.iterdir(), key=lambda path: path.name.count(REPAIRED)):
+        match = _NAME.fullmatch(path.name)
+        if match is None or path.suffix not in suffixes:
+            continue
+        number = int(match["number"])
+        if number in found and not match["repaired"]:
+            raise FormatError(f"{folder}: {found[number].name} and {path.name} have the same shard number; remove one")
+        found[number] = path
+        counts.add(int(match["count"] or 0))
+    return found, counts

@@ -40,7 +40,7 @@ class ShardReport:
     fields
         Name -> sha256 of its values, computed from the bytes on disk.
     total_records
-        Source records behind the batches, as the file has it.
+        Source records of the batches, as the file has it.
     document_count
         Documents of a document table; 0 of any other file.
     checks
@@ -80,11 +80,24 @@ class Outcome(StrEnum):
 
 
 def check_pieces(reader: BatchReader, expected: TableInfo | None, report: ShardReport) -> None:
-    """Check the pieces of a file of batches."""
+    """Check the pieces of a file of batches.
+
+    Parameters
+    ----------
+    reader
+        The reader of the batches.
+    expected
+        The pieces as the index has them; None: the file is in no store.
+    report
+        The report of the file; the check is added to it.
+    """
     file = PiecesFile(
-        reader.path, reader.num_records, reader.seq_len, sha256=expected.sha256 if expected else "",
+        reader.path,
+        reader.num_records,
+        reader.seq_len,
+        sha256=expected.sha256 if expected else "",
         tokens_sha256=report.sha256,
-    )  # fmt: skip
+    )
     with closing(file):
         if expected is not None and expected.num_bytes != file.num_bytes:
             raise FormatError(f"{file.path}: {INDEX_NAME} has {expected.num_bytes:,} bytes, found {file.num_bytes:,}")
@@ -106,7 +119,17 @@ def check_beside(reader: BatchReader, report: ShardReport) -> None:
 
 
 def verify_documents(folder: Path, part: DocumentPart, place: DocumentPart | None) -> ShardReport:
-    """Check one document table of a store, and its entry in the index; `place` is the entry by its neighbours."""
+    """Check one document table of a store, and its entry in the index.
+
+    Parameters
+    ----------
+    folder
+        The folder of the store.
+    part
+        The entry.
+    place
+        The entry as its neighbours give it; None: it belongs to no shard.
+    """
     path = folder / part.path
     report = ShardReport(str(path), backend="hdf5", document_count=part.document_count)
     with _recorded(report):
@@ -118,7 +141,8 @@ def verify_documents(folder: Path, part: DocumentPart, place: DocumentPart | Non
         if place.num_bytes == 0:  # of a stream: the table of its documents names no split
             found = found._replace(split=place.split)
         _compare_facts(folder, path, map(_Fact, DocumentPart._fields, part, found))
-        report.sha256, report.checks = part.sha256, ["documents"]
+        report.sha256 = part.sha256
+        report.checks = ["documents"]
     return report
 
 
@@ -211,24 +235,28 @@ def verify_store(
     require_datasets(path, dataset=dataset, axes=axes)
     if stores := stores_by_format(path):
         return _verify_each(path, stores, split, workers, progress, announce)
-    folder = path.parent if path.name == INDEX_NAME else path
     files = [path] if isinstance(path, RemotePath) else npy_files(path)
     index = None
     if find_index(path) or not files:
-        index = ShardIndex.load(folder).of_split(split)
-        announce(index.token_count)
-        files = [entry.file(folder) for entry in index.shards]
-    entries = index.shards if index else [None] * len(files)
-    parts, places = (index.documents, _places(index)) if index else ((), [])
-    tables_by_path = {part.path: part for part in parts}
-    of_shards = [tables_by_path.get(_table_path(entry)) if entry else None for entry in entries]
-    check = partial(_verify_file, index, progress, announce, {"dataset": dataset, "axes": axes})
+        index = ShardIndex.load(path).of_split(split)
+    check = _Check(index, progress, announce, dataset, axes)
     with Readers(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
-        reports = readers.map(check, files, entries, of_shards)
-        tables = readers.map(partial(verify_documents, folder), parts, places)
-    if index is not None and split is None and not any(report.problem for report in reports):
+        if index is None:
+            return readers.map(check.lone_file, files)
+        announce(index.token_count)
+        folder = path.parent if path.name == INDEX_NAME else path
+        reports = _verify_shards(readers, check, folder, index)
+        tables = readers.map(partial(verify_documents, folder), index.documents, _places(index))
+    if split is None and not any(report.problem for report in reports):
         _check_records(folder, index, reports)
     return reports + tables
+
+
+def _verify_shards(readers: Readers, check: _Check, folder: Path, index: ShardIndex) -> list[ShardReport]:
+    files = [entry.file(folder) for entry in index.shards]
+    tables = {part.path: part for part in index.documents}
+    of_shards = [tables.get(_table_path(entry)) for entry in index.shards]
+    return readers.map(check.shard, files, index.shards, of_shards)
 
 
 def _verify_each(
@@ -265,7 +293,8 @@ def _check_records(folder: Path, index: ShardIndex, reports: list[ShardReport]) 
     """Compare the counts in the headers of the shards, which no digest covers."""
     if not all(FORMATS[report.backend].tokens_only for report in reports):
         return
-    found, expected = sum(report.total_records for report in reports), index.meta.total_records
+    found = sum(report.total_records for report in reports)
+    expected = index.meta.total_records
     if found not in (expected, 0):
         where = reports[0]
         where.problem = FormatError(
@@ -276,29 +305,58 @@ def _check_records(folder: Path, index: ShardIndex, reports: list[ShardReport]) 
         )
 
 
-def _verify_file(
-    index: ShardIndex | None, progress: Count, announce: Count, choice: dict[str, str | None],
-    path: Path, entry: ShardEntry | None, table: DocumentPart | None,
-) -> ShardReport:  # fmt: skip
-    report = ShardReport(str(path))
-    with _recorded(report, is_lone=entry is None, is_named=choice["dataset"] is not None):
+@dataclass(frozen=True)
+class _Check:
+    """The check of one file, a lone one or a shard of an index.
+
+    Attributes
+    ----------
+    index
+        The index of the shards; None: the files are lone ones.
+    progress, announce, dataset, axes
+        As for `verify_store`.
+    """
+
+    index: ShardIndex | None
+    progress: Count
+    announce: Count
+    dataset: str | None
+    axes: str | None
+
+    def lone_file(self, path: Path) -> ShardReport:
+        """Check a file without an index."""
+        report = ShardReport(str(path))
+        with _recorded(report, is_lone=True, is_named=self.dataset is not None):
+            self._file(path, None, None, report)
+        return report
+
+    def shard(self, path: Path, entry: ShardEntry, table: DocumentPart | None) -> ShardReport:
+        """Check a shard; `table` has its documents, if it is a stream that has a table of them."""
+        report = ShardReport(str(path))
+        with _recorded(report, is_named=self.dataset is not None):
+            self._file(path, entry, table, report)
+        return report
+
+    def _file(self, path: Path, entry: ShardEntry | None, table: DocumentPart | None, report: ShardReport) -> None:
+        """Fill the report of a file."""
         row = format_of(path)
         report.backend = row.name
         if not row.holds_batches:
             report.token_count, report.missing = row.look_at(path)
-            return report
-        with open_chunks(path, **choice) as reader:
-            if index is None:  # of a store all are announced at once
-                announce(reader.token_count)
-            report.total_records, report.token_count = reader.meta.total_records, reader.token_count
+            return
+        with open_chunks(path, dataset=self.dataset, axes=self.axes) as reader:
+            if self.index is None:  # shards are announced all at once
+                self.announce(reader.token_count)
+            report.total_records = reader.meta.total_records
+            report.token_count = reader.token_count
             report.num_batches = reader.num_batches if reader.meta.layout == BATCHES_LAYOUT else 0
-            report.sha256, report.checks = reader.compare_digests(progress)
+            report.sha256, report.checks = reader.compare_digests(self.progress)
             for column in reader.meta.fields:
                 report.fields[column.name], _ = reader.field(column.name).compare_digests()
-            if index is None or entry is None:
+            if self.index is None or entry is None:
                 check_beside(reader, report)
             else:
-                _check_entry(index, entry, table, reader, report)
+                _check_entry(self.index, entry, table, reader, report)
             if not report.checks or _lacks_rows(entry, report):
                 report.missing = reader.missing_digests()
             report.checks += [f"field {name}" for name in report.fields]
@@ -307,7 +365,6 @@ def _verify_file(
                 raise IncompleteError(
                     f"{path}: its writer has not finished: {counted} are committed", remedy=Remedy.REPAIR, at=path
                 )
-    return report
 
 
 def _lacks_rows(entry: ShardEntry | None, report: ShardReport) -> bool:
@@ -318,6 +375,7 @@ def _lacks_rows(entry: ShardEntry | None, report: ShardReport) -> bool:
 def _check_entry(
     index: ShardIndex, entry: ShardEntry, table: DocumentPart | None, reader: BatchReader, report: ShardReport
 ) -> None:
+    """Compare a shard with its entry in the index."""
     if not entry.complete:
         raise IncompleteError(
             f"{reader.path}: is growing, or its writer was killed", remedy=Remedy.REPAIR, at=reader.path.parent
@@ -339,7 +397,7 @@ def _check_entry(
 
 
 class _Fact(NamedTuple):
-    """One fact about a shard: its value in the index and in the file, and the value that means that it is not known."""
+    """One fact about a shard: its values in the index and in the file, and the value of an unknown one."""
 
     name: str
     in_index: Any
@@ -350,7 +408,7 @@ class _Fact(NamedTuple):
 def _facts(
     index: ShardIndex, entry: ShardEntry, table: DocumentPart | None, reader: BatchReader, sha256: str
 ) -> Iterator[_Fact]:
-    """Yield all facts about a shard that `require_agreement` does not compare."""
+    """Yield the facts about a shard that `require_agreement` does not compare."""
     found = entry_of(reader, reader.origin.get("split"), sha256=sha256)
     names_split = "split" in reader.origin or found.pieces is not None
     yield _Fact("bytes", entry.num_bytes, found.num_bytes, 0)
@@ -372,7 +430,7 @@ def _facts(
 
 
 def _compare_facts(folder: Path, path: Path, facts: Iterable[_Fact]) -> None:
-    """Raise `FormatError` at the first fact that is another one in the index than in the file."""
+    """Raise `FormatError` at the first fact that differs between the index and the file."""
     for fact in facts:
         is_known = fact.unknown not in (fact.in_index, fact.in_file)
         if is_known and fact.in_index != fact.in_file:

@@ -13,6 +13,9 @@ import click
 from benchmarks.measure import AGAINST_OLD, ROOT, Build, Run, machine, report
 
 NAMES = ("read", "load", "convert", "remote")
+#: Rounds of every row by default, and with --quick.
+ROUNDS = 5
+QUICK_ROUNDS = 1
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -26,7 +29,13 @@ NAMES = ("read", "load", "convert", "remote")
     "--old", type=click.Path(exists=True, path_type=Path), help="Compare with this checkout of another build."
 )
 def benchmarks(
-    name: str, quick: bool, rounds: int | None, only: str, json_path: Path | None, folder: Path | None, old: Path | None
+    name: str,
+    quick: bool,
+    rounds: int | None,
+    only: str,
+    json_path: Path | None,
+    folder: Path | None,
+    old: Path | None,
 ) -> None:
     """Measure this package on this machine, against bare reads and writes, and against another build with --old.
 
@@ -44,7 +53,14 @@ def benchmarks(
         builds = [Build(module.__name__, path) for path in dict.fromkeys((ROOT, (old or ROOT).resolve()))]
         for build in builds:
             stack.callback(build.close)
-        tables = list(module.measure(Run(Path(scratch), builds, quick, rounds or (1 if quick else 5), titles)))
+        run = Run(
+            folder=Path(scratch),
+            builds=builds,
+            quick=quick,
+            rounds=rounds or (QUICK_ROUNDS if quick else ROUNDS),
+            titles=titles,
+        )
+        tables = list(module.measure(run))
     result = {"benchmark": name, "machine": machine(), "quick": quick, "tables": tables}
     click.echo(report(result))
     if json_path:

@@ -22,7 +22,7 @@ from benchmarks import measure as m
 from zb_hdf5.commands.zb import zb
 
 SHAPE = f"--batch-size {m.BATCH_SIZE} --seq-len {m.SEQ_LEN}"
-#: Name -> the arguments of `zb convert`; the source, and the target, lie in the folder of the data.
+#: Name -> the arguments of `zb convert`; the source and the target are in the folder of the data.
 CONVERSIONS = {
     "npy-to-hdf5": f"npy-to-hdf5 tokens.npy OUT {SHAPE}",
     "npy-to-hdf5, order of the source": f"npy-to-hdf5 tokens.npy OUT {SHAPE} --no-shuffle",
@@ -89,7 +89,8 @@ def _flush(path: Path) -> None:
 
 def copy(folder: str) -> m.Figures:
     """Copy the tokens by `cp`, and flush them."""
-    source, target = Path(folder) / "tokens.npy", Path(folder) / "copy"
+    source = Path(folder) / "tokens.npy"
+    target = Path(folder) / "copy"
     start_s = time.perf_counter()
     subprocess.run(["cp", source, target], check=True)
     _flush(target)
@@ -99,7 +100,10 @@ def copy(folder: str) -> m.Figures:
 
 
 def sha256(folder: str) -> m.Figures:
-    start_s, digest, buffer = time.perf_counter(), hashlib.sha256(), bytearray(m.READ_BYTES)
+    """Compute the digest of the tokens alone."""
+    start_s = time.perf_counter()
+    digest = hashlib.sha256()
+    buffer = bytearray(m.READ_BYTES)
     with open(Path(folder) / "tokens.npy", "rb", buffering=0) as file:
         while count := file.readinto(buffer):
             digest.update(memoryview(buffer)[:count])
@@ -107,23 +111,27 @@ def sha256(folder: str) -> m.Figures:
 
 
 def _ways(builds: list[m.Build], folder: Path, names: tuple[str, ...], baseline: str) -> list[m.Way]:
+    """Return a way for each conversion; with an older build two, whose bar is the rate of the old one."""
     if len(builds) == 1:
-        return [m.Way(n, m.way_of(builds[0], "conversion", folder / "0", n), baseline) for n in names]
-    return [
-        m.Way(f"{n}{', old' * number}", m.way_of(build, "conversion", folder / str(number), n),
-              "" if number else f"{n}, old", {} if number else {"s": BAR})
-        for n in names for number, build in enumerate(builds)
-    ]  # fmt: skip
+        return [m.Way(name, m.way_of(builds[0], "conversion", folder / "0", name), baseline) for name in names]
+    ways: list[m.Way] = []
+    for name in names:
+        ways += m.against_old(builds, name, "conversion", folder, {"s": BAR})
+    return ways
 
 
 def measure(run: m.Run) -> Iterator[dict[str, Any]]:
     """Yield the tables of these titles."""
-    folder, builds = run.folder, run.builds
-    mib, text_mib = (8, 1) if run.quick else (1024, 16)
+    folder = run.folder
+    builds = run.builds
+    mib = 8 if run.quick else 1024
+    text_mib = 1 if run.quick else 16
     for number, build in enumerate(builds):
         build.call("prepare", folder / str(number), mib, text_mib)
-    floors = [m.Way("cp and flush", m.way_of(builds[0], "copy", folder / "0")),
-              m.Way("sha256 alone", m.way_of(builds[0], "sha256", folder / "0"), "cp and flush")]  # fmt: skip
+    floors = [
+        m.Way("cp and flush", m.way_of(builds[0], "copy", folder / "0")),
+        m.Way("sha256 alone", m.way_of(builds[0], "sha256", folder / "0"), "cp and flush"),
+    ]
     found = {
         TITLES[0]: (mib, [*floors, *_ways(builds, folder, TOKENS, "cp and flush")]),
         TITLES[1]: (text_mib, _ways(builds, folder, TEXT, "parquet-to-hdf5")),

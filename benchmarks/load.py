@@ -26,9 +26,12 @@ from zb_hdf5 import DocumentLoader, HDF5ShardWriter, Loader, ShardIndex, convert
 ONE_RANK: Mapping[str, Any] = {"rank": 0, "world_size": 1}
 SHARD_BATCHES = 4096
 WINDOWS = {"batch_size": 4, "seq_len": 4096}
-#: Tokens of a document; spans of each.
-DOCUMENT, SPANS = 500, 3
+#: Tokens of a document.
+DOCUMENT = 500
+#: Spans of each document.
+SPANS = 3
 BOTH = (m.FIRST, m.LATER)
+BAR_AGAINST_OLD = 0.95
 PLUS_1 = "int32 view + 1 µs"
 
 
@@ -84,7 +87,17 @@ def from_cache(path: Path, **options: Any) -> Epochs:
 
 
 class Row(NamedTuple):
-    """A row: its batches, the row that it is compared with, and the least share of its rate in one pass and later."""
+    """A row of a table.
+
+    Attributes
+    ----------
+    epochs
+        Returns its batches, given the folder of the data.
+    baseline
+        The row that it is compared with.
+    bar
+        The least share of the rate of that row, in one pass and later; None: there is no bar.
+    """
 
     epochs: Callable[[Path], Epochs]
     baseline: str = ""
@@ -141,8 +154,14 @@ TABLES = {
 }
 TITLES = (*TABLES, m.AGAINST_OLD, "Many shards", "A cold disk")
 #: Rows that are measured in both builds with --old.
-AGAINST = ("Loader", "Loader, records, 4 shards", "packed, cu_seqlens", "windows", "windows, 98 spans a batch",
-           "DocumentLoader")  # fmt: skip
+AGAINST = (
+    "Loader",
+    "Loader, records, 4 shards",
+    "packed, cu_seqlens",
+    "windows",
+    "windows, 98 spans a batch",
+    "DocumentLoader",
+)
 
 
 def row(folder: str, name: str) -> m.Figures:
@@ -194,7 +213,8 @@ def make_many(folder: str, count: int, batches: int) -> m.Figures:
 
 def many_shards(folder: str, count: int, steps: int) -> m.Figures:
     """Open a store of many shards, meet them all, and time later batches."""
-    before, start_s = m.anonymous_mib(), time.perf_counter()
+    before = m.anonymous_mib()
+    start_s = time.perf_counter()
     loader = Loader(Path(folder) / f"many-{count}", **ONE_RANK)
     next(loader)
     first_ms = 1e3 * (time.perf_counter() - start_s)
@@ -220,30 +240,44 @@ def cold(folder: str, order: str) -> m.Figures:
 def tables(quick: bool, folder: Path, builds: list[m.Build]) -> Iterator[tuple[str, list[m.Way]]]:
     """Yield titles and ways; the first build is the current one."""
     build = builds[0]
-    patience = 0.0 if quick else 3.0
+    data = folder / "0"
+    patience_s = 0.0 if quick else 3.0
     for title, rows in TABLES.items():
-        yield title, [
-            m.Way(name, m.way_of(build, "row", folder / "0", name, patience_s=patience), baseline,
-                  dict.fromkeys(BOTH, bar) if bar else {})
-            for name, (_, baseline, bar) in rows.items()
-        ]  # fmt: skip
+        yield title, [_way(build, data, name, row, patience_s) for name, row in rows.items()]
     if len(builds) > 1:
-        yield m.AGAINST_OLD, [
-            m.Way(f"{name}{', old' * number}", m.way_of(each, "row", folder / str(number), name),
-                  "" if number else f"{name}, old", {} if number else dict.fromkeys(BOTH, 0.95))
-            for name in AGAINST for number, each in enumerate(builds)
-        ]  # fmt: skip
-    shards, steps = (20, 400) if quick else (4400, 40_000)
-    one = m.way_of(build, "many_shards", folder / "0", 1, steps)
-    many = m.way_of(build, "many_shards", folder / "0", shards, steps)
+        ways: list[m.Way] = []
+        for name in AGAINST:
+            ways += m.against_old(builds, name, "row", folder, dict.fromkeys(BOTH, BAR_AGAINST_OLD))
+        yield m.AGAINST_OLD, ways
+    yield "Many shards", _many_shards(build, data, quick)
+    yield "A cold disk", _cold_disk(build, data)
+
+
+def _way(build: m.Build, data: Path, name: str, row: Row, patience_s: float) -> m.Way:
+    run = m.way_of(build, "row", data, name, patience_s=patience_s)
+    return m.Way(name, run, row.baseline, dict.fromkeys(BOTH, row.bar) if row.bar else {})
+
+
+def _many_shards(build: m.Build, data: Path, quick: bool) -> list[m.Way]:
+    shards = 20 if quick else 4400
+    steps = 400 if quick else 40_000
+    one = m.way_of(build, "many_shards", data, 1, steps)
+    many = m.way_of(build, "many_shards", data, shards, steps)
     limit = m.Way("the limit of memory", lambda: {"own MiB": 14.0})
-    yield "Many shards", [
-        m.Way("1 shard", one), limit, m.Way(f"{shards:,} shards", many, "1 shard", {m.LATER: 1 / 1.6}),
+    return [
+        m.Way("1 shard", one),
+        limit,
+        m.Way(f"{shards:,} shards", many, "1 shard", {m.LATER: 1 / 1.6}),
         m.Way(f"{shards:,} shards, memory", lambda: {"own MiB": many()["own MiB"]}, limit.name, {"own MiB": 1.0}),
-    ]  # fmt: skip
-    orders = ("O_DIRECT", "sequential", "block", "global")
-    ways = [m.Way(o, m.way_of(build, "cold", folder / "0", o), "O_DIRECT", {"cold, µs": 0.9}) for o in orders]
-    yield "A cold disk", [ways[0]._replace(baseline="", bars={}), *ways[1:]]
+    ]
+
+
+def _cold_disk(build: m.Build, data: Path) -> list[m.Way]:
+    orders = ("sequential", "block", "global")
+    return [
+        m.Way("O_DIRECT", m.way_of(build, "cold", data, "O_DIRECT")),
+        *(m.Way(order, m.way_of(build, "cold", data, order), "O_DIRECT", {"cold, µs": 0.9}) for order in orders),
+    ]
 
 
 def measure(run: m.Run) -> Iterator[dict[str, Any]]:

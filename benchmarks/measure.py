@@ -84,7 +84,8 @@ def direct_bytes_per_s(path: Path) -> float:
     evict(path)
     buffer = mmap.mmap(-1, READ_BYTES)  # page-aligned for O_DIRECT
     with open(os.open(path, os.O_RDONLY | os.O_DIRECT), "rb", buffering=0) as file:
-        start_s, total = time.perf_counter(), 0
+        start_s = time.perf_counter()
+        total = 0
         while count := os.preadv(file.fileno(), [buffer], total):
             total += count
             if count % mmap.PAGESIZE:
@@ -103,7 +104,8 @@ def anonymous_mib() -> float:
 
 def us_of(batches: Iterable[Any]) -> float:
     """Return the microseconds of each step of an iteration; its `iter` is included."""
-    start_s, count = time.perf_counter(), 0
+    start_s = time.perf_counter()
+    count = 0
     for count, _ in enumerate(batches, start=1):  # noqa: B007
         pass
     return 1e6 * (time.perf_counter() - start_s) / count
@@ -117,7 +119,8 @@ def _busy_s() -> float:
 
 def wait_for_quiet(patience_s: float) -> None:
     """Wait until other processes leave the machine alone, but no longer than `patience_s`."""
-    end_s, busy = time.monotonic() + patience_s, 1.0
+    end_s = time.monotonic() + patience_s
+    busy = 1.0
     while busy > QUIET_CORES and time.monotonic() < end_s:
         before = _busy_s()
         time.sleep(0.1)
@@ -154,8 +157,8 @@ class Build:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         wait_for_quiet(patience_s)
-        print(json.dumps([function, [str(a) if isinstance(a, Path) else a for a in arguments]]),
-              file=self._process.stdin, flush=True)  # fmt: skip
+        line = json.dumps([function, [str(a) if isinstance(a, Path) else a for a in arguments]])
+        print(line, file=self._process.stdin, flush=True)
         answer = json.loads(self._process.stdout.readline() or '{"error": "the process ended"}')
         if "error" in answer:
             raise RuntimeError(f"{function}{arguments}: {answer['error']}")
@@ -187,7 +190,21 @@ def serve(module: str) -> None:
 
 
 class Run(NamedTuple):
-    """The folder of the data, the builds that are compared, and the tables that are asked for."""
+    """A run of a benchmark.
+
+    Attributes
+    ----------
+    folder
+        The folder of the data.
+    builds
+        The builds that are compared, this one first.
+    quick
+        Whether little data is used, and no bar is judged.
+    rounds
+        Rounds of every row.
+    titles
+        The tables that are asked for.
+    """
 
     folder: Path
     builds: list[Build]
@@ -200,7 +217,19 @@ class Run(NamedTuple):
 
 
 class Way(NamedTuple):
-    """One row: `run()` returns figures, less being better; bars are the least share of the rate of `baseline`."""
+    """One row of a table.
+
+    Attributes
+    ----------
+    name
+        The name of the row.
+    run
+        Returns figures; less is better.
+    baseline
+        The row that it is compared with; "": none.
+    bars
+        Figure -> the least share of the rate of the baseline.
+    """
 
     name: str
     run: Callable[[], Figures]
@@ -232,7 +261,33 @@ def compare(title: str, ways: Sequence[Way], rounds: int) -> dict[str, Any]:
 
 
 def way_of(build: Build, function: str, *arguments: Any, patience_s: float = 0.0) -> Callable[[], Figures]:
+    """Return a function that calls one of the module in a fork of a build."""
     return partial(build.call, function, *arguments, patience_s=patience_s)
+
+
+def against_old(
+    builds: Sequence[Build], name: str, function: str, folder: Path, bars: Mapping[str, float]
+) -> list[Way]:
+    """Return the ways of one row in this build and in the older one, which is its baseline.
+
+    Parameters
+    ----------
+    builds
+        Both builds, this one first.
+    name
+        The name of the row, which the function takes.
+    function
+        The function of the module.
+    folder
+        The folder that has the data of each build, by its number.
+    bars
+        The least shares of the rate of the older build.
+    """
+    old = f"{name}, old"
+    return [
+        Way(name, way_of(builds[0], function, folder / "0", name), old, bars),
+        Way(old, way_of(builds[1], function, folder / "1", name)),
+    ]
 
 
 # --- reports -----------------------------------------------------------------------------------------------------
@@ -240,21 +295,34 @@ def way_of(build: Build, function: str, *arguments: Any, patience_s: float = 0.0
 
 def report(result: dict[str, Any]) -> str:
     """Return the tables as markdown, with a verdict for each bar; a --quick run is not judged."""
-    bars = "; a bar is the least ratio of a full run" + ", --quick judges none" * result["quick"]
+    quick = result["quick"]
+    bars = "; a bar is the least ratio of a full run"
+    if quick:
+        bars += ", --quick judges none"
     lines = [f"{result['machine']}. Rounds in turns; medians, quartiles of ratios in brackets{bars}."]
     for table in result["tables"]:
-        columns = list(dict.fromkeys(c for row in table["rows"] for c in row["figures"]))
-        headers = ["row", *columns, *(f"{column.partition(',')[0]}, ratio" for column in columns)]
-        rated = LATER in columns
-        headers += ["M tokens/s"] * rated
-        rounds = f"{table['rounds']} round{'s' * (table['rounds'] > 1)}"
-        lines += [f"\n### {table['title']} ({rounds})\n", _line(headers), _line(["---"] * len(headers))]
-        for row in table["rows"]:
-            cells = [row["name"], *(f"{row['figures'][c][0]:,.2f}" if c in row["figures"] else "" for c in columns)]
-            cells += [_ratio(row, column, result["quick"]) for column in columns]
-            cells += [f"{BATCH_TOKENS / row['figures'][LATER][0]:,.0f}" if LATER in row["figures"] else ""] * rated
-            lines.append(_line(cells))
+        rounds = f"{table['rounds']} {'round' if table['rounds'] == 1 else 'rounds'}"
+        lines.append(f"\n### {table['title']} ({rounds})\n")
+        lines += _table_lines(table["rows"], quick)
     return "\n".join(lines)
+
+
+def _table_lines(rows: Sequence[dict[str, Any]], quick: bool) -> list[str]:
+    """Return the header and the rows of a table; where batches are timed, the last column has tokens a second."""
+    columns = list(dict.fromkeys(column for row in rows for column in row["figures"]))
+    headers = ["row", *columns, *(f"{column.partition(',')[0]}, ratio" for column in columns)]
+    if LATER in columns:
+        headers.append("M tokens/s")
+    lines = [_line(headers), _line(["---"] * len(headers))]
+    for row in rows:
+        figures = {column: median for column, (median, _, _) in row["figures"].items()}
+        cells = [row["name"]]
+        cells += [f"{figures[column]:,.2f}" if column in figures else "" for column in columns]
+        cells += [_ratio(row, column, quick) for column in columns]
+        if LATER in columns:
+            cells.append(f"{BATCH_TOKENS / figures[LATER]:,.0f}" if LATER in figures else "")
+        lines.append(_line(cells))
+    return lines
 
 
 def _line(cells: Iterable[str]) -> str:
@@ -265,9 +333,15 @@ def _ratio(row: dict[str, Any], column: str, quick: bool) -> str:
     if column not in row["ratios"]:
         return ""
     median, low, high = row["ratios"][column]
+    ratio = f"{median:.2f} ({low:.2f}..{high:.2f}) of {row['baseline']}"
     bar = row["bars"].get(column)
-    verdict = "" if bar is None else f", bar {bar}: {'not judged' if quick else 'met' if median >= bar else 'NOT met'}"
-    return f"{median:.2f} ({low:.2f}..{high:.2f}) of {row['baseline']}{verdict}"
+    if bar is None:
+        return ratio
+    if quick:
+        verdict = "not judged"
+    else:
+        verdict = "met" if median >= bar else "NOT met"
+    return f"{ratio}, bar {bar}: {verdict}"
 
 
 if __name__ == "__main__":

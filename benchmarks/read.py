@@ -26,13 +26,15 @@ from zb_hdf5 import HDF5ShardWriter, MmapTokenStore, convert, open_reader
 
 #: Epoch number -> batches.
 Epochs = Callable[[int], Iterable[Any]]
-#: Those whose package is there.
-CODECS = ("none", *("zstd:1", "zstd:3") * (find_spec("zstandard") is not None), "gzip:1")
+#: The codecs whose package is installed.
+CODECS = ("none", "zstd:1", "zstd:3", "gzip:1") if find_spec("zstandard") else ("none", "gzip:1")
 WINDOW = 2048
 WINDOWS = f"Windows of {WINDOW} tokens of a stream"
 TITLES = ("Backends and accesses", "Codecs", WINDOWS)
-#: Batches of a source; of --quick.
-BATCHES, QUICK = 3200, 128
+#: Batches of a source.
+BATCHES = 3200
+#: Batches of a source with --quick.
+QUICK = 128
 
 
 class Store:
@@ -40,17 +42,21 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.files = [path.open("rb") for path in sorted(folder.glob("shard-*.h5"))]
-        self.offsets, self.rows, self.views = [], [], []
+        self.offsets: list[list[int]] = []
+        self.rows: list[list[int]] = []
+        self.views: list[np.ndarray[Any, Any]] = []
         for file in self.files:
+            found: list[int] = []
             with h5py.File(file.name) as h5:
-                self.dtype, found = h5["batches"].dtype, []
+                self.dtype = h5["batches"].dtype
                 h5["batches"].id.chunk_iter(lambda chunk, found=found: found.append(chunk.byte_offset))
                 self.rows.append(h5["crc32"][:].tolist())
             self.offsets.append(found)
             mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
             stride = found[1] - found[0]
             assert found == list(range(found[0], found[0] + stride * len(found), stride))
-            shape, item = (len(found), m.BATCH_SIZE, m.SEQ_LEN), self.dtype.itemsize
+            shape = (len(found), m.BATCH_SIZE, m.SEQ_LEN)
+            item = self.dtype.itemsize
             strides = (stride, m.SEQ_LEN * item, item)
             self.views.append(np.ndarray(shape, self.dtype, mapping, found[0], strides))
         self.places = [(shard, k) for shard, found in enumerate(self.offsets) for k in range(len(found))]
@@ -61,7 +67,17 @@ class Store:
 
 
 def bare(folder: Path, how: str, check: bool = False) -> Epochs:
-    """Read by "map" or "preadv", m.compare with the crc32 rows, widen; or give "int32" views of a private mapping."""
+    """Return bare reads of a store: read, compare with the crc32 rows if asked to, and widen.
+
+    Parameters
+    ----------
+    folder
+        The store.
+    how
+        "map", "preadv", or "int32": views of a private copy, which are not widened.
+    check
+        Whether each batch is compared with its crc32.
+    """
     store = Store(folder)
     if how == "int32":
         views = [np.array(view).view(np.int32) for view in store.views]
@@ -121,21 +137,26 @@ def make_store(source: Path, target: Path, target_format: str = "hdf5", **option
 # --- ways ---------------------------------------------------------------------------------------------------------
 
 
-ROWS: dict[str, Callable[[Path], Epochs]] = {
-    "memory": lambda f: from_memory(f / "hdf5"),
-    "bare map": lambda f: bare(f / "hdf5", "map"),
-    "bare preadv": lambda f: bare(f / "hdf5", "preadv"),
-    **{
-        f'hdf5, "{access}"{", unchecked" * (verify == "none")}': partial(
-            lambda f, access, verify: by_reader(f / "hdf5", access=access, verify=verify), access=access, verify=verify
-        )
-        for access in ("auto", "mmap", "pread", "h5py") for verify in ("auto", "none")
-    },
-    **{
-        f'batch, "{access}"': partial(lambda f, access: by_reader(f / "batch", access=access), access=access)
-        for access in ("auto", "mmap", "pread")
-    },
-}  # fmt: skip
+def _rows() -> dict[str, Callable[[Path], Epochs]]:
+    """Return name -> a function from the folder of the data to the batches of the row."""
+    rows: dict[str, Callable[[Path], Epochs]] = {
+        "memory": lambda folder: from_memory(folder / "hdf5"),
+        "bare map": lambda folder: bare(folder / "hdf5", "map"),
+        "bare preadv": lambda folder: bare(folder / "hdf5", "preadv"),
+    }
+    for access in ("auto", "mmap", "pread", "h5py"):
+        rows[f'hdf5, "{access}"'] = partial(_in_folder, "hdf5", access=access)
+        rows[f'hdf5, "{access}", unchecked'] = partial(_in_folder, "hdf5", access=access, verify="none")
+    for access in ("auto", "mmap", "pread"):
+        rows[f'batch, "{access}"'] = partial(_in_folder, "batch", access=access)
+    return rows
+
+
+def _in_folder(store: str, folder: Path, **options: Any) -> Epochs:
+    return by_reader(folder / store, **options)
+
+
+ROWS = _rows()
 
 
 def row(folder: str, name: str) -> m.Figures:
@@ -177,8 +198,11 @@ def prepare(folder: Path, num_batches: int) -> None:
 def measure(run: m.Run) -> Iterator[dict[str, Any]]:
     """Yield the tables of these titles; another build has no rows here."""
     prepare(run.folder, QUICK if run.quick else BATCHES)
-    rows = {"Backends and accesses": ("row", ROWS, "memory"), "Codecs": ("codec_row", CODECS, "none"),
-            WINDOWS: ("window_row", ("h5py", "extents"), "h5py")}  # fmt: skip
+    rows: dict[str, tuple[str, Iterable[str], str]] = {
+        "Backends and accesses": ("row", ROWS, "memory"),
+        "Codecs": ("codec_row", CODECS, "none"),
+        WINDOWS: ("window_row", ("h5py", "extents"), "h5py"),
+    }
     if "Codecs" in run.titles and "zstd:1" not in CODECS:
         print("Codecs: the rows of zstd are left out; they need pip install '.[codecs]'", file=sys.stderr)
     for title in run.titles:

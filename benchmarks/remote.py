@@ -77,7 +77,8 @@ def load(url: str, epoch: int, options: dict[str, Any]) -> m.Figures:
 
 def measure(run: m.Run) -> Iterator[dict[str, Any]]:
     """Yield the one table."""
-    folder, build = run.folder, run.builds[0]
+    folder = run.folder
+    build = run.builds[0]
     m.write_tokens(folder / "tokens.npy", (QUICK if run.quick else BATCHES) * m.BATCH_SIZE)
     make_store(folder / "tokens.npy", folder / "store", num_shards=4)
     with serve(folder) as url:

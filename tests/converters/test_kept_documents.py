@@ -251,7 +251,7 @@ def test_undecodable_values_are_refused(tmp_path):
     assert f"row 2 of {tmp_path}/x.parquet: column 'id' is not UTF-8" in one_line(done.output)
     (tmp_path / "x.jsonl").write_text('{"text": "abc", "id": "\\ud800"}\n')
     done = run_text("jsonl", tmp_path / "x.jsonl", tmp_path / "out", "--id-column", "id")
-    assert rf"line 1 of {tmp_path}/x.jsonl: column 'id': the id '\ud800' is no Unicode text" in one_line(done.output)
+    assert rf"line 1 of {tmp_path}/x.jsonl: column 'id': the id '\ud800' is not valid Unicode" in one_line(done.output)
 
 
 @pytest.fixture

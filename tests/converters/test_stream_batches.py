@@ -259,7 +259,7 @@ def test_a_document_table_of_another_stream_is_refused(tmp_path, of_a_store):
     (9, {"spans": [(0, 4, "x"), (3, 5, "y")]}, r"span 1: expected .* 4 <= start .* \(3, 5, 'y'\); they must ascend"),
     (9, {"spans": [(0, 4, b"\xff")]}, r"the value of span 0 cannot be encoded: .*choose another spans_codec"),
     (9, {"id": b"\xff"}, r"document 0: expected an id, a text or a whole number, found b'\\xff'"),
-    (9, {"id": "\ud800"}, r"the id '\\ud800' is no Unicode text"),
+    (9, {"id": "\ud800"}, r"the id '\\ud800' is not valid Unicode"),
     (9, {"id": 1.5}, r"document 0: expected an id"),
     (9, {"id": ""}, r"document 0: expected an id"),
     (9, {"metadata": {1: {(): 2}}}, r"expected metadata that JSON can hold"),

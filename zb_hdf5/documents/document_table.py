@@ -1,4 +1,4 @@
-"""Tables of documents: one file with the facts of consecutive documents, and all those of a store or a stream.
+"""Tables of documents: one file with the facts of consecutive documents, and all files of a store or a stream.
 
 The document stream of a split is its documents joined in the order of their source, before packing and shuffling. The
 offset of a token in it names the token and its document, whatever was shuffled later.
@@ -48,7 +48,7 @@ if TYPE_CHECKING:  # h5py, which a store without documents does not need
 
 Offsets: TypeAlias = npt.NDArray[np.uint64]
 #: Documents that are moved from table to table at once.
-DOCUMENTS_AT_ONCE: Final = 1 << 14
+JOINED_AT_ONCE: Final = 1 << 14
 
 
 def documents_name(number: int) -> str:
@@ -59,7 +59,16 @@ def documents_name(number: int) -> str:
 class DocumentPart(NamedTuple):
     """One document table of a store, and its range of the document stream of its split.
 
-    `path` is relative to the folder. Without a `sha256` it is a stream, which has the offsets only.
+    Attributes
+    ----------
+    path
+        Relative to the folder.
+    sha256
+        The digest of the table; "": it is a stream, which has the offsets only.
+    first_token, token_count
+        Its range of the document stream.
+    first_document, document_count
+        The number of its first document in the split, and how many it has.
     """
 
     path: str
@@ -73,8 +82,9 @@ class DocumentPart(NamedTuple):
 
 
 def in_order(parts: Iterable[DocumentPart]) -> list[DocumentPart]:
-    """Return document tables one behind the other, those of each split from token and document 0 on."""
-    found, ends = [], dict[str, tuple[int, int]]()
+    """Return document tables one after the other, in each split from token and document 0 on."""
+    found: list[DocumentPart] = []
+    ends: dict[str, tuple[int, int]] = {}
     for part in parts:
         token, document = ends.get(part.split, (0, 0))
         found.append(part._replace(first_token=token, first_document=document))
@@ -91,15 +101,39 @@ def joined_spans(parts: Sequence[Spans]) -> Spans:
 
 
 class DocumentTableFile:
-    """One document table, which a part of an index may describe. Offsets and numbers are its own.
+    """One document table. Offsets and numbers count from its first document.
 
-    The `offsets` of a stream without one are its table: they have no other columns.
+    Parameters
+    ----------
+    path
+        The file.
+    part
+        Its description in an index; None: there is none.
+    verify, access
+        As for `open_reader`.
+    offsets
+        The offsets of a stream that has no document table: they are its one column. None: the file is a table.
+
+    Attributes
+    ----------
+    count
+        Its documents.
+    tokens_sha256
+        The sha256 of the tokens that it belongs to; "" in a store.
+    split
+        The split of the documents.
+    spans_codec
+        The stored name of the encoding of the values of spans.
     """
 
     def __init__(
-        self, path: Path, part: DocumentPart | None = None, verify: str = "auto", offsets: TableFile | None = None,
+        self,
+        path: Path,
+        part: DocumentPart | None = None,
+        verify: str = "auto",
+        offsets: TableFile | None = None,
         access: str = "auto",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.path = path
         if offsets is None:
             from zb_hdf5.documents.table_file import TableFile
@@ -112,8 +146,10 @@ class DocumentTableFile:
             expected = part.document_count if part else 0
             raise FormatError(f"{path}: expected {expected:,} documents, found {self.count:,}; restore it")
         known = self._table.attributes
-        self.tokens_sha256, self.spans_codec = str(known.get("tokens_sha256", "")), str(known.get("spans_codec", ""))
-        self.split, self.has_spans = str(known.get("split", DEFAULT_SPLIT)), "span_starts" in self._table
+        self.tokens_sha256 = str(known.get("tokens_sha256", ""))
+        self.spans_codec = str(known.get("spans_codec", ""))
+        self.split = str(known.get("split", DEFAULT_SPLIT))
+        self.has_spans = "span_starts" in self._table
 
     @property
     def offsets(self) -> Offsets:
@@ -122,11 +158,17 @@ class DocumentTableFile:
 
     def part(self) -> DocumentPart:
         """Return the description of this file alone, for an index."""
-        table = self._table
-        return DocumentPart(self.path.name, table.num_bytes, table.sha256, self.split, 0, self._end, 0, self.count)
+        return DocumentPart(
+            path=self.path.name,
+            num_bytes=self._table.num_bytes,
+            sha256=self._table.sha256,
+            split=self.split,
+            token_count=self._end,
+            document_count=self.count,
+        )
 
     def number_of(self, offsets: Offsets) -> npt.NDArray[np.int64]:
-        """Return the numbers of the documents of tokens; -1 behind the last whole one."""
+        """Return the numbers of the documents of tokens; -1 after the last whole document."""
         numbers = self._table.search("offsets", offsets, "right") - 1
         return np.where(numbers < self.count, numbers, -1)
 
@@ -146,15 +188,21 @@ class DocumentTableFile:
         except (ValueError, RecursionError) as error:
             problem = f"document {number:,}: expected an id in UTF-8 and a JSON object, found {error}"
             raise self._table.damaged(problem) from error
+        row = 0 if rows.rows is None else int(rows.rows[0])
         return Document(
-            number, start, stop - start, names[0].decode("utf-8", "surrogateescape") if names else None,
-            (None if rows.rows is None else int(rows.rows[0])) or None, identity, metadata,
-        )  # fmt: skip
+            number=number,
+            offset=start,
+            length=stop - start,
+            source=names[0].decode("utf-8", "surrogateescape") if names else None,
+            row=row or None,
+            id=identity,
+            metadata=metadata,
+        )
 
     def rows(self, start: int, stop: int, *, spans: bool = True) -> DocumentRows:
         """Return the facts of some documents; without `spans` no names of sources either."""
         table = self._table
-        source, row = (table.read(name, start, stop) if name in table else None for name in ("source", "row"))
+        sources, rows = (table.read(name, start, stop) if name in table else None for name in ("source", "row"))
         ids, metadata = (
             table.read_texts(name, start, stop) if f"{name}_ends" in table else None for name in TEXT_COLUMNS
         )
@@ -163,7 +211,8 @@ class DocumentTableFile:
             first, end = table.read("offsets", start, stop + 1)[[0, -1]]
             found = self.encoded_spans(np.array([first]), np.array([end]))
             found = found._replace(starts=found.starts - first, stops=found.stops - first)
-        return DocumentRows(self.sources if spans else (), source, row, ids, metadata, found)
+        names = self.sources if spans else ()
+        return DocumentRows(names=names, sources=sources, rows=rows, ids=ids, metadata=metadata, spans=found)
 
     @kept_property
     def sources(self) -> list[str]:
@@ -174,11 +223,12 @@ class DocumentTableFile:
 
     def sources_of(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
         """Return which of the `sources` some documents are from; `NO_SOURCE` where that is not known."""
-        is_known = "source" in self._table
-        return self._table.read("source", start, stop) if is_known else np.full(stop - start, NO_SOURCE, np.uint32)
+        if "source" in self._table:
+            return self._table.read("source", start, stop)
+        return np.full(stop - start, NO_SOURCE, np.uint32)
 
     def spans(self, starts: Offsets, stops: Offsets, codec: WantedSpans | None) -> Spans:
-        """Return the spans that have a token in some ranges, which ascend and lie apart: three reads for each range."""
+        """Return the spans that have a token in some ranges, which ascend and do not overlap: three reads a range."""
         begins, ends, texts = self.encoded_spans(starts, stops)
         if not texts:
             return Spans(begins, ends, [])
@@ -194,12 +244,14 @@ class DocumentTableFile:
 
     def encoded_spans(self, starts: Offsets, stops: Offsets) -> Spans:
         """Return the spans that have a token in some ranges, their values as they are stored."""
-        table, found, low = self._table, [], 0
         if not self.has_spans:
             return joined_spans([])
+        table = self._table
+        found: list[Spans] = []
         firsts = table.search("span_starts", starts, "right").tolist()
-        behind = np.minimum(table.search("span_starts", stops, "left"), table.num_rows("span_starts") - 1).tolist()
-        for first, high in zip(firsts, behind, strict=True):
+        ends = np.minimum(table.search("span_starts", stops, "left"), table.num_rows("span_starts") - 1).tolist()
+        low = 0
+        for first, high in zip(firsts, ends, strict=True):
             low = max(low, first - 1)
             if low < high:
                 edges, data = table.read_joined_texts("span_values", low, high)
@@ -240,7 +292,19 @@ def check_documents(path: Path, part: DocumentPart | None = None) -> None:
 
 
 def write_joined(tables: Sequence[Path], path: Path, split: str, tokens_sha256: str) -> None:
-    """Make one table of several for the one file that has their tokens; of none, remove that of an earlier file."""
+    """Make one table of several, for the one file that has their tokens.
+
+    Parameters
+    ----------
+    tables
+        The tables; none: the table of an earlier file at this path is removed.
+    path
+        The file that has the tokens.
+    split
+        The split of the documents.
+    tokens_sha256
+        The sha256 of the tokens.
+    """
     from zb_hdf5.documents.table_writer import DocumentsWriter
 
     if not tables:
@@ -256,8 +320,8 @@ def join_documents(files: Iterable[DocumentTableFile], writer: DocumentsWriter) 
     for file in files:
         with closing(file):
             edges = file.offsets.astype(np.int64)
-            for start in range(0, file.count, DOCUMENTS_AT_ONCE):
-                stop = min(start + DOCUMENTS_AT_ONCE, file.count)
+            for start in range(0, file.count, JOINED_AT_ONCE):
+                stop = min(start + JOINED_AT_ONCE, file.count)
                 rows = file.rows(start, stop)  # values of spans as they are stored
                 if rows.spans and rows.spans.values:
                     writer.take_codec(file.spans_codec, file.path)
@@ -269,8 +333,18 @@ class DocumentTable:
 
     Thread-safe, usable after fork, picklable; a file is opened when it is needed, and as many are open as the process
     may have. Numbers and offsets count over all files: where several splits are read together, over the one split
-    and then the next. `parts` ascend by their first token, and `open_offsets` opens the offsets of the stream of one
-    that has no table.
+    and then the next.
+
+    Parameters
+    ----------
+    folder
+        The folder that the paths of `parts` are relative to.
+    parts
+        The tables, ascending by their first token.
+    verify, access
+        As for `open_reader`.
+    open_offsets
+        Opens the offsets of the stream of a part, by its index; for parts that have no table.
     """
 
     def __init__(
@@ -281,7 +355,10 @@ class DocumentTable:
         open_offsets: Callable[[int], TableFile] | None = None,
         access: str = "auto",
     ) -> None:
-        self._folder, self.parts, self._verify, self._access = any_path(folder), tuple(parts), verify, access
+        self._folder = any_path(folder)
+        self.parts = tuple(parts)
+        self._verify = verify
+        self._access = access
         self._open_offsets = open_offsets
         self._first_tokens = np.array([part.first_token for part in self.parts], np.uint64)
         self._first_documents = np.array([part.first_document for part in self.parts], np.int64)
@@ -289,11 +366,32 @@ class DocumentTable:
 
     @classmethod
     def of_file(
-        cls, path: Path, tokens_sha256: str | None = None, verify: str = "auto", sha256: str = "", access: str = "auto"
+        cls,
+        path: Path,
+        tokens_sha256: str | None = None,
+        verify: str = "auto",
+        sha256: str = "",
+        access: str = "auto",
     ) -> Self | None:
-        """Return the table of a lone file or a stream, which has this `sha256` of it; None: there is none.
+        """Return the table of a lone file or a stream; None: there is none.
 
-        `FormatError` if it belongs to other tokens, `IncompleteError` if the stream has one and it is not there.
+        Parameters
+        ----------
+        path
+            The file that has the tokens.
+        tokens_sha256
+            The sha256 of its tokens; None or "": not known.
+        verify, access
+            As for `open_reader`.
+        sha256
+            The digest of the table, as the stream has it; "": the stream has none.
+
+        Raises
+        ------
+        FormatError
+            If the table belongs to other tokens.
+        IncompleteError
+            If the stream has a digest, and the table is not there.
         """
         if not documents_path(path).exists():
             if sha256:
@@ -348,7 +446,8 @@ class DocumentTable:
         indices = self._first_tokens.searchsorted(asked, side="right") - 1
         found = np.empty(len(asked), np.int64)
         for index in np.unique(indices).tolist():
-            here, part = indices == index, self.parts[index]
+            part = self.parts[index]
+            here = indices == index
             local = self.file(index).number_of(asked[here] - np.uint64(part.first_token))
             found[here] = np.where(local < 0, local, local + part.first_document)
         numbers[real] = found
@@ -384,7 +483,8 @@ class DocumentTable:
         FormatError
             If a value cannot be decoded.
         """
-        start, stop = max(start, 0), min(stop, self.token_count)
+        start = max(start, 0)
+        stop = min(stop, self.token_count)
         if start >= stop:
             return joined_spans([])
         return self.spans_of(np.array([start], np.uint64), np.array([stop], np.uint64), codec)
@@ -409,7 +509,8 @@ class DocumentTable:
         found = []
         for index in np.unique(ranges(firsts, ends - firsts)).tolist():
             base = np.uint64(self.parts[index].first_token)
-            first, end = int(ends.searchsorted(index, side="right")), int(firsts.searchsorted(index, side="right"))
+            first = int(ends.searchsorted(index, side="right"))
+            end = int(firsts.searchsorted(index, side="right"))
             begins = np.maximum(starts[first:end], base) - base
             here = self.file(index).spans(begins, stops[first:end] - base, codec)
             found.append(Spans(here.starts + base, here.stops + base, here.values))
@@ -435,7 +536,12 @@ class DocumentTable:
 class RecordDocuments(ABC):
     """The documents of the records of a reader, from files that are opened by their numbers. Thread-safe, picklable.
 
-    `access` is that of the reader: with "pread" nothing is mapped.
+    Parameters
+    ----------
+    path
+        The path of the reader.
+    access
+        The access of the reader: with "pread" nothing is mapped.
     """
 
     def __init__(self, path: Path, access: str) -> None:

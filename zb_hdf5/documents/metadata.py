@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # the command line names kinds of text files without numpy
     import numpy.typing as npt
 
 
-#: The source of a document of which none is known.
+#: The source of a document whose source is not known.
 NO_SOURCE: Final = 2**32 - 1
 #: The columns of texts that a document may have.
 TEXT_COLUMNS: Final = ("ids", "metadata")
@@ -85,13 +85,13 @@ class TableInfo(NamedTuple):
 
 
 def id_bytes(value: object, where: str) -> bytes:
-    """Return an id as it is stored; `ConvertError` if it is no text and no whole number."""
+    """Return an id as it is stored; `ConvertError` unless it is a text or a whole number."""
     if isinstance(value, bool) or not isinstance(value, (str, Integral)) or value == "":
         raise ConvertError(f"{where}: expected an id, a text or a whole number, found {value!r}")
     try:
         return str(value).encode("utf-8")
     except UnicodeEncodeError as error:  # half of a surrogate pair, which JSON can name
-        raise ConvertError(f"{where}: the id {value!r} is no Unicode text") from error
+        raise ConvertError(f"{where}: the id {value!r} is not valid Unicode") from error
 
 
 def metadata_bytes(value: Mapping[str, Any], where: str) -> bytes:
@@ -153,7 +153,7 @@ _METADATA: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False, defa
 EncodeValue: TypeAlias = Callable[[Any], bytes]
 DecodeValue: TypeAlias = Callable[[bytes], Any]
 EncodeValues: TypeAlias = Callable[[Sequence[Any]], list[bytes]]
-#: Whether spans are wanted; a function also decodes their values, which else are JSON.
+#: Whether spans are wanted; a function also decodes their values, which are JSON otherwise.
 WantedSpans: TypeAlias = bool | DecodeValue
 #: The stored name of the caller's own functions.
 CUSTOM: Final = "custom"
@@ -161,15 +161,32 @@ JSON: Final = "json"
 
 
 def value_decoder(stored: str, codec: WantedSpans | None, where: str) -> Callable[[Sequence[bytes]], list[Any]]:
-    """Return the function that decodes any number of values: by `codec`; None: by the stored name of their encoding."""
+    """Return the function that decodes any number of values.
+
+    Parameters
+    ----------
+    stored
+        The stored name of their encoding.
+    codec
+        Decodes one value; None or True: values are decoded by the stored name.
+    where
+        Begins the message of an error.
+
+    Raises
+    ------
+    ArgumentError
+        If `codec` is not a function.
+    BackendError
+        If the values were encoded by a function of the user, and there is none to decode them.
+    """
     if callable(codec):
         return lambda values: list(map(codec, values))
     if codec is not None and codec is not True:
         raise ArgumentError(f"{where}: expected a function that decodes the values of spans, found {codec!r}")
     if stored != JSON:
         raise BackendError(
-            f"{where}: the spans were encoded by a function ({stored!r}): pass the one that decodes them, as codec, or "
-            "to a loader as spans"
+            f"{where}: the spans were encoded by a function ({stored!r}): pass the function that decodes them, as "
+            "codec, or to a loader as spans"
         )
     return _json_values
 

@@ -97,11 +97,12 @@ class Pieces:
 
     def split(self, num_records: int) -> Iterator[Pieces]:
         """Yield the pieces of the first `num_records` records, of the next ones, and so on."""
-        starts, seq_len, record = self.starts, self.seq_len, 0
+        starts = self.starts  # computed once for all parts
+        record = 0
         for first, last in pairwise(self.ends[::num_records].tolist()):
             ends = self.ends[record : record + num_records + 1] - first
-            part = Pieces(ends, self.columns[first:last], self.offsets[first:last], seq_len)
-            part.starts = starts[first:last] - record * seq_len  # of all at once
+            part = Pieces(ends, self.columns[first:last], self.offsets[first:last], self.seq_len)
+            part.starts = starts[first:last] - record * self.seq_len
             record += num_records
             yield part
 
@@ -151,7 +152,8 @@ def concatenate(parts: Sequence[Pieces]) -> Pieces:
     if len(lengths) != 1:
         raise ArgumentError(f"expected pieces of records of one length, found lengths {lengths}")
     counts = np.concatenate([part.counts for part in parts])
-    columns, offsets = (np.concatenate([getattr(part, name) for part in parts]) for name in ("columns", "offsets"))
+    columns = np.concatenate([part.columns for part in parts])
+    offsets = np.concatenate([part.offsets for part in parts])
     return Pieces(ends_of(counts), columns, offsets, lengths[0])
 
 
@@ -178,7 +180,7 @@ def ends_of(counts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 def cu_seqlens(pieces: Pieces, capacity: int | None = None) -> npt.NDArray[np.int32]:
     """Return the start of each segment of the batch and the end of the last one, int32, as flash-attention takes them.
 
-    Behind the end they are filled up to `capacity` with segments of no token; `ArgumentError` if it is too small.
+    After the end they are filled up to `capacity` with segments of no token; `ArgumentError` if it is too small.
     """
     count = len(pieces.columns)
     if capacity is not None and capacity <= count:
@@ -218,7 +220,8 @@ def _counting(stop: int) -> npt.NDArray[np.int32]:
 
 def document_ids(pieces: Pieces) -> npt.NDArray[np.int32]:
     """Return the index of each token's segment in `cu_seqlens`: int32, shape (R, S); -1 for padding."""
-    numbers, padding = _counting(len(pieces.offsets)), pieces.is_padding
+    numbers = _counting(len(pieces.offsets))
+    padding = pieces.is_padding
     if padding.any():
         numbers = np.where(padding, np.int32(PADDING_ID), numbers)
     return numbers.repeat(pieces.lengths).reshape(-1, pieces.seq_len)
@@ -234,7 +237,7 @@ def targets(tokens: TokenArray, pieces: Pieces, mask: npt.NDArray[Any] | None = 
         found[:-1] = tokens.reshape(-1)[1:]
         if mask is not None:
             found[:-1][mask.reshape(-1)[1:] == 0] = IGNORED_TARGET
-        found[pieces.starts - 1] = IGNORED_TARGET  # the first segment begins behind the last token
+        found[pieces.starts - 1] = IGNORED_TARGET  # of the first segment this is the last token of all
         padding = pieces.is_padding
         if padding.any():
             found[ranges(pieces.starts[padding], pieces.lengths[padding])] = IGNORED_TARGET
@@ -254,15 +257,25 @@ def next_tokens(tokens: TokenArray, pieces: Pieces | None) -> npt.NDArray[np.int
 def ignore(found: npt.NDArray[np.int64], pieces: Pieces, chosen: npt.NDArray[np.bool_]) -> None:
     """Remove the tokens of the chosen pieces from the array that `targets` or `next_tokens` returned."""
     first = pieces.columns[chosen] == 0  # its first token is nobody's target
-    starts, lengths = pieces.starts[chosen] - 1, pieces.lengths[chosen]
+    starts = pieces.starts[chosen] - 1
+    lengths = pieces.lengths[chosen]
     found.reshape(-1)[ranges(starts + first, lengths - first)] = IGNORED_TARGET
 
 
 def pieces_of_windows(doc_offsets: npt.NDArray[Any], starts: npt.NDArray[np.int64], seq_len: int, end: int) -> Pieces:
-    """Return the pieces of windows of a stream, which begin at `starts`, in any order.
+    """Return the pieces of windows of a stream.
 
-    `doc_offsets` ascend: of each window the last start of a document at or before its own, and all inside it. Documents
-    may be empty; tokens from `end` on, where the last document ends, count as padding.
+    Parameters
+    ----------
+    doc_offsets
+        Starts of documents, ascending: for each window the last one at or before its start, and all inside it.
+        Documents may be empty.
+    starts
+        The first token of each window, in any order.
+    seq_len
+        Tokens of a window.
+    end
+        The end of the last document: tokens from there on count as padding.
     """
     starts = starts.astype(doc_offsets.dtype)  # searchsorted would copy all offsets to a common dtype
     first = doc_offsets.searchsorted(starts, side="right")
@@ -285,20 +298,26 @@ ReadSpans: TypeAlias = Callable[[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]
 
 
 def spans_of_pieces(pieces: Pieces, read: ReadSpans) -> tuple[list[Any], npt.NDArray[np.int32]]:
-    """Return the values of the spans in some records, each once, and for each token its index in them or -1."""
+    """Return the values of the spans in some records, each once, and for each token the index of its span or -1."""
     real = ~pieces.is_padding
-    offsets, starts, lengths = pieces.offsets[real].view(np.int64), pieces.starts[real], pieces.lengths[real]
+    offsets = pieces.offsets[real].view(np.int64)
+    starts = pieces.starts[real]
+    lengths = pieces.lengths[real]
     found = read(*_joined_ranges(offsets, lengths))
-    span_starts, span_stops = found.starts.view(np.int64), found.stops.view(np.int64)
+    span_starts = found.starts.view(np.int64)
+    span_stops = found.stops.view(np.int64)
     firsts = span_stops.searchsorted(offsets, side="right")
     counts = span_starts.searchsorted(offsets + lengths) - firsts
     numbers = ranges(firsts, counts)
     # their first and last tokens in the records, joined; a span may reach over both ends of a piece
     moved, low, high = (values.repeat(counts) for values in (starts - offsets, starts, starts + lengths))
-    edges, names = np.empty(2 * len(numbers) + 2, np.int64), np.full(2 * len(numbers) + 1, -1, np.int32)
-    edges[0], edges[-1], names[1::2] = 0, pieces.num_tokens, numbers
+    edges = np.empty(2 * len(numbers) + 2, np.int64)
+    edges[0] = 0
     edges[1:-1:2] = np.maximum(span_starts[numbers] + moved, low)
     edges[2:-1:2] = np.minimum(span_stops[numbers] + moved, high)
+    edges[-1] = pieces.num_tokens
+    names = np.full(2 * len(numbers) + 1, -1, np.int32)  # gaps and spans in turns
+    names[1::2] = numbers
     return found.values, names.repeat(edges[1:] - edges[:-1]).reshape(-1, pieces.seq_len)
 
 
@@ -309,6 +328,7 @@ def _joined_ranges(
     order = offsets.argsort(kind="stable")
     starts = offsets[order]
     stops = np.maximum.accumulate(starts + lengths[order])
-    is_first, is_last = np.ones(len(order), np.bool_), np.ones(len(order), np.bool_)
+    is_first = np.ones(len(order), np.bool_)
+    is_last = np.ones(len(order), np.bool_)
     is_first[1:] = is_last[:-1] = starts[1:] > stops[:-1]
     return starts[is_first].view(np.uint64), stops[is_last].view(np.uint64)

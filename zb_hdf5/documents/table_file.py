@@ -65,7 +65,7 @@ class _Dataset(NamedTuple):
         return -(-self.num_bytes // TABLES_BLOCK_BYTES)
 
     def blocks(self, start: Any, stop: Any) -> tuple[Any, Any]:
-        """Return the first block of some rows in the dataset, and the one behind the last; also of many ranges."""
+        """Return the first block of some rows in the dataset, and the end of the last one; also of many ranges."""
         size = self.dtype.itemsize
         return start * size // TABLES_BLOCK_BYTES, -(-stop * size // TABLES_BLOCK_BYTES)
 
@@ -73,19 +73,44 @@ class _Dataset(NamedTuple):
 class TableFile:
     """Reads the columns of a table file of one kind by their names. Thread-safe; `close` must not race with reads.
 
-    HDF5 looks at the file once, when it is opened, and holds no lock afterwards. `attributes` are those of the root
-    group, and `num_bytes` is the size of the file.
+    HDF5 looks at the file once, when it is opened, and holds no lock afterwards. Each block of 64 KiB is compared with
+    its crc32 when it is first touched, and each range of a large object at every read. Usable after fork, picklable: a
+    copy opens the file by its path, and refuses another one. A view must not be touched after another process has cut
+    the file in place: that is a bus error.
 
-    Each block of 64 KiB is compared with its crc32 when it is first touched, unless `verify` is "none", and each range
-    of a large object at every read. `sha256` is the expected digest, "" where it is not known. Usable after fork,
-    picklable: a copy opens the file by its path, and refuses another one. A view must not be touched after another
-    process has cut the file in place: that is a bus error. With `access="pread"` nothing is mapped.
+    Parameters
+    ----------
+    path
+        The file, or a URL.
+    kind
+        "pieces" or "documents".
+    sha256
+        The expected digest; "": not known.
+    verify
+        "none": no block is compared.
+    access
+        "pread": nothing is mapped.
+
+    Attributes
+    ----------
+    attributes
+        The attributes of the root group.
+    sha256
+        The digest of the file.
+    num_bytes
+        The size of the file.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], kind: str, sha256: str = "", verify: str = "auto", access: str = "auto"
+        self,
+        path: str | os.PathLike[str],
+        kind: str,
+        sha256: str = "",
+        verify: str = "auto",
+        access: str = "auto",
     ) -> None:
-        self.path, self.kind = any_path(path), kind
+        self.path = any_path(path)
+        self.kind = kind
         try:
             with h5_damage(self.path), open_h5_for_reading(self.path) as h5:
                 self.attributes, self.sha256 = _attributes(h5, self.path, kind)
@@ -107,8 +132,9 @@ class TableFile:
                 f"{self.sha256}; restore it"
             )
         #: The blocks of a dataset that were not compared, until all were.
-        pending = {} if verify == "none" else self._datasets
-        self._pending = {name: np.ones(dataset.num_blocks, np.bool_) for name, dataset in pending.items()}
+        self._pending: dict[str, npt.NDArray[np.bool_]] = {}
+        if verify != "none":
+            self._pending = {name: np.ones(dataset.num_blocks, np.bool_) for name, dataset in self._datasets.items()}
         self._is_far = isinstance(self.path, RemotePath) and self.num_bytes >= FETCHED_BYTES
         self._file = open_ranges(self.path, identity) if self._is_far else LocalFile(self.path, identity, access)
 
@@ -124,9 +150,10 @@ class TableFile:
         dataset = self._datasets[name]
         if not 0 <= start <= stop <= dataset.num_rows:
             raise self.damaged(f"{name} has {dataset.num_rows:,} rows, a row of it points to {start:,} to {stop:,}")
-        rows, pending = self._mapped(dataset), self._pending.get(name)
+        rows = self._mapped(dataset)
         if rows is None:
             return self._read_runs(name, [(start, stop)])[0]
+        pending = self._pending.get(name)
         if pending is not None:
             first, last = dataset.blocks(start, stop)
             self._compare(name, rows, (pending[first:last].nonzero()[0] + first).tolist())
@@ -151,15 +178,27 @@ class TableFile:
     def gather(
         self, names: Sequence[str], starts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64] | None = None
     ) -> list[npt.NDArray[Any]]:
-        """Return rows `starts[i]` to `starts[i] + counts[i]` for all i, joined, of each dataset; None: one row each."""
+        """Return rows `starts[i]` to `starts[i] + counts[i]` for all i, joined, of each dataset.
+
+        Parameters
+        ----------
+        names
+            The datasets.
+        starts
+            The first row of each range.
+        counts
+            The rows of each range; None: one each.
+        """
         sizes = np.ones_like(starts) if counts is None else counts
-        stops, num_rows = starts + sizes, min(map(self.num_rows, names))
+        stops = starts + sizes
+        num_rows = min(map(self.num_rows, names))
         if len(starts) and (np.minimum.reduce(starts | sizes) < 0 or np.maximum.reduce(stops) > num_rows):
             raise self.damaged(f"{names[0]} has {num_rows:,} rows, a row of it points beyond them")
         wanted = starts if counts is None else ranges(starts, sizes)
         found = []
         for name in names:
-            dataset, pending = self._datasets[name], self._pending.get(name)
+            dataset = self._datasets[name]
+            pending = self._pending.get(name)
             rows = self._mapped(dataset)
             if rows is None:
                 runs = self._read_runs(name, list(zip(starts.tolist(), stops.tolist(), strict=True)))
@@ -186,7 +225,8 @@ class TableFile:
         windows, where = np.unique(windows, return_inverse=True)
         [limits] = self.gather([TABLES_ANCHORS[name]], windows, np.full(len(windows), 2))
         lows, highs = limits.astype(np.int64).reshape(-1, 2).T
-        [rows], ends = self.gather([name], lows, highs - lows), ends_of(highs - lows)
+        [rows] = self.gather([name], lows, highs - lows)
+        ends = ends_of(highs - lows)
         found = np.clip(rows.searchsorted(values, side), ends[where], ends[where + 1])
         return lows[where] + found - ends[where]
 
@@ -206,9 +246,13 @@ class TableFile:
 
     def _read_runs(self, name: str, runs: Sequence[tuple[int, int]]) -> list[npt.NDArray[Any]]:
         """Return runs of rows by positioned reads: whole blocks, where some of them were not compared."""
-        dataset, pending, wanted, parts = self._datasets[name], self._pending.get(name), [], []
+        dataset = self._datasets[name]
+        pending = self._pending.get(name)
+        wanted: list[tuple[int, npt.NDArray[np.uint8]]] = []
+        parts: list[tuple[npt.NDArray[Any], Sequence[int]]] = []
         for start, stop in runs:
-            begin, end = start * dataset.dtype.itemsize, stop * dataset.dtype.itemsize
+            begin = start * dataset.dtype.itemsize
+            end = stop * dataset.dtype.itemsize
             first, last = dataset.blocks(start, stop)
             compared = pending is None or not pending[first:last].any()
             low = begin if compared else first * TABLES_BLOCK_BYTES
@@ -230,7 +274,8 @@ class TableFile:
 
     def _require(self, name: str, block: int, data: npt.NDArray[np.uint8]) -> None:
         """Raise `ChecksumError` unless a block has its crc32."""
-        expected, found = int(self._crc32[self._datasets[name].block + block]), crc32_of(data)
+        expected = int(self._crc32[self._datasets[name].block + block])
+        found = crc32_of(data)
         if found != expected:
             raise ChecksumError(
                 f"{self.path}: {name}: block {block:,}: expected crc32 {expected:#010x}, found {found:#010x}; restore "
@@ -262,10 +307,12 @@ def _attributes(h5: h5py.File, path: Path, kind: str) -> tuple[dict[str, str | i
 
 
 def _datasets(h5: h5py.File, path: Path, kind: str) -> dict[str, _Dataset]:
-    """Return the datasets by their names, that of the crc32 rows behind all others."""
-    datasets, block = {}, 0
+    """Return the datasets by their names, that of the crc32 rows last."""
+    datasets: dict[str, _Dataset] = {}
+    block = 0
     for name in (*sorted(set(h5) - {CRC32}), CRC32):
-        rows, dtype = own_dataset(h5, path, name), TABLES[kind].get(name)
+        rows = own_dataset(h5, path, name)
+        dtype = TABLES[kind].get(name)
         if rows is None or dtype is None or rows.ndim != 1 or rows.dtype != np.dtype(dtype):
             raise FormatError(
                 f"{path}: expected datasets {', '.join(TABLES[kind])}, each 1-D, found {name!r}: {rows!r}"
@@ -296,9 +343,27 @@ def copy_table(source: Path, target: Path) -> None:
 
 
 class PiecesFile(TableFile):
-    """Reads the pieces of a file of batches, whose digests and sizes are compared where they are known.
+    """Reads the pieces of a file of batches; `FormatError` if the table belongs to other batches.
 
-    `split` is the one whose document stream the offsets count. `FormatError` if the table belongs to other batches.
+    Parameters
+    ----------
+    path
+        The file of batches.
+    num_records
+        Records of the file; None: not known.
+    seq_len
+        Tokens of a record.
+    sha256
+        The expected digest of the pieces; "": not known.
+    tokens_sha256
+        The sha256 of the tokens of the file; None: not known.
+    verify, access
+        As for `TableFile`.
+
+    Attributes
+    ----------
+    split
+        The split whose document stream the offsets count.
     """
 
     def __init__(
@@ -326,7 +391,8 @@ class PiecesFile(TableFile):
                 )
         if any(name not in self for name in TABLES[PIECES] if name != "crc32"):
             raise FormatError(f"{self.path}: expected datasets {', '.join(TABLES[PIECES])}; restore it")
-        self.seq_len, self.split = seq_len, str(self.attributes["split"])
+        self.seq_len = seq_len
+        self.split = str(self.attributes["split"])
 
     def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
         """Return the pieces of any records, which the caller has checked."""
@@ -343,12 +409,14 @@ class PiecesFile(TableFile):
         """Return the pieces of consecutive records, which the caller has checked: three reads."""
         ends = self.read("ends", max(0, start - 1), stop).view(np.int64)
         ends = ends if start else np.append(0, ends)
-        first, last = ends.item(0), ends.item(-1)
-        columns, offsets = self.read("columns", first, last), self.read("offsets", first, last)
+        first = ends.item(0)
+        last = ends.item(-1)
+        columns = self.read("columns", first, last)
+        offsets = self.read("offsets", first, last)
         return self._checked(Pieces(ends - first, columns, offsets, self.seq_len))
 
     def _checked(self, pieces: Pieces) -> Pieces:
-        """Raise `FormatError` unless each record has pieces, whose columns ascend from 0 and lie below `seq_len`."""
+        """Raise `FormatError` unless each record has pieces, whose columns ascend from 0 and are below `seq_len`."""
         if len(pieces.ends) == 1:
             return pieces
         if np.count_nonzero(pieces.counts > 0) < pieces.num_records:  # of small arrays, counts take a third of `min`

@@ -62,7 +62,8 @@ class _Column:
     """Rows on their way to a file: a few in memory, more in a file that has no name."""
 
     def __init__(self, folder: Path, dtype: str) -> None:
-        self.dtype, self.num_rows = np.dtype(dtype), 0
+        self.dtype = np.dtype(dtype)
+        self.num_rows = 0
         self._file = SpooledTemporaryFile(BUFFER_BYTES, dir=str(folder))  # noqa: SIM115 - closed with the column
 
     def append(self, rows: npt.NDArray[Any] | bytes | bytearray) -> None:
@@ -93,7 +94,8 @@ class TableWriter:
     """
 
     def __init__(self, path: str | os.PathLike[str], kind: str) -> None:
-        self.path, self.kind = local_path(path), kind
+        self.path = local_path(path)
+        self.kind = kind
         self._columns: dict[str, _Column] = {}
         self._anchors = {name: column for name, column in TABLES_ANCHORS.items() if column in TABLES[kind]}
 
@@ -137,8 +139,10 @@ class TableWriter:
         return TableInfo(num_bytes, sha256)
 
     def _lay_out(self, file: PartialFile, attributes: Mapping[str, str | int]) -> dict[str, int]:
-        """Make the file without its rows; return the offset of the rows of each dataset."""
-        # at an offset that is no multiple of 8 numpy would copy a whole mapped array for one search in it
+        """Make the file without its rows; return the offset of the rows of each dataset.
+
+        The offsets are multiples of 8: at others numpy would copy a whole mapped array for one search in it.
+        """
         layout = {"libver": HDF5_LIBVER, "alignment_threshold": 1, "alignment_interval": 8}
         with hdf5_writes(file.partial_path):
             written = WrittenFile(open_h5(file.own_path, "w", locking=False, **layout))
@@ -242,7 +246,8 @@ class DocumentsWriter(TableWriter):
     def append_documents(self, lengths: npt.ArrayLike, rows: DocumentRows | None = None) -> None:
         """Append documents of these lengths."""
         self._take_waiting()
-        sizes, rows = np.asarray(lengths, np.int64), rows or DocumentRows()
+        sizes = np.asarray(lengths, np.int64)
+        rows = rows or DocumentRows()
         for name, values in (("source", self._numbers(rows)), ("row", rows.rows)):
             if values is not None:
                 self._fill(name)
@@ -261,7 +266,16 @@ class DocumentsWriter(TableWriter):
     def add(self, length: int, text: bytes = b"", metadata: bytes = b"", spans: EncodedSpans | None = None) -> None:
         """Append one document; it waits for others, since rows are moved faster together.
 
-        `text` is the UTF-8 of its id, `metadata` the text of a JSON object; its spans count from its first token.
+        Parameters
+        ----------
+        length
+            Tokens of the document.
+        text
+            The UTF-8 of its id; empty: it has none.
+        metadata
+            The text of a JSON object; empty: it has none.
+        spans
+            Its spans, counted from its first token; None: it has none.
         """
         self._waiting.append((length, text, metadata, spans))
         self._waiting_bytes += len(spans.data) if spans else 0
@@ -269,7 +283,9 @@ class DocumentsWriter(TableWriter):
             self._take_waiting()
 
     def _take_waiting(self) -> None:
-        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        waiting = self._waiting
+        self._waiting = []
+        self._waiting_bytes = 0
         if not waiting:
             return
         lengths, ids, metadata, spans = zip(*waiting, strict=True)
@@ -293,7 +309,7 @@ class DocumentsWriter(TableWriter):
         return self._own[np.minimum(rows.sources, len(self._own) - 1)]
 
     def append_spans(self, starts: npt.NDArray[Any], stops: npt.NDArray[Any], values: Sequence[bytes]) -> None:
-        """Append spans behind all earlier ones: their offsets in the document stream, and their encoded values."""
+        """Append spans after all earlier ones: their offsets in the document stream, and their encoded values."""
         self._append_spans(starts, stops, np.fromiter(map(len, values), np.int64, len(values)), b"".join(values))
 
     def _append_spans(
@@ -302,7 +318,7 @@ class DocumentsWriter(TableWriter):
         if len(starts) == 0:
             return
         befores = np.concatenate([np.array([self._span_stop], starts.dtype), stops[:-1]])
-        # a gap is a span without bytes: one lies before each span that does not begin where the last one ends
+        # a gap is a span without bytes, before each span that does not begin where the last one ends
         gaps = (befores < starts) & ((np.arange(len(starts)) > 0) | (self._span_stop > 0))
         kept = np.stack([gaps, np.ones_like(gaps)], axis=1)
         self.append("span_starts", np.stack([befores, starts], axis=1)[kept])
@@ -311,7 +327,8 @@ class DocumentsWriter(TableWriter):
 
     def _fill(self, name: str) -> None:
         """Give the documents before no value in a column."""
-        nothing, missing = _NOTHING[name], self.count - self.num_rows(name)
+        missing = self.count - self.num_rows(name)
+        nothing = _NOTHING[name]
         if nothing is None:
             nothing = self.num_rows(name.removesuffix("_ends"))
         self.append(name, np.full(missing, nothing, np.uint64))
@@ -331,7 +348,7 @@ class DocumentsWriter(TableWriter):
         return super().publish(**known | attributes)
 
     def take_codec(self, codec: str, path: Path) -> None:
-        """Take over the encoding of the spans that follow; `FormatError` if there are others in another one."""
+        """Take over the encoding of the spans that follow; `FormatError` if earlier spans have another one."""
         if self._span_stop and codec != self.spans_codec:
             raise FormatError(
                 f"{path}: expected spans encoded as {self.spans_codec!r}, found {codec!r}: tables of several encodings "
@@ -343,11 +360,25 @@ class DocumentsWriter(TableWriter):
 def encoded_spans(
     spans: Sequence[tuple[int, int, object]], num_tokens: int, encode: EncodeValues, where: str
 ) -> EncodedSpans:
-    """Check the spans of one document, and encode their values."""
-    # whole lists at once: a loop over the spans takes as long as to write the tokens
+    """Check the spans of one document, and encode their values.
+
+    It works on whole lists, since a loop over the spans takes as long as to write the tokens.
+
+    Parameters
+    ----------
+    spans
+        (start, stop, value) of each span, at least one.
+    num_tokens
+        Tokens of the document.
+    encode
+        Encodes any number of values.
+    where
+        Begins the message of an error.
+    """
     try:
         starts, stops, given = zip(*spans, strict=True)
-        first_tokens, ends = array("q", starts), array("q", stops)
+        first_tokens = array("q", starts)
+        ends = array("q", stops)
         inside = starts[0] >= 0 and stops[-1] <= num_tokens
         ascend = all(map(lt, starts, stops)) and all(map(le, stops, starts[1:]))
     except (TypeError, ValueError, OverflowError):
@@ -371,7 +402,7 @@ def encoded_spans(
 
 
 def _refuse_spans(spans: Sequence[tuple[int, int, object]], num_tokens: int, where: str) -> None:
-    """Raise `ArgumentError` for the first span that is none, empty, outside of its document or not behind the last."""
+    """Raise `ArgumentError` for the first wrong span: malformed, empty, outside of its document, or out of order."""
     before = 0
     for number, span in enumerate(spans):
         try:
@@ -393,13 +424,17 @@ def value_encoder(codec: str | EncodeValue) -> tuple[str, EncodeValues]:
         return CUSTOM, lambda values: list(map(codec, values))
     if codec not in (JSON, CUSTOM):
         raise ArgumentError(f"spans_codec must be 'json' or a function that returns bytes, found {codec!r}")
-    return codec, _json_texts if codec == JSON else list
+    if codec == JSON:
+        return JSON, _json_texts
+    return CUSTOM, list
 
 
 def _json_texts(values: Sequence[Any]) -> list[bytes]:
     """Encode many values in one call: half the time of a call for each."""
     encode = _JSON_ENCODER.encode
-    among: list[Any] = [_BETWEEN] * (2 * len(values) - 1)
-    among[::2] = values
-    texts = encode(among).encode("utf-8")[1:-1].split(_BETWEEN_TEXT)
-    return texts if len(texts) == len(values) else [encode(value).encode("utf-8") for value in values]
+    separated: list[Any] = [_BETWEEN] * (2 * len(values) - 1)
+    separated[::2] = values
+    texts = encode(separated).encode("utf-8")[1:-1].split(_BETWEEN_TEXT)
+    if len(texts) == len(values):
+        return texts
+    return [encode(value).encode("utf-8") for value in values]

@@ -190,6 +190,34 @@ def test_a_command_is_in_the_file_of_its_name():
             assert FILES[f"zb_hdf5.commands.{name}"].exists()
 
 
+#: Names that stand in two modules yet.
+TWICE = {
+    "Advance", "BatchFileReader", "Column", "GROUP_BYTES", "IndexArray", "Row", "Tokenizer", "UNFINISHED", "convert", "zb",
+}  # fmt: skip
+
+
+def public_names_of(module):
+    """Yield the public names that a module defines at its top level, but for type variables."""
+    for node in ast.parse(FILES[module].read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names = [node.name]
+        elif isinstance(node, ast.Assign) and not ast.unparse(node.value).startswith("TypeVar("):
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+        elif isinstance(node, ast.AnnAssign):
+            names = [node.target.id]
+        else:
+            continue
+        yield from (name for name in names if not name.startswith("_"))
+
+
+def test_a_public_name_stands_in_one_module():
+    modules = {}
+    for module in MODULES:
+        for name in set(public_names_of(module)):
+            modules.setdefault(name, []).append(module)
+    assert not {name: found for name, found in modules.items() if len(found) > 1 and name not in TWICE}
+
+
 @pytest.mark.parametrize(("module", "heavy"), [
     ("zb_hdf5", ["torch", "h5py", "click"]),
     ("zb_hdf5.commands.zb", ["numpy", "torch", "h5py"]),

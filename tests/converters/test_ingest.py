@@ -23,13 +23,14 @@ from zb_hdf5.converters import packed as pack
 from zb_hdf5.converters import stream_target
 from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.converters.document_source import Recipe, Route, TextSource
+from zb_hdf5.converters.document_source import Route
 from zb_hdf5.converters.engines import Engine, open_engine
 from zb_hdf5.converters.journal import WHOLE
 from zb_hdf5.converters.packed import PACKINGS, PackedSource, best_fit, concat, pad
 from zb_hdf5.converters.reports import Done
 from zb_hdf5.converters.run import convert as run_conversion
 from zb_hdf5.converters.run import run as run_one
+from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.loaders.order import write_order
 from zb_hdf5.spec import NOT_KNOWN, documents_path

@@ -20,12 +20,13 @@ from zb_hdf5.converters import npy_source
 from zb_hdf5.converters.batch_source import TokenCounts
 from zb_hdf5.converters.cli import convert_commands as commands
 from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.converters.document_source import TRAIN, VAL, Recipe, Route, TextSource, route
+from zb_hdf5.converters.document_source import TRAIN, VAL, Route, route
 from zb_hdf5.converters.engines import open_engine
 from zb_hdf5.converters.merge import merge_parts
 from zb_hdf5.converters.run import convert as run_conversion
 from zb_hdf5.converters.run import run as run_one
 from zb_hdf5.converters.stream_target import tokens_plan
+from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.spec import DOC_OFFSETS, TOKENS
 from zb_hdf5.store.verify import verify_store

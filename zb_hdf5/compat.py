@@ -65,10 +65,27 @@ class BatchFileReader(native.BatchFileReader):
 
 
 class BatchNativeLoader(Loader):
-    """A `Loader` over anything that `open_reader` takes: blocks of `block_size` batches are shuffled, or none."""
+    """A `Loader` of one rank in the block order.
+
+    Parameters
+    ----------
+    path
+        Anything that `open_reader` takes.
+    block_size
+        Batches of a block; the blocks are shuffled.
+    shuffle
+        False: batches come as stored.
+    seed, epoch
+        As for `Loader`.
+    """
 
     def __init__(
-        self, path: str | os.PathLike[str], block_size: int = 256, shuffle: bool = True, seed: int = 42, epoch: int = 0
+        self,
+        path: str | os.PathLike[str],
+        block_size: int = 256,
+        shuffle: bool = True,
+        seed: int = 42,
+        epoch: int = 0,
     ) -> None:
         order = "block" if shuffle else "sequential"
         super().__init__(path, shuffle=order, block_size=block_size, seed=seed, epoch=epoch, rank=0, world_size=1)
@@ -76,15 +93,43 @@ class BatchNativeLoader(Loader):
 
 
 def write_batch_file(
-    output_path: str | os.PathLike[str], tokens_array: npt.ArrayLike, batch_size: int, seq_len: int, seed: int,
-    *, dtype: str = "uint32", overwrite: bool = False,
-) -> int:  # fmt: skip
-    """Shuffle records, group them into batches, write a `.batch` file, and return the number of batches.
+    output_path: str | os.PathLike[str],
+    tokens_array: npt.ArrayLike,
+    batch_size: int,
+    seq_len: int,
+    seed: int,
+    *,
+    dtype: str = "uint32",
+    overwrite: bool = False,
+) -> int:
+    """Shuffle records, group them into batches, and write a `.batch` file.
 
-    The array has shape (num_records, seq_len) and any integer dtype; a memory map is never loaded whole. The last
-    `num_records % batch_size` shuffled records are dropped. The dtype "uint16" is an extension, which other readers of
-    `.batch` files take for uint32. Raises `ConvertError` if the array has another shape, an id that does not fit, or
-    fewer records than one batch.
+    Parameters
+    ----------
+    output_path
+        The file to write.
+    tokens_array
+        Shape (num_records, seq_len), any integer dtype; a memory map is never loaded whole.
+    batch_size, seq_len
+        Shape of a batch. The last `num_records % batch_size` shuffled records are dropped.
+    seed
+        Seed of the shuffle.
+    dtype
+        "uint32" or "uint16". The second is an extension: other readers of `.batch` files take it for uint32.
+    overwrite
+        Replace an existing file.
+
+    Returns
+    -------
+    int
+        The number of batches.
+
+    Raises
+    ------
+    ConvertError
+        If the array has another shape, an id that does not fit, or fewer records than one batch.
+    ExistsError
+        If the file exists.
     """
     tokens = np.asanyarray(tokens_array)
     if tokens.ndim != 2 or tokens.shape[1] != seq_len:
@@ -100,14 +145,44 @@ def write_batch_file(
 
 
 def write_batch_dataset(
-    output_path: str | os.PathLike[str], tokens_iter: Iterable[npt.ArrayLike], total_records: int, batch_size: int,
-    seq_len: int, seed: int, *, dtype: str = "uint32", overwrite: bool = False, memory_bytes: int = 1 << 30,
-) -> int:  # fmt: skip
-    """Write the file of `write_batch_file`, byte for byte, from an iterator of `total_records` arrays (seq_len,).
+    output_path: str | os.PathLike[str],
+    tokens_iter: Iterable[npt.ArrayLike],
+    total_records: int,
+    batch_size: int,
+    seq_len: int,
+    seed: int,
+    *,
+    dtype: str = "uint32",
+    overwrite: bool = False,
+    memory_bytes: int = 1 << 30,
+) -> int:
+    """Write the file of `write_batch_file`, byte for byte, from an iterator of records.
 
-    The records pass through a file in `<output_path>.records.partial/`, which is converted in sequence with at most
-    `memory_bytes` (from 100 MiB on): neither the memory nor a slow disk limits how many there are. Raises
-    `ConvertError` if a record has another shape or an id that does not fit, or if more or fewer records come.
+    The records pass through a file in `<output_path>.records.partial/`, which is converted in sequence: neither the
+    memory nor a slow disk limits how many there are.
+
+    Parameters
+    ----------
+    output_path, batch_size, seq_len, seed, dtype, overwrite
+        As for `write_batch_file`.
+    tokens_iter
+        Records, each an array of shape (seq_len,).
+    total_records
+        The number of records that come.
+    memory_bytes
+        Memory of the conversion, at least 100 MiB.
+
+    Returns
+    -------
+    int
+        The number of batches.
+
+    Raises
+    ------
+    ConvertError
+        If a record has another shape or an id that does not fit, or if more or fewer records come.
+    ExistsError
+        If the file exists.
     """
     meta, num_batches = _plan(output_path, total_records, batch_size, seq_len, seed, dtype)
     output = Path(output_path)
@@ -120,19 +195,36 @@ def write_batch_dataset(
             if number is None or values is None:
                 found = "more" if number is None else f"{number:,}"
                 raise ConvertError(f"tokens_iter: expected {total_records:,} records, found {found}")
-            record, name = np.asarray(values), f"record {number:,}"
+            record = np.asarray(values)
+            name = f"record {number:,}"
             if record.shape != (seq_len,):
                 raise ConvertError(f"{name}: expected shape ({seq_len},), found {record.shape}")
             rows[number] = as_stored(record, meta, name)
         del rows
-        shape: dict[str, Any] = {"batch_size": batch_size, "seq_len": seq_len, "seed": seed, "dtype": dtype}
-        convert(source, "batch", output, **shape, workers=1, memory_bytes=memory_bytes, overwrite=overwrite)
+        convert(
+            source,
+            "batch",
+            output,
+            batch_size=batch_size,
+            seq_len=seq_len,
+            seed=seed,
+            dtype=dtype,
+            workers=1,
+            memory_bytes=memory_bytes,
+            overwrite=overwrite,
+        )
     return num_batches
 
 
 def _plan(
-    path: object, total_records: int, batch_size: int, seq_len: int, seed: int, dtype: str
+    path: object,
+    total_records: int,
+    batch_size: int,
+    seq_len: int,
+    seed: int,
+    dtype: str,
 ) -> tuple[StoreMeta, int]:
+    """Return the shape and the number of batches of a file; `ConvertError` if a `.batch` header cannot have them."""
     meta = StoreMeta(batch_size, seq_len, stored_dtype(dtype), seed, total_records)
     num_batches = total_records // batch_size
     if num_batches == 0:
@@ -147,10 +239,29 @@ def _plan(
 class DatasetLoader(Loader):
     """Gives `(x, y)` for ever: consecutive tokens of a folder's `.npy` files, and the same shifted by one.
 
-    x and y are torch.int64 of shape (batch, seq_len). Row r + 1 of x continues row r, the `num_processes` ranks take
-    turns batch by batch, and every rank goes from one file to the next, by name, at the same step. Only tokens at the
-    very end that do not fill a step of all ranks are left out of an epoch; fewer than one step are an `ArgumentError`.
-    The next batch of this process begins at token `tok_idx` of file `file_idx` of `filepaths`, mapped as `file_data`.
+    x and y are torch.int64 of shape (batch, seq_len). Row r + 1 of x continues row r, the ranks take turns batch by
+    batch, and every rank goes from one file to the next, by name, at the same step. Only tokens at the very end that do
+    not fill a step of all ranks are left out of an epoch; fewer than one step are an `ArgumentError`.
+
+    Parameters
+    ----------
+    batch, seq_len
+        Rows of a batch, and tokens of a row.
+    process_rank, num_processes
+        The rank of this process, and the number of ranks.
+    dataset_dir
+        A folder of 1-D `.npy` files.
+    device
+        The device of the batches.
+
+    Attributes
+    ----------
+    filepaths
+        The files, in order.
+    file_idx, tok_idx
+        The next batch of this process begins at token `tok_idx` of the file `filepaths[file_idx]`.
+    file_data
+        That file, mapped.
     """
 
     def __init__(
@@ -162,12 +273,24 @@ class DatasetLoader(Loader):
         dataset_dir: str | os.PathLike[str],
         device: str | torch.device = "cpu",
     ) -> None:
-        options: dict[str, Any] = {"rank": process_rank, "world_size": num_processes, "device": device, "targets": True}
-        options |= {"backend": "npy", "batch_size": batch, "seq_len": seq_len, "shuffle": "sequential"}
-        super().__init__(dataset_dir, **options)
-        self.batch, self.process_rank, self.num_processes, self.device = batch, process_rank, num_processes, device
+        super().__init__(
+            dataset_dir,
+            backend="npy",
+            batch_size=batch,
+            seq_len=seq_len,
+            shuffle="sequential",
+            targets=True,
+            rank=process_rank,
+            world_size=num_processes,
+            device=device,
+        )
+        self.batch = batch
+        self.process_rank = process_rank
+        self.num_processes = num_processes
+        self.device = device
         reader: Any = self.reader
-        self.filepaths, self._starts = [str(path) for path in reader.paths], reader.tokens.starts
+        self.filepaths = [str(path) for path in reader.paths]
+        self._starts = reader.tokens.starts
 
     seq_len = property(lambda self: self.reader.stride)
     file_idx = property(lambda self: self._next_token()[0])
@@ -176,7 +299,8 @@ class DatasetLoader(Loader):
 
     def _next_token(self) -> tuple[int, int]:
         """Return the file, and the offset in it, at which the next batch begins."""
-        position = self._position * (self.plan.steps_from(self._position) > 0)  # else it begins the next epoch
+        is_within = self.plan.steps_from(self._position) > 0
+        position = self._position if is_within else 0  # of the next epoch
         token = (position + self.rank * self.batch_size) * self.seq_len
         number = bisect_right(self._starts, token) - 1
         return number, token - self._starts[number]
@@ -186,14 +310,22 @@ class DatasetLoader(Loader):
 
 
 class RustBPETokenizer:
-    """A tokenizer with lists of ids: a `tiktoken.Encoding`, or the one that `enc` names for `load_tokenizer`.
+    """A tokenizer with lists of ids.
 
-    `bos_token` begins each document.
+    Parameters
+    ----------
+    enc
+        A `tiktoken.Encoding`, or a name for `load_tokenizer`.
+    bos_token
+        The special token that begins each document.
     """
 
     def __init__(self, enc: str | tiktoken.Encoding = "byte", bos_token: str = DEFAULT_BOUNDARY) -> None:
         self._core: TextTokenizer = load_tokenizer(enc) if isinstance(enc, str) else EncodingTokenizer(enc)
-        self.enc, self.spec, self.vocab_size, self._bos_token = enc, self._core.spec, self._core.vocab_size, bos_token
+        self.enc = enc
+        self.spec = self._core.spec
+        self.vocab_size = self._core.vocab_size
+        self._bos_token = bos_token
 
     def encode_special(self, text: str) -> int:
         """Return the id of a special token; raise `ArgumentError` if there is none."""
@@ -209,17 +341,36 @@ class RustBPETokenizer:
         return self.encode_special(self._bos_token)
 
     def encode(
-        self, text: str | Sequence[str], prepend: Special = None, append: Special = None, num_threads: int = 8
+        self,
+        text: str | Sequence[str],
+        prepend: Special = None,
+        append: Special = None,
+        num_threads: int = 8,
     ) -> list[Any]:
-        """Return the ids of a text, or of each text of a list; `prepend` and `append` are ids or special tokens.
+        """Return the ids of a text, or a list of them for each text of a list.
 
-        Special tokens that are spelt out in a text are ordinary text.
+        Parameters
+        ----------
+        text
+            Special tokens that are spelt out in it are ordinary text.
+        prepend, append
+            An id or a special token at the beginning and the end of each text; None: nothing.
+        num_threads
+            Threads for a list of texts.
         """
-        ends = [self.encode_special(each) if isinstance(each, str) else each for each in (prepend, append)]
-        first, last = ([] if each is None else [each] for each in ends)
-        ids, lengths = self._core.encode([text] if isinstance(text, str) else text, num_threads)
-        rows = [[*first, *row.tolist(), *last] for row in np.split(ids, np.cumsum(lengths)[:-1])]
-        return rows[0] if isinstance(text, str) else rows if len(lengths) else []
+        if isinstance(text, str):
+            return self.encode([text], prepend, append, num_threads)[0]  # type: ignore[no-any-return]
+        first = self._end(prepend)
+        last = self._end(append)
+        ids, lengths = self._core.encode(text, num_threads)
+        if not len(lengths):
+            return []
+        return [[*first, *row.tolist(), *last] for row in np.split(ids, np.cumsum(lengths)[:-1])]
+
+    def _end(self, token: Special) -> list[int]:
+        if token is None:
+            return []
+        return [self.encode_special(token) if isinstance(token, str) else token]
 
     def decode(self, ids: npt.ArrayLike) -> str:
         """Return the text of ids."""
@@ -231,14 +382,28 @@ Tokenizer = RustBPETokenizer
 
 
 class MmapTokenStore(TokenStream):
-    """The `TokenStream` that `open_stream` returns, by the name and the arguments of the lesson."""
+    """A token stream, as `open_stream` returns it.
+
+    Parameters
+    ----------
+    path, split, access, verify, dataset
+        As for `open_stream`.
+    """
 
 
 class ShardedTokenizationPipeline:
     """Tokenizes documents into a store of token streams: shards, and the `shards.json` that names them.
 
-    Text number k goes to shard k % num_shards; files of documents are for `convert(files, "stream")`. The tokenizer is
-    one of this module, or named as for `load_tokenizer`; `boundary_token` is its special token after each document.
+    Parameters
+    ----------
+    documents
+        Texts; `convert(files, "stream")` takes files of documents.
+    tokenizer
+        A `Tokenizer` of this module, or a name for `load_tokenizer`.
+    num_shards
+        Text number k goes to shard k % num_shards.
+    boundary_token
+        The special token after each document; None: the one of the tokenizer.
     """
 
     def __init__(
@@ -255,17 +420,32 @@ class ShardedTokenizationPipeline:
         spec = tokenizer.spec if isinstance(tokenizer, Tokenizer) else tokenizer
         known = load_tokenizer(spec)
         boundary = known.boundary_token_id if boundary_token is None else known.special_token_id(boundary_token)
-        self._documents, self._num_shards, self._recipe = documents, num_shards, Recipe(spec, boundary)
+        self._documents = documents
+        self._num_shards = num_shards
+        self._recipe = Recipe(spec, boundary)
 
     def run(self, destination: str | os.PathLike[str], *, workers: int = 1, overwrite: bool = False) -> Report:
         """Write the store; meanwhile, texts are in `<destination>.texts.partial/`.
 
-        Raises `ExistsError` if the destination exists, and `ConvertError` if there are fewer documents than shards.
+        Parameters
+        ----------
+        destination
+            The folder of the store.
+        workers
+            Processes that tokenize.
+        overwrite
+            Replace an existing store at the end.
+
+        Raises
+        ------
+        ExistsError
+            If the destination exists.
+        ConvertError
+            If there are fewer documents than shards.
         """
         destination = Path(destination)
         if not overwrite:
             refuse_existing(destination)
-        how: dict[str, Any] = {"num_shards": self._num_shards, "workers": workers, "overwrite": overwrite}
         with scratch_directory(destination.with_name(destination.name + ".texts")) as folder:
             paths = [folder / f"texts-{number:05}.jsonl" for number in range(self._num_shards)]
             with ExitStack() as stack:
@@ -275,17 +455,34 @@ class ShardedTokenizationPipeline:
                         raise ArgumentError(f"document {number:,}: expected a text, found {shown(text)}")
                     files[number % len(files)].write(json.dumps({"text": text}) + "\n")
             source = TextSource(open_documents(paths, "jsonl"), "texts", self._recipe)
-            report: Report = convert(source, "stream", destination, **how)
+            report: Report = convert(
+                source,
+                "stream",
+                destination,
+                num_shards=self._num_shards,
+                workers=workers,
+                overwrite=overwrite,
+            )
         return report
 
 
 class SlidingWindowDataloader(Loader):
     """Yields `(input_ids, target_ids)`: windows of a stream, and the same shifted by one, as NumPy arrays.
 
-    A window reads `window_size + 1` tokens; arrays are int64 of shape (batch_size, window_size). In the order "epoch",
-    each window that begins at a multiple of `window_size` comes once, in a uniform order of `seed` and `epoch`; only
-    windows at the end that do not fill a batch are left out. In the order "random", windows begin anywhere.
-    For ranks, tensors and prefetch pass the stream to `Loader` with `targets=True`.
+    Arrays are int64 of shape (batch_size, window_size). For ranks, tensors and reading ahead, pass the stream to
+    `Loader` with `targets=True`.
+
+    Parameters
+    ----------
+    store
+        A `MmapTokenStore`, or what `open_stream` returns.
+    window_size, batch_size
+        Tokens of a window, which reads one more, and windows of a batch.
+    order
+        "epoch": each window that begins at a multiple of `window_size` comes once, in a uniform order; only windows at
+        the end that do not fill a batch are left out. "random": windows begin anywhere, each start once.
+    seed, epoch
+        They choose the order.
     """
 
     def __init__(
@@ -300,10 +497,21 @@ class SlidingWindowDataloader(Loader):
     ) -> None:
         require_choice("order", order, ("epoch", "random"))
         require_positive(window_size=window_size)
-        self.store, self.window_size, self.order, windows = store, window_size, order, copy(store)
-        windows.take_windows(1, *((1, window_size) if order == "random" else (window_size, 1)))
-        how: dict[str, Any] = {"batch_size": batch_size, "shuffle": "records", "seed": seed, "epoch": epoch}
-        super().__init__(windows, rank=0, world_size=1, **how)
+        self.store = store
+        self.window_size = window_size
+        self.order = order
+        stride = 1 if order == "random" else window_size
+        windows = copy(store)
+        windows.take_windows(1, stride, window_size + 1 - stride)
+        super().__init__(
+            windows,
+            batch_size=batch_size,
+            shuffle="records",
+            seed=seed,
+            epoch=epoch,
+            rank=0,
+            world_size=1,
+        )
 
     def _read_from(self, position: int) -> Generator[tuple[Any, int]]:
         for tokens, after in super()._read_from(position):
@@ -339,7 +547,11 @@ def list_parquet_files(data_dir: str | os.PathLike[str] | None = None) -> list[s
 
 
 def parquets_iter_batched(
-    split: str, start: int = 0, step: int = 1, *, data_dir: str | os.PathLike[str] | None = None
+    split: str,
+    start: int = 0,
+    step: int = 1,
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
 ) -> Iterator[list[str]]:
     """Yield the texts of row groups `start`, `start + step`, ... of the last file ("val"), or of each other one."""
     for path in paths_of_split(_data(data_dir), split):
@@ -351,8 +563,24 @@ def parquets_iter_batched(
 class TokenizingLoader(TextLoader):
     """An endless loader of `(inputs, targets)`, int32 and int64, of shape (B, T); its ranks deal the row groups.
 
-    The tokenizer is that of `get_tokenizer`, the device the CUDA device if there is one, unless others are given; the
-    special token `bos_token` is in front of each document. `tokenizer_batch_size` has no effect on the batches.
+    Parameters
+    ----------
+    B, T
+        Rows of a batch, and tokens of a row.
+    split
+        "train": all files but the last one. "val": that one.
+    tokenizer_threads
+        Threads that tokenize.
+    tokenizer_batch_size
+        Has no effect on the batches.
+    data_dir
+        The folder of the `.parquet` files; None: `base_data`.
+    tokenizer
+        As for `load_tokenizer`; None: that of `get_tokenizer`.
+    bos_token
+        The special token in front of each document.
+    device
+        None: the CUDA device if there is one.
     """
 
     def __init__(
@@ -370,11 +598,19 @@ class TokenizingLoader(TextLoader):
     ) -> None:
         library = require_package("torch", "torch")
         require_positive(tokenizer_batch_size=tokenizer_batch_size)
+        if device is None and library.cuda.is_available():
+            device = "cuda"
         super().__init__(
-            _data(data_dir), tokenizer=tokenizer or get_tokenizer().spec, batch_size=B, seq_len=T, split=split,
-            targets=True, boundary_token=bos_token, num_threads=tokenizer_threads,
-            device="cuda" if device is None and library.cuda.is_available() else device,
-        )  # fmt: skip
+            _data(data_dir),
+            tokenizer=tokenizer or get_tokenizer().spec,
+            batch_size=B,
+            seq_len=T,
+            split=split,
+            targets=True,
+            boundary_token=bos_token,
+            num_threads=tokenizer_threads,
+            device=device,
+        )
 
     def _row_groups(self, files: list[ParquetFile], rank: int) -> dict[int, tuple[ParquetFile, int]]:
         groups = enumerate((file, number) for file in files for number in range(file.num_row_groups))

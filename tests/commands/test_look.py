@@ -567,7 +567,7 @@ def test_batches(tmp_path_factory, num_batches, batch_size, seq_len, seed, group
     path = tmp_path_factory.mktemp("b") / "b.h5"
     write_batches(path, tokens, dtype="uint16")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(statistics, "GROUP_BYTES", group_bytes)
+        patch.setattr(statistics, "READ_BYTES", group_bytes)
         found = measured(path)
     check(found, tokens.reshape(-1, seq_len).tolist())
     assert (found.unit, found.lengths, found.tokens) == ("record", None, tokens.size)
@@ -580,7 +580,7 @@ def test_batches(tmp_path_factory, num_batches, batch_size, seq_len, seed, group
 def test_documents_in_batches(tmp_path_factory, lengths, seed, lost, group_bytes, collide):
     packed = write_packed(tmp_path_factory.mktemp("p") / "x.h5", lengths, seed=seed, lost=lost, vocab=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(statistics, "GROUP_BYTES", group_bytes)
+        patch.setattr(statistics, "READ_BYTES", group_bytes)
         if collide:
             patch.setattr(statistics, "_hashes", lambda tokens, lengths, within: np.zeros(len(lengths), np.uint64))
         found = measured(packed.path)

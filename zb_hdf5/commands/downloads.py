@@ -26,7 +26,7 @@ from zb_hdf5.files.threads import Readers
 _DIGEST_LINE: Final = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
 #: A strong ETag, or a time of change as the client has it where there is none; 1970 stands for neither.
 _VERSION: Final = re.compile(r'".*|(?!1970)\d{4}-.*')
-Advance = Callable[[str, int, int], None]  # URL, bytes received since the last call, size of the file
+Received = Callable[[str, int, int], None]  # URL, bytes received since the last call, size of the file
 
 
 @dataclass
@@ -145,7 +145,7 @@ def _version_of(path: Path) -> Path:
     return partial.with_name(f"{partial.name}.version")
 
 
-def _download(url: str, path: Path, sha256: str | None, advance: Advance) -> None:
+def _download(url: str, path: Path, sha256: str | None, advance: Received) -> None:
     """Download one file, going on with the bytes of an earlier run that are of the version on the server."""
     file = PartialFile(path, resume=True)
     version = _version_of(path)
@@ -169,7 +169,7 @@ def _download(url: str, path: Path, sha256: str | None, advance: Advance) -> Non
     version.unlink(missing_ok=True)
 
 
-def _receive(url: str, fd: int, version: Path, sha256: str | None, advance: Advance) -> None:
+def _receive(url: str, fd: int, version: Path, sha256: str | None, advance: Received) -> None:
     """Append the missing bytes to a partial file, which is emptied unless they are of the version on the server."""
     source = RemoteObject(url)
     size, tag = source.identity

@@ -27,7 +27,7 @@ MAX_COUNTED_ID: Final = 1 << 24
 MAX_GROUPS: Final = 10
 BEGINNING_TOKENS: Final = 48
 #: Bytes of batches, and tokens of a stream, that are read together.
-GROUP_BYTES: Final = 1 << 20
+READ_BYTES: Final = 1 << 20
 STREAM_TOKENS: Final = 1 << 18
 #: Odd factors of the hash. The hash of a unit is a sum, so its pieces may come in any order.
 _MIXERS: Final = np.array([0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xBF58476D1CE4E5B9], np.uint64)
@@ -94,7 +94,7 @@ class Units:
                 edges = np.append(edges, opened.num_tokens)
         else:
             self.unit = "record"
-            together = 1 if sampled else max(1, GROUP_BYTES // opened.meta.batch_bytes)
+            together = 1 if sampled else max(1, READ_BYTES // opened.meta.batch_bytes)
             self.step = opened.meta.batch_tokens * together
             edges = np.arange(opened.num_records + 1) * opened.seq_len
         self.sizes = np.diff(edges)

@@ -11,7 +11,7 @@ from zb_hdf5.console import CommandGroup
 from zb_hdf5.version import __version__
 
 
-class Row(NamedTuple):
+class Listed(NamedTuple):
     """A command in the help of `zb`."""
 
     summary: str
@@ -19,19 +19,19 @@ class Row(NamedTuple):
 
 
 COMMANDS: Final = {
-    "cache": Row("Show and free the stores in a cache folder.", "zb_hdf5.commands.cache:zb_cache"),
-    "convert": Row("Convert .npy, HDF5, .batch and text to each other.", "zb_hdf5.converters.cli:convert_commands"),
-    "doctor": Row("Check this machine for problems that would stop training.", "zb_hdf5.commands.doctor:zb_doctor"),
-    "fetch": Row("Download numbered files from a web server or a bucket.", "zb_hdf5.commands.fetch:zb_fetch"),
-    "index": Row("Work on the `shards.json` of stores.", "zb_hdf5.commands.index:zb_index"),
-    "info": Row("Describe a file, store or unfinished conversion.", "zb_hdf5.commands.info:zb_info"),
-    "repair": Row("Save the good batches or documents in a new file.", "zb_hdf5.commands.repair:zb_repair"),
-    "report": Row("Write a page with the statistics of a store.", "zb_hdf5.commands.report:zb_report"),
-    "show": Row("Show rows or documents as text.", "zb_hdf5.commands.show:zb_show"),
-    "stage": Row("Copy the batches of a node's ranks to its own disk.", "zb_hdf5.commands.stage:zb_stage"),
-    "tokenizer": Row("Make a tokenizer.", "zb_hdf5.commands.tokenizer:zb_tokenizer"),
-    "verify": Row("Compare every batch with its stored digests.", "zb_hdf5.commands.verify:zb_verify"),
-    "which": Row("Name the rows and documents of a training step or a batch.", "zb_hdf5.commands.which:zb_which"),
+    "cache": Listed("Show and free the stores in a cache folder.", "zb_hdf5.commands.cache:zb_cache"),
+    "convert": Listed("Convert .npy, HDF5, .batch and text to each other.", "zb_hdf5.converters.cli:convert_commands"),
+    "doctor": Listed("Check this machine for problems that would stop training.", "zb_hdf5.commands.doctor:zb_doctor"),
+    "fetch": Listed("Download numbered files from a web server or a bucket.", "zb_hdf5.commands.fetch:zb_fetch"),
+    "index": Listed("Work on the `shards.json` of stores.", "zb_hdf5.commands.index:zb_index"),
+    "info": Listed("Describe a file, store or unfinished conversion.", "zb_hdf5.commands.info:zb_info"),
+    "repair": Listed("Save the good batches or documents in a new file.", "zb_hdf5.commands.repair:zb_repair"),
+    "report": Listed("Write a page with the statistics of a store.", "zb_hdf5.commands.report:zb_report"),
+    "show": Listed("Show rows or documents as text.", "zb_hdf5.commands.show:zb_show"),
+    "stage": Listed("Copy the batches of a node's ranks to its own disk.", "zb_hdf5.commands.stage:zb_stage"),
+    "tokenizer": Listed("Make a tokenizer.", "zb_hdf5.commands.tokenizer:zb_tokenizer"),
+    "verify": Listed("Compare every batch with its stored digests.", "zb_hdf5.commands.verify:zb_verify"),
+    "which": Listed("Name the rows and documents of a training step or a batch.", "zb_hdf5.commands.which:zb_which"),
 }
 
 

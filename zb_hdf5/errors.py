@@ -48,10 +48,10 @@ class ZbError(Exception):
     Attributes
     ----------
     remedy
-        The cure, at the end of the text of the error; None where there is none.
+        The cure, at the end of the text of the error; None: the text has it, or there is none.
     at
-        The object of the remedy: a path; of `LEAVE_OUT` how much is left out, of `OTHER_KIND` the kind, of
-        `RECORD_LENGTH` the tokens, of `DATASET` and `TEXT_COLUMN` those that there are.
+        The object of the remedy: a path; for `LEAVE_OUT` how much is left out, for `OTHER_KIND` the kind, for
+        `RECORD_LENGTH` the tokens, for `DATASET` and `TEXT_COLUMN` the names that there are.
     """
 
     exit_code: ClassVar[int] = 1
@@ -61,7 +61,8 @@ class ZbError(Exception):
     def __init__(self, *args: object, remedy: Remedy | None = None, at: object = "") -> None:
         super().__init__(*args)
         if remedy is not None:
-            self.remedy, self.at = remedy, str(at)
+            self.remedy = remedy
+            self.at = str(at)
 
     @property
     def facts(self) -> str:
@@ -152,8 +153,20 @@ def parse_size(text: str) -> int:
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:
-    """Return "1 batch" or "1,234 batches"; by default many of one have an "s", or "es" behind "ch"."""
-    return f"{count:,} {one if count == 1 else many or one + ('es' if one.endswith('ch') else 's')}"
+    """Return "1 batch" or "1,234 batches".
+
+    Parameters
+    ----------
+    count
+        The number.
+    one, many
+        The word for one thing, and for several; by default the latter has an "s", or an "es" after "ch".
+    """
+    if count == 1:
+        return f"{count:,} {one}"
+    if many is None:
+        many = one + ("es" if one.endswith("ch") else "s")
+    return f"{count:,} {many}"
 
 
 def format_bytes(value: float) -> str:

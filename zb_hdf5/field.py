@@ -17,10 +17,20 @@ from zb_hdf5.errors import ArgumentError, ConvertError
 Fields: TypeAlias = "np.dtype[Any] | Mapping[str, Any] | Iterable[Field]"
 
 #: Names that a loader gives to its own values.
-RESERVED_NAMES: Final = frozenset((
-    "tokens", "targets", "cu_seqlens", "max_seqlen", "seq_lens", "position_ids", "document_ids", "documents", "spans",
-    "span_index",
-))  # fmt: skip
+RESERVED_NAMES: Final = frozenset(
+    {
+        "tokens",
+        "targets",
+        "cu_seqlens",
+        "max_seqlen",
+        "seq_lens",
+        "position_ids",
+        "document_ids",
+        "documents",
+        "spans",
+        "span_index",
+    }
+)
 #: The tokens in a structured array, or dtype, that has their fields as well.
 TOKEN: Final = "token"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -44,7 +54,7 @@ class Field:
     Raises
     ------
     ArgumentError
-        If the name or the dtype is none that can be stored.
+        If the name or the dtype cannot be stored.
     """
 
     name: str
@@ -78,7 +88,8 @@ class Field:
     def from_json(cls, name: str, value: Any) -> Self:
         """Return the field that an index describes. Raises `ArgumentError` if it describes none."""
         try:
-            dtype, shape = value["dtype"], tuple(map(int, value["shape"]))
+            dtype = value["dtype"]
+            shape = tuple(map(int, value["shape"]))
             found = np.dtype(dtype if isinstance(dtype, str) else [tuple(part) for part in dtype])
         except (KeyError, TypeError, ValueError) as error:
             raise ArgumentError(f"field {name!r}: expected dtype and shape, found {value!r}") from error
@@ -86,6 +97,15 @@ class Field:
 
     def as_stored(self, values: npt.ArrayLike, tokens_shape: tuple[int, ...], what: object) -> npt.NDArray[Any]:
         """Return values as a C-contiguous array of shape `(*tokens_shape, *shape)` and the stored dtype.
+
+        Parameters
+        ----------
+        values
+            The values of each token.
+        tokens_shape
+            The shape of the tokens.
+        what
+            The store or the source, for messages.
 
         Raises
         ------
@@ -104,7 +124,7 @@ class Field:
             raise ArgumentError(f"{what}: field {self.name}: expected {self.dtype}, found {found.dtype}")
         if self.dtype.names is not None:
             raise ArgumentError(f"{what}: field {self.name}: expected exactly {self.dtype}, found {found.dtype}")
-        with np.errstate(over="ignore"):  # said below
+        with np.errstate(over="ignore"):  # the error below names the value
             stored = np.ascontiguousarray(found.astype(self.dtype))
         lost = np.isfinite(found) & ~np.isfinite(stored) if self.dtype.kind in "fc" else stored != found
         if lost.any():
@@ -124,7 +144,13 @@ def _is_stored(dtype: np.dtype[Any]) -> bool:
 
 
 def parse_fields(fields: Fields | None) -> tuple[Field, ...]:
-    """Return the fields that a call names, in the order of their names."""
+    """Return the fields that a call names, in the order of their names.
+
+    Parameters
+    ----------
+    fields
+        A structured dtype, names and dtypes, or `Field`s; None: no fields.
+    """
     if fields is None:
         return ()
     if isinstance(fields, np.dtype):

@@ -24,14 +24,14 @@ Result = TypeVar("Result")
 
 #: How often a wait looks for signals.
 POLL_S: Final = 0.2
-#: How long work beside the main thread may take to end by itself before a signal leaves it behind.
+#: Seconds that work beside the main thread may take to end by itself before a signal abandons it.
 LEFT_BEHIND_S: Final = 1.0
 #: How soon a signal is sent again whose exception was swallowed: the finalizer has ended by then.
 AGAIN_S: Final = 0.01
 
 _keeping = False
 _waiting: list[int] = []
-_handlers: dict[int, Handler] = {}  # those of before
+_handlers: dict[int, Handler] = {}  # the handlers that `_keep` stands for
 
 
 @contextlib.contextmanager
@@ -75,7 +75,7 @@ def deliver_signals() -> None:
 
 
 def beside(work: Callable[[], Result], stop: Callable[[], object] = lambda: None) -> Result:
-    """Do work of a library that looks at no signal in a thread: a signal calls `stop`, and soon leaves it behind."""
+    """Do work of a library that looks at no signal in a thread: a signal calls `stop`, and soon abandons it."""
     done: Future[Result] = Future()
 
     def run() -> None:
@@ -139,7 +139,7 @@ def _signal_of(error: BaseException | None) -> int | None:
 
 
 def end_by(error: BaseException) -> End | None:
-    """Return the end that an exception means, also one of which a library in C has made a `SystemError`."""
+    """Return the end that an exception means, also if a library in C has turned it into a `SystemError`."""
     cause = error.__cause__ if isinstance(error, SystemError) else error
     number = _signal_of(cause)
     return None if number is None else END_OF[number]
@@ -151,7 +151,8 @@ def unwinding_signals() -> Generator[None]:
     if threading.current_thread() is not threading.main_thread():  # no other may have handlers
         yield
         return
-    handlers, hook = {number: signal.getsignal(number) for number in END_OF}, sys.unraisablehook
+    handlers = {number: signal.getsignal(number) for number in END_OF}
+    hook = sys.unraisablehook
 
     def send_again(unraisable: UnraisableHookArgs) -> None:
         number = _signal_of(unraisable.exc_value)

@@ -18,7 +18,6 @@ from zb_hdf5.errors import ArgumentError, ConvertError
 from zb_hdf5.field import Field
 
 TokenArray = npt.NDArray[Any]
-
 U32_MAX: Final = 2**32 - 1
 
 # --- codecs of HDF5 chunks -------------------------------------------------------------------------------------
@@ -74,20 +73,24 @@ HDF5_ALIGNMENT: Final = PAGE_BYTES
 BATCHES: Final = "batches"
 CRC32: Final = "crc32"
 CRC32_CHUNK_ROWS: Final = 4096  # 16 KiB: what one commit rewrites
-#: The table of a compressed column: each chunk's byte offset in the file, and how many bytes it has there. As many
-#: as it has without compression: it is stored as it is.
+#: The table of a compressed column: the byte offset of each chunk, and the bytes that it takes. A chunk that takes as
+#: many bytes as it has without compression is stored without it.
 EXTENTS: Final = "extents"
 EXTENTS_CHUNK_ROWS: Final = 1024  # 16 KiB
 #: Attributes of the root group, all written before SWMR starts.
 ROOT_ATTRIBUTES: Final = ("format", "format_version", "creator", "description", "batch_size", "seq_len")
 #: Attributes of the root group that are absent where their value is unknown (0 or "" in a `StoreMeta`).
 OPTIONAL_ATTRIBUTES: Final = ("seed", "total_records", "document_count", "vocab_size", "tokenizer")
-#: Attributes of the root group that describe where the tokens came from, absent where that is unknown. `source` is the
-#: JSON text of the entry of the same name in `shards.json`; those of the second line are copies of its keys.
+#: Attributes of the root group that describe the origin of the tokens, absent where that is unknown. `source` is the
+#: JSON text of the entry of the same name in `shards.json`; the last three are copies of its keys.
 ORIGIN_ATTRIBUTES: Final = (
-    "source", "shuffle", "split",
-    "packing", "boundary_token_id", "pad_id",
-)  # fmt: skip
+    "source",
+    "shuffle",
+    "split",
+    "packing",
+    "boundary_token_id",
+    "pad_id",
+)
 FORMAT_PAGE: Final = "https://github.com/zb-hdf5/zb_hdf5/blob/main/docs/formats.md"
 #: Layout -> `description` of the root group.
 DESCRIPTIONS: Final = {
@@ -100,7 +103,7 @@ DESCRIPTIONS: Final = {
 }
 #: Labels of the axes of `batches`, and of the first axes of its fields.
 BATCHES_LABELS: Final = ("batch", "record", "token")
-#: A longer text of `source` names its lists by their lengths: an attribute is no place for many file names.
+#: A longer text of `source` names its lists by their lengths: an attribute cannot hold many file names.
 MAX_SOURCE_CHARS: Final = 4096
 #: Attributes of `batches`, all created before SWMR starts with a fixed-size type and only modified after.
 #: With DIMENSION_LABELS at most 8: above that HDF5 stores them densely, and their update is no longer one write.
@@ -111,7 +114,7 @@ BATCHES_ATTRIBUTES: Final[dict[str, np.dtype[Any]]] = {
     "sha256": np.dtype("S64"),  # 64 zeros until complete
     "complete": np.dtype("u1"),
 }
-#: The data set of a field: one chunk for each batch, with the values of each token behind its axes.
+#: The group of the data sets of fields. Each has one chunk for each batch, and axes for the values of a token last.
 FIELDS_GROUP: Final = "fields"
 #: Attributes of a field.
 FIELD_ATTRIBUTES: Final[dict[str, np.dtype[Any]]] = {"sha256": np.dtype("S64")}
@@ -124,7 +127,7 @@ def field_column(name: str) -> str:
 
 
 def crc32_column(column: str) -> str:
-    """Return the column of the crc32 rows of a column: those of the tokens have no other name in front."""
+    """Return the column of the crc32 rows of a column; the tokens have "crc32" alone."""
     return CRC32 if column in TOKEN_COLUMNS.values() else f"{column}.{CRC32}"
 
 
@@ -134,14 +137,16 @@ def extents_column(column: str) -> str:
 
 
 def meta_block_bytes(expected_batches: int, num_columns: int = 1) -> int:
-    """Size of HDF5's metadata block that keeps all chunks of a shard in one run of constant stride."""
-    # the chunk index takes 8 to 14 bytes a chunk, measured over 1 to 600,000: 16 are enough; with 2 KiB, the
-    # default, the index blocks fall between the chunks (56 runs for 16,384 chunks)
+    """Return the size of HDF5's metadata block that keeps all chunks of a shard in one run of constant stride.
+
+    The chunk index takes 8 to 14 bytes a chunk, measured over 1 to 600,000: 16 are enough. With 2 KiB, the default, the
+    index blocks fall between the chunks (56 runs for 16,384 chunks).
+    """
     return max(1 << 20, num_columns * (16 * expected_batches + (64 << 10)))
 
 
 def batches_ahead(num_batches: int, meta: StoreMeta) -> int:
-    """Batches by which a file is extended when their total is not known: it doubles, then grows evenly."""
+    """Return by how many batches a file is extended if their total is not known: it doubles, then grows evenly."""
     return max(1, min(max(16, num_batches), CRC32_CHUNK_ROWS, (1 << 40) // meta.padded_batch_bytes))
 
 
@@ -154,7 +159,7 @@ DOC_OFFSETS: Final = "doc_offsets"  # document d is tokens[doc_offsets[d]:doc_of
 DOC_OFFSETS_CHUNK_ROWS: Final = 8192  # 64 KiB: what one commit rewrites
 DEFAULT_CHUNK_TOKENS: Final = 1 << 18
 NO_BOUNDARY: Final = -1
-#: Attributes of `tokens`, under the same rules as those of `batches`; they are 8, so that it has no labels.
+#: Attributes of `tokens`, under the same rules as for `batches`; they are 8, so that it has no labels.
 TOKENS_ATTRIBUTES: Final[dict[str, np.dtype[Any]]] = {
     "token_count": np.dtype("<u8"),  # the commit marker: token i exists iff i < token_count
     "document_count": np.dtype("<u8"),
@@ -184,11 +189,17 @@ INDEX_META_KEYS: Final = {
 }
 #: Key of `shards` -> attribute of an entry, and the JSON type of each element of its array.
 INDEX_SHARD_KEYS: Final[dict[str, tuple[str, type[Any]]]] = {
-    "path": ("path", str), "backend": ("backend", str), "bytes": ("num_bytes", int),
-    "num_batches": ("num_batches", int), "token_count": ("token_count", int), "sha256": ("sha256", str),
-    "crc32": ("crc32", int), "document_count": ("document_count", int), "split": ("split", str),
+    "path": ("path", str),
+    "backend": ("backend", str),
+    "bytes": ("num_bytes", int),
+    "num_batches": ("num_batches", int),
+    "token_count": ("token_count", int),
+    "sha256": ("sha256", str),
+    "crc32": ("crc32", int),
+    "document_count": ("document_count", int),
+    "split": ("split", str),
     "complete": ("complete", bool),
-}  # fmt: skip
+}
 #: Keys of one element of `columns`: how many runs each shard has (-1: not known), and the runs of all shards.
 INDEX_COLUMN_KEYS: Final = ("runs", "offset", "stride", "chunks")
 #: Keys of one element of `fields`, besides dtype and shape -> the type of each element of its array.
@@ -202,46 +213,70 @@ SPLITS: Final = (DEFAULT_SPLIT, "val")
 LIVE_PREFIX: Final = "live:"  # of the fingerprint of a store that was written live
 JOURNAL_PREFIX: Final = "journal-"  # what a conversion has done, in its `.partial/` only
 CRC32_SUFFIX: Final = ".crc32"  # the sidecar of a `.batch` shard: raw little-endian uint32, one per batch
-#: Section of which shards may have nothing -> its keys -> JSON type of each element: the file of pieces of each shard
+#: Section that not every shard has -> its keys -> JSON type of each element: the file of pieces of each shard
 #: (bytes -1: it has none); its codec, and the bytes of its compressed tokens.
 INDEX_OPTIONAL_KEYS: Final[dict[str, dict[str, type[Any]]]] = {
-    "pieces": {"bytes": int, "sha256": str}, "codecs": {"codec": str, "bytes": int}
-}  # fmt: skip
-#: Key of `documents` -> JSON type of each element: of each document table, what lies in it.
+    "pieces": {"bytes": int, "sha256": str},
+    "codecs": {"codec": str, "bytes": int},
+}
+#: Key of `documents`, the facts of each document table -> JSON type of each element.
 INDEX_DOCUMENTS_KEYS: Final[dict[str, type[Any]]] = {
-    "path": str, "bytes": int, "sha256": str, "split": str, "first_token": int, "token_count": int,
-    "first_document": int, "document_count": int,
-}  # fmt: skip
+    "path": str,
+    "bytes": int,
+    "sha256": str,
+    "split": str,
+    "first_token": int,
+    "token_count": int,
+    "first_document": int,
+    "document_count": int,
+}
 
 # --- HDF5 tables, version 2 ------------------------------------------------------------------------------------
 
 TABLES_FORMAT: Final = "zb-tables"
 TABLES_VERSION: Final = 2
 TABLES_BLOCK_BYTES: Final = 1 << 16  # each of these of a dataset has a crc32
-TABLES_ANCHOR_TOKENS: Final = 1 << 18  # an anchor is the first row at or behind a multiple of these
+TABLES_ANCHOR_TOKENS: Final = 1 << 18  # an anchor is the first row at or after a multiple of these
 PIECES: Final = "pieces"
 DOCUMENTS: Final = "documents"
 PIECES_SUFFIX: Final = ".pieces"  # of a shard or a lone file
 DOCUMENTS_SUFFIX: Final = ".documents"  # of a lone file or a stream
 DOCUMENTS_PREFIX: Final = "documents-"  # documents-00000.tables: in the folder of a batch store
 DOCUMENTS_STORE_SUFFIX: Final = ".tables"
-#: Kind of a tables file -> its datasets: name -> dtype. All lie in it as they are, in one piece each.
+#: Kind of a tables file -> its datasets: name -> dtype. Each is contiguous, and not compressed.
 TABLES: Final[dict[str, dict[str, str]]] = {
-    PIECES: {"ends": "<u8", "columns": "<u4", "offsets": "<u8", "crc32": "<u4"},
-    DOCUMENTS: {
-        "offsets": "<u8", "source": "<u4", "row": "<u8", "sources_ends": "<u8", "sources": "|u1",
-        "ids_ends": "<u8", "ids": "|u1", "metadata_ends": "<u8", "metadata": "|u1",
-        "span_starts": "<u8", "span_values_ends": "<u8", "span_values": "|u1",
-        "offset_anchors": "<u8", "span_anchors": "<u8", "crc32": "<u4",
+    PIECES: {
+        "ends": "<u8",
+        "columns": "<u4",
+        "offsets": "<u8",
+        "crc32": "<u4",
     },
-}  # fmt: skip
+    DOCUMENTS: {
+        "offsets": "<u8",
+        "source": "<u4",
+        "row": "<u8",
+        "sources_ends": "<u8",
+        "sources": "|u1",
+        "ids_ends": "<u8",
+        "ids": "|u1",
+        "metadata_ends": "<u8",
+        "metadata": "|u1",
+        "span_starts": "<u8",
+        "span_values_ends": "<u8",
+        "span_values": "|u1",
+        "offset_anchors": "<u8",
+        "span_anchors": "<u8",
+        "crc32": "<u4",
+    },
+}
 #: Ascending column -> its anchors: the first row at or above each multiple of `TABLES_ANCHOR_TOKENS`, then all rows.
 TABLES_ANCHORS: Final = {"offsets": "offset_anchors", "span_starts": "span_anchors"}
 #: The attributes of the root group of a tables file: of every kind, and of one kind.
 TABLES_ATTRIBUTES: Final = ("format", "format_version", "creator", "kind", "sha256")
 TABLES_KIND_ATTRIBUTES: Final = {
-    PIECES: ("seq_len", "split", "tokens_sha256"), DOCUMENTS: ("split", "spans_codec", "tokens_sha256")
-}  # fmt: skip
+    PIECES: ("seq_len", "split", "tokens_sha256"),
+    DOCUMENTS: ("split", "spans_codec", "tokens_sha256"),
+}
 
 
 # --- sidecars of a file ---------------------------------------------------------------------------------------
@@ -294,7 +329,7 @@ class StoreMeta:
         Codec of the chunks, with its level ("zstd:3"), or "none".
     field
         None for tokens. The field whose values these batches are: then `dtype` is its dtype, and a record has
-        `seq_len` values, those of each token one after the other.
+        `seq_len` values: all values of the first token, then of the second one, and so on.
 
     Raises
     ------
@@ -317,12 +352,10 @@ class StoreMeta:
     field: Field | None = None
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "seq_len", "seed", "total_records", "document_count", "vocab_size"):
-            value, is_size = getattr(self, name), name in ("batch_size", "seq_len")
-            least, most = (1, U32_MAX) if is_size else (0, 2**64 - 1)
-            if not isinstance(value, (int, np.integer)) or not least <= value <= most:
-                limit = f"{most:,}" if is_size else "2**64 - 1"
-                raise ArgumentError(f"{name} must be between {least} and {limit}, found {value!r}")
+        for name in ("batch_size", "seq_len"):
+            self._require_range(name, 1, U32_MAX, f"{U32_MAX:,}")
+        for name in ("seed", "total_records", "document_count", "vocab_size"):
+            self._require_range(name, 0, 2**64 - 1, "2**64 - 1")
         if self.field is None and self.dtype not in CODE_BY_DTYPE:
             raise ArgumentError(f"dtype must be uint32 or uint16, found {self.dtype}")
         if self.batch_bytes >= 2**32:
@@ -330,6 +363,11 @@ class StoreMeta:
                 f"a batch of {self.batch_size:,} x {self.seq_len:,} tokens has {self.batch_bytes:,} bytes; "
                 "HDF5 chunks end below 4 GiB: use a smaller batch_size"
             )
+
+    def _require_range(self, name: str, least: int, most: int, shown: str) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, (int, np.integer)) or not least <= value <= most:
+            raise ArgumentError(f"{name} must be between {least} and {shown}, found {value!r}")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -362,12 +400,16 @@ class StoreMeta:
         for field in self.fields:
             if field.name == name:
                 return replace(
-                    self, seq_len=self.seq_len * field.size, dtype=field.dtype, vocab_size=0, tokenizer="", fields=(),
+                    self,
+                    seq_len=self.seq_len * field.size,
+                    dtype=field.dtype,
+                    vocab_size=0,
+                    tokenizer="",
+                    fields=(),
                     field=field,
-                )  # fmt: skip
-        raise ArgumentError(
-            f"expected a field that is stored ({', '.join(f.name for f in self.fields) or 'none is'}), found {name!r}"
-        )
+                )
+        stored = ", ".join(field.name for field in self.fields) or "none is"
+        raise ArgumentError(f"expected a field that is stored ({stored}), found {name!r}")
 
     @property
     def chunk_tokens(self) -> int:

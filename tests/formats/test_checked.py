@@ -146,14 +146,14 @@ def test_a_batch_file_that_replaces_another_one_is_not_compared_with_its_crc32(t
 def counted_reads(monkeypatch):
     """Count the bytes of crc32 rows that are read, by the file that they are read from."""
     counts: Counter[str] = Counter()
-    read = zb_hdf5.files.checked._read_placed
+    read = zb_hdf5.files.checked._read_crc32
 
     def count(ranges, runs, num_rows, *others):
         counts[ranges.name] += 4 * num_rows
         return read(ranges, runs, num_rows, *others)
 
     with monkeypatch.context() as patch:
-        patch.setattr(zb_hdf5.files.checked, "_read_placed", count)
+        patch.setattr(zb_hdf5.files.checked, "_read_crc32", count)
         yield counts
 
 

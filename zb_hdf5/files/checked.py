@@ -53,7 +53,7 @@ def whole_units(start: int, count: int, unit: int, num_tokens: int) -> tuple[int
 
 
 class UnitTokens(Tokens):
-    """Tokens of which whole units are read: decoded, or compared with their crc32. Each thread keeps the last one."""
+    """Tokens that are read in whole units: decoded, or compared with their crc32. Each thread keeps the last unit."""
 
     __slots__ = ("_local",)
 

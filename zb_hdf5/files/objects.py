@@ -37,8 +37,9 @@ Version: TypeAlias = dict[str, str]
 #: Ranges that touch or overlap, ascending: one request reads them.
 _Group: TypeAlias = "list[tuple[int, npt.NDArray[np.uint8]]]"
 
-#: Reads under way for one call at most, and at least: those that wait for answers without delay.
+#: Reads under way for one call, at most.
 MAX_READS: Final = 256
+#: Reads under way for one call at least, if the answers come without delay.
 LEAST_READS: Final = 4
 #: Seconds of a core that one request takes.
 REQUEST_CORE_S: Final = 150e-6
@@ -78,7 +79,7 @@ LONGEST_PAUSE: Final = 1 / 12
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 #: Statuses besides 5xx that may be another one later: timeout, too early, too many requests.
 _PASSING: Final = frozenset({408, 425, 429})
-#: Addresses that a library asks for credentials last: those of the machine's own provider.
+#: Addresses of the machine's own provider: a library asks them for credentials last.
 _ASKS_MACHINE: Final = re.compile("/latest/(api/token|meta-data)|/computeMetadata/|/metadata/identity")
 
 _library: Any = None
@@ -170,7 +171,7 @@ class Folder:
 
 
 def _folder_of(url: str) -> Folder:
-    """Return the connection to a folder: that of its other objects, or a new one."""
+    """Return the connection to a folder, which its objects share; make it if there is none."""
     folder = _folders.get(url)
     if folder is None:
         made = Folder(url)
@@ -186,7 +187,7 @@ def reads_at_once(url: str) -> int:
 
 
 def _limit_s() -> float:
-    """Return the seconds that one read of an object may take: those of ZB_REMOTE_TIMEOUT, else 180."""
+    """Return the seconds that one read of an object may take: ZB_REMOTE_TIMEOUT, or 180."""
     text = os.environ.get(LIMIT_VARIABLE, "")
     try:
         found = float(text or LIMIT_S)
@@ -214,13 +215,13 @@ class RemoteObject:
     url
         The URL of the object.
     identity
-        (bytes, ETag) that it must have; None: those of the first answer.
+        (bytes, ETag) that it must have; None: as in the first answer.
     num_bytes
         The size that it must have; None: any.
     """
 
     access = "remote"
-    fd = -1  # it is no open file
+    fd = -1  # there is no descriptor
     maps = False
 
     def __init__(self, url: str, identity: tuple[Any, ...] | None = None, num_bytes: int | None = None) -> None:
@@ -298,7 +299,7 @@ class RemoteObject:
         """Do nothing: each read compares the size."""
 
     def read_ranges(self, ranges: Iterable[tuple[int, npt.NDArray[Any]]]) -> None:
-        """Fill each array with the bytes from its offset on: those that touch by one request, all at the same time."""
+        """Fill each array with the bytes from its offset on: one request for ranges that touch, all at once."""
         read_objects([(self, ranges)])
 
     def _get(self, folder: Folder, start: int, stop: int, wanted: str) -> memoryview:
@@ -512,7 +513,7 @@ def object_size(url: str) -> int | None:
 
 
 def object_version(url: str) -> Version | None:
-    """Return what identifies an object as it is now to its server, or None if there is none."""
+    """Return the facts by which its server identifies an object now, or None if there is none."""
     target = RemoteObject(url)
     try:
         meta = target._patiently("an answer", lambda folder: folder.library.head(folder.store, target._key))

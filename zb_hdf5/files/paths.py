@@ -1,4 +1,4 @@
-"""Paths: of this machine, and URLs of objects; and the open files behind them, as many as a process may have.
+"""Paths of this machine and URLs of objects, and the open files of stores, as many as a process may have.
 
 Files keep their identity: a FIFO does not block the process, and another file does not pass for the expected one.
 """
@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Final, Generic, TypeAlias, TypeVar, cast
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy
 from zb_hdf5.files.objects import MAX_WHOLE_BYTES, SCHEMES, ObjectFile, RemoteObject, object_exists
 
-#: Suffixes of names that are objects; any other URL is that of a folder.
+#: Suffixes of names that are objects; any other URL names a folder.
 OBJECT_SUFFIXES: Final = frozenset(
     (".h5", ".hdf5", ".hdf", ".he5", ".batch", ".npy", ".json", ".crc32", ".pieces", ".documents", ".tables")
 )
@@ -144,7 +144,7 @@ def size_of(handle: Handle) -> int:
 
 
 def require_regular(mode: int, path: str | os.PathLike[str]) -> None:
-    """Raise as `regular` does, unless `mode` is that of a regular file."""
+    """Raise as `regular` does, unless `mode` says that it is a regular file."""
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(mode):

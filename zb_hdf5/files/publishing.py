@@ -216,7 +216,7 @@ class LockedFolder:
         return self
 
     def _open(self, kind: int) -> int:
-        """Make the folder, or take over that of a dead writer, and take its lock."""
+        """Make the folder, or take over the folder of a dead writer, and take its lock."""
         while True:
             self.partial_path.mkdir(exist_ok=True)
             with contextlib.suppress(FileNotFoundError):

@@ -238,7 +238,7 @@ class LocalFile:
                 raise cut_short(path, f"at least {identity[0]:,} bytes", self.size)
             #: The facts that differ for a later file of the same name.
             self.identity: Identity = identity or identity_of(self.fd)
-            if identity and not isinstance(path, RemotePath):  # those of an object were compared when it was fetched
+            if identity and not isinstance(path, RemotePath):  # an object was compared when it was fetched
                 require_identity(self.fd, identity, path)
 
     def _descriptor(self, path: Path, identity: Identity | None) -> int:
@@ -399,5 +399,5 @@ def network_file_system(file: Path | int) -> str | None:
 
 
 def in_memory(file: Path | int) -> bool:
-    """Return whether a path or an open file is in a tmpfs or ramfs, of which no read waits."""
+    """Return whether a path or an open file is in a tmpfs or ramfs: no read waits there."""
     return file_system(file) in MEMORY_FILE_SYSTEMS

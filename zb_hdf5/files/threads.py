@@ -99,7 +99,7 @@ class Work:
             self._over.release()
 
     def forget(self) -> None:
-        """Leave the work, which is no part of other work any more."""
+        """Leave the work, and take it out of the work that it was a part of."""
         self.leave()
         if self._whole is not None:
             self._whole._parts.discard(self)
@@ -340,7 +340,7 @@ def result_of(future: Future[_Result]) -> _Result:
 
 
 def _end(pid: int, work: Work, jobs: SimpleQueue[_Job], threads: Sequence[_Reader]) -> None:
-    if pid != os.getpid():  # the threads are those of the parent of a fork
+    if pid != os.getpid():  # the threads belong to the parent of a fork
         return
     work.forget()
     jobs.put(None)

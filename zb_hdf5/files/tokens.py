@@ -1,4 +1,4 @@
-"""Tokens, or the values of a field, by their positions: their one interface, and those of a file or an object."""
+"""Tokens, or the values of a field, by their positions: the one interface, and the tokens of a file or an object."""
 
 from __future__ import annotations
 
@@ -427,7 +427,7 @@ class FileTokens(Tokens):
 def read_together(reads: Sequence[tuple[Tokens, Iterable[TokenRun]]]) -> bool:
     """Read runs of several objects at the same time, without a check.
 
-    Return False, and read nothing, if the tokens of one of them are not those of a single object.
+    Return False, and read nothing, unless each of the tokens are in a single object.
     """
     found = [
         (file.file, file, runs)
@@ -441,14 +441,14 @@ def read_together(reads: Sequence[tuple[Tokens, Iterable[TokenRun]]]) -> bool:
 
 
 class Wrapper(Tokens):
-    """Tokens of others, some of which are read in another way. See `Tokens`."""
+    """Other tokens, with some reads done in another way. See `Tokens`."""
 
     __slots__ = ()
     tokens: Tokens
 
     def _wrap(self, tokens: Tokens) -> None:
         """Take over the attributes of other tokens."""
-        wrapper: Any = self  # the slots are those of a subclass
+        wrapper: Any = self  # the slots belong to a subclass
         wrapper.tokens = tokens
         wrapper.num_tokens = tokens.num_tokens
         wrapper.dtype = tokens.dtype

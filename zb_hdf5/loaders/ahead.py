@@ -1,6 +1,6 @@
 """Prefetch: how far to read ahead, hints to the kernel, pinned memory, and the copy of a batch to a device.
 
-The threads are those of `read_ahead` in `files/threads.py`: conversions have them too, without torch or a loader.
+The threads are in `read_ahead` of `files/threads.py`: conversions use them too, without torch or a loader.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class BatchDataset(Dataset[Step]):
     def sampler(self) -> StepSampler:
         """A sampler for `DataLoader(..., batch_size=None, sampler=dataset.sampler)`: all steps of this rank, in order.
 
-        Its `set_epoch` is that of the dataset.
+        Its `set_epoch` is the method of the dataset.
         """
         return StepSampler(self, num_replicas=1, rank=0)
 
@@ -219,7 +219,7 @@ class StepSampler(DistributedSampler[Any]):
         return {**self.dataset.state_dict(), "kind": "steps", "step": self._next}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on at the step of the state, unless `set_epoch` has chosen another epoch than that of the state."""
+        """Go on at the step of the state, unless `set_epoch` has chosen another epoch."""
         known = {**self.dataset._identity(), "kind": "steps"}
         state = {**require_fields(self.dataset.path, state_dict, known, ("epoch", "step")), "kind": "batches"}
         step = require_count(self.dataset.path, state, "step", len(self), "the steps of an epoch")

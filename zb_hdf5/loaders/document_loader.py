@@ -259,7 +259,7 @@ def gather(column: BatchReader, pieces: Pieces, fill: int = 0, dtype: Any = None
     values = np.zeros(pieces.num_tokens * size, dtype or column.dtype)
     if fill:  # only then: filling bytes with 0 gives the text "0"
         values.fill(fill)
-    # it asks for the size of each file once, `get_slice` for that of one file at each document
+    # this asks for the size of each file once; `get_slice` asks for the size of one file at each document
     flat = column.tokens.flat() if len(column.tokens.starts) <= len(pieces.offsets) + 1 else None
     places = (part.tolist() for part in (pieces.starts, pieces.offsets, pieces.lengths))
     for place, offset, length in zip(*places, strict=True):

@@ -1,4 +1,4 @@
-"""The base of every loader; the loader: a reader, an order, a rank and a position; and that of a store that grows.
+"""The loader: a reader, an order, a rank and a position; the base of all loaders; and the loader of a growing store.
 
 A position counts the records that all ranks together have consumed in the epoch. A step takes the next
 `batch_size * world_size` of them, rank r the r-th part: a checkpoint fits any number of ranks and any batch size.
@@ -83,7 +83,7 @@ class TokenLoader(Resumable, Generic[BatchT]):
         """Prepare an epoch, and return its first position."""
 
     def __iter__(self) -> Iterator[BatchT]:
-        """Yield the batches of one epoch; those of an endless loader from the current position on."""
+        """Yield the batches of one epoch; for an endless loader, all from the current position on."""
         is_whole = not self._resumed and not self._endless
         if is_whole:
             self._begin_pass()
@@ -209,7 +209,7 @@ class EpochLoader(TokenLoader[BatchT]):
 
     @abstractmethod
     def plan_of_epoch(self, epoch: int) -> StepPlan:
-        """Return the reads of this rank at each step of an epoch. `plan` is that of the current one."""
+        """Return the reads of this rank at each step of an epoch. `plan` has those of the current epoch."""
 
     @abstractmethod
     def _mask(self) -> None:
@@ -309,7 +309,7 @@ class Loader(EpochLoader[Any]):
         The last step of an epoch, if fewer records are left than all ranks take in a step. Every rank makes the same
         number of steps in any case. "drop": these records are left out, and the step with them. "fill": the step is
         filled up with records from the start of the order, which come twice. "short": its batches have fewer rows, and
-        none on a rank for which no record is left. "masked": its batches have all of their rows; those for which no
+        none on a rank for which no record is left. "masked": its batches have all of their rows; rows for which no
         record is left hold token 0, the target -100, fields of 0, and no document or span (needs `targets`). An
         evaluation with "short" or "masked" counts each record once. A state does not have it, and fits any other.
     batch_size, seq_len
@@ -318,7 +318,7 @@ class Loader(EpochLoader[Any]):
     prefetch
         Batches to read ahead in background threads; in one thread while the data are in the page cache. 0: none, which
         is fastest then.
-        "auto": 32 MiB of a store behind a URL; 8 with a `device` or on a network file system; else none, but if the
+        "auto": 32 MiB of a store at a URL; 8 with a `device` or on a network file system; else none, but if the
         coming batches are not in the page cache the kernel gets a hint of each of them 64 batches ahead.
     device
         A CUDA device: at least one thread reads batches and pins them, and their copies do not wait.
@@ -347,7 +347,7 @@ class Loader(EpochLoader[Any]):
         seq_len)): the place in it of the span of each token, -1 for none. Where
         a function has encoded the values, give the one that decodes them.
     skip
-        (epoch, start, stop): jump over these positions of an epoch, such as those of bad data that made the loss jump.
+        (epoch, start, stop): jump over these positions of an epoch, for example bad data that made the loss jump.
     mask_documents
         Numbers of documents whose tokens get the target -100. Shapes and positions stay.
 
@@ -368,7 +368,7 @@ class Loader(EpochLoader[Any]):
 
     With `fields`, `documents` or `spans` each step is a dictionary: "tokens", "targets" if asked for (of the same
     shape, -100 where there is none), and the other values by their names. `skip` and `mask_documents` are kept in the
-    state: a loader that resumes has those of the state and its own.
+    state: a loader that resumes has both, its own and the ones in the state.
 
     Examples
     --------
@@ -499,7 +499,7 @@ class Loader(EpochLoader[Any]):
         return 0
 
     def plan_of_epoch(self, epoch: int) -> StepPlan:
-        """Return which records this rank reads at each step of an epoch. `plan` is that of the current one."""
+        """Return the records that this rank reads at each step of an epoch. `plan` has those of the current epoch."""
         reader = self.reader
         parts = reader.seq_len // self._length
         records_per_batch = reader.batch_size * parts

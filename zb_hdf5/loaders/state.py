@@ -44,8 +44,8 @@ class Resumable(ABC):
 
         Plain JSON values, under 1 KB, the same on every rank after the same step; a `TextLoader` has a state of its own
         on each rank. `kind` names the loader that takes it. `position` counts records, documents or batches of all
-        ranks, in this epoch if there are epochs, so that it is valid for any other world size and batch size; those
-        that filled up the last step (`drop_last=False`) are not counted again.
+        ranks, in this epoch if there are epochs, so that it is valid for any other world size and batch size;
+        records that filled up the last step (`drop_last=False`) are not counted again.
         """
         return {**self.identity(), **self._place()}
 

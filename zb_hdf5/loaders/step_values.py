@@ -170,7 +170,7 @@ class StepValues:
         request
             The number of a stored batch, or the numbers of records.
         tokens
-            The tokens of the step, shape (rows, seq_len). There may be more rows than records: those are padding.
+            The tokens of the step, shape (rows, seq_len). Rows after the last record are padding.
         pieces
             The pieces of all rows, if the values need them.
         """

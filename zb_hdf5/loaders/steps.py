@@ -69,7 +69,7 @@ def numpy_dtype(dtype: torch.dtype | None) -> np.dtype[Any]:
 class WholeBatches:
     """Widens stored batches of plain files, from their mappings, or by one positioned read or request each.
 
-    The reader reads the batches of other files, and those whose crc32 differs: it raises the errors. The size of a
+    The reader reads the batches of other files, and batches whose crc32 differs: it raises the errors. The size of a
     mapped file is asked for once in a block: a file that is cut short inside it is a bus error.
 
     Parameters

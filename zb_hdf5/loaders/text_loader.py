@@ -220,7 +220,7 @@ class TextLoader(TokenLoader[Any]):
         return _cut(chain([(first, encoded)], documents), place.token, tokens, overlap)
 
     def _documents(self, place: Place) -> Iterator[tuple[Place, npt.NDArray[np.uint32]]]:
-        """Yield the place and the tokens of each document from that of `place` on, epoch after epoch."""
+        """Yield the place and the tokens of each document from a place on, epoch after epoch."""
         for epoch in count(place.epoch):
             empty = True
             for number, (file, number_in_file) in self._groups.items():

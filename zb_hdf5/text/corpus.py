@@ -1,4 +1,4 @@
-"""Documents of text: from Parquet by row group, from JSON lines, from text files. Dropped documents are counted."""
+"""The documents of Parquet files, by row group, of JSON lines, and of text files. Dropped documents are counted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Found: TypeAlias = "tuple[str | Reason, tuple[Any, ...]]"
 
 
 class Reason(StrEnum):
-    """Why a line, row or file is no document."""
+    """The reason why a line, row or file gives no document."""
 
     BAD_JSON = "bad JSON"
     MISSING = "no text"  # no such key, or null
@@ -70,7 +70,7 @@ class Dropped:
 
 @dataclass
 class Block:
-    """Consecutive documents of one file, and the count of those dropped between them."""
+    """Consecutive documents of one file, and the count of documents dropped between them."""
 
     texts: list[str] = field(default_factory=list)
     dropped: Dropped = field(default_factory=Dropped)
@@ -79,27 +79,63 @@ class Block:
     metadata: list[bytes] = field(default_factory=list)  # the text of a JSON object for each document
 
     def only(self, keep: Sequence[bool]) -> Block:
-        """Return the block with some of its documents."""
-        texts, rows = list(compress(self.texts, keep)), list(compress(self.rows, keep))
-        return Block(texts, self.dropped, rows, list(compress(self.ids, keep)), list(compress(self.metadata, keep)))
+        """Return the block with some of its documents: `keep` has a truth value for each."""
+        return Block(
+            list(compress(self.texts, keep)),
+            self.dropped,
+            list(compress(self.rows, keep)),
+            list(compress(self.ids, keep)),
+            list(compress(self.metadata, keep)),
+        )
 
 
 class DocumentFile(ABC):
-    """One file of documents, in row groups: runs of documents that can be read without those before them."""
+    """One file of documents, in row groups: runs of documents, each of which can be read by itself.
+
+    Parameters
+    ----------
+    path
+        The file.
+    column
+        The column, or the key, of the text.
+    id_column
+        The column of the ids; "": the documents have none.
+    metadata_columns
+        The columns of the metadata.
+
+    Attributes
+    ----------
+    suffixes
+        Of the names of such files.
+    noun, example, documents
+        For the help: such files, a path of them, and the nature of a document in one sentence.
+    has_columns
+        A document is one of several values, and `column` names it.
+    num_row_groups
+        The row groups of the file.
+    more_columns
+        The columns that are read besides the text.
+    """
 
     suffixes: ClassVar[tuple[str, ...]]
-    noun: ClassVar[str]  # such files, in the help
-    example: ClassVar[str]  # a path of them
-    documents: ClassVar[str]  # the nature of a document, in one sentence
-    has_columns: ClassVar[bool] = True  # whether a document is one of several values, so that `column` names it
+    noun: ClassVar[str]
+    example: ClassVar[str]
+    documents: ClassVar[str]
+    has_columns: ClassVar[bool] = True
     num_row_groups: int
 
     def __init__(
-        self, path: Path, column: str = "text", id_column: str = "", metadata_columns: Sequence[str] = ()
+        self,
+        path: Path,
+        column: str = "text",
+        id_column: str = "",
+        metadata_columns: Sequence[str] = (),
     ) -> None:
-        self.path, self.column = path, column
-        self.id_column, self.metadata_columns = id_column, tuple(metadata_columns)
-        self.more_columns = (*filter(None, [id_column]), *metadata_columns)  # those that are read besides the text
+        self.path = path
+        self.column = column
+        self.id_column = id_column
+        self.metadata_columns = tuple(metadata_columns)
+        self.more_columns = (id_column, *metadata_columns) if id_column else self.metadata_columns
         self._look()
 
     def _look(self) -> None:  # noqa: B027 - most files are looked at when they are read
@@ -120,7 +156,8 @@ class DocumentFile(ABC):
 
     def _blocks(self, first: int, found: Iterable[Found]) -> Iterator[Block]:
         """Group documents into blocks; their rows are numbered from `first` on."""
-        block, characters = Block(), 0
+        block = Block()
+        characters = 0
         for number, (text, more) in enumerate(found, first):
             if isinstance(text := text or Reason.EMPTY, Reason):
                 block.dropped.merge(Dropped({text.value: 1}, [f"{row_of_source(self.path, number)}: {text}"]))
@@ -132,7 +169,8 @@ class DocumentFile(ABC):
             characters += len(text)
             if len(block.texts) == BLOCK_DOCUMENTS or characters >= BLOCK_CHARACTERS:
                 yield block
-                block, characters = Block(), 0
+                block = Block()
+                characters = 0
         if block.texts or block.dropped.counts:
             yield block
 
@@ -152,27 +190,36 @@ class ParquetFile(DocumentFile):
     """Documents in one column of text of a Parquet file. More columns may have any type."""
 
     suffixes = (".parquet",)
-    noun, example = "Parquet files of text", "corpus/"
+    noun = "Parquet files of text"
+    example = "corpus/"
     documents = "Each row is a document."
 
     def _look(self) -> None:
         with self._open() as file:
             self.num_row_groups = file.num_row_groups
             groups = [file.metadata.row_group(k) for k in range(file.num_row_groups)]
-            schema, column, path = file.schema_arrow, self.column, self.path
             self._rows = [group.num_rows for group in groups]
-            columns = [map(group.column, range(group.num_columns)) for group in groups]
-            sizes = [{each.path_in_schema: each.total_uncompressed_size for each in group} for group in columns]
-        self._text_bytes = [int(group.get(column, 0)) for group in sizes]
-        for name, what in ((column, "the text"), *((name, "its documents") for name in self.more_columns)):
+            self._text_bytes = [self._text_bytes_of(group) for group in groups]
+            self._require_columns(file.schema_arrow)
+
+    def _text_bytes_of(self, group: Any) -> int:
+        columns = map(group.column, range(group.num_columns))
+        sizes = {column.path_in_schema: column.total_uncompressed_size for column in columns}
+        return int(sizes.get(self.column, 0))
+
+    def _require_columns(self, schema: Any) -> None:
+        """Raise `ConvertError` unless all columns are there, the text is text, and the metadata can be JSON."""
+        path = self.path
+        for name, what in ((self.column, "the text"), *((name, "its documents") for name in self.more_columns)):
             if name not in schema.names:
                 raise ConvertError(f"{path}: no column {name!r} for {what}; its columns are: {', '.join(schema.names)}")
-        kind = schema.field(column).type
+        kind = schema.field(self.column).type
         text = kind.value_type if hasattr(kind, "index_type") else kind  # of a dictionary
         if str(text) not in ("string", "large_string", "string_view"):
-            raise ConvertError(f"{path}: column {column!r}: expected text, found {kind}; name another column")
+            raise ConvertError(f"{path}: column {self.column!r}: expected text, found {kind}; name another column")
         for name in self.metadata_columns:
-            if _has_binary(kind := schema.field(name).type):
+            kind = schema.field(name).type
+            if _has_binary(kind):
                 raise ConvertError(
                     f"{path}: column {name!r}: expected values that JSON has, found {kind}; name another column"
                 )
@@ -203,7 +250,8 @@ class JsonLinesFile(DocumentFile):
     """Documents in one field of the objects of a file of JSON lines, gzip-compressed (then one row group) or not."""
 
     suffixes = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
-    noun, example = "JSON lines of text", "corpus.jsonl"
+    noun = "JSON lines of text"
+    example = "corpus.jsonl"
     documents = "Each line (.jsonl, .ndjson, also .gz) is a document."
 
     def _look(self) -> None:
@@ -231,7 +279,8 @@ class JsonLinesFile(DocumentFile):
     @kept_property
     def _groups(self) -> list[tuple[int, int]]:
         """The byte offset and the number of the first line of each row group: one pass over the file finds all."""
-        groups, line = [(0, 1)], 1
+        groups = [(0, 1)]
+        line = 1
         with self._open() as file:
             for start in range(ROW_GROUP_BYTES, self.num_row_groups * ROW_GROUP_BYTES, ROW_GROUP_BYTES):
                 while data := file.read(max(0, min(start - 1 - file.tell(), 1 << 20))):
@@ -242,7 +291,7 @@ class JsonLinesFile(DocumentFile):
         return groups
 
     def __getstate__(self) -> dict[str, Any]:
-        """Count the lines first, or each process would that reads a part of the file."""
+        """Count the lines first: else each process that reads a part of the file would count them."""
         return self.__dict__ | {"_groups": self._groups}
 
     def _document(self, line: bytes) -> Found:
@@ -254,15 +303,19 @@ class JsonLinesFile(DocumentFile):
             return Reason.BAD_JSON, ()
         if not isinstance(value, dict):
             return Reason.BAD_JSON, ()
-        text, more = value.get(self.column), tuple(value.get(name) for name in self.more_columns)
-        return text if isinstance(text, str) else Reason.MISSING if text is None else Reason.NOT_TEXT, more
+        more = tuple(value.get(name) for name in self.more_columns)
+        text = value.get(self.column)
+        if text is None:
+            return Reason.MISSING, more
+        return text if isinstance(text, str) else Reason.NOT_TEXT, more
 
 
 class PlainTextFile(DocumentFile):
-    """A whole file of UTF-8 is one document, line ends as they are."""
+    """A whole file of UTF-8 is one document, with its line ends unchanged."""
 
     suffixes = (".txt",)
-    noun, example = "plain text files", "books/"
+    noun = "plain text files"
+    example = "books/"
     documents = "Each file is a document, and must fit in memory."
     has_columns = False
 
@@ -291,40 +344,61 @@ def open_documents(
     id_column: str = "",
     metadata_columns: Sequence[str] = (),
 ) -> list[DocumentFile]:
-    """Open files of documents, in the order given; of a folder those in and below it, in the order of their paths."""
-    from zb_hdf5.files.publishing import require_present  # numpy, which help does not need
+    """Open document files; folders are searched recursively, sorted by path.
 
-    # of a kind, files of any name are taken, and of a folder those with its suffixes; of none, all by their suffixes
+    Parameters
+    ----------
+    paths
+        Files and folders, in the order of their documents.
+    kind
+        One of `FILE_KINDS`: files may have any name, and those in folders its suffixes. None: each file is of the kind
+        that has its suffix.
+    column, id_column, metadata_columns
+        As for `DocumentFile`.
+
+    Raises
+    ------
+    ConvertError
+        If a path has no such files, a file is named twice, or lacks a column.
+    """
     kinds = list(FILE_KINDS.values()) if kind is None else [FILE_KINDS[kind]]
-    suffixes = tuple(suffix for each in kinds for suffix in each.suffixes)
-    files: list[Path] = []
-    for path in map(Path, paths):
-        require_present(path)
-        inside = sorted(each for each in path.rglob("*") if not each.is_dir()) if path.is_dir() else [path]
-        found = [file for file in inside if file.name.endswith(suffixes)] if path.is_dir() or kind is None else inside
-        others = [
-            name
-            for name, each in FILE_KINDS.items()
-            if name != kind and any(file.name.endswith(each.suffixes) for file in found or inside)
-        ]
-        if not found or (kind is not None and others and "parquet" in (kind, *others)):
-            # text may have any name; Parquet is binary
-            there = ", found none" if not found else ""
-            there += f"; {FILE_KINDS[others[0]].suffixes[0]} files are there" if others else ""
-            remedy, at = (Remedy.OTHER_KIND, others[0]) if others else (None, "")
-            raise ConvertError(f"{path}: expected files that end in {', '.join(suffixes)}{there}", remedy=remedy, at=at)
-        files += found
+    files = [file for path in map(Path, paths) for file in _files_of(path, kind, kinds)]
     for path, count in Counter(file.resolve() for file in files).items():
         if count > 1:
             raise ConvertError(f"{path}: is named {count} times; its documents would be stored as often: name it once")
-    opened = [
-        next(each for each in kinds if kind or file.name.endswith(each.suffixes))(
-            file, column, id_column, metadata_columns
-        )
-        for file in files
-    ]
+    opened = []
+    for file in files:
+        opener = next(each for each in kinds if kind or file.name.endswith(each.suffixes))
+        opened.append(opener(file, column, id_column, metadata_columns))
     _require_text_key(opened)
     return opened
+
+
+def _files_of(path: Path, kind: str | None, kinds: Sequence[type[DocumentFile]]) -> list[Path]:
+    """Return the files of a path that are of a kind; raise `ConvertError` if there are none, or files of another."""
+    from zb_hdf5.files.publishing import require_present  # numpy, which help does not need
+
+    require_present(path)
+    suffixes = tuple(suffix for each in kinds for suffix in each.suffixes)
+    inside = sorted(each for each in path.rglob("*") if not each.is_dir()) if path.is_dir() else [path]
+    found = inside
+    if path.is_dir() or kind is None:
+        found = [file for file in inside if file.name.endswith(suffixes)]
+    others = [
+        name
+        for name, each in FILE_KINDS.items()
+        if name != kind and any(file.name.endswith(each.suffixes) for file in found or inside)
+    ]
+    is_mistaken = kind is not None and bool(others) and "parquet" in (kind, *others)  # text may have any name
+    if found and not is_mistaken:
+        return found
+    facts = f"{path}: expected files that end in {', '.join(suffixes)}"
+    if not found:
+        facts += ", found none"
+    if not others:
+        raise ConvertError(facts)
+    facts += f"; {FILE_KINDS[others[0]].suffixes[0]} files are there"
+    raise ConvertError(facts, remedy=Remedy.OTHER_KIND, at=others[0])
 
 
 def _require_text_key(files: Sequence[DocumentFile]) -> None:
@@ -338,14 +412,16 @@ def _require_text_key(files: Sequence[DocumentFile]) -> None:
                 return
             keys |= dict.fromkeys(found)
     if keys:
-        first, count = files[0], counted(len(files), "file")
+        first = files[0]
+        count = counted(len(files), "file")
         facts = f"{first.path}: no documents in {count} (no key {first.column!r} in the first lines)"
         raise ConvertError(facts, remedy=Remedy.TEXT_COLUMN, at=", ".join([*keys][:KEYS_SHOWN]))
 
 
 def unknown_columns(files: Sequence[DocumentFile]) -> list[str]:
     """Return the metadata columns that the first lines of all files of JSON lines lack."""
-    columns, keys = set[str](), set[str]()
+    columns = set[str]()
+    keys = set[str]()
     for jsonl in (file for file in files if isinstance(file, JsonLinesFile) and file.metadata_columns):
         columns |= {*jsonl.metadata_columns}
         for found in jsonl.first_keys():
@@ -354,7 +430,7 @@ def unknown_columns(files: Sequence[DocumentFile]) -> list[str]:
 
 
 def row_of_source(source: str | os.PathLike[str] | None, row: int | None) -> str:
-    """Return "line 18 of a.jsonl", or "row 18 of a.parquet", counted from 1 as it is stored."""
+    """Return "line 18 of a.jsonl", or "row 18 of a.parquet"; the number counts from 1, as it is stored."""
     unit = "line" if {".jsonl", ".txt"} & set(Path(source or "").suffixes) else "row"
     return f"{unit} {row or 0:,} of {source}"
 

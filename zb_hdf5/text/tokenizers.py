@@ -1,4 +1,4 @@
-"""Text to token ids and back: bytes, tiktoken and Hugging Face tokenizers behind one interface, each with a digest."""
+"""Text to token ids and back: one interface of byte, tiktoken and Hugging Face tokenizers, each with a digest."""
 
 from __future__ import annotations
 
@@ -26,14 +26,25 @@ DEFAULT_BOUNDARY: Final = "<|endoftext|>"
 #: Tasks per thread: the documents of a block differ in length, and the last task should be a short one.
 TASKS_PER_THREAD: Final = 4
 NEWLINE: Final = "⏎"
-#: Equal tokens in a row, such as those of padding, that are written once.
+#: Equal tokens in a row, such as padding, that are written once.
 LONG_RUN: Final = 32
 
 
 def with_boundaries(
-    tokens: TokenIds, lengths: npt.NDArray[np.int64], boundary_token_id: int, position: str = "after"
+    tokens: TokenIds,
+    lengths: npt.NDArray[np.int64],
+    boundary_token_id: int,
+    position: str = "after",
 ) -> tuple[TokenIds, npt.NDArray[np.int64]]:
-    """Return documents, given as their tokens and the length of each, with one more token before or after each."""
+    """Return the tokens and the lengths of documents with a boundary token in each.
+
+    Parameters
+    ----------
+    tokens, lengths
+        The tokens of all documents, one after the other, and the length of each.
+    boundary_token_id, position
+        The token, and its position: "before" or "after" the document.
+    """
     ends = np.cumsum(lengths)
     offsets = ends - lengths if position == "before" else ends
     return np.insert(tokens, offsets, np.uint32(boundary_token_id)), lengths + 1
@@ -82,7 +93,7 @@ class Tokenizer(ABC):
         Raises
         ------
         ArgumentError
-            If there is no such token; the message lists those that exist.
+            If there is no such token; the message lists the ones that exist.
         """
         if text not in self.special_tokens:
             known = ", ".join(self.special_tokens) or "none"
@@ -103,13 +114,21 @@ class Tokenizer(ABC):
     def encode(
         self, texts: str | Sequence[str], num_threads: int = 1
     ) -> TokenIds | tuple[TokenIds, npt.NDArray[np.int64]]:
-        """Return the ids of one text; or those of a list of texts, one after the other, and how many each text has.
+        """Return the ids of one text; or, for a list of texts, all ids in order and the number of ids of each text.
 
-        Special tokens that are spelt out in a text are ordinary text. The ids do not depend on `num_threads`.
+        Special tokens that are spelt out in a text are ordinary text.
+
+        Parameters
+        ----------
+        texts
+            One text, or a list of them.
+        num_threads
+            Threads that encode a list. The ids do not depend on it.
         """
         if isinstance(texts, str):
             return self._encode([as_unicode(texts)])[0]
-        arrays, tasks = [np.empty(0, np.uint32)] * len(texts), num_threads * TASKS_PER_THREAD if num_threads > 1 else 1
+        arrays = [np.empty(0, np.uint32) for _ in texts]
+        tasks = num_threads * TASKS_PER_THREAD if num_threads > 1 else 1
         with ThreadPoolExecutor(num_threads, thread_name_prefix="zb-encode") as pool:
             parts = pool.map(lambda k: self._encode([as_unicode(text) for text in texts[k::tasks]]), range(tasks))
             for number, part in enumerate(parts):
@@ -120,14 +139,14 @@ class Tokenizer(ABC):
     def decode(self, ids: npt.ArrayLike) -> str:
         """Return the text of one row of ids: a list, an array or a CPU tensor.
 
-        Special tokens are spelt out: rows show where documents end. Bytes that are no UTF-8, such as those of a
-        character that a row cuts in two, become U+FFFD. So `decode(encode(text))` is `text` for every text without
+        Special tokens are spelt out: rows show where documents end. Bytes that are not UTF-8, as where
+        a row cuts a character in two, become U+FFFD. So `decode(encode(text))` is `text` for every text without
         lone surrogates; for `hf:` tokenizers that normalize, it is the text that their own library makes of the ids.
 
         Raises
         ------
         ArgumentError
-            If these are no integers, or one of them is no id of this tokenizer.
+            If they are not integers, or one of them is not an id of this tokenizer.
         """
         row = np.asarray(ids)
         if row.size == 0:
@@ -180,12 +199,22 @@ class ByteTokenizer(Tokenizer):
 
 
 class TiktokenTokenizer(Tokenizer):
-    """A tiktoken encoding: one of its own names, or a file of ranks with a `tokenizer.json` in the same folder."""
+    """A tiktoken encoding: one of its own names, or a file of ranks with a `tokenizer.json` in the same folder.
+
+    Parameters
+    ----------
+    spec, name
+        See `Tokenizer`.
+    encoding
+        The `tiktoken.Encoding`.
+    """
 
     kind = "tiktoken"
 
     def __init__(self, spec: str, name: str, encoding: Any) -> None:
-        self.spec, self.name, self._encoding = spec, name, encoding
+        self.spec = spec
+        self.name = name
+        self._encoding = encoding
         self.vocab_size = encoding.n_vocab
         self._ids = frozenset(encoding._mergeable_ranks.values()) | frozenset(encoding._special_tokens.values())
         self.special_tokens = {text: encoding.encode_single_token(text) for text in encoding.special_tokens_set}
@@ -219,7 +248,8 @@ class HuggingFaceTokenizer(Tokenizer):
     kind = "hf"
 
     def __init__(self, spec: str, file: str) -> None:
-        self.spec, self.name = spec, Path(file).name
+        self.spec = spec
+        self.name = Path(file).name
         if not Path(file).is_file():
             raise ArgumentError(
                 f"{spec}: expected a tokenizer.json of this machine, found none; the names of a hub are not looked up: "
@@ -237,10 +267,14 @@ class HuggingFaceTokenizer(Tokenizer):
         self.vocab_size = max(vocabulary.values()) + 1
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_tokens = {token.content: number for number, token in added.items() if token.special}
-        own = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        self._ranks = Path(file).with_suffix(".tiktoken")
+        self._encoding = None
         as_ranks = _digest_as_ranks(content)
-        self.digest, self._ranks = as_ranks or own, Path(file).with_suffix(".tiktoken")
-        self._encoding = None if as_ranks is None else _encoding_with_digest(self._ranks, as_ranks)
+        if as_ranks is None:
+            self.digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        else:
+            self.digest = as_ranks
+            self._encoding = _encoding_with_digest(self._ranks, as_ranks)
 
     @property
     def encoder(self) -> str:
@@ -283,7 +317,8 @@ def load_tokenizer(spec: str) -> Tokenizer:
     if spec == ByteTokenizer.kind:
         return ByteTokenizer()
     if kind not in (TiktokenTokenizer.kind, HuggingFaceTokenizer.kind) and spec.endswith((".json", ".tiktoken")):
-        kind, where = HuggingFaceTokenizer.kind if spec.endswith(".json") else TiktokenTokenizer.kind, spec
+        kind = HuggingFaceTokenizer.kind if spec.endswith(".json") else TiktokenTokenizer.kind
+        where = spec
     if kind == TiktokenTokenizer.kind and where and not where.endswith(".json"):
         path = Path(where)
         encoding = _encoding_of_file(path) if path.is_file() else _encoding_of_name(where)
@@ -296,7 +331,17 @@ def load_tokenizer(spec: str) -> Tokenizer:
 
 
 def require_tokenizer(stored: str, tokenizer: str | Tokenizer, where: object) -> None:
-    """Raise `StateError` if the tokens of a store are those of another tokenizer."""
+    """Raise `StateError` if a store was made with another tokenizer.
+
+    Parameters
+    ----------
+    stored
+        The description of its tokenizer that the store keeps.
+    tokenizer
+        As for `load_tokenizer`, or a tokenizer.
+    where
+        The store, for messages.
+    """
     tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
     found = tokenizer_named(stored)
     digest = found.get("digest")
@@ -313,7 +358,9 @@ def tokenizer_named(stored: str) -> dict[str, Any]:
         found = json.loads(stored or "null")
     except (ValueError, RecursionError):
         found = stored
-    return found if isinstance(found, dict) else {} if found is None else {"name": str(found)}
+    if found is None:
+        return {}
+    return found if isinstance(found, dict) else {"name": str(found)}
 
 
 def _encoding_of_name(name: str) -> Any:
@@ -368,7 +415,7 @@ def _encoding_with_digest(path: Path, digest: str) -> Any | None:
 
 
 def _encoded_by_ranks(encoding: Any, texts: list[str]) -> list[TokenIds]:
-    # to a buffer, not to a list of Python integers: threads would wait for each other to build those
+    # to a buffer, not to a list of Python integers: threads would wait for each other to build lists
     return [encoding.encode_to_numpy(text, disallowed_special=()) for text in texts]
 
 
@@ -408,11 +455,15 @@ def _digest_of(encoding: Any) -> str:
 
 
 def _digest_as_ranks(content: dict[str, Any]) -> str | None:
-    """Return the digest of the tiktoken encoding of the same ids as a `tokenizer.json`; None if there is none."""
-    # tiktoken merges any two neighbours that form a token, the lowest rank first, without a list of merges. That is the
-    # same as the list if each token is made of the very two tokens that the lower ranks leave of its bytes, and the
-    # list has this pair, in the order of the ranks. A trained tokenizer is of this kind.
-    pattern, model, added = _split_pattern(content), content["model"], content.get("added_tokens", [])
+    """Return the digest of the tiktoken encoding of the same ids as a `tokenizer.json`; None if there is none.
+
+    Tiktoken merges any two neighbours that form a token, the lowest rank first, without a list of merges. That is the
+    same as the list if each token is made of the very two tokens that the lower ranks leave of its bytes, and the list
+    has this pair, in the order of the ranks. A trained tokenizer is of this kind.
+    """
+    pattern = _split_pattern(content)
+    model = content["model"]
+    added = content.get("added_tokens", [])
     extras = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
     plain = model.get("type") == "BPE" and not any(model.get(name) for name in extras)
     if pattern is None or not plain or not all(token.get("special") for token in added):
@@ -464,7 +515,8 @@ def token_bytes(token: str) -> bytes:
 
 def _merged_below(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, ...]:
     """Merge the bytes of a token as tiktoken does, with the ranks below its own."""
-    parts, limit = [token[k : k + 1] for k in range(len(token))], ranks[token]
+    parts = [token[k : k + 1] for k in range(len(token))]
+    limit = ranks[token]
     while len(parts) > 1:
         found = [ranks.get(left + right, limit) for left, right in pairwise(parts)]
         lowest = min(found)
@@ -479,18 +531,35 @@ def _merged_below(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, ...]:
 
 
 def tokenizer_of(stored: str, asked: str | None, folders: Iterable[Path], where: object) -> Tokenizer | None:
-    """Return the tokenizer to show the ids of a store with; None if it is not known, or not on this machine."""
-    # the one asked for, else the one that is stored, if it can be had without a network: a file of the same digest in
-    # one of `folders`, or an encoding of tiktoken's if TIKTOKEN_CACHE_DIR is set
+    """Return the tokenizer to show the ids of a store with; None if it is not known, or not on this machine.
+
+    Parameters
+    ----------
+    stored
+        The description of its tokenizer that the store keeps. The tokenizer is taken if it needs no network: a file of
+        the same digest, or an encoding of tiktoken's if TIKTOKEN_CACHE_DIR is set.
+    asked
+        The tokenizer that the user has named, as for `load_tokenizer`: it must be that of the store.
+    folders
+        Where its file may be: a store has the name of the file, and not its folder.
+    where
+        The store, for messages.
+    """
     if asked is not None:
-        require_tokenizer(stored, tokenizer := load_tokenizer(asked), where)
+        tokenizer = load_tokenizer(asked)
+        require_tokenizer(stored, tokenizer, where)
         return tokenizer
     named = tokenizer_named(stored)
-    kind, name = str(named.get("kind")), str(named.get("name"))
-    files = [folder / name for folder in folders if name == Path(name).name]  # a store has the name, not the folder
-    specs = [f"{kind}:{file}" for file in files if os.path.isfile(file)]  # False also for any other text
-    specs += [f"{kind}:{name}"] * (kind == TiktokenTokenizer.kind and "TIKTOKEN_CACHE_DIR" in os.environ)
-    for spec in [kind] if kind == ByteTokenizer.kind else specs:
+    kind = str(named.get("kind"))
+    name = str(named.get("name"))
+    if kind == ByteTokenizer.kind:
+        specs = [kind]
+    else:
+        files = [folder / name for folder in folders if name == Path(name).name]
+        specs = [f"{kind}:{file}" for file in files if os.path.isfile(file)]  # False also for any other text
+        if kind == TiktokenTokenizer.kind and "TIKTOKEN_CACHE_DIR" in os.environ:
+            specs.append(f"{kind}:{name}")
+    for spec in specs:
         try:
             tokenizer = load_tokenizer(spec)
         except (ZbError, OSError):
@@ -501,15 +570,19 @@ def tokenizer_of(stored: str, asked: str | None, folders: Iterable[Path], where:
 
 
 def readable(tokenizer: Tokenizer | None, ids: TokenArray) -> str:
-    """Return the text of any ids: those that the tokenizer does not have, or all without one, as numbers."""
+    """Return the text of any ids. Ids that the tokenizer does not have are numbers; without one, all are."""
     if tokenizer is None:
         return "".join(f"{token} " for token in ids.tolist())
     strange = np.isin(ids, [token for token in np.unique(ids).tolist() if not tokenizer._has_id(token)])
     edges = [0, *(np.flatnonzero(np.diff(strange)) + 1).tolist(), len(ids)]
-    return "".join(
-        "".join(f"<{token}>" for token in ids[a:b].tolist()) if strange[a:b].any() else tokenizer.decode(ids[a:b])
-        for a, b in pairwise(edges)
-    )
+    parts = []
+    for start, stop in pairwise(edges):
+        part = ids[start:stop]
+        if strange[start:stop].any():
+            parts += [f"<{token}>" for token in part.tolist()]
+        else:
+            parts.append(tokenizer.decode(part))
+    return "".join(parts)
 
 
 def readable_runs(tokenizer: Tokenizer | None, ids: TokenArray) -> Iterator[tuple[str, bool]]:
@@ -518,8 +591,10 @@ def readable_runs(tokenizer: Tokenizer | None, ids: TokenArray) -> Iterator[tupl
     lengths = np.diff(starts, append=len(ids))
     at = 0
     for run in np.flatnonzero(lengths >= LONG_RUN).tolist():
-        start, length = int(starts[run]), int(lengths[run])
-        if not (text := readable(tokenizer, ids[start : start + 1])).isspace():  # indentation is no padding
+        start = int(starts[run])
+        length = int(lengths[run])
+        text = readable(tokenizer, ids[start : start + 1])
+        if not text.isspace():  # spaces are indentation, and not padding
             yield readable(tokenizer, ids[at:start]) + text, False
             yield f"⟨× {length:,}⟩", True
             at = start + length

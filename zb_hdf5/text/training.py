@@ -71,7 +71,7 @@ def train_tokenizer(
     path
         The `tokenizer.json` to write, with a name that ends in ".json".
     vocab_size
-        With the boundary token, which has the last id. Less comes out if there is not enough text.
+        The tokens, with the boundary token, which has the last id. There are fewer if there is not enough text.
     progress
         Called with the characters of text that were read since the last call; all text is read twice.
     show_bars
@@ -99,7 +99,8 @@ def train_tokenizer(
         if not overwrite:
             refuse_existing(each)
     require_package("tiktoken", "text")  # the check at the end needs it
-    number, dropped = count(), Dropped()
+    number = count()
+    dropped = Dropped()
     trained = _train(_training_texts(files, number, dropped, progress), vocab_size, show_bars)
     if (num_documents := next(number)) < 2:
         raise ConvertError(f"expected at least 2 documents to train on, found {num_documents}")
@@ -132,8 +133,12 @@ def _train(texts: Iterator[str], vocab_size: int, show_bars: bool) -> Any:
 
 
 def _training_texts(
-    files: Sequence[DocumentFile], documents: Iterator[int], dropped: Dropped, progress: Callable[[int], None]
+    files: Sequence[DocumentFile],
+    documents: Iterator[int],
+    dropped: Dropped,
+    progress: Callable[[int], None],
 ) -> Iterator[str]:
+    """Yield the texts that are not held out; count all documents, and note the dropped ones."""
     for block in chain.from_iterable(file.blocks() for file in files):
         dropped.merge(block.dropped)
         progress(sum(map(len, block.texts)))
@@ -149,8 +154,10 @@ def _examine(
     progress: Callable[[int], None],
 ) -> TrainingReport:
     """Encode the documents that were held out in both ways, which must agree."""
-    trained, fast = load_tokenizer(f"hf:{path}"), load_tokenizer(f"tiktoken:{ranks_path}")
-    number, held_out, num_bytes, num_tokens = count(), 0, 0, 0
+    trained = load_tokenizer(f"hf:{path}")
+    fast = load_tokenizer(f"tiktoken:{ranks_path}")
+    number = count()
+    held_out = num_bytes = num_tokens = 0
     for block in chain.from_iterable(file.blocks() for file in files):
         texts = [text for text in block.texts if next(number) % HELD_OUT == 0]
         tokens, _ = fast.encode(texts)
@@ -163,7 +170,15 @@ def _examine(
         num_tokens += len(tokens)
         progress(sum(map(len, block.texts)))
     return TrainingReport(
-        path, ranks_path, trained.vocab_size, trained.digest, num_documents, dropped, held_out, num_bytes, num_tokens
+        path=path,
+        ranks_path=ranks_path,
+        vocab_size=trained.vocab_size,
+        digest=trained.digest,
+        documents=num_documents,
+        dropped=dropped,
+        held_out_documents=held_out,
+        held_out_bytes=num_bytes,
+        held_out_tokens=num_tokens,
     )
 
 

@@ -1,4 +1,4 @@
-"""The offsets of the documents of a token stream, which lie in the file of the tokens."""
+"""The offsets of the documents of a token stream, which are in the file of its tokens."""
 
 from __future__ import annotations
 

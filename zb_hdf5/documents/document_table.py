@@ -243,7 +243,7 @@ class DocumentTableFile:
             ) from error
 
     def encoded_spans(self, starts: Offsets, stops: Offsets) -> Spans:
-        """Return the spans that have a token in some ranges, their values as they are stored."""
+        """Return the spans that have a token in some ranges, with encoded values."""
         if not self.has_spans:
             return joined_spans([])
         table = self._table
@@ -322,7 +322,7 @@ def join_documents(files: Iterable[DocumentTableFile], writer: DocumentsWriter) 
             edges = file.offsets.astype(np.int64)
             for start in range(0, file.count, JOINED_AT_ONCE):
                 stop = min(start + JOINED_AT_ONCE, file.count)
-                rows = file.rows(start, stop)  # values of spans as they are stored
+                rows = file.rows(start, stop)  # with encoded values of spans
                 if rows.spans and rows.spans.values:
                     writer.take_codec(file.spans_codec, file.path)
                 writer.append_documents(np.diff(edges[start : stop + 1]), rows)
@@ -459,7 +459,7 @@ class DocumentTable:
         Raises
         ------
         BatchIndexError
-            If there is none of this number.
+            If no document has this number.
         """
         if not 0 <= number < len(self):
             raise BatchIndexError(f"{self._folder}: no document {number:,}: it has {len(self):,}, counted from 0")

@@ -66,7 +66,7 @@ class DocumentRows(NamedTuple):
     ids, metadata
         UTF-8 of each id, and the text of a JSON object for each; None: they have none.
     spans
-        Spans of all of them, counted from the first token of the first one; values as they are stored.
+        Spans of all documents, counted from the first token of the first one, with encoded values.
     """
 
     names: Sequence[str] = ()

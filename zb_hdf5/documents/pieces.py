@@ -1,7 +1,7 @@
 """Pieces: the parts of documents in the columns of records, and the arrays that attention and loss need of them.
 
 All of it follows from stored lengths, and nothing from token ids: an end-of-text id may be text. For attention a piece
-is a *segment*, of a document or of padding: tokens attend to those of their own segment only. Each row begins one, so
+is a *segment*, of a document or of padding: tokens attend to tokens of their own segment only. Each row begins one, so
 a document that two rows share is two segments.
 """
 
@@ -256,7 +256,7 @@ def next_tokens(tokens: TokenArray, pieces: Pieces | None) -> npt.NDArray[np.int
 
 def ignore(found: npt.NDArray[np.int64], pieces: Pieces, chosen: npt.NDArray[np.bool_]) -> None:
     """Remove the tokens of the chosen pieces from the array that `targets` or `next_tokens` returned."""
-    first = pieces.columns[chosen] == 0  # its first token is nobody's target
+    first = pieces.columns[chosen] == 0  # its first token is the target of no token
     starts = pieces.starts[chosen] - 1
     lengths = pieces.lengths[chosen]
     found.reshape(-1)[ranges(starts + first, lengths - first)] = IGNORED_TARGET

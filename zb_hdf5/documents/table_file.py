@@ -142,7 +142,7 @@ class TableFile:
         return name in self._datasets
 
     def num_rows(self, name: str) -> int:
-        """Return the rows of a column; 0 if there is none of this name."""
+        """Return the rows of a column; 0 if there is no such column."""
         return self._datasets[name].num_rows if name in self._datasets else 0
 
     def read(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
@@ -307,7 +307,7 @@ def _attributes(h5: h5py.File, path: Path, kind: str) -> tuple[dict[str, str | i
 
 
 def _datasets(h5: h5py.File, path: Path, kind: str) -> dict[str, _Dataset]:
-    """Return the datasets by their names, that of the crc32 rows last."""
+    """Return the datasets by their names, the crc32 rows last."""
     datasets: dict[str, _Dataset] = {}
     block = 0
     for name in (*sorted(set(h5) - {CRC32}), CRC32):

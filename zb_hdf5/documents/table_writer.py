@@ -100,7 +100,7 @@ class TableWriter:
         self._anchors = {name: column for name, column in TABLES_ANCHORS.items() if column in TABLES[kind]}
 
     def append(self, name: str, rows: npt.ArrayLike) -> None:
-        """Append rows to the dataset of this name, 1-D; those of a column with anchors ascend."""
+        """Append rows to the dataset of this name, 1-D; rows of a column with anchors ascend."""
         column = self._column(name)
         values = np.asarray(rows, column.dtype)
         if name in self._anchors and len(values):
@@ -212,7 +212,7 @@ WAITING_BYTES: Final = 8 << 20
 
 
 class EncodedSpans(NamedTuple):
-    """The spans of one document as they are stored: 64-bit starts, stops and lengths of values, and these joined."""
+    """The spans of one document: 64-bit starts, stops and lengths of their encoded values, and the values joined."""
 
     starts: array[int]
     stops: array[int]
@@ -223,7 +223,8 @@ class EncodedSpans(NamedTuple):
 class DocumentsWriter(TableWriter):
     """Takes documents in order, and publishes their table at `path`. Not thread-safe.
 
-    `spans_codec` is the stored name of the encoding of the values of spans; `count` and `token_count` are those so far.
+    `spans_codec` is the stored name of the encoding of the values of spans; `count` and `token_count` are the documents
+    and tokens so far.
     """
 
     def __init__(self, path: str | os.PathLike[str], spans_codec: str = "json") -> None:
@@ -334,7 +335,7 @@ class DocumentsWriter(TableWriter):
         self.append(name, np.full(missing, nothing, np.uint64))
 
     def publish(self, **attributes: str | int) -> TableInfo:
-        """Write the file; `tokens_sha256` is that of the one file that the table belongs to, "" in a store."""
+        """Write the file; `tokens_sha256` is the digest of the one file that the table belongs to, "" in a store."""
         self._take_waiting()
         for name in _NOTHING:
             if self.num_rows(name):

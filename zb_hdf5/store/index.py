@@ -74,7 +74,7 @@ class ShardIndex:
     live_id
         Identity of a store that was written live; empty for any other.
     documents
-        The document tables, those of each split in the order of their tokens.
+        The document tables, in each split in the order of their tokens.
     """
 
     meta: StoreMeta
@@ -166,7 +166,7 @@ class ShardIndex:
         return replace(self, meta=replace(self.meta, vocab_size=vocab_size), source=source)
 
     def document_parts(self) -> tuple[list[DocumentPart], dict[str, int]]:
-        """Return the document tables as parts of one stream, split after split, and where each split begins in it."""
+        """Return the document tables as parts of one stream, split after split, and its first token of each split."""
         parts: list[DocumentPart] = []
         tokens: dict[str, int] = {}
         token = document = 0
@@ -227,12 +227,12 @@ class ShardIndex:
         return NO_SHA256 not in self.table.values["sha256"]
 
     def without_crc32(self) -> str:
-        """Return the path of the first shard whose index has no crc32 of its batches; "" if there is none."""
+        """Return the path of the first shard for which the index has no crc32 of its batches; "": it has all."""
         unknown = np.flatnonzero(self.table.values["crc32"] == NOT_KNOWN)
         return str(self.table.values["path"][unknown[0]]) if len(unknown) else ""
 
     def of_field(self, name: str) -> Self:
-        """Return the index of a field: the same batches, of its values, in the files that they lie in.
+        """Return the index of a field: the same batches, of its values, in the files that hold them.
 
         Raises
         ------

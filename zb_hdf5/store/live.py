@@ -219,7 +219,7 @@ class LiveTokens(Sharded):
     def _reset(self) -> None:
         super()._reset()
         self._lock = OwnLock()
-        #: The reader of the growing shard, by process and shard; for a moment also that of the one before it.
+        #: The reader of the growing shard, by process and shard; for a moment also the reader of the shard before it.
         self._followed: dict[tuple[int, str], BatchReader] = {}
 
     def follow(self, index: ShardIndex) -> int:
@@ -295,7 +295,7 @@ class LiveReader(StoreReader):
     """Reads the committed batches of a growing store; `refresh` shows more. See `StoreReader`.
 
     `complete` turns True when the writer has finished the store; a writer that was killed leaves it False. The
-    fingerprint is the same from the first batch to the last, and that of the finished store. A growing shard is read
+    fingerprint is the same from the first batch to the last, and in the finished store. A growing shard is read
     through h5py, and is not checked: "batch" refuses it. Threads may share it, and each may call `refresh`.
 
     Parameters
@@ -346,7 +346,7 @@ class LiveReader(StoreReader):
                 f"found {index.live_id!r}; open it again"
             )
         num_batches = tokens.follow(index)
-        for field in self._fields.values():  # after the tokens, as far as they are, and before others see their number
+        for field in self._fields.values():  # after the tokens, and before other threads see the new number
             field.refresh()
         self.index, self.num_batches = index, num_batches
         if index.complete:

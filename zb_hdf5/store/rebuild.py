@@ -76,7 +76,7 @@ def index_files(
     metas: list[StoreMeta] = []
     max_tokens: list[int | None] = []
     origin: dict[str, Any] = {}
-    files: list[Any] = []  # of a stream: each file names those that its own documents are from
+    files: list[Any] = []  # of a stream: each file names the sources of its own documents
     for path in map(local_path, paths):
         with open_chunks(path) as reader:
             if not reader.complete:
@@ -221,7 +221,7 @@ def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> Sha
     folder = local_path(folder)
     if not folder.is_dir():
         raise ArgumentError(f"{folder}: expected the folder of a store, found no folder")
-    require_one_store(folder, "name the one whose index is to be made again")
+    require_one_store(folder, "name the store whose index is to be made again")
     old = None
     with suppress(ZbError):
         old = ShardIndex.load(folder)
@@ -273,7 +273,10 @@ def _shard_paths(folder: Path, force: bool) -> list[Path]:
     if not found:
         raise FormatError(f"{folder}: no file is called {SHARD_PREFIX}*: not a store; convert again")
     if len(counts) > 1:
-        raise FormatError(f"{folder}: holds shards of stores of {sorted(counts)} shards; move those of others away")
+        raise FormatError(
+            f"{folder}: expected the shards of one store, found names of stores of {sorted(counts)} shards; move the "
+            "others away"
+        )
     absent = (number for number in range(counts.pop() or max(found) + 1) if number not in found)
     missing = list(islice(absent, MAX_SHOWN + 1))  # a name with a date makes billions of them
     if missing and not force:

@@ -87,7 +87,7 @@ def repair(
     path = local_path(path)
     if not path.is_dir():
         return [repair_file(path, output=output, overwrite=overwrite, dry_run=dry_run)]
-    require_one_store(path, "name the one to repair, or convert it again from the other one, which loses no batch")
+    require_one_store(path, "name the store to repair, or convert it again from the other, which loses no batch")
     if output is not None:
         raise ArgumentError(f"{path}: is a store: an output is for one file")
     return repair_store(path, overwrite=overwrite, dry_run=dry_run)
@@ -155,7 +155,7 @@ def _write(found: Salvage, output: Path, overwrite: bool) -> None:
 
 def _move(staged: Path, output: Path) -> None:
     """Move a file with its sidecars over another one with its own."""
-    if output.exists():  # without it, its sidecars are those that a run moved before it was killed
+    if output.exists():  # else the sidecars are new ones, which a run moved before it was killed
         for sidecar in SIDECARS:
             sidecar(output).unlink(missing_ok=True)
         output.unlink()
@@ -189,7 +189,7 @@ def repair_store(
             continue
         if found is None:
             raise FormatError(
-                f"{path}: is whole, but its sha256 is not that of {INDEX_NAME}, {entry.sha256}",
+                f"{path}: is not damaged, but its sha256 differs from {INDEX_NAME}, which has {entry.sha256}",
                 remedy=Remedy.REBUILD_FORCE,
                 at=folder,
             )

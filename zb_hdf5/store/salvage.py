@@ -156,9 +156,11 @@ class Salvage:
             self._reasons.append(f"{reader.meta.noun} {first:,} is bad, and {total - first:,} are lost with it")
             return list(range(first, total))
         if bad:
-            self._reasons.append(f"the tokens of {counted(len(bad), reader.meta.noun)} are not those that were written")
+            self._reasons.append(
+                f"the tokens of {counted(len(bad), reader.meta.noun)} differ from the tokens that were written"
+            )
         elif reader.sha256 not in (None, sha256):
-            self._reasons.append("its sha256 is not that of its tokens, though each crc32 is right")
+            self._reasons.append("its sha256 differs from its tokens, though each crc32 is right")
         return sorted(bad)
 
     def is_in(self, path: Path) -> bool:

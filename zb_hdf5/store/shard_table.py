@@ -206,7 +206,7 @@ class ShardTable(Sequence[ShardEntry]):
         return isinstance(other, Sequence) and list(self) == list(other)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the keys "shards" and "columns", and those of sections that shards have."""
+        """Return the sections "shards" and "columns", and the optional ones that shards have."""
         columns = {name: runs.to_json() for name, runs in self.columns.items()}
         optional = {section: plain_arrays(arrays) for section, arrays in self.optional.items()}
         return {"shards": plain_arrays(self.values), "columns": columns, **optional}
@@ -219,7 +219,7 @@ class ShardTable(Sequence[ShardEntry]):
         num_batches = values["num_batches"]
         columns = {}
         for name, column in require_field(value, "columns", dict, where).items():
-            # the rows of crc32 and of extents are those of all batches, in chunks of their own
+            # crc32 and extents have a row for each batch, in chunks of their own
             chunks = None if name.endswith((CRC32, EXTENTS)) else num_batches
             columns[name] = RunTable.from_json(column, len(num_batches), chunks, f"{where}: columns: {name}")
         fields = {}

@@ -221,7 +221,7 @@ def verify_store(
     Returns
     -------
     list of ShardReport
-        One per file, in order; those of the document tables come last. A damaged file is a report with a `problem`, and
+        One per file, in order; the document tables come last. A damaged file is a report with a `problem`, and
         one that has no digest to compare with is a report with the digest as `missing`; neither is an exception.
 
     Raises

@@ -48,7 +48,7 @@ from zb_hdf5.errors import Remedy
 from zb_hdf5.files.paths import RemotePath, any_path, is_url, local_path
 from zb_hdf5.files.publishing import PartialDirectory, partial_path, refuse_existing
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.spec import INDEX_NAME, NO_CODEC
+from zb_hdf5.spec import INDEX_NAME, NO_CODEC, ORIGIN_ATTRIBUTES
 from zb_hdf5.store.live import LiveStoreWriter
 from zb_hdf5.store.rebuild import ONLY_IN_SOME_FILES
 
@@ -179,7 +179,8 @@ def left_behind(source: BatchSource, *, keeps_fields: bool, keeps_documents: boo
 def _nameless(source: BatchSource) -> str:
     """Return the words for the facts about the tokens for which a lone file of tokens only has no place, or ""."""
     origin = source.origin or {}
-    facts = [*origin, *(name for name in ONLY_IN_SOME_FILES if getattr(source.meta, name))]
+    copies = set(origin.get("source") or {}) & set(ORIGIN_ATTRIBUTES)
+    facts = [*origin, *sorted(copies), *(name for name in ONLY_IN_SOME_FILES if getattr(source.meta, name))]
     return f"does not name {', '.join(facts)}, as such a file has no place for it" if origin else ""
 
 

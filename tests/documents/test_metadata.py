@@ -46,10 +46,15 @@ def test_a_value_has_its_json_form(value, expected, tmp_path):
     (np.bytes_(b"x"), "bytes_"),
     (np.longdouble(1), "longdouble"), (datetime.timedelta(1), "timedelta"), (Decimal("NaN"), "Decimal"),
     (bytearray(b"x"), "bytearray"), ([1, {"a": b"x"}], "list"), ({"a": {1: {2}}}, "dict"), ({b"k": 1}, "dict"),
+    ({1: "a", "1": "b"}, "dict"), ([{"a": ({None: 1},)}], "list"), ({np.int64(1): 2}, "dict"),
 ])  # fmt: skip
 def test_what_json_lacks_is_refused_by_its_key_and_type(value, kind, tmp_path):
     metadata = {"good": 1, "key": value}
     is_refused(ConvertError, lambda: kept(tmp_path, metadata), match=f"metadata 'key'.*found {kind}")
+
+
+def test_a_key_that_is_no_text_is_refused(tmp_path):
+    is_refused(ConvertError, lambda: kept(tmp_path, {1: "a", "1": "b"}), match="metadata 1: .*the key 1 is no text")
 
 
 @pytest.mark.parametrize("metadata", ["text", 7, ["a"]])

@@ -98,11 +98,12 @@ def metadata_bytes(value: Mapping[str, Any], where: str) -> bytes:
     """Return the text of a JSON object; `ConvertError` names the first value that JSON lacks.
 
     Scalars of numpy are numbers or truth values, dates and times are texts as ISO 8601 has them, and decimal numbers
-    are texts with all of their digits.
+    are texts with all of their digits. A key that is no text is refused at any depth.
     """
     if not isinstance(value, Mapping):
         raise ConvertError(f"{where}: expected metadata in a dict, found {type(value).__name__} {value!r:.80}")
     try:
+        _require_text_keys(value)
         return _METADATA.encode(dict(value)).encode("ascii")
     except _NOT_JSON:
         for key, each in value.items():
@@ -113,12 +114,25 @@ def metadata_bytes(value: Mapping[str, Any], where: str) -> bytes:
 def _require_json(key: str, value: Any, where: str) -> None:
     """Raise `ConvertError` unless JSON has a value of metadata."""
     try:
+        _require_text_keys({key: value})
         _METADATA.encode({key: value})
     except _NOT_JSON as error:
         raise ConvertError(
             f"{where}: metadata {key!r}: expected metadata that JSON can hold, found {type(value).__name__} "
             f"{_shown(value)}: {error}"
         ) from error
+
+
+def _require_text_keys(value: object) -> None:
+    """Raise `TypeError` if a key is no text: an encoder writes 1 and "1" as one key, and a reader keeps one of them."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r} is no text")
+            _require_text_keys(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            _require_text_keys(inner)
 
 
 def _shown(value: object) -> str:

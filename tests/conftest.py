@@ -46,7 +46,8 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config, items):
-    seen, all_cases = set(), config.getoption("--slow")
+    seen = set()
+    all_cases = config.getoption("--slow")
     for item in items:
         if item.get_closest_marker("thin"):
             # by a digest: every fourth would take the same value of a parameter again and again
@@ -101,7 +102,8 @@ def left_open(before, counts=lambda path: True):
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_descriptor_left_by_module(request, _helpers_of_multiprocessing):
-    before, failed = open_files(), request.session.testsfailed
+    before = open_files()
+    failed = request.session.testsfailed
     yield
     if open_files().keys() - before.keys() and request.session.testsfailed == failed:
         leaked = left_open(before)

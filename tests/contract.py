@@ -63,7 +63,8 @@ def check_fields(reader, expected):
     """The values of a field are read like tokens; where each chunk has a crc32, it is the right one."""
     assert [field.name for field in reader.meta.fields] == sorted(expected)
     for field in reader.meta.fields:
-        values, found = expected[field.name], reader.field(field.name)
+        values = expected[field.name]
+        found = reader.field(field.name)
         assert reader.field(field.name) is found
         assert (found.meta.field, found.dtype) == (field, values.dtype)
         batches = values.reshape(len(values), *found.meta.shape)
@@ -95,7 +96,9 @@ def check_batches(reader, expected):
     for index, batch in enumerate(expected):
         reader.will_need(index)
         assert reader.is_cached(index) in (True, False)
-        found, int64, int32 = reader.read_batch(index), reader.read_batch_torch(index), reader.read_batch_int32(index)
+        found = reader.read_batch(index)
+        int64 = reader.read_batch_torch(index)
+        int32 = reader.read_batch_int32(index)
         assert (found.dtype, int64.dtype, int32.dtype) == (batch.dtype, torch.int64, torch.int32)
         same(int64.numpy(), batch.astype(np.int64))
         same(int32.numpy(), batch.astype(np.int32))
@@ -117,7 +120,8 @@ def with_gaps(shape, dtype):
 
 def check_read_into(reader, expected):
     """The stored dtype, its signed twin (the same bits) and int64 (the same values); nothing else."""
-    shape, stored = expected.shape[1:], expected.dtype
+    shape = expected.shape[1:]
+    stored = expected.dtype
     for dtype in (stored, np.dtype(f"i{stored.itemsize}"), np.dtype(np.int64)):
         for index, batch in enumerate(expected):
             out = np.full(batch.shape, 7, dtype)
@@ -144,7 +148,9 @@ def check_ranges(reader, expected):
 
 def check_read_batches_into(reader, expected):
     check_ranges(reader, expected)
-    shape, stored, count = expected.shape[1:], expected.dtype, len(expected)
+    shape = expected.shape[1:]
+    stored = expected.dtype
+    count = len(expected)
     for start, many in ((-1, 1), (count, 1), (0, count + 1), (count - 1, 2)):
         out = np.zeros((many, *shape), stored)
         is_refused(errors.BatchIndexError, lambda start=start, out=out: reader.read_batches_into(start, out))
@@ -178,7 +184,8 @@ def check_buffers(reader, expected):
 
 def check_records(reader, expected):
     """One record, many in any order, and shorter ones that divide a record."""
-    seq_len, count = expected.shape[2], expected.shape[0] * expected.shape[1]
+    seq_len = expected.shape[2]
+    count = expected.shape[0] * expected.shape[1]
     assert reader.num_records == count
     for number, record in enumerate(expected.reshape(-1, seq_len)):
         found = reader.read_record(number)
@@ -199,7 +206,8 @@ def check_records(reader, expected):
 
 
 def check_indices(reader, expected):
-    count, out = len(expected), np.zeros(expected.shape[1:], expected.dtype)
+    count = len(expected)
+    out = np.zeros(expected.shape[1:], expected.dtype)
     for bad in (count, -1, -count - 1, 10**30, np.int64(count)):
         for read in (reader.read_batch, reader.read_batch_torch, lambda index: reader.read_into(index, out)):
             with pytest.raises(errors.BatchIndexError, match=f"expected an index in 0..{count - 1:,}"):
@@ -286,7 +294,8 @@ def leave_with_an_error(writer, batch):
 
 def check_writer_of_fields(make, expected, values):
     """Check a writer that `make(number)` begins with the fields of `values`, each of shape `(N, B, S, ...)`."""
-    writer, first = make(0), {name: array[0] for name, array in values.items()}
+    writer = make(0)
+    first = {name: array[0] for name, array in values.items()}
     short = {name: array[:, :-1] for name, array in values.items()}
     for bad in (None, {}, first | {"no_such_field": first}, short):
         is_refused(errors.ArgumentError, lambda bad=bad: writer.write(expected[0], bad), match="expected")

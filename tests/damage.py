@@ -23,7 +23,8 @@ def write_batches(folder):
 
 
 def write_streams(folder):
-    store, number = folder / "store", 0
+    store = folder / "store"
+    number = 0
     paths = [store / f"s{shard}.h5" for shard in range(2)]
     store.mkdir()
     for path in paths:
@@ -36,14 +37,22 @@ def write_streams(folder):
     return store, {"fields": ("mask",), "batch_size": 4, "seq_len": 32}
 
 
+def _datasets_below(h5, name):
+    """Return the dataset of a name, or the datasets of the group of this name; none, if the file has neither."""
+    if name not in h5:
+        return []
+    if isinstance(h5[name], h5py.Group):
+        return list(h5[name].values())
+    return [h5[name]]
+
+
 def datasets_of(store, *names):
     """Return (path, first byte, bytes) of the chunks of datasets, and of the datasets of groups, in each shard."""
     found = []
     for path in sorted(store.glob("*.h5")):
         with h5py.File(path) as h5:
             for name in names:
-                each = h5.get(name, {})
-                for data in each.values() if isinstance(each, h5py.Group) else [each] if each else []:
+                for data in _datasets_below(h5, name):
                     chunks = [data.id.get_chunk_info(number) for number in range(data.id.get_num_chunks())]
                     found += [(path, chunk.byte_offset, chunk.size) for chunk in chunks]
     return found
@@ -73,7 +82,8 @@ def are_equal(steps, others):
 
 def flip_bits(ranges, read, numbers):
     """Flip one bit in a range of a file for each number, read, and restore it; count what came of it."""
-    expected, found = read(), Counter()
+    expected = read()
+    found = Counter()
     for number in numbers:
         rng = np.random.default_rng(number)
         path, first, size = ranges[number % len(ranges)]

@@ -39,7 +39,8 @@ class Recorded:
     """Keeps the phases of a conversion, and the amounts of each; what was kept counts as well."""
 
     def __init__(self):
-        self.phases, self.amounts = [], []
+        self.phases = []
+        self.amounts = []
 
     def begin(self, label, total, unit="tok"):
         self.phases.append((label, total, unit))

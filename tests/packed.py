@@ -51,7 +51,8 @@ def write_packed(path, lengths, *, seq_len=8, batch_size=2, seed=0, vocab=50, lo
         cuts = sorted({0, length, *some, *range(0, length, seq_len)})
         chunks += [(number, a, b) for a, b in zip(cuts, cuts[1:], strict=False) if rng.random() >= lost]  # noqa: RUF007
     rng.shuffle(chunks)
-    cells, pieces = [], []
+    cells = []
+    pieces = []
     for number, a, b in chunks:
         if not cells or len(cells[-1]) + b - a > seq_len:
             cells.append([])
@@ -83,7 +84,8 @@ def _spans(documents, rng):
 
 def _field_values(seeds):
     both = np.zeros(seeds.shape, np.dtype(FIELDS["both"]))
-    both["x"], both["y"] = seeds % 7, seeds / 4
+    both["x"] = seeds % 7
+    both["y"] = seeds / 4
     marks = np.array([b"a", b"b", b"c"])[seeds % 3]
     vector = np.stack([seeds, -seeds], axis=-1).astype("f4")
     return {"mask": (seeds % 2).astype("u1"), "vector": vector, "mark": marks, "both": both}
@@ -105,9 +107,12 @@ def _write(path, cells, pieces, lengths, spans, fields, batch_size):
     table = DocumentsWriter(documents_path(path))
     for number, length in enumerate(lengths):
         rows = DocumentRows(
-            [f"{number % 2}.jsonl"], np.zeros(1, "u4"), np.array([number + 1], "u8"), [f"id-{number}".encode()],
-            [json.dumps({"n": number}).encode()],
-        )  # fmt: skip
+            names=[f"{number % 2}.jsonl"],
+            sources=np.zeros(1, "u4"),
+            rows=np.array([number + 1], "u8"),
+            ids=[f"id-{number}".encode()],
+            metadata=[json.dumps({"n": number}).encode()],
+        )
         table.append_documents([length], rows)
         start = table.token_count - length
         starts, stops = (np.array([start + span[k] for span in spans[number]], np.int64) for k in (0, 1))

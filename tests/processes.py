@@ -89,7 +89,8 @@ def in_forks(*functions, limit_s=60):
     children = []
     for function in functions:
         receiving, sending = os.pipe()
-        child, code = os.fork(), 1
+        child = os.fork()
+        code = 1
         if child == 0:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process even inside a library
             signal.alarm(limit_s)

@@ -23,7 +23,8 @@ def write_documents(writer, lengths, first, *, spans=spans_of, named=True):
         values = {"number": places.astype("u4"), "pair": np.stack([places % 7, places % 11], axis=-1).astype("u2")}
         facts = {"id": f"doc-{number}", "metadata": {"place": start}} if named else {}
         writer.write_document(places + 1000, values, spans=spans(number, length), **facts)
-        start, number = start + length, number + 1
+        start += length
+        number += 1
     return number, start
 
 
@@ -52,11 +53,16 @@ def check_step(step, lengths, *, seq_len, spans=spans_of):
     np.testing.assert_array_equal(step["number"].numpy(), np.maximum(places, 0))
     expected = np.stack([np.maximum(places, 0) % 7, np.maximum(places, 0) % 11], axis=-1)
     np.testing.assert_array_equal(step["pair"].numpy(), expected)
-    edges, position, segment, ids, targets = [], np.empty_like(places), -1, np.empty_like(places), np.empty_like(places)
+    edges = []
+    position = np.empty_like(places)
+    segment = -1
+    ids = np.empty_like(places)
+    targets = np.empty_like(places)
     known = []
     for row in range(len(places)):
         for column in range(seq_len):
-            here, before = places[row, column], places[row, column - 1] if column else None
+            here = places[row, column]
+            before = places[row, column - 1] if column else None
             same = column and (
                 (here == -1 and before == -1) or (here == before + 1 and here not in starts and here >= 0)
             )
@@ -78,7 +84,8 @@ def check_step(step, lengths, *, seq_len, spans=spans_of):
     np.testing.assert_array_equal(step["document_ids"], ids)
     assert step["documents"].tolist() == known
     np.testing.assert_array_equal(step["targets"], targets)
-    index, found = step["span_index"].numpy(), step["spans"]
+    index = step["span_index"].numpy()
+    found = step["spans"]
     for row in range(len(places)):
         for column in range(seq_len):
             expected = span_at(lengths, places[row, column], spans) if places[row, column] >= 0 else None

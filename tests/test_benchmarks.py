@@ -105,7 +105,8 @@ def test_the_jobs_of_users_run_few_modules(tmp_path):
 
     np.save(tmp_path / "x.npy", np.arange(1024, dtype=np.uint16).reshape(64, 16))
     parquet.write_table(pyarrow.table({"text": ["a few words"] * 100}), tmp_path / "x.parquet")
-    store, prepare = str(tmp_path / "store"), "from zb_hdf5 import Loader, convert"
+    store = str(tmp_path / "store")
+    prepare = "from zb_hdf5 import Loader, convert"
     text = {"source_format": "parquet", "tokenizer": "byte"}
     found = {
         "parquet to hdf5": modules_run(prepare, CONVERT, source=str(tmp_path / "x.parquet"), store=store, options=text),
@@ -127,7 +128,8 @@ def test_the_batches_and_the_states_are_those_of_the_earlier_build(tmp_path):
     folders = tmp_path / "sources", tmp_path / "stores"
     old_and_new.make_sources(folders[0])
     old_and_new.make_stores(*folders)
-    makes, different = old_and_new.cases(), []
+    makes = old_and_new.cases()
+    different = []
     for case, golden in GOLDEN.items():
         found = old_and_new.result_of(makes[case], *folders)
         resumed = old_and_new.result_of(makes[case], *folders, state=golden["state"])

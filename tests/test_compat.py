@@ -101,12 +101,15 @@ def test_zerobatch_loader_takes_its_arguments_by_name_and_a_file_has_the_attribu
 @pytest.mark.slow
 def test_zerobatch_trains():
     write_batch_file("dataset.batch", RECORDS, 4, 16, 42)
-    num_epochs, vocab_size, seen = 2, 500, []
+    num_epochs = 2
+    vocab_size = 500
+    seen = []
 
     class MyModel(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.embedding, self.head = torch.nn.Embedding(vocab_size, 8), torch.nn.Linear(8, vocab_size)
+            self.embedding = torch.nn.Embedding(vocab_size, 8)
+            self.head = torch.nn.Linear(8, vocab_size)
 
         def forward(self, tokens):
             seen.append(tokens)
@@ -228,7 +231,8 @@ def test_a_store_that_grows_is_refreshed():
 @pytest.fixture
 def base_dir(folder, monkeypatch):
     """Make the folders that its users have: text, and a tokenizer."""
-    parquet, table = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow").table
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").table
     pytest.importorskip("tokenizers")
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(folder))
     for name in ("base_data", "tokenizer"):
@@ -241,7 +245,10 @@ def base_dir(folder, monkeypatch):
 
 
 def test_the_streaming_loop_runs(base_dir):
-    device_batch_size, max_seq_len, num_iterations, grad_accum_steps = 2, 24, 3, 2
+    device_batch_size = 2
+    max_seq_len = 24
+    num_iterations = 3
+    grad_accum_steps = 2
 
     # Data loading
     train_loader = tokenizing_distributed_data_loader(
@@ -260,7 +267,9 @@ def test_the_streaming_loop_runs(base_dir):
 
 
 def test_a_new_validation_loader_begins_anew(base_dir):
-    device_batch_size, max_seq_len, eval_steps = 2, 24, 2
+    device_batch_size = 2
+    max_seq_len = 24
+    eval_steps = 2
 
     def build_val_loader():
         return tokenizing_distributed_data_loader(device_batch_size, max_seq_len, split="val")
@@ -315,7 +324,8 @@ def test_the_pipeline_s_tokenizer_prepends_and_appends(base_dir):
 
 def test_ranks_deal_the_row_groups_of_each_file(base_dir, monkeypatch):
     """The loop of the pipeline, written out: its tokens are those of the loader, rank by rank."""
-    tokenizer, (B, T) = get_tokenizer(), (2, 24)
+    tokenizer = get_tokenizer()
+    B, T = (2, 24)
     for rank in range(3):  # four row groups a file: they do not divide
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("WORLD_SIZE", "3")

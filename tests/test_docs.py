@@ -170,7 +170,8 @@ COMMANDS_RUN = {"train.md"}
 @pytest.mark.parametrize("page", [name for name, text in TEXT.items() if "```python" in text])
 def test_python_examples_run(page, tmp_path, monkeypatch):
     """The examples of a page run one after the other, as a reader would type them."""
-    parquet, table = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow").table
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").table
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")

@@ -47,7 +47,8 @@ def launched(command, variables):
 
 def run_example(name, *arguments, code=0):
     """Run an example to its end; return what it prints: where it fails, its errors."""
-    command, offline = [sys.executable, EXAMPLE.with_name(name), *map(str, arguments)], environment(HF_HUB_OFFLINE="1")
+    command = [sys.executable, EXAMPLE.with_name(name), *map(str, arguments)]
+    offline = environment(HF_HUB_OFFLINE="1")
     done = subprocess.run(command, env=offline, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == code, done.stderr
     return done.stderr if code else done.stdout
@@ -143,7 +144,8 @@ def test_the_logits_of_a_document_do_not_depend_on_its_row_mates(tmp_path, monke
     monkeypatch.syspath_prepend(EXAMPLE.parent)
     from train_gpt import GPT, model_inputs
 
-    rng, path = np.random.default_rng(4), tmp_path / "s.h5"
+    rng = np.random.default_rng(4)
+    path = tmp_path / "s.h5"
     lengths = rng.integers(3, 30, 60)
     write_stream(path, rng.integers(0, 100, lengths.sum()), lengths, vocab_size=100)
     wanted = ("cu_seqlens", "position_ids", "document_ids")
@@ -153,7 +155,8 @@ def test_the_logits_of_a_document_do_not_depend_on_its_row_mates(tmp_path, monke
     model = GPT(100, 48, 32, 2)
     x, _, mask, positions = model_inputs(step)
     with torch.no_grad():
-        masked, plain = model.logits(x, mask, positions), model.logits(x)
+        masked = model.logits(x, mask, positions)
+        plain = model.logits(x)
         for number in range(int(step["document_ids"].max()) + 1):
             ours = step["document_ids"] == number
             others = torch.where(ours, x, (x + torch.randint(1, 100, x.shape)) % 100)  # each one is another token
@@ -195,9 +198,11 @@ def test_a_run_without_matplotlib_ends_with_the_name_of_the_package(name, monkey
 # --- books and chats --------------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_bits_per_byte_of_books_fall_and_a_rerun_resumes(tmp_path):
-    parquet, table = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow").table
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").table
     pytest.importorskip("tokenizers"), pytest.importorskip("tiktoken"), pytest.importorskip("matplotlib")
-    books, out = tmp_path / "books", tmp_path / "run"
+    books = tmp_path / "books"
+    out = tmp_path / "run"
     books.mkdir()
     sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     for number in range(3):

@@ -51,7 +51,8 @@ def made(tmp_path_factory, write_file, write_store):
         np.save(folder / "npy" / f"{name}.npy", ROWS.reshape(-1))
     documents = (json.dumps({"text": f"document {k} " * 30}) + "\n" for k in range(40))
     (folder / "text.jsonl").write_text("".join(documents))
-    table, parquet = pytest.importorskip("pyarrow").table, pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").table
+    parquet = pytest.importorskip("pyarrow.parquet")
     (folder / "parquet").mkdir()
     for name in ("a", "b"):
         parquet.write_table(table({"text": ["once upon a time"] * 100}), folder / "parquet" / f"{name}.parquet")
@@ -78,6 +79,7 @@ READERS = {
     "BatchNativeLoader": ("x.batch", zb_hdf5.BatchNativeLoader),
     "open_reader of a store": ("store", zb_hdf5.open_reader),
     "open_reader of a stream": ("stream.h5", lambda path: zb_hdf5.open_reader(path, batch_size=2, seq_len=64)),
+    "open_stream": ("stream.h5", zb_hdf5.open_stream),
     "MmapTokenStore": ("stream.h5", zb_hdf5.MmapTokenStore),
     "DatasetLoader": ("npy", lambda path: zb_hdf5.DatasetLoader(2, 64, 0, 1, path)),
     "TextLoader": ("parquet", lambda path: zb_hdf5.TextLoader(path, **TEXT, **ALONE)),

@@ -13,7 +13,8 @@ from zb_hdf5 import ArgumentError, ConvertError, FormatError, IncompleteError, S
 from zb_hdf5.formats.native import BatchFileReader, batch_file_bytes, pack_header, unpack_header
 from zb_hdf5.spec import BATCHES_ATTRIBUTES, HEADER_BYTES, as_stored, meta_block_bytes, stored_dtype
 
-U32, U16 = np.dtype("<u4"), np.dtype("<u2")
+U32 = np.dtype("<u4")
+U16 = np.dtype("<u2")
 META = StoreMeta(2, 3, U32, seed=42, total_records=5)
 #: 2 batches of 2 x 3 uint32 tokens, seed 42, 5 source records
 HEADER_40 = bytes.fromhex(
@@ -52,7 +53,8 @@ def test_slots_are_whole_pages_and_the_metadata_block_grows_with_the_chunk_index
 
 @st.composite
 def metas(draw):
-    batch_size, seq_len = draw(st.integers(1, 2**16)), draw(st.integers(1, 2**13))
+    batch_size = draw(st.integers(1, 2**16))
+    seq_len = draw(st.integers(1, 2**13))
     u32 = st.integers(0, 2**32 - 1)
     return StoreMeta(batch_size, seq_len, draw(st.sampled_from([U32, U16])), draw(u32), draw(u32))
 

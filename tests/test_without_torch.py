@@ -126,7 +126,8 @@ def rows():
 
 
 def write_sources(folder):
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
     np.save(folder / "flat.npy", TOKENS)
     texts = ["once upon a time there was a house"] * 20
     parquet.write_table(pyarrow.table({"text": texts}), folder / "text.parquet")

@@ -43,7 +43,9 @@ class Mounts:
     """Mounts of one folder."""
 
     def __init__(self, kind, shared):
-        self.kind, self.shared, self.running = kind, shared, {}
+        self.kind = kind
+        self.shared = shared
+        self.running = {}
 
     def mount(self, name):
         """Mount the folder once more; return where."""
@@ -167,7 +169,8 @@ def test_a_file_system_that_goes_down_under_a_reader(mounts, work):
 
 
 def test_a_growing_store(mounts, work):
-    writing, reading = mounts.mount("writing"), mounts.mount("reading")
+    writing = mounts.mount("writing")
+    reading = mounts.mount("reading")
     tokens = np.arange(12 * 2 * 4, dtype=np.uint16).reshape(12, 2, 4)
     with open_writer(writing / "live", batch_size=2, seq_len=4, dtype="uint16", live=True, shard_batches=4) as writer:
         writer.write(tokens[:6])
@@ -177,8 +180,10 @@ def test_a_growing_store(mounts, work):
                 np.testing.assert_array_equal([next(steps) for _ in range(6)], tokens[:6])
         how = {"timeout_s": 60, "rank": 0, "world_size": 1}
         with FollowingLoader(writing / "live", **how) as same, FollowingLoader(reading / "live", **how) as other:
-            follow, follow_from_afar = iter(same), iter(other)
-            steps, found = [next(follow)], [next(follow_from_afar)]
+            follow = iter(same)
+            follow_from_afar = iter(other)
+            steps = [next(follow)]
+            found = [next(follow_from_afar)]
             writer.write(tokens[6:])
             writer.finish()
             np.testing.assert_array_equal([*steps, *follow], tokens)

@@ -163,7 +163,8 @@ KINDS_WITH_DOCUMENTS = ("store", "lone", "stream", "stream store", "compressed")
 def with_documents(tmp_path_factory):
     """Return a folder with batches and streams that have documents, fields and spans, by their kinds."""
     folder = tmp_path_factory.mktemp("documents")
-    stream, streams = make_stream(folder / "stream.h5", LENGTHS), folder / "streams"
+    stream = make_stream(folder / "stream.h5", LENGTHS)
+    streams = folder / "streams"
     streams.mkdir()
     index_files([make_stream(streams / f"shard-{number:05}.h5", LENGTHS) for number in range(2)]).save(streams)
     size = {"batch_size": 3, "seq_len": 8, "pad_id": 0, "workers": 1, "shuffle": False, "packing": "concat"}
@@ -171,9 +172,12 @@ def with_documents(tmp_path_factory):
     convert(stream, "hdf5", folder / "compressed", codec="gzip", **size)
     convert(stream, "hdf5", folder / "lone.h5", **size)
     return {
-        "store": folder / "store", "lone": folder / "lone.h5", "stream": stream, "stream store": streams,
+        "store": folder / "store",
+        "lone": folder / "lone.h5",
+        "stream": stream,
+        "stream store": streams,
         "compressed": folder / "compressed",
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS_WITH_DOCUMENTS)

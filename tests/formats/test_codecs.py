@@ -45,7 +45,8 @@ def packed(request, tokens, tmp_path_factory, write_file):
 def test_a_file_says_where_its_chunks_lie(packed, tokens):
     path, codec = packed
     with h5py.File(path) as h5, open_reader(path) as reader:
-        batches, extents = h5["batches"], h5[EXTENTS][:]
+        batches = h5["batches"]
+        extents = h5[EXTENTS][:]
         found = []
         batches.id.chunk_iter(lambda chunk: found.append((chunk.byte_offset, chunk.size, chunk.filter_mask)))
         np.testing.assert_array_equal(extents, [chunk[:2] for chunk in found])
@@ -64,7 +65,8 @@ def test_h5py_reads_it(packed, tokens):
 @pytest.mark.skipif(shutil.which("h5repack") is None, reason="h5repack is not installed")
 @pytest.mark.parametrize("codec", ["gzip", None])
 def test_hdf5_tools_read_it_and_a_table_of_another_file_is_not_believed(codec, tokens, tmp_path, write_file):
-    path, copy = write_file(tmp_path / "x.h5", tokens, codec=codec).path, tmp_path / "copy.h5"
+    path = write_file(tmp_path / "x.h5", tokens, codec=codec).path
+    copy = tmp_path / "copy.h5"
     subprocess.run(["h5repack", "-f", "batches:GZIP=9", path, copy], check=True, capture_output=True)
     with h5py.File(copy) as h5:
         assert (EXTENTS in h5) is (codec == "gzip")  # copied along, with the places of the old file
@@ -146,7 +148,8 @@ def test_another_file_of_the_same_size_is_not_taken_for_the_shard(tokens, tmp_pa
 
 @pytest.mark.parametrize("verify", ["none", "batch"])
 def test_damage_names_the_batch(packed, verify, tmp_path):
-    path, name = Path(shutil.copy(packed[0], tmp_path)), packed[1].partition(":")[0]
+    path = Path(shutil.copy(packed[0], tmp_path))
+    name = packed[1].partition(":")[0]
     zero_chunk(path, 5)
     with open_reader(path, verify=verify) as reader:
         reader.read_batch(4)

@@ -102,7 +102,9 @@ def require_batches(reader, count, shape, has_fields):
 @pytest.mark.parametrize("arguments", cases(COMMITS | WITH_FIELDS, SLOW))
 @pytest.mark.thin
 def test_a_batch_writer_killed_in_any_write_of_a_commit_loses_nothing(arguments, hit_each_write):
-    shape, before, count = arguments["shape"], arguments["before"], arguments["count"]
+    shape = arguments["shape"]
+    before = arguments["before"]
+    count = arguments["count"]
     has_fields = "with_fields" in arguments
     for folder in hit_each_write("batches", **arguments):
         path = unfinished(folder)
@@ -134,7 +136,9 @@ STREAMS |= {f"{name} with fields": {**STREAMS[name], "with_fields": True} for na
 @pytest.mark.parametrize("arguments", STREAMS.values(), ids=STREAMS)
 @pytest.mark.thin
 def test_a_stream_writer_killed_in_any_write_of_a_commit_loses_nothing(arguments, hit_each_write):
-    chunk, length, before = arguments["chunk"], arguments["length"], arguments["before"]
+    chunk = arguments["chunk"]
+    length = arguments["length"]
+    before = arguments["before"]
     least = before * length // chunk * chunk
     expected = documents_of(0, before + arguments["count"], length)
     for folder in hit_each_write("stream", **arguments):
@@ -166,7 +170,8 @@ def require_values(reader, expected, num_batches):
     for name, values in fields_of(expected).items():
         field = reader.field(name)
         assert field.num_batches >= num_batches
-        crc32, flat = field.stored_crc32(), values.reshape(-1)
+        crc32 = field.stored_crc32()
+        flat = values.reshape(-1)
         for number in range(num_batches):
             place = slice(number * field.meta.batch_tokens, (number + 1) * field.meta.batch_tokens)
             found = field.read_batch(number).reshape(-1)[: len(flat[place])]  # the last of a stream has fewer
@@ -181,7 +186,9 @@ def require_values(reader, expected, num_batches):
 def test_a_disk_that_fails_in_any_write_is_one_error_with_path_and_cause(code, name, has_fields, hit_each_write):
     """Tokens and fields stay equal, whatever could not be written; the writer goes on only if all can be."""
     arguments = COMMITS[name]
-    shape, before, count = arguments["shape"], arguments["before"], arguments["count"]
+    shape = arguments["shape"]
+    before = arguments["before"]
+    count = arguments["count"]
     for folder in hit_each_write("batches", code, with_fields=has_fields, **arguments):
         first, _, then = (folder / "said").read_text().partition("\n")
         assert first.startswith(f"{code} {folder}/x.h5"), first
@@ -276,7 +283,8 @@ FAILING = {
 @pytest.mark.thin
 def test_a_process_whose_disk_has_failed_goes_on_and_ends_as_it_wants_to(code, name, shim, thinned, tmp_path):
     """HDF5 ends in a segmentation fault when it closes what it could not write a second time."""
-    (target, options), folder = FAILING[name], tmp_path / "out"
+    target, options = FAILING[name]
+    folder = tmp_path / "out"
     folder.mkdir()
     np.save(tmp_path / "in.npy", np.arange(300 * 32 * 64, dtype="<u2"))
     texts = [json.dumps({"text": f"{k} words and " * 8, "id": str(k)}) for k in range(2000)]

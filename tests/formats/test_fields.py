@@ -48,7 +48,8 @@ TOKENS = RNG.integers(0, 60000, (NUM_BATCHES, *SHAPE)).astype("u4")
 
 def values_of(shape, rng=RNG):
     pair = np.zeros(shape, PAIR)
-    pair["left"], pair["right"] = rng.integers(0, 256, shape), rng.random(shape)
+    pair["left"] = rng.integers(0, 256, shape)
+    pair["right"] = rng.random(shape)
     return {
         "loss_mask": rng.integers(0, 2, shape).astype("u1"),
         "concept": rng.integers(0, 2**16, shape).astype("<u2"),
@@ -116,7 +117,8 @@ def test_a_batch_file_holds_tokens_only(tmp_path):
 def test_a_structured_array_names_its_fields(tmp_path):
     dtype = np.dtype([("mask", "u1"), ("weight", "<f4", (2,))])
     values = np.zeros(TOKENS.shape, dtype)
-    values["mask"], values["weight"] = VALUES["loss_mask"], VALUES["vector"][..., :2]
+    values["mask"] = VALUES["loss_mask"]
+    values["weight"] = VALUES["vector"][..., :2]
     write_batches(tmp_path / "x.h5", TOKENS, values, fields=dtype)
     with open_reader(tmp_path / "x.h5") as reader:
         assert reader.meta.fields == (Field("mask", np.dtype("u1")), Field("weight", np.dtype("<f4"), (2,)))
@@ -179,7 +181,8 @@ def test_fields_that_cannot_be_stored_are_refused(fields, match, tmp_path):
     ([("a", "i1")], {"mask": np.full((1, *SHAPE), 300, [("a", "i8")])}, errors.ArgumentError, "expected exactly"),
 ])  # fmt: skip
 def test_values_of_another_kind_are_refused_and_nothing_is_written(dtype, fields, error, match, tmp_path):
-    path, values = tmp_path / "x.h5", np.ones((1, *SHAPE), int if dtype == "u1" else dtype)
+    path = tmp_path / "x.h5"
+    values = np.ones((1, *SHAPE), int if dtype == "u1" else dtype)
     with open_writer(path, batch_size=SHAPE[0], seq_len=SHAPE[1], fields={"mask": dtype}) as writer:
         is_refused(error, lambda: writer.write(TOKENS[:1], fields), match=match)
         assert writer.num_batches == 0
@@ -200,7 +203,8 @@ def test_a_flipped_bit_in_a_value_is_found(path):
     with open_reader(path) as reader:
         field = reader.field("concept")
         assert field.extents is not None
-        place, offset = field.path, field.extents.offset(11)
+        place = field.path
+        offset = field.extents.offset(11)
     flip(Path(place), offset, 4)
     [report] = verify_store(path)
     assert isinstance(report.problem, errors.ChecksumError)
@@ -241,7 +245,8 @@ def test_fields_survive_the_way_to_compressed_live_or_recut_files_and_back(field
     assert report.left_behind == ""
     check(tmp_path / "cut")
     check(tmp_path / "live")
-    there, back = tmp_path / "there", tmp_path / "back"
+    there = tmp_path / "there"
+    back = tmp_path / "back"
     pipe.convert(StoreSource(field_store, "hdf5"), "hdf5", there, codec="gzip:6")
     check(there, verify="batch")
     assert all(report.problem is None for report in verify_store(there))

@@ -150,7 +150,8 @@ def test_axes_are_three_words_for_three_axes_of_another_program(tmp_path, write_
     tokens = random_tokens(8, 3, 32)
     path = written(tmp_path / "x.h5", tokens)
     with h5py.File(path, "r+") as h5:
-        h5["flat"], h5["records"] = tokens.reshape(-1), tokens.reshape(-1, 32)
+        h5["flat"] = tokens.reshape(-1)
+        h5["records"] = tokens.reshape(-1, 32)
     own = write_file(tmp_path / "own.h5", tokens).path
     batch = write_file(tmp_path / "own.batch", tokens).path
     store = write_store(tmp_path / "store", tokens, (4,))
@@ -214,7 +215,8 @@ def lone(request, tmp_path):
     tokens = random_tokens(24, 5, 32).astype("<i4") % VOCABULARY
     with h5py.File(tmp_path / "lone.h5", "w") as h5:
         h5["group/ids"] = tokens.reshape(SHAPES[request.param])
-        h5["weights"], h5["text"] = np.zeros((4, 5)), np.zeros(3, "S2")
+        h5["weights"] = np.zeros((4, 5))
+        h5["text"] = np.zeros(3, "S2")
         h5.attrs["format"] = "of another program"
     shape = {} if request.param == "batches" else {"batch_size": 5}
     return tmp_path / "lone.h5", shape | ({"seq_len": 32} if request.param == "stream" else {}), tokens
@@ -286,7 +288,8 @@ def test_every_command_that_looks_finds_the_dataset_and_takes_its_name(lone, tmp
 def test_of_several_integer_datasets_the_option_and_all_of_them_are_named(tmp_path):
     path = tmp_path / "x.h5"
     with h5py.File(path, "w") as h5:
-        h5["ids"], h5["group/mask"] = np.zeros((20, 32), "<i4"), np.zeros((20, 32), "u1")
+        h5["ids"] = np.zeros((20, 32), "<i4")
+        h5["group/mask"] = np.zeros((20, 32), "u1")
     listed = "group/mask (20, 32) uint8, ids (20, 32) int32"
     is_refused(
         errors.FormatError,

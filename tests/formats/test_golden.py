@@ -54,9 +54,15 @@ def test_stores_are_read(name, access):
         np.testing.assert_array_equal(np.stack(list(reader)), STORE_TOKENS)
         assert reader.dtype == np.uint16
         assert reader.meta == StoreMeta(
-            2, 8, np.dtype("<u2"), seed=42, total_records=9, document_count=3, vocab_size=257,
+            2,
+            8,
+            np.dtype("<u2"),
+            seed=42,
+            total_records=9,
+            document_count=3,
+            vocab_size=257,
             tokenizer='{"name": "bytes"}',
-        )  # fmt: skip
+        )
     assert [report.problem for report in verify_store(DATA / "store")] == [None] * 2
 
 

@@ -80,7 +80,8 @@ def test_the_layout_attributes_and_their_types(path, tokens):
         assert stored.id.get_create_plist().get_nfilters() == 0
         assert h5["crc32"].dtype.str == "<u4"
         assert h5["crc32"][:].tolist() == [zlib.crc32(batch.tobytes()) for batch in tokens]
-        root, batches = h5.attrs, h5["batches"].attrs
+        root = h5.attrs
+        batches = h5["batches"].attrs
         assert sorted(root) == sorted((*ROOT_ATTRIBUTES, "seed", "total_records"))  # what is unknown is absent
         assert (text(root["format"]), text(root["description"])) == ("zb-batches", DESCRIPTIONS["batches"])
         assert text(root["creator"]).startswith(f"zb_hdf5 {__version__} (h5py {h5py.__version__}, HDF5 ")
@@ -405,7 +406,8 @@ def test_texts_lie_where_hdf5_keeps_a_checksum(damaged):
 
 # --- while it is written ---------------------------------------------------------------------------------------
 def test_a_reader_follows_a_writer(tmp_path, tokens):
-    writer, partial = open_writer(tmp_path / "x.h5", batch_size=3, seq_len=10), tmp_path / "x.h5.partial"
+    writer = open_writer(tmp_path / "x.h5", batch_size=3, seq_len=10)
+    partial = tmp_path / "x.h5.partial"
     with writer, open_reader(partial) as reader, open_reader(partial) as late:
         assert (reader.num_batches, reader.complete, reader.sha256, reader.access) == (0, False, None, "h5py")
         for count in range(1, 6):

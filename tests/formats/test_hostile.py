@@ -48,7 +48,9 @@ def replace_dataset(path, name, make):
     """Put something else in the place of a dataset; its attributes stay."""
     with h5py.File(path, "r+") as h5:
         old = h5[name]
-        shape, dtype, attributes = old.shape, old.dtype, dict(old.attrs)
+        shape = old.shape
+        dtype = old.dtype
+        attributes = dict(old.attrs)
         del h5[name]
         make(h5, name, shape, dtype)
         if isinstance(h5.get(name, getlink=True), h5py.HardLink):
@@ -125,7 +127,8 @@ def test_nothing_outside_of_a_foreign_file_is_followed(make, tmp_path):
 
 def test_a_link_that_leads_to_itself_is_no_dataset(tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as h5:
-        h5["a"], h5["b"] = h5py.SoftLink("/b"), h5py.SoftLink("/a")
+        h5["a"] = h5py.SoftLink("/b")
+        h5["b"] = h5py.SoftLink("/a")
     is_refused(errors.FormatError, lambda: open_reader(tmp_path / "x.h5", dataset="a"))
 
 
@@ -207,7 +210,8 @@ def edited_index(folder):
 def test_counts_in_an_index_are_no_larger_than_files_can_be(count, message, write_store, tmp_path):
     folder = write_store(tmp_path / "store", random_tokens(3, 2, 16), (3,))
     with edited_index(folder) as text:
-        text["shards"]["num_batches"][0], text["shards"]["token_count"][0] = count, count * 32
+        text["shards"]["num_batches"][0] = count
+        text["shards"]["token_count"][0] = count * 32
         if count == 2**40:
             text["columns"]["batches"]["stride"][0], text["columns"]["batches"]["chunks"][0] = 0, count
         text["token_count"] = sum(text["shards"]["token_count"])
@@ -278,12 +282,14 @@ def test_a_fifo_as_a_shard_or_index_of_a_store_is_refused_at_once(suffix, tmp_pa
     if suffix == ".npy":
         folder.mkdir()
         np.save(folder / "a.npy", tokens.reshape(-1))
-        victim, options = folder / "a.npy", {"batch_size": 1, "seq_len": 8, "backend": "npy"}
+        victim = folder / "a.npy"
+        options = {"batch_size": 1, "seq_len": 8, "backend": "npy"}
     else:
         command = "npy-to-hdf5" if suffix == ".h5" else "npy-to-batch"
         done = outcome_of(command, tmp_path / "in.npy", folder, "--batch-size", 4, "--seq-len", 16, "--shards", 2)
         assert done[0] == 0, done[1]
-        victim, options = sorted(folder.glob(f"*{suffix}"))[0], {}
+        victim = sorted(folder.glob(f"*{suffix}"))[0]
+        options = {}
     victim.unlink()
     os.mkfifo(victim)
     is_refused(errors.ZbError, lambda: next(iter(Loader(folder, shuffle="sequential", **options))))
@@ -374,7 +380,8 @@ def test_arguments_that_are_no_counts_are_refused(wrong, suffix, tmp_path):
 
 
 def test_a_dual_file_is_read_as_a_batch_file(tmp_path):
-    path, tokens = tmp_path / "x.batch", np.arange(16).reshape(1, 2, 8)
+    path = tmp_path / "x.batch"
+    tokens = np.arange(16).reshape(1, 2, 8)
     write_batches(path, tokens)
     with open(path, "r+b") as file:  # the reserved bytes of a header: HDF5 looks for its signature there
         file.seek(512)

@@ -46,7 +46,8 @@ def test_array_and_stream_give_the_same_file(tmp_path_factory, count, batch_size
 @pytest.mark.parametrize(("count", "batch_size"), [(23, 5), (20, 5), (5, 5), (64, 1)])
 @pytest.mark.parametrize("seed", [1, 42])
 def test_written_batches_are_the_shuffled_records_but_for_the_remainder(count, batch_size, seed, tmp_path):
-    source, kept = records(count), count - count % batch_size
+    source = records(count)
+    kept = count - count % batch_size
     assert write_batch_file(tmp_path / "x.batch", source, batch_size, 10, seed) == kept // batch_size
     expected = source[write_order(count, seed).indices(np.arange(kept))]
     np.testing.assert_array_equal(batches_of(tmp_path / "x.batch").reshape(-1, 10), expected)

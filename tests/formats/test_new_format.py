@@ -134,7 +134,9 @@ def open_broken_raw(path):
 
 
 class RawFormat(FileFormat):
-    name, suffix, noun = "raw", ".raw", "a .raw file"
+    name = "raw"
+    suffix = ".raw"
+    noun = "a .raw file"
     as_source = as_target = ("a .raw store", "train-raw")
     has_sidecar = tokens_only = True
 
@@ -152,7 +154,9 @@ class RawFormat(FileFormat):
 
 
 class TailFormat(RawFormat):
-    name, suffix, noun = "tail", ".tail", "a .tail file"
+    name = "tail"
+    suffix = ".tail"
+    noun = "a .tail file"
     as_source = as_target = ("a .tail store", "train-tail")
     has_sidecar = False
 
@@ -163,7 +167,8 @@ class TailFormat(RawFormat):
 ROWS = [RawFormat(), TailFormat()]
 
 
-NUM_BATCHES, SHAPE = 12, (4, 50)
+NUM_BATCHES = 12
+SHAPE = (4, 50)
 
 
 @pytest.fixture(params=ROWS, ids=[row.name for row in ROWS])
@@ -184,7 +189,8 @@ def new_store(row, expected, tmp_path):
     """A store of three shards in the new format."""
     np.save(tmp_path / "tokens.npy", expected.reshape(-1, SHAPE[1]))
     shape = ("--batch-size", SHAPE[0], "--seq-len", SHAPE[1], "--no-shuffle", "--dtype", "uint16")
-    source, command = tmp_path / "tokens.npy", f"npy-to-{row.name}"
+    source = tmp_path / "tokens.npy"
+    command = f"npy-to-{row.name}"
     succeed(zb, "convert", command, source, tmp_path / "store", *shape, "--shards", 3, "--workers", 1)
     return tmp_path / "store"
 
@@ -227,7 +233,8 @@ def test_a_store_is_described_and_found_good(row, new_store, expected):
 @pytest.mark.parametrize("other", ["hdf5", "batch", "npy"])
 @pytest.mark.thin
 def test_it_is_converted_to_and_from(other, row, new_store, tmp_path, expected):
-    there, back = tmp_path / f"there{FORMATS[other].suffix * (other == 'npy')}", tmp_path / "back"
+    there = tmp_path / f"there{FORMATS[other].suffix * (other == 'npy')}"
+    back = tmp_path / "back"
     succeed(zb, "convert", f"{row.name}-to-{other}", new_store, there, "--workers", 1)
     if other == "npy":
         np.testing.assert_array_equal(np.load(there).reshape(expected.shape), expected)

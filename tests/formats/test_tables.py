@@ -77,7 +77,8 @@ def per_token(pieces):
 # --- tables ----------------------------------------------------------------------------------------------------
 def test_rows_that_were_appended_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(table_writer, "BUFFER_BYTES", 64)  # the columns go on in files
-    path, rng = tmp_path / "x.h5", np.random.default_rng(0)
+    path = tmp_path / "x.h5"
+    rng = np.random.default_rng(0)
     columns = [rng.integers(0, 2**32, n).astype("u4") for n in (0, 1, 700, 13)]
     with TableWriter(path, PIECES) as writer:
         for rows in columns:
@@ -205,7 +206,8 @@ def test_pieces_of_any_records(tmp_path_factory, stored, wanted, mapped):
 
 def test_a_lone_file_has_the_pieces_beside_it(tmp_path):
     rng = np.random.default_rng(0)
-    path, rows = tmp_path / "x.h5", [[(0, 5)], [(0, 9), (3, 0)], [(0, NO_DOCUMENT)], [(0, 13), (7, 90)]]
+    path = tmp_path / "x.h5"
+    rows = [[(0, 5)], [(0, 9), (3, 0)], [(0, NO_DOCUMENT)], [(0, 13), (7, 90)]]
     write_batches(path, rng.integers(0, 9, (2, 2, 8)))
     with open_reader(path) as reader:
         assert reader.documents is None
@@ -213,7 +215,8 @@ def test_a_lone_file_has_the_pieces_beside_it(tmp_path):
             reader.read_pieces(np.arange(2))
     write_pieces(path, 8, rows)
     with open_reader(path) as reader:
-        expected, halves = per_token(as_pieces(8, rows)), reader.read_pieces(np.arange(8), seq_len=4)
+        expected = per_token(as_pieces(8, rows))
+        halves = reader.read_pieces(np.arange(8), seq_len=4)
         np.testing.assert_array_equal(per_token(reader.read_pieces(np.array([3, 1]))), expected[[3, 1]])
         np.testing.assert_array_equal(per_token(halves), expected.reshape(8, 4))
         for bad in ([4], [-1], [0, 9]):
@@ -261,20 +264,28 @@ def documents(draw):
     return found
 
 
+def rows_of(group, encode):
+    """Return the rows of documents in a table: without names, ids or metadata where none of them has any."""
+    _, sources, rows, ids, metadata, _ = zip(*group, strict=True)
+    chosen = {}
+    if sources[0]:
+        chosen["names"] = sources
+        chosen["sources"] = np.arange(len(group), dtype="u4")
+        chosen["rows"] = np.array(rows, "u8")
+    if any(ids):
+        chosen["ids"] = [(each or "").encode() for each in ids]
+    if any(metadata):
+        chosen["metadata"] = [encode([each])[0] if each else b"" for each in metadata]
+    return DocumentRows(**chosen)
+
+
 def write_documents(path, found, together=2):
     encode = value_encoder("json")[1]
     with DocumentsWriter(path) as writer:
         for start in range(0, len(found), together):
             group = found[start : start + together]
             token = writer.token_count
-            rows = DocumentRows(
-                [d[1] for d in group] if group[0][1] else (),
-                np.arange(len(group), dtype="u4") if group[0][1] else None,
-                np.array([d[2] for d in group], "u8") if group[0][1] else None,
-                [(d[3] or "").encode() for d in group] if any(d[3] for d in group) else None,
-                [encode([d[4]])[0] if d[4] else b"" for d in group] if any(d[4] for d in group) else None,
-            )
-            writer.append_documents([d[0] for d in group], rows)
+            writer.append_documents([length for length, *_ in group], rows_of(group, encode))
             for length, *_, spans in group:
                 starts, stops = (np.array([span[k] for span in spans], int) + token for k in (0, 1))
                 writer.append_spans(starts, stops, encode([span[2] for span in spans]) if spans else [])
@@ -285,7 +296,9 @@ def write_documents(path, found, together=2):
 def require_documents(table, found):
     """Compare a table with the documents that it was made of, one by one and token by token."""
     assert len(table) == len(found)
-    token, expected, all_spans = 0, [], []
+    token = 0
+    expected = []
+    all_spans = []
     for number, (length, source, row, text, metadata, spans) in enumerate(found):
         document = table.document(number)
         assert document == (number, token, length, source, row, text, metadata)
@@ -328,13 +341,16 @@ def test_documents_and_their_spans(tmp_path_factory, found, together):
 @given(st.lists(documents(), min_size=1, max_size=4))
 def test_several_tables_are_one(tmp_path_factory, groups):
     folder = tmp_path_factory.mktemp("documents")
-    parts, token, document = [], 0, 0
+    parts = []
+    token = 0
+    document = 0
     for number, found in enumerate(groups):
         info = write_documents(folder / f"{number}.h5", found)
         length = sum(each[0] for each in found)
         facts = (info.num_bytes, info.sha256, "train", token, length, document, len(found))
         parts.append(DocumentPart(f"{number}.h5", *facts))
-        token, document = token + length, document + len(found)
+        token += length
+        document += len(found)
     table = DocumentTable(folder, parts)
     together = [each for found in groups for each in found]
     require_documents(table, together)
@@ -397,9 +413,11 @@ def test_a_lookup_is_a_few_rows_however_many_there_are(tmp_path, name, network):
         for side in ("left", "right"):
             for value in values:
                 found = []
-                count = network(lambda value=value, found=found, side=side: found.append(
-                    file.search(name, np.array([value]), side)
-                ))  # fmt: skip
+
+                def search(value=value, found=found, side=side):
+                    found.append(file.search(name, np.array([value]), side))
+
+                count = network(search)
                 assert found[0].tolist() == [rows.searchsorted(value, side)]
                 assert count < 3000, "an offset takes 8 bytes, and 2**18 tokens have about 130 documents"
             np.testing.assert_array_equal(file.search(name, values, side), rows.searchsorted(values, side))
@@ -537,7 +555,9 @@ def test_large_values_of_spans_do_not_wait_for_many_documents(tmp_path):
         assert file.spans(np.array([2997], np.uint64), np.array([3000], np.uint64), bytes).values == [value]
 
 
-SEQ_LEN, LENGTH, ROWS = 2048, 500, 4000
+SEQ_LEN = 2048
+LENGTH = 500
+ROWS = 4000
 TOKEN_BYTES = ROWS * SEQ_LEN * 2  # uint16
 
 

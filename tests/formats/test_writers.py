@@ -41,7 +41,8 @@ def begin(name, path, shape, dtype, fields=None, expected_batches=0):
     if name.startswith("live"):
         how = {"batch_size": shape[0], "seq_len": shape[1], "dtype": dtype, "fields": fields}
         return open_writer(path, **how, live=True, shard_batches=int(name.removeprefix("live-")))
-    meta, row = StoreMeta(*shape, np.dtype(dtype), fields=parse_fields(fields or {})), FORMATS[name]
+    meta = StoreMeta(*shape, np.dtype(dtype), fields=parse_fields(fields or {}))
+    row = FORMATS[name]
     return row.writer_class()(path.with_suffix(row.suffix), meta, expected_batches=expected_batches)
 
 

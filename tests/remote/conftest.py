@@ -84,7 +84,8 @@ def www(tmp_path_factory):
     nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     if nginx is None:
         pytest.skip("needs nginx (Debian: nginx-light)")
-    place, port = tmp_path_factory.mktemp("nginx"), free_port()
+    place = tmp_path_factory.mktemp("nginx")
+    port = free_port()
     folder = place / "www"
     folder.mkdir()
     os.chmod(place, 0o755)
@@ -134,7 +135,9 @@ class Harm(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if "status" in fault:
-            status, headers, data = fault["status"], {}, fault.get("body", b"")
+            status = fault["status"]
+            headers = {}
+            data = fault.get("body", b"")
         else:
             status, headers, data = self._forward(body)
         headers |= {"Content-Length": str(len(data))} if self.command != "HEAD" else {}
@@ -186,7 +189,9 @@ class Proxy(http.server.ThreadingHTTPServer):
 
     def reset(self, upstream=None):
         self.upstream = self.upstream if upstream is None else upstream
-        self.requests, self.under_way, self.most_under_way = [], 0, 0
+        self.requests = []
+        self.under_way = 0
+        self.most_under_way = 0
         self.fault = lambda number, method, name, span: None
 
     def handle_error(self, request, client_address):

@@ -39,11 +39,13 @@ class Counted(Tokens):
         for name in ("num_tokens", "dtype", "unit", "name", "access", "identity"):
             setattr(self, name, getattr(tokens, name))
         self.wait = Wait.LOCAL
-        self.whole, self.rows = [], []
+        self.whole = []
+        self.rows = []
 
     def read(self, runs):
         for start, out in runs:
-            first, stop = start // self.unit, -(-(start + len(out)) // self.unit)
+            first = start // self.unit
+            stop = -(-(start + len(out)) // self.unit)
             noted = self.whole if len(out) % self.unit == 0 else self.rows
             noted += range(first, stop)
             time.sleep(self._wait_s)
@@ -132,7 +134,8 @@ def test_records_bring_whole_batches_and_each_of_them_once(origin, folder):
 
 def test_threads_that_miss_a_batch_fetch_it_once(origin, folder):
     reader, source = counted(origin, folder, wait_s=0.02)
-    together, out = threading.Barrier(8), np.empty((8, *BATCHES.shape[1:]), reader.dtype)
+    together = threading.Barrier(8)
+    out = np.empty((8, *BATCHES.shape[1:]), reader.dtype)
 
     def read(number):
         together.wait()
@@ -149,7 +152,8 @@ def test_threads_that_miss_a_batch_fetch_it_once(origin, folder):
 
 def test_an_error_of_the_source_is_raised_and_nothing_is_kept(origin, folder):
     reader, source = counted(origin, folder)
-    read, source.read = source.read, lambda runs: (_ for _ in ()).throw(OSError("cut off"))
+    read = source.read
+    source.read = lambda runs: (_ for _ in ()).throw(OSError("cut off"))
     with reader:
         for _ in range(2):
             is_refused(OSError, lambda: reader.read_batch_torch(3), match="cut off")
@@ -186,7 +190,8 @@ FIELDS = {"mask": "u1", "weight": np.dtype([("a", "<f4"), ("b", "<i8")])}
 
 
 def test_fields_are_kept_beside_the_tokens(tmp_path, folder):
-    tokens, values = random_tokens(6, 4, 16), {}
+    tokens = random_tokens(6, 4, 16)
+    values = {}
     for number, (field, dtype) in enumerate(FIELDS.items()):
         noise = np.random.default_rng(number).integers(0, 256, (*tokens.shape, np.dtype(dtype).itemsize), np.uint8)
         values[field] = noise.view(dtype)[..., 0]
@@ -226,7 +231,8 @@ def test_windows_are_kept_and_the_same(stream, folder):
 
 def test_a_mixture_keeps_all_its_sources(origin, stream, tmp_path, folder, write_file):
     other = write_file(tmp_path / "other.h5", random_tokens(9, 4, 1024)).path
-    sources, weights = {"a": origin, "b": other}, {"a": 0.7, "b": 0.3}
+    sources = {"a": origin, "b": other}
+    weights = {"a": 0.7, "b": 0.3}
     mixed = MixedLoader(sources, weights, cache=folder, **ONE_RANK)
     plain = MixedLoader(sources, weights, **ONE_RANK)
     with mixed, plain:
@@ -279,7 +285,8 @@ def test_a_job_without_checks_reads_what_is_there(origin, folder):
 
 @pytest.mark.parametrize("kind", ["lone", "store"])
 def test_windows_are_kept_in_whole_chunks_that_were_compared(kind, tmp_path, folder):
-    tokens, path = random_tokens(1, 1, 5000).reshape(-1), tmp_path / "streams"
+    tokens = random_tokens(1, 1, 5000).reshape(-1)
+    path = tmp_path / "streams"
     write_streams(path, np.split(tokens, [1700] if kind == "store" else []), dtype="uint32", chunk_tokens=512)
     file = path / "shard-00000.h5"
     path = path if kind == "store" else file
@@ -385,7 +392,8 @@ def test_a_fork_while_a_thread_fetches_does_not_wait_for_it(origin, folder):
 
 
 def test_a_kill_at_any_moment_costs_no_more_than_what_was_under_way(origin, folder, tmp_path):
-    said, seen = tmp_path / "said", set()
+    said = tmp_path / "said"
+    seen = set()
 
     def read_some(order):
         reader, _ = counted(origin, folder, wait_s=0.001)

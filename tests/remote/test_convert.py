@@ -37,7 +37,8 @@ def test_a_store_goes_to_a_bucket_and_comes_back(s3, local, tmp_path):
     assert run_zb("verify", url).exit_code == 0
     described = report_of(zb, "info", url)
     assert (described["path"], described["num_batches"], described["file_system"]) == (url, 9, "objects")
-    assert "remote" in run_zb("info", url).stdout
+    assert "ranged reads of objects" in run_zb("info", url).stdout
+    assert described["access"] == "remote"
     report = zb_hdf5.convert(url, "hdf5", tmp_path / "back", dtype="uint32")
     with zb_hdf5.open_reader(tmp_path / "back") as reader:
         np.testing.assert_array_equal(np.stack(list(reader)), TOKENS)

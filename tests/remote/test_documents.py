@@ -26,7 +26,8 @@ LENGTHS = [30, 40, 0, 7, 90, 3, 50, 61]
 
 def assert_same(found, expected):
     """Compare all steps of two loaders of dictionaries."""
-    found, expected = list(found), list(expected)
+    found = list(found)
+    expected = list(expected)
     assert expected
     assert [step.keys() for step in found] == [step.keys() for step in expected]
     assert are_equal(found, expected)

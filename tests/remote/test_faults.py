@@ -25,7 +25,8 @@ def far_store(request, tmp_path, write_store):
         web = request.getfixturevalue("web")
         write_store(web.folder / "store", TOKENS, (11,))
         return web, f"{web.url}/store"
-    proxy, upload = request.getfixturevalue("s3"), request.getfixturevalue("upload")
+    proxy = request.getfixturevalue("s3")
+    upload = request.getfixturevalue("upload")
     return proxy, upload(write_store(tmp_path / "store", TOKENS, (11,)), "s3://bucket/store")
 
 
@@ -141,7 +142,8 @@ class TestOtherObjects:
 
 
 #: Seconds that a read may take of a hostile server, and bytes that an answer may have besides those asked for.
-PATIENCE_S, MOST_EXTRA_BYTES = 3, 8 << 20
+PATIENCE_S = 3
+MOST_EXTRA_BYTES = 8 << 20
 #: Seconds after which it has ended, on a machine that does much else.
 LATEST_S = PATIENCE_S + 6
 TABLES = ("shards.json", "pieces", "documents")
@@ -151,7 +153,8 @@ class Hostile:
     """The ways of a server that does harm; `sent` counts the bytes of its largest flood."""
 
     def __init__(self):
-        self.sent, self.end_s = 0, time.monotonic() + 30
+        self.sent = 0
+        self.end_s = time.monotonic() + 30
 
     def flood(self, handler):
         sent = 0
@@ -188,7 +191,8 @@ def test_a_hostile_server_is_an_error_in_time_and_within_memory(kind, way, web, 
     monkeypatch.setenv("ZB_REMOTE_TIMEOUT", str(PATIENCE_S))
     write_packed(tmp_path / "packed.h5", [30, 40, 0, 7, 90, 3, 50, 61])
     convert(tmp_path / "packed.h5", "hdf5", web.folder / "store", num_shards=1)
-    hostile, hit = Hostile(), []
+    hostile = Hostile()
+    hit = []
 
     def fault(number, method, name, span):
         first, last = map(int, (span or "=0-0").partition("=")[2].split("-"))
@@ -244,7 +248,8 @@ class TestManyRanges:
         is_refused(errors.FormatError, lambda: self.read(source), match="changed since it was opened")
 
     def test_take_no_more_memory_than_was_asked_for(self, source):
-        (source, proxy), hostile = source, Hostile()
+        source, proxy = source
+        hostile = Hostile()
         proxy.fault = lambda number, *_: hostile.faults()["floods"] if number % 3 else None
         start_s = time.monotonic()
         with contextlib.suppress(errors.FormatError):  # else the bytes that were asked for came first
@@ -257,7 +262,8 @@ class TestManyRanges:
         """Not each of them after a time limit of its own."""
         monkeypatch.setattr("zb_hdf5.files.objects.LEAST_READS", 1)
         monkeypatch.setattr("zb_hdf5.files.objects.REQUEST_CORE_S", 60)
-        (source, proxy), start_s = source, time.monotonic()
+        source, proxy = source
+        start_s = time.monotonic()
         proxy.fault = lambda *_: {"wait": 0.4}
         with pytest.raises(errors.UnavailableError, match=r"data.bin: not read within 3 s \(ZB_REMOTE_TIMEOUT\)"):
             self.read(source)

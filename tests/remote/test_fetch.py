@@ -32,7 +32,9 @@ class Server:
         self.folder, self.proxy = folder, proxy
         self.url = f"{proxy.url}/s_{{:02d}}.parquet"
         #: Name -> what is done at each read: None, a fault of `Proxy`, or a function of this server that runs first.
-        self.faults, self.headers, self.released = {}, {}, threading.Event()
+        self.faults = {}
+        self.headers = {}
+        self.released = threading.Event()
         self.stall = {"cut": 5000, "then": lambda handler: self.released.wait(30)}
         for name in NAMES:
             self.put(name, os.urandom(100_000))
@@ -228,7 +230,8 @@ def test_without_a_version_a_digest_is_needed_and_each_run_begins_anew(server, f
 def test_killed_before_the_rename(server, arrives, tmp_path):
     """All bytes of a version are there: nothing more is asked for."""
     (tmp_path / "out").mkdir()
-    data, server.headers = server.files[NAMES[0]], {"ETag": '"v"'}
+    data = server.files[NAMES[0]]
+    server.headers = {"ETag": '"v"'}
     (tmp_path / "out" / f"{NAMES[0]}.partial").write_bytes(data)
     (tmp_path / "out" / f"{NAMES[0]}.partial.version").write_text(json.dumps([len(data), '"v"']))
     arrives()
@@ -255,7 +258,8 @@ def digests_of(files):
 
 
 def test_digests_are_compared(server, fetch, tmp_path):
-    good, original = digests_of(server.files), server.files[NAMES[0]]
+    good = digests_of(server.files)
+    original = server.files[NAMES[0]]
     server.put(NAMES[0], os.urandom(90_000))
     problem = only_problem(fetch(sha256=good))
     assert isinstance(problem, ChecksumError)

@@ -19,7 +19,8 @@ from zb_hdf5 import DocumentLoader, IncompleteError, Loader, MixedLoader, conver
 
 TOKENS = random_tokens(60, 4, 256)
 #: Seconds of ZB_REMOTE_TIMEOUT, of which one request has the sixth part, and seconds in which all ends that is left.
-LIMIT_S, LATEST_S = 120, 12
+LIMIT_S = 120
+LATEST_S = 12
 ONE_RANK = {"rank": 0, "world_size": 1}
 WINDOWS = {**ONE_RANK, "batch_size": 4, "seq_len": 32, "shuffle": "sequential"}
 #: Ways to read ahead, and in the thread of the caller.
@@ -35,7 +36,7 @@ LOADERS = {
     "mixture": lambda url, folder: MixedLoader(
         {name: f"{url}/batches" for name in "ab"}, {"a": 0.5, "b": 0.5}, prefetch=128, shuffle="sequential"
     ),
-}  # fmt: skip
+}
 IN_THIS_THREAD = {
     "no prefetch": lambda url, folder: Loader(f"{url}/batches", shuffle="sequential", prefetch=0, **ONE_RANK),
     "no prefetch, records": lambda url, folder: Loader(f"{url}/batches", shuffle="records", prefetch=0, **ONE_RANK),
@@ -50,7 +51,9 @@ class Stall:
     """A server that answers no request for the last shard as long as it stalls."""
 
     def __init__(self, web):
-        self.web, self.over, self.is_met = web, threading.Event(), False
+        self.web = web
+        self.over = threading.Event()
+        self.is_met = False
 
     def __call__(self, number, method, name, span):
         if name.startswith(LAST) and method == "GET":
@@ -79,11 +82,13 @@ def until(condition):
 
 def settled(value):
     """Return a value that has not changed for a while: a request that has begun may be on its way to the server."""
-    seen, changed_s = value(), time.monotonic()
+    seen = value()
+    changed_s = time.monotonic()
     while time.monotonic() - changed_s < 0.3:
         time.sleep(0.02)
         if (found := value()) != seen:
-            seen, changed_s = found, time.monotonic()
+            seen = found
+            changed_s = time.monotonic()
     return seen
 
 

@@ -17,7 +17,8 @@ from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.upload import staging_path
 from zb_hdf5.files.paths import RemotePath
 
-OLD, NEW = random_tokens(9, 3, 32), random_tokens(11, 3, 32) + 7
+OLD = random_tokens(9, 3, 32)
+NEW = random_tokens(11, 3, 32) + 7
 URL = "s3://bucket/stores/train-h5"
 CONVERT = "from zb_hdf5.converters.cli import convert_commands; convert_commands()"
 CHANGES = ("PUT", "POST", "DELETE")
@@ -28,7 +29,8 @@ def folders(s3, tmp_path, write_store, monkeypatch):
     """Return two stores of this machine, of which the first is in the bucket; the current folder is empty."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    old, new = write_store(tmp_path / "old", OLD, (4,)), write_store(tmp_path / "new", NEW, (4, 7))
+    old = write_store(tmp_path / "old", OLD, (4,))
+    new = write_store(tmp_path / "new", NEW, (4, 7))
     zb_hdf5.convert(old, "hdf5", URL)
     return old, new
 
@@ -75,7 +77,10 @@ class Killed:
 
     def __init__(self, number, at, *, done):
         self.at = at
-        self.number, self.left, self.done, self.process = number, at, done, None
+        self.number = number
+        self.left = at
+        self.done = done
+        self.process = None
 
     def __call__(self, number, method, name, span):
         if method not in CHANGES or self.process is None:
@@ -182,7 +187,8 @@ def test_a_lost_answer_to_the_index_is_no_error(s3, folders):
 
 def test_only_parts_of_the_old_store_are_removed(s3, folders):
     store = obstore.store.from_url(URL)
-    leftover, others = "shard-00000-of-00009.0123abcd.h5", {"README.md", "run/shard-00000.h5", "documents.txt"}
+    leftover = "shard-00000-of-00009.0123abcd.h5"
+    others = {"README.md", "run/shard-00000.h5", "documents.txt"}
     for name in (leftover, *others):
         store.put(name, b"a")
     zb_hdf5.convert(folders[1], "hdf5", URL, overwrite=True)
@@ -201,7 +207,8 @@ def test_force_without_resume_puts_damaged_objects_again(s3, folders):
 @pytest.mark.parametrize("target", ["hdf5", "batch"])
 def test_a_copy_of_a_bucket_is_an_ordinary_store(target, s3, folders, tmp_path):
     zb_hdf5.convert(folders[0], target, URL, overwrite=True)
-    store, copy = obstore.store.from_url(URL), tmp_path / "copy"
+    store = obstore.store.from_url(URL)
+    copy = tmp_path / "copy"
     copy.mkdir()
     for name in objects():
         (copy / name).write_bytes(store.get(name).bytes())

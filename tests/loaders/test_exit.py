@@ -20,7 +20,10 @@ def folder(tmp_path_factory, write_store):
     return path
 
 
-@pytest.mark.parametrize("imports", IMPORTS)
+@pytest.mark.parametrize(
+    "imports",
+    ["torch first", *(pytest.param(name, marks=pytest.mark.slow) for name in IMPORTS if name != "torch first")],
+)
 def test_an_interpreter_ends_without_noise(imports, folder):
     done = python(PROGRAMS / "leave_loaders_open.py", folder, IMPORTS[imports])
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -111,6 +111,7 @@ def test_batches_in_a_cache_are_those_of_the_store_though_some_are_absent_or_dam
 
 @pytest.mark.parametrize("write", [write_batches, write_streams])
 @pytest.mark.parametrize("verify", ["auto", "batch", "none"])
+@pytest.mark.thin
 def test_a_flipped_bit_of_a_table(write, verify, tmp_path, thinned):
     store, shape = write(tmp_path)
     tables = tables_of(store)
@@ -132,6 +133,7 @@ def test_a_flipped_bit_of_a_field(write, verify, tmp_path, thinned):
 
 @pytest.mark.parametrize("write", [write_batches, write_streams])
 @pytest.mark.parametrize("verify", ["auto", "batch"])
+@pytest.mark.thin
 def test_a_flipped_bit_of_a_cache_is_never_seen(write, verify, tmp_path, thinned):
     store, shape = write(tmp_path)
     shape |= {"cache": tmp_path / "cache", "verify": verify}

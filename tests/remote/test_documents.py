@@ -211,6 +211,7 @@ def test_threads_that_wait_for_a_table_share_the_error_of_the_one_that_fetches_i
 
 @pytest.mark.parametrize("write", [write_batches, write_streams])
 @pytest.mark.parametrize("verify", ["auto", "batch"])
+@pytest.mark.thin
 def test_a_flipped_bit_of_an_object(write, verify, served, thinned):
     store, shape = write(served.folder)
     # windows of streams compare their fields with "batch" only

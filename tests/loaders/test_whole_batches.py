@@ -124,6 +124,7 @@ def test_a_flipped_bit_of_a_table(write, verify, tmp_path, thinned):
 @pytest.mark.parametrize(
     ("write", "verify"), [(write_batches, "auto"), (write_batches, "batch"), (write_streams, "batch")]
 )
+@pytest.mark.thin
 def test_a_flipped_bit_of_a_field(write, verify, tmp_path, thinned):
     store, shape = write(tmp_path)
     found = flip_bits(fields_of(store), lambda: steps_of(store, **shape, verify=verify), thinned(range(150), 10))

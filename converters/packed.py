@@ -29,9 +29,18 @@ from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import disk_errors, scratch_directory
 from zb_hdf5.files.tokens import Converted, TokenRun
 from zb_hdf5.loaders.order import GlobalOrder, Order, SequentialOrder, write_order
-from zb_hdf5.spec import DEFAULT_SPLIT, NO_DOCUMENT, SHARD_PREFIX, TokenArray, documents_path, stored_dtype
+from zb_hdf5.spec import (
+    DEFAULT_SPLIT,
+    NO_DOCUMENT,
+    SHARD_PREFIX,
+    STREAM_LAYOUT,
+    TokenArray,
+    documents_path,
+    stored_dtype,
+)
+from zb_hdf5.store.holders import look
 from zb_hdf5.store.index import find_index
-from zb_hdf5.store.opening import open_stream, stream_format
+from zb_hdf5.store.opening import open_stream
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.verify import require_digests
 
@@ -426,7 +435,8 @@ def open_packed(paths: list[Path], conversion: Conversion) -> Generator[PackedSo
     refuse_bad_destination([path], destination)
     is_one_file(conversion, destination)
     plan = destination.with_name(destination.name + (".plan" if part == WHOLE else f".plan-{part.job}"))
-    if stream_format(path) != "hdf5":
+    opening = look(path)
+    if opening.layout != STREAM_LAYOUT or opening.backend != "hdf5":
         raise ArgumentError(f"{path}: expected a token stream of documents in HDF5, found none")
     with scratch_directory(plan) as folder:
         yield PackedSource(path, folder, conversion)

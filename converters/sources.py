@@ -158,12 +158,16 @@ def kind_of(path: Path, conversion: Conversion) -> tuple[str, SourceKind]:
 
 
 def _found(path: Path, dataset: str | None) -> str:
-    from zb_hdf5.store.opening import foreign_dataset, is_stream
+    from zb_hdf5.spec import STREAM_LAYOUT
+    from zb_hdf5.store.holders import look
 
     for name, kind in SOURCES.items():
         if path.name.endswith(kind.suffixes) or any(_holds(path, suffix) for suffix in kind.suffixes):
             return name
-    return STREAM if dataset is None and is_stream(path) and foreign_dataset(path) is None else "auto"
+    if dataset is not None:
+        return "auto"
+    opening = look(path)
+    return STREAM if opening.layout == STREAM_LAYOUT and opening.foreign_dataset is None else "auto"
 
 
 def _holds(folder: Path, suffix: str) -> bool:

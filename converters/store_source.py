@@ -22,8 +22,8 @@ from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.paths import any_path
-from zb_hdf5.spec import NO_CODEC, TokenArray, documents_path, find_bad_token, stored_dtype
-from zb_hdf5.store.opening import is_stream
+from zb_hdf5.spec import NO_CODEC, STREAM_LAYOUT, TokenArray, documents_path, find_bad_token, stored_dtype
+from zb_hdf5.store.holders import look
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.verify import require_digests
 
@@ -55,7 +55,7 @@ class StoreSource(BatchSource):
         batch_size, seq_len = windows or (None, None)
         reader = open_reader(path, backend=backend, dataset=dataset, axes=axes, batch_size=batch_size, seq_len=seq_len)
         self._reader = reader
-        stream = reader if isinstance(reader, StoreReader) and reader.backend == "stream" else None
+        stream = reader if isinstance(reader, StoreReader) and reader.layout == STREAM_LAYOUT else None
         if stream and stream.has_documents:
             raise ArgumentError(f"{path}: is a stream of documents, which stream-to-hdf5 and stream-to-batch pack")
         if not reader.complete:
@@ -199,7 +199,7 @@ class StoreSource(BatchSource):
 
     def check_reads(self) -> None:
         """Read with `verify="batch"`. A lone `.batch` and a foreign dataset have nothing to compare with."""
-        if self._reader.backend == "stream":
+        if self._reader.layout == STREAM_LAYOUT:
             # a stream is compared once, where it has digests: rows are cut from it anywhere
             if isinstance(self._reader, StoreReader) and self._reader.index.has_digests:
                 require_digests(self._path, dataset=self._dataset)
@@ -213,7 +213,7 @@ def open_stores(paths: list[Path], conversion: Conversion) -> StoreSource:
     path, remainder = paths[0], conversion.remainder
     store = path, conversion.source_format, conversion.dataset, conversion.dtype or "keep"
     batch_size, seq_len = conversion.batch_size, conversion.seq_len
-    if is_stream(path, dataset=conversion.dataset):
+    if look(path, dataset=conversion.dataset).layout == STREAM_LAYOUT:
         if seq_len is None:
             raise ArgumentError(f"{path}: is a token stream: pass seq_len, the tokens of a record")
         source = StoreSource(*store, windows=(batch_size or DEFAULT_BATCH_SIZE, seq_len), axes=conversion.axes)

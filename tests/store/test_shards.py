@@ -317,7 +317,8 @@ def test_an_index_describes_its_store_and_is_saved_and_loaded(store, tmp_path):
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["shards.json", "store"]
     assert (index.num_batches, index.meta.shape) == (7, (3, 10))
     with open_reader(store) as reader:
-        assert (reader.backend, reader.sha256) == ("batch and hdf5", index.sha256)
+        assert (reader.backend, reader.sha256) == ("batch", index.sha256)
+        assert index.backends == ["batch", "hdf5"]  # that of a reader is the format of its first file
         assert [shard.num_batches for shard in reader.index.shards] == [2, 3, 2]
     other = replace(index, shards=index.shards[::-1])
     assert other.sha256 != index.sha256  # the order of shards is content

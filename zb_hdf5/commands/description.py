@@ -27,12 +27,11 @@ from zb_hdf5.files.publishing import leftover_of_dead_writer
 from zb_hdf5.files.ranges import Extents, network_file_system
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT
+from zb_hdf5.store.holders import Opening, look
 from zb_hdf5.store.index import ShardIndex, find_index, source_files
 from zb_hdf5.store.opening import (
     NO_CHOICE,
     Choice,
-    foreign_dataset,
-    is_stream,
     open_for_loader,
     open_reader,
     open_stream,
@@ -51,15 +50,16 @@ MAX_RUNS: Final = 16
 def describe(path: str | os.PathLike[str], choice: Choice = NO_CHOICE) -> dict[str, Any]:
     """Return a JSON-able description of a file or store."""
     path = any_path(path)
-    if is_stream(path, **choice):
+    opening = look(path, **choice)
+    if opening.layout == STREAM_LAYOUT:
         with open_stream(path, dataset=choice["dataset"]) as stream:
             index = stream.index if find_index(path) else None
-            return _describe(path, stream, _describe_stream(stream), stream.paths, index, choice)
+            return _describe(path, stream, _describe_stream(stream), stream.paths, index, opening)
     with open_reader(path, **choice) as reader:
         own = _describe_batches(reader)
         if isinstance(reader, StoreReader):
-            return _describe(path, reader, own, reader.paths, reader.index, choice)
-        return _describe(path, reader, own, [reader.path], None, choice)
+            return _describe(path, reader, own, reader.paths, reader.index, opening)
+        return _describe(path, reader, own, [reader.path], None, opening)
 
 
 def _describe(
@@ -68,7 +68,7 @@ def _describe(
     own: dict[str, Any],
     files: list[Path],
     index: ShardIndex | None,
-    choice: Choice,
+    opening: Opening,
 ) -> dict[str, Any]:
     """Return the facts of any reader, after its `own` ones: those of batches, or those of a stream."""
     meta = opened.meta
@@ -83,7 +83,7 @@ def _describe(
         origin = _describe_index(index, opened.num_batches)
     return {
         "path": str(path),
-        "dataset": foreign_dataset(path, choice["dataset"]),
+        "dataset": opening.foreign_dataset,
         **own,
         "dtype": meta.dtype.name,
         "vocab_size": meta.vocab_size or None,
@@ -155,9 +155,10 @@ def _has_crc32(stream: StoreReader) -> bool:
 def _describe_batches(reader: BatchReader) -> dict[str, Any]:
     meta = reader.meta
     is_store = isinstance(reader, StoreReader)
+    backends = sorted(reader.index.backends) if isinstance(reader, StoreReader) else [reader.backend]
     return {
         "kind": "store" if is_store else "file",
-        "backend": reader.backend,
+        "backend": " and ".join(backends),
         "state": "complete" if reader.complete else "growing: its writer is at work, or was killed",
         "batch_size": meta.batch_size,
         "seq_len": meta.seq_len,

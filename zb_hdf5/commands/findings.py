@@ -25,7 +25,9 @@ from zb_hdf5.files.tokens import Wait
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.packages import require_package
-from zb_hdf5.store.opening import NO_CHOICE, Choice, is_stream, open_reader
+from zb_hdf5.spec import STREAM_LAYOUT
+from zb_hdf5.store.holders import look
+from zb_hdf5.store.opening import NO_CHOICE, Choice, open_reader
 from zb_hdf5.store.shards import StoreReader
 
 GOOD_RUNS: Final = 4
@@ -66,7 +68,7 @@ def diagnose(path: str | os.PathLike[str], choice: Choice = NO_CHOICE) -> list[F
         findings += [Finding("file system", "ok", network or "local"), _locks(folder, network)]
     start_s = time.perf_counter()
     try:
-        size = 1 if is_stream(path, **choice) else None
+        size = 1 if look(path, **choice).layout == STREAM_LAYOUT else None
         reader = open_reader(path, batch_size=size, seq_len=size, **choice)
     except UnavailableError as error:
         return [*findings, Finding("open", "problem", message_of(error))]

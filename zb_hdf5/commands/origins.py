@@ -28,8 +28,9 @@ from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.mixture import MixedLoader
 from zb_hdf5.loaders.order import IndexArray, records_in
 from zb_hdf5.loaders.state import MAX_COUNT, require_kind, shown
-from zb_hdf5.spec import DEFAULT_SPLIT
-from zb_hdf5.store.opening import NO_CHOICE, Choice, is_stream, open_for_loader
+from zb_hdf5.spec import DEFAULT_SPLIT, STREAM_LAYOUT
+from zb_hdf5.store.holders import look
+from zb_hdf5.store.opening import NO_CHOICE, Choice, open_for_loader
 from zb_hdf5.store.shards import StoreReader, windows_of
 from zb_hdf5.text.tokenizers import Tokenizer
 
@@ -195,7 +196,7 @@ def _opened(
     Raises `StateError` if the state is of another store: nothing else that it names is of use then.
     """
     fingerprint = state.get("fingerprint")
-    is_tokens = is_stream(store, **choice)
+    is_tokens = look(store, **choice).layout == STREAM_LAYOUT
     try:
         shape = windows_of(fingerprint) if is_tokens else (None, None, 0)
         reader = open_for_loader(store, *shape, split=DEFAULT_SPLIT, **choice)
@@ -245,7 +246,7 @@ def _shards(reader: BatchReader, records: IndexArray, seq_len: int) -> Iterator[
     if isinstance(reader, StoreReader):
         starts = np.array(reader.tokens.starts)
         paths = reader.paths
-    if isinstance(reader, StoreReader) and reader.backend == "stream":
+    if isinstance(reader, StoreReader) and reader.layout == STREAM_LAYOUT:
         for row, first in enumerate(first_tokens(reader, records, seq_len).tolist()):
             edges = starts[(first < starts) & (starts < first + seq_len)].tolist()
             for start, stop in pairwise([first, *dict.fromkeys(edges), first + seq_len]):

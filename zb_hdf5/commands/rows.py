@@ -21,8 +21,9 @@ from zb_hdf5.errors import BackendError, BatchIndexError, UnavailableError
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.order import GlobalOrder, IndexArray
-from zb_hdf5.spec import INDEX_NAME, NO_DOCUMENT, TokenArray
-from zb_hdf5.store.opening import NO_CHOICE, Choice, is_stream, open_reader, open_stream
+from zb_hdf5.spec import INDEX_NAME, NO_DOCUMENT, STREAM_LAYOUT, TokenArray
+from zb_hdf5.store.holders import look
+from zb_hdf5.store.opening import NO_CHOICE, Choice, open_reader, open_stream
 from zb_hdf5.text.corpus import row_of_source
 from zb_hdf5.text.tokenizers import NEWLINE, Tokenizer, readable, readable_runs, tokenizer_of
 
@@ -137,7 +138,7 @@ def open_to_look(
     path: Path, batch_size: int | None = None, seq_len: int | None = None, choice: Choice = NO_CHOICE
 ) -> BatchReader:
     """Open batches, which have a shape, or a stream as batches of windows: of one row, unless another is asked for."""
-    if not is_stream(path, **choice):
+    if look(path, **choice).layout != STREAM_LAYOUT:
         return open_reader(path, batch_size=batch_size or seq_len, seq_len=seq_len or batch_size, **choice)
     with open_stream(path, dataset=choice["dataset"]) as store:
         length = min(STREAM_SEQ_LEN, max(1, store.num_tokens))
@@ -211,7 +212,7 @@ def _read(reader: BatchReader, starts: IndexArray, lengths: IndexArray) -> tuple
 
 
 def _name_of(reader: BatchReader, record: int, seq_len: int) -> str:
-    if reader.backend == "stream":
+    if reader.layout == STREAM_LAYOUT:
         start = first_tokens(reader, record, seq_len)
         return f"tokens {start:,} to {start + seq_len:,}"
     stored, part = divmod(record, reader.seq_len // seq_len)

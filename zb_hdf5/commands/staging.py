@@ -20,6 +20,7 @@ from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batch_reader import GROUP_BYTES, BatchReader
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import records_in
+from zb_hdf5.spec import STREAM_LAYOUT
 from zb_hdf5.store.cache import Cache, column_of
 
 #: Reads of the store at the same time: enough to hide the time that a server needs to answer.
@@ -62,7 +63,7 @@ def stage_batches(
 
 def unit_of(reader: BatchReader) -> str:
     """Return the noun for what a cache keeps of a reader as a whole."""
-    return "chunk" if reader.backend == "stream" else "batch"
+    return "chunk" if reader.layout == STREAM_LAYOUT else "batch"
 
 
 def batches_of_ranks(loader: Loader, ranks: Iterable[int], world_size: int) -> npt.NDArray[np.int64]:

@@ -6,6 +6,7 @@ import hashlib
 import operator
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, SupportsIndex
@@ -59,6 +60,8 @@ class BatchReader:
         The opened path.
     meta
         Shape, dtype and origin.
+    layout
+        How the tokens are stored: "batches", or "stream", whose batches are windows or chunks of it.
     num_batches
         Batches that are committed: of one file, this never becomes less.
     rest
@@ -87,7 +90,11 @@ class BatchReader:
     foreign_dataset: str | None = None
 
     def __init__(self, path: Path, meta: StoreMeta, num_batches: int, tokens: Tokens) -> None:
-        self.path, self.meta, self.num_batches, self.tokens = path, meta, num_batches, tokens
+        self.path = path
+        self.meta = meta
+        self.layout = meta.layout
+        self.num_batches = num_batches
+        self.tokens = tokens
         self.stride = meta.seq_len
         self.complete = True
         self.sha256: str | None = None
@@ -206,6 +213,11 @@ class BatchReader:
     def token_fingerprint(self) -> str:
         """Identity of the tokens, whatever the shape of their batches."""
         return self.fingerprint
+
+    def join_records(self, batch_size: int) -> None:
+        """Have each batch hold so many records, where each holds one as it is stored."""
+        self.meta = replace(self.meta, batch_size=batch_size)
+        self.num_batches, self.rest = divmod(self.num_batches, batch_size)
 
     def compared_tokens(self) -> Tokens | None:
         """Return tokens that compare each unit that is read whole with its crc32; None where none are compared."""
@@ -482,7 +494,7 @@ class BatchReader:
     @property
     def has_padding(self) -> bool:
         """Whether padding may lie in the records, and it is stored where."""
-        return self.has_pieces and self.backend != "stream"
+        return self.has_pieces and self.layout != STREAM_LAYOUT
 
     def read_pieces(self, records: npt.NDArray[np.int64], seq_len: int | None = None) -> Pieces:
         """Return which parts of documents lie in any records.

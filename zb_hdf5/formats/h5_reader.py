@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from zb_hdf5.files.paths import Identity, any_path, on_failure
 from zb_hdf5.files.ranges import Extents
 from zb_hdf5.formats.batch_reader import BatchReader, require_options
 from zb_hdf5.formats.foreign import no_such_axes, require_records
-from zb_hdf5.formats.inspection import UNFINISHED, H5pyTokens, look_at
+from zb_hdf5.formats.inspection import UNFINISHED, Column, H5pyTokens, look_at
 from zb_hdf5.hdf5.h5_dataset import require_rows
 from zb_hdf5.hdf5.h5_file import h5_damage, open_h5_for_reading
 from zb_hdf5.spec import BATCHES_LAYOUT, STREAM_LAYOUT, crc32_column
@@ -33,16 +33,41 @@ _FOREIGN: Final = "a dataset of another origin has no digests; convert it to a s
 
 
 class HDF5Reader(BatchReader):
-    """Reads the column of an HDF5 file that `look` finds: batches, or the chunks of a stream. See `BatchReader`."""
+    """Reads a column of an HDF5 file: batches, or the chunks of a stream. See `BatchReader`.
+
+    Parameters
+    ----------
+    path, access, verify, dataset, axes
+        As for `open_reader`.
+    layout
+        "batches" or "stream": a file of the other layout is refused. None: any.
+    field
+        The field whose values are read; "": the tokens.
+    identity
+        The identity that the file had before; another file of this name is refused. None: any file.
+    column
+        The column as a look into the file has found it; None: look now.
+    """
 
     backend = "hdf5"
 
     def __init__(
-        self, path: str | os.PathLike[str], access: str = "auto", verify: str = "auto",
-        layout: str | None = BATCHES_LAYOUT, *, axes: str | None = None, **look: Any,
-    ) -> None:  # fmt: skip
+        self,
+        path: str | os.PathLike[str],
+        access: str = "auto",
+        verify: str = "auto",
+        layout: str | None = BATCHES_LAYOUT,
+        *,
+        field: str = "",
+        dataset: str | None = None,
+        axes: str | None = None,
+        identity: Identity | None = None,
+        column: Column | None = None,
+    ) -> None:
         require_options(access, verify)
-        column = self._column = look_at(any_path(path), layout, **look)
+        if column is None:
+            column = look_at(any_path(path), layout, field=field, dataset=dataset, identity=identity)
+        self._column = column
         if verify in ("batch", "store") and (column.is_foreign or not column.complete):
             missing = _FOREIGN if column.complete else UNFINISHED
             raise UnverifiableError(f"{column.path}: {column.name} cannot be verified: {missing}")

@@ -252,15 +252,6 @@ SAME_BYTES: Final = (*CODE_BY_DTYPE, np.dtype("<i4"))
 UNFINISHED = "its writer has not finished"
 
 
-def is_stream_file(path: Path) -> bool:
-    """Return whether an HDF5 file is a token stream, of ours or of others."""
-    with h5_damage(path), open_h5_for_reading(path) as h5:
-        if text_of(h5.attrs.get("format")) == STREAM_FORMAT:
-            return True
-        name = _foreign_tokens(h5, path)
-        return name is not None and h5[name].ndim == 1
-
-
 def _is_ours(h5: h5py.File) -> bool:
     """Return whether this project has written a file, also one whose attributes are damaged."""
     return str(text_of(h5.attrs.get("format"))).startswith("zb-") or CRC32 in h5
@@ -286,10 +277,26 @@ def _is_corpus(h5: h5py.File, path: Path) -> bool:
 
 
 def look_at(
-    path: Path, layout: str | None = BATCHES_LAYOUT, *, field: str = "", dataset: str | None = None,
+    path: Path,
+    layout: str | None = BATCHES_LAYOUT,
+    *,
+    field: str = "",
+    dataset: str | None = None,
     identity: Identity | None = None,
-) -> Column:  # fmt: skip
-    """Return the column of the tokens of a layout (None: any), of a field, or of a dataset of another origin."""
+) -> Column:
+    """Look into an HDF5 file, and return the column of its tokens or of a field.
+
+    Parameters
+    ----------
+    layout
+        "batches" or "stream": a file of the other layout is refused. None: any.
+    field
+        The field whose values are the column; "": the tokens.
+    dataset
+        A dataset of another program; None: the tokens of a file of ours, or the only integer dataset of another one.
+    identity
+        The identity that the file had before; another file of this name is refused. None: any file.
+    """
     with h5_damage(path):
         h5 = open_h5_for_reading(path, identity)
     with h5_damage(path), _handles, h5:

@@ -18,6 +18,7 @@ from zb_hdf5.files.paths import any_path, on_failure, open_file
 if TYPE_CHECKING:
     from zb_hdf5.formats.batch_reader import BatchReader, BrokenFile
     from zb_hdf5.formats.batch_writer import BatchWriter, FileWriter
+    from zb_hdf5.formats.inspection import Column
     from zb_hdf5.spec import StoreMeta
 
 #: The axes of an HDF5 dataset of another program that holds batches.
@@ -62,9 +63,9 @@ class FileFormat:
             raise ArgumentError(f"{path}: {self.name} files hold tokens only: write fields to an HDF5 file")
         return self.writer_class()(path, meta, **options)
 
-    def holds_stream(self, path: Path) -> bool:
-        """Return whether a file is a token stream."""
-        return False
+    def column_of(self, path: Path, dataset: str | None) -> Column | None:
+        """Look into a file whose tokens may be batches or a stream, or of another program; None: it has batches."""
+        return None
 
     def total_bytes(self, meta: StoreMeta, num_batches: int) -> int:
         """Return about how many bytes these batches and their fields take."""
@@ -119,10 +120,10 @@ class HDF5Format(FileFormat):
     magic_offsets = (0, 512, 1024, 2048)  # behind a user block HDF5 doubles the offset; nobody uses more
     any_layout: ClassVar = {"layout": None}
 
-    def holds_stream(self, path: Path) -> bool:
-        from zb_hdf5.formats.inspection import is_stream_file
+    def column_of(self, path: Path, dataset: str | None) -> Column | None:
+        from zb_hdf5.formats.inspection import look_at
 
-        return is_stream_file(path)
+        return look_at(path, None, dataset=dataset)
 
 
 class NpyFormat(FileFormat):

@@ -33,7 +33,7 @@ from zb_hdf5.loaders.order import (
 )
 from zb_hdf5.loaders.state import MAX_COUNT, STATE_VERSION, Resumable, require_count, require_fields
 from zb_hdf5.loaders.steps import StepReader
-from zb_hdf5.spec import DEFAULT_SPLIT, LIVE_PREFIX
+from zb_hdf5.spec import DEFAULT_SPLIT, LIVE_PREFIX, STREAM_LAYOUT
 from zb_hdf5.store.opening import open_for_loader
 from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
 
@@ -442,7 +442,7 @@ class Loader(EpochLoader[Any]):
                 cache=cache,
                 cache_bytes=cache_bytes,
             )
-            if source.backend == "stream":
+            if source.layout == STREAM_LAYOUT:
                 batch_size = seq_len = None  # the windows have it
         self.reader: BatchReader = source
         self.path = source.path

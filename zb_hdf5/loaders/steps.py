@@ -29,7 +29,7 @@ from zb_hdf5.loaders.ahead import Depth, depth_of, hint_ahead, read_to, require_
 from zb_hdf5.loaders.order import PaddedRecords, Request, StepPlan, StoredRequest, requests_in
 from zb_hdf5.loaders.step_values import REREAD_S, StepValues
 from zb_hdf5.packages import require_package
-from zb_hdf5.spec import NO_CODEC
+from zb_hdf5.spec import NO_CODEC, STREAM_LAYOUT
 
 if TYPE_CHECKING:
     import torch
@@ -374,7 +374,7 @@ class StepReader:
         reader = self._reader
         flat = reader.tokens.flat()
         if isinstance(requests[0], int):
-            if flat is not None and reader.backend == "stream" and flat.itemsize < self._dtype.itemsize:
+            if flat is not None and reader.layout == STREAM_LAYOUT and flat.itemsize < self._dtype.itemsize:
                 return self._windows_of(flat, requests)
         elif flat is not None and len(flat) % self._seq_len == 0 and not reader.overlap:
             return self._records_of(flat, requests)

@@ -303,7 +303,7 @@ class ShardIndex:
         tokens = self.table.values["token_count"]
         per_batch = self.meta.batch_tokens
         missing = batches * per_batch - tokens
-        most = per_batch - 1 if self.holds_stream else 0
+        most = per_batch - 1 if self.layout == STREAM_LAYOUT else 0
         bad = (missing < 0) | (missing > most)
         if bad.any():
             shard = self.shards[int(bad.argmax())]
@@ -313,9 +313,14 @@ class ShardIndex:
             )
 
     @property
-    def holds_stream(self) -> bool:
-        """Whether its shards are token streams."""
-        return self.meta.layout == STREAM_LAYOUT
+    def layout(self) -> str:
+        """How its shards hold their tokens: "batches" or "stream", as in `StoreMeta`."""
+        return self.meta.layout
+
+    @property
+    def backends(self) -> list[str]:
+        """The formats of its shards, in their order."""
+        return list(dict.fromkeys(self.table.values["backend"]))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

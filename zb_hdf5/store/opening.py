@@ -4,38 +4,27 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypedDict
+from typing import Final, TypedDict
 
-from zb_hdf5.errors import ArgumentError, BackendError, IncompleteError, Remedy
+from zb_hdf5.errors import ArgumentError
 from zb_hdf5.field import Fields, parse_fields
-from zb_hdf5.files.paths import RemotePath, any_path, local_path, on_failure, require_remote_access
-from zb_hdf5.files.publishing import require_present
-from zb_hdf5.formats.batch_reader import BatchReader, require_choice, require_options
+from zb_hdf5.files.paths import local_path, on_failure
+from zb_hdf5.formats.batch_reader import BatchReader, require_choice
 from zb_hdf5.formats.batch_writer import BatchWriter
 from zb_hdf5.formats.registry import (
-    AXES,
     FORMATS,
-    backend_in,
     backend_of_suffix,
     backends,
-    detect_backend,
-    require_datasets,
 )
 from zb_hdf5.spec import (
-    DEFAULT_SPLIT,
-    INDEX_NAME,
+    BATCHES_LAYOUT,
     NO_CODEC,
-    STREAM_LAYOUT,
     StoreMeta,
     codec_named,
     stored_dtype,
 )
-from zb_hdf5.store.both_formats import require_same_tokens, stores_by_format
-from zb_hdf5.store.index import ShardIndex, find_index, require_files
-from zb_hdf5.store.shards import StoreReader, stream_index
-from zb_hdf5.store.store_documents import StoreDocuments
+from zb_hdf5.store.holders import Opening, Shape, look
 from zb_hdf5.store.token_stream import TokenStream
 
 
@@ -119,11 +108,18 @@ def open_reader(
     OSError
         If it cannot be opened.
     """
-    shape, is_stream_shape = (batch_size, seq_len, overlap), None not in (batch_size, seq_len) or overlap > 0
-    reader = _open_cached(
-        any_path(path), shape, is_stream_shape, cache=cache, cache_bytes=cache_bytes, backend=backend, split=split,
-        access=access, verify=verify, dataset=dataset, axes=axes,
-    )  # fmt: skip
+    opening = look(
+        path,
+        backend=backend,
+        access=access,
+        verify=verify,
+        dataset=dataset,
+        axes=axes,
+        split=split,
+        shape=Shape(batch_size, seq_len, overlap),
+    )
+    _refuse_shape_of_batches(opening)
+    reader = _open_cached(opening, cache, cache_bytes)
     with on_failure(reader.close):
         if reader.rest and not reader.num_batches:
             raise ArgumentError(
@@ -131,6 +127,16 @@ def open_reader(
                 f"{reader.seq_len:,}; pass a smaller batch_size"
             )
     return reader
+
+
+def _refuse_shape_of_batches(opening: Opening) -> None:
+    """Raise `ArgumentError` if stored batches are asked for in the shape of windows. Named records are joined."""
+    batch_size, seq_len, overlap = opening.shape
+    is_shape_of_windows = overlap > 0 or (batch_size is not None and seq_len is not None)
+    if is_shape_of_windows and opening.layout == BATCHES_LAYOUT and opening.dataset is None:
+        raise ArgumentError(
+            f"{opening.path}: is no token stream: its batches have the shape that they were stored with"
+        )
 
 
 def open_stream(
@@ -188,138 +194,48 @@ def open_stream(
 
 
 def open_for_loader(
-    path: str | os.PathLike[str], batch_size: int | None, seq_len: int | None, overlap: int, **options: Any
+    path: str | os.PathLike[str],
+    batch_size: int | None = None,
+    seq_len: int | None = None,
+    overlap: int = 0,
+    *,
+    backend: str = "auto",
+    access: str = "auto",
+    verify: str = "auto",
+    dataset: str | None = None,
+    axes: str | None = None,
+    split: str | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    cache_bytes: int | str | None = None,
 ) -> BatchReader:
     """Open a path as `open_reader` does, whatever it holds: only a stream takes the shape, and needs no whole batch."""
-    shape = (None, None, 0) if None in (batch_size, seq_len) else (batch_size, seq_len, overlap)
-    return _open_cached(any_path(path), shape, False, **options)
+    is_whole = batch_size is not None and seq_len is not None
+    opening = look(
+        path,
+        backend=backend,
+        access=access,
+        verify=verify,
+        dataset=dataset,
+        axes=axes,
+        split=split,
+        shape=Shape(batch_size, seq_len, overlap) if is_whole else Shape(),
+    )
+    return _open_cached(opening, cache, cache_bytes)
 
 
-#: Batch size, sequence length and overlap, as they are asked for.
-_Shape: TypeAlias = tuple[int | None, int | None, int]
-
-
-def _open_cached(
-    path: Path, shape: _Shape, is_stream_shape: bool, *, cache: str | os.PathLike[str] | None = None,
-    cache_bytes: int | str | None = None, backend: str = "auto", **given: Any,
-) -> BatchReader:  # fmt: skip
-    """Return the reader, behind a cache where one is asked for."""
-    how: dict[str, Any] = {"access": "auto", "verify": "auto", "dataset": None, "axes": None, "split": None, **given}
-    require_options(how["access"], how["verify"])
-    require_choice("backend", backend, ("auto", *FORMATS))
-    if how["axes"] is not None:
-        require_choice("axes", how["axes"], (AXES,))
-    require_remote_access(path, how["access"])
+def _open_cached(opening: Opening, cache: str | os.PathLike[str] | None, cache_bytes: int | str | None) -> BatchReader:
+    """Return the reader, with a cache in front of it where one is asked for."""
     if cache is None:
         if cache_bytes is not None:
-            raise ArgumentError(f"{path}: cache_bytes={cache_bytes!r} needs a cache folder: pass cache")
-        return _open(path, shape, is_stream_shape, backend, **how)
+            raise ArgumentError(f"{opening.path}: cache_bytes={cache_bytes!r} needs a cache folder: pass cache")
+        return opening.open()
     from zb_hdf5.store.cache import Cache
 
     folder = Cache.of(cache, cache_bytes)
-    reader = _open(path, shape, is_stream_shape, backend, **how)
+    reader = opening.open()
     with on_failure(reader.close):
         folder.attach(reader)
     return reader
-
-
-def _open(
-    path: Path, shape: _Shape, is_stream_shape: bool, backend: str, *, split: str | None, axes: str | None, **how: Any
-) -> BatchReader:
-    """Open a path; `how` has access, verify and dataset. Only a stream is cut into a stream shape."""
-    index, in_folder, dataset = None, path.is_dir() or path.name == INDEX_NAME, how["dataset"]
-    require_present(path)
-    require_datasets(path, dataset=dataset, axes=axes)
-    if in_folder:
-        path, backend, index = _of_backend(path, backend)
-    # without a shape a lone HDF5 file is taken for batches, which saves a look into it; its reader refuses a stream
-    suffixes = () if in_folder or None not in shape else [row.suffix for row in backends().values()]
-    looks = in_folder or (dataset is None and path.suffix not in suffixes)
-    if index.holds_stream if index else looks and is_stream(path, backend, axes=axes):
-        return _open_windows(path, index, shape, backend, split, how)
-    if (is_stream_shape or (backend != "auto" and backend not in backends())) and (in_folder or dataset is None):
-        raise ArgumentError(f"{path}: is no token stream: its batches have the shape that they were stored with")
-    if in_folder:
-        return _open_store(path, index or ShardIndex.load(path), backend, split, how)
-    return _open_file(path, shape, backend, split, axes, how)
-
-
-def _of_backend(path: Path, backend: str) -> tuple[Path, str, ShardIndex | None]:
-    """Return a store and its index: of this format if the folder has one for each, named by it; "auto": of HDF5."""
-    if find_index(path):
-        return path, backend, ShardIndex.load(path)
-    found = {name: ShardIndex.load(store) for name, store in stores_by_format(path).items() if find_index(store)}
-    if not found:
-        return path, backend, None
-    preferred = "hdf5" if "hdf5" in found else next(iter(found))
-    name = preferred if backend == "auto" else backend
-    if name not in found:
-        raise BackendError(f"{path}: asked for backend {name!r}, found stores of {' and '.join(sorted(found))}")
-    require_same_tokens(path, {name: found[name], **found})
-    return path / name, name, found[name]
-
-
-def _open_file(
-    path: Path, shape: _Shape, backend: str, split: str | None, axes: str | None, how: dict[str, Any]
-) -> BatchReader:
-    if split not in (None, DEFAULT_SPLIT) and path.exists():
-        raise ArgumentError(f"{path}: split={split!r} needs a store, found one file")
-    found, dataset = detect_backend(path), how["dataset"]
-    if backend not in ("auto", found):
-        facts = f"{path}: asked for backend {backend!r}, found a {found!r} file"
-        raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=found)
-    if dataset is not None and is_stream(path, dataset=dataset, axes=axes):
-        return _open_windows(path, None, shape, backend, None, how)
-    chosen = {} if FORMATS[found].tokens_only else {"dataset": dataset, "axes": axes}
-    reader = FORMATS[found].open(path, access=how["access"], verify=how["verify"], **chosen)
-    if reader.foreign_dataset is None:
-        reader.record_documents = (
-            StoreDocuments.of_file(reader, how["verify"], how["access"]) if reader.complete else None
-        )
-    elif shape[0] is not None and reader.batch_size == 1:  # records
-        reader.meta = replace(reader.meta, batch_size=shape[0])
-        reader.num_batches, reader.rest = divmod(reader.num_batches, shape[0])
-    return reader
-
-
-def _open_windows(
-    path: Path, index: ShardIndex | None, shape: _Shape, backend: str, split: str | None, how: dict[str, Any]
-) -> BatchReader:
-    batch_size, seq_len, overlap = shape
-    kind = index.table.values["backend"][0] if index else stream_format(path, backend, how["dataset"])
-    if batch_size is None or seq_len is None:
-        if kind == "npy":
-            stream_index(path)  # raises for arrays that are no streams
-        raise ArgumentError(f"{path}: is a token stream: pass batch_size and seq_len for windows over it")
-    if backend not in ("auto", kind):
-        raise BackendError(f"{path}: asked for backend {backend!r}, found a {kind!r} stream")
-    _require_digests(path, split, how["verify"], how["dataset"])
-    index, identities = stream_index(path, split, how["dataset"], index)
-    return StoreReader(path, index, windows=(batch_size, seq_len, overlap), identities=identities, **how)
-
-
-def _require_digests(path: Path, split: str | None, verify: str, dataset: str | None = None) -> None:
-    if verify == "store":
-        from zb_hdf5.store.verify import require_digests
-
-        require_digests(path, split, dataset)
-
-
-def _open_store(path: Path, index: ShardIndex, backend: str, split: str | None, how: dict[str, Any]) -> BatchReader:
-    if isinstance(path, RemotePath) and not index.complete:
-        raise IncompleteError(f"{path}: is still written: a store that grows is read on its own machine only")
-    _require_digests(path, split, how["verify"])
-    folder, index = path if path.is_dir() else path.parent, index.of_split(split)
-    require_files(folder, index)
-    for name, found in zip(index.table.values["path"], index.table.values["backend"], strict=True):
-        if backend not in ("auto", found):
-            facts = f"{folder / name}: asked for backend {backend!r}, found {found!r}"
-            raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=found)
-    if index.complete:
-        return StoreReader(folder, index, **how)
-    from zb_hdf5.store.live import LiveReader  # h5py, which a finished store does not need
-
-    return LiveReader(folder, index, how["access"], how["verify"])
 
 
 def open_writer(
@@ -398,53 +314,3 @@ def _require_space(path: Path, meta: StoreMeta, expected_batches: int) -> None:
             f"{path}: expected_batches={expected_batches:,} needs {needed:,} bytes, free are {free:,}; "
             "pass the number of batches that will be written, or 0 where it is unknown"
         )
-
-
-def is_stream(
-    path: str | os.PathLike[str], backend: str = "auto", dataset: str | None = None, axes: str | None = None
-) -> bool:
-    """Return whether `path` is a token stream: `.npy`, a folder of `.npy` files, an HDF5 stream, a store of those.
-
-    Raises
-    ------
-    ArgumentError
-        If it is one, and `axes` names the three axes of batches.
-    BackendError
-        If a dataset, or its axes, are named of anything but an HDF5 file.
-    """
-    path = any_path(path)
-    require_datasets(path, dataset=dataset, axes=axes)
-    found = bool(stream_format(path, backend, dataset))
-    if found and axes is not None:
-        raise ArgumentError(f"{path}: is a token stream, which has one axis: leave out axes={axes!r}")
-    return found
-
-
-def foreign_dataset(path: Path, dataset: str | None = None) -> str | None:
-    """Return the name of the dataset that is read of a lone HDF5 file of another program; None of any other path."""
-    if path.is_dir() or path.name == INDEX_NAME or backend_in(path) != "hdf5":
-        return None
-    from zb_hdf5.formats.inspection import look_at
-
-    column = look_at(path, None, dataset=dataset)
-    return column.name if column.is_foreign else None
-
-
-def stream_format(path: str | os.PathLike[str], backend: str = "auto", dataset: str | None = None) -> str:
-    """Return the name of the format of a token stream's files, or "" if `path` is no stream."""
-    path = any_path(path)
-    if dataset is not None:
-        from zb_hdf5.formats.inspection import look_at
-
-        return "hdf5" if look_at(path, None, dataset=dataset).meta.layout == STREAM_LAYOUT else ""
-    if find_index(path):
-        index = ShardIndex.load(path)
-        return str(index.table.values["backend"][0]) if index.holds_stream else ""
-    arrays = {row.suffix: name for name, row in FORMATS.items() if not row.holds_batches}
-    if path.is_dir():
-        found = [name for suffix, name in arrays.items() if backend == name or any(path.glob(f"*{suffix}"))]
-        return found[0] if found else ""
-    if path.suffix in arrays or not path.is_file():
-        return arrays.get(path.suffix, "")
-    name = backend_in(path)
-    return name if name and FORMATS[name].holds_stream(path) else ""

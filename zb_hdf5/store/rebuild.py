@@ -151,7 +151,7 @@ def entry_of(reader: BatchReader, split: str | None = None, *, sha256: str = "")
     sha256
         The sha256 of its tokens; "": as the file has it, or computed from its tokens.
     """
-    is_stream = reader.meta.layout == STREAM_LAYOUT
+    is_stream = reader.layout == STREAM_LAYOUT
     num_bytes = _num_bytes(reader.path)
     fields = {field.name: reader.field(field.name) for field in reader.meta.fields}
     columns = dict(reader.columns)

@@ -185,7 +185,7 @@ def repair_store(
             report = repair_file(path, overwrite=overwrite, dry_run=dry_run)
             found = entry if report.state == "damaged" else _entry_of(report, entry)
         except FormatError as error:
-            reports.append(_lost(path, entry, index.holds_stream, error, overwrite or dry_run))
+            reports.append(_lost(path, entry, index.meta.layout == STREAM_LAYOUT, error, overwrite or dry_run))
             continue
         if found is None:
             raise FormatError(
@@ -210,7 +210,7 @@ def _repaired_index(
     # where batches were dropped, the state of a loader that read the store live no longer names the same records
     live_id = "" if any(report.dropped for report in reports) else index.live_id
     repaired = replace(index, shards=tuple(entries), complete=True, live_id=live_id)
-    if not index.holds_stream:
+    if index.meta.layout != STREAM_LAYOUT:
         return repaired
     document_count = sum(entry.document_count for entry in entries)
     documents = index.documents
@@ -258,7 +258,7 @@ def _entry_of(report: RepairReport, old: ShardEntry) -> ShardEntry | None:
             return old if (reader.sha256 or reader.token_sha256()) == old.sha256 else None
         ensure_rows(reader)  # also of a growing shard that was published before its writer was killed
         entry = entry_of(reader, old.split)
-        if reader.meta.layout != STREAM_LAYOUT:  # only the index has the number of documents in it
+        if reader.layout != STREAM_LAYOUT:  # only the index has the number of documents in it
             same = reader.num_batches == old.num_batches
             entry = replace(entry, document_count=old.document_count if same else NOT_KNOWN)
         return replace(entry, path=str(Path(old.path).with_name(path.name)))

@@ -7,12 +7,12 @@ import errno
 import hashlib
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate, chain, groupby
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -32,21 +32,16 @@ from zb_hdf5.files.codecs import CodedChunks, Decoded, read_extents
 from zb_hdf5.files.mapping import map_side_by_side
 from zb_hdf5.files.objects import RemoteObject
 from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath, on_failure
-from zb_hdf5.files.publishing import require_present
 from zb_hdf5.files.ranges import Extents, open_ranges
 from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wait, gather_from, read_together
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.formats.batch_writer import FieldDigest
 from zb_hdf5.formats.native import sidecar_rows
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import (
     BATCHES_LAYOUT,
     CRC32,
-    DEFAULT_CHUNK_TOKENS,
-    DEFAULT_SPLIT,
     INDEX_NAME,
     NO_CODEC,
-    NO_SHA256,
     NOT_KNOWN,
     STREAM_LAYOUT,
     StoreMeta,
@@ -54,31 +49,59 @@ from zb_hdf5.spec import (
     content_fingerprint,
     extents_column,
     live_fingerprint,
-    stored_dtype,
 )
 from zb_hdf5.store.agreement import require_agreement
-from zb_hdf5.store.index import ShardIndex, find_index, require_files
+from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.shard_table import ShardEntry
 from zb_hdf5.store.store_documents import StoreDocuments, StreamDocuments
+
+if TYPE_CHECKING:  # h5py, which a store with an index does not need
+    from zb_hdf5.formats.inspection import Column
 
 #: Files that are mapped side by side at most: the size of each is asked for before each gather.
 MAX_JOINED: Final = 64
 
 
 class Sharded(Tokens):
-    """The tokens of the shards of an index, or the values of a field, one shard after the other. See `Tokens`."""
+    """The tokens of the shards of an index, or the values of a field, one shard after the other. See `Tokens`.
 
-    # a shard that was open once is known by its identity: it is not proved again, and another file is refused
+    A shard that was open once is known by its identity: it is not proved again, and another file is refused.
+
+    Parameters
+    ----------
+    folder
+        The folder that the paths of the index are relative to.
+    access, verify, dataset
+        As for `open_reader`.
+    columns
+        Columns of files that are known already, by the numbers of the files.
+    """
 
     def __init__(
-        self, folder: Path, index: ShardIndex, access: str, verify: str, dataset: str | None = None,
-        identities: dict[int, Identity] | None = None,
-    ) -> None:  # fmt: skip
-        meta, far = index.meta, isinstance(folder, RemotePath)
-        self.folder, self.index, self.asked, self._verify, self.dataset = folder, index, access, verify, dataset
-        self.identities = {} if identities is None else identities
-        self.dtype, self.unit, self.name, self.identity = meta.dtype, meta.batch_tokens, str(folder), ()
-        self.wait = Wait.FAR if far else Wait.LOCAL if meta.codec == NO_CODEC else Wait.DECODE
+        self,
+        folder: Path,
+        index: ShardIndex,
+        access: str,
+        verify: str,
+        dataset: str | None = None,
+        columns: Mapping[int, Column] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.index = index
+        self.asked = access
+        self.dataset = dataset
+        self._verify = verify
+        self._columns = dict(columns or {})
+        self.identities = dict[int, Identity]()
+        for number, column in self._columns.items():
+            self.identities[number] = column.identity
+        self.dtype = index.meta.dtype
+        self.unit = index.meta.batch_tokens
+        self.name = str(folder)
+        self.identity = ()
+        self.wait = Wait.LOCAL if index.meta.codec == NO_CODEC else Wait.DECODE
+        if isinstance(folder, RemotePath):
+            self.wait = Wait.FAR
         self._access = self._known_access()
         self.number(index.table.values["token_count"].tolist())
         self._reset()
@@ -237,7 +260,8 @@ class Sharded(Tokens):
         self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_files", "_known", "_joined")}
+        kept = {key: value for key, value in self.__dict__.items() if key not in ("_files", "_known", "_joined")}
+        return {**kept, "_columns": {}}  # a copy looks again
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -249,7 +273,9 @@ class Sharded(Tokens):
         """Open a shard, of which the token at position `start` of all is about to be read."""
         entry, path = self.index.shards[number], self.folder / self.index.table.values["path"][number]
         known, unit = self.identities.get(number), (start - self._starts[number]) // self.unit
-        found = self._open_by_index(path, entry, unit, known) or self._open_by_file(path, entry, unit, known)
+        found = self._open_by_index(path, entry, unit, known)
+        if found is None:
+            found = self._open_by_file(path, number, unit, known)
         self.identities[number] = found.identity
         return found
 
@@ -302,14 +328,15 @@ class Sharded(Tokens):
                 ranges.close()
         return found
 
-    def _open_by_file(self, path: Path, entry: ShardEntry, unit: int, identity: Identity | None) -> Tokens:
+    def _open_by_file(self, path: Path, number: int, unit: int, identity: Identity | None) -> Tokens:
         """Open a shard by the facts of its file, and compare them with the index."""
-        reader = self._reader(path, entry, identity)
+        entry = self.index.shards[number]
+        reader = self._reader(path, number, identity)
         with on_failure(reader.close):
-            is_expected = reader.complete if entry.complete else self.index.holds_stream
+            is_expected = reader.complete if entry.complete else self.index.layout == STREAM_LAYOUT
             if not is_expected:
                 raise IncompleteError(f"{reader.path}: its writer has not finished; convert again")
-            placed = self._is_placed(entry) and not self.index.holds_stream
+            placed = self._is_placed(entry) and self.index.layout != STREAM_LAYOUT
             require_agreement(self.index, entry, reader, placed=placed)
             is_known = identity is not None or entry.crc32 == NOT_KNOWN or not entry.token_count
             problem = "" if is_known else self._problem(reader.tokens, reader.crc32_rows(), entry, unit)
@@ -322,18 +349,27 @@ class Sharded(Tokens):
             reader.check_reads(self._verify)
         return reader.tokens
 
-    def _reader(self, path: Path, entry: ShardEntry, identity: Identity | None) -> BatchReader:
+    def _reader(self, path: Path, number: int, identity: Identity | None) -> BatchReader:
         meta = self.index.meta
+        backend = self.index.shards[number].backend
         if meta.field is None and meta.layout == BATCHES_LAYOUT:
-            return FORMATS[entry.backend].open(path, access=self.asked, verify="none")
-        if not FORMATS[entry.backend].holds_batches:
+            return FORMATS[backend].open(path, access=self.asked, verify="none")
+        if not FORMATS[backend].holds_batches:
             from zb_hdf5.formats.npy import open_npy
 
             return open_npy(path, meta, self.asked, identity)
         from zb_hdf5.formats.h5_reader import HDF5Reader  # h5py, which a store with an index does not need
 
-        field = "" if meta.field is None else meta.field.name
-        return HDF5Reader(path, self.asked, "none", meta.layout, field=field, dataset=self.dataset, identity=identity)
+        return HDF5Reader(
+            path,
+            self.asked,
+            "none",
+            meta.layout,
+            field="" if meta.field is None else meta.field.name,
+            dataset=self.dataset,
+            identity=identity,
+            column=self._columns.get(number),
+        )
 
     def _problem(self, tokens: Tokens, rows: Crc32Rows | None, entry: ShardEntry, unit: int) -> str:
         """Read a unit and the crc32 of all, and return how they differ from the index; "" if the file is proved."""
@@ -386,15 +422,17 @@ class StoreReader(BatchReader):
     def __init__(
         self, path: Path, index: ShardIndex, *, access: str = "auto", verify: str = "auto",
         windows: tuple[int, int, int] | None = None, dataset: str | None = None,
-        identities: dict[int, Identity] | None = None,
+        columns: Mapping[int, Column] | None = None,
     ) -> None:  # fmt: skip
-        is_stream, self._reads = index.holds_stream, "none" if verify == "store" else verify
+        is_stream, self._reads = index.layout == STREAM_LAYOUT, "none" if verify == "store" else verify
         how = "none" if is_stream and verify == "auto" else self._reads
         folder = path if path.is_dir() else path.parent
         self.index, self._options = index, {"access": access, "verify": verify, "dataset": dataset}
-        tokens = self._shards = self._kind(folder, index, access, how, dataset, identities)
+        tokens = self._shards = self._kind(folder, index, access, how, dataset, columns)
         tokens.name, self._starts = str(path), tokens.starts
         super().__init__(path, index.meta, index.num_batches, tokens)
+        self.layout = index.layout
+        self.backend = index.table.values["backend"][0]
         _ = tokens.access  # if the index lacks it, the error of the first shard names what cannot be read
         self.verify, self._checks = verify, verify if verify == "store" else how
         if how == "batch" and index.complete and (unknown := index.without_crc32()):
@@ -404,7 +442,7 @@ class StoreReader(BatchReader):
                 )
             tokens.open_file(0, 0)  # names what is missing
         if is_stream:
-            self.backend, self.max_token = "stream", index.max_token
+            self.max_token = index.max_token
             self.take_windows(*(windows or (1, 1, 0)))
             if windows and not self.num_records:
                 raise ArgumentError(
@@ -415,7 +453,6 @@ class StoreReader(BatchReader):
         self.complete, self.max_token = index.complete, index.max_token
         if index.complete and (index.documents or "pieces" in index.table.optional):
             self.record_documents = StoreDocuments(folder, index, self._reads, access)
-        self.backend = " and ".join(sorted(set(index.table.values["backend"])))
         self.sha256 = index.sha256 if index.complete else None
 
     def take_windows(self, batch_size: int, seq_len: int, overlap: int) -> None:
@@ -456,10 +493,11 @@ class StoreReader(BatchReader):
         return "none" if self._checks == "auto" and self.index.without_crc32() else VERIFIED[self._checks]
 
     def compared_tokens(self) -> Tokens | None:
-        if not self.index.holds_stream or self.verify != "auto":
+        if self.layout != STREAM_LAYOUT or self.verify != "auto":
             return super().compared_tokens()
         known = self._shards
-        tokens = Sharded(known.folder, self.index, known.asked, "batch", known.dataset, known.identities)
+        tokens = Sharded(known.folder, self.index, known.asked, "batch", known.dataset)
+        tokens.identities = known.identities
         try:
             tokens.open_file(0, 0)
         except UnverifiableError:
@@ -474,7 +512,7 @@ class StoreReader(BatchReader):
 
     @property
     def token_fingerprint(self) -> str:
-        if not self.index.holds_stream:
+        if self.layout != STREAM_LAYOUT:
             return self.fingerprint
         if not self.index.has_digests:
             return f"sampled:{self._sample().hexdigest()}"
@@ -494,7 +532,8 @@ class StoreReader(BatchReader):
         return digest
 
     def _compute_fingerprint(self) -> str:
-        if self.index.holds_stream:  # the batch size too: a shuffle of batches means other records with another one
+        if self.layout == STREAM_LAYOUT:
+            # the batch size too: a shuffle of batches means other records with another one
             return f"{self.token_fingerprint}:{self.batch_size}x{self.stride}+{self.overlap}"
         if self.index.live_id:
             return live_fingerprint(self.index.live_id, self.meta)
@@ -502,7 +541,7 @@ class StoreReader(BatchReader):
 
     def serving(self, fingerprint: object) -> BatchReader:
         """Return a reader of the same windows in batches of another size, if the fingerprint is of such."""
-        if not self.index.holds_stream or fingerprint == self.fingerprint:
+        if self.layout != STREAM_LAYOUT or fingerprint == self.fingerprint:
             return self
         other = copy.copy(self)
         try:
@@ -531,54 +570,3 @@ class StoreReader(BatchReader):
         if not isinstance(self.record_documents, StreamDocuments):
             raise ArgumentError(f"{self.path}: expected a token stream, found batches")
         return self.record_documents.edges()
-
-
-def stream_index(
-    path: Path, split: str | None = None, dataset: str | None = None, index: ShardIndex | None = None
-) -> tuple[ShardIndex, dict[int, Identity]]:
-    """Return the index of a token stream, made of the headers where none is stored, and the identities of its files."""
-    require_present(path)
-    if index is not None or find_index(path):
-        index = (index or ShardIndex.load(path)).of_split(split)
-        folder, values = path if path.is_dir() else path.parent, index.table.values
-        if not all(values["complete"]):
-            name = values["path"][list(values["complete"]).index(False)]
-            raise IncompleteError(f"{folder / name}: its writer has not finished; make it again")
-        require_files(folder, index)
-        return index, {}
-    if split not in (None, DEFAULT_SPLIT):
-        raise ArgumentError(f"{path}: split={split!r} needs a store, found none")
-    if path.is_dir() or path.suffix == ".npy":
-        return _index_of_arrays(path), {}
-    from zb_hdf5.documents.document_offsets import DocumentOffsets  # h5py, which a finished store does not need
-    from zb_hdf5.formats.inspection import look_at
-
-    found, count = look_at(path, STREAM_LAYOUT, dataset=dataset), NOT_KNOWN
-    if found.marker:
-        count = found.meta.document_count
-        if not found.complete:  # a killed writer may have been ahead with documents
-            with closing(DocumentOffsets(path, found.num_tokens, found.identity)) as offsets:
-                count = len(offsets.rows()) - 1
-    entry = ShardEntry(
-        path.name, "hdf5", 0, found.num_units, found.num_tokens, found.sha256 or NO_SHA256, document_count=count,
-        complete=found.complete, fields={field.name: FieldDigest() for field in found.meta.fields},
-        compressed=found.compressed,
-    )  # fmt: skip
-    return ShardIndex(found.meta, [entry]), {0: found.identity}
-
-
-def _index_of_arrays(path: Path) -> ShardIndex:
-    """Return the index of `.npy` files, whose tokens become uint16 where that holds the dtypes of all, else uint32."""
-    from zb_hdf5.formats.npy import npy_files, stream_header
-
-    files = npy_files(path)
-    if not files:
-        raise FormatError(f"{path}: no .npy files in this folder")
-    counts, dtypes, _ = zip(*map(stream_header, files), strict=True)
-    small = all(dtype.kind == "u" and dtype.itemsize <= 2 for dtype in dtypes)
-    meta = StoreMeta(1, DEFAULT_CHUNK_TOKENS, stored_dtype("uint16" if small else "uint32"), layout=STREAM_LAYOUT)
-    entries = [
-        ShardEntry(file.name, "npy", 0, -(-count // DEFAULT_CHUNK_TOKENS), count, NO_SHA256)
-        for file, count in zip(files, counts, strict=True)
-    ]
-    return ShardIndex(meta, entries, source={NPY_DTYPE: np.result_type(*dtypes).str})

@@ -6,10 +6,9 @@ import os
 
 from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.errors import BatchIndexError, FormatError
-from zb_hdf5.files.paths import any_path, require_remote_access
-from zb_hdf5.formats.batch_reader import require_options
 from zb_hdf5.spec import TokenArray
-from zb_hdf5.store.shards import StoreReader, stream_index
+from zb_hdf5.store.holders import look
+from zb_hdf5.store.shards import StoreReader
 
 
 class TokenStream(StoreReader):
@@ -40,15 +39,11 @@ class TokenStream(StoreReader):
         verify: str = "auto",
         dataset: str | None = None,
     ) -> None:
-        path = any_path(path)
-        require_options(access, verify)
-        require_remote_access(path, access)
-        index, identities = stream_index(path, split, dataset)
+        opening = look(path, split=split, access=access, verify=verify, dataset=dataset)
+        index = opening.stream_index()
         if verify == "store":
-            from zb_hdf5.store.verify import require_digests
-
-            require_digests(path, split, dataset)
-        super().__init__(path, index, access=access, verify=verify, dataset=dataset, identities=identities)
+            opening.compare_digests()
+        super().__init__(opening.path, index, access=access, verify=verify, dataset=dataset, columns=opening.columns)
         self._split = split
         self.boundary_token_id = index.meta.boundary_token_id
         self.vocab_size = index.meta.vocab_size

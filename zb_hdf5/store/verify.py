@@ -109,7 +109,7 @@ def check_beside(reader: BatchReader, report: ShardReport) -> None:
     """Check the sidecars of a lone file. Raises as `check_pieces` does."""
     if pieces_path(reader.path).exists():
         check_pieces(reader, None, report)
-    sha256 = table_sha256(reader.path) if reader.meta.layout == STREAM_LAYOUT else ""
+    sha256 = table_sha256(reader.path) if reader.layout == STREAM_LAYOUT else ""
     table = DocumentTable.of_file(reader.path, report.sha256, sha256=sha256)
     if table is not None:
         with closing(table):
@@ -148,7 +148,7 @@ def verify_documents(folder: Path, part: DocumentPart, place: DocumentPart | Non
 
 def _places(index: ShardIndex) -> list[DocumentPart | None]:
     """Return for each document table the entry that its neighbours give: the split, the first token and document."""
-    if not index.holds_stream:
+    if index.meta.layout != STREAM_LAYOUT:
         return list(in_order(index.documents))
     shards = in_order(
         DocumentPart(_table_path(entry), 0, "", entry.split, 0, entry.token_count, 0, entry.document_count)
@@ -349,7 +349,7 @@ class _Check:
                 self.announce(reader.token_count)
             report.total_records = reader.meta.total_records
             report.token_count = reader.token_count
-            report.num_batches = reader.num_batches if reader.meta.layout == BATCHES_LAYOUT else 0
+            report.num_batches = reader.num_batches if reader.layout == BATCHES_LAYOUT else 0
             report.sha256, report.checks = reader.compare_digests(self.progress)
             for column in reader.meta.fields:
                 report.fields[column.name], _ = reader.field(column.name).compare_digests()
@@ -417,7 +417,7 @@ def _facts(
     yield _Fact("document_count", entry.document_count, found.document_count, NOT_KNOWN)
     yield _Fact("pieces", entry.pieces, found.pieces)
     yield _Fact("codecs", entry.compressed, found.compressed, None if entry.compressed is None else ())
-    if index.holds_stream:
+    if index.meta.layout == STREAM_LAYOUT:
         yield _Fact("sha256 of its documents", table.sha256 if table else "", table_sha256(reader.path))
     for column, runs in entry.columns.items():
         yield _Fact(f"places of {column}", runs, found.columns.get(column))

@@ -1,0 +1,384 @@
+"""The holders of tokens, one row for each kind of path; and `Opening`, which one look at a path makes."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
+
+import numpy as np
+
+from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy
+from zb_hdf5.files.paths import RemotePath, any_path, require_remote_access
+from zb_hdf5.files.publishing import require_present
+from zb_hdf5.formats.batch_reader import BatchReader, require_choice, require_options
+from zb_hdf5.formats.batch_writer import FieldDigest
+from zb_hdf5.formats.registry import AXES, FORMATS, detect_backend, require_datasets
+from zb_hdf5.spec import (
+    BATCHES_LAYOUT,
+    DEFAULT_CHUNK_TOKENS,
+    DEFAULT_SPLIT,
+    NO_SHA256,
+    NOT_KNOWN,
+    STREAM_LAYOUT,
+    StoreMeta,
+    stored_dtype,
+)
+from zb_hdf5.store.both_formats import require_same_tokens, stores_by_format
+from zb_hdf5.store.index import ShardIndex, find_index, require_files
+from zb_hdf5.store.lost_index import no_index
+from zb_hdf5.store.shard_table import ShardEntry
+from zb_hdf5.store.shards import NPY_DTYPE, StoreReader
+from zb_hdf5.store.store_documents import StoreDocuments
+
+if TYPE_CHECKING:  # h5py, which a finished store does not need
+    from zb_hdf5.formats.inspection import Column
+
+
+class Shape(NamedTuple):
+    """The shape of batches as it is asked for; None: any."""
+
+    batch_size: int | None = None
+    seq_len: int | None = None
+    overlap: int = 0
+
+
+#: No shape is asked for.
+ANY_SHAPE: Final = Shape()
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A path as one look at it has found it, and how it is to be read. `look` makes it, `open` gives its reader.
+
+    Attributes
+    ----------
+    path
+        The file or folder that is read: of a folder with a store for each format, the store that was chosen.
+    holder
+        The name of the row of `HOLDERS` that opens it.
+    layout
+        "batches" or "stream", as in `StoreMeta`.
+    backend
+        The format of its files; of a store with files of several formats, that of the first one.
+    index
+        The `shards.json` of a store, with all splits; None: no store.
+    column
+        The tokens of a lone HDF5 file; None: of another format, or a store.
+    shape
+        The shape of batches as it is asked for.
+    access, verify, dataset, axes, split
+        The arguments of `open_reader`.
+    """
+
+    path: Path
+    holder: str
+    layout: str
+    backend: str
+    index: ShardIndex | None = None
+    column: Column | None = None
+    shape: Shape = ANY_SHAPE
+    access: str = "auto"
+    verify: str = "auto"
+    dataset: str | None = None
+    axes: str | None = None
+    split: str | None = None
+
+    @property
+    def foreign_dataset(self) -> str | None:
+        """The dataset that is read of a lone HDF5 file of another program; None of any other path."""
+        return self.column.name if self.column is not None and self.column.is_foreign else None
+
+    def open(self) -> BatchReader:
+        """Return the reader of its batches, or of the windows of its stream. Raises as `open_reader`."""
+        if self.layout == BATCHES_LAYOUT:
+            return HOLDERS[self.holder].open_batches(self)
+        index = self.stream_index()
+        batch_size, seq_len, overlap = self.shape
+        if batch_size is None or seq_len is None:
+            raise ArgumentError(f"{self.path}: is a token stream: pass batch_size and seq_len for windows over it")
+        if self.verify == "store":
+            self.compare_digests()
+        return StoreReader(
+            self.path,
+            index,
+            access=self.access,
+            verify=self.verify,
+            windows=(batch_size, seq_len, overlap),
+            dataset=self.dataset,
+            columns=self.columns,
+        )
+
+    @property
+    def columns(self) -> dict[int, Column]:
+        """The columns of the files that are known already, by the numbers of the files."""
+        return {} if self.column is None else {0: self.column}
+
+    def stream_index(self) -> ShardIndex:
+        """Return the index of the files of a stream, of the split that is asked for.
+
+        Raises
+        ------
+        FormatError
+            If it holds batches, or a file is missing.
+        """
+        if self.layout != STREAM_LAYOUT:
+            raise FormatError(f"{self.path}: expected a token stream, found batches; open_reader opens them")
+        return HOLDERS[self.holder].stream_index(self)
+
+    def compare_digests(self) -> None:
+        """Compare the digests of all files of the split, as `verify="store"` asks for. Raises as `open_reader`."""
+        from zb_hdf5.store.verify import require_digests
+
+        require_digests(self.path, self.split, self.dataset)
+
+
+def look(
+    path: str | os.PathLike[str],
+    *,
+    backend: str = "auto",
+    access: str = "auto",
+    verify: str = "auto",
+    dataset: str | None = None,
+    axes: str | None = None,
+    split: str | None = None,
+    shape: Shape = ANY_SHAPE,
+) -> Opening:
+    """Look at a path once, and return what opens it. The arguments are those of `open_reader`.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not possible, or axes are named of a stream.
+    BackendError
+        If the files have another format than `backend`, or a dataset is named of anything but an HDF5 file.
+    FormatError
+        If it is no known file and no store, or its tokens are damaged.
+    NotFoundError
+        If there is no such file or folder.
+    """
+    path = any_path(path)
+    require_options(access, verify)
+    require_choice("backend", backend, ("auto", *FORMATS))
+    if axes is not None:
+        require_choice("axes", axes, (AXES,))
+    require_remote_access(path, access)
+    require_present(path)
+    if dataset is not None or axes is not None:
+        require_datasets(path, dataset=dataset, axes=axes)
+    found = None
+    for holder in HOLDERS.values():
+        found = found or holder.find(path, backend, dataset)
+    if found is None:
+        raise no_index(path)
+    if axes is not None and found.layout == STREAM_LAYOUT:
+        raise ArgumentError(f"{path}: is a token stream, which has one axis: leave out axes={axes!r}")
+    return replace(found, shape=shape, access=access, verify=verify, dataset=dataset, axes=axes, split=split)
+
+
+class Holder(ABC):
+    """One kind of path that holds tokens: a row of `HOLDERS`."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def find(self, path: Path, backend: str, dataset: str | None) -> Opening | None:
+        """Return the opening of a path of this kind; None if it is of another kind.
+
+        Parameters
+        ----------
+        backend
+            The format that is asked for, or "auto".
+        dataset
+            The dataset that is asked for; None: the only one.
+        """
+
+    def open_batches(self, opening: Opening) -> BatchReader:
+        """Return the reader of batches that are stored."""
+        raise NotImplementedError
+
+    def stream_index(self, opening: Opening) -> ShardIndex:
+        """Return the index of the files of a stream."""
+        raise NotImplementedError
+
+
+class StoreHolder(Holder):
+    """A folder with a `shards.json`, or the `shards.json` itself; or a folder with a store for each format."""
+
+    name = "store"
+
+    def find(self, path: Path, backend: str, dataset: str | None) -> Opening | None:
+        if find_index(path):
+            index = ShardIndex.load(path)
+        else:
+            found = {
+                name: ShardIndex.load(store) for name, store in stores_by_format(path).items() if find_index(store)
+            }
+            if not found:
+                return None
+            chosen = _chosen(path, backend, found)
+            index = found[chosen]
+            path = path / chosen
+        if backend != "auto":
+            _require_backend(path, backend, index)
+        return Opening(path, self.name, index.meta.layout, index.table.values["backend"][0], index)
+
+    def open_batches(self, opening: Opening) -> BatchReader:
+        path = opening.path
+        index = opening.index or ShardIndex.load(path)
+        if isinstance(path, RemotePath) and not index.complete:
+            raise IncompleteError(f"{path}: is still written: a store that grows is read on its own machine only")
+        if opening.verify == "store":
+            opening.compare_digests()
+        folder = path if path.is_dir() else path.parent
+        index = index.of_split(opening.split)
+        require_files(folder, index)
+        if index.complete:
+            return StoreReader(folder, index, access=opening.access, verify=opening.verify)
+        from zb_hdf5.store.live import LiveReader  # h5py, which a finished store does not need
+
+        return LiveReader(folder, index, opening.access, opening.verify)
+
+    def stream_index(self, opening: Opening) -> ShardIndex:
+        path = opening.path
+        index = (opening.index or ShardIndex.load(path)).of_split(opening.split)
+        folder = path if path.is_dir() else path.parent
+        values = index.table.values
+        if not all(values["complete"]):
+            name = values["path"][list(values["complete"]).index(False)]
+            raise IncompleteError(f"{folder / name}: its writer has not finished; make it again")
+        require_files(folder, index)
+        return index
+
+
+def _chosen(folder: Path, backend: str, found: dict[str, ShardIndex]) -> str:
+    """Return the format whose store is read, of a folder with one for each; "auto" takes HDF5."""
+    chosen = backend
+    if backend == "auto":
+        chosen = "hdf5" if "hdf5" in found else next(iter(found))
+    if chosen not in found:
+        raise BackendError(f"{folder}: asked for backend {chosen!r}, found stores of {' and '.join(sorted(found))}")
+    require_same_tokens(folder, {chosen: found[chosen], **found})
+    return chosen
+
+
+def _require_backend(path: Path, backend: str, index: ShardIndex) -> None:
+    """Raise `BackendError` if a file of a store has another format than is asked for."""
+    if index.meta.layout == STREAM_LAYOUT and backend != index.backends[0]:
+        raise BackendError(f"{path}: asked for backend {backend!r}, found a {index.backends[0]!r} stream")
+    folder = path if path.is_dir() else path.parent
+    for name, found in zip(index.table.values["path"], index.table.values["backend"], strict=True):
+        if found != backend:
+            facts = f"{folder / name}: asked for backend {backend!r}, found {found!r}"
+            raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=found)
+
+
+class ArraysHolder(Holder):
+    """A 1-D `.npy` file, or a folder of such files, as a stream."""
+
+    name = "npy"
+
+    def find(self, path: Path, backend: str, dataset: str | None) -> Opening | None:
+        suffix = FORMATS[self.name].suffix
+        is_found = path.suffix == suffix
+        if path.is_dir() and not is_found:
+            is_found = backend == self.name or any(path.glob(f"*{suffix}"))
+        if not is_found:
+            return None
+        if backend not in ("auto", self.name):
+            raise BackendError(f"{path}: asked for backend {backend!r}, found a {self.name!r} stream")
+        return Opening(path, self.name, STREAM_LAYOUT, self.name)
+
+    def stream_index(self, opening: Opening) -> ShardIndex:
+        """Return the index of the arrays. Tokens become uint16 where that holds the dtypes of all, else uint32."""
+        _require_no_split(opening, "none")
+        from zb_hdf5.formats.npy import npy_files, stream_header
+
+        path = opening.path
+        files = npy_files(path)
+        if not files:
+            raise FormatError(f"{path}: no .npy files in this folder")
+        counts, dtypes, _ = zip(*map(stream_header, files), strict=True)
+        is_small = all(dtype.kind == "u" and dtype.itemsize <= 2 for dtype in dtypes)
+        dtype = stored_dtype("uint16" if is_small else "uint32")
+        meta = StoreMeta(1, DEFAULT_CHUNK_TOKENS, dtype, layout=STREAM_LAYOUT)
+        entries = [
+            ShardEntry(file.name, self.name, 0, -(-count // DEFAULT_CHUNK_TOKENS), count, NO_SHA256)
+            for file, count in zip(files, counts, strict=True)
+        ]
+        return ShardIndex(meta, entries, source={NPY_DTYPE: np.result_type(*dtypes).str})
+
+
+class FileHolder(Holder):
+    """One file of a format with batches, recognised by its magic bytes."""
+
+    name = "file"
+
+    def find(self, path: Path, backend: str, dataset: str | None) -> Opening | None:
+        if path.is_dir():
+            return None
+        found = detect_backend(path)
+        if backend not in ("auto", found):
+            facts = f"{path}: asked for backend {backend!r}, found a {found!r} file"
+            raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=found)
+        column = FORMATS[found].column_of(path, dataset)
+        layout = BATCHES_LAYOUT if column is None else column.meta.layout
+        return Opening(path, self.name, layout, found, column=column)
+
+    def open_batches(self, opening: Opening) -> BatchReader:
+        _require_no_split(opening, "one file")
+        format_, column = FORMATS[opening.backend], opening.column
+        looked = {} if column is None else {"column": column, "axes": opening.axes}
+        reader = format_.open(opening.path, access=opening.access, verify=opening.verify, **looked)
+        if reader.foreign_dataset is not None:
+            if opening.shape.batch_size is not None and reader.batch_size == 1:
+                reader.join_records(opening.shape.batch_size)
+        elif reader.complete:
+            reader.record_documents = StoreDocuments.of_file(reader, opening.verify, opening.access)
+        return reader
+
+    def stream_index(self, opening: Opening) -> ShardIndex:
+        _require_no_split(opening, "none")
+        column = opening.column
+        if column is None:
+            raise FormatError(f"{opening.path}: expected a token stream, found batches")
+        entry = ShardEntry(
+            opening.path.name,
+            opening.backend,
+            0,
+            column.num_units,
+            column.num_tokens,
+            column.sha256 or NO_SHA256,
+            document_count=_documents_of(column),
+            complete=column.complete,
+            fields={field.name: FieldDigest() for field in column.meta.fields},
+            compressed=column.compressed,
+        )
+        return ShardIndex(column.meta, [entry])
+
+
+def _documents_of(column: Column) -> int:
+    """Return the number of documents of a stream; -1: not known."""
+    if column.is_foreign:
+        return NOT_KNOWN
+    if column.complete:
+        return column.meta.document_count
+    from zb_hdf5.documents.document_offsets import DocumentOffsets
+
+    # a killed writer may have been ahead with documents
+    with closing(DocumentOffsets(column.path, column.num_tokens, column.identity)) as offsets:
+        return len(offsets.rows()) - 1
+
+
+def _require_no_split(opening: Opening, found: str) -> None:
+    """Raise `ArgumentError` if a split other than that of a lone file is asked for."""
+    if opening.split not in (None, DEFAULT_SPLIT):
+        raise ArgumentError(f"{opening.path}: split={opening.split!r} needs a store, found {found}")
+
+
+#: The one table of holders, in the order in which a path is compared with them: a format of another trainer, read in
+#: place, is one more row.
+HOLDERS: Final[dict[str, Holder]] = {row.name: row for row in (StoreHolder(), ArraysHolder(), FileHolder())}

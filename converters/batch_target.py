@@ -169,7 +169,7 @@ def left_behind(source: BatchSource, *, keeps_fields: bool, keeps_documents: boo
     names = [field.name for field in source.meta.fields]
     parts = {
         f"the field{'s' * (len(names) > 1)} {', '.join(names)}": bool(names) and not keeps_fields,
-        "which documents lie in which records": source.has_pieces and not keeps_documents,
+        "the places of documents in the records": source.has_pieces and not keeps_documents,
         "the document table": bool(source.document_files) and not keeps_documents,
     }
     lost = [what for what, there in parts.items() if there]

@@ -89,7 +89,7 @@ def noted_work(note: Path) -> int:
 
 
 class Engine:
-    """Runs tasks in this process, one after the other; others take local processes or MPI ranks, for the same bytes."""
+    """Runs tasks one after the other. Subclasses use processes or MPI ranks, and write the same bytes."""
 
     workers: int = 1  # how many run at the same time
     workers_per_node: int = 1  # how many of them share the memory of one node, at most

@@ -279,11 +279,11 @@ def require_room(folder: Path, needed_bytes: int, num_inodes: int) -> None:
     free = free_room(folder)
     if needed_bytes > free["bytes"]:
         raise ConvertError(
-            f"{folder}: needs {format_bytes(needed_bytes)}, free are {format_bytes(free['bytes'])}; free some, or "
+            f"{folder}: needs {format_bytes(needed_bytes)}, only {format_bytes(free['bytes'])} are free; free some, or "
             "choose another output"
         )
     if free["inodes"] is not None and num_inodes > free["inodes"]:
-        raise ConvertError(f"{folder}: needs {num_inodes:,} inodes, free are {free['inodes']:,}; use fewer shards")
+        raise ConvertError(f"{folder}: needs {num_inodes:,} inodes, only {free['inodes']:,} are free; use fewer shards")
 
 
 def free_room(folder: Path) -> dict[str, Any]:

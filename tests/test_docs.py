@@ -88,7 +88,7 @@ def test_tables_of_index_and_documents_are_the_spec():
     assert {key for keys in spec.INDEX_META_KEYS.values() for key in keys} <= keys
     kinds = {"uint64": "<u8", "uint32": "<u4", "uint8": "|u1"}
     for kind, datasets in spec.TABLES.items():
-        rows = rows_of("formats.md", f"| dataset of `{kind}` | type | holds |")
+        rows = rows_of("formats.md", f"| dataset in a {kind} file | type | holds |")
         documented = [
             (name.strip("`"), kinds[dtype])
             for names, dtypes, _ in rows

@@ -322,7 +322,7 @@ def refused(*arguments):
 
 def test_a_store_of_tokens_only_made_of_documents_is_asked_for(tmp_path, text_store):
     source, _ = text_store
-    lost = "leaves behind which documents lie in which records and the document table"
+    lost = "leaves behind the places of documents in the records and the document table"
     for target in (tmp_path / "npy", tmp_path / "one.npy"):
         assert f"npy files hold tokens and nothing else: the conversion {lost}" in refused(
             "hdf5-to-npy", source, target

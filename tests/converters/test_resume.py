@@ -650,7 +650,7 @@ def test_no_room_is_told_before_any_work_and_a_resume_that_fails_early_loses_no_
     command = ("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
     with monkeypatch.context() as crowded:
         crowded.setattr("zb_hdf5.converters.shard_plan.free_room", lambda folder: {"bytes": 1000, "inodes": None})
-        assert "free are" in fail(1, *command)
+        assert "are free" in fail(1, *command)
     assert "bytes per process is too little" in fail(2, *command, "--shuffle-method", "two-pass", "--memory", "70MiB")
     succeed(*command)
     assert files_in(tmp_path / "out") == whole
@@ -658,7 +658,7 @@ def test_no_room_is_told_before_any_work_and_a_resume_that_fails_early_loses_no_
     monkeypatch.setattr("zb_hdf5.converters.shard_plan.free_room", lambda folder: {"bytes": 1000, "inodes": None})
     for name in ("new", "new.h5"):
         shards = OPTIONS if name == "new" else OPTIONS[:-2]
-        assert "free are 1000 bytes" in fail(1, "npy-to-hdf5", source, tmp_path / name, *shards)
+        assert "only 1000 bytes are free" in fail(1, "npy-to-hdf5", source, tmp_path / name, *shards)
     monkeypatch.setattr("zb_hdf5.converters.shard_plan.free_room", lambda folder: {"bytes": 1 << 40, "inodes": 3})
     assert "inodes" in fail(1, "npy-to-hdf5", source, tmp_path / "new", *OPTIONS)
     assert {path.name for path in tmp_path.iterdir()} == {"in.npy", "out", "whole"}

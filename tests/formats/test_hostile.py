@@ -366,7 +366,7 @@ def test_a_replaced_stream_is_never_read_for_the_old_one(access, tmp_path):
 # --- arguments -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("options", [{}, {"codec": "gzip"}, {"fields": {"mask": "u1"}}])
 def test_more_batches_than_the_disk_holds_are_refused_before_anything_is_written(options, tmp_path):
-    with pytest.raises(errors.ArgumentError, match=r"expected_batches=1,000,000,000,000 needs [\d,]+ bytes, free are"):
+    with pytest.raises(errors.ArgumentError, match=r"expected_batches=1,000,000,000,000 needs [\d,]+ bytes, only"):
         open_writer(tmp_path / "x.h5", batch_size=2, seq_len=8, expected_batches=10**12, **options)
     assert list(tmp_path.iterdir()) == []
 

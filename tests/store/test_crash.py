@@ -254,7 +254,7 @@ def small_disk(mount_disk):
 def test_a_full_disk_ends_a_conversion_with_one_clear_message(target, small_disk, tmp_path):
     source = endless(tmp_path / "in.npy")
     command = conversion(source, small_disk / target)
-    assert "free are" in one_error(ended(CONVERT, *command)[2])
+    assert "are free" in one_error(ended(CONVERT, *command)[2])
     assert names(small_disk) == []
     code, out, err = ended(CROWDED + CONVERT, *command)
     assert (code, out) == (1, "")

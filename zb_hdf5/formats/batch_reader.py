@@ -497,7 +497,7 @@ class BatchReader:
         return self.has_pieces and self.layout != STREAM_LAYOUT
 
     def read_pieces(self, records: npt.NDArray[np.int64], seq_len: int | None = None) -> Pieces:
-        """Return which parts of documents lie in any records.
+        """Return the pieces of documents that are in the given records.
 
         Parameters
         ----------
@@ -536,7 +536,7 @@ class BatchReader:
         return self.record_documents.read_pieces(stored).cut(length).take(places * parts + numbers % parts)
 
     def read_batch_pieces(self, index: SupportsIndex) -> Pieces:
-        """Return which parts of documents lie in the records of one batch. Raises as `read_pieces` does."""
+        """Return the pieces of documents that are in the records of one batch. Raises as `read_pieces` does."""
         number, size = self._check(index), self.meta.batch_size
         return self.read_pieces(np.arange(number * size, (number + 1) * size))
 

@@ -28,7 +28,7 @@ HEAD_BYTES: Final = 4096
 
 
 class FileFormat:
-    """One file format; the defaults are those of a format that holds all that a store may have."""
+    """A file format. The defaults describe one that holds everything that a store may have."""
 
     name: str
     suffix: str

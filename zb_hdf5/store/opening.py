@@ -311,6 +311,6 @@ def _require_space(path: Path, meta: StoreMeta, expected_batches: int) -> None:
     needed = expected_batches * batch_bytes // (1 if meta.codec == NO_CODEC else 2)  # as a conversion estimates it
     if expected_batches and needed > (free := shutil.disk_usage(path.parent).free):
         raise ArgumentError(
-            f"{path}: expected_batches={expected_batches:,} needs {needed:,} bytes, free are {free:,}; "
+            f"{path}: expected_batches={expected_batches:,} needs {needed:,} bytes, only {free:,} are free; "
             "pass the number of batches that will be written, or 0 where it is unknown"
         )

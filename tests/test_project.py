@@ -5,16 +5,15 @@ import importlib.metadata
 import re
 import tomllib
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from modules import ROOT
 from packaging.version import Version
 
 import zb_hdf5
 from zb_hdf5.commands.zb import zb
 
-ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
 

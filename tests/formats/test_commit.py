@@ -290,7 +290,7 @@ def test_a_process_whose_disk_has_failed_goes_on_and_ends_as_it_wants_to(code, n
     texts = [json.dumps({"text": f"{k} words and " * 8, "id": str(k)}) for k in range(2000)]
     (tmp_path / "in.jsonl").write_text("\n".join(texts))
     source = tmp_path / ("in.jsonl" if "tokenizer" in options else "in.npy")
-    numbers = thinned(range(1, 60), 10)
+    numbers = thinned(range(1, 60))
     given = (folder, code, json.dumps(numbers), json.dumps(str(source)), target, json.dumps(options))
     program = PROGRAMS / "convert_on_failing_disk.py"
     done = python(program, *given, env=environment(LD_PRELOAD=str(shim)), timeout=600)

@@ -284,8 +284,9 @@ class StepReader:
         """Read one step on the CPU: a stored batch by its number, or any records by theirs."""
         if isinstance(request, PaddedRecords):
             return self._read_padded(request)
-        if self._whole is not None and isinstance(request, int):
-            tokens = self._whole.read(request)
+        whole = self._whole
+        if whole is not None and isinstance(request, int):
+            tokens = whole.read(request)
         else:
             tokens = self._tokens(request)
         return (tokens[:, :-1], tokens[:, 1:]) if self._splits else self._step(request, tokens)

@@ -28,7 +28,7 @@ from zb_hdf5.files.forks import kept_property
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import disk_errors, scratch_directory
 from zb_hdf5.files.tokens import Converted, TokenRun
-from zb_hdf5.loaders.order import GlobalOrder, Order, SequentialOrder, write_order
+from zb_hdf5.loaders.order import GlobalOrder, IndexArray, Order, SequentialOrder, write_order
 from zb_hdf5.spec import (
     DEFAULT_SPLIT,
     NO_DOCUMENT,
@@ -44,7 +44,6 @@ from zb_hdf5.store.opening import open_stream
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.verify import require_digests
 
-IndexArray = npt.NDArray[np.int64]
 #: Documents that best-fit considers together. Rows are filled to over 99.9 % long before this many; memory is 100 MiB.
 BUFFER_DOCUMENTS: Final = 1 << 20
 

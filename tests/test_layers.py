@@ -192,7 +192,7 @@ def test_a_command_is_in_the_file_of_its_name():
 
 #: Names that stand in two modules yet.
 TWICE = {
-    "BatchFileReader", "Column", "IndexArray", "Tokenizer", "UNFINISHED", "convert", "zb",
+    "BatchFileReader", "Column", "Tokenizer", "UNFINISHED", "convert", "zb",
 }  # fmt: skip
 
 

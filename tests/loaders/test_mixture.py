@@ -49,7 +49,7 @@ WEIGHTS = {"web": 0.6, "code": 0.3, "maths": 0.1}
 def test_every_source_is_within_one_batch_of_its_share_after_any_number(weights):
     schedule = Schedule(tuple(weights))
     n = min(2 * schedule.period, 3000)
-    sources, ordinals = schedule.places(np.arange(n))
+    sources, ordinals = schedule.sources_of(np.arange(n))
     taken = np.cumsum(sources[:, None] == np.arange(len(weights)), axis=0)
     shares = np.array(schedule.shares) / schedule.period
     assert np.max(np.abs(taken - np.arange(1, n + 1)[:, None] * shares)) < 1
@@ -61,8 +61,8 @@ def test_every_source_is_within_one_batch_of_its_share_after_any_number(weights)
 
 def test_golden_schedule():
     """Part of the checkpoint contract: a changed schedule under the same version breaks every running job."""
-    assert Schedule((0.7, 0.3)).places(np.arange(12))[0].tolist() == [0, 1, 0, 0, 0, 1, 0, 0, 1, 0, 0, 1]
-    assert Schedule((0.6, 0.3, 0.1)).places(np.arange(12))[0].tolist() == [0, 1, 0, 0, 1, 0, 2, 0, 1, 0, 0, 1]
+    assert Schedule((0.7, 0.3)).sources_of(np.arange(12))[0].tolist() == [0, 1, 0, 0, 0, 1, 0, 0, 1, 0, 0, 1]
+    assert Schedule((0.6, 0.3, 0.1)).sources_of(np.arange(12))[0].tolist() == [0, 1, 0, 0, 1, 0, 2, 0, 1, 0, 0, 1]
 
 
 def test_each_source_yields_its_own_shuffled_epochs(stores):

@@ -56,7 +56,7 @@ class Schedule:
         periods, rest = divmod(position - self.start, self.period)
         return [*(self.before + periods * self.shares + self._taken[rest]).tolist()]
 
-    def places(self, batches: IndexArray) -> tuple[IndexArray, IndexArray]:
+    def sources_of(self, batches: IndexArray) -> tuple[IndexArray, IndexArray]:
         """Return the source of each global batch, and its number among the batches of that source."""
         periods, rest = np.divmod(batches - self.start, self.period)
         sources = self._sources[rest]
@@ -186,7 +186,7 @@ class MixedLoader(TokenLoader[Any]):
 
     def requests(self, positions: IndexArray) -> list[MixedRequest]:
         """Return the reads of the batches at global positions, all under one set of weights."""
-        sources, ordinals = [s for s in self._schedules if s.start <= positions[0]][-1].places(positions)
+        sources, ordinals = [s for s in self._schedules if s.start <= positions[0]][-1].sources_of(positions)
         requests: list[Any] = [None for _ in positions]
         for number, (name, loader) in enumerate(self.loaders.items()):
             epochs, steps = np.divmod(ordinals, len(loader))

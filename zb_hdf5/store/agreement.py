@@ -11,7 +11,7 @@ from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.shard_table import ShardEntry
 
 
-def require_agreement(index: ShardIndex, entry: ShardEntry, reader: BatchReader, *, placed: bool = True) -> None:
+def require_agreement(index: ShardIndex, entry: ShardEntry, reader: BatchReader, *, has_extents: bool = True) -> None:
     """Raise `FormatError` if a shard differs from its entry.
 
     Parameters
@@ -22,7 +22,7 @@ def require_agreement(index: ShardIndex, entry: ShardEntry, reader: BatchReader,
         The entry of the shard in it.
     reader
         The reader of the shard.
-    placed
+    has_extents
         Whether its batches must be at the offsets that the entry has.
     """
     num_batches = reader.num_batches
@@ -43,7 +43,7 @@ def require_agreement(index: ShardIndex, entry: ShardEntry, reader: BatchReader,
     for name, (in_index, in_shard) in expected.items():
         if in_index != in_shard:
             raise FormatError(f"{reader.path}: its index has {name} {in_index}, the file has {in_shard}")
-    if placed:
+    if has_extents:
         _require_places(index, entry, reader)
 
 

@@ -144,7 +144,7 @@ class ShardEntry:
         path = any_path(folder) / self.path
         return partial_path(path) if not self.complete and partial_path(path).exists() else path
 
-    def is_placed(self, column: str) -> bool:
+    def has_extents(self, column: str) -> bool:
         """Return whether the index has the ranges of the chunks of a column, or the range of their table."""
         return column in self.columns or (self.compressed is not None and extents_column(column) in self.columns)
 

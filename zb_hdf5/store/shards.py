@@ -114,7 +114,7 @@ class Sharded(Tokens):
             return None if FORMATS[first.backend].tokens_only else self.asked
         if column in first.columns:
             return RemoteObject.access if self.wait is Wait.FAR else self.asked
-        return "pread" if first.is_placed(column) and self.asked != "mmap" else None
+        return "pread" if first.has_extents(column) and self.asked != "mmap" else None
 
     def number(self, counts: Iterable[int]) -> None:
         """Give every token its position, from the counts of the files; a store that grows does so again."""
@@ -281,7 +281,7 @@ class Sharded(Tokens):
 
     def _open_by_index(self, path: Path, entry: ShardEntry, unit: int, identity: Identity | None) -> Tokens | None:
         """Open a shard without HDF5; None if the index lacks facts, or the file differs from them."""
-        tokens = self._open_extents(path, entry, identity) if self._is_placed(entry) else None
+        tokens = self._open_extents(path, entry, identity) if self._opens_by_index(entry) else None
         if tokens is None:
             return None
         runs, count = entry.columns.get(CRC32), entry.num_batches
@@ -299,9 +299,9 @@ class Sharded(Tokens):
             return None
         return checked(tokens, rows, path, self.index.meta.noun, self._verify)
 
-    def _is_placed(self, entry: ShardEntry) -> bool:
+    def _opens_by_index(self, entry: ShardEntry) -> bool:
         known = entry.complete and entry.crc32 != NOT_KNOWN and entry.token_count > 0
-        return known and self.asked != "h5py" and entry.is_placed(self.index.meta.column)
+        return known and self.asked != "h5py" and entry.has_extents(self.index.meta.column)
 
     def _open_extents(self, path: Path, entry: ShardEntry, identity: Identity | None) -> FileTokens | Decoded | None:
         meta, table = self.index.meta, entry.columns.get(extents_column(self.index.meta.column))
@@ -336,8 +336,8 @@ class Sharded(Tokens):
             is_expected = reader.complete if entry.complete else self.index.layout == STREAM_LAYOUT
             if not is_expected:
                 raise IncompleteError(f"{reader.path}: its writer has not finished; convert again")
-            placed = self._is_placed(entry) and self.index.layout != STREAM_LAYOUT
-            require_agreement(self.index, entry, reader, placed=placed)
+            has_extents = self._opens_by_index(entry) and self.index.layout != STREAM_LAYOUT
+            require_agreement(self.index, entry, reader, has_extents=has_extents)
             is_known = identity is not None or entry.crc32 == NOT_KNOWN or not entry.token_count
             problem = "" if is_known else self._problem(reader.tokens, reader.crc32_rows(), entry, unit)
             if problem:

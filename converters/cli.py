@@ -23,7 +23,7 @@ from zb_hdf5.formats.registry import FORMATS
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 def convert_commands() -> None:
-    """Convert token data between .npy, HDF5 batch stores and native .batch stores.
+    """Convert tokens in .npy files, text, token streams and stores to HDF5, .batch, .npy or token streams.
 
     A destination that ends in .h5, .batch or .npy is one file; any other name is a folder of shards. Nothing appears
     under its final name before it is whole; --resume continues an interrupted conversion. The command "convert" alone

@@ -60,7 +60,9 @@ def _chapters_inside(folder: Path, steps: int) -> None:
 
 
 def _chapters(steps: int) -> None:
-    tokens, h5, batch = Path("tokens"), Path("train-h5"), Path("train-batch")
+    tokens = Path("tokens")
+    h5 = Path("train-h5")
+    batch = Path("train-batch")
     _chapter(1, "Text to tokens: the Python standard library, byte by byte, as .npy files")
     _write_tokens(tokens)
     _chapter(2, "Into HDF5: shuffled records in pre-formed batches, 4 shards")
@@ -87,7 +89,8 @@ def _write_tokens(folder: Path) -> None:
     for number, text in enumerate(_documents(Path(sysconfig.get_paths()["stdlib"]))):
         ids = np.append(np.frombuffer(text, dtype=np.uint8).astype(np.uint16), np.uint16(END_OF_DOCUMENT))
         parts[number % NUM_FILES].append(ids)
-        total, count = total + len(ids), count + 1
+        total += len(ids)
+        count += 1
     for number, part in enumerate(parts):
         np.save(folder / f"part-{number}.npy", np.concatenate(part))
     _say(f"{count:,} files of source code, {total:,} tokens, vocabulary {VOCAB_SIZE}, in {NUM_FILES} .npy files")
@@ -210,7 +213,8 @@ class _Run:
 
 
 def _train_and_resume(h5: Path, steps: int) -> None:
-    before, after = steps - steps // 4, steps // 4
+    after = steps // 4
+    before = steps - after
     stopped = _Run(h5)
     stopped.train(before)
     checkpoint = Path("checkpoint.pt")
@@ -233,7 +237,8 @@ def _train_and_resume(h5: Path, steps: int) -> None:
 
 def _sparkline(values: list[float], like: list[float] | None = None) -> str:
     """Draw each value as a block of one of eight heights, on the scale of `like`."""
-    low, high = min(like or values), max(like or values)
+    low = min(like or values)
+    high = max(like or values)
     heights = [(value - low) / (high - low or 1.0) for value in values]
     return "".join(SPARKS[round(7 * min(1.0, max(0.0, height)))] for height in heights)
 

@@ -43,7 +43,8 @@ def make_conversations(path: Path, count: int = 300) -> None:
         for number in range(count):
             messages = [{"role": "system", "content": "You add numbers."}]
             for turn in range(1 + number % 3):
-                a, b = number * 7 % 50, (number + turn * 11) % 50
+                a = number * 7 % 50
+                b = (number + turn * 11) % 50
                 messages += [{"role": "user", "content": f"What is {a} plus {b}?"}]
                 messages += [{"role": "assistant", "content": f"{a} plus {b} is {a + b}."}]
             file.write(json.dumps({"messages": messages}) + "\n")
@@ -56,7 +57,8 @@ def read_conversations(path: Path) -> list[Messages]:
 
 def make_tokenizer(conversations: list[Messages], folder: Path) -> None:
     """Train a tokenizer on the conversations, and give it the special tokens and the template of ChatML."""
-    texts, trained = folder.with_suffix(".texts.jsonl"), folder.with_suffix(".json")
+    texts = folder.with_suffix(".texts.jsonl")
+    trained = folder.with_suffix(".json")
     with open(texts, "w", encoding="utf-8") as file:
         for messages in conversations:
             file.write(json.dumps({"text": "\n".join(message["content"] for message in messages)}) + "\n")
@@ -74,7 +76,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> tuple[list
 
 def write_documents(conversations: list[Messages], folder: Path, path: Path) -> int:
     """Write each conversation as a document; return the size of the vocabulary."""
-    tokenizer, ours = AutoTokenizer.from_pretrained(folder), load_tokenizer(f"hf:{folder / 'tokenizer.json'}")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ours = load_tokenizer(f"hf:{folder / 'tokenizer.json'}")
     with HDF5ShardWriter(
         path,
         dtype="uint16" if ours.vocab_size <= 2**16 else "uint32",
@@ -115,7 +118,8 @@ def train(model: GPT, loader: DocumentLoader, steps: int, lr: float) -> None:
         loss.backward()
         optimizer.step()
         if step % 10 == 0 or step in (1, steps):
-            counted, total = int((batch["targets"] != -100).sum()), len(batch["targets"])
+            counted = int((batch["targets"] != -100).sum())
+            total = len(batch["targets"])
             print(f"step {step:>4}  loss {loss.item():.3f}  {counted} of {total} targets count", flush=True)
 
 

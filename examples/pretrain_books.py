@@ -61,7 +61,8 @@ def prepare(books: Path, out: Path, options: argparse.Namespace) -> None:
     """Make the tokenizer and the store, if they are not there, and check the store."""
     kind, num_files = find_documents(books)
     column = ["--text-column", options.text_column] if options.text_column != "text" else []
-    tokenizer, store = out / "tok.json", out / "store"
+    tokenizer = out / "tok.json"
+    store = out / "store"
     if not tokenizer.exists():
         zb("tokenizer", "train", str(books), "--vocab-size", str(options.vocab_size), "-o", str(tokenizer), *column)
     if not store.exists():
@@ -70,8 +71,8 @@ def prepare(books: Path, out: Path, options: argparse.Namespace) -> None:
         # rows of padding would count as text that is easy to predict
         shape = ["--seq-len", str(SEQ_LEN), "--batch-size", str(BATCH_SIZE), "--remainder", "drop"]
         column = column if kind != "text" else []
-        zb("convert", f"{kind}-to-hdf5", str(books), str(store), "--tokenizer", f"hf:{tokenizer}", *shape, *held_out,
-           *column, "--resume")  # fmt: skip
+        options_of_text = ["--tokenizer", f"hf:{tokenizer}", *held_out, *column]
+        zb("convert", f"{kind}-to-hdf5", str(books), str(store), *options_of_text, *shape, "--resume")
     zb("verify", str(store))
 
 
@@ -108,14 +109,16 @@ class Validation:
 
 def train(run: Run, validation: Validation, result: dict[str, Any], options: argparse.Namespace) -> None:
     """Train up to `--steps`; evaluate, save and print a line at the start, each `--eval-every` steps and at the end."""
-    device, source = next(run.model.parameters()).device, batches(run.loader)
+    device = next(run.model.parameters()).device
+    source = batches(run.loader)
     seconds = waited_s = 0.0
     evaluated = run.step if run.step else -1
     print(f"\n{'step':>6} {'tokens seen':>12} {'val bits/byte':>14} {'tokens/s':>9} {'waited for data':>16}")
     while True:
         due = run.step % options.eval_every == 0 or run.step >= options.steps
         if due and run.step != evaluated:
-            tokens, nats = BATCH_SIZE * (SEQ_LEN - 1), validation.nats(run.model, device)
+            tokens = BATCH_SIZE * (SEQ_LEN - 1)
+            nats = validation.nats(run.model, device)
             row = {"step": run.step, "tokens": run.step * tokens, "val_nats": nats}
             row |= {"val_bpb": validation.bits_per_byte(nats), "seconds": seconds, "waited_s": waited_s}
             result["evaluations"].append(row)
@@ -123,7 +126,8 @@ def train(run: Run, validation: Validation, result: dict[str, Any], options: arg
             run.save()
             speed = f"{(run.step - evaluated) * tokens / seconds:9,.0f} {waited_s / seconds:16.2%}" if seconds else ""
             print(f"{run.step:6,} {row['tokens']:12,} {row['val_bpb']:14.3f} {speed}", flush=True)
-            evaluated, seconds, waited_s = run.step, 0.0, 0.0
+            evaluated = run.step
+            seconds = waited_s = 0.0
         if run.step >= options.steps:
             return
         start = time.perf_counter()
@@ -134,7 +138,8 @@ def train(run: Run, validation: Validation, result: dict[str, Any], options: arg
         nn.utils.clip_grad_norm_(run.model.parameters(), 1.0)
         run.optimizer.step()
         run.step += 1
-        seconds, waited_s = seconds + time.perf_counter() - start, waited_s + wait_s
+        seconds += time.perf_counter() - start
+        waited_s += wait_s
 
 
 def begin(out: Path, settings: dict[str, Any]) -> dict[str, Any]:
@@ -186,8 +191,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("data", metavar="books", type=Path, help="folder or file of documents")
     parser.add_argument("--out", required=True, type=Path, help="folder for all that is made")
     parser.add_argument("--text-column", default="text", help="column, or JSON key, that holds the text")
-    numbers = {"steps": 300, "vocab-size": 4096, "width": 128, "layers": 4, "seed": 1, "eval-every": 50,
-               "eval-batches": 20}  # fmt: skip
+    numbers = {
+        "steps": 300,
+        "vocab-size": 4096,
+        "width": 128,
+        "layers": 4,
+        "seed": 1,
+        "eval-every": 50,
+        "eval-batches": 20,
+    }
     for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"[default: {default}]")
     parser.add_argument("--lr", type=float, default=1e-3, help="[default: 0.001]")
@@ -198,15 +210,22 @@ def main() -> None:
     options = parse()
     if resolve_rank() != (0, 1):
         raise SystemExit("this example is one process: start it without srun and torchrun, or with one task")
-    books, out = options.data, options.out
+    books = options.data
+    out = options.out
     out.mkdir(parents=True, exist_ok=True)
     same = ("text_column", "vocab_size", "width", "layers", "seed", "eval_batches", "lr")
     result = begin(out, {"data": str(books.resolve()), **{name: getattr(options, name) for name in same}})
     prepare(books, out, options)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    settings = {**vars(options), "data": out / "store", "global_batch": BATCH_SIZE, "vocab_size": 0,
-                "document_masks": False, "cache": None}  # fmt: skip
-    run = Run(argparse.Namespace(**settings), 0, 1, device)  # 0: the store has its vocabulary
+    settings = {
+        **vars(options),
+        "data": out / "store",
+        "global_batch": BATCH_SIZE,
+        "vocab_size": 0,  # the store has its own
+        "document_masks": False,
+        "cache": None,
+    }
+    run = Run(argparse.Namespace(**settings), 0, 1, device)
     run.resume()
     result["evaluations"] = [row for row in result["evaluations"] if row["step"] <= run.step]
     validation = Validation(out / "store", out / "tok.json", options.eval_batches)

@@ -38,8 +38,10 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.norm1 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.project = nn.Linear(width, width)
         self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -54,9 +56,11 @@ class GPT(nn.Module):
 
     def __init__(self, vocab_size: int, seq_len: int, width: int, layers: int, heads: int = 4) -> None:
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(vocab_size, width), nn.Embedding(seq_len, width)
+        self.tokens = nn.Embedding(vocab_size, width)
+        self.positions = nn.Embedding(seq_len, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab_size, bias=False)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocab_size, bias=False)
 
     def forward(self, x: Tensor, y: Tensor, mask: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
         """Return the mean cross-entropy in nats, over the targets that are not -100."""
@@ -97,7 +101,9 @@ class Run:
         if options.global_batch % world_size:
             raise SystemExit(f"--global-batch {options.global_batch} is no multiple of {world_size} processes")
         torch.manual_seed(options.seed)
-        self.rank, self.path, self.step = rank, Path(options.out) / "checkpoint.pt", 0
+        self.rank = rank
+        self.path = Path(options.out) / "checkpoint.pt"
+        self.step = 0
         self.loader = Loader(
             options.data,
             seed=options.seed,
@@ -161,7 +167,8 @@ def train(run: Run, options: argparse.Namespace, log: Path) -> None:
         mean = loss.detach().clone()
         dist.all_reduce(mean)
         run.step += 1
-        waited, total = waited + wait, total + time.perf_counter() - start
+        waited += wait
+        total += time.perf_counter() - start
         record = {"step": run.step, "loss": mean.item() / dist.get_world_size(), "data_wait_share": waited / total}
         digest = hashlib.sha256(inputs[0].cpu().contiguous().numpy()).hexdigest()[:16]
         with open(log.with_suffix(f".rank{run.rank}.jsonl"), "a", encoding="utf-8") as file:
@@ -198,9 +205,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("data", help="a store or file for zb_hdf5.Loader")
     parser.add_argument("--out", required=True, help="folder for the checkpoint, the logs and the plot")
     numbers: dict[str, Any] = {
-        "steps": 200, "global-batch": 32, "seed": 1, "width": 128, "layers": 4, "vocab-size": 0, "log-every": 20,
+        "steps": 200,
+        "global-batch": 32,
+        "seed": 1,
+        "width": 128,
+        "layers": 4,
+        "vocab-size": 0,
+        "log-every": 20,
         "save-every": 50,
-    }  # fmt: skip
+    }
     for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--lr", type=float, default=1e-3)
@@ -212,7 +225,8 @@ def parse() -> argparse.Namespace:
 def join(backend: str) -> int:
     """Join the other processes of torchrun or srun, if there are any; return this one's number on its host."""
     rank, world_size = resolve_rank()
-    job, step = int(os.environ.get("SLURM_JOB_ID", 0)), int(os.environ.get("SLURM_STEP_ID", 0))
+    job = int(os.environ.get("SLURM_JOB_ID", 0))
+    step = int(os.environ.get("SLURM_STEP_ID", 0))
     port = 20_000 + (16 * job + step) % 10_000 if world_size > 1 else 0  # steps on one host must not meet; 0: any
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
     os.environ.setdefault("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))
@@ -237,7 +251,8 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     gpu = torch.cuda.is_available()
     local_rank = join("nccl" if gpu else "gloo")
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    world_size = dist.get_world_size()
     device = torch.device("cuda", local_rank % torch.cuda.device_count()) if gpu else torch.device("cpu")
     if gpu:
         torch.cuda.set_device(device)

@@ -350,8 +350,8 @@ def test_info_of_a_stream_and_of_documents_and_fields(tmp_path, text_store):
     lines = run(zb, "info", packed.path).stdout
     for line in (
         r"documents +3",
-        r"of them +ids, metadata \(n\), 2 sources, spans \(json\), in 1 table",
-        r"pieces +their ranges in the records are stored",
+        r"document facts +ids, metadata \(n\), 2 sources, spans \(json\), in 1 table",
+        r"pieces +the places of documents in the records are stored",
         r"fields +both \['x', 'y'\], mark bytes8, mask uint8, vector float32\[2\]",
     ):
         assert re.search(f"^{line}$", lines, re.MULTILINE), lines

@@ -283,7 +283,7 @@ def _origin_lines(d: dict[str, Any]) -> Lines:
         kind = tokenizer.get("kind", "")
         name = tokenizer.get("name", "unknown")
         lines.append(("tokenizer", name if kind in ("", name) else f"{kind}:{name}"))
-        lines.append(("its digest", str(tokenizer.get("digest", "unknown"))))
+        lines.append(("tokenizer digest", str(tokenizer.get("digest", "unknown"))))
     if d["vocab_size"]:
         lines.append(("vocabulary", f"{d['vocab_size']:,}"))
     if d["max_token"] is not None:
@@ -342,7 +342,8 @@ def describe_lines(description: dict[str, Any]) -> Lines:
 
 def _shape_lines(d: dict[str, Any]) -> Lines:
     """Return the kind, the shape, and the numbers of tokens and records."""
-    size = f"{d['tokens']:,} {d['dtype']} ({format_count(d['tokens']).strip()}), {format_bytes(d['bytes'])} on disk"
+    rounded = f" ({format_count(d['tokens']).strip()})" if d["tokens"] >= 1000 else ""
+    size = f"{d['tokens']:,} {d['dtype']}{rounded}, {format_bytes(d['bytes'])} on disk"
     if d["kind"] == "stream":
         return [("kind", f"token stream in {counted(d['num_files'], 'file')}"), ("tokens", size)]
     records = f"{d['total_records']:,}" if d["total_records"] else "unknown number"
@@ -400,10 +401,10 @@ def _document_lines(d: dict[str, Any]) -> Lines:
         return [*lines, ("", tables["problem"])]
     if tables:
         stored = ", ".join(_stored_of_documents(tables)) or "their offsets"
-        lines.append(("of them", f"{stored}, in {counted(tables['count'], 'table')}"))
+        lines.append(("document facts", f"{stored}, in {counted(tables['count'], 'table')}"))
     if d["kind"] != "stream":
         word = "stored" if d["pieces"] else "not stored"
-        lines.append(("pieces", f"their ranges in the records are {word}"))
+        lines.append(("pieces", f"the places of documents in the records are {word}"))
     return lines
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # for type checkers, which do not read the table; a test comp
     from zb_hdf5.formats.batch_writer import BatchWriter as BatchWriter
     from zb_hdf5.formats.stream_writer import HDF5ShardWriter as HDF5ShardWriter
     from zb_hdf5.loaders.document_loader import DocumentLoader as DocumentLoader
-    from zb_hdf5.loaders.loader import FollowingLoader as FollowingLoader
+    from zb_hdf5.loaders.following import FollowingLoader as FollowingLoader
     from zb_hdf5.loaders.loader import Loader as Loader
     from zb_hdf5.loaders.loader import TokenLoader as TokenLoader
     from zb_hdf5.loaders.mixture import MixedLoader as MixedLoader
@@ -82,7 +82,7 @@ _MODULES: Final = {
     "BatchWriter": "zb_hdf5.formats.batch_writer",
     "HDF5ShardWriter": "zb_hdf5.formats.stream_writer",
     "DocumentLoader": "zb_hdf5.loaders.document_loader",
-    "FollowingLoader": "zb_hdf5.loaders.loader",
+    "FollowingLoader": "zb_hdf5.loaders.following",
     "Loader": "zb_hdf5.loaders.loader",
     "TokenLoader": "zb_hdf5.loaders.loader",
     "MixedLoader": "zb_hdf5.loaders.mixture",

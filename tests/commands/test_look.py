@@ -34,7 +34,8 @@ from zb_hdf5.commands.zb import zb
 from zb_hdf5.console import printable
 from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.store.rebuild import index_files
-from zb_hdf5.text.tokenizers import NEWLINE, load_tokenizer, readable, readable_runs, tokenizer_of
+from zb_hdf5.text.readable import NEWLINE, readable, readable_runs, tokenizer_of
+from zb_hdf5.text.tokenizers import load_tokenizer
 
 BYTE = load_tokenizer("byte")
 TEXT = "Once upon a time, 水 and\ttabs\nand \x1b[31mred\x1b[0m \u202eevil\u202c <script>alert('x')</script> &amp;\r\n"

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zb_hdf5.loaders import document_loader, order
-from zb_hdf5.loaders.document_loader import Documents, LengthOrder, packed_steps
+from zb_hdf5.loaders import document_order, order
+from zb_hdf5.loaders.document_order import Documents, LengthOrder, packed_steps
 from zb_hdf5.loaders.order import GlobalOrder, StepPlan
 
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=60)
@@ -17,7 +17,7 @@ def _small_parts(monkeypatch):
     """Compute few documents at once, so that the borders between the parts are met."""
     monkeypatch.setattr(order, "FIRST_BLOCK", 1)
     monkeypatch.setattr(order, "LAST_BLOCK", 3)
-    monkeypatch.setattr(document_loader, "PACKED_AT_ONCE", 5)
+    monkeypatch.setattr(document_order, "PACKED_AT_ONCE", 5)
 
 
 def offsets_of(lengths):

@@ -32,7 +32,8 @@ from zb_hdf5.files.paths import any_path
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.store.index import source_files
 from zb_hdf5.store.opening import NO_CHOICE, Choice
-from zb_hdf5.text.tokenizers import NEWLINE, Tokenizer, readable, readable_runs
+from zb_hdf5.text.readable import NEWLINE, readable, readable_runs
+from zb_hdf5.text.tokenizers import Tokenizer
 
 #: So many of each kind are shown.
 FREQUENT: Final = 30

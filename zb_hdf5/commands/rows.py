@@ -25,7 +25,8 @@ from zb_hdf5.spec import INDEX_NAME, NO_DOCUMENT, STREAM_LAYOUT, TokenArray
 from zb_hdf5.store.holders import look
 from zb_hdf5.store.opening import NO_CHOICE, Choice, open_reader, open_stream
 from zb_hdf5.text.corpus import row_of_source
-from zb_hdf5.text.tokenizers import NEWLINE, Tokenizer, readable, readable_runs, tokenizer_of
+from zb_hdf5.text.readable import NEWLINE, readable, readable_runs, tokenizer_of
+from zb_hdf5.text.tokenizers import Tokenizer
 
 #: Numbers of no document.
 PADDING: Final = -1

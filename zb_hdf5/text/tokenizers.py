@@ -5,12 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Final, overload
 
@@ -19,15 +16,12 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy, StateError, UnavailableError, ZbError
 from zb_hdf5.packages import require_package
-from zb_hdf5.spec import TokenArray
+from zb_hdf5.text.byte_pairs import digest_as_ranks, digest_of_encoding, split_pattern
 
 TokenIds = npt.NDArray[np.uint32]
 DEFAULT_BOUNDARY: Final = "<|endoftext|>"
 #: Tasks per thread: the documents of a block differ in length, and the last task should be a short one.
 TASKS_PER_THREAD: Final = 4
-NEWLINE: Final = "⏎"
-#: Equal tokens in a row, such as padding, that are written once.
-LONG_RUN: Final = 32
 
 
 def with_boundaries(
@@ -154,7 +148,7 @@ class Tokenizer(ABC):
         if row.ndim != 1 or row.dtype.kind not in "iu":
             raise ArgumentError(f"decode needs one row of ids, found shape {row.shape} of {row.dtype}")
         for token in np.unique(row).tolist():
-            if not self._has_id(token):
+            if not self.has_id(token):
                 raise ArgumentError(
                     f"tokenizer {self.spec}: has no token {token}; its ids are below {self.vocab_size:,}"
                 )
@@ -165,7 +159,7 @@ class Tokenizer(ABC):
         """Return the ids of each text, in the calling thread and without holding the interpreter lock for long."""
 
     @abstractmethod
-    def _has_id(self, token: int) -> bool:
+    def has_id(self, token: int) -> bool:
         """Return whether a token has this id: there may be holes below `vocab_size`."""
 
     @abstractmethod
@@ -190,7 +184,7 @@ class ByteTokenizer(Tokenizer):
     def _encode(self, texts: list[str]) -> list[TokenIds]:
         return [np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.uint32) for text in texts]
 
-    def _has_id(self, token: int) -> bool:
+    def has_id(self, token: int) -> bool:
         return 0 <= token < self.vocab_size
 
     def _decode(self, ids: list[int]) -> str:
@@ -218,12 +212,12 @@ class TiktokenTokenizer(Tokenizer):
         self.vocab_size = encoding.n_vocab
         self._ids = frozenset(encoding._mergeable_ranks.values()) | frozenset(encoding._special_tokens.values())
         self.special_tokens = {text: encoding.encode_single_token(text) for text in encoding.special_tokens_set}
-        self.digest = _digest_of(encoding)
+        self.digest = digest_of_encoding(encoding)
 
     def _encode(self, texts: list[str]) -> list[TokenIds]:
         return _encoded_by_ranks(self._encoding, texts)
 
-    def _has_id(self, token: int) -> bool:
+    def has_id(self, token: int) -> bool:
         return token in self._ids
 
     def _decode(self, ids: list[int]) -> str:
@@ -269,7 +263,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self.special_tokens = {token.content: number for number, token in added.items() if token.special}
         self._ranks = Path(file).with_suffix(".tiktoken")
         self._encoding = None
-        as_ranks = _digest_as_ranks(content)
+        as_ranks = digest_as_ranks(content)
         if as_ranks is None:
             self.digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         else:
@@ -287,7 +281,7 @@ class HuggingFaceTokenizer(Tokenizer):
         encode = self._tokenizer.encode_batch_fast
         return [np.array(encode([text], add_special_tokens=False)[0].ids, np.uint32) for text in texts]
 
-    def _has_id(self, token: int) -> bool:
+    def has_id(self, token: int) -> bool:
         return 0 <= token < self.vocab_size and self._tokenizer.id_to_token(token) is not None
 
     def _decode(self, ids: list[int]) -> str:
@@ -394,7 +388,7 @@ def _encoding_of_file(path: Path) -> Any:
         special = {token["content"]: int(token["id"]) for token in content["added_tokens"]}
         if sorted(ranks.values()) != sorted(set(content["model"]["vocab"].values()) - set(special.values())):
             raise FormatError("it has other ids")
-        if (pattern := _split_pattern(content)) is None:
+        if (pattern := split_pattern(content)) is None:
             raise FormatError(
                 "its json splits or normalizes text in a way that tiktoken has not; pass hf:tokenizer.json"
             )
@@ -411,7 +405,7 @@ def _encoding_with_digest(path: Path, digest: str) -> Any | None:
         encoding = _encoding_of_file(path)
     except (ZbError, OSError):  # nobody has asked for this file
         return None
-    return encoding if _digest_of(encoding) == digest else None
+    return encoding if digest_of_encoding(encoding) == digest else None
 
 
 def _encoded_by_ranks(encoding: Any, texts: list[str]) -> list[TokenIds]:
@@ -437,165 +431,3 @@ def as_unicode(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
-
-
-# --- byte-level BPE in its two forms, a `tokenizer.json` and tiktoken's ranks ----------------------------------------
-
-
-def _byte_pair_digest(pattern: str, special_tokens: Mapping[str, int], ranks: Mapping[bytes, int]) -> str:
-    """Return the sha256 of everything that decides the ids: the split of text, the special tokens, the merges."""
-    sha256 = hashlib.sha256(json.dumps([pattern, sorted(special_tokens.items())]).encode())
-    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
-        sha256.update(base64.b64encode(token) + b" %d\n" % rank)
-    return sha256.hexdigest()
-
-
-def _digest_of(encoding: Any) -> str:
-    return _byte_pair_digest(encoding._pat_str, encoding._special_tokens, encoding._mergeable_ranks)
-
-
-def _digest_as_ranks(content: dict[str, Any]) -> str | None:
-    """Return the digest of the tiktoken encoding of the same ids as a `tokenizer.json`; None if there is none.
-
-    Tiktoken merges any two neighbours that form a token, the lowest rank first, without a list of merges. That is the
-    same as the list if each token is made of the very two tokens that the lower ranks leave of its bytes, and the list
-    has this pair, in the order of the ranks. A trained tokenizer is of this kind.
-    """
-    pattern = _split_pattern(content)
-    model = content["model"]
-    added = content.get("added_tokens", [])
-    extras = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
-    plain = model.get("type") == "BPE" and not any(model.get(name) for name in extras)
-    if pattern is None or not plain or not all(token.get("special") for token in added):
-        return None
-    special = {token["content"]: int(token["id"]) for token in added}
-    try:
-        ranks = {token_bytes(token): int(rank) for token, rank in model["vocab"].items() if token not in special}
-        pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-        merges = [(token_bytes(left), token_bytes(right)) for left, right in pairs]
-        made = [ranks[left + right] for left, right in merges]
-    except KeyError:  # a token that is not spelt in bytes
-        return None
-    single = {bytes([byte]) for byte in range(256)}
-    known = {*merges, *((byte,) for byte in single)}
-    if made != sorted(made) or not single <= ranks.keys() or {_merged_below(each, ranks) for each in ranks} - known:
-        return None
-    return _byte_pair_digest(pattern, special, ranks)
-
-
-def _split_pattern(content: dict[str, Any]) -> str | None:
-    """Return the regular expression of a `tokenizer.json` that splits text as tiktoken does; None if it does not."""
-    match content:
-        case {
-            "normalizer": None,
-            "pre_tokenizer": {
-                "type": "Sequence",
-                "pretokenizers": [
-                    {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False},
-                    {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
-                ],
-            },
-        }:
-            return pattern
-    return None
-
-
-@cache
-def _byte_of_character() -> dict[str, int]:
-    """Return GPT-2's way of writing bytes as printable characters: themselves, or the next ones from U+0100 on."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = count(0x100)
-    return {chr(byte if byte in printable else next(others)): byte for byte in range(256)}
-
-
-def token_bytes(token: str) -> bytes:
-    """Return the bytes of a token of a `tokenizer.json`; `KeyError` if it is not spelt in bytes."""
-    return bytes(map(_byte_of_character().__getitem__, token))
-
-
-def _merged_below(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, ...]:
-    """Merge the bytes of a token as tiktoken does, with the ranks below its own."""
-    parts = [token[k : k + 1] for k in range(len(token))]
-    limit = ranks[token]
-    while len(parts) > 1:
-        found = [ranks.get(left + right, limit) for left, right in pairwise(parts)]
-        lowest = min(found)
-        if lowest >= limit:
-            break
-        k = found.index(lowest)
-        parts[k : k + 2] = [parts[k] + parts[k + 1]]
-    return tuple(parts)
-
-
-# --- ids that a person can look at, on any terminal and in any page ---------------------------------------------------
-
-
-def tokenizer_of(stored: str, asked: str | None, folders: Iterable[Path], where: object) -> Tokenizer | None:
-    """Return the tokenizer to show the ids of a store with; None if it is not known, or not on this machine.
-
-    Parameters
-    ----------
-    stored
-        The description of its tokenizer that the store keeps. The tokenizer is taken if it needs no network: a file of
-        the same digest, or an encoding of tiktoken's if TIKTOKEN_CACHE_DIR is set.
-    asked
-        The tokenizer that the user has named, as for `load_tokenizer`: it must be that of the store.
-    folders
-        Where its file may be: a store has the name of the file, and not its folder.
-    where
-        The store, for messages.
-    """
-    if asked is not None:
-        tokenizer = load_tokenizer(asked)
-        require_tokenizer(stored, tokenizer, where)
-        return tokenizer
-    named = tokenizer_named(stored)
-    kind = str(named.get("kind"))
-    name = str(named.get("name"))
-    if kind == ByteTokenizer.kind:
-        specs = [kind]
-    else:
-        files = [folder / name for folder in folders if name == Path(name).name]
-        specs = [f"{kind}:{file}" for file in files if os.path.isfile(file)]  # False also for any other text
-        if kind == TiktokenTokenizer.kind and "TIKTOKEN_CACHE_DIR" in os.environ:
-            specs.append(f"{kind}:{name}")
-    for spec in specs:
-        try:
-            tokenizer = load_tokenizer(spec)
-        except (ZbError, OSError):
-            continue
-        if tokenizer.digest == named.get("digest"):
-            return tokenizer
-    return None
-
-
-def readable(tokenizer: Tokenizer | None, ids: TokenArray) -> str:
-    """Return the text of any ids. Ids that the tokenizer does not have are numbers; without one, all are."""
-    if tokenizer is None:
-        return "".join(f"{token} " for token in ids.tolist())
-    strange = np.isin(ids, [token for token in np.unique(ids).tolist() if not tokenizer._has_id(token)])
-    edges = [0, *(np.flatnonzero(np.diff(strange)) + 1).tolist(), len(ids)]
-    parts = []
-    for start, stop in pairwise(edges):
-        part = ids[start:stop]
-        if strange[start:stop].any():
-            parts += [f"<{token}>" for token in part.tolist()]
-        else:
-            parts.append(tokenizer.decode(part))
-    return "".join(parts)
-
-
-def readable_runs(tokenizer: Tokenizer | None, ids: TokenArray) -> Iterator[tuple[str, bool]]:
-    """Yield the text of any ids; and, where one of them is repeated very often, True with the count instead."""
-    starts = np.flatnonzero(np.append(True, ids[1:] != ids[:-1])) if len(ids) else np.empty(0, np.int64)
-    lengths = np.diff(starts, append=len(ids))
-    at = 0
-    for run in np.flatnonzero(lengths >= LONG_RUN).tolist():
-        start = int(starts[run])
-        length = int(lengths[run])
-        text = readable(tokenizer, ids[start : start + 1])
-        if not text.isspace():  # spaces are indentation, and not padding
-            yield readable(tokenizer, ids[at:start]) + text, False
-            yield f"⟨× {length:,}⟩", True
-            at = start + length
-    yield readable(tokenizer, ids[at:]), False

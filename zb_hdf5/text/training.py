@@ -17,8 +17,9 @@ from zb_hdf5.errors import ArgumentError, ConvertError
 from zb_hdf5.files.publishing import refuse_existing, write_atomically
 from zb_hdf5.packages import require_package
 from zb_hdf5.signals import beside
+from zb_hdf5.text.byte_pairs import token_bytes
 from zb_hdf5.text.corpus import DocumentFile, Dropped, open_documents
-from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, as_unicode, load_tokenizer, token_bytes
+from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, as_unicode, load_tokenizer
 
 #: How text is cut into pieces that are never merged across: GPT-4's way, with numbers of 1 or 2 digits, not 3.
 SPLIT_PATTERN: Final = (

@@ -142,6 +142,28 @@ def test_a_seed_is_a_whole_number(name, place):
     SEEDED[name](np.int64(4))  # which is one
 
 
+NUMBERS = {
+    "epoch": lambda wrong: Loader("in.h5", epoch=wrong, **ONE_RANK),
+    "set_epoch": lambda wrong: Loader("in.h5", **ONE_RANK).set_epoch(wrong),
+    "rank": lambda wrong: Loader("in.h5", rank=wrong, world_size=2),
+    "world_size": lambda wrong: Loader("in.h5", rank=0, world_size=wrong),
+    "batch_size": lambda wrong: Loader("in.h5", batch_size=wrong, **ONE_RANK),
+    "seq_len": lambda wrong: Loader("in.h5", seq_len=wrong, **ONE_RANK),
+    "max_tokens": lambda wrong: DocumentLoader("stream.h5", collate="pack", max_tokens=wrong, **ONE_RANK),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("wrong", ["x", 1.5], ids=repr)
+def test_a_number_of_a_loader_is_a_whole_number(name, wrong, place):
+    with HDF5ShardWriter("stream.h5") as writer:
+        writer.write_documents(np.arange(96), [48, 48])
+        writer.finish()
+    with pytest.raises(errors.ArgumentError, match=f"must be a whole number, found {wrong!r}$") as raised:
+        NUMBERS[name](wrong)
+    assert str(raised.value).split()[0] == name.removeprefix("set_").split()[0]
+
+
 def test_a_numpy_seed_gives_the_order_of_the_number(place):
     seed = 2**40 + 1
     with Loader("in.h5", seed=np.int64(seed), **ONE_RANK) as one, Loader("in.h5", seed=seed, **ONE_RANK) as two:

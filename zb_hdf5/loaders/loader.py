@@ -27,6 +27,7 @@ from zb_hdf5.loaders.order import (
     make_order,
     require_positive,
     resolve_rank,
+    whole_number,
     whole_seed,
 )
 from zb_hdf5.loaders.state import MAX_COUNT, STATE_VERSION, Resumable, require_count, require_fields
@@ -143,7 +144,7 @@ class TokenLoader(Resumable, Generic[BatchT]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over. A position in this epoch is kept."""
-        if not 0 <= epoch <= MAX_COUNT:
+        if not 0 <= whole_number("epoch", epoch) <= MAX_COUNT:
             raise ArgumentError(f"epoch must be in 0..{MAX_COUNT:,}, found {epoch}")
         if epoch != self.epoch:
             self._go_to(self._start(epoch))
@@ -451,7 +452,7 @@ class Loader(EpochLoader[Any]):
         self.batch_size = source.batch_size if batch_size is None else batch_size
         self.targets = targets
         self._length = source.seq_len if seq_len is None else seq_len
-        if self._length < 1 or source.seq_len % self._length:
+        if whole_number("seq_len", self._length) < 1 or source.seq_len % self._length:
             raise ArgumentError(f"seq_len must divide the stored {source.seq_len}, found {self._length}")
         self._options: dict[str, Any] = {
             "prefetch": prefetch,

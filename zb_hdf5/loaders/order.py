@@ -493,18 +493,23 @@ def records_in(request: Request, records_per_batch: int) -> IndexArray:
     return request.records if isinstance(request, PaddedRecords) else request
 
 
+def whole_number(name: str, value: object) -> int:
+    """Return a value as a Python integer; raise `ArgumentError` with its name if it is not a whole number."""
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ArgumentError(f"{name} must be a whole number, found {value!r:.80}") from None
+
+
 def whole_seed(seed: object) -> int:
     """Return a seed as a Python integer; raise `ArgumentError` if it is not a whole number."""
-    try:
-        return operator.index(seed)  # type: ignore[arg-type]
-    except TypeError:
-        raise ArgumentError(f"seed must be a whole number, found {seed!r:.80}") from None
+    return whole_number("seed", seed)
 
 
 def require_positive(**values: int | None) -> None:
-    """Raise `ArgumentError` unless each is None or at least 1."""
+    """Raise `ArgumentError` unless each is None or a whole number of at least 1."""
     for name, value in values.items():
-        if value is not None and value < 1:
+        if value is not None and whole_number(name, value) < 1:
             raise ArgumentError(f"{name} must be at least 1, found {value}")
 
 
@@ -538,7 +543,7 @@ def resolve_rank(rank: int | None = None, world_size: int | None = None) -> tupl
         raise ArgumentError(f"pass both rank and world_size or neither, found rank={rank}, world_size={world_size}")
     if rank is None or world_size is None:
         rank, world_size = _rank_of_job()
-    if not 0 <= rank < world_size:
+    if not 0 <= whole_number("rank", rank) < whole_number("world_size", world_size):
         raise ArgumentError(f"expected 0 <= rank < world_size, found rank {rank} of {world_size}")
     return rank, world_size
 

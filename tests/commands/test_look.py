@@ -308,7 +308,10 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.open, self.tags, self.text, self.attributes = [], set(), [], []
+        self.open = []
+        self.tags = set()
+        self.text = []
+        self.attributes = []
         self.feed(text)
         self.close()
         assert self.open == []

@@ -42,7 +42,9 @@ def which(*arguments, code=0):
 def test_wrong_states_are_told(store, tmp_path):
     how, state = {"rank": 0, "world_size": 1}, tmp_path / "state.json"
     with Loader(store, **how) as loader, MixedLoader({"a": store}, {"a": 1}, **how) as mixed:
-        good, of_dataset, of_mixture = loader.state_dict(), loader.dataset().state_dict(), mixed.state_dict()
+        good = loader.state_dict()
+        of_dataset = loader.dataset().state_dict()
+        of_mixture = mixed.state_dict()
     for source, content, step, code, message in (
         (store, "{not json", 0, 1, "not JSON"),
         (store, "[" * 100_000, 0, 1, "not JSON"),

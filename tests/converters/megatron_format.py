@@ -58,7 +58,9 @@ class Megatron:
 class MegatronSource(DocumentSource):
     """Documents of Megatron files, as they lie there: each may end with a boundary token of its own."""
 
-    tokenizer, has_ids, boundary_token_id = "", False, None
+    tokenizer = ""
+    has_ids = False
+    boundary_token_id = None
 
     def __init__(self, paths, vocab_size=0):
         self._files = [Megatron(path) for path in paths]
@@ -79,7 +81,9 @@ class MegatronSource(DocumentSource):
             rows = np.arange(first + 1, stop + 1, dtype=np.uint64)
             if choose is not None:
                 wanted = choose(len(lengths))
-                chosen, lengths, rows = chosen[np.repeat(wanted, lengths)], lengths[wanted], rows[wanted]
+                chosen = chosen[np.repeat(wanted, lengths)]
+                lengths = lengths[wanted]
+                rows = rows[wanted]
             yield Encoded(chosen, lengths, str(file.path), rows, read=end * file.dtype.itemsize)
 
 

@@ -271,7 +271,9 @@ def test_more_files_than_may_be_open_at_once(tmp_path, monkeypatch):
 )
 def test_tokens_are_conserved(lengths, batch_size, seq_len, shuffle, remainder, shards):
     with tempfile.TemporaryDirectory() as name:
-        folder, first, records = Path(name), 1, []
+        folder = Path(name)
+        first = 1
+        records = []
         for number, (length, is_stream) in enumerate(lengths):
             size = length if is_stream else length * seq_len
             tokens = np.arange(first, first + size, dtype="<u4")
@@ -533,7 +535,9 @@ def test_a_damaged_store_is_refused(backend, target, options, source, tmp_path):
     succeed(f"npy-to-{backend}", source, tmp_path / "store", *SHAPE, "--shards", 3)
     flip_token(tmp_path / "store" / f"shard-00001-of-00003{SUFFIXES[backend]}", 2)
     before = files_in(tmp_path)
-    to = "npy" if target == "npy" else "batch" if backend == "hdf5" else "hdf5"
+    to = {"hdf5": "batch", "batch": "hdf5"}[backend]
+    if target == "npy":
+        to = "npy"
     name = f"joined{SUFFIXES[to]}" if target == "joined" else target
     assert "expected" in fail(3, f"{backend}-to-{to}", tmp_path / "store", tmp_path / name, *options)
     after = files_in(tmp_path)  # shards that were finished before the damage was met may be there for --resume

@@ -282,7 +282,7 @@ def test_every_byte_of_a_kept_shard_is_that_of_an_undisturbed_run(target, batch_
     first = [path for path in shards if path.suffix != ".crc32"]
     with open(first[1], "ab") as file:
         file.write(b"junk")
-    padding = 4096 + 4 * batch_size * seq_len if target == "batch" else 9 if target == "npy" else 3000
+    padding = {"batch": 4096 + 4 * batch_size * seq_len, "npy": 9}.get(target, 3000)
     flip(first[2], padding if (batch_size, target) != (32, "batch") else 100)
     first[3].write_bytes(b"damage")
     first[4].unlink()

@@ -43,9 +43,14 @@ def numbered(n):
 class Numbered(BatchSource):
     """Batches of one record, which are read in their own order."""
 
-    meta, num_batches, counts, description, identity, paths = StoreMeta(1, L, np.dtype("<u2")), 0, None, {}, {}, []
+    meta = StoreMeta(1, L, np.dtype("<u2"))
+    num_batches = 0
+    counts = None
 
     def __init__(self, records):
+        self.description = {}
+        self.identity = {}
+        self.paths = []
         self.records = records
 
     def read_into(self, start, out):

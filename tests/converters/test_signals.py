@@ -13,7 +13,9 @@ from processes import PROGRAMS, running, started
 from zb_hdf5.commands.zb import zb
 
 LONGEST = (pytest.mark.slow, pytest.mark.longest)
-S, B, NUM_BATCHES = 64, 32, 600
+S = 64
+B = 32
+NUM_BATCHES = 600
 CODES = {2: 130, 15: 143}
 SHAPE = ("--batch-size", B, "--seq-len", S, "--shards", 3)
 
@@ -52,7 +54,9 @@ def hammered(out, trials, longest_s, *command, seed=0):
 
 def hammer(tmp_path, trials, longest_s, source, *options, seed=0):
     """Convert under signals, each run going on with the one before; compare each result with an undisturbed one."""
-    out, whole, command = tmp_path / "out", tmp_path / "whole", ("convert", "npy-to-hdf5", source)
+    out = tmp_path / "out"
+    whole = tmp_path / "whole"
+    command = ("convert", "npy-to-hdf5", source)
     succeed(*command, whole, *SHAPE, *options, "--quiet")
     resumed = (*command, out, *SHAPE, *options, "--quiet", "--resume")
     ends = hammered(out, trials, longest_s, *resumed, seed=seed)
@@ -78,7 +82,9 @@ def test_a_signal_to_the_parent_of_a_pool(trials, source, tmp_path):
 @pytest.fixture
 def commands(source, tmp_path):
     """Return the arguments of other commands by their names, each of which would take about half a second."""
-    store, texts, out = tmp_path / "store", tmp_path / "text.jsonl", tmp_path / "out"
+    store = tmp_path / "store"
+    texts = tmp_path / "text.jsonl"
+    out = tmp_path / "out"
     succeed("convert", "npy-to-hdf5", source, store, *SHAPE, "--quiet")
     texts.write_text("".join(json.dumps({"text": f"{k} words " * 30}) + "\n" for k in range(20_000)))
     flip(store / "shard-00001-of-00003.h5", -100)

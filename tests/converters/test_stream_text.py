@@ -150,7 +150,9 @@ def test_the_command(tmp_path, files, texts):
 
 def encode(files, plan):
     """Return the documents of a shard as lists of ids, and their counts."""
-    counts, found, before = TokenCounts(), [], 0
+    counts = TokenCounts()
+    found = []
+    before = 0
     for encoded, read in plan.read(TextSource(files, "jsonl", BYTES), 1, counts):
         assert before <= read <= plan.num_bytes
         before = read

@@ -24,7 +24,9 @@ from zb_hdf5.store.store_documents import FEW_DOCUMENTS, StreamDocuments
 @st.composite
 def some_pieces(draw, seq_len=None, max_records=4):
     seq_len = seq_len or draw(st.integers(1, 12))
-    ends, columns, offsets = [0], [], []
+    ends = [0]
+    columns = []
+    offsets = []
     for _ in range(draw(st.integers(0, max_records))):
         inner = draw(st.sets(st.integers(1, seq_len - 1), max_size=5)) if seq_len > 1 else set()
         columns += [0, *sorted(inner)]
@@ -67,7 +69,9 @@ def test_pieces_of_windows_are_those_of_their_tokens(lengths, starts, seq_len, d
     doc_offsets = np.cumsum([0, *lengths]).astype(dtype)
     document_at = dict(enumerate(np.repeat(np.arange(len(lengths)), lengths).tolist()))
     found = pieces_of_windows(doc_offsets, np.array(starts, np.int64), seq_len, int(doc_offsets[-1]))
-    ends, columns, offsets = [0], [], []
+    ends = [0]
+    columns = []
+    offsets = []
     for start in starts:
         for column in range(seq_len):
             here, before = (document_at.get(start + place) for place in (column, column - 1))

@@ -23,7 +23,9 @@ class Answer:
     """A call that waits for its answer, and then fills an array of the caller."""
 
     def __init__(self):
-        self.values, self.asked, self.came = np.zeros(4), threading.Semaphore(0), threading.Event()
+        self.values = np.zeros(4)
+        self.asked = threading.Semaphore(0)
+        self.came = threading.Event()
         self.ended = threading.Semaphore(0)
 
     def __call__(self, work):
@@ -101,7 +103,9 @@ def test_a_pause_ends_with_the_work():
 
 
 def test_no_job_begins_after_the_close():
-    readers, begun, go = Readers(1, "zb-test"), threading.Semaphore(0), threading.Event()
+    readers = Readers(1, "zb-test")
+    begun = threading.Semaphore(0)
+    go = threading.Event()
 
     def read(number):
         begun.release()

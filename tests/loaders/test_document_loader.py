@@ -236,7 +236,9 @@ def expected_of(batch, documents, mask):
     """Return tokens, targets and fields of a batch of these documents, filled in one token at a time."""
     packed = batch["tokens"].dim() == 1
     found = {name: torch.zeros_like(batch[name]) for name in (*DTYPES, "targets")}
-    found["tokens"][:], found["targets"][:], found["span_index"][:] = 7, -100, -1
+    found["tokens"][:] = 7
+    found["targets"][:] = -100
+    found["span_index"][:] = -1
     spans = {tuple(value): place for place, value in enumerate(batch["spans"])}
     assert len(spans) == len(batch["spans"])
     start = 0

@@ -295,7 +295,9 @@ def test_a_following_loader_gives_the_fields_that_are_committed(tmp_path):
 
 
 # --- memory ------------------------------------------------------------------------------------------------------
-SHAPE, LENGTH, NUM_BATCHES = {"batch_size": 32, "seq_len": 512}, 8, 200
+SHAPE = {"batch_size": 32, "seq_len": 512}
+LENGTH = 8
+NUM_BATCHES = 200
 #: Documents of each batch.
 DOCUMENTS = 32 * 512 // LENGTH
 

@@ -206,7 +206,9 @@ def test_a_resume_at_any_step_reads_each_remaining_window_once(
 ):
     """Three runs share an epoch, each with ranks, a batch size and a last step of its own."""
     path = stream_of(folder / f"{num_records}.h5", num_records)
-    order, state, position = order_of(num_records, batch_sizes[0], shuffle), None, 0
+    order = order_of(num_records, batch_sizes[0], shuffle)
+    state = None
+    position = 0
     for turn in range(3):
         how = (batch_sizes[turn], worlds[turn], lasts[turn])
         expected = steps_of(order, position, *how)

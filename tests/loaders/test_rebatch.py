@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from examples import examples
 from zb_hdf5 import ArgumentError, Loader, StateError, open_reader
 
-NUM_BATCHES, BATCH_SIZE, SEQ_LEN = 40, 8, 64
+NUM_BATCHES = 40
+BATCH_SIZE = 8
+SEQ_LEN = 64
 ALONE = {"rank": 0, "world_size": 1}
 TOKENS = np.random.default_rng(5).integers(0, 50_000, (NUM_BATCHES, BATCH_SIZE, SEQ_LEN), dtype=np.uint32)
 

@@ -14,7 +14,9 @@ from examples import examples
 from zb_hdf5.loaders.order import SHUFFLES, GlobalOrder
 from zb_hdf5.store.shards import Sharded
 
-B, S, N = 2, 4, 15
+B = 2
+S = 4
+N = 15
 RECORDS = N * B
 ALONE = {"rank": 0, "world_size": 1}
 LIVE = {"batch_size": B, "seq_len": S, "live": True, "shard_batches": 4}
@@ -30,7 +32,11 @@ VALUES = st.one_of(
 
 def paths_of(state):
     """Return the path to every value of a state, however deep."""
-    items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else ()
+    items = ()
+    if isinstance(state, dict):
+        items = state.items()
+    elif isinstance(state, list):
+        items = enumerate(state)
     return [path for key, value in items for path in [(key,), *((key, *rest) for rest in paths_of(value))]]
 
 
@@ -313,7 +319,9 @@ def text_loader(folder):
 
 def tokens_from(state):
     """Return what comes at a place, or None if there is no such place."""
-    group, document, token = state["row_group"], state["document"], state["token"]
+    group = state["row_group"]
+    document = state["document"]
+    token = state["token"]
     documents = [[256, *text.encode()] for text in TEXTS[group]]
     behind = document == len(documents) and token == 0
     if not behind and (document >= len(documents) or token >= len(documents[document])):

@@ -48,7 +48,9 @@ def test_blocks_that_are_not_in_the_page_cache_are_read_by_position(many_shards,
     with open_reader(many_shards) as reader:
         expected = arrays(Loader(reader, prefetch=0, **ALONE))
         for prefetch in (0, "auto"):
-            loader, asked, hinted = Loader(reader, prefetch=prefetch, **ALONE), [], []
+            loader = Loader(reader, prefetch=prefetch, **ALONE)
+            asked = []
+            hinted = []
             with monkeypatch.context() as patch:
                 patch.setattr(reader, "is_cached", lambda batch, asked=asked: len(asked) % 8 > 3 or asked.append(batch))
                 patch.setattr(reader, "will_need", lambda *batches, hinted=hinted: hinted.append(batches))

@@ -428,7 +428,9 @@ def test_a_rival_between_a_file_and_its_sidecar_does_no_damage(tmp_path, monkeyp
 @pytest.mark.thin
 def test_a_rival_at_the_handover_of_the_lock_does_no_damage(moment, tmp_path, monkeypatch):
     """An HDF5 writer gives its lock to the library and takes it back: whoever gets in between, one publishes."""
-    path, real, theirs = tmp_path / "x.h5", PartialFile.unlocked, []
+    path = tmp_path / "x.h5"
+    real = PartialFile.unlocked
+    theirs = []
     with running(started(RIVAL, path)) as rival:
 
         def reach(name):

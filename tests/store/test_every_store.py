@@ -66,7 +66,9 @@ def damage(path, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_verify_says_how_much_it_has_compared(kind, make):
-    path, seen, totals = make(kind), [], []
+    path = make(kind)
+    seen = []
+    totals = []
     reports = verify_store(path, progress=seen.append, announce=totals.append)
     assert sum(report.token_count for report in reports) == 6000
     if kind in DIGESTED:

@@ -207,7 +207,9 @@ def test_shards_of_one_batch_are_renamed_under_many_readers(count, folder):
 
 def test_a_growing_shard_that_is_first_read_before_its_last_cut_is_read_behind_it(tmp_path, monkeypatch):
     growing = tmp_path / "store/shard-00000.h5.partial"
-    cut_off, readers, sizes = HDF5Writer._cut_off, [], []
+    cut_off = HDF5Writer._cut_off
+    readers = []
+    sizes = []
 
     def read_before_the_cut(file, num_chunks):
         readers.append(HDF5Reader(growing))  # the file is complete, and maps

@@ -110,7 +110,10 @@ def test_a_loader_over_a_foreign_dataset(dataset, foreign):
 @pytest.fixture
 def corpus(tmp_path):
     """Return the folder of a corpus as the lesson writes it, with the row of each file in an index, and its tokens."""
-    rows, start, folder, parts = [], 0, tmp_path / "corpus", []
+    rows = []
+    start = 0
+    folder = tmp_path / "corpus"
+    parts = []
     folder.mkdir()
     for number, count in enumerate((1000, 777)):
         tokens = random_tokens(1, 1, count).reshape(-1).astype(np.uint16)

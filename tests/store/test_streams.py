@@ -263,7 +263,9 @@ def test_a_store_of_many_files_keeps_few_of_them_open(tmp_path, monkeypatch):
         for _ in range(2):
             np.testing.assert_array_equal(store.get_slice(0, 5000), TOKENS)
         assert sum(name.endswith(".npy") for name in open_files().values()) <= 6  # a mapping has one too
-    folder, counts, opened = write_store(tmp_path / "store", np.split(TOKENS, 25)), [], StreamDocuments.open
+    folder = write_store(tmp_path / "store", np.split(TOKENS, 25))
+    counts = []
+    opened = StreamDocuments.open
     monkeypatch.setattr(StreamDocuments, "open", lambda *args: counts.append(len(open_files())) or opened(*args))
     with MmapTokenStore(folder) as store:
         assert store.doc_offsets[-1] == 5000

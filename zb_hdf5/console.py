@@ -50,8 +50,8 @@ TYPED: Final = {
     Remedy.TEXT_COLUMN: "pass --text-column with one of their keys: {at}",
     Remedy.TRAIN: "train both with 'zb tokenizer train'",
     Remedy.OTHER_KIND: "run 'zb convert {at}-to-hdf5' for them",
-    Remedy.REMAINDER: "pass --remainder drop, or pad where it is no store",
-    Remedy.FILL_A_BATCH: "pass a smaller --batch-size, or --remainder pad where it is no store",
+    Remedy.REMAINDER: "pass --remainder drop, or --remainder pad if the source is not a store",
+    Remedy.FILL_A_BATCH: "pass a smaller --batch-size, or --remainder pad if the source is not a store",
     Remedy.FILL_THE_SHARDS: "pass a smaller --shards",
     Remedy.RECORD_LENGTH: "pass --seq-len {at}",
     Remedy.KEEP_DTYPE: "leave out --dtype",
@@ -123,7 +123,7 @@ def _told(error: ZbError | MemoryError | OSError) -> tuple[str, int]:
 
 
 def _fail_by_signal(ctx: click.Context, error: BaseException) -> NoReturn:
-    """End a command that a signal has ended; a `SystemError` that is no such end is raised again."""
+    """End a command that a signal has ended; any other `SystemError` is raised again."""
     end = end_by(error)
     if end is None:
         raise error

@@ -124,7 +124,7 @@ def report_page(
         "Tokens": _token_parts(found, numbers, tokenizer),
         "Documents": _document_parts(d, found, numbers["document_lengths"]),
         **({"Sources": [_sources(found)]} if found.sources else {}),
-        f"{found.unit.capitalize()}s that are there twice": _duplicate_parts(found, reader, tokenizer),
+        f"Repeated {found.unit}s": _duplicate_parts(found, reader, tokenizer),
         "Samples": [_row(row, tokenizer) for row in rows],
     }
     content = [
@@ -248,7 +248,7 @@ def _document_parts(d: dict[str, Any], found: Statistics, named: dict[str, float
 def _packing(found: Statistics) -> Markup:
     """Return the lines on padding, and on whole, split and missing documents."""
     if found.packing is None:
-        text = "Each lies in one file, whole: a stream is cut into records only when it is read."
+        text = "Each is whole, in one file: a stream is cut into records only when it is read."
         return tag("p", text, class_="soft")
     padding, split, cropped, absent, lost = found.packing.values()
     count = max(1, found.num_units)
@@ -291,7 +291,7 @@ def _duplicate_parts(found: Statistics, reader: BatchReader, tokenizer: Tokenize
         units = ", ".join(f"{unit:,}" for unit in group.units[:UNITS_SHOWN])
         if len(group.units) > UNITS_SHOWN:
             units += " …"
-        # tokens behind the last document count as one
+        # tokens after the last document count as one
         known = [documents.document(unit) for unit in group.units[:2] if documents and unit < len(documents)]
         names = [tag("div", origin, class_="note") for origin in map(origin_text, known) if origin]
         begins = tag("div", tag("code", _lines(readable(tokenizer, group.beginning))), *names)

@@ -47,9 +47,9 @@ def zb_report(
 ) -> Output:
     """Write a page with the statistics of PATH.
 
-    It has histograms of tokens and of lengths of documents, tokens that are frequent or never used, documents that are
-    there twice, and samples as text. It is one HTML file, needs no network, and is the same for the same files and
-    times.
+    It has histograms of tokens and of lengths of documents, tokens that are frequent or never used, repeated
+    documents, and samples as text. It is one HTML file and needs no network. The same files, with the same times, give
+    the same page.
 
     \b
     Example: zb report data/train -o report.html

@@ -226,7 +226,7 @@ def _row(reader: BatchReader, name: str, tokens: TokenArray, pieces: Runs, field
     """Return a row of pieces: their columns, and their offsets in the document stream."""
     columns, offsets = pieces
     table = reader.documents
-    # tokens behind the last document of a stream are text too: a killed writer left them there
+    # tokens after the last document of a stream are text too: a killed writer left them there
     numbers = np.where(offsets == np.uint64(NO_DOCUMENT), PADDING if reader.has_padding else UNKNOWN, UNKNOWN)
     if table is None:
         return Row(name, tokens, columns, numbers, np.zeros_like(columns), fields)

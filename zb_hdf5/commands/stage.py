@@ -32,7 +32,7 @@ def ranks_named(text: str) -> list[range]:
     matches = [re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip()) for part in text.split(",")]
     ranks = [range(int(match[1]), int(match[2] or match[1]) + 1) for match in matches if match]
     if not all(ranks) or None in matches:
-        raise ArgumentError(f"{text!r} is no list of ranks such as 8-15")
+        raise ArgumentError(f"expected ranks such as 8-15 or 0,4,8-15, found {text!r}")
     return ranks
 
 

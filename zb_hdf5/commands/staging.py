@@ -69,7 +69,7 @@ def unit_of(reader: BatchReader) -> str:
 def batches_of_ranks(loader: Loader, ranks: Iterable[int], world_size: int) -> npt.NDArray[np.int64]:
     """Return the stored batches that some ranks read from the loader's position to the end of its epoch, ascending.
 
-    The rest behind the last whole batch counts as one.
+    The rest after the last whole batch counts as one.
     """
     position = loader.state_dict()["position"]
     needed = np.zeros(loader.reader.num_batches + 1, bool)

@@ -90,7 +90,7 @@ class Units:
             self.unit = "file" if opened.paths[0].suffix == ".npy" else "document"
             self.step = STREAM_TOKENS
             edges = opened.doc_offsets.view(np.int64)
-            if edges[-1] < opened.num_tokens:  # a killed writer left tokens behind its last document
+            if edges[-1] < opened.num_tokens:  # a killed writer left tokens after its last document
                 edges = np.append(edges, opened.num_tokens)
         else:
             self.unit = "record"

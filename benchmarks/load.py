@@ -179,8 +179,8 @@ def prepare(folder: str, count: int) -> m.Figures:
     source = to / "tokens.npy"
     m.write_tokens(source, count * m.BATCH_SIZE)
     make_store(source, to / "one")
-    make_store(source, to / "four", num_shards=4)
-    make_store(source, to / "narrow", num_shards=4, dtype="uint16")
+    make_store(source, to / "four", shards=4)
+    make_store(source, to / "narrow", shards=4, dtype="uint16")
     tokens = np.load(source, mmap_mode="r").reshape(-1)
     with HDF5ShardWriter(to / "stream.h5", dtype="uint16", fields={"mask": "u1"}) as writer:
         for number, start in enumerate(range(0, tokens.size // 4, DOCUMENT)):
@@ -189,7 +189,7 @@ def prepare(folder: str, count: int) -> m.Figures:
             spans = [(a, b, {"n": number}) for a, b in zip(edges[:-1:2], edges[1::2], strict=True) if a < b]
             writer.write_document(document, {"mask": (document % 2).astype("u1")}, id=f"{number}", spans=spans)
     shape = {"batch_size": m.BATCH_SIZE, "seq_len": m.SEQ_LEN}
-    convert(to / "stream.h5", "hdf5", to / "packed", source_format="stream", packing="best-fit", num_shards=4, **shape)
+    convert(to / "stream.h5", "hdf5", to / "packed", source_format="stream", packing="best-fit", shards=4, **shape)
     m.evict(to)  # the page cache then holds all files in pages of the same sizes, however they were written
     m.warm(to)
     return {}
@@ -199,7 +199,7 @@ def make_many(folder: str, count: int, batches: int) -> m.Figures:
     """Write a store of `count` shards that are links to one file."""
     to = Path(folder) / f"many-{count}"
     m.write_tokens(Path(folder) / "few.npy", batches * m.BATCH_SIZE)
-    make_store(Path(folder) / "few.npy", to, num_shards=1, dtype="uint16")
+    make_store(Path(folder) / "few.npy", to, shards=1, dtype="uint16")
     index = ShardIndex.load(to)
     (entry,) = index.shards
     entries = [replace(entry, path=f"shard-{number:06}.h5") for number in range(count)]

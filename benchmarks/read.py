@@ -185,8 +185,8 @@ def window_row(folder: str, by: str) -> m.Figures:
 def prepare(folder: Path, num_batches: int) -> None:
     source = folder / "tokens.npy"
     m.write_tokens(source, num_batches * m.BATCH_SIZE)
-    make_store(source, folder / "hdf5", num_shards=4)
-    make_store(source, folder / "batch", "batch", num_shards=4)
+    make_store(source, folder / "hdf5", shards=4)
+    make_store(source, folder / "batch", "batch", shards=4)
     for codec in CODECS:
         make_store(source, folder / codec, codec=None if codec == "none" else codec, dtype="uint16")
     (folder / "stream").mkdir()

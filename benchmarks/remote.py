@@ -80,7 +80,7 @@ def measure(run: m.Run) -> Iterator[dict[str, Any]]:
     folder = run.folder
     build = run.builds[0]
     m.write_tokens(folder / "tokens.npy", (QUICK if run.quick else BATCHES) * m.BATCH_SIZE)
-    make_store(folder / "tokens.npy", folder / "store", num_shards=4)
+    make_store(folder / "tokens.npy", folder / "store", shards=4)
     with serve(folder) as url:
         floor = m.Way(f"bare, {UNDER_WAY} reads under way", m.way_of(build, "bare", url, folder, 0))
         unchecked = m.way_of(build, "load", url, 0, {"verify": "none"})

@@ -10,7 +10,8 @@ from typing import Any, Final
 import click
 
 from zb_hdf5.console import SIZE, STORE, CommandGroup, Output, Parsed, PathOrUrl, Progress, output_options
-from zb_hdf5.converters.conversion import DEFAULT_MEMORY_BYTES, OPTIONS, STREAM, Conversion, Option, Unset
+from zb_hdf5.converters.conversion import OPTIONS, STREAM, Conversion, Option, flag_of
+from zb_hdf5.converters.options import DEFAULT_MEMORY_BYTES, InWords
 from zb_hdf5.converters.sources import CUT, SourceKind, sources
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.formats.registry import FORMATS
@@ -49,29 +50,46 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+#: The type of the values of an option, by its kind.
 TYPES: Final[Mapping[str, Any]] = {
-    "positive": click.IntRange(1), "natural": click.IntRange(0), "fraction": click.FloatRange(0, 1, max_open=True),
-    "size": SIZE, "text": str, "names": Parsed("NAME,...", _names), "codec": Parsed("CODEC", _codec),
-    "part": Parsed("I/N", _part), "store": STORE,
-}  # fmt: skip
+    "positive": click.IntRange(1),
+    "natural": click.IntRange(0),
+    "fraction": click.FloatRange(0, 1, max_open=True),
+    "size": SIZE,
+    "text": str,
+    "names": Parsed("NAME,...", _names),
+    "codec": Parsed("CODEC", _codec),
+    "range": Parsed("I/N", _part),
+    "store": STORE,
+}
 
 
 def _click_option(name: str, each: Option, default: Any, target: str, kind: SourceKind) -> Callable[..., Any]:
     """Return the option of a command, whose help ends with the default."""
-    shown = default.words if isinstance(default, Unset) else _shown(default, each.kind)
-    note = " Other readers of .batch files take uint32 only." if (name, target) == ("dtype", "batch") else ""
     if each.kind == "flag":
-        return click.option(each.flag, name, is_flag=True, default=None, help=each.help)
+        return click.option(flag_of(name), name, is_flag=True, default=None, help=each.help)
+    shown = _shown(default, each.kind)
+    text = each.help
+    if name == "dtype" and target == "batch":
+        text += " Other readers of .batch files take uint32 only."
+    if shown:
+        text += f" [default: {shown}]"
     values = kind.choices.get(name, each.kind)
     return click.option(
-        each.flag, name, type=TYPES[values] if isinstance(values, str) else click.Choice(list(values)),
-        required=name == kind.required, help=each.help + note + (f" [default: {shown}]" if shown else ""),
-    )  # fmt: skip
+        flag_of(name),
+        name,
+        type=TYPES[values] if isinstance(values, str) else click.Choice(list(values)),
+        required=name == kind.required,
+        help=text,
+    )
 
 
 def _shown(default: Any, kind: Any) -> str:
+    """Return the words for a default in the help."""
+    if isinstance(default, InWords):
+        return default.words
     if isinstance(kind, Mapping):
-        default = next(word for word, value in kind.items() if value == default)
+        return next(str(word) for word, value in kind.items() if value == default)
     return "2GiB" if default == DEFAULT_MEMORY_BYTES else str(default)
 
 
@@ -82,7 +100,8 @@ class _Sources(PathOrUrl):
 
 def _add_command(source_format: str, kind: SourceKind, target: str) -> None:
     """Register the command of a source and a target, with the options that both have."""
-    name, row = f"{source_format}-to-{target}", FORMATS.get(target)
+    name = f"{source_format}-to-{target}"
+    row = FORMATS.get(target)
 
     def command(src: Any, dst: Path, dry_run: bool = False, **given: Any) -> Output | None:
         given = {each: _meant(each, value) for each, value in given.items() if value is not None}
@@ -97,14 +116,13 @@ def _add_command(source_format: str, kind: SourceKind, target: str) -> None:
     command.__doc__ = f"Convert {kind.noun} to {result}.\n\n{note}\b\nExample: zb convert {name} {example}"
     decorated: Callable[..., Any] = output_options(command)
     options = kind.options_of(target)
-    if "part" in options and target != STREAM:
+    if "shard_range" in options and target != STREAM:
         decorated = click.option("--dry-run", is_flag=True, help="Describe the result, and write nothing.")(decorated)
     for each, default in reversed(options.items()):
         decorated = _click_option(each, OPTIONS[each], default, target, kind)(decorated)
         if each == "shuffle":
-            decorated = click.option(
-                "--no-shuffle", "shuffle", flag_value="none", help="The same as --shuffle none."
-            )(decorated)  # fmt: skip
+            no_shuffle = click.option("--no-shuffle", each, flag_value="none", help="The same as --shuffle none.")
+            decorated = no_shuffle(decorated)
     urls = row is not None and row.holds_batches and not kind.rows
     decorated = click.argument("dst", type=PathOrUrl(urls=urls, new=True))(decorated)
     source = click.argument("src", type=_Sources(urls=kind.urls), nargs=-1 if kind.several else 1, required=True)
@@ -120,13 +138,12 @@ def _meant(name: str, value: Any) -> Any:
 def _run(conversion: Conversion, dry_run: bool) -> Output | None:
     """Convert, and return the report; None for a rank of an MPI job that only serves the first one."""
     from zb_hdf5.converters import run
-    from zb_hdf5.converters.batch_target import dry_run_lines
 
     if conversion.live and dry_run:
         raise click.UsageError("--live is written by one process, into a new folder: leave out --dry-run")
     if dry_run:
         planned = run.plan(conversion)
-        return None if planned is None else Output(planned, dry_run_lines(planned))
+        return None if planned is None else Output(planned.to_json(), planned.lines())
     with Progress("opening", 0) as progress, warnings.catch_warnings():
         warnings.simplefilter("default")
         warnings.showwarning = lambda message, *_, **__: click.echo(f"note: {message}", err=True)

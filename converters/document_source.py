@@ -14,6 +14,7 @@ import numpy.typing as npt
 from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.console import counted
 from zb_hdf5.converters.batch_source import TokenCounts
+from zb_hdf5.errors import Remedy
 from zb_hdf5.signals import deliver_signals
 from zb_hdf5.spec import DEFAULT_SPLIT, TokenArray
 from zb_hdf5.text.corpus import Dropped
@@ -101,7 +102,7 @@ class Route:
                 deliver_signals()
                 counts.documents += len(encoded.lengths)
                 counts.tokens_in += len(encoded.tokens) + encoded.cut
-                counts.drop("beyond --max-document-tokens", encoded.cut)
+                counts.drop("cut from long documents", encoded.cut)
                 if choose is None or self.split == TRAIN:
                     counts.documents_dropped.merge(encoded.dropped or Dropped())
                 if len(encoded.lengths):
@@ -124,26 +125,46 @@ def route(
 ) -> list[Route]:
     """Deal documents to files of tokens: consecutive groups go to each, so that all together keep the order.
 
-    `num_shards` are for training, one per file where there is no number. A share `val_fraction` of the documents is
-    held out in one more shard, the last, or the last shard is.
+    Parameters
+    ----------
+    source
+        The documents.
+    num_shards
+        How many files there are for training; None: one for each file of the source.
+    val_fraction
+        The share of the documents that is held out in one more shard, the last.
+    val_last_shard
+        Whether the last shard is held out.
+    seed
+        Decides which documents are held out.
     """
     if not 0 <= val_fraction < 1:
-        raise ArgumentError(f"--val-fraction must be at least 0 and below 1, found {val_fraction}")
+        raise ArgumentError(
+            f"val_fraction must be at least 0 and below 1, found {val_fraction}", options=["val_fraction"]
+        )
     if not 0 <= seed < 2**64:
-        raise ArgumentError(f"seed must be between 0 and 2**64 - 1, found {seed}")
+        raise ArgumentError(f"seed must be between 0 and 2**64 - 1, found {seed}", options=["seed"])
     if val_fraction and val_last_shard:
-        raise ArgumentError("pass either --val-fraction or --val-last-shard, not both")
+        raise ArgumentError(
+            "pass either val_fraction or val_last_shard, not both", options=["val_fraction", "val_last_shard"]
+        )
     if not source.groups:
         raise ConvertError(f"{source.paths[0]}: {no_documents(source, Dropped())}")
-    by_file = groupby(source.groups, key=lambda group: group.file_number)
-    runs = [list(run) for _, run in by_file] if num_shards is None else _cut_evenly(source.groups, num_shards)
+    if num_shards is None:
+        by_file = groupby(source.groups, key=lambda group: group.file_number)
+        runs = [list(run) for _, run in by_file]
+    else:
+        runs = _cut_evenly(source.groups, num_shards)
     if val_last_shard:
         if len(runs) < 2:
-            raise ConvertError("--val-last-shard leaves nothing to train on: there is 1 shard; pass --shards 2 or more")
+            raise ConvertError(
+                "val_last_shard leaves nothing to train on: there is 1 shard; ask for 2 shards or more",
+                options=["val_last_shard", "shards"],
+            )
         return [*map(Route, runs[:-1]), Route(runs[-1], VAL)]
     if val_fraction:
-        drawn = val_fraction, seed
-        return [*(Route(run, TRAIN, *drawn) for run in runs), Route(source.groups, VAL, *drawn)]
+        train = [Route(run, TRAIN, val_fraction, seed) for run in runs]
+        return [*train, Route(source.groups, VAL, val_fraction, seed)]
     return list(map(Route, runs))
 
 
@@ -156,10 +177,13 @@ def no_documents(source: DocumentSource, dropped: Dropped) -> str:
 def _cut_evenly(groups: list[DocumentGroup], num_shards: int) -> list[list[DocumentGroup]]:
     """Cut into runs of about the same weight, none of them empty."""
     if num_shards > len(groups):
-        raise ConvertError(f"{len(groups):,} row groups cannot fill {num_shards:,} shards; pass a smaller --shards")
+        raise ConvertError(
+            f"{len(groups):,} row groups cannot fill {num_shards:,} shards", remedy=Remedy.FILL_THE_SHARDS
+        )
     ends = np.cumsum([group.weight + 1 for group in groups])
     cuts = np.searchsorted(ends, ends[-1] * np.arange(1, num_shards) / num_shards)
-    low, high = np.arange(1, num_shards), len(groups) - np.arange(num_shards - 1, 0, -1)
     for k in range(num_shards - 1):  # at least one group each
-        cuts[k] = min(max(cuts[k], low[k], cuts[k - 1] + 1 if k else 0), high[k])
+        least = max(k + 1, cuts[k - 1] + 1 if k else 0)
+        most = len(groups) - (num_shards - 1 - k)
+        cuts[k] = min(max(cuts[k], least), most)
     return [groups[a:b] for a, b in pairwise([0, *cuts.tolist(), len(groups)])]

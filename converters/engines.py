@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 from zb_hdf5 import ArgumentError, UnavailableError, ZbError, console
+from zb_hdf5.errors import Remedy
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.signals import POLL_S, deliver_signals, kept_signals
 
 #: Is called with the amount that was done since the last call: tokens, or bytes of documents.
-Advance = Callable[[int], None]
+OnProgress = Callable[[int], None]
 _Result = TypeVar("_Result")
 #: Begins the names of worker processes.
 WORKER_NAME: Final = "zb-convert-worker-"
@@ -39,8 +40,9 @@ def no_progress(amount: int) -> None:
 class ProgressCalls:
     """Calls a function with the tokens that are written, and shows nothing: see `console.Progress`."""
 
-    def __init__(self, progress: Advance | None = None) -> None:
-        self._progress, self._unit = progress or no_progress, "tok"
+    def __init__(self, progress: OnProgress | None = None) -> None:
+        self._progress = progress or no_progress
+        self._unit = "tok"
 
     def begin(self, label: str, total: int, unit: str = "tok") -> None:
         self._unit = unit
@@ -65,15 +67,29 @@ class Task(Protocol):
 
 
 class CountedWork:
-    """Counts the work of a task: for the process that does it, and in a note for the one that waits for it."""
+    """Counts the work of a task: for the process that does it, and in a note for the one that waits for it.
 
-    def __init__(self, amount: int, progress: Advance, note: Path | None) -> None:
-        self._amount, self._progress, self._note = amount, progress, note
-        self._done, self._noted_s = 0, time.monotonic()
+    Parameters
+    ----------
+    amount
+        All of the work.
+    progress
+        Called with the work that was done since the last call.
+    note
+        The file of the note; None: nobody else waits.
+    """
+
+    def __init__(self, amount: int, progress: OnProgress, note: Path | None) -> None:
+        self._amount = amount
+        self._progress = progress
+        self._note = note
+        self._done = 0
+        self._noted_s = time.monotonic()
 
     def reach(self, share: float) -> None:
         """Have so much of the work done."""
-        done, now_s = int(share * self._amount), time.monotonic()
+        done = int(share * self._amount)
+        now_s = time.monotonic()
         self._progress(done - self._done)
         self._done = done
         if self._note is not None and now_s - self._noted_s >= POLL_S:
@@ -95,7 +111,7 @@ class Engine:
     workers_per_node: int = 1  # how many of them share the memory of one node, at most
 
     def run(
-        self, function: Callable[[Any, Advance], _Result], tasks: Iterable[Task], progress: Advance
+        self, function: Callable[[Any, OnProgress], _Result], tasks: Iterable[Task], progress: OnProgress
     ) -> Generator[tuple[int, _Result]]:
         """Yield (number of the task, its result) as they finish; an exception or closing early ends the tasks."""
         for number, task in enumerate(tasks):
@@ -112,16 +128,27 @@ class Workers(NamedTuple):
 
 
 class Pooled(Engine):
-    """Runs tasks on an executor; no more are handed over than `workers` can soon begin."""
+    """Runs tasks on an executor; no more are handed over than `workers` can soon begin.
 
-    # `started` has the processes, and ends them with all tasks at once; without it, tasks that have begun run to their
-    # end
+    Parameters
+    ----------
+    executor
+        Runs them.
+    workers
+        How many run at the same time.
+    started
+        The processes of the executor, which are ended with all tasks at once; None: tasks that have begun run to
+        their end.
+    """
+
     def __init__(self, executor: Executor, workers: int, started: StartedProcesses | None = None) -> None:
-        self._executor, self.workers, self._started = executor, workers, started
+        self._executor = executor
+        self._started = started
+        self.workers = workers
         self.workers_per_node = workers
 
     def run(
-        self, function: Callable[[Any, Advance], _Result], tasks: Iterable[Task], progress: Advance
+        self, function: Callable[[Any, OnProgress], _Result], tasks: Iterable[Task], progress: OnProgress
     ) -> Generator[tuple[int, _Result]]:
         waiting = enumerate(tasks)
         running: dict[Future[_Result], tuple[int, Task]] = {}
@@ -171,8 +198,8 @@ class Pooled(Engine):
                 'if __name__ == "__main__": or convert with workers=1'
             )
         return UnavailableError(
-            "a worker process died, perhaps killed for its memory; finished shards are kept: run the same "
-            "command with --resume, and perhaps fewer --workers"
+            "a worker process died, perhaps killed for its memory; finished shards are kept",
+            remedy=Remedy.FEWER_WORKERS,
         )
 
 
@@ -201,8 +228,10 @@ class StartedProcesses(ForkServerContext):
 
 
 def end_unguarded_worker() -> None:
-    """End a worker process that imports the main module, which begins a conversion of its own meanwhile."""
-    # the process that has started this one reports it; a traceback of each worker would hide that message
+    """End a worker process that imports the main module, which begins a conversion of its own meanwhile.
+
+    The process that has started this one reports it; a traceback of each worker would hide that message.
+    """
     if multiprocessing.current_process().name.startswith(WORKER_NAME):
         os._exit(UNGUARDED_MAIN)
 
@@ -255,8 +284,9 @@ def _open_mpi() -> Iterator[Engine | None]:
         from mpi4py.futures import MPICommExecutor
     except (ImportError, RuntimeError) as error:  # no mpi4py, or no MPI library behind it
         raise UnavailableError(
-            f"--executor mpi needs mpi4py and an MPI library: {error}; pip install '.[mpi]', and load your "
-            "site's MPI module"
+            f"executor mpi needs mpi4py and an MPI library: {error}; pip install '.[mpi]', and load your "
+            "site's MPI module",
+            options=["executor"],
         ) from error
     world = MPI.COMM_WORLD
     require_one_world(world.Get_size())
@@ -274,8 +304,9 @@ def require_one_world(size: int) -> None:
     tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", 1))
     if size == 1 and tasks > 1:
         raise UnavailableError(
-            f"--executor mpi: srun has started {tasks} tasks, but each of them is an MPI world of one rank: use srun "
-            "--mpi=pmix or --mpi=pmi2, whichever this MPI library was built for (see 'srun --mpi=list')"
+            f"executor mpi: srun has started {tasks} tasks, but each of them is an MPI world of one rank",
+            remedy=Remedy.MPI_WORLD,
+            options=["executor"],
         )
 
 

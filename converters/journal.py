@@ -23,8 +23,10 @@ from typing import Any, Final, NamedTuple, Self
 
 from zb_hdf5 import ConvertError, FormatError, ShardEntry, StoreMeta
 from zb_hdf5.converters.batch_source import TokenCounts
-from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.converters.engines import Advance, Workers, no_progress
+from zb_hdf5.converters.conversion import WHOLE, ShardRange
+from zb_hdf5.converters.engines import OnProgress, Workers, no_progress
+from zb_hdf5.converters.options import WorkOptions
+from zb_hdf5.errors import Remedy
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.publishing import LockedFolder, remove, remove_journals, write_atomically, write_fully
 from zb_hdf5.formats.batch_reader import GROUP_BYTES
@@ -52,11 +54,15 @@ class Finished:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
         """Return the facts of which a journal has the `asdict`."""
-        entry, counts = ShardEntry.from_json(value["entry"]), TokenCounts.from_json(value["counts"])
-        return cls(entry, int(value["max_token"]), str(value["frame_sha256"]), counts)
+        return cls(
+            entry=ShardEntry.from_json(value["entry"]),
+            max_token=int(value["max_token"]),
+            frame_sha256=str(value["frame_sha256"]),
+            counts=TokenCounts.from_json(value["counts"]),
+        )
 
 
-def is_intact(task: Any, progress: Advance = no_progress) -> bool:
+def is_intact(task: Any, progress: OnProgress = no_progress) -> bool:
     """Return whether the finished file of a task still has every byte."""
     try:
         frame, tokens = digests_of(task, task.finished.entry)
@@ -67,8 +73,11 @@ def is_intact(task: Any, progress: Advance = no_progress) -> bool:
 
 def digests_of(task: Any, entry: ShardEntry, *, frame_only: bool = False) -> tuple[str, str]:
     """Return the digests of all bytes of a file and its sidecars but the tokens, and of these, if they are placed."""
-    (path, *sidecars), meta, end = task.paths, task.meta, 0  # of the tokens so far
-    frame, tokens = hashlib.sha256(), hashlib.sha256()
+    path, *sidecars = task.paths
+    meta = task.meta
+    frame = hashlib.sha256()
+    tokens = hashlib.sha256()
+    end = 0  # of the tokens so far
     with open(path, "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         for start, stop in chain(_token_ranges(meta, entry), [(size, size)]):
@@ -81,7 +90,8 @@ def digests_of(task: Any, entry: ShardEntry, *, frame_only: bool = False) -> tup
     for sidecar in sidecars:
         with suppress(FileNotFoundError), open(sidecar, "rb") as file:
             frame.update(hashlib.file_digest(file, "sha256").digest())
-    return frame.hexdigest(), "" if frame_only or meta.column not in entry.columns else tokens.hexdigest()
+    has_tokens = meta.column in entry.columns and not frame_only
+    return frame.hexdigest(), tokens.hexdigest() if has_tokens else ""
 
 
 def _token_ranges(meta: StoreMeta, entry: ShardEntry) -> Iterator[tuple[int, int]]:
@@ -102,27 +112,9 @@ def _digest_bytes(digest: Any, file: io.FileIO, start: int, stop: int) -> None:
         digest.update(file.read(min(GROUP_BYTES, stop - piece)))
 
 
-class ShardRange(NamedTuple):
-    """Which share of the shards a job writes: number `job` of `num_jobs`, counted from 0."""
-
-    job: int
-    num_jobs: int
-
-    def shards(self, num_shards: int) -> range:
-        """Return the numbers of its shards: consecutive ones."""
-        return range(self.job * num_shards // self.num_jobs, (self.job + 1) * num_shards // self.num_jobs)
-
-    @property
-    def journal_name(self) -> str:
-        return f"{JOURNAL_PREFIX}{self.job:05}-of-{self.num_jobs:05}.jsonl"
-
-
-WHOLE: Final = ShardRange(0, 1)
-
-
-def shard_range_of(conversion: Conversion) -> ShardRange:
-    """Return the share of the shards that a job writes."""
-    return ShardRange(*conversion.part) if conversion.part else WHOLE
+def journal_name(part: ShardRange) -> str:
+    """Return the name of the journal of a job."""
+    return f"{JOURNAL_PREFIX}{part.job:05}-of-{part.num_jobs:05}.jsonl"
 
 
 def file_states(paths: Iterable[Path]) -> dict[str, FileState]:
@@ -184,7 +176,8 @@ class Record:
         if row is None:
             return
         with suppress(*_UNREADABLE):
-            number, done = int(row["number"]), Finished.from_json(row)
+            number = int(row["number"])
+            done = Finished.from_json(row)
             if number in range(self.total) and Planned(*self.plan[PLANNED][number]).allows(done.entry):
                 self.finished[number] = done
 
@@ -211,20 +204,39 @@ class Journal:
 
     It begins with those that earlier runs have finished and that are as they were then: `kept` counts them. All else
     that these have left is removed.
+
+    Parameters
+    ----------
+    folder
+        The folder that is filled.
+    head
+        The plan, which is the first line.
+    tasks
+        The tasks of this job, by their numbers in the plan. Each has the `paths` of its file and sidecars.
+    work
+        The part of this job, and whether it goes on or starts over.
+    workers
+        The processes that run the tasks.
     """
 
     def __init__(
         self,
         folder: LockedFolder,
         head: Record,
-        tasks: Mapping[int, Any],  # by number, those of this job; each has the `paths` of its file and sidecars
-        conversion: Conversion,
+        tasks: Mapping[int, Any],
+        work: WorkOptions,
         workers: Workers,
     ) -> None:
-        self._folder, self._head, self._tasks, self._workers = folder, head, tasks, workers
-        self._part, self._overwrite = shard_range_of(conversion), bool(conversion.overwrite)
-        self._path, start_s = folder.partial_path / self._part.journal_name, time.monotonic()
-        recorded = {} if self._overwrite and not conversion.resume else self._recorded(bool(conversion.resume))
+        start_s = time.monotonic()
+        self._folder = folder
+        self._head = head
+        self._tasks = tasks
+        self._workers = workers
+        self._part = work.shard_range
+        self._overwrite = work.force
+        self._path = folder.partial_path / journal_name(work.shard_range)
+        is_new = work.force and not work.resume
+        recorded = {} if is_new else self._recorded(work.resume)
         checks = [replace(tasks[number], finished=done) for number, done in sorted(recorded.items())]
         with closing(workers.engine.run(is_intact, checks, no_progress)) as results:
             intact = dict(results)
@@ -241,9 +253,10 @@ class Journal:
         """The tasks that are left to do."""
         return {number: task for number, task in self._tasks.items() if number not in self.finished}
 
-    def run(self, write: Callable[[Any, Advance], Finished], tasks: Mapping[int, Any]) -> list[Finished]:
+    def run(self, write: Callable[[Any, OnProgress], Finished], tasks: Mapping[int, Any]) -> list[Finished]:
         """Do the missing work, and return all finished files in order."""
-        numbers, workers = list(tasks), self._workers
+        numbers = list(tasks)
+        workers = self._workers
         with closing(workers.engine.run(write, tasks.values(), workers.shown.advance)) as results:
             for k, done in results:
                 with open(self._path, "r+b", buffering=0) as file:
@@ -295,7 +308,7 @@ class Journal:
                 remove(folder / name)
 
     def _remove_other_journals(self) -> None:
-        """Remove the journals that the new one replaces, and with --force those of other plans."""
+        """Remove the journals that the new one replaces, and with `force` those of other plans."""
         for part, path in journal_paths(self._folder.partial_path).items():
             replaced = self._part == WHOLE or (self._overwrite and part.num_jobs != self._part.num_jobs)
             if part != self._part and replaced:
@@ -317,7 +330,8 @@ def refuse_interrupted(folder: Path, unit: str) -> None:
     if finished := {number for record in records for number in record.finished}:
         raise ConvertError(
             f"{folder}: an interrupted conversion with {len(finished):,} of {records[0].total:,} finished {unit} "
-            "is there; go on with --resume, or start over with --force"
+            "is there",
+            remedy=Remedy.RESUME_OR_RESTART,
         )
 
 
@@ -361,10 +375,10 @@ def read_journal(path: Path, unit: str | None = None) -> Record:
     first, *rest = path.read_bytes().split(b"\n")[:-1] or [b""]
     head = _content(first)
     if head is None or not head.keys() >= {"unit", "plan"} or PLANNED not in head["plan"]:
-        raise FormatError(f"{path}: not a journal of a conversion: its first line is damaged; start over with --force")
+        raise FormatError(f"{path}: not a journal of a conversion: its first line is damaged", remedy=Remedy.RESTART)
     found = Record(head["unit"], head["plan"])
     if unit not in (None, found.unit):
-        raise ConvertError(f"{path}: an interrupted conversion of another kind is there; start over with --force")
+        raise ConvertError(f"{path}: an interrupted conversion of another kind is there", remedy=Remedy.RESTART)
     for line in rest:
         found.add(line)
     return found
@@ -375,8 +389,8 @@ def require_same(found: dict[str, Any], plan: dict[str, Any], path: Path) -> Non
     expected = json.loads(json.dumps(plan))
     if found != expected:
         raise ConvertError(
-            f"{path.parent}: holds another conversion: {_difference(found, expected)}; give the same arguments and "
-            "source files, or start over with --force"
+            f"{path.parent}: holds another conversion: {_difference(found, expected)}",
+            remedy=Remedy.SAME_OR_RESTART,
         )
 
 
@@ -391,8 +405,8 @@ def _difference(was: Any, here: Any, name: str = "plan") -> str:
 
 
 def how_to_go_on(overwrite: bool) -> str:
-    """Return the options to run after an interruption."""
-    return "go on with --resume --force" if overwrite else "go on with --resume, or start over with --force"
+    """Return the cure after an interruption, by whether the result replaces another one."""
+    return str(Remedy.RESUME_FORCED if overwrite else Remedy.RESUME_OR_RESTART)
 
 
 def _short(value: object) -> str:

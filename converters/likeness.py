@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from zb_hdf5 import ArgumentError, IncompleteError, open_reader
 from zb_hdf5.converters.conversion import OPTIONS, Conversion
-from zb_hdf5.files.paths import any_path
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import DEFAULT_SPLIT, STREAM_LAYOUT
 from zb_hdf5.store.holders import look
@@ -20,34 +19,36 @@ _NAMED: Final = ("remainder", "pad_id", "packing")
 
 
 def with_likeness(
-    conversion: Conversion, known: Mapping[str, Any], choices: Mapping[str, tuple[str, ...]] | None = None
-) -> Conversion:
-    """Return a conversion with the options of its `like`, but for those that were given.
+    conversion: Conversion, like: Path, known: Collection[str], choices: Mapping[str, tuple[str, ...]]
+) -> tuple[Conversion, str]:
+    """Return a conversion with the options of a store, but for those that were given; and the dtype of the store.
 
     Parameters
     ----------
+    conversion
+        A conversion as it was asked for.
+    like
+        The store, or a lone file.
     known
         The names of the options that apply to its source and target.
     choices
         The values of an option, where its source does not take all.
     """
-    if conversion.like is None:
-        return conversion
     if conversion.is_stream:
-        raise ArgumentError(f"like={str(conversion.like)!r} is for batches, found a target of streams")
-    found, num_splits = likeness_of(any_path(conversion.like))
-    choices = choices or {}
+        raise ArgumentError(f"like={str(like)!r} is for batches, found a target of streams")
+    found, num_splits = likeness_of(like)
+    dtype = found["dtype"]
     is_one_file = conversion.destination.suffix == FORMATS[conversion.target].suffix
     # each split of a store keeps as many shards as it has; documents are dealt out anew
     has_own_shards = num_splits > 1 and "packing" not in known
-    if is_one_file or has_own_shards or conversion.shard_bytes is not None:
-        del found["num_shards"]
+    if is_one_file or has_own_shards or conversion.shard_size is not None:
+        del found["shards"]
     taken = {
         name: value
         for name, value in found.items()
         if name in known and getattr(conversion, name) is None and value in choices.get(name, (value,))
     }
-    return replace(conversion, **taken)
+    return replace(conversion, **taken), dtype
 
 
 class Likeness(NamedTuple):
@@ -81,7 +82,7 @@ def likeness_of(path: Path) -> Likeness:
         source = reader.origin.get("source", {})
         shuffle = reader.origin.get("shuffle")
         vocab_size = meta.vocab_size
-        num_shards = None
+        num_shards: int | None = None
         num_splits = 1
         if isinstance(reader, StoreReader):
             index = reader.index.without_max_token()
@@ -98,7 +99,7 @@ def likeness_of(path: Path) -> Likeness:
         "vocab_size": vocab_size or None,
         "seed": meta.seed,
         "shuffle": shuffle == "global" if shuffle in ("global", "none") else meta.seed > 0,
-        "num_shards": num_shards,
+        "shards": num_shards,
         **{name: _named(source, name) for name in _NAMED},
     }
     return Likeness(options, num_splits)
@@ -106,15 +107,7 @@ def likeness_of(path: Path) -> Likeness:
 
 def _named(source: dict[str, Any], name: str) -> Any:
     """Return an option that `source` names, which is free JSON: None unless it is a value of that option."""
-    value, kind = source.get(name), OPTIONS[name].kind
+    value = source.get(name)
+    kind = OPTIONS[name].kind
     is_possible = value in kind if isinstance(kind, tuple) else type(value) is int and value >= 0
     return value if is_possible else None
-
-
-def require_dtype_of_like(conversion: Conversion, dtype: Any, source: object) -> None:
-    """Raise `ArgumentError` if a source that has a dtype of its own does not give that of `like`."""
-    if conversion.like is None or conversion.dtype not in (None, "keep"):
-        return
-    expected = likeness_of(any_path(conversion.like)).options["dtype"]
-    if dtype.name != expected:
-        raise ArgumentError(f"{source}: gives tokens of {dtype.name}, and {conversion.like} has {expected}")

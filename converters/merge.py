@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from zb_hdf5 import ConvertError, ShardIndex, StoreMeta, open_reader
-from zb_hdf5.converters.journal import Finished, ShardRange, journal_paths, read_journals, require_same
+from zb_hdf5.converters.conversion import ShardRange
+from zb_hdf5.converters.journal import Finished, journal_paths, read_journals, require_same
 from zb_hdf5.converters.shard_plan import PLAN_VERSION, SHARDS, files_of_shard
 from zb_hdf5.documents.document_table import DocumentPart, check_documents
+from zb_hdf5.errors import Remedy
 from zb_hdf5.field import Field
 from zb_hdf5.files.publishing import PartialDirectory, partial_path, remove
 from zb_hdf5.formats.registry import FORMATS
@@ -18,18 +20,32 @@ from zb_hdf5.spec import DOCUMENTS_PREFIX, INDEX_NAME, SHARD_PREFIX, stored_dtyp
 from zb_hdf5.store.agreement import require_agreement
 
 
-def merge_parts(destination: str | os.PathLike[str], *, overwrite: bool = False) -> ShardIndex:
-    """Publish a folder whose shards were written by several jobs, each with its `--shard-range`."""
+def merge_parts(destination: str | os.PathLike[str], *, force: bool = False) -> ShardIndex:
+    """Publish a folder whose shards were written by several jobs, each with its `shard_range`.
+
+    Parameters
+    ----------
+    destination
+        The folder that the jobs were given.
+    force
+        Replace an existing result when the new one is whole.
+
+    Returns
+    -------
+    ShardIndex
+        The index of the merged store.
+    """
     destination = Path(destination)
     waiting = partial_path(destination)
     if not journal_paths(waiting) and (destination / INDEX_NAME).exists():
         return ShardIndex.load(destination)  # it was merged before
     if not journal_paths(waiting):
-        raise ConvertError(f"{waiting}: no parts of a conversion there; run 'zb convert ... --shard-range I/N' first")
-    with PartialDirectory(destination, overwrite=overwrite) as folder:
+        raise ConvertError(f"{waiting}: no parts of a conversion there", remedy=Remedy.PARTS_FIRST)
+    with PartialDirectory(destination, overwrite=force) as folder:
         folder.keep()
         plan, finished = _collect(waiting)
-        meta, indexed = plan["meta"], FORMATS[plan["target"]].holds_batches
+        meta = plan["meta"]
+        indexed = FORMATS[plan["target"]].holds_batches
         fields = tuple(Field.from_json(*item) for item in meta["fields"].items())
         index = ShardIndex(
             StoreMeta(**{**meta, "dtype": stored_dtype(meta["dtype"]), "fields": fields}),
@@ -66,7 +82,7 @@ def _collect(folder: Path) -> tuple[dict[str, Any], dict[int, Finished]]:
     if first is None:
         raise ConvertError(f"{folder}: another process has merged it")
     if first.plan.get("version") != PLAN_VERSION:
-        raise ConvertError(f"{folder}: was begun by another version; start over with --force")
+        raise ConvertError(f"{folder}: was begun by another version", remedy=Remedy.RESTART)
     finished: dict[int, Finished] = {}
     for path, record in records.items():
         require_same(record.plan, first.plan, path)
@@ -74,23 +90,26 @@ def _collect(folder: Path) -> tuple[dict[str, Any], dict[int, Finished]]:
     num_shards = len(first.plan["cuts"])
     missing = [k for k in range(num_shards) if k not in finished or not (folder / finished[k].entry.path).exists()]
     if missing:
-        raise ConvertError(
-            f"{folder}: {len(missing)} of {num_shards} shards are missing, {_how_to_write(missing, folder, num_shards)}"
-        )
+        raise _missing_shards(missing, folder, num_shards)
     return first.plan, finished
 
 
-def _how_to_write(missing: list[int], folder: Path, num_shards: int) -> str:
-    """Return the parts that have the missing shards, and the command to run."""
-    # parts of several sizes: any of them will do, and most jobs were of this one
+def _missing_shards(missing: list[int], folder: Path, num_shards: int) -> ConvertError:
+    """Return the error for shards that no job has written; it names the parts that have them.
+
+    Of parts of several sizes any will do, and most jobs were of the size that is most frequent.
+    """
+    facts = f"{folder}: {len(missing)} of {num_shards} shards are missing, of"
     [(num_jobs, _)] = Counter(part.num_jobs for part in journal_paths(folder)).most_common(1)
-    jobs = [job for job in range(num_jobs) if {*missing} & {*ShardRange(job, num_jobs).shards(num_shards)}]
     if num_jobs == 1:
-        return "of a conversion without --shard-range: run it again with --resume"
-    which = f"{'part' if len(jobs) == 1 else 'parts'} {_ranges(jobs)} of {num_jobs}"
-    return (
-        f"of {which}: run the same 'zb convert ... --resume' with --shard-range I/{num_jobs} for each "
-        f"(in a Slurm array: sbatch --array={_ranges(jobs)}), then merge"
+        return ConvertError(f"{facts} a conversion without parts", remedy=Remedy.RESUME_WHOLE)
+    jobs = [job for job in range(num_jobs) if {*missing} & {*ShardRange(job, num_jobs).shards(num_shards)}]
+    numbers = _ranges(jobs)
+    noun = "part" if len(jobs) == 1 else "parts"
+    return ConvertError(
+        f"{facts} {noun} {numbers} of {num_jobs}",
+        remedy=Remedy.MISSING_PARTS,
+        at=numbers,
     )
 
 

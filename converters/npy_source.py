@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.converters.batch_source import BatchSource, TokenCounts, batches_of, require_pad_id
-from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.document_source import Choose, DocumentGroup, DocumentSource, Encoded
+from zb_hdf5.converters.options import ArrayOptions, CutOptions, Settings
 from zb_hdf5.errors import ConvertError, Remedy
 from zb_hdf5.files.paths import OpenFiles
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
@@ -125,14 +125,38 @@ def _fitting_dtype(files: Sequence[ArrayFile], vocab_size: int) -> str:
 
 
 class NpySource(BatchSource):
-    """Batches of records from files of one array each, shuffled or not."""
+    """Batches of records from files of one array each, shuffled or not.
+
+    Parameters
+    ----------
+    paths
+        Files, and folders of them.
+    batch_size
+        Records of a batch.
+    seq_len
+        Tokens of a record; None: the length of the 2-D arrays, or 512 if there are none.
+    seed
+        Decides the order of shuffled records.
+    shuffle
+        Whether the records are shuffled.
+    dtype
+        The stored dtype; "auto": uint16 if the arrays or the vocabulary size prove that it holds all ids.
+    vocab_size
+        Ids at or above it are refused; 0: those that do not fit the dtype.
+    remainder
+        "drop" or "pad" for records that do not fill the last batch; "error" refuses them.
+    pad_id
+        The token of padding.
+    kind
+        The kind of the files.
+    """
 
     def __init__(
         self,
         paths: Sequence[str | os.PathLike[str]],
         *,
         batch_size: int,
-        seq_len: int | None = None,  # None: the length of the 2-D arrays, or 512 if there are none
+        seq_len: int | None = None,
         seed: int,
         shuffle: bool = True,
         dtype: str = "auto",
@@ -151,7 +175,8 @@ class NpySource(BatchSource):
         self.lacks_vocab_size = dtype == "auto" and stored == np.uint32 and not vocab_size
         self.meta = StoreMeta(batch_size, seq_len, stored, seed if shuffle else 0, total, vocab_size=vocab_size)
         require_pad_id(pad_id, self.meta)
-        self.shuffle, self.reorders = "global" if shuffle else "none", shuffle
+        self.shuffle = "global" if shuffle else "none"
+        self.reorders = shuffle
         self.description = {
             "format": kind.name,
             "files": [str(path) for path in self.paths],
@@ -167,7 +192,8 @@ class NpySource(BatchSource):
 
     def _count_tokens(self, remainder: str) -> None:
         """Decide which records are stored, and count the others."""
-        meta, total = self.meta, self.meta.total_records
+        meta = self.meta
+        total = meta.total_records
         self.counts = TokenCounts(sum(file.num_tokens for file in self._files))
         for file in self._files:
             self.counts.drop("file tail", file.num_tokens - file.num_records * meta.seq_len)
@@ -191,7 +217,8 @@ class NpySource(BatchSource):
 
     def probe(self, record: int) -> float | None:
         number = int(np.searchsorted(self._ends, record, side="right"))
-        file, fd = self._files[number], self._open(number).fd
+        file = self._files[number]
+        fd = self._open(number).fd
         offset = file.offset_of(record - int(self._ends[number] - file.num_records), self.meta.seq_len)
         buffer = bytearray(self.meta.seq_len * file.dtype.itemsize)
         with contextlib.suppress(OSError):
@@ -215,7 +242,8 @@ class NpySource(BatchSource):
         self, number: int, inside: npt.NDArray[np.int64], rows: TokenArray, here: npt.NDArray[np.int64]
     ) -> None:
         """Copy records `inside` one file to the output rows `here`, checked."""
-        file, seq_len = self._files[number], self.meta.seq_len
+        file = self._files[number]
+        seq_len = self.meta.seq_len
         together = len(here) == int(here[-1] - here[0]) + 1
         target = slice(int(here[0]), int(here[-1]) + 1) if together else here
         direct = together and file.dtype == self.meta.dtype
@@ -236,23 +264,40 @@ class NpySource(BatchSource):
         if file.fortran:  # the tokens of a record lie apart
             out[...] = file.map("F")[inside]
             return
-        opened, offsets = self._open(number), file.offset_of(inside, self.meta.seq_len).tolist()
-        follow = bool(np.all(np.diff(inside) == 1))
-        for offset in offsets if self.cold and not follow else ():
-            os.posix_fadvise(opened.fd, offset, out[0].nbytes, os.POSIX_FADV_WILLNEED)
-        opened.read_ranges([(offsets[0], out)] if follow else zip(offsets, out, strict=True))
+        opened = self._open(number)
+        offsets = file.offset_of(inside, self.meta.seq_len).tolist()
+        if bool(np.all(np.diff(inside) == 1)):  # they follow each other
+            opened.read_ranges([(offsets[0], out)])
+            return
+        if self.cold:
+            for offset in offsets:
+                os.posix_fadvise(opened.fd, offset, out[0].nbytes, os.POSIX_FADV_WILLNEED)
+        opened.read_ranges(zip(offsets, out, strict=True))
 
 
 class CutSource(DocumentSource):
-    """1-D arrays, cut into documents at a boundary token, which is the last one of each, or the first one."""
+    """1-D arrays, cut into documents at a boundary token, which is the last one of each, or the first one.
 
-    # tokens before the first boundary token, or after the last one, are a document without one
+    Tokens before the first boundary token, or after the last one, are a document without one.
 
-    tokenizer, has_ids = "", False
+    Parameters
+    ----------
+    paths
+        Files, and folders of them.
+    options
+        The boundary token, its side, and the dtype.
+    kind
+        The kind of the files.
+    """
 
-    def __init__(self, paths: list[Path], conversion: Conversion, kind: ArrayKind = NPY) -> None:
-        self.paths, self._boundary = kind.expand(paths), conversion.boundary or "after"
-        self.boundary_token_id, self.vocab_size = conversion.boundary_token_id or 0, conversion.vocab_size or 0
+    tokenizer = ""
+    has_ids = False
+
+    def __init__(self, paths: list[Path], options: CutOptions, kind: ArrayKind = NPY) -> None:
+        self.paths = kind.expand(paths)
+        self._boundary = options.boundary
+        self.boundary_token_id = options.boundary_token_id
+        self.vocab_size = options.vocab_size
         self._files = []
         for path in self.paths:
             header = kind.read_header(path)
@@ -262,8 +307,8 @@ class CutSource(DocumentSource):
                     "records"
                 )
             self._files.append(ArrayFile.open(path, header, 1))
-        fixed = conversion.dtype not in (None, "auto") and conversion.dtype
-        self.dtype = stored_dtype(fixed or _fitting_dtype(self._files, self.vocab_size))
+        is_auto = options.dtype == "auto"
+        self.dtype = stored_dtype(_fitting_dtype(self._files, self.vocab_size) if is_auto else options.dtype)
         sizes = [file.num_tokens * file.dtype.itemsize for file in self._files]
         self.groups = [DocumentGroup(number, 0, size, size) for number, size in enumerate(sizes)]
         self.description = {
@@ -275,8 +320,9 @@ class CutSource(DocumentSource):
         self.identity: dict[str, Any] = {"dtype": self.dtype.name, "vocab_size": self.vocab_size}
 
     def read(self, group: DocumentGroup, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
-        file, first = self._files[group.file_number], 1
+        file = self._files[group.file_number]
         tokens = file.map()
+        first = 1
         for start, lengths in _cut(tokens, self.boundary_token_id, self._boundary):
             stop = start + int(lengths.sum())
             rows = np.arange(first, first + len(lengths), dtype=np.uint64)
@@ -284,7 +330,9 @@ class CutSource(DocumentSource):
             chosen = tokens[start:stop]
             if choose is not None:
                 wanted = choose(len(lengths))
-                chosen, lengths, rows = chosen[np.repeat(wanted, lengths)], lengths[wanted], rows[wanted]
+                chosen = chosen[np.repeat(wanted, lengths)]
+                lengths = lengths[wanted]
+                rows = rows[wanted]
             yield Encoded(chosen, lengths, str(file.path), rows, read=stop * file.dtype.itemsize)
 
 
@@ -302,11 +350,26 @@ def _cut(tokens: TokenArray, boundary_token_id: int, boundary: str) -> Iterator[
         yield start, np.array([len(tokens) - start])
 
 
-def open_arrays(paths: list[Path], conversion: Conversion, kind: ArrayKind = NPY) -> NpySource:
-    """Open files of arrays as batches, as a conversion asks."""
-    how = {
-        name: getattr(conversion, name)
-        for name in ("batch_size", "seq_len", "seed", "shuffle", "remainder", "pad_id")
-    }  # fmt: skip
-    dtype = FORMATS[conversion.target].default_dtype if conversion.dtype in (None, "auto") else conversion.dtype
-    return NpySource(paths, dtype=dtype or "auto", vocab_size=conversion.vocab_size or 0, kind=kind, **how)
+def open_arrays(paths: list[Path], settings: Settings, kind: ArrayKind = NPY) -> NpySource:
+    """Open files of arrays as batches, as a conversion asks; its target decides the dtype of "auto"."""
+    options = settings.of(ArrayOptions)
+    dtype = options.dtype
+    if dtype == "auto":
+        dtype = FORMATS[settings.target.format].default_dtype
+    return NpySource(
+        paths,
+        batch_size=options.batch_size,
+        seq_len=options.seq_len,
+        seed=options.seed,
+        shuffle=options.shuffle,
+        dtype=dtype,
+        vocab_size=options.vocab_size,
+        remainder=options.remainder,
+        pad_id=options.pad_id,
+        kind=kind,
+    )
+
+
+def open_cut(paths: list[Path], settings: Settings) -> CutSource:
+    """Open files of arrays as documents, as a conversion asks."""
+    return CutSource(paths, settings.of(CutOptions))

@@ -17,9 +17,8 @@ import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError, FormatError, ShardIndex, StoreMeta
 from zb_hdf5.converters.batch_source import BatchSource, SourceShard, TokenCounts, batches_of, require_pad_id
-from zb_hdf5.converters.batch_target import is_one_file, refuse_bad_destination
-from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.converters.journal import WHOLE, shard_range_of
+from zb_hdf5.converters.conversion import WHOLE
+from zb_hdf5.converters.options import RowOptions, Settings, StreamOptions, Target
 from zb_hdf5.converters.shard_plan import number_of_shards
 from zb_hdf5.documents.document_table import DocumentTableFile, documents_name, join_documents, part_of
 from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, ranges
@@ -27,7 +26,7 @@ from zb_hdf5.documents.table_writer import DocumentsWriter
 from zb_hdf5.files.forks import kept_property
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import disk_errors, scratch_directory
-from zb_hdf5.files.tokens import Converted, TokenRun
+from zb_hdf5.files.tokens import Converted, TokenRun, Tokens
 from zb_hdf5.loaders.order import GlobalOrder, IndexArray, Order, SequentialOrder, write_order
 from zb_hdf5.spec import (
     DEFAULT_SPLIT,
@@ -78,9 +77,18 @@ class Packing:
 def packed_pieces(
     offsets: IndexArray, lengths: IndexArray, counts: IndexArray, edges: npt.NDArray[np.uint64], seq_len: int
 ) -> Pieces:
-    """Return the pieces of rows: the packed ones, cut where documents begin, and the padding behind them.
+    """Return the pieces of rows: the packed ones, cut where documents begin, and the padding after them.
 
-    Each row has `counts` of the packed pieces; `edges` are the starts of the documents and the end of the last one.
+    Parameters
+    ----------
+    offsets, lengths
+        The packed pieces, row after row.
+    counts
+        How many of them each row has.
+    edges
+        The starts of the documents, and the end of the last one.
+    seq_len
+        The tokens of a row.
     """
     stops = offsets + lengths
     first = edges.searchsorted(offsets.astype(np.uint64), side="right")
@@ -92,14 +100,11 @@ def packed_pieces(
     columns = columns - columns[(np.cumsum(counts) - counts)[rows]] if len(rows) else columns
     used = np.bincount(rows, lengths, len(counts)).astype(np.int64)
     padded = np.flatnonzero(used < seq_len)
-    positions = np.concatenate([
-        rows * seq_len + columns,
-        rows[packed] * seq_len + columns[packed] + begins - offsets[packed],
-        padded * seq_len + used[padded],
-    ])  # fmt: skip
-    tokens = np.concatenate([
-        offsets.astype(np.uint64), begins.astype(np.uint64), np.full(len(padded), NO_DOCUMENT, np.uint64)
-    ])  # fmt: skip
+    begin_positions = rows[packed] * seq_len + columns[packed] + begins - offsets[packed]
+    padding_positions = padded * seq_len + used[padded]
+    positions = np.concatenate([rows * seq_len + columns, begin_positions, padding_positions])
+    no_documents = np.full(len(padded), NO_DOCUMENT, np.uint64)
+    tokens = np.concatenate([offsets.astype(np.uint64), begins.astype(np.uint64), no_documents])
     # of several documents that begin at one position only the last has tokens
     positions, order = np.unique(positions, return_index=True)
     ends = ends_of(np.bincount(positions // seq_len, minlength=len(counts)))
@@ -184,7 +189,8 @@ class _OpenRows:
     """Rows by their free columns."""
 
     def __init__(self, seq_len: int) -> None:
-        self._seq_len, self._num_rows = seq_len, 0
+        self._seq_len = seq_len
+        self._num_rows = 0
         self._by_free: dict[int, list[npt.NDArray[Any]]] = {}
         self._has = np.zeros(seq_len + 1, bool)
 
@@ -215,18 +221,45 @@ class _OpenRows:
 
 
 class PackedRows:
-    """The rows of one split of a stream, read from its documents in any order. Picklable: the plan lies in `folder`.
+    """The rows of one split of a stream, read from its documents in any order. Picklable: the plan is in `folder`.
 
     They are stored in this `order`, in `num_batches` batches from `first_batch` on. `table` is the file of the
     documents, and `documents` are how many of them begin in each row: it stays in this process.
+
+    Parameters
+    ----------
+    store
+        The documents of the split.
+    split
+        Its name.
+    folder
+        The folder of the plan and of the table.
+    number
+        The number of the split.
+    meta
+        The shape and dtype of the batches.
+    options
+        The packing and the shuffle.
+    pad_id
+        The token of padding.
     """
 
     def __init__(
         self,
-        store: StoreReader, split: str, folder: Path, number: int, meta: StoreMeta, options: Conversion, pad_id: int
-    ) -> None:  # fmt: skip
-        self.split, self._pad_id, self._seq_len, self._batch_size = split, pad_id, meta.seq_len, meta.batch_size
-        self.first_batch = self.num_batches = 0
+        store: StoreReader,
+        split: str,
+        folder: Path,
+        number: int,
+        meta: StoreMeta,
+        options: RowOptions,
+        pad_id: int,
+    ) -> None:
+        self.split = split
+        self.first_batch = 0
+        self.num_batches = 0
+        self._pad_id = pad_id
+        self._seq_len = meta.seq_len
+        self._batch_size = meta.batch_size
         self._columns = {field.name: (store.field(field.name).tokens, field.size) for field in store.meta.fields}
         tokens = store.tokens
         self._columns[""] = (tokens if tokens.dtype == meta.dtype else Converted(tokens, meta.dtype)), 1
@@ -245,13 +278,17 @@ class PackedRows:
             writer.publish(split=split)
         edges = self._table.offsets.astype(np.int64)
         document_lengths = edges[1:] - edges[:-1]
-        packed = PACKINGS[options.packing or "concat"](document_lengths, meta.seq_len)
+        packed = PACKINGS[options.packing](document_lengths, meta.seq_len)
         for path, array in zip(self._plan_paths, (packed.offsets, packed.lengths, packed.first), strict=True):
             _save(path, array)
         self.num_rows = packed.num_rows
-        shuffled = options.shuffle and write_order(self.num_rows, options.seed or 0)
-        self.order: Order = shuffled or SequentialOrder(self.num_rows)
-        self.tokens_kept, self.tokens_cropped = packed.tokens_kept, store.num_tokens - packed.tokens_kept
+        self.order: Order
+        if options.shuffle:
+            self.order = write_order(self.num_rows, options.seed)
+        else:
+            self.order = SequentialOrder(self.num_rows)
+        self.tokens_kept = packed.tokens_kept
+        self.tokens_cropped = store.num_tokens - packed.tokens_kept
         self.documents = packed.documents_begun(document_lengths)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -266,7 +303,7 @@ class PackedRows:
         return Packing(*(np.load(path, mmap_mode="r").view(np.ndarray) for path in self._plan_paths))
 
     def rows_of(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Return the rows of some batches, by the numbers of these in the store; none is behind the last row."""
+        """Return the rows of some batches, by their numbers in the store; none is beyond the last row."""
         first, end = ((batch - self.first_batch) * self._batch_size for batch in (start, stop))
         return self.order.indices(np.arange(first, min(end, self.num_rows)))
 
@@ -277,7 +314,8 @@ class PackedRows:
 
     def gather_into(self, name: str, rows: npt.NDArray[np.int64], out: TokenArray) -> None:
         """Fill `out`, shape `(n, seq_len, ...)`, with rows in any order, and padding: tokens (""), or a field."""
-        plan, seq_len = self._packing, out.shape[1]
+        plan = self._packing
+        seq_len = out.shape[1]
         pieces, counts = self._pieces_of(rows)
         lengths = plan.lengths[pieces]
         before = np.cumsum(lengths) - lengths
@@ -286,19 +324,8 @@ class PackedRows:
         if int(lengths.sum()) < len(out) * seq_len:
             out[...] = np.zeros((), out.dtype) if name else self._pad_id
         column, size = self._columns[name]
-        flat, starts = out.reshape(-1), (in_row * seq_len + columns) * size
-        offsets, stops = plan.offsets[pieces] * size, starts + lengths * size
-        firsts, waiting = column.starts, list[TokenRun]()
-        files = np.searchsorted(firsts, offsets, side="right") - 1
-        mapped = {file: column.open_file(file, firsts[file]).flat() for file in np.unique(files).tolist()}
-        runs = zip(files.tolist(), offsets.tolist(), starts.tolist(), stops.tolist(), strict=True)
-        for file, offset, start, stop in runs:  # documents are short: to read each would take three times as long
-            tokens, begin = mapped[file], offset - firsts[file]
-            if tokens is None or begin + stop - start > len(tokens):
-                waiting.append((offset, flat[start:stop]))
-            else:
-                flat[start:stop] = tokens[begin : begin + stop - start]
-        column.read(waiting)
+        starts = (in_row * seq_len + columns) * size
+        _copy_runs(column, plan.offsets[pieces] * size, out.reshape(-1), starts, starts + lengths * size)
 
     def read_pieces(self, rows: npt.NDArray[np.int64]) -> Pieces:
         """Return the parts of documents in some rows: a packed piece is cut where a document begins."""
@@ -309,8 +336,29 @@ class PackedRows:
     def _pieces_of(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the pieces of some rows, in order, and how many each row has."""
         first = self._packing.first
-        begin, counts = first[rows], first[rows + 1] - first[rows]
+        begin = first[rows]
+        counts = first[rows + 1] - begin
         return ranges(begin, counts), counts
+
+
+def _copy_runs(column: Tokens, offsets: IndexArray, out: TokenArray, starts: IndexArray, stops: IndexArray) -> None:
+    """Copy runs of a column from `offsets` on to `out`, each to its (start, stop) there.
+
+    Documents are short: to read each by itself would take three times as long as to copy it from a mapping.
+    """
+    firsts = column.starts
+    files = np.searchsorted(firsts, offsets, side="right") - 1
+    mapped = {file: column.open_file(file, firsts[file]).flat() for file in np.unique(files).tolist()}
+    waiting: list[TokenRun] = []
+    runs = zip(files.tolist(), offsets.tolist(), starts.tolist(), stops.tolist(), strict=True)
+    for file, offset, start, stop in runs:
+        tokens = mapped[file]
+        begin = offset - firsts[file]
+        if tokens is None or begin + stop - start > len(tokens):
+            waiting.append((offset, out[start:stop]))
+        else:
+            out[start:stop] = tokens[begin : begin + stop - start]
+    column.read(waiting)
 
 
 def _save(path: Path, array: npt.NDArray[np.int64]) -> None:
@@ -323,9 +371,27 @@ def _save(path: Path, array: npt.NDArray[np.int64]) -> None:
 class PackedSource(BatchSource):
     """Batches of the packed documents of a stream, the split for training first: each split in its own order.
 
-    The shards of the first split are those that were asked for. Plans and document tables are kept in `folder`. A
-    stream that was written for the conversion has the `description` and the `paths` of its source, and `counts`,
-    to which the tokens that packing drops and pads are added; it is not compared with its digests.
+    The shards of the first split are those that were asked for. A stream that was written for the conversion is not
+    compared with its digests.
+
+    Parameters
+    ----------
+    path
+        The stream.
+    folder
+        The folder of plans and document tables.
+    options
+        The packing, the shape and the shuffle.
+    target
+        The number or the size of the shards.
+    dtype
+        The stored dtype; "keep": that of the stream.
+    description
+        The source of a stream that was written for the conversion; None: the stream is the source.
+    paths
+        The files of that source.
+    counts
+        The counts of that source, to which the tokens that packing drops and pads are added.
     """
 
     order: GlobalOrder | None = None  # of more than one split there is no order of all rows
@@ -335,37 +401,47 @@ class PackedSource(BatchSource):
         self,
         path: Path,
         folder: Path,
-        options: Conversion,
+        options: RowOptions,
+        target: Target,
+        dtype: str = "keep",
         *,
         description: dict[str, Any] | None = None,
         paths: Sequence[Path] = (),
         counts: TokenCounts | None = None,
     ) -> None:
         stores = {split: open_stream(path, split=split) for split in _splits(path)}
-        dtype, store = options.dtype or "keep", next(iter(stores.values()))
+        store = next(iter(stores.values()))
         if not store.has_documents:
             raise ArgumentError(f"{path}: expected a stream with documents, found none: cut records with hdf5-to-hdf5")
-        self._path, self._checked = path, counts is not None
+        self._path = path
+        self._checked = counts is not None
+        self._options = options
         self.meta = StoreMeta(
-            options.batch_size or 0, options.seq_len or 0, store.dtype if dtype == "keep" else stored_dtype(dtype),
-            (options.seed or 0) if options.shuffle else 0, 0, sum(each.document_count for each in stores.values()),
-            store.index.without_max_token().meta.vocab_size, store.meta.tokenizer, fields=store.meta.fields,
-        )  # fmt: skip
+            batch_size=options.batch_size,
+            seq_len=options.seq_len,
+            dtype=store.dtype if dtype == "keep" else stored_dtype(dtype),
+            seed=options.seed if options.shuffle else 0,
+            document_count=sum(each.document_count for each in stores.values()),
+            vocab_size=store.index.without_max_token().meta.vocab_size,
+            tokenizer=store.meta.tokenizer,
+            fields=store.meta.fields,
+        )
         self._pad_id = max(0, store.index.meta.boundary_token_id) if options.pad_id is None else options.pad_id
         require_pad_id(self._pad_id, self.meta)
         files = [file for each in stores.values() for file in each.paths]
         self.paths = [*paths, *files, *(table for table in map(documents_path, files) if table.exists())]
-        self.shuffle, self.reorders = "global" if options.shuffle else "none", bool(options.shuffle)
+        self.shuffle = "global" if options.shuffle else "none"
+        self.reorders = options.shuffle
         how = {"packing": options.packing, "pad_id": self._pad_id}
         self.description = {**(description or {"format": "stream", "files": [str(path)]}), **how}
-        self._options = replace(options, source=None, progress=None, engine=None)  # picklable
         self.counts = counts or TokenCounts(sum(each.num_tokens for each in stores.values()))
-        self.num_batches, self._splits = 0, list[PackedRows]()
+        self.num_batches = 0
+        self._splits: list[PackedRows] = []
         for split, each in stores.items():
-            self._pack(PackedRows(each, split, folder, len(self._splits), self.meta, self._options, self._pad_id))
+            self._pack(PackedRows(each, split, folder, len(self._splits), self.meta, options, self._pad_id))
         self.document_files = [part.table for part in self._splits]
         self.document_parts = tuple(part_of(path) for path in self.document_files)
-        self.shards = self._cut()
+        self.shards = self._cut(target)
         self.meta = replace(self.meta, total_records=sum(shard.records or 0 for shard in self.shards))
         self.identity = {
             **how,
@@ -381,25 +457,28 @@ class PackedSource(BatchSource):
 
     def _pack(self, rows: PackedRows) -> None:
         """Add the rows of a split, and count the tokens that are in none."""
-        options, meta = self._options, self.meta
+        meta = self.meta
+        remainder = self._options.remainder
         self.counts.drop("cropped by packing", rows.tokens_cropped)
-        num_batches, rest = batches_of(rows.num_rows, meta, options.remainder or "pad", f"packed rows ({rows.split})")
+        num_batches, rest = batches_of(rows.num_rows, meta, remainder, f"packed rows ({rows.split})")
         left_out = 0
-        if rest and options.remainder == "pad":
+        if rest and remainder == "pad":
             self.counts.padding_rows += meta.batch_size - rest
         elif rest:
             left_out = rows.tokens_in(rows.order.indices(np.arange(rows.num_rows - rest, rows.num_rows)))
             self.counts.drop("remainder", left_out)
         self.counts.padded += num_batches * meta.batch_tokens - (rows.tokens_kept - left_out)
-        rows.first_batch, rows.num_batches = self.num_batches, num_batches
+        rows.first_batch = self.num_batches
+        rows.num_batches = num_batches
         self.num_batches += num_batches
         self._splits.append(rows)
 
-    def _cut(self) -> list[SourceShard]:
+    def _cut(self, target: Target) -> list[SourceShard]:
         """Cut each split into shards: none has two."""
         train = self._splits[0].num_batches
-        num_shards = number_of_shards(train, self.meta, self._options)
-        largest, shards = -(-train // num_shards), []
+        num_shards = number_of_shards(train, self.meta, target)
+        largest = -(-train // num_shards)
+        shards = []
         for part in self._splits:
             count = num_shards if part is self._splits[0] else -(-part.num_batches // largest)
             for start, stop in pairwise(part.first_batch + k * part.num_batches // count for k in range(count + 1)):
@@ -413,32 +492,34 @@ class PackedSource(BatchSource):
     def read_field_into(self, name: str, start: int, out: TokenArray) -> None:
         """Gather the tokens (""), or the values of a field: those of padding are 0."""
         for part in self._splits:
-            first, stop = max(start, part.first_batch), min(start + len(out), part.first_batch + part.num_batches)
+            first = max(start, part.first_batch)
+            stop = min(start + len(out), part.first_batch + part.num_batches)
             if first < stop:
                 rows = out[first - start : stop - start].reshape(-1, *out.shape[2:])
                 part.gather_into(name, part.rows_of(first, stop), rows)
 
     def read_pieces(self, start: int, stop: int) -> Pieces:
-        """Return the pieces of the rows of batches of one split; rows behind its last one are padding."""
+        """Return the pieces of the rows of batches of one split; rows after its last one are padding."""
         part = next(part for part in self._splits if start < part.first_batch + part.num_batches)
         rows = part.rows_of(start, stop)
-        found, missing = part.read_pieces(rows), (stop - start) * self.meta.batch_size - len(rows)
+        found = part.read_pieces(rows)
+        missing = (stop - start) * self.meta.batch_size - len(rows)
         return concatenate([found, padding(missing, self.meta.seq_len)]) if missing else found
 
 
 @contextmanager
-def open_packed(paths: list[Path], conversion: Conversion) -> Generator[PackedSource]:
-    """Open a `PackedSource` whose plan lies in `<destination>.plan.partial/` inside the block; each job has its own."""
-    path, part = local_path(paths[0]), shard_range_of(conversion)
-    destination = local_path(conversion.destination)  # the plan of the rows lies in the same folder
-    refuse_bad_destination([path], destination)
-    is_one_file(conversion, destination)
-    plan = destination.with_name(destination.name + (".plan" if part == WHOLE else f".plan-{part.job}"))
+def open_packed(paths: list[Path], settings: Settings) -> Generator[PackedSource]:
+    """Open a `PackedSource` whose plan is in `<destination>.plan.partial/` inside the block; each job has its own."""
+    path = local_path(paths[0])
+    destination = settings.target.path
+    part = settings.work.shard_range
+    suffix = ".plan" if part == WHOLE else f".plan-{part.job}"
     opening = look(path)
     if opening.layout != STREAM_LAYOUT or opening.backend != "hdf5":
         raise ArgumentError(f"{path}: expected a token stream of documents in HDF5, found none")
-    with scratch_directory(plan) as folder:
-        yield PackedSource(path, folder, conversion)
+    with scratch_directory(destination.with_name(destination.name + suffix)) as folder:
+        dtype = settings.of(StreamOptions).dtype
+        yield PackedSource(path, folder, settings.of(RowOptions), settings.target, dtype)
 
 
 def _splits(path: Path) -> list[str]:

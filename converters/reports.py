@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from zb_hdf5 import ShardEntry, StoreMeta
+from zb_hdf5 import ShardEntry, ShardIndex, StoreMeta
 from zb_hdf5.console import counted, format_bytes, format_count
 from zb_hdf5.converters.batch_source import TokenCounts
-from zb_hdf5.converters.journal import NOTHING_KEPT, WHOLE, Kept, ShardRange
+from zb_hdf5.converters.conversion import WHOLE, ShardRange
+from zb_hdf5.converters.journal import NOTHING_KEPT, Kept
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import NO_CODEC, STREAM_LAYOUT, combine_sha256
 
@@ -102,19 +103,14 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for programs."""
-        counts, meta = self.counts, self.meta
-        documents = {
-            "documents": counts.documents,
-            "documents_dropped": counts.documents_dropped.counts,
-            "documents_dropped_first": counts.documents_dropped.first,
-            "tokens_kept": self.documents_kept,
-        }
-        return {
-            "path": str(self.destination),
-            **({} if self.part == WHOLE else {"part": list(self.part)}),
-            **({} if self._is_stream else {
-                "batch_size": meta.batch_size, "seq_len": meta.seq_len, "num_batches": self.num_batches,
-            }),
+        counts = self.counts
+        meta = self.meta
+        found: dict[str, Any] = {"path": str(self.destination)}
+        if self.part != WHOLE:
+            found["part"] = list(self.part)
+        if not self._is_stream:
+            found |= {"batch_size": meta.batch_size, "seq_len": meta.seq_len, "num_batches": self.num_batches}
+        found |= {
             "dtype": meta.dtype.name,
             "num_shards": len(self.shards),
             "shards_kept": self.kept.shards,
@@ -133,39 +129,64 @@ class Report:
             "left_behind": self.left_behind,
             "seconds": round(self.seconds, 3),
             "tokens_per_second": self.tokens_per_second and round(self.tokens_per_second),
-            **(documents if counts.documents else {}),
-            **({"encoder": self.encoder} if self.encoder else {}),
-            **({"packing": self.packing, "batches_of_split": self.batches_of_split} if self.packing else {}),
-        }  # fmt: skip
+        }
+        if counts.documents:
+            found |= {
+                "documents": counts.documents,
+                "documents_dropped": counts.documents_dropped.counts,
+                "documents_dropped_first": counts.documents_dropped.first,
+                "tokens_kept": self.documents_kept,
+            }
+        if self.encoder:
+            found["encoder"] = self.encoder
+        if self.packing:
+            found |= {"packing": self.packing, "batches_of_split": self.batches_of_split}
+        return found
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the report for people."""
-        counts, meta, kept = self.counts, self.meta, self.kept.shards
-        padded = f" + {counts.padded:,} padded" if counts.padded else ""
-        written = f"kept {kept:,} shards, wrote {len(self.shards) - kept:,}"
-        shards = "1 file" if self.destination.is_file() else written if kept else counted(len(self.shards), "shard")
-        dropped = " + ".join(f"{tokens:,} {reason}" for reason, tokens in counts.dropped.items()) or "0"
-        tokens = f"{counts.tokens_in:,} in{padded} = {self.tokens_stored:,} stored + {dropped} dropped"
+        counts = self.counts
+        meta = self.meta
+        is_whole = self.part == WHOLE
+        found = [("wrote" if self.tokens_written else "present", f"{self.destination} ({self._files()})")]
+        if not self._is_stream:
+            shape = f"{self.num_batches:,} of {meta.batch_size:,} x {meta.seq_len:,} {meta.dtype.name}"
+            found.append(("batches", shape))
+        found.append(("tokens", self._tokens()))
+        if counts.padded and is_whole:
+            padding = (
+                f"{counts.padded / max(1, self.tokens_stored):.2%} of the stored tokens, "
+                f"{counts.padding_rows:,} whole rows that fill the last batch among them"
+            )
+            found.append(("padding", padding))
+        if counts.documents:
+            found.append(("documents", self._documents()))
+        if self.encoder:
+            found.append(("encoder", f"{self.encoder}, which has the digest of the tokenizer"))
+        if self.tokens_written and not counts.documents:
+            found.append(("shuffle", self.shuffle))
+        found.append(("sha256", self.sha256))
+        found += [("note", note) for note in (self._extension(), self.left_behind, self._smaller()) if note]
+        found.append(("speed", self._speed()))
+        return [*found, *counts.documents_dropped.lines()]
+
+    def _files(self) -> str:
+        """Return how many files there are, and how many of them an earlier run had written."""
+        if self.destination.is_file():
+            return "1 file"
+        kept = self.kept.shards
+        if kept:
+            return f"kept {kept:,} shards, wrote {len(self.shards) - kept:,}"
+        return counted(len(self.shards), "shard")
+
+    def _tokens(self) -> str:
+        """Return the balance of the tokens; of a part those that it has stored."""
         if self.part != WHOLE:
-            tokens = f"{self.tokens_stored:,} stored by part {self.part.job} of {self.part.num_jobs}"
-        padding = (
-            f"{counts.padded / max(1, self.tokens_stored):.2%} of the stored tokens, "
-            f"{counts.padding_rows:,} whole rows that fill the last batch among them"
-        )
-        shape = f"{self.num_batches:,} of {meta.batch_size:,} x {meta.seq_len:,} {meta.dtype.name}"
-        return [
-            ("wrote" if self.tokens_written else "present", f"{self.destination} ({shards})"),
-            *([] if self._is_stream else [("batches", shape)]),
-            ("tokens", tokens),
-            *([("padding", padding)] if counts.padded and self.part == WHOLE else []),
-            *([("documents", self._documents())] if counts.documents else []),
-            *([("encoder", f"{self.encoder}, which has the digest of the tokenizer")] if self.encoder else []),
-            *([("shuffle", self.shuffle)] if self.tokens_written and not counts.documents else []),
-            ("sha256", self.sha256),
-            *[("note", note) for note in (self._extension(), self.left_behind, self._smaller()) if note],
-            ("speed", self._speed()),
-            *counts.documents_dropped.lines(),
-        ]
+            return f"{self.tokens_stored:,} stored by part {self.part.job} of {self.part.num_jobs}"
+        counts = self.counts
+        padded = f" + {counts.padded:,} padded" if counts.padded else ""
+        dropped = " + ".join(f"{tokens:,} {reason}" for reason, tokens in counts.dropped.items()) or "0"
+        return f"{counts.tokens_in:,} in{padded} = {self.tokens_stored:,} stored + {dropped} dropped"
 
     def _documents(self) -> str:
         """Return how many documents there are, and how their tokens are stored."""
@@ -208,10 +229,22 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Done:
-    """The report of a conversion whose result was there already."""
+class Done(Report):
+    """The report of a conversion whose result was there already: an earlier run has counted its documents."""
 
-    destination: Path
+    @classmethod
+    def of(cls, store: Path) -> Self:
+        """Return the report of a store that is the result."""
+        index = ShardIndex.load(store)
+        shards = list(index.shards)
+        return cls(
+            destination=store,
+            meta=index.meta,
+            shards=shards,
+            counts=TokenCounts(),
+            seconds=0.0,
+            kept=Kept(len(shards), sum(shard.token_count for shard in shards)),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for programs."""
@@ -220,3 +253,68 @@ class Done:
     def lines(self) -> list[tuple[str, str]]:
         """Return the report for people."""
         return [("present", f"{self.destination}, made of these files in this way: nothing to do")]
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """The report of a conversion that would be done: its shards, and the space that they need.
+
+    Attributes
+    ----------
+    path
+        The result.
+    num_batches, batch_size, seq_len, dtype
+        The batches.
+    num_shards, largest_shard_bytes, total_bytes, inodes
+        The files.
+    uint16_would_save_bytes
+        The bytes by which the tokens would be smaller as uint16, which a vocabulary size would allow; 0: none.
+    workers
+        The processes that would write.
+    memory_bytes
+        Memory of all processes of a node together.
+    shuffle
+        The way in which the records would be read, and the reason.
+    temp_bytes
+        The disk that takes meanwhile.
+    free
+        The bytes and inodes that are free; None where the file system does not count inodes.
+    """
+
+    path: str
+    num_batches: int
+    batch_size: int
+    seq_len: int
+    dtype: str
+    num_shards: int
+    largest_shard_bytes: int
+    total_bytes: int
+    uint16_would_save_bytes: int
+    inodes: int
+    workers: int
+    memory_bytes: int
+    shuffle: str
+    temp_bytes: int
+    free: dict[str, int | None]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report for programs."""
+        return asdict(self)
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Return the report for people."""
+        saved = self.uint16_would_save_bytes
+        free_inodes = "an uncounted number" if self.free["inodes"] is None else f"{self.free['inodes']:,}"
+        shape = f"{self.batch_size:,} x {self.seq_len:,} {self.dtype}"
+        smaller = f"uint32: a --vocab-size of at most 65,536 would store uint16 and save {format_bytes(saved)}"
+        return [
+            ("would write", self.path),
+            ("batches", f"{self.num_batches:,} of {shape}"),
+            *([("dtype", smaller)] if saved else []),
+            ("shards", f"{self.num_shards:,}, the largest {format_bytes(self.largest_shard_bytes)}"),
+            ("disk", f"{format_bytes(self.total_bytes)} of {format_bytes(self.free['bytes'] or 0)} that are free"),
+            ("temporary", format_bytes(self.temp_bytes)),
+            ("shuffle", self.shuffle),
+            ("inodes", f"{self.inodes:,} of {free_inodes} that are free"),
+            ("workers", f"{self.workers}, at most {format_bytes(self.memory_bytes)} of memory together"),
+        ]

@@ -1,38 +1,35 @@
-"""One run for every conversion: open the source, open the engine, write the target, report."""
+"""One run for every conversion: resolve its options, open the source, open the engine, write the target, report."""
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from copy import copy
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, Final, ParamSpec, TypeVar, cast
+from typing import Any, Final, Never, TypeAlias, TypeVar, cast
 
 from zb_hdf5 import ArgumentError
 from zb_hdf5.console import Progress
 from zb_hdf5.converters.batch_source import NOTE, BatchSource
-from zb_hdf5.converters.batch_target import dry_run, write_batches
-from zb_hdf5.converters.conversion import DEFAULT_MEMORY_BYTES, OPTIONS, STREAM, Conversion
+from zb_hdf5.converters.batch_target import dry_run, shard_plan_of, write_batches
+from zb_hdf5.converters.conversion import Conversion, refuse_unknown
 from zb_hdf5.converters.document_source import DocumentSource
 from zb_hdf5.converters.engines import (
+    Engine,
     ProgressCalls,
     Workers,
     default_workers,
     end_unguarded_worker,
     open_engine,
 )
-from zb_hdf5.converters.likeness import require_dtype_of_like, with_likeness
-from zb_hdf5.converters.reports import Done, Report
-from zb_hdf5.converters.shard_plan import cut_into_shards
-from zb_hdf5.converters.sources import PACKED, WORK, kind_of, refuse_unused_options
-from zb_hdf5.converters.stream_target import write_documents
-from zb_hdf5.files.paths import any_path
-from zb_hdf5.files.publishing import require_present
+from zb_hdf5.converters.options import Settings, ShuffleOptions, Target, TextOptions
+from zb_hdf5.converters.reports import DryRun, Report
+from zb_hdf5.converters.settings import refuse_replaced_sources, resolved
+from zb_hdf5.converters.shard_plan import ShardPlan
+from zb_hdf5.converters.shuffle import scatter_path
+from zb_hdf5.converters.stream_target import TokensPlan, tokens_plan, write_documents
+from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.spec import codec_named
 
 #: Less than this is written by one process: starting others takes longer.
 SMALL_BYTES: Final = 256 << 20
@@ -40,144 +37,258 @@ SMALL_BYTES: Final = 256 << 20
 WORKER_BYTES: Final = 192 << 20
 #: Modules that each worker needs.
 PRELOAD: Final = (
-    "zb_hdf5.converters.shard_plan", "zb_hdf5.converters.npy_source", "zb_hdf5.formats.h5_writer",
+    "zb_hdf5.converters.shard_plan",
+    "zb_hdf5.converters.npy_source",
+    "zb_hdf5.formats.h5_writer",
     "zb_hdf5.store.shards",
-)  # fmt: skip
-P = ParamSpec("P")
+)
+#: A source, and the plan of its conversion.
+Plan: TypeAlias = ShardPlan | TokensPlan
 _Result = TypeVar("_Result")
 
 
-def run(conversion: Conversion, shown: Progress | None = None) -> Report | Done | None:
+def run(conversion: Conversion, shown: Progress | None = None) -> Report | None:
     """Convert; None in an MPI rank that has only served the first one. By default `conversion.progress` is called."""
-    return _with_source(conversion, shown or ProgressCalls(conversion.progress), _write)
+    return _with_plan(conversion, shown or ProgressCalls(conversion.progress), _write)
 
 
-def plan(conversion: Conversion) -> dict[str, Any] | None:
-    """Return JSON of the shards that a conversion to batches would write, and of the space that it needs."""
-    return _with_source(conversion, ProgressCalls(), _describe)
+def plan(conversion: Conversion) -> DryRun | None:
+    """Return the shards that a conversion to batches would write, and the space that they need."""
+    return _with_plan(conversion, ProgressCalls(), _describe)
 
 
-def _write(source: BatchSource | DocumentSource, conversion: Conversion, workers: Workers) -> Report | Done:
-    if isinstance(source, DocumentSource):
-        return write_documents(source, conversion, workers)
-    return write_batches(source, conversion, workers)
+def _write(plan: Plan, settings: Settings, workers: Workers) -> Report:
+    if isinstance(plan, TokensPlan):
+        return write_documents(plan, settings, workers)
+    return write_batches(plan, settings, workers)
 
 
-def _describe(source: BatchSource | DocumentSource, conversion: Conversion, workers: Workers) -> dict[str, Any]:
-    if isinstance(source, DocumentSource):
-        raise ArgumentError(f"{source.paths[0]}: rows of documents are known when their tokens are")
-    return dry_run(source, conversion, workers)
+def _describe(plan: Plan, settings: Settings, workers: Workers) -> DryRun:
+    if isinstance(plan, TokensPlan):
+        raise ArgumentError(f"{plan.source.paths[0]}: rows of documents are known when their tokens are")
+    return dry_run(plan, settings, workers)
 
 
-def _with_source(
-    conversion: Conversion, shown: ProgressCalls | Progress, act: Callable[..., _Result]
+def _with_plan(
+    conversion: Conversion,
+    shown: ProgressCalls | Progress,
+    act: Callable[[Plan, Settings, Workers], _Result],
 ) -> _Result | None:
-    """Open the source and the engine, fill in all defaults, and act; None in an MPI rank that has served others."""
+    """Resolve the options, plan the source, open the engine, and act; None in an MPI rank that has served others."""
     end_unguarded_worker()
-    conversion, open_source = _prepared(conversion)
+    settings, open_source = resolved(conversion)
+    executor = settings.work.executor
     with ExitStack() as stack:
-        executor = conversion.executor or "local"
         # of MPI ranks only the first one needs the source
-        source = None if executor == "mpi" else _entered(stack, open_source(), conversion)
-        engine = conversion.engine
+        plan = None if executor == "mpi" else _planned(stack, open_source(), settings)
+        engine: Engine | None = settings.engine
         if engine is None:
-            asked = conversion.workers or (1 if source is None else _workers_of(source, conversion))
-            if isinstance(source, DocumentSource):
-                asked = max(1, min(asked, len(source.groups)))
-            engine = stack.enter_context(open_engine(executor, asked, PRELOAD))
+            workers = 1 if plan is None else _workers_of(plan, settings)
+            engine = stack.enter_context(open_engine(executor, workers, PRELOAD))
         if engine is None:
             return None
-        threads = conversion.threads or max(1, default_workers() // engine.workers_per_node)
-        source = source or _entered(stack, open_source(), conversion)
-        return act(source, conversion, Workers(engine, threads, shown))
+        threads = settings.of(TextOptions).threads or max(1, default_workers() // engine.workers_per_node)
+        return act(plan or _planned(stack, open_source(), settings), settings, Workers(engine, threads, shown))
 
 
-def _entered(stack: ExitStack, found: Any, conversion: Conversion) -> BatchSource | DocumentSource:
-    """Enter a source that keeps files while it is used, and refuse one that its target does not take."""
-    source = stack.enter_context(found) if hasattr(found, "__enter__") else found
-    if isinstance(source, BatchSource):
-        if conversion.is_stream:
-            raise ArgumentError(f"{source.paths[0]}: expected documents for a stream, found batches")
-        FORMATS[conversion.target].require(source.meta, conversion.destination)  # before any work
-    dtype = source.meta.dtype if isinstance(source, BatchSource) else source.dtype
-    require_dtype_of_like(conversion, dtype, source.paths[0])
-    found = cast("BatchSource | DocumentSource", source)
-    return found if conversion.note is None else _noted(found, conversion)
+def _planned(stack: ExitStack, found: Any, settings: Settings) -> Plan:
+    """Enter a source that keeps files while it is used, and plan its conversion."""
+    source = cast("BatchSource | DocumentSource", stack.enter_context(found) if hasattr(found, "__enter__") else found)
+    target = settings.target
+    if isinstance(source, BatchSource) and target.is_stream:
+        raise ArgumentError(f"{source.paths[0]}: expected documents for a stream, found batches")
+    written = (target.path, partial_path(target.path), partial_path(scatter_path(target.path)))
+    refuse_replaced_sources(source.paths, written, target.path)
+    settings.require_dtype(source.meta.dtype if isinstance(source, BatchSource) else source.dtype, source.paths[0])
+    if target.note:
+        source = _noted(source, target)
+    return shard_plan_of(source, settings) if isinstance(source, BatchSource) else tokens_plan(source, settings)
 
 
-def _noted(source: BatchSource | DocumentSource, conversion: Conversion) -> BatchSource | DocumentSource:
+def _noted(source: BatchSource | DocumentSource, target: Target) -> BatchSource | DocumentSource:
     """Return a source whose description has the note of a conversion; `ArgumentError` if its target has no place."""
-    row, destination = FORMATS.get(conversion.target), Path(conversion.destination)
-    if row is not None and row.tokens_only and (not row.holds_batches or destination.suffix == row.suffix):
-        raise ArgumentError(f"{destination}: has no place for a note: write HDF5, or a folder of shards")
+    row = FORMATS.get(target.format)
+    if row is not None and row.tokens_only and (not row.holds_batches or target.is_one_file):
+        raise ArgumentError(f"{target.destination}: has no place for a note: write HDF5, or a folder of shards")
     noted = copy(source)
-    noted.description = {**source.description, NOTE: conversion.note}
+    noted.description = {**source.description, NOTE: target.note}
     if isinstance(noted, BatchSource) and noted.origin is not None:  # of a lone file, which a lone copy takes over
-        noted.origin = {**noted.origin, "source": {**noted.origin.get("source", {}), NOTE: conversion.note}}
+        noted.origin = {**noted.origin, "source": {**noted.origin.get("source", {}), NOTE: target.note}}
     return noted
 
 
-def _prepared(conversion: Conversion) -> tuple[Conversion, Callable[[], Any]]:
-    """Return a conversion with the defaults of its source, and a function that opens the source."""
-    if conversion.target not in (*FORMATS, STREAM):
-        raise ArgumentError(f"target must be one of {', '.join((*FORMATS, STREAM))}, found {conversion.target!r}")
-    conversion.require_possible()
-    source, codec = conversion.source, conversion.codec and codec_named(conversion.codec)
-    conversion = replace(conversion, destination=any_path(conversion.destination), codec=codec)
-    if not isinstance(source, str | os.PathLike | Sequence):
-        if not isinstance(source, BatchSource | DocumentSource) and not hasattr(source, "__enter__"):
-            raise ArgumentError(f"source: expected a path, or an open source, found {source!r:.80}")
-        defaults = PACKED if isinstance(source, DocumentSource) else {}
-        return with_likeness(conversion, {**defaults, **WORK}).with_defaults(defaults), lambda: source
-    paths = [any_path(each) for each in ([source] if isinstance(source, str | os.PathLike) else source)]
-    if not paths:
-        raise ArgumentError("source: expected one path or more, found none")
-    for path in paths:
-        require_present(path)
-    name, kind = kind_of(paths[0], conversion)
-    if len(paths) > 1 and not kind.several:
-        raise ArgumentError(f"source: expected one {name} file or store, found {len(paths)}")
-    refuse_unused_options(paths[0], kind, conversion)
-    options = kind.options_of(conversion.target)
-    conversion = with_likeness(conversion, options, kind.choices).with_defaults(options)
-    conversion = replace(conversion, source_format=name)
-    return conversion, lambda: kind.open(paths, conversion)
-
-
-def _workers_of(source: BatchSource | DocumentSource, conversion: Conversion) -> int:
-    """Return how many local processes a conversion is worth."""
-    if isinstance(source, DocumentSource):
-        return default_workers()
+def _workers_of(plan: Plan, settings: Settings) -> int:
+    """Return the number of local processes that was asked for, or that a conversion is worth."""
+    asked = settings.work.workers
+    if isinstance(plan, TokensPlan):
+        return max(1, min(asked or default_workers(), len(plan.source.groups)))
+    if asked is not None:
+        return asked
+    source = plan.source
     if source.num_batches * source.meta.batch_bytes < SMALL_BYTES:
         return 1
     # records that are shuffled may be scattered first, by more processes than there are shards
-    tasks = default_workers() if source.reorders else len(cut_into_shards(source, conversion))
-    return max(1, min(default_workers(), tasks, (conversion.memory_bytes or DEFAULT_MEMORY_BYTES) // WORKER_BYTES))
+    tasks = default_workers() if source.reorders else len(plan.cuts)
+    return max(1, min(default_workers(), tasks, settings.of(ShuffleOptions).memory // WORKER_BYTES))
 
 
-def _runner(make: Callable[P, Conversion]) -> Callable[P, Any]:
-    """Return a function with the parameters of `Conversion` that runs it."""
+def convert(
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | BatchSource | DocumentSource,
+    target: str,
+    destination: str | os.PathLike[str],
+    *,
+    source_format: str = "auto",
+    layout: str | None = None,
+    tokenizer: str | None = None,
+    text_column: str | None = None,
+    id_column: str | None = None,
+    metadata_columns: tuple[str, ...] | None = None,
+    boundary_token: str | None = None,
+    no_boundary: bool | None = None,
+    boundary_token_id: int | None = None,
+    boundary: str | None = None,
+    max_document_tokens: int | None = None,
+    packing: str | None = None,
+    like: str | os.PathLike[str] | None = None,
+    batch_size: int | None = None,
+    seq_len: int | None = None,
+    seed: int | None = None,
+    shuffle: bool | None = None,
+    dtype: str | None = None,
+    vocab_size: int | None = None,
+    remainder: str | None = None,
+    pad_id: int | None = None,
+    val_fraction: float | None = None,
+    val_last_shard: bool | None = None,
+    dataset: str | None = None,
+    axes: str | None = None,
+    memory: int | None = None,
+    shuffle_method: str | None = None,
+    codec: str | None = None,
+    live: bool | None = None,
+    tokens_only: bool | None = None,
+    note: str | None = None,
+    shards: int | None = None,
+    shard_size: int | None = None,
+    shard_per_source: bool | None = None,
+    workers: int | None = None,
+    threads: int | None = None,
+    executor: str | None = None,
+    shard_range: tuple[int, int] | None = None,
+    resume: bool | None = None,
+    force: bool | None = None,
+    progress: Callable[[int], None] | None = None,
+    engine: Engine | None = None,
+    **unknown: Never,
+) -> Report | None:
+    """Convert tokens or documents to another format, as `zb convert` does.
 
-    def convert(*args: P.args, **kwargs: P.kwargs) -> Any:
-        return run(make(*args, **kwargs))
-
-    lines = [f"    {name}\n        {each.help}" for name, each in OPTIONS.items()]
-    convert.__doc__ = f"{_INTRODUCTION}\n" + "\n".join(lines) + _REST
-    convert.__signature__ = inspect.signature(make)  # type: ignore[attr-defined]
-    return convert
-
-
-_INTRODUCTION: Final = """Convert tokens or documents to another format, as `zb convert` does.
+    The options are those of the command, by the same names. An option that is None has the default of its kind of
+    source, which `zb convert SOURCE-to-TARGET --help` names; one that the source has no use for is refused.
 
     Parameters
     ----------
-    source, target, destination, source_format, progress, engine
-        As for `Conversion`."""
-_REST: Final = """
+    source
+        One path or several, of files, folders or stores, or the URL of a store; or an open `BatchSource` or
+        `DocumentSource`.
+    target
+        "hdf5", "batch" or "npy" for batches, "stream" for an HDF5 stream of documents.
+    destination
+        One file if it ends in the suffix of the format, else a folder of shards, of this machine or in a bucket: such
+        a store is written to `<its name>-<digest>.upload` in the current folder, uploaded with its index last, and
+        removed there.
+    source_format
+        "npy", "hdf5", "batch", "stream", "parquet", "jsonl" or "text"; "auto": that of the first file.
+    layout
+        Of documents: "batches" for packed rows, or "stream" for the documents one after the other.
+    tokenizer
+        "byte", a file such as "tok.json" or "tok.tiktoken", or "tiktoken:NAME".
+    text_column
+        The column, or JSON key, that holds the text; None: "text".
+    id_column
+        The column, or JSON key, that names each document: no two the same.
+    metadata_columns
+        The columns that are kept of each document, such as ("author", "url").
+    boundary_token
+        The special token after each document; None: that of the tokenizer.
+    no_boundary
+        Put no token between documents.
+    boundary_token_id
+        The token between documents in 1-D arrays, such as 50256.
+    boundary
+        The side of each document that has its boundary token: "after" or "before".
+    max_document_tokens
+        The length at which longer documents are cut.
+    packing
+        The way in which documents become rows: "concat", "best-fit" or "pad".
+    like
+        A store from which shape, dtype, vocabulary size, shuffle, seed, remainder and number of shards are taken; an
+        option that is given wins.
+    batch_size
+        Records of a batch.
+    seq_len
+        Tokens of a record.
+    seed
+        Decides the shuffle, and the draw of documents that are held out.
+    shuffle
+        Whether all records of a split are shuffled; False: they have the order of the source.
+    dtype
+        The stored dtype: "uint16" or "uint32"; "auto": the smaller one if the source or `vocab_size` proves it;
+        "keep": that of the source.
+    vocab_size
+        Ids at or above it are refused.
+    remainder
+        Records that do not fill the last batch: "drop" or "pad"; "error" refuses them.
+    pad_id
+        The token of padding.
+    val_fraction
+        The share of the documents that is held out as the split "val".
+    val_last_shard
+        Hold out the last source file as the split "val".
+    dataset
+        The name of a dataset in an HDF5 file of another program.
+    axes
+        "batch,record,token" if the axes of the dataset are these, and no entry is a mask or labels.
+    memory
+        Bytes that all processes of a node may take together.
+    shuffle_method
+        "direct" gathers record by record, "two-pass" only reads and writes in sequence; "auto": the faster one.
+    codec
+        Compresses the tokens: "zstd" or "gzip", with a level such as "zstd:3".
+    live
+        Let other processes read the committed batches.
+    tokens_only
+        Leave fields and documents behind, which `.batch` and `.npy` files do not hold.
+    note
+        Words for people, which the store keeps: its origin, its licence.
+    shards
+        The number of shards.
+    shard_size
+        The bytes of a shard.
+    shard_per_source
+        Of a stream: a shard for each source file, as without `shards`.
+    workers
+        Local processes.
+    threads
+        Threads that tokenize, for each process.
+    executor
+        Who does the work: "local" processes, or the ranks of "mpi".
+    shard_range
+        (i, n): write part i of n, counted from 0, only; then merge them with `zb index merge`.
+    resume
+        Keep the finished files of an interrupted run of the same arguments, and write the rest.
+    force
+        Replace an existing result, at the end and whole.
+    progress
+        Called with the number of tokens that were written since the last call.
+    engine
+        Runs the tasks instead of `workers` or `executor`.
+    **unknown
+        No other name is an option.
 
     Returns
     -------
-    Report, Done or None
+    Report or None
         The report; None in an MPI rank that has only served the first one.
 
     Raises
@@ -187,10 +298,12 @@ _REST: Final = """
     ConvertError
         If the disk has no space for it, or the source cannot be converted as asked.
     ArgumentError
-        If the arguments contradict each other.
+        If the arguments contradict each other, or one has a name that no option has.
 
     Examples
     --------
     >>> report = convert("tokens", "hdf5", "train-h5", batch_size=32, seq_len=512)  # doctest: +SKIP
     """
-convert = _runner(Conversion)
+    given: dict[str, Any] = locals()  # by the names of the fields of `Conversion`
+    refuse_unknown(given.pop("unknown"))
+    return run(Conversion(**given))

@@ -14,8 +14,7 @@ import numpy.typing as npt
 from zb_hdf5 import BatchWriter, ChecksumError, ConvertError, ShardEntry, StoreMeta, open_reader
 from zb_hdf5.console import format_bytes
 from zb_hdf5.converters.batch_source import BatchSource, SourceShard, read_groups
-from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.converters.engines import Advance, CountedWork, no_progress, noted_work
+from zb_hdf5.converters.engines import CountedWork, OnProgress, no_progress, noted_work
 from zb_hdf5.converters.journal import (
     PLANNED,
     FileState,
@@ -25,6 +24,7 @@ from zb_hdf5.converters.journal import (
     digests_of,
     require_unchanged,
 )
+from zb_hdf5.converters.options import Target
 from zb_hdf5.documents.document_table import write_joined
 from zb_hdf5.documents.metadata import TableInfo
 from zb_hdf5.documents.table_writer import PiecesWriter
@@ -40,7 +40,6 @@ from zb_hdf5.spec import CRC32_SUFFIX, DEFAULT_SPLIT, NOT_KNOWN, PIECES_SUFFIX, 
 SHARDS: Final = "shards"
 #: Tokens that are committed together: the unit of resume is the shard, and others may read a part of a large one.
 COMMIT_BYTES: Final = 1 << 30
-DEFAULT_SHARD_BYTES: Final = 1 << 30
 #: Of the first line of a journal: a plan of another version is that of another conversion.
 PLAN_VERSION: Final = 2
 #: The share of the work on a shard that is done when its tokens are written, and not yet on the disk.
@@ -51,20 +50,46 @@ BLOCK_RECORDS: Final = 1 << 15
 
 @dataclass(frozen=True)
 class ShardTask:
-    """One shard to write. Picklable."""
+    """One shard to write. Picklable.
+
+    Parameters
+    ----------
+    source
+        The batches of all shards.
+    target
+        The name of its file format.
+    path
+        The file to write.
+    start, stop
+        Its batches.
+    meta
+        That of the source, with the shard's own part of `total_records` and its own documents.
+    in_store
+        Whether it belongs to a store, which has the documents; else it is a lone file.
+    split
+        The split of its batches.
+    documents
+        How many documents begin in it; None: not known.
+    overwrite
+        Whether an existing file is replaced.
+    files
+        The files of the source must still be like this before the shard is published; None: they are looked at later.
+    finished
+        The facts with which the file is compared once more.
+    """
 
     source: BatchSource
     target: str
     path: Path
     start: int
     stop: int
-    meta: StoreMeta  # that of the source, with the shard's own part of `total_records` and its own documents
-    in_store: bool  # whether it is no lone file: then the documents belong to the store
+    meta: StoreMeta
+    in_store: bool
     split: str = DEFAULT_SPLIT
-    documents: int | None = None  # how many begin in it; None: not known
+    documents: int | None = None
     overwrite: bool = False
-    files: dict[str, FileState] | None = None  # the source's files must still be like this before it is published
-    finished: Finished | None = None  # the facts with which the file is compared once more
+    files: dict[str, FileState] | None = None
+    finished: Finished | None = None
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -95,7 +120,7 @@ def files_of_shard(path: Path) -> tuple[Path, ...]:
     return path, *(path.with_name(path.name + suffix) for suffix in (CRC32_SUFFIX, PIECES_SUFFIX))
 
 
-def write_shard(task: ShardTask, progress: Advance = no_progress) -> Finished:
+def write_shard(task: ShardTask, progress: OnProgress = no_progress) -> Finished:
     """Read the batches of one shard from the source, write them, and publish the file."""
     try:
         return _write_shard(task, CountedWork(task.amount, progress, task.note))
@@ -105,26 +130,31 @@ def write_shard(task: ShardTask, progress: Advance = no_progress) -> Finished:
 
 
 def _write_shard(task: ShardTask, work: CountedWork) -> Finished:
-    source, start, stop = task.source, task.start, task.stop
-    path, sha256 = source.file_of(start, stop)
+    source = task.source
+    path, sha256 = source.file_of(task.start, task.stop)
     crc32 = None
     if path is not None and not isinstance(path, RemotePath):
         with open_reader(path, verify="none") as original:
             crc32 = original.stored_crc32()
     writer = FORMATS[task.target].begin(
-        task.path, task.meta, expected_batches=stop - start, overwrite=task.overwrite,
+        task.path,
+        task.meta,
+        expected_batches=task.stop - task.start,
+        overwrite=task.overwrite,
         # a copy whose every batch has the crc32 of the original has its sha256 too: hashing is what takes longest
-        known_sha256=None if crc32 is None else sha256, origin=task.origin(), commit_bytes=COMMIT_BYTES,
-    )  # fmt: skip
+        known_sha256=None if crc32 is None else sha256,
+        origin=task.origin(),
+        commit_bytes=COMMIT_BYTES,
+    )
     written = 0
     with writer:
         if task.meta.fields:  # no digest of the shard covers them
             source.check_reads()
-        for group in read_groups(source, start, stop):
+        for group in read_groups(source, task.start, task.stop):
             group.in_use = writer.append(group.tokens, group.fields)
             written += group.tokens.size
             work.reach(WRITTEN_SHARE * written / task.amount)
-        _require_intact(source.paths[0], writer, start, sha256, crc32)
+        _require_intact(source.paths[0], writer, task.start, sha256, crc32)
         if task.files is not None:
             require_unchanged(source.paths, task.files)
         pieces = _write_documents(task, writer.sha256())
@@ -140,7 +170,8 @@ def _write_shard(task: ShardTask, work: CountedWork) -> Finished:
 
 def _write_documents(task: ShardTask, tokens_sha256: str) -> TableInfo | None:
     """Write the pieces of a shard to its sidecar, and the documents of a lone file, before it has its name."""
-    source, path = task.source, task.path
+    source = task.source
+    path = task.path
     if FORMATS[task.target].tokens_only:
         return None
     if not task.in_store:
@@ -180,22 +211,33 @@ def _require_intact(
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """The shards of a conversion into a folder, and their source files."""
+    """The shards of a conversion, and their source files.
+
+    Parameters
+    ----------
+    source
+        The batches, as the target stores them.
+    target
+        The name of the file format of the shards.
+    cuts
+        The batches of each shard, (start, stop).
+    files
+        The state of every source file when the plan was made.
+    left_behind
+        The words for all that the source has and the target does not hold; "": it holds everything.
+    """
 
     source: BatchSource
     target: str
-    cuts: list[tuple[int, int]]  # (start, stop) of each shard, in batches
-    files: dict[str, FileState]  # of every source file, when the plan was made
+    cuts: list[tuple[int, int]]
+    files: dict[str, FileState]
+    left_behind: str = ""
 
     def head(self) -> Record:
         """Return the first line of the journal: all that decides the bytes; a file stands for its content."""
-        meta, fields = self.source.meta, {field.name: field.to_json() for field in self.source.meta.fields}
-        planned = [
-            Planned(self.name(shard), each.split, stop - start, (stop - start) * self.source.meta.batch_tokens,
-                    NOT_KNOWN if each.documents is None else each.documents)
-            for shard, (each, (start, stop)) in enumerate(zip(self.shards, self.cuts, strict=True))
-        ]  # fmt: skip
-        return Record(SHARDS, {
+        meta = self.source.meta
+        fields = {field.name: field.to_json() for field in meta.fields}
+        plan = {
             "version": PLAN_VERSION,
             "target": self.target,
             "meta": asdict(meta) | {"dtype": meta.dtype.name, "fields": fields},
@@ -206,24 +248,46 @@ class ShardPlan:
             "has_pieces": self.source.has_pieces,
             "documents": [list(part) for part in self.source.document_parts],
             "files": self.files,
-            PLANNED: planned,
-        })  # fmt: skip
+            PLANNED: [self._planned(shard) for shard in range(len(self.cuts))],
+        }
+        return Record(SHARDS, plan)
+
+    def _planned(self, shard: int) -> Planned:
+        """Return the facts of a shard that a journal must not change."""
+        start, stop = self.cuts[shard]
+        each = self.shards[shard]
+        return Planned(
+            path=self.name(shard),
+            split=each.split,
+            num_batches=stop - start,
+            token_count=(stop - start) * self.source.meta.batch_tokens,
+            document_count=NOT_KNOWN if each.documents is None else each.documents,
+        )
 
     def name(self, shard: int) -> str:
         return f"{SHARD_PREFIX}{shard:05}-of-{len(self.cuts):05}{FORMATS[self.target].suffix}"
 
     def task(self, shard: int, folder: Path) -> ShardTask:
         """Return the work of one shard."""
-        (start, stop), each, meta = self.cuts[shard], self.shards[shard], self.source.meta
+        start, stop = self.cuts[shard]
+        each = self.shards[shard]
+        meta = self.source.meta
         records = each.records  # those of all shards add up to the whole
         if records is None:
             rest = max(0, meta.total_records - start * meta.batch_size)
             records = rest if stop == self.source.num_batches else (stop - start) * meta.batch_size
         meta = replace(meta, total_records=meta.total_records and records, document_count=each.documents or 0)
         return ShardTask(
-            self.source, self.target, folder / self.name(shard), start, stop, meta,
-            FORMATS[self.target].holds_batches, each.split, each.documents,
-        )  # fmt: skip
+            source=self.source,
+            target=self.target,
+            path=folder / self.name(shard),
+            start=start,
+            stop=stop,
+            meta=meta,
+            in_store=FORMATS[self.target].holds_batches,
+            split=each.split,
+            documents=each.documents,
+        )
 
     @kept_property
     def shards(self) -> Sequence[SourceShard]:
@@ -241,37 +305,48 @@ class ShardPlan:
 
     def num_inodes(self) -> int:
         """Return how many files and folders the conversion makes."""
-        row, source = FORMATS[self.target], self.source
-        per_shard = 1 + row.has_sidecar + source.has_pieces
+        source = self.source
+        per_shard = 1 + FORMATS[self.target].has_sidecar + source.has_pieces
         return per_shard * len(self.cuts) + len(source.document_parts) + 3  # the folder, its index, the journal
 
 
-def cut_into_shards(source: BatchSource, conversion: Conversion) -> list[tuple[int, int]]:
+def cut_into_shards(source: BatchSource, target: Target) -> list[tuple[int, int]]:
     """Return (start, stop) of each shard, in batches: consecutive, and none empty."""
-    is_asked = conversion.num_shards is not None or conversion.shard_bytes is not None
-    if source.is_cut or (source.shards and not is_asked):
+    if source.is_cut or (source.shards and not target.is_cut):
         return source.cuts
-    if is_asked:
-        require_one_split(source, "leave out --shards and --shard-size")
+    if target.is_cut:
+        require_one_split(source, "leave out shards and shard_size", options=["shards", "shard_size"])
     total = source.num_batches
-    count = number_of_shards(total, source.meta, conversion)
+    count = number_of_shards(total, source.meta, target)
     return [(k * total // count, (k + 1) * total // count) for k in range(count)]
 
 
-def number_of_shards(num_batches: int, meta: StoreMeta, conversion: Conversion) -> int:
+def number_of_shards(num_batches: int, meta: StoreMeta, target: Target) -> int:
     """Return the number of shards that was asked for, or that their size gives."""
-    per_shard = max(1, (conversion.shard_bytes or DEFAULT_SHARD_BYTES) // meta.batch_bytes)
-    count = conversion.num_shards or -(-num_batches // per_shard)
+    per_shard = max(1, target.shard_size // meta.batch_bytes)
+    count = target.shards or -(-num_batches // per_shard)
     if count > num_batches:
         raise ConvertError(f"{num_batches:,} batches cannot fill {count:,} shards", remedy=Remedy.FILL_THE_SHARDS)
     return count
 
 
-def require_one_split(source: BatchSource, remedy: str) -> None:
-    """Raise `ConvertError` if shards of several splits would be mixed."""
+def require_one_split(source: BatchSource, cure: str, options: Sequence[str] = ()) -> None:
+    """Raise `ConvertError` if shards of several splits would be mixed.
+
+    Parameters
+    ----------
+    source
+        The batches that become one sequence.
+    cure
+        What the caller can do about it.
+    options
+        The names of options in the cure.
+    """
     splits = list(dict.fromkeys(shard.split for shard in source.shards))
     if len(splits) > 1:
-        raise ConvertError(f"the source has the splits {', '.join(splits)}, which must not be mixed: {remedy}")
+        raise ConvertError(
+            f"the source has the splits {', '.join(splits)}, which must not be mixed: {cure}", options=options
+        )
 
 
 def require_room(folder: Path, needed_bytes: int, num_inodes: int) -> None:

@@ -24,8 +24,7 @@ import numpy as np
 from zb_hdf5 import ArgumentError
 from zb_hdf5.console import counted, format_bytes
 from zb_hdf5.converters.batch_source import GROUPS, BatchSource
-from zb_hdf5.converters.conversion import DEFAULT_MEMORY_BYTES
-from zb_hdf5.converters.engines import Advance, Workers, no_progress
+from zb_hdf5.converters.engines import OnProgress, Workers, no_progress
 from zb_hdf5.errors import BatchIndexError, ChecksumError, IncompleteError
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.publishing import scratch_directory, write_fully
@@ -123,7 +122,7 @@ class RunTask:
         return self.amount if self.path.exists() else 0
 
 
-def scatter_run(task: RunTask, progress: Advance = no_progress) -> None:
+def scatter_run(task: RunTask, progress: OnProgress = no_progress) -> None:
     """Read a run of the source, and write its records to a file, grouped by bucket."""
     plan = task.plan
     first, count = task.run * plan.run_records, plan.records_in(task.run)
@@ -239,16 +238,32 @@ UNSHUFFLED: Final = Shuffle("none", "batches are written in the order of the sou
 
 
 def choose_shuffle(
-    source: BatchSource, method: str | None, ranges: list[tuple[int, int]], memory_bytes: int | None, workers: int
+    source: BatchSource, method: str, ranges: list[tuple[int, int]], memory_bytes: int, workers: int
 ) -> Shuffle:
-    """Choose how to read the batches of some shards, (start, stop) each, in the memory of all processes of a node."""
-    method, memory_bytes, meta = method or "auto", memory_bytes or DEFAULT_MEMORY_BYTES, source.meta
+    """Choose how to read the batches of some shards.
+
+    Parameters
+    ----------
+    source
+        The batches.
+    method
+        "direct" or "two-pass"; "auto": the faster one.
+    ranges
+        The batches of each shard, (start, stop).
+    memory_bytes
+        Memory of all processes of a node together.
+    workers
+        The processes of a node.
+    """
+    meta = source.meta
     if not source.reorders:
         return UNSHUFFLED
     if source.order is None:
         return Shuffle("direct", "the source gives the rows in their final order")
     _require_memory(memory_bytes, workers, meta.batch_bytes)
-    method, reason = _probe(source, source.order.n) if method == "auto" else (method, "as asked")
+    reason = "as asked"
+    if method == "auto":
+        method, reason = _probe(source, source.order.n)
     if method == "direct":
         return Shuffle(method, reason)
     own_bytes = memory_bytes // min(workers, len(ranges)) - GROUPS * max(GROUP_BYTES, meta.batch_bytes)
@@ -261,8 +276,9 @@ def _require_memory(memory_bytes: int, workers: int, batch_bytes: int) -> None:
     needed = workers * (DIRECT_BYTES + GROUPS * max(0, batch_bytes - GROUP_BYTES))
     if memory_bytes < needed:
         raise ArgumentError(
-            f"--memory: {format_bytes(memory_bytes)} is too little for {counted(workers, 'process', 'processes')}: it "
-            f"takes {format_bytes(needed)}; give more, or use fewer --workers"
+            f"memory: {format_bytes(memory_bytes)} is too little for {counted(workers, 'process', 'processes')}: it "
+            f"takes {format_bytes(needed)}; give more, or use fewer workers",
+            options=["memory", "workers"],
         )
 
 

@@ -1,4 +1,4 @@
-"""The kinds of sources of a conversion: one row for each, with its options, their defaults and its opener.
+"""The kinds of sources of a conversion: one row for each, with its options and its opener.
 
 A format plugs in here: a function that opens its files, as a `BatchSource` or a `DocumentSource`, and one row in
 `SOURCES`. Its command and its options follow from the row.
@@ -12,119 +12,171 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Final
 
-from zb_hdf5.converters.conversion import DEFAULT_MEMORY_BYTES, STREAM, Conversion, Unset
+from zb_hdf5.converters.conversion import STREAM, Conversion
+from zb_hdf5.converters.options import (
+    ALWAYS,
+    ArrayOptions,
+    CutOptions,
+    DatasetOptions,
+    HeldOut,
+    InWords,
+    LossOptions,
+    RowOptions,
+    ShuffleOptions,
+    StoreOptions,
+    StreamOptions,
+    TextOptions,
+    defaults_of_all,
+)
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.formats.registry import FORMATS, FileFormat
 from zb_hdf5.text.corpus import FILE_KINDS
 
-#: The default of an option that is off, or has no value.
-NONE: Final = Unset("")
-#: Work of any kind of source.
-WORK: Final[Mapping[str, Any]] = {
-    "num_shards": Unset("those of the source, or 1 GiB each"), "shard_bytes": NONE,
-    "workers": Unset("the cores; 1 for little work"), "executor": "local", "part": NONE, "resume": NONE,
-    "overwrite": NONE, "note": NONE, "codec": Unset("none"), "live": NONE,
-}  # fmt: skip
-_SHUFFLED: Final = {"batch_size": 32, "seed": 42, "shuffle": True}
-_ARRAYS: Final[Mapping[str, Any]] = {
-    "like": NONE, **_SHUFFLED, "seq_len": Unset("that of 2-D records, else 512"),
-    "dtype": Unset("auto: uint16 if the source or --vocab-size proves it"),
-    "vocab_size": NONE, "remainder": "drop", "pad_id": 0, "memory_bytes": DEFAULT_MEMORY_BYTES,
-    "shuffle_method": "auto",
-}  # fmt: skip
-#: Documents that become rows.
-PACKED: Final[Mapping[str, Any]] = {
-    "like": NONE, "packing": "concat", **_SHUFFLED, "seq_len": 512, "remainder": "pad",
-    "pad_id": Unset("the boundary token, else 0"),
-}  # fmt: skip
-_STORE: Final[Mapping[str, Any]] = {
-    "like": NONE, "dtype": "keep", "batch_size": Unset("as stored"),
-    "seq_len": Unset("as stored; a divisor cuts each record"), "remainder": Unset("drop"),
-}  # fmt: skip
-_AUTO: Final = {"dtype": ("auto", "uint32", "uint16")}
-_TEXT: Final[Mapping[str, Any]] = {
-    "layout": "batches", "tokenizer": NONE, "text_column": "text", "id_column": NONE, "metadata_columns": NONE,
-    "boundary_token": Unset("<|endoftext|>"), "no_boundary": NONE, "max_document_tokens": NONE, "val_fraction": 0.0,
-    "val_last_shard": NONE, "shard_per_source": NONE, "threads": Unset("its share of the cores"),
-}  # fmt: skip
+#: The dtypes of new tokens.
+_NEW_DTYPES: Final = {"dtype": ("auto", "uint32", "uint16")}
 
 
 @dataclass(frozen=True)
 class SourceKind:
-    """A kind of source, a row of `SOURCES`: its command and its options follow from it."""
+    """A kind of source, a row of `SOURCES`: its command and its options follow from it.
 
-    noun: str  # such a source, in messages and in the help
-    example: str  # arguments of an example in the help
-    opener: str  # "module:name" of `(paths, conversion) -> BatchSource | DocumentSource`, or a context manager of one
-    targets: tuple[str, ...]  # those that have a command; none: every format that holds batches
-    options: Mapping[str, Any]  # the name of each option that applies, and its default
-    rows: Mapping[str, Any] = field(default_factory=dict)  # more of them, of documents that become rows
-    note: str = ""  # more text in the help
-    several: bool = False  # whether it takes several paths
+    Parameters
+    ----------
+    noun
+        Such a source, in messages and in the help.
+    example
+        The arguments of an example in the help; `{target}` and `{tokens_only}` are filled in.
+    opener
+        "module:name" of a function of (paths, settings), which returns a `BatchSource` or a `DocumentSource`, or a
+        context manager of one.
+    options
+        Classes of options: it takes them all.
+    rows
+        More of them, of documents that become rows.
+    targets
+        The targets that have a command; (): every format that holds batches.
+    note
+        More text in the help.
+    several
+        Whether it takes several paths.
+    urls
+        Whether it takes a URL.
+    required
+        The option that has to be given; "": none.
+    choices
+        The values of an option, where it does not take all.
+    hidden
+        Options of its classes that it does not take.
+    suffixes
+        Those of its files, by which they are found.
+    """
+
+    noun: str
+    example: str
+    opener: str
+    options: tuple[type, ...]
+    rows: tuple[type, ...] = ()
+    targets: tuple[str, ...] = ()
+    note: str = ""
+    several: bool = False
     urls: bool = False
-    required: str = ""  # the option that has to be given
-    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of an option, where not all are possible
-    suffixes: tuple[str, ...] = ()  # of its files, by which they are found
+    required: str = ""
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    hidden: tuple[str, ...] = ()
+    suffixes: tuple[str, ...] = ()
 
     def options_of(self, target: str) -> dict[str, Any]:
         """Return the options that apply to a target, and their defaults."""
-        found = {**self.options, **({} if target == STREAM else self.rows), **WORK}
         row = FORMATS.get(target)
-        if row is not None and row.default_dtype != "auto" and isinstance(found.get("dtype"), Unset):
-            found["dtype"] = Unset(row.default_dtype)
+        is_stream = target == STREAM
+        found = self._all_options(is_stream)
+        if row is not None and row.default_dtype != "auto" and isinstance(found.get("dtype"), InWords):
+            found["dtype"] = InWords(row.default_dtype)
+        is_staged = bool(self.rows) and self.several
         absent = {
             "codec": row is not None and row.tokens_only,
             "live": row is None or row.tokens_only or bool(self.rows),
             "note": row is not None and not row.holds_batches,
             "tokens_only": row is None or not row.tokens_only,
-            "shard_bytes": bool(self.rows) and self.several,
-            "part": bool(self.rows) and self.several,
+            "shard_size": is_staged,
+            "shard_range": is_staged,
         }
         return {name: default for name, default in found.items() if not absent.get(name)}
 
-    def open(self, paths: list[Path], conversion: Conversion) -> Any:
+    def options_of_any_target(self, is_stream: bool) -> set[str]:
+        """Return the names of the options that apply to some target; a target refuses what it lacks."""
+        return {*self._all_options(is_stream)}
+
+    def row_options(self) -> set[str]:
+        """Return the names of the options that apply to rows only."""
+        return {*defaults_of_all(self.rows)} | {"like"}
+
+    def _all_options(self, is_stream: bool) -> dict[str, Any]:
+        like = {} if is_stream else {"like": InWords("")}
+        rows = () if is_stream else self.rows
+        found = {**like, **defaults_of_all((*self.options, *rows, *ALWAYS))}
+        return {name: default for name, default in found.items() if name not in self.hidden}
+
+    def open(self, paths: list[Path], settings: Any) -> Any:
         """Open the source."""
-        return resolve_name(self.opener)(paths, conversion)
+        return resolve_name(self.opener)(paths, settings)
 
 
 def _text(name: str) -> SourceKind:
     kind = FILE_KINDS[name]
-    columns = ("text_column", "id_column", "metadata_columns")
-    options = {key: value for key, value in _TEXT.items() if kind.has_columns or key not in columns}
     return SourceKind(
-        kind.noun, f"{kind.example} {{target}} \\\n           --tokenizer tok.json --seq-len 2048 --packing best-fit",
-        "zb_hdf5.converters.text_source:open_text", ("hdf5",), options, PACKED,
-        f"{kind.documents} Documents are tokenized, packed into rows of --seq-len tokens, and the rows are "
+        noun=kind.noun,
+        example=f"{kind.example} {{target}} \\\n           --tokenizer tok.json --seq-len 2048 --packing best-fit",
+        opener="zb_hdf5.converters.text_source:open_text",
+        options=(TextOptions, HeldOut),
+        rows=(RowOptions,),
+        targets=("hdf5",),
+        note=f"{kind.documents} Documents are tokenized, packed into rows of --seq-len tokens, and the rows are "
         "shuffled once, which needs as much disk again as the store meanwhile; or, with --layout stream, kept as they "
         "are, one after the other. A folder stands for all such files in and below it.",
-        several=True, required="tokenizer", suffixes=kind.suffixes,
-    )  # fmt: skip
+        several=True,
+        required="tokenizer",
+        hidden=() if kind.has_columns else ("text_column", "id_column", "metadata_columns"),
+        suffixes=kind.suffixes,
+    )
 
 
 #: The one table of sources. A format of another trainer is one more row, and a function that opens its files.
 SOURCES: Final[dict[str, SourceKind]] = {
     "npy": SourceKind(
-        ".npy files of tokens", "tokens/ {target} \\\n           --batch-size 32 --shards 4",
-        "zb_hdf5.converters.npy_source:open_arrays", (), _ARRAYS, several=True, choices=_AUTO, suffixes=(".npy",),
+        noun=".npy files of tokens",
+        example="tokens/ {target} \\\n           --batch-size 32 --shards 4",
+        opener="zb_hdf5.converters.npy_source:open_arrays",
+        options=(ArrayOptions, ShuffleOptions),
+        several=True,
+        choices=_NEW_DTYPES,
+        suffixes=(".npy",),
     ),
     STREAM: SourceKind(
-        "a token stream of documents", "stream {target} \\\n           --seq-len 2048 --packing best-fit{tokens_only}",
-        "zb_hdf5.converters.packed:open_packed", (), {"dtype": "keep", "tokens_only": NONE}, PACKED,
-        "The documents are packed into rows of --seq-len tokens, with their fields, spans, ids and metadata.",
+        noun="a token stream of documents",
+        example="stream {target} \\\n           --seq-len 2048 --packing best-fit{tokens_only}",
+        opener="zb_hdf5.converters.packed:open_packed",
+        options=(StreamOptions, LossOptions),
+        rows=(RowOptions,),
+        note="The documents are packed into rows of --seq-len tokens, with their fields, spans, ids and metadata.",
         choices={"dtype": ("keep", "uint32")},
     ),
     **{name: _text(name) for name in FILE_KINDS},
-}  # fmt: skip
+}
 #: 1-D arrays that a boundary token cuts into documents: another way to read the files of "npy".
 CUT: Final = SourceKind(
-    "1-D .npy files", "tokens/ stream --boundary-token-id 50256",
-    "zb_hdf5.converters.npy_source:CutSource", (STREAM,),
-    {"boundary_token_id": NONE, "boundary": "after", "dtype": _ARRAYS["dtype"], "vocab_size": NONE},
-    PACKED,
-    "Each file becomes a shard. A boundary token tells the documents apart: they get a table, and are known by "
+    noun="1-D .npy files",
+    example="tokens/ stream --boundary-token-id 50256",
+    opener="zb_hdf5.converters.npy_source:open_cut",
+    options=(CutOptions,),
+    rows=(RowOptions,),
+    targets=(STREAM,),
+    note="Each file becomes a shard. A boundary token tells the documents apart: they get a table, and are known by "
     "their file and row there in all that is made of the stream. A folder stands for all .npy files in and below it.",
-    several=True, required="boundary_token_id", choices=_AUTO,
-)  # fmt: skip
+    several=True,
+    required="boundary_token_id",
+    choices=_NEW_DTYPES,
+)
 
 
 def sources() -> dict[str, SourceKind]:
@@ -135,13 +187,15 @@ def sources() -> dict[str, SourceKind]:
 
 def _store(row: FileFormat) -> SourceKind:
     noun, example = row.as_source or ("", "")
-    rich = {} if row.tokens_only else {"dataset": Unset("the only one of integers"), "axes": NONE, "tokens_only": NONE}
     return SourceKind(
-        noun, f"{example} {{target}}", "zb_hdf5.converters.store_source:open_stores",
-        tuple(name for name, each in FORMATS.items() if each.as_target),
-        {**_STORE, **rich}, urls=True,
+        noun=noun,
+        example=f"{example} {{target}}",
+        opener="zb_hdf5.converters.store_source:open_stores",
+        options=(StoreOptions,) if row.tokens_only else (StoreOptions, DatasetOptions, LossOptions),
+        targets=tuple(name for name, each in FORMATS.items() if each.as_target),
+        urls=True,
         choices={"dtype": ("keep", "uint32", "uint16"), "remainder": ("drop", "error")},
-    )  # fmt: skip
+    )
 
 
 def kind_of(path: Path, conversion: Conversion) -> tuple[str, SourceKind]:
@@ -177,24 +231,41 @@ def _holds(folder: Path, suffix: str) -> bool:
 
     if is_url(folder) or not folder.is_dir():
         return False
-    return any(folder.glob(f"*{suffix}" if (folder / INDEX_NAME).exists() else f"**/*{suffix}"))
+    pattern = f"*{suffix}" if (folder / INDEX_NAME).exists() else f"**/*{suffix}"
+    return any(folder.glob(pattern))
 
 
 def refuse_unused_options(path: Path, kind: SourceKind, conversion: Conversion) -> None:
     """Raise `ArgumentError` for options that were given and that this source has no use for."""
-    known = {**kind.options, **({} if conversion.is_stream else kind.rows), **WORK}  # a target refuses what it lacks
-    unknown = sorted(conversion.given - known.keys())
-    rows = [name for name in unknown if conversion.is_stream and name in kind.rows]
+    unknown = sorted(conversion.given - kind.options_of_any_target(conversion.is_stream))
+    rows = [name for name in unknown if conversion.is_stream and name in kind.row_options()]
     if rows:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in rows)
-        raise ArgumentError(f"{flags} belongs to --layout batches: a stream has no rows")
+        raise ArgumentError(
+            f"{', '.join(rows)} belongs to layout batches: a stream has no rows", options=[*rows, "layout"]
+        )
     if unknown:
-        others = [name for name, each in sources().items() if {*unknown} <= {*each.options, *each.rows}]
         belong = "belong" if len(unknown) > 1 else "belongs"
-        owner = f"to {', '.join(others)}" if others else "to other conversions"
-        raise ArgumentError(f"{path}: {', '.join(unknown)} {belong} {owner}, found {kind.noun}")
+        raise ArgumentError(
+            f"{path}: {', '.join(unknown)} {belong} to {_owners(unknown)}, found {kind.noun}", options=unknown
+        )
     for name, choices in kind.choices.items():
         if (value := getattr(conversion, name)) not in (None, *choices):
-            raise ArgumentError(f"{path}: {name} must be one of {', '.join(choices)}, found {value!r}")
+            raise ArgumentError(f"{path}: {name} must be one of {', '.join(choices)}, found {value!r}", options=[name])
     if kind.required and getattr(conversion, kind.required) is None:
-        raise ArgumentError(f"{path}: {kind.noun} need {kind.required}")
+        raise ArgumentError(f"{path}: {kind.noun} need {kind.required}", options=[kind.required])
+    if conversion.shard_per_source:
+        if not conversion.is_stream:
+            raise ArgumentError(
+                "shard_per_source belongs to layout stream: rows are shuffled over all sources",
+                options=["shard_per_source", "layout"],
+            )
+        if conversion.shards:
+            raise ArgumentError(
+                "pass either shards or shard_per_source, not both", options=["shards", "shard_per_source"]
+            )
+
+
+def _owners(names: list[str]) -> str:
+    """Return the kinds of sources that take all of these options, in words."""
+    owners = [name for name, kind in sources().items() if {*names} <= kind.options_of_any_target(is_stream=False)]
+    return ", ".join(owners) or "other conversions"

@@ -16,7 +16,7 @@ import numpy as np
 
 from zb_hdf5 import ArgumentError, ConvertError, IncompleteError, open_reader
 from zb_hdf5.converters.batch_source import BatchSource, SourceShard, TokenCounts, batches_of
-from zb_hdf5.converters.conversion import Conversion
+from zb_hdf5.converters.options import DatasetOptions, Settings, StoreOptions
 from zb_hdf5.documents.document_table import documents_name, part_of
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.documents.table_file import PiecesFile
@@ -42,16 +42,37 @@ class _Range(NamedTuple):
 
 
 class StoreSource(BatchSource):
-    """The batches of a store, in their order, as they are, in another dtype or shape; or a stream of others, cut."""
+    """The batches of a store, in their order, as they are, in another dtype or shape; or a stream of others, cut.
+
+    Parameters
+    ----------
+    path
+        A store, or a lone file.
+    backend
+        The format of its files, or "auto".
+    dataset
+        The name of the dataset in an HDF5 file of another program.
+    dtype
+        The dtype of the batches; "keep": as they are stored.
+    windows
+        Batch size and sequence length, of a stream without documents.
+    axes
+        The axes of the dataset, where they are not certain.
+    """
 
     def __init__(
-        self, path: str | os.PathLike[str], backend: str, dataset: str | None = None, dtype: str = "keep",
-        windows: tuple[int, int] | None = None,  # batch size and sequence length, of a stream without documents
+        self,
+        path: str | os.PathLike[str],
+        backend: str,
+        dataset: str | None = None,
+        dtype: str = "keep",
+        windows: tuple[int, int] | None = None,
         axes: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         path = any_path(path)
         self.paths = [path]
-        self._path, self._backend = path, backend
+        self._path = path
+        self._backend = backend
         batch_size, seq_len = windows or (None, None)
         reader = open_reader(path, backend=backend, dataset=dataset, axes=axes, batch_size=batch_size, seq_len=seq_len)
         self._reader = reader
@@ -83,7 +104,8 @@ class StoreSource(BatchSource):
         elif is_own:
             self.origin = reader.origin
             if documents_path(path).exists():
-                self.document_files, self.document_parts = [documents_path(path)], (part_of(documents_path(path)),)
+                self.document_files = [documents_path(path)]
+                self.document_parts = (part_of(documents_path(path)),)
         self.document_parts = tuple(
             part._replace(path=documents_name(number)) for number, part in enumerate(self.document_parts)
         )
@@ -112,12 +134,17 @@ class StoreSource(BatchSource):
     def lay_out(self, batch_size: int | None, seq_len: int | None, remainder: str) -> None:
         """Put the records, split after split in their order, into batches of another shape."""
         stored = self.meta
-        length, size = seq_len or stored.seq_len, batch_size or stored.batch_size
+        length = seq_len or stored.seq_len
+        size = batch_size or stored.batch_size
         if stored.seq_len % length:
             raise ArgumentError(f"{self._path}: seq_len must divide the stored {stored.seq_len:,}, found {length:,}")
-        self.meta, self._is_same = replace(stored, batch_size=size, seq_len=length), False
-        parts, padded = stored.seq_len // length, any(shard.records is not None for shard in self.shards)
-        shards, ranges, num_batches = list[SourceShard](), list[_Range](), 0
+        self.meta = replace(stored, batch_size=size, seq_len=length)
+        self._is_same = False
+        parts = stored.seq_len // length
+        padded = any(shard.records is not None for shard in self.shards)
+        shards: list[SourceShard] = []
+        ranges: list[_Range] = []
+        num_batches = 0
         for old, each in self._splits():
             records = (each.stop - each.start) * stored.batch_size * parts
             count, rest = batches_of(records, self.meta, remainder, f"records of {self._path} ({each.split})")
@@ -129,14 +156,18 @@ class StoreSource(BatchSource):
             for start, stop in pairwise(k * count // num_shards for k in range(num_shards + 1)):
                 left = min((stop - start) * size, max(0, written - start * size)) if padded else None
                 shards.append(SourceShard(stop - start, each.split, left))
-        self._ranges, self.num_batches = ranges, num_batches
+        self._ranges = ranges
+        self.num_batches = num_batches
         counted = padded and stored.total_records
         total = sum(shard.records or 0 for shard in shards) if counted else stored.total_records * parts
-        self.meta, self.shards = replace(self.meta, total_records=total), shards if self.shards else ()
+        self.meta = replace(self.meta, total_records=total)
+        if self.shards:
+            self.shards = shards
 
     def _splits(self) -> Iterator[tuple[list[SourceShard], _Range]]:
         """Yield the shards of each split, which follow each other, and their range."""
-        start, batch_tokens = 0, self._reader.meta.batch_tokens
+        batch_tokens = self._reader.meta.batch_tokens
+        start = 0
         for split, group in groupby(self.shards or [SourceShard(self.num_batches)], key=attrgetter("split")):
             shards = list(group)
             stop = start + sum(shard.num_batches for shard in shards)
@@ -173,14 +204,16 @@ class StoreSource(BatchSource):
             part[...] = stored
 
     def read_field_into(self, name: str, start: int, out: TokenArray) -> None:
-        size, values = math.prod(out.shape[3:]), self._reader.field(name).tokens
+        values = self._reader.field(name).tokens
+        size = math.prod(out.shape[3:])
         for done, count, token in self._places(start, len(out)):
             values.read([(token * size, out[done : done + count].reshape(-1))])
 
     def read_pieces(self, start: int, stop: int) -> Pieces:
         """Return the pieces of batches of one split, whose offsets count in that split alone. Damage is found."""
         [(_, count, token)] = self._places(start, stop - start)
-        per_batch, seq_len = self._reader.meta.batch_tokens, self.meta.seq_len
+        per_batch = self._reader.meta.batch_tokens
+        seq_len = self.meta.seq_len
         self._check_pieces(token // per_batch, -(-(token + count * self.meta.batch_tokens) // per_batch))
         first = token // seq_len
         pieces = self._reader.read_pieces(np.arange(first, first + count * self.meta.batch_size), seq_len)
@@ -208,21 +241,34 @@ class StoreSource(BatchSource):
             self._reader = open_reader(self._path, backend=self._backend, verify="batch")
 
 
-def open_stores(paths: list[Path], conversion: Conversion) -> StoreSource:
+def open_stores(paths: list[Path], settings: Settings) -> StoreSource:
     """Open the store of a conversion: as it is, in another layout if one is named, or a stream of others, cut."""
-    path, remainder = paths[0], conversion.remainder
-    store = path, conversion.source_format, conversion.dataset, conversion.dtype or "keep"
-    batch_size, seq_len = conversion.batch_size, conversion.seq_len
-    if look(path, dataset=conversion.dataset).layout == STREAM_LAYOUT:
-        if seq_len is None:
-            raise ArgumentError(f"{path}: is a token stream: pass seq_len, the tokens of a record")
-        source = StoreSource(*store, windows=(batch_size or DEFAULT_BATCH_SIZE, seq_len), axes=conversion.axes)
-        if remainder == "error" and (dropped := sum(source.counts.dropped.values())):
-            raise ConvertError(f"{path}: {dropped:,} tokens do not fill a batch; pass --remainder drop")
-        return source
-    source = StoreSource(*store, axes=conversion.axes)
-    if batch_size or seq_len:
-        source.lay_out(batch_size, seq_len, remainder or "drop")
-    elif remainder is not None:
-        raise ArgumentError(f"{path}: remainder: without batch_size or seq_len no record is left over")
+    path = paths[0]
+    options = settings.of(StoreOptions)
+    dataset = settings.of(DatasetOptions).dataset
+    is_relaid = options.batch_size is not None or options.seq_len is not None
+    windows = None
+    if look(path, dataset=dataset).layout == STREAM_LAYOUT:
+        if options.seq_len is None:
+            raise ArgumentError(f"{path}: is a token stream: pass seq_len, the tokens of a record", options=["seq_len"])
+        windows = (options.batch_size or DEFAULT_BATCH_SIZE, options.seq_len)
+    source = StoreSource(
+        path,
+        options.source_format,
+        dataset=dataset,
+        dtype=options.dtype,
+        windows=windows,
+        axes=settings.of(DatasetOptions).axes,
+    )
+    if windows is not None:
+        dropped = sum(source.counts.dropped.values())
+        if dropped and options.remainder == "error":
+            raise ConvertError(f"{path}: {dropped:,} tokens do not fill a batch", remedy=Remedy.DROP_REMAINDER)
+    elif is_relaid:
+        source.lay_out(options.batch_size, options.seq_len, options.remainder or "drop")
+    elif options.remainder is not None:
+        raise ArgumentError(
+            f"{path}: remainder: without batch_size or seq_len no record is left over",
+            options=["remainder", "batch_size", "seq_len"],
+        )
     return source

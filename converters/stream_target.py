@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -15,10 +15,9 @@ import numpy as np
 
 from zb_hdf5 import ConvertError, HDF5ShardWriter, ShardEntry, ShardIndex, StoreMeta
 from zb_hdf5.converters.batch_source import TokenCounts, require_pad_id
-from zb_hdf5.converters.batch_target import is_one_file, refuse_bad_destination, write_batches
-from zb_hdf5.converters.conversion import Conversion
+from zb_hdf5.converters.batch_target import shard_plan_of, write_batches
 from zb_hdf5.converters.document_source import DocumentSource, Encoded, Route, no_documents, route
-from zb_hdf5.converters.engines import Advance, Workers, no_progress, noted_work
+from zb_hdf5.converters.engines import OnProgress, Workers, no_progress, noted_work
 from zb_hdf5.converters.journal import (
     PLANNED,
     Finished,
@@ -32,6 +31,7 @@ from zb_hdf5.converters.journal import (
     refuse_interrupted,
     require_unchanged,
 )
+from zb_hdf5.converters.options import CutOptions, HeldOut, LossOptions, RowOptions, Settings, WorkOptions
 from zb_hdf5.converters.packed import PackedSource
 from zb_hdf5.converters.reports import Done, Report
 from zb_hdf5.converters.shard_plan import COMMIT_BYTES, SHARDS
@@ -39,7 +39,6 @@ from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, in_ord
 from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import ZbError
 from zb_hdf5.files.forks import kept_property
-from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import LockedFolder, PartialDirectory, partial_path, refuse_existing
 from zb_hdf5.signals import deliver_signals
 from zb_hdf5.spec import (
@@ -49,7 +48,6 @@ from zb_hdf5.spec import (
     SHARD_PREFIX,
     STREAM_LAYOUT,
     bad_token_message,
-    codec_named,
     documents_path,
     find_bad_token,
     token_limit,
@@ -64,14 +62,30 @@ BLOCK_IDS: Final = 1 << 14
 
 @dataclass(frozen=True)
 class TokensTask:
-    """The documents of one file of tokens, for any process. Picklable."""
+    """The documents of one file of tokens, for any process. Picklable.
+
+    Parameters
+    ----------
+    source
+        All documents.
+    route
+        Those of the file.
+    path
+        The file to write; the table of its documents has its name and a suffix.
+    num_threads
+        Threads that tokenize.
+    codec
+        The codec of its chunks.
+    finished
+        The facts with which the file is compared once more.
+    """
 
     source: DocumentSource
     route: Route
-    path: Path  # the table of its documents has its name and a suffix
+    path: Path
     num_threads: int
     codec: str
-    finished: Finished | None = None  # the facts with which the file is compared once more
+    finished: Finished | None = None
 
     @property
     def paths(self) -> tuple[Path, Path]:
@@ -81,10 +95,15 @@ class TokensTask:
     def meta(self) -> StoreMeta:
         boundary = self.source.boundary_token_id
         return StoreMeta(
-            1, DEFAULT_CHUNK_TOKENS, self.source.dtype, vocab_size=self.source.vocab_size,
-            tokenizer=self.source.tokenizer, boundary_token_id=NO_BOUNDARY if boundary is None else boundary,
-            layout=STREAM_LAYOUT, codec=codec_named(self.codec),
-        )  # fmt: skip
+            batch_size=1,
+            seq_len=DEFAULT_CHUNK_TOKENS,
+            dtype=self.source.dtype,
+            vocab_size=self.source.vocab_size,
+            tokenizer=self.source.tokenizer,
+            boundary_token_id=NO_BOUNDARY if boundary is None else boundary,
+            layout=STREAM_LAYOUT,
+            codec=self.codec,
+        )
 
     def origin(self) -> dict[str, Any]:
         """Return the origin of the tokens, with the names of those files alone that the documents are from."""
@@ -107,27 +126,46 @@ class TokensTask:
         return self.path.with_name(self.path.name + ".progress")
 
 
-def write_stream(task: TokensTask, progress: Advance = no_progress) -> Finished:
+def write_stream(task: TokensTask, progress: OnProgress = no_progress) -> Finished:
     """Write the documents of one task to an HDF5 stream."""
-    counts, source, meta, done = TokenCounts(), task.source, task.meta, 0
-    with HDF5ShardWriter(
-        task.path, dtype=meta.dtype.name, boundary_token_id=meta.boundary_token_id, vocab_size=meta.vocab_size,
-        tokenizer=meta.tokenizer, overwrite=True, codec=meta.codec,
+    try:
+        return _write_stream(task, progress)
+    finally:
+        task.note.unlink(missing_ok=True)
+
+
+def _write_stream(task: TokensTask, progress: OnProgress) -> Finished:
+    source = task.source
+    meta = task.meta
+    counts = TokenCounts()
+    done = 0
+    writer = HDF5ShardWriter(
+        task.path,
+        dtype=meta.dtype.name,
+        boundary_token_id=meta.boundary_token_id,
+        vocab_size=meta.vocab_size,
+        tokenizer=meta.tokenizer,
+        overwrite=True,
+        codec=meta.codec,
         origin=task.origin(),
         commit_bytes=COMMIT_BYTES,
-    ) as writer, ExitStack() as stack:  # fmt: skip
-        stack.callback(task.note.unlink, missing_ok=True)
+    )
+    with writer:
         for encoded, read in task.route.read(source, task.num_threads, counts):
             rows = DocumentRows(
-                [encoded.source], np.zeros(len(encoded.lengths), np.uint32), encoded.rows, encoded.ids or None,
+                [encoded.source],
+                np.zeros(len(encoded.lengths), np.uint32),
+                encoded.rows,
+                encoded.ids or None,
                 encoded.metadata or None,
-            )  # fmt: skip
+            )
             try:
                 writer.write_documents(encoded.tokens, encoded.lengths, documents=rows)
             except ConvertError as error:
                 raise ConvertError(_bad_token(encoded, source) or f"{encoded.source}: {error}") from error
             progress(read - done)
-            task.note.write_text(str(done := read))
+            done = read
+            task.note.write_text(str(done))
         progress(task.amount - done)
         info = writer.finish()
     entry = ShardEntry.of(info, task.route.split)
@@ -137,7 +175,7 @@ def write_stream(task: TokensTask, progress: Advance = no_progress) -> Finished:
 
 def _bad_token(encoded: Encoded, source: DocumentSource) -> str:
     """Name the document of the first token that cannot be stored; "" if all can."""
-    meta = StoreMeta(1, 1, source.dtype, vocab_size=source.vocab_size)
+    meta = StoreMeta(batch_size=1, seq_len=1, dtype=source.dtype, vocab_size=source.vocab_size)
     bad = find_bad_token(encoded.tokens, token_limit(meta.dtype, meta.vocab_size))
     if bad is None:
         return ""
@@ -148,7 +186,17 @@ def _bad_token(encoded: Encoded, source: DocumentSource) -> str:
 
 @dataclass(frozen=True)
 class TokensPlan:
-    """A source of documents, its routes, and JSON of the other options that decide the store of its tokens."""
+    """The files of tokens that a conversion of documents writes.
+
+    Parameters
+    ----------
+    source
+        The documents.
+    routes
+        The documents of each file.
+    options
+        JSON of the other options that decide the store of its tokens.
+    """
 
     source: DocumentSource
     routes: list[Route]
@@ -179,9 +227,9 @@ class TokensPlan:
         work = hashlib.sha256(json.dumps([{**self.identity, "files": sizes}, self.options]).encode()).hexdigest()
         return {**self.source.description, "work": work}
 
-    def is_made(self, store: Path, conversion: Conversion) -> bool:
+    def is_made(self, store: Path, work: WorkOptions) -> bool:
         """Return whether `resume` finds a store that was made of these files as they are now, and in the same way."""
-        if not conversion.resume or conversion.overwrite or not store.is_dir():
+        if not work.resume or work.force or not store.is_dir():
             return False
         try:
             made = ShardIndex.load(store).source.get("work")
@@ -189,45 +237,69 @@ class TokensPlan:
             return False
         return is_result(store, made == self.description["work"], self.source.paths)
 
-    def write(self, folder: LockedFolder, conversion: Conversion, workers: Workers, codec: str = NO_CODEC) -> Report:
+    def write(self, folder: LockedFolder, settings: Settings, workers: Workers, codec: str) -> Report:
         """Make a folder a store of streams, with a journal; those that an interrupted run has finished are kept."""
         start_s = time.monotonic()
-        source, plan, end = self.source, {**self.identity, "codec": codec}, f"-of-{len(self.routes):05}.h5"
-        tasks = {
-            k: TokensTask(source, each, folder.partial_path / f"{SHARD_PREFIX}{k:05}{end}", workers.num_threads, codec)
-            for k, each in enumerate(self.routes)
-        }
+        source = self.source
+        tasks = self._tasks(folder.partial_path, workers.num_threads, codec)
         num_bytes = sum(task.amount for task in tasks.values())
         workers.shown.begin("tokenizing" if source.tokenizer else "cutting", num_bytes, "B")
-        plan[PLANNED] = [Planned(task.path.name, task.route.split) for task in tasks.values()]
-        journal = Journal(folder, Record(TOKEN_FILES, plan), tasks, conversion, workers)
+        planned = [Planned(task.path.name, task.route.split) for task in tasks.values()]
+        head = Record(TOKEN_FILES, {**self.identity, "codec": codec, PLANNED: planned})
+        journal = Journal(folder, head, tasks, settings.work, workers)
         kept = dict(journal.finished)
         workers.shown.keep(sum(tasks[number].amount for number in kept))
         with journal.kept_for_resume():
             finished = journal.run(write_stream, journal.missing)
-        require_unchanged(source.paths, plan["files"])
+        require_unchanged(source.paths, self.identity["files"])
         counts = TokenCounts()
         for done in finished:
             counts.add(done.counts)
         if not counts.documents:
             raise ConvertError(f"{source.paths[0]}: {no_documents(source, counts.documents_dropped)}")
+        index = self._index(folder.partial_path, tasks, finished)
+        index.save(folder.partial_path)
+        is_auto = settings.of(CutOptions).dtype == "auto"
+        return Report(
+            destination=folder.path,
+            meta=index.meta,
+            shards=list(index.shards),
+            counts=counts,
+            seconds=time.monotonic() - start_s,
+            max_token=index.max_token,
+            kept=journal.kept,
+            documents_kept=sum(done.counts.tokens_in for done in kept.values()),
+            encoder=source.encoder,
+            lacks_vocab_size=source.dtype == np.uint32 and not source.vocab_size and is_auto,
+        )
+
+    def _tasks(self, folder: Path, num_threads: int, codec: str) -> dict[int, TokensTask]:
+        """Return the task of each file, by its number."""
+        count = len(self.routes)
+        return {
+            number: TokensTask(
+                source=self.source,
+                route=each,
+                path=folder / f"{SHARD_PREFIX}{number:05}-of-{count:05}.h5",
+                num_threads=num_threads,
+                codec=codec,
+            )
+            for number, each in enumerate(self.routes)
+        }
+
+    def _index(self, folder: Path, tasks: Mapping[int, TokensTask], finished: Sequence[Finished]) -> ShardIndex:
+        """Return the index of the store, whose documents have different ids."""
         tables = [part_of(task.paths[1]) for task in tasks.values() if task.paths[1].exists()]
-        if source.has_ids:
-            require_unique_ids(folder.partial_path, tables)
+        if self.source.has_ids:
+            require_unique_ids(folder, tables)
         splits = {documents_path(task.path).name: task.route.split for task in tasks.values()}
         index = ShardIndex(
             replace(tasks[0].meta, document_count=sum(done.entry.document_count for done in finished)),
             [done.entry for done in finished],
             source=self.description,
             documents=tuple(in_order(part._replace(split=splits[part.path]) for part in tables)),
-        ).with_max_token(done.max_token for done in finished)
-        index.save(folder.partial_path)
-        return Report(
-            folder.path, index.meta, list(index.shards), counts, time.monotonic() - start_s, max_token=index.max_token,
-            lacks_vocab_size=source.dtype == np.uint32 and not source.vocab_size and conversion.dtype in (None, "auto"),
-            kept=journal.kept, documents_kept=sum(done.counts.tokens_in for done in kept.values()),
-            encoder=source.encoder,
-        )  # fmt: skip
+        )
+        return index.with_max_token(done.max_token for done in finished)
 
 
 def require_unique_ids(folder: Path, tables: Sequence[DocumentPart]) -> None:
@@ -247,76 +319,122 @@ def require_unique_ids(folder: Path, tables: Sequence[DocumentPart]) -> None:
             if one.id == other.id:
                 raise ConvertError(
                     f"{row_of_source(other.source, other.row)}: the id {other.id!r} was there before, in "
-                    f"{row_of_source(one.source, one.row)}: name a column whose values differ, or leave out --id-column"
+                    f"{row_of_source(one.source, one.row)}: name a column whose values differ, or leave out id_column",
+                    options=["id_column"],
                 )
 
 
-#: The options that decide a store, besides its tokens.
-_DECIDING: Final = (
-    "batch_size", "seq_len", "seed", "shuffle", "packing", "remainder", "pad_id", "num_shards", "shard_bytes",
-    "val_fraction", "val_last_shard", "codec", "tokens_only",
-)  # fmt: skip
 #: (bytes of the source of one staged stream, the most of these): enough for the workers of some nodes, and not too many
 #: files. The cuts do not depend on the workers: any number of them can go on with it.
 STAGED: Final = ((4 << 20, 256), (64 << 20, 4096))
 MIN_STAGED: Final = 2
 
 
-def write_documents(source: DocumentSource, conversion: Conversion, workers: Workers) -> Report | Done:
+def write_documents(plan: TokensPlan, settings: Settings, workers: Workers) -> Report:
     """Write a store of streams, or of packed and shuffled rows. Its bytes never depend on the workers."""
-    destination, start_s = Path(local_path(conversion.destination)), time.monotonic()
-    refuse_bad_destination(source.paths, destination)
-    plan, staging = tokens_plan(source, conversion), destination.with_name(destination.name + ".tokens")
-    if plan.is_made(destination, conversion):
+    start_s = time.monotonic()
+    target = settings.target
+    staging = target.path.with_name(target.path.name + ".tokens")
+    if plan.is_made(target.path, settings.work):
         if partial_path(staging).exists():
             with LockedFolder(staging):  # removes what a dead process has left
                 pass
-        return Done(destination)
-    if conversion.is_stream:
-        with PartialDirectory(destination, overwrite=bool(conversion.overwrite)) as folder:
-            report = plan.write(folder, conversion, workers, conversion.codec or NO_CODEC)
+        return Done.of(target.path)
+    if target.is_stream:
+        with PartialDirectory(target.path, overwrite=settings.work.force) as folder:
+            report = plan.write(folder, settings, workers, target.codec)
     else:
-        report = _write_rows(plan, destination, staging, conversion, workers)
+        report = _write_rows(plan, staging, settings, workers)
     return replace(report, seconds=time.monotonic() - start_s)
 
 
-def _write_rows(plan: TokensPlan, destination: Path, staging: Path, conversion: Conversion, workers: Workers) -> Report:
+def _write_rows(plan: TokensPlan, staging: Path, settings: Settings, workers: Workers) -> Report:
     """Pack and shuffle documents, whose tokens are staged meanwhile: as much disk again as the store."""
-    source, packing = plan.source, conversion.packing or ""
-    meta = StoreMeta(conversion.batch_size or 0, conversion.seq_len or 0, source.dtype, vocab_size=source.vocab_size)
-    require_pad_id(source.boundary_token_id or 0 if conversion.pad_id is None else conversion.pad_id, meta)
-    is_one_file(conversion, destination)  # now, and not after hours of tokenizing
-    if not conversion.overwrite:
+    source = plan.source
+    destination = settings.target.path
+    work = settings.work
+    options = settings.of(RowOptions)
+    _require_pad_id_of(source, options)  # now, and not after hours of tokenizing
+    if not work.force:
         refuse_existing(destination)
-        if not conversion.resume:
+        if not work.resume:
             refuse_interrupted(partial_path(destination), SHARDS)
     with LockedFolder(staging) as folder:
-        made = plan.write(folder, conversion, workers)
-        held_out = {"val_fraction": conversion.val_fraction, "val_seed": conversion.seed}
-        described = {**plan.description, **(held_out if conversion.val_fraction else {})}
+        made = plan.write(folder, settings, workers, NO_CODEC)
         try:
             rows = PackedSource(
-                folder.partial_path, folder.partial_path, replace(conversion, dtype=None), paths=source.paths,
-                description=described, counts=made.counts,
-            )  # fmt: skip
-            report = write_batches(rows, conversion, workers)
+                folder.partial_path,
+                folder.partial_path,
+                options,
+                settings.target,
+                description=_described(plan, settings),
+                paths=source.paths,
+                counts=made.counts,
+            )
+            report = write_batches(shard_plan_of(rows, settings), settings, workers)
         except BaseException as error:
-            error.add_note(f"the tokens are kept in {folder.partial_path}: {how_to_go_on(bool(conversion.overwrite))}")
+            error.add_note(f"the tokens are kept in {folder.partial_path}: {how_to_go_on(work.force)}")
             raise
-    return replace(report, packing=packing, documents_kept=made.documents_kept, encoder=made.encoder)
+    return replace(report, packing=options.packing, documents_kept=made.documents_kept, encoder=made.encoder)
 
 
-def tokens_plan(source: DocumentSource, conversion: Conversion) -> TokensPlan:
+def _require_pad_id_of(source: DocumentSource, options: RowOptions) -> None:
+    """Raise `ArgumentError` if the tokens of a source cannot have that of the padding beside them."""
+    pad_id = options.pad_id
+    if pad_id is None:
+        pad_id = source.boundary_token_id or 0
+    require_pad_id(pad_id, StoreMeta(options.batch_size, options.seq_len, source.dtype, vocab_size=source.vocab_size))
+
+
+def _described(plan: TokensPlan, settings: Settings) -> dict[str, Any]:
+    """Return the `source` entry of a store of rows."""
+    val_fraction = settings.of(HeldOut).val_fraction
+    if not val_fraction:
+        return plan.description
+    return {**plan.description, "val_fraction": val_fraction, "val_seed": settings.of(RowOptions).seed}
+
+
+def tokens_plan(source: DocumentSource, settings: Settings) -> TokensPlan:
     """Deal the documents of a source to streams: as asked, or for rows so that many workers have work."""
-    held_out, last = conversion.val_fraction or 0.0, bool(conversion.val_last_shard)
-    if conversion.is_stream:
-        count = conversion.num_shards
-        options: dict[str, Any] = {} if conversion.codec in (None, NO_CODEC) else {"codec": conversion.codec}
+    target = settings.target
+    held_out = settings.of(HeldOut)
+    if target.is_stream:
+        count = target.shards
+        options: dict[str, Any] = {} if target.codec == NO_CODEC else {"codec": target.codec}
     else:  # the stored bytes do not depend on the cuts
         num_bytes = sum(path.stat().st_size for path in source.paths)
         wanted = max(MIN_STAGED, *(min(most, num_bytes // size) for size, most in STAGED))
-        count = None if last or not source.groups else min(len(source.groups), wanted)
-        options = {name: getattr(conversion, name) for name in _DECIDING}
-    seed = 42 if conversion.seed is None else conversion.seed
-    routes = route(source, count, val_fraction=held_out, val_last_shard=last, seed=seed)
+        is_per_file = held_out.val_last_shard or not source.groups
+        count = None if is_per_file else min(len(source.groups), wanted)
+        options = _deciding(settings)
+    routes = route(
+        source,
+        count,
+        val_fraction=held_out.val_fraction,
+        val_last_shard=held_out.val_last_shard,
+        seed=settings.of(RowOptions).seed,
+    )
     return TokensPlan(source, routes, options)
+
+
+def _deciding(settings: Settings) -> dict[str, Any]:
+    """Return the options that decide a store of rows, besides its tokens; None of one that is off."""
+    target = settings.target
+    rows = settings.of(RowOptions)
+    held_out = settings.of(HeldOut)
+    is_sized = target.is_cut and target.shards is None
+    return {
+        "batch_size": rows.batch_size,
+        "seq_len": rows.seq_len,
+        "seed": rows.seed,
+        "shuffle": rows.shuffle,
+        "packing": rows.packing,
+        "remainder": rows.remainder,
+        "pad_id": rows.pad_id,
+        "num_shards": target.shards,
+        "shard_bytes": target.shard_size if is_sized else None,
+        "val_fraction": held_out.val_fraction,
+        "val_last_shard": held_out.val_last_shard or None,
+        "codec": None if target.codec == NO_CODEC else target.codec,
+        "tokens_only": settings.of(LossOptions).tokens_only or None,
+    }

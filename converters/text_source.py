@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError
-from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.document_source import Choose, DocumentGroup, DocumentSource, Encoded
+from zb_hdf5.converters.options import Settings, TextOptions
 from zb_hdf5.spec import stored_dtype
 from zb_hdf5.text.corpus import DocumentFile, open_documents, unknown_columns
 from zb_hdf5.text.tokenizers import TokenIds, Tokenizer, load_tokenizer, with_boundaries
@@ -38,7 +38,8 @@ class Recipe:
             kept = np.minimum(lengths, self.max_document_tokens)
             column = np.arange(len(tokens)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
             cut = len(tokens) - int(kept.sum())
-            tokens, lengths = tokens[column < self.max_document_tokens], kept
+            tokens = tokens[column < self.max_document_tokens]
+            lengths = kept
         if self.boundary_token_id is not None:
             tokens, lengths = with_boundaries(tokens, lengths, self.boundary_token_id)
         return tokens, lengths, cut
@@ -51,10 +52,21 @@ def _loaded(spec: str, digest: str) -> Tokenizer:
 
 
 class TextSource(DocumentSource):
-    """Files of text, tokenized by a recipe. See `DocumentSource`."""
+    """Files of text, tokenized by a recipe. See `DocumentSource`.
+
+    Parameters
+    ----------
+    files
+        The files, in order.
+    kind
+        The name of their format.
+    recipe
+        The tokenizer and the boundary token.
+    """
 
     def __init__(self, files: Sequence[DocumentFile], kind: str, recipe: Recipe) -> None:
-        self._files, self._recipe = list(files), recipe
+        self._files = list(files)
+        self._recipe = recipe
         tokenizer = load_tokenizer(recipe.tokenizer)
         self.paths = [file.path for file in files]
         self.groups = [
@@ -64,8 +76,11 @@ class TextSource(DocumentSource):
         ]
         self.vocab_size = tokenizer.vocab_size
         self.dtype = stored_dtype("uint16" if self.vocab_size <= 2**16 else "uint32")
-        self.tokenizer, self.boundary_token_id = json.dumps(tokenizer.description), recipe.boundary_token_id
-        self._digest, self.encoder = tokenizer.digest, tokenizer.encoder if tokenizer.encoder != tokenizer.name else ""
+        self.tokenizer = json.dumps(tokenizer.description)
+        self.boundary_token_id = recipe.boundary_token_id
+        self._digest = tokenizer.digest
+        if tokenizer.encoder != tokenizer.name:
+            self.encoder = tokenizer.encoder
         self.has_ids = bool(files[0].id_column)
         self.description = {
             "format": kind,
@@ -80,7 +95,9 @@ class TextSource(DocumentSource):
         }
 
     def read(self, group: DocumentGroup, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
-        tokenizer, file, read = _loaded(self._recipe.tokenizer, self._digest), self._files[group.file_number], 0
+        tokenizer = _loaded(self._recipe.tokenizer, self._digest)
+        file = self._files[group.file_number]
+        read = 0
         for block in file.row_group(group.number):
             read += sum(map(len, block.texts))
             chosen = block if choose is None else block.only(choose(len(block.texts)).tolist())
@@ -89,29 +106,29 @@ class TextSource(DocumentSource):
             yield Encoded(tokens, lengths, str(file.path), rows, chosen.ids, chosen.metadata, cut, block.dropped, read)
 
 
-def open_text(paths: list[Path], conversion: Conversion) -> TextSource:
+def open_text(paths: list[Path], settings: Settings) -> TextSource:
     """Open files of text as a conversion asks."""
-    if conversion.shard_per_source and (conversion.num_shards or not conversion.is_stream):
-        raise ArgumentError(
-            "pass either --shards or --shard-per-source, not both" if conversion.is_stream else
-            "--shard-per-source belongs to --layout stream: rows are shuffled over all sources"
-        )  # fmt: skip
-    kind, columns = conversion.source_format, conversion.metadata_columns or ()
-    files = open_documents(paths, kind, conversion.text_column or "text", conversion.id_column or "", columns)
+    options = settings.of(TextOptions)
+    kind = options.source_format
+    files = open_documents(paths, kind, options.text_column, options.id_column, options.metadata_columns)
     for name in unknown_columns(files):
         warnings.warn(f"{files[0].path}: no key {name!r} in its first lines", stacklevel=2)
-    return TextSource(files, kind, _recipe(conversion))
+    return TextSource(files, kind, _recipe(options))
 
 
-def _recipe(conversion: Conversion) -> Recipe:
-    spec, text = conversion.tokenizer or "", conversion.boundary_token
-    if conversion.no_boundary:
-        if text is not None:
-            raise ArgumentError("pass either --boundary-token or --no-boundary, not both")
-        return Recipe(spec, None, conversion.max_document_tokens)
-    tokenizer = load_tokenizer(spec)
-    boundary = tokenizer.boundary_token_id if text is None else tokenizer.special_token_id(text)
+def _recipe(options: TextOptions) -> Recipe:
+    """Return the recipe of a conversion; `ArgumentError` if the tokenizer has no boundary token, and none is named."""
+    if options.no_boundary:
+        return Recipe(options.tokenizer, None, options.max_document_tokens)
+    tokenizer = load_tokenizer(options.tokenizer)
+    if options.boundary_token is None:
+        boundary = tokenizer.boundary_token_id
+    else:
+        boundary = tokenizer.special_token_id(options.boundary_token)
     if boundary is None:
         known = ", ".join(tokenizer.special_tokens) or "none"
-        raise ArgumentError(f"tokenizer {spec}: pass --boundary-token (it has: {known}), or --no-boundary")
-    return Recipe(spec, boundary, conversion.max_document_tokens)
+        raise ArgumentError(
+            f"tokenizer {options.tokenizer}: pass boundary_token (it has: {known}), or no_boundary",
+            options=["boundary_token", "no_boundary"],
+        )
+    return Recipe(options.tokenizer, boundary, options.max_document_tokens)

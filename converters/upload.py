@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from zb_hdf5 import ArgumentError, ShardIndex
-from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.engines import Workers
 from zb_hdf5.converters.journal import how_to_go_on
+from zb_hdf5.converters.options import WorkOptions
 from zb_hdf5.errors import ExistsError
 from zb_hdf5.files.objects import Version, delete_objects, list_objects, object_size, object_version, put_object
 from zb_hdf5.files.paths import RemotePath, any_path
@@ -24,48 +24,54 @@ from zb_hdf5.files.publishing import is_part_of_store, leftover_of_dead_writer, 
 from zb_hdf5.spec import INDEX_NAME, UPLOAD_DIGITS
 
 
-def staging_path(place: RemotePath) -> Path:
-    """Return the folder of this machine in which a store is written before it is uploaded to a URL."""
-    return Path(f"{place.name}-{_digest(str(place))}.upload")
-
-
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()[:UPLOAD_DIGITS]
 
 
-def require_new(place: RemotePath, conversion: Conversion) -> None:
-    """Raise an error unless a store may be written to a URL, and to the folder from which it is uploaded."""
+def require_new(place: RemotePath, staging: Path, work: WorkOptions) -> None:
+    """Raise an error unless a store may be written to a URL, and to the folder from which it is uploaded.
+
+    Parameters
+    ----------
+    place
+        The URL.
+    staging
+        The folder.
+    work
+        Whether the conversion goes on, or replaces a store.
+    """
     if str(place).startswith("http") or not place.is_dir():
         raise ArgumentError(f"{place}: expected a folder in a bucket, such as s3://bucket/train-h5")
-    staging = staging_path(place)
     if staging.exists():
         with leftover_of_dead_writer(staging):  # raises if another process uploads it
             pass
     # with `resume` the one there may be that of this upload: it is compared once the folder is whole
-    is_looked_at_later = conversion.overwrite or (conversion.resume and staging.exists())
+    is_looked_at_later = work.force or (work.resume and staging.exists())
     if not is_looked_at_later and object_size(str(place / INDEX_NAME)) is not None:
         raise ExistsError(f"{place}: has a {INDEX_NAME} already")
 
 
-def upload_and_remove(staging: Path, place: RemotePath, conversion: Conversion, workers: Workers) -> None:
+def upload_and_remove(staging: Path, place: RemotePath, work: WorkOptions, workers: Workers) -> None:
     """Upload a store of this machine, and remove it here. With `resume` the objects that are there stay."""
-    overwrite = bool(conversion.overwrite)
     try:
         with leftover_of_dead_writer(staging) as fd:
-            _upload(staging, place, conversion, workers, lambda: require_at(fd, staging))
+            _upload(staging, place, work, workers, lambda: require_at(fd, staging))
             # under this name a kill leaves what the next conversion removes
             os.replace(staging, partial_path(staging))
             shutil.rmtree(partial_path(staging))
     except BaseException as error:
         if staging.exists():
-            error.add_note(f"the store to upload is kept in {staging}: {how_to_go_on(overwrite)}")
+            error.add_note(f"the store to upload is kept in {staging}: {how_to_go_on(work.force)}")
         raise
 
 
 def _upload(
-    staging: Path, place: RemotePath, conversion: Conversion, workers: Workers,
+    staging: Path,
+    place: RemotePath,
+    work: WorkOptions,
+    workers: Workers,
     require_unreplaced: Callable[[], None],
-) -> None:  # fmt: skip
+) -> None:
     """Put all objects, then the index, and then delete the objects that a replaced store has left."""
     index_url = f"{place}/{INDEX_NAME}"
     index = ShardIndex.load(staging)
@@ -74,16 +80,16 @@ def _upload(
     data = _with_object_names(index, digest).to_json().encode("utf-8")
     version = object_version(index_url)
     is_there = version is not None and (place / INDEX_NAME).read_bytes() == data
-    if version is not None and not is_there and not conversion.overwrite:
+    if version is not None and not is_there and not work.force:
         raise ExistsError(f"{place}: has a {INDEX_NAME} already")
     # only what is there now is ever deleted: another upload may begin once the index is replaced
     before = list_objects(str(place))
     files = {_object_name(path.name, digest): path for path in staging.iterdir() if path.name != INDEX_NAME}
-    _put_files(files, place, before if conversion.resume else {}, workers)
+    _put_files(files, place, before if work.resume else {}, workers)
     require_unreplaced()
     if not is_there:
         _put_index(index_url, data, version)
-    if conversion.overwrite:
+    if work.force:
         kept = {INDEX_NAME, *files}
         delete_objects(str(place), [name for name in before if is_part_of_store(name) and name not in kept])
 

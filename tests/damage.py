@@ -18,7 +18,7 @@ LENGTHS = np.random.default_rng(7).integers(0, 60, 150).tolist()
 
 def write_batches(folder):
     write_packed(folder / "packed.h5", LENGTHS, seq_len=32, batch_size=4)
-    convert(folder / "packed.h5", "hdf5", folder / "store", num_shards=2)
+    convert(folder / "packed.h5", "hdf5", folder / "store", shards=2)
     return folder / "store", {"fields": tuple(FIELDS)}
 
 

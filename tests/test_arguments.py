@@ -125,7 +125,7 @@ SEEDED = {
         "o.batch", np.ones((8, 8), "u4"), 2, 8, seed=seed, overwrite=True
     ),
     "convert": lambda seed: convert(
-        "in.npy", "hdf5", "c.h5", seq_len=8, batch_size=2, seed=seed, workers=1, overwrite=True
+        "in.npy", "hdf5", "c.h5", seq_len=8, batch_size=2, seed=seed, workers=1, force=True
     ),
 }
 
@@ -187,7 +187,7 @@ def test_a_folder_that_is_no_store_is_named_with_its_content(place):
     (place / "empty").mkdir()
     is_refused(errors.FormatError, lambda: Loader("empty"), match="not a store, but an empty folder")
     (place / "data").mkdir()
-    convert("in.npy", "hdf5", "data/train", seq_len=8, batch_size=2, num_shards=2, workers=1)
+    convert("in.npy", "hdf5", "data/train", seq_len=8, batch_size=2, shards=2, workers=1)
     is_refused(errors.FormatError, lambda: Loader("data"), match="not a store, but a folder with the store train; ")
 
 

@@ -88,7 +88,7 @@ sys.setprofile(None)
 print(*sorted(paths), sep="\\n")
 """
 STEP = "loader = Loader(store, rank=0, world_size=1)\nsteps = iter(loader)\nnext(steps)"
-CONVERT = "convert(source, 'hdf5', store, batch_size=4, seq_len=16, workers=1, overwrite=True, **options)"
+CONVERT = "convert(source, 'hdf5', store, batch_size=4, seq_len=16, workers=1, force=True, **options)"
 
 
 def modules_run(prepare, code, **values):

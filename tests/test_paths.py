@@ -98,7 +98,7 @@ READERS = {
     "repair": ("store", zb_hdf5.repair),
     "convert": (
         "npy",
-        lambda path: zb_hdf5.convert(path, "hdf5", f"{os.fspath(path)}.h5", batch_size=4, overwrite=True),
+        lambda path: zb_hdf5.convert(path, "hdf5", f"{os.fspath(path)}.h5", batch_size=4, force=True),
     ),
     "train_tokenizer": (
         "text.jsonl",

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from copy import copy
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -210,8 +210,8 @@ def write_batch_dataset(
             seed=seed,
             dtype=dtype,
             workers=1,
-            memory_bytes=memory_bytes,
-            overwrite=overwrite,
+            memory=memory_bytes,
+            force=overwrite,
         )
     return num_batches
 
@@ -455,15 +455,15 @@ class ShardedTokenizationPipeline:
                         raise ArgumentError(f"document {number:,}: expected a text, found {shown(text)}")
                     files[number % len(files)].write(json.dumps({"text": text}) + "\n")
             source = TextSource(open_documents(paths, "jsonl"), "texts", self._recipe)
-            report: Report = convert(
+            report = convert(
                 source,
                 "stream",
                 destination,
-                num_shards=self._num_shards,
+                shards=self._num_shards,
                 workers=workers,
-                overwrite=overwrite,
+                force=overwrite,
             )
-        return report
+        return cast(Report, report)  # only a rank of an MPI job has none
 
 
 class SlidingWindowDataloader(Loader):

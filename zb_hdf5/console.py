@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -42,6 +43,18 @@ TYPED: Final = {
     Remedy.LEAVE_OUT: "restore it, or pass --force to leave its {at} out of the store",
     Remedy.REPLACE: "pass --force to replace it",
     Remedy.RESUME: "'zb info {at}' shows its progress",
+    Remedy.RESUME_OR_RESTART: "go on with --resume, or start over with --force",
+    Remedy.RESUME_FORCED: "go on with --resume --force",
+    Remedy.RESTART: "start over with --force",
+    Remedy.SAME_OR_RESTART: "give the same arguments and source files, or start over with --force",
+    Remedy.FEWER_WORKERS: "run the same command with --resume, and perhaps fewer --workers",
+    Remedy.RESUME_WHOLE: "run it again with --resume",
+    Remedy.PARTS_FIRST: "run 'zb convert ... --shard-range I/N' first",
+    Remedy.MISSING_PARTS: "run the same 'zb convert ... --resume' with --shard-range I/N for each (in a Slurm array: "
+    "sbatch --array={at}), then merge",
+    Remedy.DROP_REMAINDER: "pass --remainder drop",
+    Remedy.MPI_WORLD: "use srun --mpi=pmix or --mpi=pmi2, whichever this MPI library was built for (see 'srun "
+    "--mpi=list')",
     Remedy.TOKENS_ONLY: "convert to HDF5, or pass --tokens-only to leave them behind",
     Remedy.CRC32: "restore it, or make one of the batches as they are now with 'zb index crc32 {at}'",
     Remedy.CONVERT: "'zb convert --help' lists what becomes a store",
@@ -92,15 +105,20 @@ class CommandGroup(click.Group):
 
 
 def message_of(error: ZbError) -> str:
-    """Return the message of an error, with the command for its remedy."""
-    return typed(str(error), error.at) if error.remedy else str(error)
+    """Return the message of an error, with the command for its remedy, and the flags of the options that it names."""
+    text = typed(str(error), error.at) if error.remedy else str(error)
+    for name in error.options:
+        flag = f"--{name.replace('_', '-')}"
+        text = re.sub(rf"(?<![\w./-]){re.escape(name)}(?!\w|[./=-]\w)", flag, text)
+    return text
 
 
 def typed(text: str, at: str) -> str:
     """Replace the library's remedy at the end of a text with the matching command."""
-    found = next((remedy for remedy in Remedy if text.endswith(remedy.about(at))), None)
-    if found is None:
+    fitting = [remedy for remedy in Remedy if text.endswith(remedy.about(at))]
+    if not fitting:
         return text
+    found = max(fitting, key=lambda remedy: len(remedy.about(at)))  # one may end with the words of another
     facts = text.removesuffix(found.about(at))
     if "://" in at and found in LOCAL_ONLY:
         return f"{facts}{TYPED[found].format(at='COPY')}, where COPY is it, copied to this machine"
@@ -108,7 +126,8 @@ def typed(text: str, at: str) -> str:
 
 
 def _fail(ctx: click.Context, error: BaseException, message: str, code: int) -> NoReturn:
-    lines = "\n".join([f"Error: {message}", *getattr(error, "__notes__", ())]).split("\n")
+    notes = [typed(note, "") for note in getattr(error, "__notes__", ())]
+    lines = "\n".join([f"Error: {message}", *notes]).split("\n")
     click.echo("\n".join(map(printable, lines)), err=True)
     ctx.exit(code)
 

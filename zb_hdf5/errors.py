@@ -7,6 +7,7 @@ replaces the remedy with a command (`zb_hdf5/console.py`). `OSError` passes thro
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import ClassVar, Final
 
@@ -22,6 +23,16 @@ class Remedy(StrEnum):
     LEAVE_OUT = "restore it, or pass overwrite=True to leave it out of the store"
     REPLACE = "remove it, or ask to replace it"
     RESUME = "resume the conversion"
+    RESUME_OR_RESTART = "go on with resume=True, or start over with force=True"
+    RESUME_FORCED = "go on with resume=True and force=True"
+    RESTART = "start over with force=True"
+    SAME_OR_RESTART = "give the same arguments and source files, or start over with force=True"
+    FEWER_WORKERS = "run the same conversion with resume=True, and perhaps fewer workers"
+    RESUME_WHOLE = "run it again with resume=True"
+    PARTS_FIRST = "convert with shard_range=(i, n) first"
+    MISSING_PARTS = "convert with resume=True and shard_range=(i, n) for each of these parts, then merge"
+    DROP_REMAINDER = "pass remainder='drop'"
+    MPI_WORLD = "start the ranks with the process manager that this MPI library was built for"
     TOKENS_ONLY = "convert to HDF5, or pass tokens_only to leave them behind"
     CRC32 = "restore it, or make one for the batches as they are now with add_crc32_file"
     CONVERT = "to make a store of other files, run convert('{at}', 'hdf5', destination)"
@@ -32,7 +43,7 @@ class Remedy(StrEnum):
     OTHER_KIND = "leave out the kind to open them"
     REMAINDER = "pass remainder='drop', or remainder='pad' if the source is not a store"
     FILL_A_BATCH = "pass a smaller batch_size, or remainder='pad' if the source is not a store"
-    FILL_THE_SHARDS = "pass a smaller num_shards"
+    FILL_THE_SHARDS = "pass a smaller number of shards"
     RECORD_LENGTH = "pass the seq_len of the records"
     KEEP_DTYPE = "leave out dtype"
     FORCE = "force=True takes the position all the same"
@@ -51,15 +62,22 @@ class ZbError(Exception):
         The cure, at the end of the text of the error; None: the text has it, or there is none.
     at
         The object of the remedy: a path; for `LEAVE_OUT` how much is left out, for `OTHER_KIND` the kind, for
-        `RECORD_LENGTH` the tokens, for `DATASET` and `TEXT_COLUMN` the names that there are.
+        `RECORD_LENGTH` the tokens, for `DATASET` and `TEXT_COLUMN` the names that there are, for
+        `MISSING_PARTS` the numbers of the parts.
+    options
+        The names of arguments in the message; the command line has a flag for each.
     """
 
     exit_code: ClassVar[int] = 1
     remedy: Remedy | None = None
     at: str = ""
+    options: tuple[str, ...] = ()
 
-    def __init__(self, *args: object, remedy: Remedy | None = None, at: object = "") -> None:
+    def __init__(
+        self, *args: object, remedy: Remedy | None = None, at: object = "", options: Iterable[str] = ()
+    ) -> None:
         super().__init__(*args)
+        self.options = tuple(options)
         if remedy is not None:
             self.remedy = remedy
             self.at = str(at)

@@ -1,13 +1,15 @@
 """Another trainer's documents: Megatron-LM's `.bin` with the ids and `.idx` with the documents, as a source."""
 
 import struct
+from dataclasses import dataclass
 
 import numpy as np
 
 from zb_hdf5 import FormatError, IncompleteError
 from zb_hdf5.converters.document_source import DocumentGroup, DocumentSource, Encoded
 from zb_hdf5.converters.npy_source import ArrayKind
-from zb_hdf5.converters.sources import NONE, PACKED, SOURCES, SourceKind
+from zb_hdf5.converters.options import HeldOut, RowOptions, off
+from zb_hdf5.converters.sources import SOURCES, SourceKind
 from zb_hdf5.files.paths import regular, require_bytes
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -87,16 +89,28 @@ class MegatronSource(DocumentSource):
             yield Encoded(chosen, lengths, str(file.path), rows, read=end * file.dtype.itemsize)
 
 
-def open_megatron(paths, conversion):
+@dataclass(frozen=True)
+class MegatronOptions:
+    """The options of such files: the size of the vocabulary, which the command takes as --vocab-size."""
+
+    vocab_size: int = off(0)
+
+
+def open_megatron(paths, settings):
     files = ArrayKind("megatron", ".bin", Megatron).expand(paths)
-    return MegatronSource(files, conversion.vocab_size or 0)
+    return MegatronSource(files, settings.of(MegatronOptions).vocab_size)
 
 
-OPTIONS = {"vocab_size": NONE, "val_fraction": 0.0, "val_last_shard": NONE}
 SOURCE = SourceKind(
-    "Megatron-LM files", "corpus.bin {target}", f"{__name__}:open_megatron", ("hdf5", "stream"), OPTIONS, PACKED,
-    several=True, suffixes=(".bin",),
-)  # fmt: skip
+    noun="Megatron-LM files",
+    example="corpus.bin {target}",
+    opener=f"{__name__}:open_megatron",
+    options=(MegatronOptions, HeldOut),
+    rows=(RowOptions,),
+    targets=("hdf5", "stream"),
+    several=True,
+    suffixes=(".bin",),
+)
 
 
 def plug_in():

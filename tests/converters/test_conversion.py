@@ -1,17 +1,22 @@
 """`zb_hdf5.convert`: the conversion of the command, from Python."""
 
+import inspect
 import json
 import re
+from dataclasses import fields
 
 import numpy as np
 import pytest
-from commandline import succeed
+from commandline import one_error, run_zb, succeed
 from contents import batches_of
 
-from zb_hdf5 import ArgumentError, BackendError, ExistsError, convert
+from zb_hdf5 import ArgumentError, BackendError, ConvertError, ExistsError, convert
 from zb_hdf5.converters.cli import convert_commands as command
+from zb_hdf5.converters.conversion import OPTIONS, WHOLE, Conversion, flag_of
 from zb_hdf5.converters.engines import CountedWork, noted_work
 from zb_hdf5.converters.merge import merge_parts
+from zb_hdf5.converters.options import ArrayOptions, ShuffleOptions
+from zb_hdf5.converters.settings import resolved
 
 ROWS = np.random.default_rng(4).integers(0, 50_000, (40, 16), dtype=np.uint16)
 
@@ -23,7 +28,7 @@ def tokens(tmp_path):
 
 
 def test_the_files_are_those_of_the_command(tokens, tmp_path):
-    report = convert(tokens, "hdf5", tmp_path / "here", batch_size=4, seq_len=16, seed=3, num_shards=2)
+    report = convert(tokens, "hdf5", tmp_path / "here", batch_size=4, seq_len=16, seed=3, shards=2)
     options = ["--batch-size", 4, "--seq-len", 16, "--seed", 3, "--shards", 2, "--quiet"]
     succeed(command, "npy-to-hdf5", tokens, tmp_path / "there", *options)
     assert report.num_batches == 10
@@ -49,12 +54,12 @@ def test_impossible_arguments_are_refused(tokens, tmp_path):
         convert(tmp_path / "x.h5", "batch", tmp_path / "y.batch", source_format="batch")
 
 
-NUMBERS = ["num_shards", "shard_bytes", "seq_len", "batch_size", "workers", "memory_bytes"]
+NUMBERS = ["shards", "shard_size", "seq_len", "batch_size", "workers", "memory"]
 
 
 @pytest.mark.parametrize(("name", "value", "expected"), [
     *((name, value, f"at least 1, found {value}") for name in NUMBERS for value in (0, -1)),
-    *(("part", part, f"(i, n) with i from 0 to n - 1, found {part}") for part in ((3, 3), (-1, 3), (0, 0))),
+    *(("shard_range", part, f"(i, n) with i from 0 to n - 1, found {part}") for part in ((3, 3), (-1, 3), (0, 0))),
 ])  # fmt: skip
 def test_a_number_or_a_part_that_cannot_be_is_named(tokens, tmp_path, name, value, expected):
     how = {"batch_size": 4, "seq_len": 16, name: value}
@@ -72,7 +77,7 @@ def test_a_folder_with_an_index_is_a_store_and_no_folder_of_arrays(tokens, tmp_p
 
 
 def test_stores_and_streams_record_their_largest_id_and_copies_stay_equal(tokens, tmp_path):
-    shape = {"batch_size": 4, "seq_len": 16, "num_shards": 2}
+    shape = {"batch_size": 4, "seq_len": 16, "shards": 2}
     convert(tokens, "hdf5", tmp_path / "store", **shape)
     for target, source in (("batch", "store"), ("hdf5", "batch")):
         convert(tmp_path / source, target, tmp_path / ("back" if source == "batch" else target), dtype="uint16")
@@ -81,7 +86,7 @@ def test_stores_and_streams_record_their_largest_id_and_copies_stay_equal(tokens
     files = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("store", "back")]
     assert files[0] == files[1]
     for number in range(2):
-        convert(tokens, "hdf5", tmp_path / "parts", **shape, part=(number, 2))
+        convert(tokens, "hdf5", tmp_path / "parts", **shape, shard_range=(number, 2))
     merge_parts(tmp_path / "parts")
     assert (tmp_path / "parts/shards.json").read_bytes() == (tmp_path / "store/shards.json").read_bytes()
     assert convert(tokens, "hdf5", tmp_path / "store", **shape, resume=True).kept.shards == 2
@@ -96,7 +101,7 @@ def test_progress_reaches_its_end_when_the_last_shard_is_on_the_disk(tmp_path):
     """The flush is work: a shard whose tokens are all written is not done."""
     np.save(tmp_path / "in.npy", np.arange(40 * 32 * 64, dtype="<u2"))
     total, amounts = 40 * 32 * 64, []
-    how = {"batch_size": 32, "seq_len": 64, "num_shards": 2, "workers": 1, "progress": amounts.append}
+    how = {"batch_size": 32, "seq_len": 64, "shards": 2, "workers": 1, "progress": amounts.append}
     convert(tmp_path / "in.npy", "hdf5", tmp_path / "out", **how)
     assert (sum(amounts), min(amounts)) == (total, 0)
     done = np.cumsum(amounts).tolist()
@@ -116,3 +121,71 @@ def test_a_process_that_waits_for_another_sees_its_progress_by_a_note(tmp_path):
     assert sum(seen) == 900
     note.write_text("")  # it is being written
     assert noted_work(note) == 0
+
+
+# --- names and settings ------------------------------------------------------------------------------------------
+
+
+def test_the_parameters_of_convert_are_the_options_with_their_defaults_and_all_are_documented():
+    parameters = inspect.signature(convert).parameters
+    named = [name for name in parameters if name != "unknown"]
+    assert named == [each.name for each in fields(Conversion)]
+    assert {parameters[name].default for name in OPTIONS} == {None}
+    documented = re.search(r"Parameters\n    -+\n(.*?)\n    Returns\n", convert.__doc__, re.DOTALL)[1]
+    assert re.findall(r"^    ([\w*]+)$", documented, re.MULTILINE) == [*named, "**unknown"]
+
+
+def test_python_and_the_command_have_one_list_of_names():
+    flags = {flag for each in command.commands.values() for option in each.params for flag in option.opts}
+    known = {flag_of(name) for name in OPTIONS} | {"--dry-run", "--json", "--quiet", "--no-shuffle"}
+    assert {flag for flag in flags if flag.startswith("--")} - {"--no-shuffle"} == known - {"--no-shuffle"}
+
+
+@pytest.mark.parametrize(("name", "nearest"), [
+    ("num_shards", "did you mean shards"), ("shard_bytes", "shard_size"), ("memory_bytes", "did you mean memory?"),
+    ("batchsize", "did you mean batch_size?"), ("overwrite", "the options are layout, tokenizer"),
+])  # fmt: skip
+def test_a_name_that_no_option_has_is_refused_with_the_nearest(tokens, tmp_path, name, nearest):
+    with pytest.raises(ArgumentError, match=f"a conversion has no option {name}; .*{re.escape(nearest)}"):
+        convert(tokens, "hdf5", tmp_path / "out", **{name: 1})
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens.npy"]
+
+
+@pytest.mark.parametrize(("options", "library", "typed"), [
+    ({"shards": 2, "shard_size": 99}, "pass either shards or shard_size, not both",
+     "pass either --shards or --shard-size, not both"),
+    ({"memory": 10}, "memory: 10 bytes is too little .* use fewer workers",
+     "--memory: 10 bytes is too little .* use fewer --workers"),
+    ({"live": True, "workers": 2}, "live is written by one process, into a new folder: leave out workers",
+     "--live is written by one process, into a new folder: leave out --workers"),
+    ({"shards": 99}, "fill 99 shards; pass a smaller number of shards", "fill 99 shards; pass a smaller --shards"),
+])  # fmt: skip
+def test_the_library_names_options_and_the_command_their_flags(tokens, tmp_path, options, library, typed):
+    shape = {"batch_size": 4, "seq_len": 16}
+    with pytest.raises((ArgumentError, ConvertError), match=library):
+        convert(tokens, "hdf5", tmp_path / "out", **shape, **options)
+    given = [f"{flag_of(name)}={value}" for name, value in (shape | options).items() if value is not True]
+    given += [flag_of(name) for name, value in options.items() if value is True]
+    assert re.search(typed, one_error(run_zb("convert", "npy-to-hdf5", tokens, tmp_path / "out", *given)))
+
+
+def test_settings_have_a_value_for_each_option_that_has_a_default(tokens, tmp_path):
+    settings, _ = resolved(Conversion(tokens, "hdf5", tmp_path / "out", batch_size=4, resume=False))
+    arrays = settings.of(ArrayOptions)
+    assert (arrays.batch_size, arrays.seed, arrays.shuffle, arrays.remainder, arrays.vocab_size) == (
+        4,
+        42,
+        True,
+        "drop",
+        0,
+    )
+    assert settings.of(ShuffleOptions) == ShuffleOptions(memory=2 << 30, shuffle_method="auto")
+    assert (settings.work.shard_range, settings.work.resume, settings.work.executor) == (WHOLE, False, "local")
+    assert (settings.target.is_one_file, settings.target.codec, settings.target.is_cut) == (False, "none", False)
+    assert resolved(Conversion(tokens, "hdf5", tmp_path / "out.h5"))[0].target.is_one_file
+
+
+@pytest.mark.parametrize("value", ["none", "global", 2])
+def test_a_shuffle_that_is_neither_true_nor_false_is_refused(tokens, tmp_path, value):
+    with pytest.raises(ArgumentError, match=f"shuffle must be one of True, False, found {value!r}"):
+        convert(tokens, "hdf5", tmp_path / "out", shuffle=value)

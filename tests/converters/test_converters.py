@@ -285,10 +285,10 @@ def test_tokens_are_conserved(lengths, batch_size, seq_len, shuffle, remainder, 
         options = {"batch_size": batch_size, "seq_len": seq_len, "seed": 1, "shuffle": shuffle, "remainder": remainder}
         if batches < shards:
             with pytest.raises(ConvertError):
-                run_pipe(NpySource([folder], **options), "hdf5", folder / "out", num_shards=shards)
+                run_pipe(NpySource([folder], **options), "hdf5", folder / "out", shards=shards)
             assert not (folder / "out").exists()
             return
-        report = run_pipe(NpySource([folder], **options), "hdf5", folder / "out", num_shards=shards)
+        report = run_pipe(NpySource([folder], **options), "hdf5", folder / "out", shards=shards)
         stored = records_of(folder / "out")
     counts, kept = report.counts, batches * batch_size
     assert counts.tokens_in == first - 1
@@ -518,7 +518,7 @@ def test_any_way_through_the_formats_keeps_every_token(num_batches, shape, dtype
                 opened = StoreSource(current, before)
             shards = min(cuts[number - 1], num_batches)
             current = folder / (str(number) if shards else f"{number}{SUFFIXES[after]}")
-            run_pipe(opened, after, current, num_shards=shards or None)
+            run_pipe(opened, after, current, shards=shards or None)
         found = records_of(current)
     assert found.dtype == dtype
     np.testing.assert_array_equal(found.reshape(tokens.shape), tokens)
@@ -661,7 +661,7 @@ def test_force_replaces_only_at_the_end_and_a_failing_conversion_nothing(old, tm
         seen.append(records_of(old))
 
     opened = NpySource([source], batch_size=4, seq_len=SEQ_LEN, seed=0, shuffle=False)
-    run_pipe(opened, "hdf5", old, overwrite=True, progress=watch)
+    run_pipe(opened, "hdf5", old, force=True, progress=watch)
     assert len(seen) > 0
     for records in seen:
         np.testing.assert_array_equal(sorted_rows(records), sorted_rows(numbered(8, 500)))
@@ -694,7 +694,7 @@ def test_files_that_appear_during_the_conversion_are_kept(name, source, tmp_path
     before = files_in(tmp_path)
     opened = NpySource([source], batch_size=4, seq_len=SEQ_LEN, seed=0)
     with pytest.raises(ConvertError, match="notes" if replaces else "exists"):
-        run_pipe(opened, backend, target, overwrite=replaces, progress=appear)
+        run_pipe(opened, backend, target, force=replaces, progress=appear)
     after = {path: data for path, data in files_in(tmp_path).items() if not path.startswith("out.partial/")}
     assert after == {**before, name: b"precious"}
 
@@ -718,7 +718,7 @@ def test_a_failure_between_the_renames_of_a_swap_keeps_the_old_store(error, call
     monkeypatch.setattr(zb_hdf5.files.publishing.os, "replace", replace)
     expected = numbered(48)
     with contextlib.suppress(OSError, KeyboardInterrupt):
-        run_pipe(opened, "hdf5", tmp_path / "out", overwrite=True)
+        run_pipe(opened, "hdf5", tmp_path / "out", force=True)
         expected = numbered(48, 1000)
     np.testing.assert_array_equal(records_of(tmp_path / "out"), expected)
     assert {path.name for path in tmp_path.iterdir()} - {"out.partial"} == {"in", "out"}

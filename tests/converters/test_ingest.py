@@ -22,14 +22,15 @@ import zb_hdf5
 from zb_hdf5.converters import packed as pack
 from zb_hdf5.converters import stream_target
 from zb_hdf5.converters.cli import convert_commands as convert
-from zb_hdf5.converters.conversion import Conversion
+from zb_hdf5.converters.conversion import WHOLE, Conversion
 from zb_hdf5.converters.document_source import Route
 from zb_hdf5.converters.engines import Engine, open_engine
-from zb_hdf5.converters.journal import WHOLE
+from zb_hdf5.converters.journal import journal_name
+from zb_hdf5.converters.options import RowOptions
 from zb_hdf5.converters.packed import PACKINGS, PackedSource, best_fit, concat, pad
-from zb_hdf5.converters.reports import Done
 from zb_hdf5.converters.run import convert as run_conversion
 from zb_hdf5.converters.run import run as run_one
+from zb_hdf5.converters.settings import resolved
 from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.loaders.order import write_order
@@ -84,7 +85,7 @@ def ingest(files, destination, recipe=BYTES, options=SMALL, engine=None, **how):
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.thin
 def test_stored_rows_are_the_packed_documents(tmp_path, files, texts, packing, shuffle):
-    options = layout(2, 16, seed=5, packing=packing, shuffle=shuffle, num_shards=3)
+    options = layout(2, 16, seed=5, packing=packing, shuffle=shuffle, shards=3)
     report = ingest(files, tmp_path / "out", options=options)
     rows = expected_rows(texts, packing, 16)
     order = write_order(len(rows), 5).indices(np.arange(len(rows))) if shuffle else np.arange(len(rows))
@@ -115,8 +116,8 @@ def test_workers_threads_and_force_do_not_change_a_byte(tmp_path, files, workers
     with open_engine("local", workers) as engine:
         report = ingest(files, tmp_path / "out", engine=engine, threads=workers)
     assert ingest(files, tmp_path / "again").sha256 == report.sha256
-    assert ingest(files, tmp_path / "out", overwrite=True).sha256 == report.sha256
-    assert ingest(files, tmp_path / "out", resume=True) == Done(tmp_path / "out")
+    assert ingest(files, tmp_path / "out", force=True).sha256 == report.sha256
+    assert ingest(files, tmp_path / "out", resume=True).to_json() == {"path": str(tmp_path / "out"), "done": True}
     assert (tmp_path / "out.tokens/mine").read_text() == "x"
 
 
@@ -146,7 +147,7 @@ def test_progress_of_a_file_that_is_one_row_group_moves_on(tmp_path, monkeypatch
 @pytest.mark.parametrize("last", [True, False])
 def test_splits_are_frozen_and_kept(tmp_path, files, texts, last):
     held_out = {"val_last_shard": True} if last else {"val_fraction": 0.3}
-    options = layout(2, 16, shuffle=False, num_shards=2, **held_out)
+    options = layout(2, 16, shuffle=False, shards=2, **held_out)
     report = ingest(files, tmp_path / "out", options=options)
     index = zb_hdf5.ShardIndex.load(tmp_path / "out")
     splits = [shard.split for shard in index.shards]
@@ -209,7 +210,8 @@ def test_the_counts_balance(tmp_path_factory, lengths, packing, remainder, batch
     index_files(staged, splits={path.name: path.stem for path in staged}).save(folder)
     options = layout(batch_size, seq_len, shuffle=shuffle, packing=packing, remainder=remainder)
     try:
-        source = PackedSource(folder, folder, Conversion(None, "hdf5", "", **options))
+        target = resolved(Conversion(folder, "hdf5", folder / "out", source_format="stream"))[0].target
+        source = PackedSource(folder, folder, RowOptions(**options), target)
     except zb_hdf5.ConvertError:  # not one batch of a split
         return
     stored = np.empty((source.num_batches, batch_size, seq_len), np.uint32)
@@ -242,7 +244,7 @@ def test_shards_say_which_documents_begin_in_them(tmp_path, packing):
     texts = ["#" + "x" * rng.integers(0, 70) for _ in range(150)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     files = open_documents([tmp_path / "a.jsonl"])
-    options = layout(4, 16, packing=packing, num_shards=3, val_fraction=0.2)
+    options = layout(4, 16, packing=packing, shards=3, val_fraction=0.2)
     ingest(files, tmp_path / "out", options=options)
     index = zb_hdf5.ShardIndex.load(tmp_path / "out")
     begun = []
@@ -270,7 +272,7 @@ def test_shards_say_which_documents_begin_in_them(tmp_path, packing):
 
 
 def test_shards_that_are_cut_anew_do_not_say_which_documents_they_hold(tmp_path, files):
-    ingest(files, tmp_path / "out", options=layout(2, 16, num_shards=3))
+    ingest(files, tmp_path / "out", options=layout(2, 16, shards=3))
     succeed(convert, "hdf5-to-batch", tmp_path / "out", tmp_path / "copy", "--shards", "2", "--tokens-only")
     index = json.loads((tmp_path / "copy/shards.json").read_text())
     assert (index["document_count"], index["shards"]["document_count"]) == (150, [NOT_KNOWN, NOT_KNOWN])
@@ -303,7 +305,7 @@ def test_the_report_says_what_is_padding_and_names_dropped_lines_and_no_row_is_d
     ("new", layout(2, 16, packing="tight"), "packing must be one of concat, best-fit, pad, found 'tight'"),
     ("new", layout(2, 16, pad_id=257), r"pad_id: token id 257 at the padding is outside 0\.\.256"),
     ("two.h5", layout(2, 16, val_fraction=0.1), "is one file; name a folder"),
-    ("new", layout(2, 16, num_shards=10**6), "batches cannot fill 1,000,000 shards"),
+    ("new", layout(2, 16, shards=10**6), "batches cannot fill 1,000,000 shards"),
 ])  # fmt: skip
 def test_errors_come_before_the_work(tmp_path, files, name, options, message):
     (tmp_path / "out").mkdir()
@@ -313,7 +315,7 @@ def test_errors_come_before_the_work(tmp_path, files, name, options, message):
     how = options if options is STREAM else SMALL
     with pytest.raises(zb_hdf5.ConvertError, match=r"no documents in 1 file \(2 bad JSON\)"):
         ingest(open_documents([tmp_path / "corpus/bad.jsonl"]), tmp_path / "bad", options=how)
-    kept = ["new.tokens.partial"] if "num_shards" in options else []
+    kept = ["new.tokens.partial"] if "shards" in options else []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", *kept, "out"]
 
 
@@ -321,7 +323,7 @@ def test_errors_come_before_the_work(tmp_path, files, name, options, message):
     *(("corpus", options, r"corpus: is or holds the source .*shard-0\.jsonl; choose another output")
       for options in (SMALL, STREAM)),
     ("out.npy", SMALL, r"out\.npy: expected a folder or a name that ends in \.h5"),
-    ("out.h5", SMALL | {"shard_bytes": 64}, r"out\.h5: is one file; name a folder"),
+    ("out.h5", SMALL | {"shard_size": 64}, r"out\.h5: is one file; name a folder"),
     ("no/out", SMALL, "no such folder"),
 ])  # fmt: skip
 def test_a_bad_destination_is_refused_before_the_work(tmp_path, monkeypatch, name, options, message):
@@ -329,7 +331,7 @@ def test_a_bad_destination_is_refused_before_the_work(tmp_path, monkeypatch, nam
     (tmp_path / "corpus/shard-0.jsonl").write_text('{"text": "the only copy"}\n')
     done = tokenized(monkeypatch)
     with pytest.raises(zb_hdf5.ConvertError, match=message):
-        ingest(open_documents([tmp_path / "corpus"]), tmp_path / name, options=options, overwrite=True)
+        ingest(open_documents([tmp_path / "corpus"]), tmp_path / name, options=options, force=True)
     assert not done
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["corpus", "corpus/shard-0.jsonl"]
 
@@ -360,13 +362,13 @@ def tokenized(monkeypatch):
 @pytest.mark.parametrize("num_tasks", [0, 1, 3, 5, 7])
 @pytest.mark.thin
 def test_finished_tokens_and_shards_are_kept(num_tasks, tmp_path, files, monkeypatch):
-    options = SMALL | {"num_shards": 4}
+    options = SMALL | {"shards": 4}
     whole = ingest(files, tmp_path / "whole", options=options)
     is_refused(Stops, lambda: ingest(files, tmp_path / "out", options=options, engine=Failing(num_tasks)))
     waiting = partial_path(tmp_path / "out.tokens")
     assert waiting.exists() == (num_tasks > 0)
     if num_tasks:
-        with pytest.raises(zb_hdf5.ConvertError, match=r"interrupted conversion .*go on with --resume"):
+        with pytest.raises(zb_hdf5.ConvertError, match=r"interrupted conversion .*go on with resume=True"):
             ingest(files, tmp_path / "out", options=options)
     done = tokenized(monkeypatch)
     again = ingest(files, tmp_path / "out", options=options, resume=True)
@@ -381,18 +383,18 @@ def test_finished_tokens_and_shards_are_kept(num_tasks, tmp_path, files, monkeyp
 
 @pytest.mark.parametrize("num_tasks", [2, 5])
 def test_a_replacement_goes_on_too(num_tasks, tmp_path, files, monkeypatch):
-    options = SMALL | {"num_shards": 4, "pad_id": 7, "packing": "pad"}
+    options = SMALL | {"shards": 4, "pad_id": 7, "packing": "pad"}
     whole = ingest(files, tmp_path / "whole", options=options)
     ingest(files, tmp_path / "out")
     before = files_in(tmp_path / "out")
     with pytest.raises(Stops) as caught:
-        ingest(files, tmp_path / "out", options=options, engine=Failing(num_tasks), overwrite=True)
-    assert any("go on with --resume --force" in note for note in caught.value.__notes__)
+        ingest(files, tmp_path / "out", options=options, engine=Failing(num_tasks), force=True)
+    assert any("go on with resume=True and force=True" in note for note in caught.value.__notes__)
     with pytest.raises(zb_hdf5.ConvertError, match="out: exists already"):
         ingest(files, tmp_path / "out", options=options, resume=True)
     assert files_in(tmp_path / "out") == before
     done = tokenized(monkeypatch)
-    ingest(files, tmp_path / "out", options=options, resume=True, overwrite=True)
+    ingest(files, tmp_path / "out", options=options, resume=True, force=True)
     assert len(done) == max(0, 4 - num_tasks)
     assert files_in(tmp_path / "out") == files_in(tmp_path / "whole")
     assert whole.counts.padded
@@ -424,7 +426,7 @@ def test_damaged_tokens_are_made_again(damage, tmp_path, files, monkeypatch):
 def test_tokens_of_other_documents_are_not_gone_on_with(tmp_path, files):
     is_refused(Stops, lambda: ingest(files, tmp_path / "out", engine=Failing(1)))
     waiting = partial_path(tmp_path / "out.tokens")
-    journal = waiting / WHOLE.journal_name
+    journal = waiting / journal_name(WHOLE)
     for name, recipe in (("boundary_token_id", Recipe("byte", None)), ("max_document_tokens", Recipe("byte", 256, 7))):
         with pytest.raises(zb_hdf5.ConvertError, match=f"holds another conversion: its {name} is"):
             ingest(files, tmp_path / "out", recipe=recipe, resume=True)
@@ -434,10 +436,10 @@ def test_tokens_of_other_documents_are_not_gone_on_with(tmp_path, files):
     with pytest.raises(zb_hdf5.ConvertError, match=r"holds another conversion: its .*/a.jsonl is \[.*, here it is"):
         ingest(files, tmp_path / "out", resume=True)
     journal.write_text("not json\n")
-    with pytest.raises(zb_hdf5.FormatError, match="start over with --force"):
+    with pytest.raises(zb_hdf5.FormatError, match="start over with force=True"):
         ingest(files, tmp_path / "out", resume=True)
     assert len(list(waiting.iterdir())) > 1
-    ingest(files, tmp_path / "out", overwrite=True)
+    ingest(files, tmp_path / "out", force=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out"]
 
 
@@ -466,7 +468,7 @@ def test_resume_of_a_finished_store_says_so(layout, tmp_path, files):
     command = ["jsonl-to-hdf5", tmp_path / "corpus", tmp_path / "out", "--tokenizer", "byte", "--layout", layout, *own]
     assert run_convert(*command).exit_code == 0
     before = files_in(tmp_path / "out")
-    left = tmp_path / "out" / WHOLE.journal_name  # by a kill behind the renaming
+    left = tmp_path / "out" / journal_name(WHOLE)  # by a kill behind the renaming
     left.write_text("{}\n")
     result = run_convert(*command, "--resume")
     assert (result.exit_code, "nothing to do" in result.stdout) == (0, True), result.output
@@ -481,18 +483,18 @@ def test_resume_of_a_finished_store_says_so(layout, tmp_path, files):
 
 
 def test_the_two_layouts_leave_each_other_alone(tmp_path, files):
-    batches, stream = (partial(ingest, files, options=how) for how in (SMALL | {"num_shards": 4}, STREAM))
+    batches, stream = (partial(ingest, files, options=how) for how in (SMALL | {"shards": 4}, STREAM))
     for name, one, other, tasks in (("out", stream, batches, 1), ("new", batches, stream, 6)):
         with pytest.raises(Stops):
             one(tmp_path / name, engine=Failing(tasks))
         before = files_in(partial_path(tmp_path / name))
         for resume in (False, True):
             with pytest.raises(
-                zb_hdf5.ConvertError, match="conversion of another kind is there; start over with --force"
+                zb_hdf5.ConvertError, match="conversion of another kind is there; start over with force=True"
             ):
                 other(tmp_path / name, resume=resume)
         assert files_in(partial_path(tmp_path / name)) == before
-    batches(tmp_path / "out", overwrite=True)
+    batches(tmp_path / "out", force=True)
     assert not list((tmp_path / "out").glob("journal*"))
 
 
@@ -546,7 +548,7 @@ def test_real_text_packs_well(tmp_path):
 
 
 def test_a_loader_reads_one_split(tmp_path, files):
-    options = layout(2, 16, val_fraction=0.3, num_shards=2)
+    options = layout(2, 16, val_fraction=0.3, shards=2)
     counts = ingest(files, tmp_path / "out", options=options).batches_of_split
     stored = batches_of(tmp_path / "out")
     how = {"rank": 0, "world_size": 1, "shuffle": "sequential"}

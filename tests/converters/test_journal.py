@@ -17,7 +17,8 @@ from interrupted import Failing, Stops
 from examples import examples
 from zb_hdf5 import ConvertError, ShardIndex, ZbError, convert, verify_store
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.converters.journal import WHOLE, ShardRange, read_journal
+from zb_hdf5.converters.conversion import WHOLE, ShardRange
+from zb_hdf5.converters.journal import journal_name, read_journal
 
 NUM_SHARDS, NUM_FINISHED = 4, 3
 HOSTILE = [
@@ -28,7 +29,7 @@ HOSTILE = [
 
 def save_records(path):
     np.save(path, np.random.default_rng(1).integers(0, 99, (96, 16), dtype="<u2"))
-    return {"batch_size": 4, "seq_len": 16, "seed": 42, "num_shards": NUM_SHARDS}
+    return {"batch_size": 4, "seq_len": 16, "seed": 42, "shards": NUM_SHARDS}
 
 
 def save_documents(path):
@@ -51,7 +52,7 @@ class Interrupted:
             self.convert(folder / "out", engine=Failing(NUM_FINISHED), workers=None)
         self.kept = folder / "kept"
         shutil.move(folder / "out.partial", self.kept)
-        self.lines = (self.kept / WHOLE.journal_name).read_bytes().split(b"\n")[:-1]
+        self.lines = (self.kept / journal_name(WHOLE)).read_bytes().split(b"\n")[:-1]
         assert len(self.lines) == 1 + NUM_FINISHED
 
     def convert(self, destination, **how):
@@ -64,7 +65,7 @@ class Interrupted:
         shutil.rmtree(self.folder / "out", ignore_errors=True)
         shutil.rmtree(partial, ignore_errors=True)
         shutil.copytree(self.kept, partial)
-        (partial / WHOLE.journal_name).write_bytes(content)
+        (partial / journal_name(WHOLE)).write_bytes(content)
         failed = None
         try:
             report = self.convert(self.folder / "out", resume=True)
@@ -72,7 +73,7 @@ class Interrupted:
             failed = error
         if failed is not None:
             assert not (self.folder / "out").exists()
-            assert "--force" in str(failed)
+            assert "force=True" in str(failed)
             return failed
         assert files_in(self.folder / "out") == self.whole
         self.kept_shards = report.kept.shards
@@ -202,8 +203,8 @@ def test_whatever_a_journal_has_the_result_is_right_or_one_message(data, interru
 def test_a_merge_takes_path_and_split_from_the_plan(tmp_path):
     how = save_records(tmp_path / "in.npy")
     for job in range(2):
-        convert(tmp_path / "in.npy", "hdf5", tmp_path / "out", **how, part=(job, 2))
-    journal = tmp_path / "out.partial" / ShardRange(1, 2).journal_name
+        convert(tmp_path / "in.npy", "hdf5", tmp_path / "out", **how, shard_range=(job, 2))
+    journal = tmp_path / "out.partial" / journal_name(ShardRange(1, 2))
     head, first, *rest = journal.read_bytes().split(b"\n")[:-1]
     for content in (sealed(changed(first, "split", "val")), first.replace(b'"train"', b'"val"'), b"{}"):
         assert content != first
@@ -216,7 +217,7 @@ def test_a_merge_takes_path_and_split_from_the_plan(tmp_path):
     later["plan"]["version"] = 99
     journal.write_bytes(b"\n".join([sealed(later), first, *rest, b""]))
     is_refused(ConvertError, lambda: convert(tmp_path / "in.npy", "hdf5", tmp_path / "out", **how, resume=True))
-    convert(tmp_path / "in.npy", "hdf5", tmp_path / "out", **how, part=(1, 2), overwrite=True)
+    convert(tmp_path / "in.npy", "hdf5", tmp_path / "out", **how, shard_range=(1, 2), force=True)
     succeed(zb, "index", "merge", tmp_path / "out")
     assert set(ShardIndex.load(tmp_path / "out").table.values["split"]) == {"train"}
     assert {report.outcome.value for report in verify_store(tmp_path / "out")} == {"verified"}

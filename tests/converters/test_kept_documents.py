@@ -103,7 +103,7 @@ def require_tokens(path, known, split=None):
 @pytest.mark.thin
 def test_every_token_of_a_store_of_text_has_its_document(tmp_path, corpus, packing, shuffle):
     folder, known = corpus
-    how = {"shuffle": shuffle, "packing": packing, "pad_id": PAD, "num_shards": 3, "val_fraction": 0.3}
+    how = {"shuffle": shuffle, "packing": packing, "pad_id": PAD, "shards": 3, "val_fraction": 0.3}
     options = {"batch_size": 4, "seq_len": 32, "seed": 5, **how}
     report = ingest(folder, tmp_path / "out", options)
     index = ShardIndex.load(tmp_path / "out")
@@ -133,7 +133,7 @@ def test_every_token_of_a_store_of_text_has_its_document(tmp_path, corpus, packi
 def test_every_token_of_streams_of_text_has_its_document(tmp_path, corpus, num_shards):
     folder, known = corpus
     source = TextSource(open_corpus(folder), "jsonl", BYTES)
-    run_conversion(source, "stream", tmp_path / "out", num_shards=num_shards, val_fraction=0.2, workers=1)
+    run_conversion(source, "stream", tmp_path / "out", shards=num_shards, val_fraction=0.2, workers=1)
     for split in (None, "train", "val"):
         with MmapTokenStore(tmp_path / "out", split=split) as store:
             table = store.documents
@@ -152,7 +152,7 @@ def test_every_token_of_streams_of_text_has_its_document(tmp_path, corpus, num_s
 def test_workers_and_resumes_give_the_same_tables(tmp_path, corpus, layout, monkeypatch):
     folder, _ = corpus
     monkeypatch.undo()  # other processes have row groups of the real size
-    options = dict(batch_size=4, seq_len=32, seed=5, packing="best-fit", num_shards=3, val_fraction=0.3)
+    options = dict(batch_size=4, seq_len=32, seed=5, packing="best-fit", shards=3, val_fraction=0.3)
 
     def make(destination, **work):
         if layout == "batches":
@@ -160,7 +160,7 @@ def test_workers_and_resumes_give_the_same_tables(tmp_path, corpus, layout, monk
         else:
             source = TextSource(open_corpus(folder), "jsonl", BYTES)
             how = {"workers": None if "engine" in work else 1, **work}
-            run_conversion(source, "stream", destination, num_shards=2, **how)
+            run_conversion(source, "stream", destination, shards=2, **how)
 
     make(tmp_path / "whole")
     expected = files_in(tmp_path / "whole")
@@ -257,7 +257,7 @@ def test_undecodable_values_are_refused(tmp_path):
 @pytest.fixture
 def text_store(tmp_path, corpus):
     """Return a store of text of one split, and what is known of its documents."""
-    ingest(corpus[0], tmp_path / "store", dict(batch_size=4, seq_len=32, pad_id=PAD, num_shards=3))
+    ingest(corpus[0], tmp_path / "store", dict(batch_size=4, seq_len=32, pad_id=PAD, shards=3))
     return tmp_path / "store", corpus[1]
 
 
@@ -354,7 +354,7 @@ def test_a_resumed_copy_checks_its_pieces_and_those_of_another_store_are_refused
     report = copy(Engine())
     assert report.kept.shards < 2
     require_tokens(tmp_path / "out", known)
-    ingest(corpus[0], tmp_path / "other", dict(batch_size=4, seq_len=32, seed=9, num_shards=3))
+    ingest(corpus[0], tmp_path / "other", dict(batch_size=4, seq_len=32, seed=9, shards=3))
     for path in source.glob("*.pieces"):
         os.replace(tmp_path / "other" / path.name, path)
     with open_reader(source) as reader, pytest.raises(FormatError, match="belongs to another store"):

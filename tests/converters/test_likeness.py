@@ -11,8 +11,8 @@ from contract import is_refused
 
 from zb_hdf5 import ArgumentError, FormatError, IncompleteError, Loader, ShardIndex, convert, open_reader, open_writer
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.npy_source import CutSource
+from zb_hdf5.converters.options import CutOptions
 
 ALONE = {"rank": 0, "world_size": 1}
 ROWS = np.random.default_rng(3).integers(0, 50_000, (203, 16), dtype=np.int64)
@@ -65,11 +65,11 @@ def test_without_it_the_defaults_do_not_fit_and_opening_names_both(tokens, tmp_p
 
 
 def test_an_option_that_is_given_wins(tokens, tmp_path):
-    convert(tokens, "hdf5", tmp_path / "model", batch_size=8, vocab_size=50_000, num_shards=3)
-    report = convert(tokens, "batch", tmp_path / "out", like=tmp_path / "model", dtype="uint32", num_shards=2, seed=1)
+    convert(tokens, "hdf5", tmp_path / "model", batch_size=8, vocab_size=50_000, shards=3)
+    report = convert(tokens, "batch", tmp_path / "out", like=tmp_path / "model", dtype="uint32", shards=2, seed=1)
     assert (report.meta.batch_size, report.meta.seq_len, report.meta.seed) == (8, 16, 1)
     assert (report.meta.dtype.name, len(report.shards)) == ("uint32", 2)
-    report = convert(tokens, "batch", tmp_path / "sized", like=tmp_path / "model", shard_bytes=1 << 30)
+    report = convert(tokens, "batch", tmp_path / "sized", like=tmp_path / "model", shard_size=1 << 30)
     assert len(report.shards) == 1
     report = convert(tokens, "hdf5", tmp_path / "lone.h5", like=tmp_path / "model")
     assert (report.meta.batch_size, report.meta.dtype.name) == (8, "uint16")
@@ -89,11 +89,11 @@ def test_lone_files_and_both_formats_are_models_too(tokens, tmp_path):
 def test_streams_and_stores_take_the_shape_of_another_store(tmp_path):
     documents = np.random.default_rng(1).integers(0, 500, 3000)
     write_stream(tmp_path / "s.h5", documents, [10] * 300, dtype="uint16", boundary_token_id=0)
-    how = {"batch_size": 3, "seq_len": 32, "packing": "best-fit", "seed": 8, "pad_id": 1, "num_shards": 2}
+    how = {"batch_size": 3, "seq_len": 32, "packing": "best-fit", "seed": 8, "pad_id": 1, "shards": 2}
     convert(tmp_path / "s.h5", "hdf5", tmp_path / "rows", **how)
     convert(tmp_path / "s.h5", "batch", tmp_path / "rows-batch", like=tmp_path / "rows", tokens_only=True)
     assert layout(tmp_path / "rows")[2] == layout(tmp_path / "rows-batch")[2]
-    convert(tmp_path / "rows", "hdf5", tmp_path / "halves", batch_size=4, seq_len=16, num_shards=3, dtype="uint32")
+    convert(tmp_path / "rows", "hdf5", tmp_path / "halves", batch_size=4, seq_len=16, shards=3, dtype="uint32")
     convert(tmp_path / "rows-batch", "batch", tmp_path / "halves-batch", like=tmp_path / "halves")
     assert layout(tmp_path / "halves")[2] == layout(tmp_path / "halves-batch")[2]
 
@@ -103,7 +103,7 @@ def test_the_splits_of_a_store_and_of_a_stream_stay(tmp_path):
     parts = [(part, [10] * 100) for part in np.split(tokens, 3)]
     splits = ("train", "train", "val")
     write_streams(tmp_path / "stream", parts, splits, dtype="uint16", boundary_token_id=0)
-    convert(tmp_path / "stream", "hdf5", tmp_path / "rows", batch_size=3, seq_len=32, num_shards=3)
+    convert(tmp_path / "stream", "hdf5", tmp_path / "rows", batch_size=3, seq_len=32, shards=3)
     convert(tmp_path / "stream", "batch", tmp_path / "rows-batch", like=tmp_path / "rows", tokens_only=True)
     convert(tmp_path / "rows", "batch", tmp_path / "copy", like=tmp_path / "rows", tokens_only=True)
     expected = layout(tmp_path / "rows")[2]
@@ -141,7 +141,7 @@ def test_what_is_no_store_is_refused(tokens, tmp_path):
     with pytest.raises(ArgumentError, match="like belongs to"):
         convert(tokens, "stream", tmp_path / "out", boundary_token_id=3, like=tmp_path / "live")
     np.save(tmp_path / "flat.npy", ROWS.reshape(-1))
-    opened = CutSource([tmp_path / "flat.npy"], Conversion("", "stream", "", boundary_token_id=3))
+    opened = CutSource([tmp_path / "flat.npy"], CutOptions(boundary_token_id=3))
     with pytest.raises(ArgumentError, match="is for batches, found a target of streams"):
         convert(opened, "stream", tmp_path / "out", like=tmp_path / "live")
     assert not (tmp_path / "out").exists()

@@ -54,7 +54,7 @@ def test_packed_shards_name_the_id_of_their_padding(packing, given, expected, te
 def test_a_shard_of_a_stream_names_its_own_files_and_the_store_all_of_them(texts, tmp_path):
     for name, how, expected in (
         ("each", {}, [[path] for path in texts]),
-        ("two", {"num_shards": 2}, None),
+        ("two", {"shards": 2}, None),
     ):
         convert(texts, "stream", tmp_path / name, tokenizer="byte", workers=1, **how)
         index = ShardIndex.load(tmp_path / name)

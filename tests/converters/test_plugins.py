@@ -55,7 +55,7 @@ def tok(tmp_path):
 @pytest.mark.parametrize("target", ["hdf5", "batch"])
 def test_flat_tokens_are_shuffled_into_a_store(target, as_folder, tok, tmp_path):
     source = tok.parent if as_folder else tok
-    report = zb_hdf5.convert(source, target, tmp_path / "here", **SHAPE, num_shards=3, dtype="uint16")
+    report = zb_hdf5.convert(source, target, tmp_path / "here", **SHAPE, shards=3, dtype="uint16")
     assert (report.num_batches, report.counts.tokens_in) == (10, TOKENS.size)
     order = write_order(40, 3).indices(np.arange(40))
     np.testing.assert_array_equal(np.concatenate(batches_of(tmp_path / "here")), TOKENS.reshape(-1, 16)[order])
@@ -68,8 +68,8 @@ def test_flat_tokens_are_shuffled_into_a_store(target, as_folder, tok, tmp_path)
 
 
 def test_flat_tokens_are_shuffled_in_two_passes_and_by_several_jobs(tok, tmp_path):
-    zb_hdf5.convert(tok, "hdf5", tmp_path / "one", **SHAPE, num_shards=2)
-    zb_hdf5.convert(tok, "hdf5", tmp_path / "two", **SHAPE, num_shards=2, shuffle_method="two-pass", workers=2)
+    zb_hdf5.convert(tok, "hdf5", tmp_path / "one", **SHAPE, shards=2)
+    zb_hdf5.convert(tok, "hdf5", tmp_path / "two", **SHAPE, shards=2, shuffle_method="two-pass", workers=2)
     for part in ("0/2", "1/2"):
         options = ("--batch-size", 4, "--seq-len", 16, "--seed", 3, "--shards", 2, "--shard-range", part)
         succeed(zb, "convert", "tok-to-hdf5", tok, tmp_path / "parts", *options)

@@ -31,9 +31,9 @@ from zb_hdf5 import FormatError, ZbError, open_reader, verify_store
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters import engines as executors
 from zb_hdf5.converters.cli import convert_commands as convert
-from zb_hdf5.converters.conversion import Conversion
+from zb_hdf5.converters.conversion import WHOLE, Conversion
 from zb_hdf5.converters.engines import Engine, open_engine
-from zb_hdf5.converters.journal import WHOLE, read_journal
+from zb_hdf5.converters.journal import journal_name, read_journal
 from zb_hdf5.converters.npy_source import NpySource
 from zb_hdf5.converters.run import run as run_one
 from zb_hdf5.files.publishing import PartialDirectory
@@ -68,7 +68,7 @@ def begun(*arguments, script=CONVERT):
     return started(script, *arguments, start_new_session=True)
 
 
-def interrupt(path, destination, num_shards, note="--resume", **how):
+def interrupt(path, destination, num_shards, note="resume=True", **how):
     """Leave a conversion of which some shards are finished."""
     source, seen = NpySource([path], batch_size=B, seq_len=S, seed=42), []
 
@@ -78,7 +78,7 @@ def interrupt(path, destination, num_shards, note="--resume", **how):
             raise Stops
 
     with pytest.raises(Stops) as caught:
-        zb_hdf5.converters.run.convert(source, "hdf5", destination, num_shards=NUM_SHARDS, progress=progress, **how)
+        zb_hdf5.converters.run.convert(source, "hdf5", destination, shards=NUM_SHARDS, progress=progress, **how)
     assert note in caught.value.__notes__[0]
     return destination.with_name(destination.name + ".partial")
 
@@ -143,10 +143,10 @@ def test_a_merge_says_what_is_missing(source, whole, tmp_path):
         for part in parts:
             succeed("npy-to-hdf5", source, tmp_path / name, *OPTIONS, "--shard-range", part)
     said = run(zb, "index", "merge", tmp_path / "six").stderr
-    assert re.search(r"4 of 6 shards are missing, of parts 0,2-3,5 of 6: .*--array=0,2-3,5\)", said), said
+    assert re.search(r"4 of 6 shards are missing, of parts 0,2-3,5 of 6; .*--array=0,2-3,5\)", said), said
     before, result = files_in(tmp_path / "out.partial"), merge(tmp_path)
     assert result.exit_code == 1
-    said = r"2 of 6 shards are missing, of part 1 of 3: .*--shard-range I/3.*--array=1\)"
+    said = r"2 of 6 shards are missing, of part 1 of 3; .*--shard-range I/N.*--array=1\)"
     assert re.search(said, result.stderr), result.stderr
     assert files_in(tmp_path / "out.partial") == before
     succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "1/3")
@@ -161,7 +161,7 @@ def test_a_merge_says_what_is_missing(source, whole, tmp_path):
 def test_parts_of_different_conversions_do_not_merge(change, more, message, source, tmp_path):
     interrupt(source, tmp_path / "one", 2)
     result = run(zb, "index", "merge", tmp_path / "one")
-    assert (result.exit_code, "without --shard-range: run it again with --resume" in result.stderr) == (1, True)
+    assert (result.exit_code, "a conversion without parts; run it again with --resume" in result.stderr) == (1, True)
     succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "0/2")
     change(source)
     succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "1/2", *more)
@@ -249,7 +249,7 @@ def test_an_interrupted_conversion_is_not_thrown_away_unasked_and_progress_begin
     interrupt(source, tmp_path / "kept", 4)
     opened = NpySource([source], batch_size=B, seq_len=S, seed=42)
     shown = Recorded()
-    run_one(Conversion(opened, "hdf5", tmp_path / "kept", num_shards=NUM_SHARDS, resume=True), shown)
+    run_one(Conversion(opened, "hdf5", tmp_path / "kept", shards=NUM_SHARDS, resume=True), shown)
     [amounts] = shown.amounts
     assert (amounts[0], sum(amounts[1:])) == (40 * B * S, 20 * B * S)
     partial = interrupt(source, tmp_path / "out", 2)
@@ -271,7 +271,7 @@ def test_every_byte_of_a_kept_shard_is_that_of_an_undisturbed_run(target, batch_
     def converted(name, engine=None, resume=False):
         opened = NpySource([tmp_path / "in.npy"], **options)
         path = tmp_path / name
-        return zb_hdf5.converters.run.convert(opened, target, path, num_shards=8, engine=engine, resume=resume)
+        return zb_hdf5.converters.run.convert(opened, target, path, shards=8, engine=engine, resume=resume)
 
     converted("whole")
     whole = files_in(tmp_path / "whole")
@@ -299,7 +299,7 @@ def test_every_byte_of_a_kept_shard_is_that_of_an_undisturbed_run(target, batch_
 @pytest.mark.parametrize("cut", [1, 40, 200])
 def test_a_torn_line_of_the_journal_counts_as_unfinished(cut, source, whole, tmp_path):
     partial = interrupt(source, tmp_path / "out", 3)
-    journal = partial / WHOLE.journal_name
+    journal = partial / journal_name(WHOLE)
     journal.write_bytes(journal.read_bytes()[:-cut])
     (partial / "shards.json.partial").write_text("{")  # killed while the index is written
     assert len(read_journal(journal).finished) < 3
@@ -309,7 +309,7 @@ def test_a_torn_line_of_the_journal_counts_as_unfinished(cut, source, whole, tmp
 
 def test_a_journal_that_is_none_is_told_and_one_of_nothing_finished_binds_no_later_run(source, tmp_path, whole):
     partial = interrupt(source, tmp_path / "out", 3)
-    journal = partial / WHOLE.journal_name
+    journal = partial / journal_name(WHOLE)
     lines = journal.read_text().split("\n")
     for damaged in (["{", *lines[1:]], ["{}", *lines[1:]], ["[]", *lines[1:]], []):
         journal.write_text("\n".join(damaged))
@@ -359,7 +359,7 @@ def test_a_source_that_changed_is_no_resume(change, source, tmp_path):
 ])  # fmt: skip
 def test_a_source_that_changes_meanwhile_is_told(target, change, message, source, tmp_path):
     opened = NpySource([source], batch_size=B, seq_len=S, seed=42)
-    how = {"num_shards": NUM_SHARDS} if target == "out" else {}
+    how = {"shards": NUM_SHARDS} if target == "out" else {}
     with pytest.raises(ZbError, match=message):
         zb_hdf5.converters.run.convert(opened, "hdf5", tmp_path / target, progress=lambda _: change(source), **how)
     assert {path.name for path in tmp_path.iterdir()} - {"out.partial"} == {"in.npy"}
@@ -367,10 +367,10 @@ def test_a_source_that_changes_meanwhile_is_told(target, change, message, source
 
 def test_resuming_what_is_done_changes_nothing(source, whole, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "whole").iterdir()}
-    (tmp_path / "whole" / WHOLE.journal_name).write_text("a kill came between rename and removal")
+    (tmp_path / "whole" / journal_name(WHOLE)).write_text("a kill came between rename and removal")
     succeed("npy-to-hdf5", source, tmp_path / "whole", *OPTIONS, "--resume")
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "whole").iterdir()} == before
-    assert "no result of this conversion" in fail(
+    assert "not the result of this conversion" in fail(
         1, "npy-to-hdf5", source, tmp_path / "whole", *OPTIONS, "--seed", 1, "--resume"
     )
     assert files_in(tmp_path / "whole") == whole
@@ -538,7 +538,7 @@ UNGUARDED = """
 import sys
 from zb_hdf5 import convert
 print("runs", flush=True)
-convert(sys.argv[1], "hdf5", sys.argv[2], batch_size=32, seq_len=64, num_shards=4, workers=2)
+convert(sys.argv[1], "hdf5", sys.argv[2], batch_size=32, seq_len=64, shards=4, workers=2)
 """
 
 
@@ -632,7 +632,7 @@ def test_an_engine_that_is_left_early_ends_its_tasks(tmp_path):
     def fail(tokens):
         raise KeyboardInterrupt
 
-    how = {"shard_bytes": 1 << 19, "progress": fail}
+    how = {"shard_size": 1 << 19, "progress": fail}
     with pytest.raises(KeyboardInterrupt), open_engine("local", 2) as engine:
         zb_hdf5.converters.run.convert(opened, "hdf5", tmp_path / "out", engine=engine, **how)
     assert not (tmp_path / "out").exists()
@@ -685,10 +685,10 @@ def test_a_done_store_of_other_arguments_or_an_older_source_is_not_done(tmp_path
     command = ("npy-to-batch", source, tmp_path / "out", *OPTIONS, "--remainder", "pad")
     succeed(*command)
     succeed(*command, "--resume")
-    assert "no result of this conversion" in fail(1, *command, "--pad-id", 9, "--resume")
+    assert "not the result of this conversion" in fail(1, *command, "--pad-id", 9, "--resume")
     now = time.time_ns() + 10**9
     os.utime(source, ns=(now, now))
-    assert "no result of this conversion" in fail(1, *command, "--resume")
+    assert "not the result of this conversion" in fail(1, *command, "--resume")
 
 
 def test_a_done_store_is_compared_with_what_was_read_and_not_with_what_that_was_made_of(
@@ -703,7 +703,7 @@ def test_a_done_store_is_compared_with_what_was_read_and_not_with_what_that_was_
         write_file(tmp_path / "a.h5", tokens[::-1])
         now = time.time_ns() + age_ns
         os.utime(tmp_path / "a.h5", ns=(now, now))
-        assert "no result of this conversion" in fail(1, *command, "--resume")
+        assert "not the result of this conversion" in fail(1, *command, "--resume")
     command = ("hdf5-to-batch", tmp_path / "whole", tmp_path / "copy")
     succeed(*command)
     source.unlink()
@@ -754,7 +754,7 @@ def test_a_merge_looks_at_the_shards_and_publishes_no_others(source, whole, tmp_
 def test_a_replacement_goes_on_too(source, whole, tmp_path):
     succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--seed", 1)
     before = files_in(tmp_path / "out")
-    interrupt(source, tmp_path / "out", 3, note="go on with --resume --force", overwrite=True)
+    interrupt(source, tmp_path / "out", 3, note="go on with resume=True and force=True", force=True)
     shard = tmp_path / "out.partial/shard-00000-of-00006.h5"
     inode = shard.stat().st_ino
     assert "pass --force" in fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")

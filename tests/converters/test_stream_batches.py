@@ -108,7 +108,7 @@ def make_packed(folder, documents, packing, shuffle, shape, per_shard, cuts):
         stream = make_stream(folder / "s.h5", lengths, spans=spans)
     convert(
         stream, "hdf5", folder / "packed", batch_size=batch_size, seq_len=seq_len, packing=packing, shuffle=shuffle,
-        seed=5, shard_bytes=per_shard * batch_size * seq_len * 2,
+        seed=5, shard_size=per_shard * batch_size * seq_len * 2,
     )  # fmt: skip
     return folder / "packed", expected
 
@@ -138,10 +138,12 @@ def test_it_stays_that_after_other_conversions(tmp_path_factory, documents, shap
     folder = tmp_path_factory.mktemp("again")
     store, expected = make_packed(folder, documents=documents, shape=shape, **how)
     read = {"spans": documents[1], "seq_len": shape[1], "shuffle": "records"}
-    convert(store, "hdf5", folder / "one", num_shards=1)
+    convert(store, "hdf5", folder / "one", shards=1)
     require_tokens(folder / "one", documents[0], expected, **read)
     for job in range(parts):  # the jobs of an array, in another cut
-        convert(folder / "one", "hdf5", folder / "back", part=(job, parts), shard_bytes=3 * shape[0] * shape[1] * 2)
+        convert(
+            folder / "one", "hdf5", folder / "back", shard_range=(job, parts), shard_size=3 * shape[0] * shape[1] * 2
+        )
     if parts > 1:
         merge_parts(folder / "back")
     require_tokens(folder / "back", documents[0], expected, **read)
@@ -150,8 +152,8 @@ def test_it_stays_that_after_other_conversions(tmp_path_factory, documents, shap
 
 def pack(stream, destination, *, target="hdf5", dtype="keep", work=None, **options):
     how = {"batch_size": 2, "seq_len": 8, "packing": "best-fit", **options, **(work or {})}
-    if "num_shards" not in how:
-        how.setdefault("shard_bytes", 96)
+    if "shards" not in how:
+        how.setdefault("shard_size", 96)
     return pipe.convert(stream, target, destination, dtype=dtype, **how)
 
 
@@ -173,7 +175,7 @@ def test_workers_resumes_and_array_parts_give_the_same_files(tmp_path, stream):
     assert resumed.kept.shards == 1
     assert files_in(tmp_path / "resumed") == expected
     for job in (1, 0, 2):
-        pack(stream, tmp_path / "parts", work={"part": (job, 3)})
+        pack(stream, tmp_path / "parts", work={"shard_range": (job, 3)})
     merge_parts(tmp_path / "parts")
     assert files_in(tmp_path / "parts") == expected
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["parts", "resumed", "whole", "workers"]
@@ -189,7 +191,7 @@ def test_each_split_is_packed_by_itself_and_spans_of_several_encodings_are_refus
             assert len(reader.documents) == len(lengths)
             last = reader.documents.document(len(lengths) - 1)
     assert (last.id, last.metadata) == (f"doc-{len(lengths) - 1}", {"place": sum(lengths) - lengths[-1]})
-    is_refused(ConvertError, lambda: pack(streams, tmp_path / "one.h5", shard_bytes=None), match="must not be mixed")
+    is_refused(ConvertError, lambda: pack(streams, tmp_path / "one.h5", shard_size=None), match="must not be mixed")
     (tmp_path / "s").mkdir()
     for name, codec in (("a.h5", "json"), ("b.h5", str.encode)):
         with HDF5ShardWriter(tmp_path / "s" / name, spans_codec=codec) as writer:
@@ -200,7 +202,7 @@ def test_each_split_is_packed_by_itself_and_spans_of_several_encodings_are_refus
 
 
 def test_one_file_keeps_all_of_it_beside_it_and_a_damaged_stream_is_not_packed(tmp_path, stream):
-    pack(stream, tmp_path / "x.h5", shard_bytes=None)
+    pack(stream, tmp_path / "x.h5", shard_size=None)
     require_tokens(tmp_path / "x.h5", LENGTHS, set(range(sum(LENGTHS))), seq_len=8, shuffle="global")
     assert not [path for path in tmp_path.iterdir() if "plan" in path.name]
     flip(stream, stream.read_bytes().index(np.arange(1020, 1030).astype("<u2").tobytes()))
@@ -209,7 +211,7 @@ def test_one_file_keeps_all_of_it_beside_it_and_a_damaged_stream_is_not_packed(t
 
 
 def test_command_and_function_write_the_same(tmp_path, stream):
-    shape = {"batch_size": 2, "seq_len": 8, "packing": "pad", "shuffle": False, "pad_id": 7, "num_shards": 2}
+    shape = {"batch_size": 2, "seq_len": 8, "packing": "pad", "shuffle": False, "pad_id": 7, "shards": 2}
     with pytest.raises(ConvertError, match="batch files hold tokens and nothing else"):
         convert(stream, "batch", tmp_path / "function", **shape)
     report = convert(stream, "batch", tmp_path / "function", **shape, dtype="uint32", tokens_only=True)
@@ -290,9 +292,9 @@ def test_bad_documents_are_refused_and_nothing_of_them_is_written(tmp_path, toke
     ({"packing": "tight"}, "packing must be one of"),
     ({"remainder": "keep"}, "remainder must be one of"),
     ({"pad_id": 2**16}, "pad_id: token id 65536"),
-    ({"num_shards": 2, "shard_bytes": 96}, "either a number of shards or their size"),
+    ({"shards": 2, "shard_size": 96}, "pass either shards or shard_size, not both"),
     ({"seq_len": 1000, "packing": "concat"}, "do not fill one batch"),
-    ({"num_shards": 10**6, "shard_bytes": None}, "cannot fill 1,000,000 shards"),
+    ({"shards": 10**6, "shard_size": None}, "cannot fill 1,000,000 shards"),
     ({"remainder": "error", "batch_size": 7}, "left over; pass remainder='drop'"),
 ])  # fmt: skip
 def test_bad_options_are_refused(tmp_path, stream, options, message):
@@ -311,5 +313,5 @@ def test_other_sources_are_refused(tmp_path, stream):
     with pytest.raises(ArgumentError, match="packing belongs to stream"):
         convert(tmp_path / "x.npy", "hdf5", tmp_path / "out", packing="pad")
     is_refused(ArgumentError, lambda: convert(stream, "hdf5", tmp_path / "out", vocab_size=9), match="vocab_size")
-    is_refused(ConvertError, lambda: pack(stream, stream, shard_bytes=None), match="is or holds the source")
+    is_refused(ConvertError, lambda: pack(stream, stream, shard_size=None), match="is or holds the source")
     is_refused(ConvertError, lambda: pack(stream, tmp_path / "nowhere" / "out"), match="no such folder")

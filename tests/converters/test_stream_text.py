@@ -25,6 +25,7 @@ from zb_hdf5.converters.engines import open_engine
 from zb_hdf5.converters.merge import merge_parts
 from zb_hdf5.converters.run import convert as run_conversion
 from zb_hdf5.converters.run import run as run_one
+from zb_hdf5.converters.settings import resolved
 from zb_hdf5.converters.stream_target import tokens_plan
 from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.files.publishing import partial_path
@@ -60,7 +61,7 @@ def expected(texts, end=(256,)):
 @pytest.mark.parametrize("num_shards", [None, 1, 4])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_documents_are_recovered_by_their_offsets(tmp_path, files, texts, num_shards, workers):
-    write = writing(files, BYTES, num_shards=num_shards)
+    write = writing(files, BYTES, shards=num_shards)
     with open_engine("local", workers) as engine:
         report = write(tmp_path / "out", engine=engine, threads=workers)
     assert stored_documents(tmp_path / "out") == expected(texts)
@@ -74,13 +75,13 @@ def test_documents_are_recovered_by_their_offsets(tmp_path, files, texts, num_sh
 
 def test_splits_boundaries_and_long_documents(tmp_path, files, texts):
     recipe = Recipe("byte", None, max_document_tokens=20)
-    write = writing(files, recipe, num_shards=2, val_fraction=0.3, seed=1)
+    write = writing(files, recipe, shards=2, val_fraction=0.3, seed=1)
     report = write(tmp_path / "out")
     cut = [text[:20] for text in texts]
     train, val = (stored_documents(tmp_path / "out", split) for split in ("train", "val"))
     assert sorted(train + val) == sorted(expected(cut, end=()))
     assert 20 < len(val) < 80
-    assert report.counts.dropped == {"beyond --max-document-tokens": sum(map(len, texts)) - sum(map(len, cut))}
+    assert report.counts.dropped == {"cut from long documents": sum(map(len, texts)) - sum(map(len, cut))}
 
 
 @pytest.mark.parametrize("layout", ["batches", "stream"])
@@ -102,7 +103,7 @@ def test_text_that_grows_under_the_run_is_told(tmp_path, files, layout):
 @pytest.mark.parametrize("damage", ["", "token", "junk"])
 @pytest.mark.thin
 def test_finished_shards_are_kept(num_tasks, damage, tmp_path, files, monkeypatch):
-    write = writing(files, BYTES, num_shards=4)
+    write = writing(files, BYTES, shards=4)
     whole = write(tmp_path / "whole")
     is_refused(Stops, lambda: write(tmp_path / "out", engine=Failing(num_tasks)))
     waiting = partial_path(tmp_path / "out")
@@ -112,7 +113,7 @@ def test_finished_shards_are_kept(num_tasks, damage, tmp_path, files, monkeypatc
         assert (found["unit"], found["finished"], found["total"]) == ("files of tokens", num_tasks, 4)
         is_refused(ConvertError, lambda: merge_parts(tmp_path / "out"), match="conversion of another kind is there")
         with pytest.raises(
-            ConvertError, match=f"with {num_tasks} of 4 finished files of tokens is there; go on with --resume"
+            ConvertError, match=f"with {num_tasks} of 4 finished files of tokens is there; go on with resume=True"
         ):
             write(tmp_path / "out")
         if damage:
@@ -123,11 +124,11 @@ def test_finished_shards_are_kept(num_tasks, damage, tmp_path, files, monkeypatc
     real = Route.read
     monkeypatch.setattr(Route, "read", lambda route, *rest: (done.append(route), real(route, *rest))[1])
     source, shown = TextSource(files, "jsonl", BYTES), Recorded()
-    conversion = Conversion(source, "stream", tmp_path / "out", num_shards=4, resume=True, workers=1)
+    conversion = Conversion(source, "stream", tmp_path / "out", shards=4, resume=True, workers=1)
     again = run_one(conversion, shown)
     assert len(done) == 4 - num_tasks + (damage != "" and num_tasks > 0)
     assert again.kept.shards == 4 - len(done)
-    total = sum(each.num_bytes for each in tokens_plan(source, conversion).routes)
+    total = sum(each.num_bytes for each in tokens_plan(source, resolved(conversion)[0]).routes)
     assert (again.documents_kept > 0, sum(shown.amounts[0])) == (num_tasks - bool(damage) > 0, total)
     assert (again.meta, again.shards, again.counts) == (whole.meta, whole.shards, whole.counts)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {

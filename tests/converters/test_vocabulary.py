@@ -40,7 +40,7 @@ def found(store):
 
 def in_parts(tokens, path):
     for number in range(2):
-        convert(tokens, "hdf5", path, **SHAPE, num_shards=4, part=(number, 2))
+        convert(tokens, "hdf5", path, **SHAPE, shards=4, shard_range=(number, 2))
     merge_parts(path)
 
 
@@ -49,12 +49,12 @@ def interrupted(tokens, path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        convert(tokens, "hdf5", path, **SHAPE, num_shards=4, progress=stop)
-    convert(tokens, "hdf5", path, **SHAPE, num_shards=4, resume=True)
+        convert(tokens, "hdf5", path, **SHAPE, shards=4, progress=stop)
+    convert(tokens, "hdf5", path, **SHAPE, shards=4, resume=True)
 
 
 WAYS = {
-    "at once": lambda tokens, path: convert(tokens, "hdf5", path, **SHAPE, num_shards=4),
+    "at once": lambda tokens, path: convert(tokens, "hdf5", path, **SHAPE, shards=4),
     "parts": in_parts,
     "resumed": interrupted,
     "live": lambda tokens, path: convert(tokens, "hdf5", path, **SHAPE, live=True),
@@ -98,17 +98,17 @@ def test_copies_find_it_again_and_there_and_back_gives_the_identical_files(token
     for name, given in (("found", None), ("given", LARGEST + 1)):
         folder = tmp_path / name
         folder.mkdir()
-        convert(tokens, "hdf5", folder / "h5", **SHAPE, num_shards=3, vocab_size=given)
+        convert(tokens, "hdf5", folder / "h5", **SHAPE, shards=3, vocab_size=given)
         convert(folder / "h5", "batch", folder / "batch")
         convert(folder / "batch", "hdf5", folder / "again")
         files = [{path.name: path.read_bytes() for path in (folder / each).iterdir()} for each in ("h5", "again")]
         assert files[0] == files[1]
         assert found(folder / "batch") == (LARGEST + 1, LARGEST, given or 0)
-        assert convert(tokens, "hdf5", folder / "h5", **SHAPE, num_shards=3, vocab_size=given, resume=True).kept.shards
+        assert convert(tokens, "hdf5", folder / "h5", **SHAPE, shards=3, vocab_size=given, resume=True).kept.shards
 
 
 def test_an_index_that_is_rebuilt_has_it_again(tokens, tmp_path):
-    convert(tokens, "hdf5", tmp_path / "store", **SHAPE, num_shards=3)
+    convert(tokens, "hdf5", tmp_path / "store", **SHAPE, shards=3)
     index = tmp_path / "store/shards.json"
     expected = index.read_bytes()
     rebuild_index(tmp_path / "store", force=True)

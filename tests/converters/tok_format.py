@@ -31,14 +31,19 @@ def read_tok_header(path):
 TOK = ArrayKind("tok", ".tok", read_tok_header)
 
 
-def open_tok(paths, conversion):
-    return open_arrays(paths, conversion, TOK)
+def open_tok(paths, settings):
+    return open_arrays(paths, settings, TOK)
 
 
 SOURCE = SourceKind(
-    ".tok files of tokens", "tokens/ {target} --batch-size 32", f"{__name__}:open_tok", (), SOURCES["npy"].options,
-    several=True, choices=SOURCES["npy"].choices, suffixes=(".tok",),
-)  # fmt: skip
+    noun=".tok files of tokens",
+    example="tokens/ {target} --batch-size 32",
+    opener=f"{__name__}:open_tok",
+    options=SOURCES["npy"].options,
+    several=True,
+    choices=SOURCES["npy"].choices,
+    suffixes=(".tok",),
+)
 
 
 class TokWriter(NpyWriter):

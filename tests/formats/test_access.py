@@ -168,7 +168,7 @@ def with_documents(tmp_path_factory):
     streams.mkdir()
     index_files([make_stream(streams / f"shard-{number:05}.h5", LENGTHS) for number in range(2)]).save(streams)
     size = {"batch_size": 3, "seq_len": 8, "pad_id": 0, "workers": 1, "shuffle": False, "packing": "concat"}
-    convert(stream, "hdf5", folder / "store", num_shards=2, **size)
+    convert(stream, "hdf5", folder / "store", shards=2, **size)
     convert(stream, "hdf5", folder / "compressed", codec="gzip", **size)
     convert(stream, "hdf5", folder / "lone.h5", **size)
     return {

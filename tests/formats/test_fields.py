@@ -221,7 +221,7 @@ def test_a_flipped_bit_in_a_value_is_found(path):
 def field_store(tmp_path):
     """A store of three shards with fields, in HDF5."""
     write(tmp_path / "lone.h5")
-    pipe.convert(StoreSource(tmp_path / "lone.h5", "hdf5"), "hdf5", tmp_path / "store", num_shards=3)
+    pipe.convert(StoreSource(tmp_path / "lone.h5", "hdf5"), "hdf5", tmp_path / "store", shards=3)
     return tmp_path / "store"
 
 
@@ -240,8 +240,8 @@ def test_a_store_of_shards_has_the_fields_of_its_shards_also_with_a_new_index(fi
 
 
 def test_fields_survive_the_way_to_compressed_live_or_recut_files_and_back(field_store, tmp_path):
-    pipe.convert(StoreSource(field_store, "hdf5"), "hdf5", tmp_path / "cut", num_shards=4)
-    report = pipe.convert(StoreSource(tmp_path / "cut", "hdf5"), "hdf5", tmp_path / "live", num_shards=2, live=True)
+    pipe.convert(StoreSource(field_store, "hdf5"), "hdf5", tmp_path / "cut", shards=4)
+    report = pipe.convert(StoreSource(tmp_path / "cut", "hdf5"), "hdf5", tmp_path / "live", shards=2, live=True)
     assert report.left_behind == ""
     check(tmp_path / "cut")
     check(tmp_path / "live")

@@ -400,7 +400,7 @@ def test_datasets_opens_a_shard_and_a_store_by_the_documented_pattern(tmp_path):
     assert found[1]["fields"]["loss_mask"] == [[0, 1, 0, 1], [0, 1, 0, 1]]
     assert len(found) == 3
     write_stream(tmp_path / "s.h5", np.arange(32), (9, 3, 20))
-    convert(tmp_path / "s.h5", "hdf5", tmp_path / "train-h5", batch_size=1, seq_len=4, num_shards=2)
+    convert(tmp_path / "s.h5", "hdf5", tmp_path / "train-h5", batch_size=1, seq_len=4, shards=2)
     page = (Path(__file__).parents[2] / "docs/train.md").read_text()
     pattern = re.search(r'data_files="train-h5/(.+?)"', page)[1]
     files = str(tmp_path / "train-h5" / pattern)

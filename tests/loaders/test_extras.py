@@ -73,7 +73,7 @@ def test_damaged_pieces_are_an_error_of_their_own_step(tmp_path):
 
 def test_a_store_of_shards_and_a_data_set_give_the_same(lone, tmp_path):
     path, lengths = lone
-    pipe.convert(StoreSource(path, "hdf5"), "hdf5", tmp_path / "store", num_shards=2)
+    pipe.convert(StoreSource(path, "hdf5"), "hdf5", tmp_path / "store", shards=2)
     with Loader(tmp_path / "store", **HOW, **EVERYTHING) as loader:
         steps = list(loader)
         for step in [*steps, *DataLoader(loader.dataset(), batch_size=None)]:
@@ -340,5 +340,5 @@ def test_memory_does_not_grow_with_the_documents_of_streams(streams, monkeypatch
 
 
 def test_memory_does_not_grow_with_the_documents(streams, tmp_path):
-    convert(streams, "hdf5", tmp_path / "store", packing="concat", shuffle=False, num_shards=10, **SHAPE)
+    convert(streams, "hdf5", tmp_path / "store", packing="concat", shuffle=False, shards=10, **SHAPE)
     require_little_memory(tmp_path / "store")

@@ -277,7 +277,7 @@ def noted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("noted")
     make_stream(folder / "stream.h5", LENGTHS)
     size = {"batch_size": 4, "seq_len": L, "pad_id": 0, "workers": 1}
-    convert(folder / "stream.h5", "hdf5", folder / "store", packing="best-fit", shuffle=False, num_shards=2, **size)
+    convert(folder / "stream.h5", "hdf5", folder / "store", packing="best-fit", shuffle=False, shards=2, **size)
     return folder
 
 

@@ -84,7 +84,7 @@ def stores(tmp_path_factory):
         write_batches(folder / name, tokens_of(N))
     for backend, target in (("hdf5", "batch"), ("batch", "hdf5")):
         source = StoreSource(folder / f"one.{'h5' if backend == 'hdf5' else 'batch'}", backend)
-        convert(source, target, folder / f"{target}-shards", num_shards=4)
+        convert(source, target, folder / f"{target}-shards", shards=4)
     return {path.name: path for path in folder.iterdir()}
 
 

@@ -20,7 +20,7 @@ def many_shards(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("store")
     tokens = np.random.default_rng(3).integers(0, 60_000, (NUM_BATCHES * 2, 8), dtype=request.param)
     np.save(folder / "t.npy", tokens)
-    options = {"batch_size": 2, "seq_len": 8, "dtype": request.param, "num_shards": 7}
+    options = {"batch_size": 2, "seq_len": 8, "dtype": request.param, "shards": 7}
     convert(folder / "t.npy", "hdf5", folder / "store", **options)
     return folder / "store"
 

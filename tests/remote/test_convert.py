@@ -12,7 +12,7 @@ from processes import running, started
 
 import zb_hdf5
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.converters.upload import staging_path
+from zb_hdf5.converters.settings import staging_path
 from zb_hdf5.files.paths import RemotePath
 
 TOKENS = random_tokens(9, 3, 32)
@@ -63,7 +63,7 @@ def test_nothing_is_overwritten_and_force_makes_new_objects(s3, local, tmp_path,
     is_refused(zb_hdf5.ExistsError, lambda: zb_hdf5.convert(local, "batch", url), match=r"has a shards.json already")
     s3.reset()
     other = write_store(tmp_path / "other", TOKENS + 1, (4,))
-    zb_hdf5.convert(other, "hdf5", url, overwrite=True)
+    zb_hdf5.convert(other, "hdf5", url, force=True)
     assert old.isdisjoint(zb_hdf5.ShardIndex.load(url).table.values["path"])
     changes = [(method, name) for method, name, _ in s3.requests if method in ("POST", "PUT")]
     assert changes[-2] == ("PUT", "shards.json")
@@ -119,7 +119,7 @@ def test_a_store_is_written_to_a_folder_of_a_bucket_only(s3, web, local):
     with pytest.raises(zb_hdf5.ArgumentError, match="expected a folder in a bucket"):
         zb_hdf5.convert(local, "hdf5", "s3://bucket/one.h5")
     with pytest.raises(zb_hdf5.ConvertError, match="parts are merged on one machine"):
-        zb_hdf5.convert(local, "hdf5", "s3://bucket/store", part=(0, 2))
+        zb_hdf5.convert(local, "hdf5", "s3://bucket/store", shard_range=(0, 2))
 
 
 def test_a_command_that_needs_a_file_of_this_machine_refuses_a_url(s3):
@@ -133,7 +133,7 @@ def test_the_same_tokens_with_other_fields_are_new_objects(s3, tmp_path, monkeyp
     for value in (1, 2):
         path = tmp_path / f"{value}.h5"
         write_batches(path, TOKENS, {"mask": np.full(TOKENS.shape, value)}, fields={"mask": "u1"})
-        zb_hdf5.convert(path, "hdf5", "s3://bucket/store", num_shards=2, overwrite=True)
+        zb_hdf5.convert(path, "hdf5", "s3://bucket/store", shards=2, force=True)
     with zb_hdf5.open_reader("s3://bucket/store") as reader:
         assert (reader.field("mask").read_batch(0) == 2).all()
     assert all(report.problem is None for report in zb_hdf5.verify_store("s3://bucket/store"))

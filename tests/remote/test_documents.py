@@ -38,7 +38,7 @@ def write_documents(path):
     lone = path if path.suffix else path.with_name("packed.h5")
     write_packed(lone, LENGTHS)
     if lone != path:
-        convert(lone, "hdf5", path, num_shards=3)
+        convert(lone, "hdf5", path, shards=3)
 
 
 @pytest.fixture(params=["lone.h5", "store"])

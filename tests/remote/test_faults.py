@@ -190,7 +190,7 @@ def test_a_hostile_server_is_an_error_in_time_and_within_memory(kind, way, web, 
     """Each kind of object, and each way: an error of ours or the right values, soon, and a few blocks at most."""
     monkeypatch.setenv("ZB_REMOTE_TIMEOUT", str(PATIENCE_S))
     write_packed(tmp_path / "packed.h5", [30, 40, 0, 7, 90, 3, 50, 61])
-    convert(tmp_path / "packed.h5", "hdf5", web.folder / "store", num_shards=1)
+    convert(tmp_path / "packed.h5", "hdf5", web.folder / "store", shards=1)
     hostile = Hostile()
     hit = []
 

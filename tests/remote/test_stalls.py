@@ -184,7 +184,7 @@ def test_a_table_that_took_long_is_not_read_again(web, tmp_path, monkeypatch):
     """The steps of a block are not read one by one after all of them have waited for the server."""
     monkeypatch.setattr("zb_hdf5.loaders.step_values.REREAD_S", 0.05)
     write_packed(tmp_path / "packed.h5", [30, 40, 0, 7, 90, 3, 50, 61])
-    convert(tmp_path / "packed.h5", "hdf5", web.folder / "packed", num_shards=1)
+    convert(tmp_path / "packed.h5", "hdf5", web.folder / "packed", shards=1)
     cache = tmp_path / "cache"
     with Loader(f"{web.url}/packed", cache=cache, **ONE_RANK) as loader:
         batches = len(list(loader))

@@ -14,7 +14,7 @@ from processes import running, started
 
 import zb_hdf5
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.converters.upload import staging_path
+from zb_hdf5.converters.settings import staging_path
 from zb_hdf5.files.paths import RemotePath
 
 OLD = random_tokens(9, 3, 32)
@@ -62,7 +62,7 @@ def test_a_reader_finds_a_whole_store_at_each_moment_of_an_upload(s3, folders):
     s3.fault = look
     with zb_hdf5.open_reader(URL) as reader:
         np.testing.assert_array_equal(reader[0], OLD[0])  # the others are looked for when there are none
-        zb_hdf5.convert(folders[1], "hdf5", URL, overwrite=True)
+        zb_hdf5.convert(folders[1], "hdf5", URL, force=True)
         with pytest.raises((zb_hdf5.ZbError, OSError)):
             np.stack(list(reader))
     s3.reset()
@@ -163,10 +163,10 @@ def test_an_index_that_another_process_has_put_meanwhile_stays(s3, folders):
             obstore.store.from_url(URL).put("shards.json", other)
 
     s3.fault = put_another
-    is_refused(zb_hdf5.ExistsError, lambda: zb_hdf5.convert(folders[1], "hdf5", URL, overwrite=True))
+    is_refused(zb_hdf5.ExistsError, lambda: zb_hdf5.convert(folders[1], "hdf5", URL, force=True))
     assert obstore.store.from_url(URL).get("shards.json").bytes() == other
     s3.reset()
-    zb_hdf5.convert(folders[1], "hdf5", URL, overwrite=True, resume=True)
+    zb_hdf5.convert(folders[1], "hdf5", URL, force=True, resume=True)
     assert store_there() == "new"
     assert objects() == objects_of_the_index()
 
@@ -181,7 +181,7 @@ def test_a_lost_answer_to_the_index_is_no_error(s3, folders):
         return None
 
     s3.fault = lose
-    zb_hdf5.convert(folders[1], "hdf5", URL, overwrite=True)
+    zb_hdf5.convert(folders[1], "hdf5", URL, force=True)
     assert store_there() == "new"
 
 
@@ -191,7 +191,7 @@ def test_only_parts_of_the_old_store_are_removed(s3, folders):
     others = {"README.md", "run/shard-00000.h5", "documents.txt"}
     for name in (leftover, *others):
         store.put(name, b"a")
-    zb_hdf5.convert(folders[1], "hdf5", URL, overwrite=True)
+    zb_hdf5.convert(folders[1], "hdf5", URL, force=True)
     assert objects() == objects_of_the_index() | others
 
 
@@ -200,13 +200,13 @@ def test_force_without_resume_puts_damaged_objects_again(s3, folders):
     store = obstore.store.from_url(URL)
     size = store.head(name)["size"]
     store.put(name, bytes(size))
-    zb_hdf5.convert(folders[0], "hdf5", URL, overwrite=True)
+    zb_hdf5.convert(folders[0], "hdf5", URL, force=True)
     assert store_there() == "old"
 
 
 @pytest.mark.parametrize("target", ["hdf5", "batch"])
 def test_a_copy_of_a_bucket_is_an_ordinary_store(target, s3, folders, tmp_path):
-    zb_hdf5.convert(folders[0], target, URL, overwrite=True)
+    zb_hdf5.convert(folders[0], target, URL, force=True)
     store = obstore.store.from_url(URL)
     copy = tmp_path / "copy"
     copy.mkdir()
@@ -215,5 +215,5 @@ def test_a_copy_of_a_bucket_is_an_ordinary_store(target, s3, folders, tmp_path):
     (copy / "shards.json").unlink()
     succeed(zb, "index", "rebuild", copy)
     np.testing.assert_array_equal(batches_of(copy), OLD)
-    zb_hdf5.convert(folders[1], target, copy, overwrite=True)
+    zb_hdf5.convert(folders[1], target, copy, force=True)
     np.testing.assert_array_equal(batches_of(copy), NEW)

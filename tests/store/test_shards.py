@@ -389,7 +389,7 @@ def test_every_flipped_bit_of_an_index_is_found(tokens, tmp_path, write_store, t
 def test_a_flipped_bit_in_the_counts_of_a_batch_header_is_found(field, tmp_path):
     np.save(tmp_path / "in.npy", np.arange(480, dtype="<u4").reshape(48, 10))
     source = NpySource([tmp_path / "in.npy"], batch_size=4, seq_len=10, seed=42)
-    convert(source, "batch", tmp_path / "store", num_shards=3)
+    convert(source, "batch", tmp_path / "store", shards=3)
     assert [report.problem for report in verify_store(tmp_path / "store")] == [None] * 3
     offset = {"seed": 32, "total_records": 36}[field]
     flip(tmp_path / "store" / "shard-00001-of-00003.batch", offset)

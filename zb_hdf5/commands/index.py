@@ -31,7 +31,7 @@ def zb_index_merge(path: Path, force: bool) -> Output:
     """
     from zb_hdf5.converters.merge import merge_parts
 
-    merged = merge_parts(path, overwrite=force)
+    merged = merge_parts(path, force=force)
     report = {"path": str(path), "num_shards": len(merged.shards), "num_batches": merged.num_batches}
     return Output(
         {**report, "sha256": merged.sha256},

@@ -206,11 +206,8 @@ def repair_store(
 def _repaired_index(
     folder: Path, index: ShardIndex, entries: list[ShardEntry], reports: list[RepairReport]
 ) -> ShardIndex:
-    """Return the index with the entries of the repaired shards.
-
-    A store that was written live loses its identity with the first dropped batch: the state of a loader that read it
-    live no longer names the same records.
-    """
+    """Return the index with the entries of the repaired shards."""
+    # where batches were dropped, the state of a loader that read the store live no longer names the same records
     live_id = "" if any(report.dropped for report in reports) else index.live_id
     repaired = replace(index, shards=tuple(entries), complete=True, live_id=live_id)
     if index.meta.layout != STREAM_LAYOUT:

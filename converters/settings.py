@@ -1,0 +1,196 @@
+"""The settings of a conversion: the options that were asked for, resolved once, before anything is opened."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from zb_hdf5 import ArgumentError, ConvertError
+from zb_hdf5.converters.batch_source import BatchSource
+from zb_hdf5.converters.conversion import STREAM, WHOLE, Conversion, ShardRange
+from zb_hdf5.converters.document_source import DocumentSource
+from zb_hdf5.converters.likeness import with_likeness
+from zb_hdf5.converters.options import (
+    ALWAYS,
+    CutOptions,
+    HeldOut,
+    LossOptions,
+    RowOptions,
+    Settings,
+    ShuffleOptions,
+    Target,
+    TargetOptions,
+    TextOptions,
+    WorkOptions,
+    defaults_of_all,
+    resolved_as,
+)
+from zb_hdf5.converters.sources import kind_of, refuse_unused_options
+from zb_hdf5.files.paths import RemotePath, any_path, local_path
+from zb_hdf5.files.publishing import require_present
+from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.spec import UPLOAD_DIGITS, codec_named
+
+#: The options of a source that is open already: which of them matter depends on it.
+_OF_OPEN_SOURCE = (RowOptions, HeldOut, TextOptions, CutOptions, ShuffleOptions, LossOptions)
+
+
+def resolved(conversion: Conversion) -> tuple[Settings, Callable[[], Any]]:
+    """Return the settings of a conversion, and a function that opens its source, or a context manager of it.
+
+    Raises
+    ------
+    ArgumentError
+        If an option has a value that it cannot have, or contradicts another one, or has no use for the source.
+    NotFoundError
+        If a source is not there.
+    """
+    if conversion.target not in (*FORMATS, STREAM):
+        raise ArgumentError(f"target must be one of {', '.join((*FORMATS, STREAM))}, found {conversion.target!r}")
+    conversion.require_possible()
+    conversion = replace(conversion, destination=any_path(conversion.destination))
+    paths = _paths_of(conversion.source)
+    if paths:
+        return _of_paths(paths, conversion)
+    source = conversion.source
+    is_of_documents = isinstance(source, DocumentSource)
+    known = defaults_of_all((RowOptions, *ALWAYS) if is_of_documents else ALWAYS)
+    conversion, like = _likened(conversion, {*known}, {})
+    return _settings([], conversion, _OF_OPEN_SOURCE, like, is_of_documents), lambda: source
+
+
+def _of_paths(paths: list[Path], conversion: Conversion) -> tuple[Settings, Callable[[], Any]]:
+    """Return the settings of a conversion of files, and a function that opens them."""
+    for path in paths:
+        require_present(path)
+    name, kind = kind_of(paths[0], conversion)
+    if len(paths) > 1 and not kind.several:
+        raise ArgumentError(f"source: expected one {name} file or store, found {len(paths)}")
+    refuse_unused_options(paths[0], kind, conversion)
+    conversion, like = _likened(conversion, {*kind.options_of(conversion.target)}, kind.choices)
+    conversion = replace(conversion, source_format=name)
+    settings = _settings(paths, conversion, (*kind.options, *kind.rows), like, bool(kind.rows))
+    return settings, lambda: kind.open(paths, settings)
+
+
+def _likened(
+    conversion: Conversion, known: set[str], choices: Mapping[str, tuple[str, ...]]
+) -> tuple[Conversion, tuple[Path, str] | None]:
+    """Return a conversion with the options of its `like`, and that store, if the source has to give its dtype."""
+    if conversion.like is None:
+        return conversion, None
+    store = any_path(conversion.like)
+    conversion, dtype = with_likeness(conversion, store, known, choices)
+    return conversion, (store, dtype) if conversion.dtype in (None, "keep") else None
+
+
+def _settings(
+    paths: list[Path],
+    conversion: Conversion,
+    classes: tuple[type, ...],
+    like: tuple[Path, str] | None,
+    is_of_documents: bool,
+) -> Settings:
+    work = resolved_as(WorkOptions, conversion)
+    return Settings(
+        paths=paths,
+        options=tuple(resolved_as(each, conversion) for each in classes),
+        target=_target_of(conversion, is_of_documents),
+        work=replace(work, shard_range=ShardRange(*work.shard_range)),
+        engine=conversion.engine,
+        like=like,
+    )
+
+
+def _paths_of(source: Any) -> list[Path]:
+    """Return the paths of a source; none of one that is open already."""
+    if isinstance(source, str | os.PathLike):
+        return [any_path(source)]
+    if not isinstance(source, Sequence):
+        if not isinstance(source, BatchSource | DocumentSource) and not hasattr(source, "__enter__"):
+            raise ArgumentError(f"source: expected a path, or an open source, found {source!r:.80}")
+        return []
+    if not source:
+        raise ArgumentError("source: expected one path or more, found none")
+    return [any_path(each) for each in source]
+
+
+def _target_of(conversion: Conversion, is_of_documents: bool) -> Target:
+    """Return the target of a conversion; `ConvertError` or `ArgumentError` if its destination cannot be one."""
+    options = resolved_as(TargetOptions, conversion)
+    destination: Path = conversion.destination
+    if is_of_documents or conversion.live:
+        destination = local_path(destination)
+    path = destination
+    if isinstance(destination, RemotePath):
+        _require_whole_store(destination, conversion)
+        path = staging_path(destination)
+    _require_place(path)
+    return Target(
+        shards=options.shards,
+        shard_size=options.shard_size,
+        note=options.note,
+        codec=codec_named(options.codec),
+        live=options.live,
+        format=conversion.target,
+        is_stream=conversion.is_stream,
+        destination=destination,
+        path=path,
+        is_one_file=not conversion.is_stream and _is_one_file(conversion, path),
+        is_cut=conversion.shards is not None or conversion.shard_size is not None,
+    )
+
+
+def _require_whole_store(destination: RemotePath, conversion: Conversion) -> None:
+    """Raise `ConvertError` unless a conversion makes a whole store, which can be uploaded."""
+    if conversion.shard_range not in (None, WHOLE):
+        raise ConvertError(
+            f"{destination}: parts are merged on one machine: write a folder, and upload the merged store"
+        )
+    if not FORMATS[conversion.target].holds_batches:
+        raise ConvertError(f"{destination}: expected a format that has stores, found {conversion.target}")
+
+
+def _require_place(path: Path) -> None:
+    """Raise an error if a destination has no folder to be in, or no name."""
+    parent = path.absolute().parent
+    if not parent.is_dir():
+        raise ConvertError(f"{parent}: no such folder; make it first, or choose another output")
+    if not path.name:
+        raise ArgumentError(f"{path}: has no name of its own; give the folder or file to write")
+
+
+def _is_one_file(conversion: Conversion, path: Path) -> bool:
+    """Return whether a destination is one file, and not a folder of shards."""
+    suffix = FORMATS[conversion.target].suffix
+    held_out = bool(resolved_as(HeldOut, conversion))
+    is_part = conversion.shard_range not in (None, WHOLE)
+    several = conversion.shards or conversion.shard_size or held_out or is_part
+    if path.suffix == suffix and several:
+        raise ConvertError(f"{path}: is one file; name a folder (no {suffix}) to write shards")
+    if path.suffix in _suffixes() - {suffix}:
+        raise ConvertError(f"{path}: expected a folder or a name that ends in {suffix}")
+    return path.suffix == suffix
+
+
+def _suffixes() -> set[str]:
+    """Return the suffixes of the files of all formats."""
+    return {suffix for row in FORMATS.values() for suffix in (row.suffix, *row.other_suffixes)}
+
+
+def staging_path(place: RemotePath) -> Path:
+    """Return the folder of this machine in which a store is written before it is uploaded to a URL."""
+    digest = hashlib.sha256(str(place).encode("utf-8")).hexdigest()[:UPLOAD_DIGITS]
+    return Path(f"{place.name}-{digest}.upload")
+
+
+def refuse_replaced_sources(sources: Iterable[Path], written: Iterable[Path], destination: Path) -> None:
+    """Raise `ConvertError` if a path that is written is or holds a source."""
+    taken = {path.resolve() for path in written}
+    for path in sources:
+        if taken & {path.resolve(), *path.resolve().parents}:
+            raise ConvertError(f"{destination}: is or holds the source {path}; choose another output")

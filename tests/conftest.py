@@ -27,7 +27,7 @@ from contract import random_tokens  # noqa: E402
 #: One of so many examples of a property, or cases of a test, is tried without --slow.
 QUICK_SHARE = 5
 #: One of so many parameter sets of a test with the mark `thin`.
-THIN_SHARE = 4
+THIN_SHARE = 6
 
 
 # A shell starts what runs in the background with Ctrl+C ignored, and our children would inherit that.
@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(config, items):
     all_cases = config.getoption("--slow")
     for item in items:
         if item.get_closest_marker("thin"):
-            # by a digest: every fourth would take the same value of a parameter again and again
+            # by a digest: every sixth would take the same value of a parameter again and again
             if item.function in seen and crc32(item.name.encode()) % THIN_SHARE:
                 item.add_marker(pytest.mark.slow)
             seen.add(item.function)

@@ -131,6 +131,7 @@ SEEDED = {
 
 
 @pytest.mark.parametrize("name", SEEDED)
+@pytest.mark.thin
 def test_a_seed_is_a_whole_number(name, place):
     with HDF5ShardWriter("stream.h5") as writer:
         writer.write_documents(np.arange(96), [48, 48])

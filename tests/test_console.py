@@ -287,6 +287,7 @@ sys.argv[0] = {script!r}
     ("zb", ["info", "."], "numpy.linalg"), ("zb", ["verify", "."], "h5py"), ("zb", ["stage", ".", "x"], "numpy.lib"),
     ("convert", ["npy-to-hdf5", ".", "x"], "click"), ("convert", ["npy-to-hdf5", ".", "x"], "numpy.lib"),
 ])  # fmt: skip
+@pytest.mark.thin
 def test_ctrl_c_in_an_import_ends_with_130_and_no_traceback(script, arguments, module):
     code = INTERRUPTED_IMPORT.format(name=module, script=script)
     done = python(code, *arguments)

@@ -343,6 +343,7 @@ BAD_TOKEN_WAYS = [
 
 
 @pytest.mark.parametrize(("stream", "command", "shuffle", "bad_token"), BAD_TOKEN_WAYS)
+@pytest.mark.thin
 def test_a_bad_id_is_named_with_file_index_and_value(stream, command, shuffle, bad_token, tmp_path):
     dtype, value, options, reason = bad_token
     tokens = (numbered(200) % 90).astype(dtype)

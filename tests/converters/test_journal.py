@@ -114,6 +114,7 @@ def changed(line, key, value):
 @pytest.mark.parametrize(("key", "value"), [
     ("split", "val"), ("path", "../../etc/passwd"), ("path", "shard-00001-of-00004.h5"), ("number", 2), ("number", 99),
 ])  # fmt: skip
+@pytest.mark.thin
 def test_path_and_split_are_those_of_the_plan(key, value, seal, interrupted):
     head, first, *rest = interrupted.lines
     lines = [head, *rest, seal(changed(first, key, value))]
@@ -130,6 +131,7 @@ def test_counts_are_those_of_the_plan(key, value, interrupted):
 
 
 @pytest.mark.parametrize("junk", [b"{}", b"[]", b"7", b"null", b"", b"\xff\x00", b"[" * 200_000, b'{"a":' * 99_999])
+@pytest.mark.thin
 def test_a_line_of_junk_costs_its_shard_and_a_first_line_of_junk_is_refused(junk, interrupted):
     head, first, *rest = interrupted.lines
     assert interrupted.resume_with(b"\n".join([head, junk, *rest, b""])) is None

@@ -43,6 +43,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("first", ["hdf5", "batch"])
+@pytest.mark.thin
 def test_the_folder_opens_with_both_formats_and_states_fit_both(first, options, tokens, tmp_path):
     books, second = tmp_path / "books", {"hdf5": "batch", "batch": "hdf5"}[first]
     succeed(zb, "convert", f"npy-to-{first}", tokens, books / first, *OPTIONS[options])

@@ -135,6 +135,7 @@ def expected_documents(documents):
 
 @pytest.mark.parametrize("code", megatron_format.DTYPES)
 @pytest.mark.parametrize("block", [1, 3, 1 << 20])
+@pytest.mark.thin
 def test_documents_are_kept_in_a_stream(code, block, tmp_path, monkeypatch):
     monkeypatch.setattr(megatron_format, "BLOCK_TOKENS", block)
     (tmp_path / "in").mkdir()

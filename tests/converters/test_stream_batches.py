@@ -275,6 +275,7 @@ def test_a_document_table_of_another_stream_is_refused(tmp_path, of_a_store):
     (9, {"fields": {"number": np.zeros(8, "u4")}}, r"field number: expected shape \(9,\).*found.*\(8,\)"),
     (9, {"fields": {}}, r"number"),
 ])  # fmt: skip
+@pytest.mark.thin
 def test_bad_documents_are_refused_and_nothing_of_them_is_written(tmp_path, tokens, facts, message):
     facts = {"fields": {"number": np.zeros(tokens, "u4")}, **facts}
     with HDF5ShardWriter(tmp_path / "s.h5", fields={"number": "u4"}) as writer:

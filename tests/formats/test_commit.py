@@ -225,6 +225,7 @@ def test_a_file_is_no_longer_than_its_batches_and_their_metadata(tmp_path):
 @pytest.mark.parametrize(
     "shape", [(32, 512), (1, 44_800), (3, 800), (3, 1000), (1, 2500), (2, 5), (7, 1500), (48, 512)]
 )
+@pytest.mark.thin
 def test_a_finished_file_is_hardly_larger_than_its_data(shape, dtype, tmp_path):
     fields = {"mask": "u1", "vector": ("<f4", (3,))}
     count = min(4096, max(1, (8 << 20) // (shape[0] * shape[1] * 4)))

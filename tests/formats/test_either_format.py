@@ -125,6 +125,7 @@ def test_a_reader_of_a_file_cut_since_is_not_unpickled_and_leaves_nothing_open(a
 
 @pytest.mark.parametrize("access", ACCESSES)
 @pytest.mark.parametrize("left", [0, 100, 4096, -4096, "one byte less than the batch"])
+@pytest.mark.thin
 def test_a_file_cut_under_a_reader_is_an_error_and_no_bus_error(left, access, path, tokens, write_file):
     for dtype, first in itertools.product(("uint32", "uint16"), ("read_batch", "read_batch_torch")):
         write_file(path, tokens.astype(dtype), overwrite=True)

@@ -231,6 +231,7 @@ def test_a_resume_at_any_step_reads_each_remaining_window_once(
 
 @pytest.mark.parametrize("last", LASTS)
 @pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.thin
 def test_every_step_of_an_epoch_is_where_another_run_goes_on(last, shuffle, folder):
     path, order = stream_of(folder / "23.h5", 23), order_of(23, 3, shuffle)
     with contextlib.ExitStack() as stack:

@@ -32,6 +32,7 @@ def arrays(steps):
 @pytest.mark.parametrize("options", [{}, {"dtype": torch.int32}, {"targets": True}, {"verify": "batch"}])
 @pytest.mark.parametrize("shuffle", ["global", "sequential"])
 @pytest.mark.parametrize("access", ["auto", "pread"])
+@pytest.mark.thin
 def test_resolved_steps_give_what_threads_read(many_shards, options, shuffle, access, monkeypatch):
     monkeypatch.setattr(steps, "MAX_MET", 3)
     for world_size in (1, 3):

@@ -147,6 +147,7 @@ def beside(web, request):
     return web, lambda **options: Loader(f"{web.url}/{name}", **how, **options)
 
 
+@pytest.mark.thin
 def test_no_thread_waits_for_a_server_under_the_lock_of_hdf5(beside):
     proxy, open_loader = beside
     waits = []
@@ -165,6 +166,7 @@ def test_no_thread_waits_for_a_server_under_the_lock_of_hdf5(beside):
 
 
 @pytest.mark.parametrize("is_copy", [False, True], ids=["loader", "copy"])
+@pytest.mark.thin
 def test_many_threads_fetch_what_lies_beside_the_tokens_once(beside, is_copy):
     proxy, open_loader = beside
 

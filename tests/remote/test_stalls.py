@@ -116,6 +116,7 @@ def nothing_begins(stall):
 
 
 @pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.thin
 def test_a_loop_that_breaks_does_not_wait(kind, stall, tmp_path):
     loader = LOADERS[kind](stall.web.url, tmp_path / "cache")
     stall.begin()
@@ -127,6 +128,7 @@ def test_a_loop_that_breaks_does_not_wait(kind, stall, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [*LOADERS, *IN_THIS_THREAD])
+@pytest.mark.thin
 def test_an_interrupt_does_not_wait(kind, stall, tmp_path):
     loader = (LOADERS | IN_THIS_THREAD)[kind](stall.web.url, tmp_path / "cache")
     stall.begin()

@@ -77,7 +77,7 @@ def batches_of(records: int, meta: StoreMeta, remainder: str, noun: str = "recor
     num_batches, rest = divmod(records, meta.batch_size)
     if rest and remainder == "error":
         raise ConvertError(
-            f"{records:,} {noun} are no multiple of batch_size {meta.batch_size}: {rest} are left over",
+            f"{records:,} {noun} are not a multiple of batch_size {meta.batch_size}: {rest} are left over",
             remedy=Remedy.REMAINDER,
         )
     num_batches += rest > 0 and remainder == "pad"
@@ -90,36 +90,82 @@ def batches_of(records: int, meta: StoreMeta, remainder: str, noun: str = "recor
 
 
 class SourceShard(NamedTuple):
-    """A shard of a source, or of the store that it is converted to."""
+    """A shard of a source, or of the store that it is converted to.
+
+    Attributes
+    ----------
+    num_batches, split
+        Its batches.
+    records
+        Its part of `total_records`; None: all, but for padding at the end of the source.
+    documents
+        The number of documents that begin in it; None: not known.
+    """
 
     num_batches: int
     split: str = DEFAULT_SPLIT
-    records: int | None = None  # its part of `total_records`; None: all, but for padding at the end of the source
-    documents: int | None = None  # how many begin in it; None: not known
+    records: int | None = None
+    documents: int | None = None
 
 
 class BatchSource(ABC):
-    """Batches to convert, in their final order. Picklable: other processes read their shards themselves."""
+    """Batches to convert, in their final order. Picklable: other processes read their shards themselves.
 
-    meta: StoreMeta  # shape, dtype and origin of the batches that will be stored
+    Attributes
+    ----------
+    meta
+        The shape, the dtype and the origin of the batches that will be stored.
+    num_batches
+        The number of batches.
+    counts
+        The counts of the tokens, complete before the first batch is read.
+    description
+        The `source` entry of `shards.json`.
+    identity
+        JSON of all that decides the batches, besides the description and the bytes of `paths`.
+    paths
+        The files and folders that are read; the destination may not replace them.
+    shuffle
+        The shuffle of records that has made the order of the batches.
+    reorders
+        Whether this conversion shuffles the records, and not an earlier one.
+    order
+        Stored record -> source record, if the records can also be read in their own order, for two passes.
+    pad_id
+        The token of the records after the last one.
+    lacks_vocab_size
+        Whether a vocabulary size of at most 65,536 would have stored uint16 instead of uint32.
+    cold
+        Whether random reads wait for a disk: then they are announced to the kernel.
+    origin
+        The origin of a lone file; None: it follows from the description, the shuffle and the split.
+    shards
+        The shards that the source has; (): none.
+    is_cut
+        Whether they are the shards that were asked for.
+    has_pieces
+        Whether the parts of documents in the records are known.
+    document_files, document_parts
+        The document tables, and their entries of the index.
+    """
+
+    meta: StoreMeta
     num_batches: int
-    counts: TokenCounts  # complete before the first batch is read
-    description: dict[str, Any]  # the `source` entry of `shards.json`
-    identity: dict[str, Any]  # JSON of what decides the batches besides `description` and the bytes of `paths`
-    paths: list[Path]  # the files and folders that are read; the destination may not replace them
-    shuffle: str = "none"  # the record shuffle behind the order of the batches
-    reorders: bool = False  # whether this conversion shuffles the records, and not an earlier one
-    #: Stored record -> source record, where the records can also be read in their own order, for two passes.
+    counts: TokenCounts
+    description: dict[str, Any]
+    identity: dict[str, Any]
+    paths: list[Path]
+    shuffle: str = "none"
+    reorders: bool = False
     order: GlobalOrder | None = None
-    pad_id: int = 0  # the token of the records behind the last one
-    lacks_vocab_size: bool = False  # whether one of at most 65,536 would have stored uint16 instead of uint32
-    cold: bool = False  # whether random reads wait for a disk: then they are announced to the kernel
-    origin: dict[str, Any] | None = None  # of a lone file; None: it follows from `description`, `shuffle`, the split
-
-    shards: Sequence[SourceShard] = ()  # where the source has shards of its own
-    is_cut: bool = False  # whether they are those that were asked for
-    has_pieces: bool = False  # whether it is known which parts of documents lie in the records
-    document_files: Sequence[Path] = ()  # the document tables, and their entries of the index
+    pad_id: int = 0
+    lacks_vocab_size: bool = False
+    cold: bool = False
+    origin: dict[str, Any] | None = None
+    shards: Sequence[SourceShard] = ()
+    is_cut: bool = False
+    has_pieces: bool = False
+    document_files: Sequence[Path] = ()
     document_parts: tuple[DocumentPart, ...] = ()
 
     @property
@@ -157,10 +203,18 @@ class BatchSource(ABC):
 
 
 class BatchGroup:
-    """Consecutive batches and the values of their fields, in buffers that are filled again and again."""
+    """Consecutive batches and the values of their fields, in buffers that are filled again and again.
 
-    # `tokens` and `fields` are valid until the next group is asked for, and until `in_use` has returned: it waits for
-    # those who still read the buffers, and whoever passes them on sets it
+    `tokens` and `fields` are valid until the next group is asked for. A caller that passes them on to a thread sets
+    `in_use` to a function that waits for the thread; it is called before the buffers are filled again.
+
+    Parameters
+    ----------
+    meta
+        The shape and dtype of the batches, and their fields.
+    num_batches
+        The batches of a group, at most.
+    """
 
     def __init__(self, meta: StoreMeta, num_batches: int) -> None:
         shape = (num_batches, *meta.shape)

@@ -36,7 +36,7 @@ def _part(text: str) -> tuple[int, int]:
     """Return I and N of I/N: the I-th of N parts, counted from 0."""
     first, _, count = text.partition("/")
     if not (first.isdecimal() and count.isdecimal() and int(first) < int(count)):
-        raise ArgumentError(f"{text!r} is no part such as 3/16: expected I/N with 0 <= I < N")
+        raise ArgumentError(f"{text!r} is not a part such as 3/16: expected I/N with 0 <= I < N")
     return int(first), int(count)
 
 

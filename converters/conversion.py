@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # numpy is imported when something is converted: help does no
 
 #: The text of a source, of which a note is a part, is kept whole by a file up to four times of this.
 MAX_NOTE_CHARS: Final = 1000
-#: The target of documents that are kept as they are, one after the other.
+#: The target of documents that are kept, one after the other.
 STREAM: Final = "stream"
 #: Options that a live store does not take: one process writes it into a new folder.
 _NOT_LIVE: Final = ("workers", "executor", "shard_range", "resume", "force", "codec")
@@ -166,7 +166,7 @@ class Conversion:
 
     @property
     def is_stream(self) -> bool:
-        """Whether documents are kept as they are, and do not become rows."""
+        """Whether documents are kept, and do not become rows."""
         return STREAM in (self.target, self.layout)
 
     def require_possible(self) -> None:
@@ -209,7 +209,7 @@ OPTIONS: Final[dict[str, Option]] = {
 
 
 def refuse_unknown(names: Iterable[str]) -> None:
-    """Raise `ArgumentError` for names that are no options of a conversion, with the nearest one."""
+    """Raise `ArgumentError` for names that no option of a conversion has, with the nearest one."""
     for name in names:
         near = get_close_matches(name, OPTIONS, n=2)
         hint = f"did you mean {' or '.join(near)}?" if near else f"the options are {', '.join(OPTIONS)}"

@@ -26,23 +26,52 @@ Choose: TypeAlias = Callable[[int], npt.NDArray[np.bool_]]
 
 
 class Encoded(NamedTuple):
-    """Consecutive documents as tokens, one after the other, each with its boundary token."""
+    """Consecutive documents as tokens, one after the other, each with its boundary token.
+
+    Attributes
+    ----------
+    tokens, lengths
+        The tokens of all documents, and the number of tokens of each.
+    source
+        The file of the documents.
+    rows
+        The row of each document in the file, counted from 1.
+    ids
+        The UTF-8 of the id of each; None: they have none.
+    metadata
+        The text of a JSON object for each; None: they have none.
+    cut
+        Tokens that were beyond the limit of a document.
+    dropped
+        Rows that were not documents.
+    read
+        Bytes of the group that were read so far, of its `num_bytes`.
+    """
 
     tokens: TokenArray
     lengths: npt.NDArray[np.int64]
-    source: str  # the file that they are from
-    rows: npt.NDArray[np.uint64]  # that of each document in it, counted from 1
-    ids: Sequence[bytes] | None = None  # UTF-8 of each id; None: they have none
-    metadata: Sequence[bytes] | None = None  # the text of a JSON object for each; None: they have none
-    cut: int = 0  # tokens that were beyond the limit of a document
-    dropped: Dropped | None = None  # rows that were no documents
-    read: int = 0  # bytes of the group that were read so far, of its `num_bytes`
+    source: str
+    rows: npt.NDArray[np.uint64]
+    ids: Sequence[bytes] | None = None
+    metadata: Sequence[bytes] | None = None
+    cut: int = 0
+    dropped: Dropped | None = None
+    read: int = 0
 
 
 class DocumentGroup(NamedTuple):
-    """A part of a file of documents, numbered in the file as that in the conversion. All of it goes to one shard.
+    """A part of a file of documents. All of it goes to one shard.
 
-    `weight` is its share of the work, by which groups are dealt to shards; `num_bytes` are read, about, for progress.
+    Attributes
+    ----------
+    file_number
+        The number of the file in the conversion.
+    number
+        The number of the group in the file.
+    weight
+        Its share of the work, by which groups are dealt to shards.
+    num_bytes
+        The bytes that are read, about, for progress.
     """
 
     file_number: int
@@ -55,9 +84,28 @@ class DocumentGroup(NamedTuple):
 class DocumentSource(Protocol):
     """Documents to convert, in order. Picklable: other processes read their groups themselves.
 
-    `description` is for the `source` entry of `shards.json`, `identity` JSON of all that decides the tokens but the
-    bytes of `paths`. `boundary_token_id` is None where no token ends a document. `encoder` names the file that makes
-    the tokens of text, where it is not the tokenizer itself.
+    Attributes
+    ----------
+    paths
+        The files that are read.
+    groups
+        The parts of the files, in order.
+    dtype
+        The dtype of the tokens.
+    vocab_size
+        Ids at or above it are refused; 0: not known.
+    tokenizer
+        JSON that describes the tokenizer; "": the source has tokens.
+    encoder
+        The file that makes the tokens of text in place of the tokenizer; "": the tokenizer itself.
+    boundary_token_id
+        The token at the end of each document; None: there is none.
+    has_ids
+        Whether the documents have ids, of which no two are the same.
+    description
+        The `source` entry of `shards.json`.
+    identity
+        JSON of all that decides the tokens, besides the bytes of `paths`.
     """
 
     paths: list[Path]

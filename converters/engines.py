@@ -282,7 +282,7 @@ def _open_mpi() -> Iterator[Engine | None]:
     try:
         from mpi4py import MPI
         from mpi4py.futures import MPICommExecutor
-    except (ImportError, RuntimeError) as error:  # no mpi4py, or no MPI library behind it
+    except (ImportError, RuntimeError) as error:  # no mpi4py, or no MPI library for it
         raise UnavailableError(
             f"executor mpi needs mpi4py and an MPI library: {error}; pip install '.[mpi]', and load your "
             "site's MPI module",

@@ -71,7 +71,7 @@ def likeness_of(path: Path) -> Likeness:
     IncompleteError
         If its writer has not finished.
     FormatError
-        If it is no store.
+        If it is not a store.
     """
     if look(path).layout == STREAM_LAYOUT:
         raise ArgumentError(f"{path}: like: expected a store of batches, found a token stream")

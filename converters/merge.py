@@ -61,7 +61,7 @@ def merge_parts(destination: str | os.PathLike[str], *, force: bool = False) -> 
 
 
 def _require_whole(folder: Path, target: str, index: ShardIndex) -> None:
-    """Check every shard once more, and then remove files that are no shards: earlier parts of another plan."""
+    """Check every shard once more, and then remove other files: parts of an earlier plan."""
     if FORMATS[target].holds_batches:
         for entry in index.shards:
             with open_reader(folder / entry.path) as reader:

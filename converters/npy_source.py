@@ -261,7 +261,7 @@ class NpySource(BatchSource):
     def _take(self, number: int, inside: npt.NDArray[np.int64], out: TokenArray) -> None:
         """Fill `out` with records of one file."""
         file = self._files[number]
-        if file.fortran:  # the tokens of a record lie apart
+        if file.fortran:  # the tokens of a record are not beside each other
             out[...] = file.map("F")[inside]
             return
         opened = self._open(number)

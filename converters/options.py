@@ -194,7 +194,7 @@ class Target(TargetOptions):
     format
         The name of a file format, or "stream".
     is_stream
-        Whether documents are kept as they are, and do not become rows.
+        Whether documents are kept, and do not become rows.
     destination
         The file or folder of the result, or the URL of a store.
     path

@@ -42,7 +42,7 @@ class Report:
     left_behind
         Fields and documents that the target does not hold; "": none.
     packing
-        The way in which documents became rows; "": they were kept as they are, or there were none.
+        The way in which documents became rows; "": they were kept, or there were none.
     documents_kept
         The tokens of documents that were not made again.
     encoder
@@ -168,7 +168,9 @@ class Report:
         found.append(("sha256", self.sha256))
         found += [("note", note) for note in (self._extension(), self.left_behind, self._smaller()) if note]
         found.append(("speed", self._speed()))
-        return [*found, *counts.documents_dropped.lines()]
+        if counts.documents:
+            found += counts.documents_dropped.lines()
+        return found
 
     def _files(self) -> str:
         """Return how many files there are, and how many of them an earlier run had written."""

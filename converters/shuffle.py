@@ -65,7 +65,19 @@ class ScatterPlan:
         ranges: list[tuple[int, int]],
         memory_bytes: int,
     ) -> ScatterPlan:
-        """Cut so that one process stays within `memory_bytes`; each bucket lies in one of the ascending `ranges`."""
+        """Return the plan with the largest runs and buckets with which one process stays within its memory.
+
+        Parameters
+        ----------
+        order
+            Stored position -> source record.
+        record_tokens, dtype
+            The size of a record.
+        ranges
+            Ascending (start, stop) of stored positions; each bucket is inside of one of them.
+        memory_bytes
+            Memory of the process.
+        """
         record_bytes = record_tokens * dtype.itemsize
         fitting = (memory_bytes - PROCESS_BYTES) // (record_bytes + BYTES_PER_RECORD)
         # no more than lets each bucket read a group from each run: touching memory for the first time takes long
@@ -73,7 +85,8 @@ class ScatterPlan:
         if fitting < 1:
             raise ArgumentError(
                 f"memory: {memory_bytes:,} bytes per process is too little: the program itself takes "
-                f"{PROCESS_BYTES:,}; give it more memory, or use fewer processes"
+                f"{PROCESS_BYTES:,}; give it more memory, or use fewer processes",
+                options=["memory"],
             )
         buckets: list[tuple[int, int]] = []
         for start, stop in ranges:
@@ -125,16 +138,19 @@ class RunTask:
 def scatter_run(task: RunTask, progress: OnProgress = no_progress) -> None:
     """Read a run of the source, and write its records to a file, grouped by bucket."""
     plan = task.plan
-    first, count = task.run * plan.run_records, plan.records_in(task.run)
+    first = task.run * plan.run_records
+    count = plan.records_in(task.run)
     records = np.empty((count, plan.record_tokens), plan.dtype)
     step = max(1, GROUP_BYTES // plan.record_bytes)
     for start in range(0, count, step):
         task.source.read_records(first + start, records[start : start + step])
-    positions, limits = plan.order.positions(np.arange(first, first + count)), np.array(plan.buckets)
+    positions = plan.order.positions(np.arange(first, first + count))
+    limits = np.array(plan.buckets)
     buckets = limits[:, 0].searchsorted(positions, side="right") - 1
     buckets[positions >= limits[buckets, 1]] = -1  # in none
     by_bucket = np.argsort(buckets, kind="stable")[np.count_nonzero(buckets < 0) :]
-    starts, crc32 = np.zeros(len(plan.buckets) + 1, "<u8"), np.zeros(len(plan.buckets), "<u8")
+    starts = np.zeros(len(plan.buckets) + 1, "<u8")
+    crc32 = np.zeros(len(plan.buckets), "<u8")
     np.cumsum(np.bincount(buckets[by_bucket], minlength=len(plan.buckets)), out=starts[1:])
     group = np.empty((min(len(by_bucket), step), plan.record_tokens), plan.dtype)
     with open(task.path, "wb", buffering=0) as file:
@@ -150,18 +166,32 @@ def scatter_run(task: RunTask, progress: OnProgress = no_progress) -> None:
 
 
 class ScatteredSource(BatchSource):
-    """A source whose records were scattered to run files: reads batches from them, a bucket at a time."""
+    """A source whose records were scattered to run files: reads batches from them, a bucket at a time.
+
+    Parameters
+    ----------
+    source
+        The source that was scattered.
+    plan
+        Its runs and buckets.
+    folder
+        The folder of the run files.
+    """
 
     def __init__(self, source: BatchSource, plan: ScatterPlan, folder: Path) -> None:
         for name in BatchSource.__annotations__:
             setattr(self, name, getattr(source, name))
-        self._plan, self._folder = plan, folder
-        self._number, self._ranks = -1, np.empty(0, np.int64)
+        self._plan = plan
+        self._folder = folder
+        self._number = -1  # of the bucket in memory
+        self._ranks = np.empty(0, np.int64)
         self._records = np.empty((0, plan.record_tokens), plan.dtype)
 
     def read_into(self, start: int, out: TokenArray) -> None:
-        rows, buckets = out.reshape(-1, self.meta.seq_len), self._plan.buckets
-        first, done = start * self.meta.batch_size, 0
+        rows = out.reshape(-1, self.meta.seq_len)
+        buckets = self._plan.buckets
+        first = start * self.meta.batch_size
+        done = 0
         count = min(len(rows), self._plan.order.n - first)
         rows[count:] = self.pad_id
         while done < count:
@@ -180,7 +210,8 @@ class ScatteredSource(BatchSource):
         """Read a bucket, into the buffer of the one before it, and rank its records by their source numbers."""
         plan = self._plan
         start, stop = plan.buckets[bucket]
-        self._number, done = -1, 0
+        self._number = -1
+        done = 0
         if not len(self._records):
             largest = max(stop - start for start, stop in plan.buckets)
             self._records = np.empty((largest, plan.record_tokens), plan.dtype)
@@ -197,7 +228,8 @@ class ScatteredSource(BatchSource):
 
     def _read_segment(self, path: Path, bucket: int, rows: TokenArray) -> int:
         """Read the records of a run for one bucket into the first of `rows`, and return their number."""
-        plan, num_buckets = self._plan, len(self._plan.buckets)
+        plan = self._plan
+        num_buckets = len(plan.buckets)
         table = np.empty(2 * num_buckets + 1, "<u8")
         with closing(LocalFile(path, access="pread")) as file:
             file.read_ranges([(max(0, file.size - table.nbytes), table)])

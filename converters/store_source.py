@@ -1,4 +1,4 @@
-"""Batch stores as a source: as they are, in another dtype, or with their records in another layout."""
+"""Batch stores as a source: unchanged, in another dtype, or with their records in another layout."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ class _Range(NamedTuple):
 
 
 class StoreSource(BatchSource):
-    """The batches of a store, in their order, as they are, in another dtype or shape; or a stream of others, cut.
+    """The batches of a store, in their order: unchanged, or in another dtype or shape.
+
+    A token stream without documents is cut into records.
 
     Parameters
     ----------
@@ -53,7 +55,7 @@ class StoreSource(BatchSource):
     dataset
         The name of the dataset in an HDF5 file of another program.
     dtype
-        The dtype of the batches; "keep": as they are stored.
+        The dtype of the batches; "keep": the stored one.
     windows
         Batch size and sequence length, of a stream without documents.
     axes
@@ -83,7 +85,7 @@ class StoreSource(BatchSource):
             raise IncompleteError(f"{path}: its writer has not finished: {reader.num_batches:,} batches are committed")
         stored = reader.meta.dtype if dtype == "keep" else stored_dtype(dtype)
         self.meta = replace(reader.meta, codec=NO_CODEC, dtype=stored)  # the target has a codec of its own, or none
-        self._is_same = self.meta.dtype == reader.dtype  # whether shards stay as they are, byte for byte
+        self._is_same = self.meta.dtype == reader.dtype  # whether shards are copied byte for byte
         self.num_batches = reader.num_batches
         if self.num_batches == 0:
             raise ConvertError(f"{path}: holds no batches")

@@ -181,7 +181,7 @@ def test_remainders(tmp_path, files, texts):
     assert np.array_equal(padded[: len(rows)], rows)
     assert np.all(padded[len(rows) :] == 7)
     assert len(padded) == whole + size
-    with pytest.raises(zb_hdf5.ConvertError, match=r"packed rows \(train\) are no multiple of batch_size"):
+    with pytest.raises(zb_hdf5.ConvertError, match=r"packed rows \(train\) are not a multiple of batch_size"):
         ingest(files, tmp_path / "other", options=layout(size, 16, remainder="error"))
     with pytest.raises(zb_hdf5.ConvertError, match="do not fill one batch of 100000"):
         ingest(files, tmp_path / "other", options=layout(100_000, 16, remainder="drop"), resume=True)

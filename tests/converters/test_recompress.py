@@ -117,7 +117,7 @@ def test_layouts_that_cannot_be_and_codecs_of_other_files_are_refused(packed, tm
     new = tmp_path / "new"
     assert "seq_len must divide the stored 32, found 5" in run("hdf5-to-hdf5", packed, new, "--seq-len", 5, code=2)
     said = run("hdf5-to-hdf5", packed, new, "--batch-size", 7, "--remainder", "error", code=1)
-    assert f"records of {packed} (train) are no multiple of batch_size 7" in said
+    assert f"records of {packed} (train) are not a multiple of batch_size 7" in said
     assert "do not fill one batch" in run("hdf5-to-hdf5", packed, new, "--batch-size", 100_000, code=1)
     assert "no record is left over" in run("hdf5-to-hdf5", packed, new, "--remainder", "drop", code=2)
     with pytest.raises(ArgumentError, match="seed, shuffle belong to"):

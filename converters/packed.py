@@ -40,8 +40,8 @@ from zb_hdf5.spec import (
 from zb_hdf5.store.holders import look
 from zb_hdf5.store.index import find_index
 from zb_hdf5.store.opening import open_stream
-from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.verify import require_digests
+from zb_hdf5.store.window_reader import WindowReader
 
 #: Documents that best-fit considers together. Rows are filled to over 99.9 % long before this many; memory is 100 MiB.
 BUFFER_DOCUMENTS: Final = 1 << 20
@@ -246,7 +246,7 @@ class PackedRows:
 
     def __init__(
         self,
-        store: StoreReader,
+        store: WindowReader,
         split: str,
         folder: Path,
         number: int,

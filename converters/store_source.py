@@ -26,6 +26,7 @@ from zb_hdf5.spec import NO_CODEC, STREAM_LAYOUT, TokenArray, documents_path, fi
 from zb_hdf5.store.holders import look
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.verify import require_digests
+from zb_hdf5.store.window_reader import WindowReader
 
 #: Records of a batch that is cut from a stream.
 DEFAULT_BATCH_SIZE: Final = 32
@@ -78,7 +79,7 @@ class StoreSource(BatchSource):
         batch_size, seq_len = windows or (None, None)
         reader = open_reader(path, backend=backend, dataset=dataset, axes=axes, batch_size=batch_size, seq_len=seq_len)
         self._reader = reader
-        stream = reader if isinstance(reader, StoreReader) and reader.layout == STREAM_LAYOUT else None
+        stream = reader if isinstance(reader, WindowReader) else None
         if stream and stream.has_documents:
             raise ArgumentError(f"{path}: is a stream of documents, which stream-to-hdf5 and stream-to-batch pack")
         if not reader.complete:

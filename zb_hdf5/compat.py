@@ -28,14 +28,15 @@ from zb_hdf5.files.publishing import refuse_existing, scratch_directory
 from zb_hdf5.formats import native
 from zb_hdf5.formats.batch_reader import GROUP_BYTES, require_choice
 from zb_hdf5.formats.stream_writer import HDF5ShardWriter as HDF5ShardWriter
+from zb_hdf5.formats.windows import Windows
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import require_positive, resolve_rank, write_order
 from zb_hdf5.loaders.state import shown
 from zb_hdf5.loaders.text_loader import TextLoader, paths_of_split
 from zb_hdf5.packages import require_package
 from zb_hdf5.spec import StoreMeta, as_stored, stored_dtype
-from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.token_stream import TokenStream
+from zb_hdf5.store.window_reader import WindowReader
 from zb_hdf5.text.corpus import ParquetFile, open_documents
 from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, EncodingTokenizer, load_tokenizer
 from zb_hdf5.text.tokenizers import Tokenizer as TextTokenizer
@@ -487,7 +488,7 @@ class SlidingWindowDataloader(Loader):
 
     def __init__(
         self,
-        store: StoreReader,
+        store: WindowReader,
         window_size: int,
         batch_size: int,
         *,
@@ -502,7 +503,7 @@ class SlidingWindowDataloader(Loader):
         self.order = order
         stride = 1 if order == "random" else window_size
         windows = copy(store)
-        windows.take_windows(1, stride, window_size + 1 - stride)
+        windows.cut(Windows(1, window_size + 1, stride))
         super().__init__(
             windows,
             batch_size=batch_size,

@@ -37,6 +37,7 @@ from zb_hdf5.store.opening import (
     open_stream,
 )
 from zb_hdf5.store.shards import StoreReader
+from zb_hdf5.store.window_reader import WindowReader
 from zb_hdf5.text.tokenizers import tokenizer_named
 
 #: Lines of a report: (name, text).
@@ -132,7 +133,7 @@ def _bytes_of(file: Path) -> int:
     return object_size(str(file)) or 0 if isinstance(file, RemotePath) else file.stat().st_blocks * 512
 
 
-def _describe_stream(store: StoreReader) -> dict[str, Any]:
+def _describe_stream(store: WindowReader) -> dict[str, Any]:
     boundary = store.index.meta.boundary_token_id
     return {
         "kind": "stream",
@@ -144,7 +145,7 @@ def _describe_stream(store: StoreReader) -> dict[str, Any]:
     }
 
 
-def _has_crc32(stream: StoreReader) -> bool:
+def _has_crc32(stream: WindowReader) -> bool:
     """Return whether a stream has digests that `verify="batch"` compares its chunks with."""
     compared = stream.compared_tokens()
     if compared is not None:

@@ -24,14 +24,16 @@ from zb_hdf5.console import counted
 from zb_hdf5.errors import ArgumentError, StateError
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.windows import Windows
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.mixture import MixedLoader
 from zb_hdf5.loaders.order import IndexArray, records_in
 from zb_hdf5.loaders.state import MAX_COUNT, require_kind, shown
 from zb_hdf5.spec import DEFAULT_SPLIT, STREAM_LAYOUT
-from zb_hdf5.store.holders import look
+from zb_hdf5.store.holders import Shape, look
 from zb_hdf5.store.opening import NO_CHOICE, Choice, open_for_loader
-from zb_hdf5.store.shards import StoreReader, windows_of
+from zb_hdf5.store.shards import StoreReader
+from zb_hdf5.store.window_reader import WindowReader
 from zb_hdf5.text.tokenizers import Tokenizer
 
 #: Lines of text that are printed of a part.
@@ -198,7 +200,10 @@ def _opened(
     fingerprint = state.get("fingerprint")
     is_tokens = look(store, **choice).layout == STREAM_LAYOUT
     try:
-        shape = windows_of(fingerprint) if is_tokens else (None, None, 0)
+        shape = Shape()
+        if is_tokens:
+            windows = Windows.in_fingerprint(fingerprint)
+            shape = Shape(windows.size, windows.stride, windows.overlap)
         reader = open_for_loader(store, *shape, split=DEFAULT_SPLIT, **choice)
     except ArgumentError as error:
         raise StateError(f"{path}: the state names another store than {store}: {error}") from error
@@ -246,7 +251,7 @@ def _shards(reader: BatchReader, records: IndexArray, seq_len: int) -> Iterator[
     if isinstance(reader, StoreReader):
         starts = np.array(reader.tokens.starts)
         paths = reader.paths
-    if isinstance(reader, StoreReader) and reader.layout == STREAM_LAYOUT:
+    if isinstance(reader, WindowReader):
         for row, first in enumerate(first_tokens(reader, records, seq_len).tolist()):
             edges = starts[(first < starts) & (starts < first + seq_len)].tolist()
             for start, stop in pairwise([first, *dict.fromkeys(edges), first + seq_len]):

@@ -16,8 +16,8 @@ from zb_hdf5.commands.rows import scan_pieces
 from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.spec import STREAM_LAYOUT, TokenArray
-from zb_hdf5.store.shards import StoreReader
+from zb_hdf5.spec import TokenArray
+from zb_hdf5.store.window_reader import WindowReader
 
 Counts = npt.NDArray[np.int64]
 
@@ -86,7 +86,7 @@ class Units:
     def __init__(self, opened: BatchReader, sampled: bool) -> None:
         self._tokens = opened.tokens
         self.packing: dict[str, int] | None = None
-        if isinstance(opened, StoreReader) and opened.layout == STREAM_LAYOUT:
+        if isinstance(opened, WindowReader):
             self.unit = "file" if opened.paths[0].suffix == ".npy" else "document"
             self.step = STREAM_TOKENS
             edges = opened.doc_offsets.view(np.int64)

@@ -27,6 +27,7 @@ from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.forks import OwnLock
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.tokens import ClosedTokens, Tokens
+from zb_hdf5.formats.windows import Windows
 from zb_hdf5.packages import require_package
 from zb_hdf5.spec import STREAM_LAYOUT, StoreMeta, TokenArray, content_fingerprint, signed
 
@@ -48,14 +49,14 @@ class BatchReader:
     """A sequence of `[batch_size, seq_len]` batches with O(1) random access.
 
     Thread-safe, `refresh` too; usable after fork; picklable (a copy reopens the file by its path). `close` must not
-    race with reads. Record r holds the tokens from `r * stride` on.
+    race with reads. Record r holds the tokens from `r * windows.stride` on.
 
     Attributes
     ----------
     tokens
         The tokens by their positions.
-    stride
-        Tokens from one record to the next.
+    windows
+        The cut of the tokens into records and batches.
     path
         The opened path.
     meta
@@ -95,7 +96,7 @@ class BatchReader:
         self.layout = meta.layout
         self.num_batches = num_batches
         self.tokens = tokens
-        self.stride = meta.seq_len
+        self.windows = Windows(meta.batch_size, meta.seq_len, meta.seq_len)
         self.complete = True
         self.sha256: str | None = None
         self.max_token: int | None = None
@@ -114,7 +115,12 @@ class BatchReader:
     def token_count(self) -> int:
         """Tokens in all batches: the last chunk of a stream may hold fewer than the others."""
         whole = self.num_batches * self.meta.batch_tokens
-        return whole if self.overlap else min(whole, self.tokens.num_tokens)
+        return whole if self.windows.overlap else min(whole, self.tokens.num_tokens)
+
+    @property
+    def stride(self) -> int:
+        """Tokens from one record to the next."""
+        return self.windows.stride
 
     @property
     def batch_size(self) -> int:
@@ -217,6 +223,7 @@ class BatchReader:
     def join_records(self, batch_size: int) -> None:
         """Have each batch hold so many records, where each holds one as it is stored."""
         self.meta = replace(self.meta, batch_size=batch_size)
+        self.windows = self.windows.resized(batch_size)
         self.num_batches, self.rest = divmod(self.num_batches, batch_size)
 
     def compared_tokens(self) -> Tokens | None:
@@ -262,7 +269,7 @@ class BatchReader:
         if not 0 <= number < self.num_records:
             raise BatchIndexError(f"{self.path}: no record {number:,}: expected 0..{self.num_records - 1:,}")
         out = np.empty((1, self.seq_len), self.dtype)
-        self.tokens.gather(np.array([number * self.stride]), out)
+        self.tokens.gather(np.array([number * self.windows.stride]), out)
         out.flags.writeable = False
         return out[0]  # type: ignore[no-any-return]
 
@@ -287,7 +294,7 @@ class BatchReader:
         if len(records) and int(records.view(np.uint64).max()) >= total:  # a negative number is a large one
             raise BatchIndexError(f"{self.path}: expected records in 0..{total - 1:,}, found {records}")
         if len(records):
-            self.tokens.gather(self._starts_of(records, length), out)
+            self.tokens.gather(self.windows.starts(records, length), out)
 
     def get_slice(self, start: int, stop: int) -> TokenArray:
         """Return tokens `start` to `stop`, counted over all batches: 1-D, read-only where it is a view of a mapping.
@@ -325,11 +332,11 @@ class BatchReader:
 
     def read_records_torch(self, records: npt.NDArray[np.int64], seq_len: int, dtype: npt.DTypeLike) -> torch.Tensor:
         """Return any records as a new tensor, shape (count, seq_len). For orders over this reader: no check."""
-        flat = self.tokens.flat() if self.stride == self.meta.seq_len else None
+        flat = None if self.windows.overlap else self.tokens.flat()
         if flat is None or len(flat) % seq_len:
             rows = np.empty((len(records), seq_len), self.dtype)
             if len(records):
-                self.tokens.gather(self._starts_of(records, seq_len), rows)
+                self.tokens.gather(self.windows.starts(records, seq_len), rows)
         else:
             rows = flat.reshape(-1, seq_len).take(records, axis=0, mode="clip")
         return from_numpy()(rows.astype(dtype))
@@ -484,7 +491,7 @@ class BatchReader:
     @property
     def overlap(self) -> int:
         """Tokens at the end of each record that begin the next one: of windows that were asked for with targets."""
-        return self.seq_len - self.stride
+        return self.windows.overlap
 
     @property
     def has_pieces(self) -> bool:
@@ -547,15 +554,16 @@ class BatchReader:
         """
         first = self._check_begun(index)
         self._check_begun(first + count - 1)
-        size, overlap = self.batch_size * self.stride, self.seq_len - self.stride
-        self.tokens.will_need(first * size, min((first + count) * size + overlap, self.tokens.num_tokens))
+        windows = self.windows
+        stop = (first + count) * windows.batch_stride + windows.overlap
+        self.tokens.will_need(first * windows.batch_stride, min(stop, self.tokens.num_tokens))
 
     def is_cached(self, index: SupportsIndex) -> bool:
         """Return whether a batch can be read without waiting for a disk, as far as the system reports it.
 
         Of the rest behind the last whole batch too.
         """
-        return self.tokens.ready(self._check_begun(index) * self.batch_size * self.stride)
+        return self.tokens.ready(self._check_begun(index) * self.windows.batch_stride)
 
     def refresh(self) -> int:
         """Show the batches that a writer has committed since; return `num_batches`. A published file has none."""
@@ -582,20 +590,9 @@ class BatchReader:
         number = operator.index(index)
         return number if self.rest and number == self.num_batches else self._check(number)
 
-    def _starts_of(self, records: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
-        """Return the positions of records of `length` tokens, a divisor of `seq_len`."""
-        if length == self.stride:
-            return records * length
-        parts = self.seq_len // length
-        if parts > 1 and self.stride != self.seq_len:
-            raise ArgumentError(
-                "records that overlap cannot be cut into shorter ones; pass another seq_len to the reader"
-            )
-        return records * (self.stride // parts)
-
     def _view(self, number: int, private: bool = False) -> TokenArray | None:
         """Return a batch as a view of a mapping, or None."""
-        if self.stride != self.meta.seq_len:
+        if self.windows.overlap:
             return None
         size = self.meta.batch_tokens
         tokens = self.tokens.view(number * size, size, private)
@@ -603,8 +600,9 @@ class BatchReader:
 
     def _fill(self, start: int, out: TokenArray) -> None:
         """Fill `out` with consecutive batches; behind the last token of a stream with zeros."""
-        if self.stride == self.meta.seq_len:
-            flat, position = out.reshape(-1), start * self.meta.batch_tokens
+        if not self.windows.overlap:
+            flat = out.reshape(-1)
+            position = start * self.meta.batch_tokens
             left = self.tokens.num_tokens - position
             if left < len(flat):
                 flat = self._padded(flat, left, start)
@@ -612,7 +610,7 @@ class BatchReader:
         else:
             rows = out.reshape(-1, self.seq_len)
             records = np.arange(start * self.batch_size, start * self.batch_size + len(rows))
-            self.tokens.gather(records * self.stride, rows)
+            self.tokens.gather(records * self.windows.stride, rows)
 
     def _padded(self, flat: TokenArray, left: int, start: int) -> TokenArray:
         """Return the first `left` tokens of a run, where a stream ends; fill the others with zeros."""

@@ -38,7 +38,7 @@ from zb_hdf5.loaders.step_values import as_tensor, require_masked, value_shape
 from zb_hdf5.loaders.steps import numpy_dtype
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_DOCUMENT
 from zb_hdf5.store.opening import open_reader
-from zb_hdf5.store.shards import StoreReader
+from zb_hdf5.store.window_reader import WindowReader
 from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | StoreReader,
+        source: str | os.PathLike[str] | WindowReader,
         *,
         collate: str,
         batch_size: int | None = None,
@@ -225,9 +225,11 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         _require_sizes(collate, shuffle, batch_size, max_tokens, pad_to_multiple_of)
         require_positive(bucket_batches=bucket_batches)
         require_prefetch(prefetch)
-        if not isinstance(source, StoreReader):
+        if isinstance(source, BatchReader) and not isinstance(source, WindowReader):
+            raise ArgumentError(f"{source.path}: expected a token stream, found batches")
+        if not isinstance(source, WindowReader):
             how: dict[str, Any] = {"cache": cache, "cache_bytes": cache_bytes, "batch_size": 1, "seq_len": 1}
-            source = cast(StoreReader, open_reader(source, split=split, access=access, verify=verify, **how))
+            source = cast(WindowReader, open_reader(source, split=split, access=access, verify=verify, **how))
         self.store = source
         self.path = self.store.path
         if tokenizer is not None:

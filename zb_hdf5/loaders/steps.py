@@ -103,7 +103,7 @@ class WholeBatches:
         is_plain = tokens.wait is not Wait.DECODE and tokens.access in ("auto", "mmap", "pread", "remote")
         if not reader.complete or not (is_plain or reader.in_front is not None):
             return False
-        follow = tokens.unit == unit and reader.stride == reader.seq_len
+        follow = tokens.unit == unit and reader.windows.stride == reader.windows.length
         return follow and not any(start % unit for start in tokens.starts[:-1])
 
     def read_all(self, batches: npt.NDArray[np.int64]) -> Iterator[torch.Tensor]:
@@ -385,9 +385,8 @@ class StepReader:
     def _windows_of(self, flat: npt.NDArray[Any], requests: list[int]) -> Iterator[torch.Tensor]:
         """Yield batches of windows, which may overlap, from all tokens."""
         reader = self._reader
-        strides = [count * flat.itemsize for count in (reader.batch_size * reader.stride, reader.stride, 1)]
-        windows = np.ndarray((reader.num_batches, *reader.meta.shape), flat.dtype, flat, 0, strides)
-        return (from_numpy()(windows[number].astype(self._dtype)) for number in requests)
+        batches = reader.windows.batches_in(flat, reader.num_batches)
+        return (from_numpy()(batches[number].astype(self._dtype)) for number in requests)
 
     def _records_of(self, flat: npt.NDArray[Any], requests: list[npt.NDArray[np.int64]]) -> Iterator[torch.Tensor]:
         """Yield steps of records from all tokens."""

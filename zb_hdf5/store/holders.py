@@ -17,6 +17,7 @@ from zb_hdf5.files.publishing import require_present
 from zb_hdf5.formats.batch_reader import BatchReader, require_choice, require_options
 from zb_hdf5.formats.batch_writer import FieldDigest
 from zb_hdf5.formats.registry import AXES, FORMATS, detect_backend, require_datasets
+from zb_hdf5.formats.windows import Windows
 from zb_hdf5.spec import (
     BATCHES_LAYOUT,
     DEFAULT_CHUNK_TOKENS,
@@ -31,8 +32,9 @@ from zb_hdf5.store.both_formats import require_same_tokens, stores_by_format
 from zb_hdf5.store.index import ShardIndex, find_index, require_files
 from zb_hdf5.store.lost_index import no_index
 from zb_hdf5.store.shard_table import ShardEntry
-from zb_hdf5.store.shards import NPY_DTYPE, StoreReader
+from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.store_documents import StoreDocuments
+from zb_hdf5.store.window_reader import NPY_DTYPE, WindowReader
 
 if TYPE_CHECKING:  # h5py, which a finished store does not need
     from zb_hdf5.formats.inspection import Column
@@ -102,15 +104,22 @@ class Opening:
             raise ArgumentError(f"{self.path}: is a token stream: pass batch_size and seq_len for windows over it")
         if self.verify == "store":
             self.compare_digests()
-        return StoreReader(
+        reader = WindowReader(
             self.path,
             index,
+            Windows.of(batch_size, seq_len, overlap),
             access=self.access,
             verify=self.verify,
-            windows=(batch_size, seq_len, overlap),
             dataset=self.dataset,
             columns=self.columns,
         )
+        if not reader.num_records:
+            reader.close()
+            more = f" and {overlap} more" if overlap else ""
+            raise ArgumentError(
+                f"{self.path}: {reader.num_tokens:,} tokens do not fill one batch of 1 x {seq_len:,}{more}"
+            )
+        return reader
 
     @property
     def columns(self) -> dict[int, Column]:

@@ -303,7 +303,7 @@ class ShardIndex:
         tokens = self.table.values["token_count"]
         per_batch = self.meta.batch_tokens
         missing = batches * per_batch - tokens
-        most = per_batch - 1 if self.layout == STREAM_LAYOUT else 0
+        most = per_batch - 1 if self.meta.layout == STREAM_LAYOUT else 0
         bad = (missing < 0) | (missing > most)
         if bad.any():
             shard = self.shards[int(bad.argmax())]
@@ -311,11 +311,6 @@ class ShardIndex:
                 f"{where}: {shard.path}: expected tokens of {shard.num_batches:,} batches of {per_batch:,}, found "
                 f"{shard.token_count:,}"
             )
-
-    @property
-    def layout(self) -> str:
-        """How its shards hold their tokens: "batches" or "stream", as in `StoreMeta`."""
-        return self.meta.layout
 
     @property
     def backends(self) -> list[str]:

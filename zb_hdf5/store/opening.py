@@ -119,7 +119,10 @@ def open_reader(
         shape=Shape(batch_size, seq_len, overlap),
     )
     _refuse_shape_of_batches(opening)
-    reader = _open_cached(opening, cache, cache_bytes)
+    if cache is None and cache_bytes is None:
+        reader = opening.open()
+    else:
+        reader = _open_cached(opening, cache, cache_bytes)
     with on_failure(reader.close):
         if reader.rest and not reader.num_batches:
             raise ArgumentError(
@@ -220,15 +223,15 @@ def open_for_loader(
         split=split,
         shape=Shape(batch_size, seq_len, overlap) if is_whole else Shape(),
     )
+    if cache is None and cache_bytes is None:
+        return opening.open()
     return _open_cached(opening, cache, cache_bytes)
 
 
 def _open_cached(opening: Opening, cache: str | os.PathLike[str] | None, cache_bytes: int | str | None) -> BatchReader:
-    """Return the reader, with a cache in front of it where one is asked for."""
+    """Return the reader, with a cache in front of it."""
     if cache is None:
-        if cache_bytes is not None:
-            raise ArgumentError(f"{opening.path}: cache_bytes={cache_bytes!r} needs a cache folder: pass cache")
-        return opening.open()
+        raise ArgumentError(f"{opening.path}: cache_bytes={cache_bytes!r} needs a cache folder: pass cache")
     from zb_hdf5.store.cache import Cache
 
     folder = Cache.of(cache, cache_bytes)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import errno
-import hashlib
-import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate, chain, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import (
-    ArgumentError,
     BatchIndexError,
     ChecksumError,
     FormatError,
@@ -44,7 +40,6 @@ from zb_hdf5.spec import (
     NO_CODEC,
     NOT_KNOWN,
     STREAM_LAYOUT,
-    StoreMeta,
     TokenArray,
     content_fingerprint,
     extents_column,
@@ -53,7 +48,7 @@ from zb_hdf5.spec import (
 from zb_hdf5.store.agreement import require_agreement
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.shard_table import ShardEntry
-from zb_hdf5.store.store_documents import StoreDocuments, StreamDocuments
+from zb_hdf5.store.store_documents import StoreDocuments
 
 if TYPE_CHECKING:  # h5py, which a store with an index does not need
     from zb_hdf5.formats.inspection import Column
@@ -333,10 +328,10 @@ class Sharded(Tokens):
         entry = self.index.shards[number]
         reader = self._reader(path, number, identity)
         with on_failure(reader.close):
-            is_expected = reader.complete if entry.complete else self.index.layout == STREAM_LAYOUT
+            is_expected = reader.complete if entry.complete else self.index.meta.layout == STREAM_LAYOUT
             if not is_expected:
                 raise IncompleteError(f"{reader.path}: its writer has not finished; convert again")
-            has_extents = self._opens_by_index(entry) and self.index.layout != STREAM_LAYOUT
+            has_extents = self._opens_by_index(entry) and self.index.meta.layout != STREAM_LAYOUT
             require_agreement(self.index, entry, reader, has_extents=has_extents)
             is_known = identity is not None or entry.crc32 == NOT_KNOWN or not entry.token_count
             problem = "" if is_known else self._problem(reader.tokens, reader.crc32_rows(), entry, unit)
@@ -391,93 +386,78 @@ class Sharded(Tokens):
         return ""
 
 
-#: Places that a sampled fingerprint covers over all tokens, the tokens at each, and files whose ends it covers too.
-FINGERPRINT_SAMPLES, SAMPLE_TOKENS, FINGERPRINT_FILES = 16, 4096, 64
-#: The key of the stored dtype in the source of an index that is made of `.npy` files.
-NPY_DTYPE: Final = "dtype"
-#: The end of the fingerprint of windows: records in a batch, tokens from one to the next, shared tokens.
-_WINDOWS: Final = re.compile(r":([1-9]\d{0,17})x([1-9]\d{0,17})\+(\d{1,18})$")
+class ReadOptions(TypedDict):
+    """How the files of a store are read: as for `open_reader`."""
 
-
-def windows_of(fingerprint: object) -> tuple[int, int, int]:
-    """Return batch size, sequence length and overlap of the windows that have this fingerprint."""
-    found = _WINDOWS.search(fingerprint) if isinstance(fingerprint, str) else None
-    if found is None:
-        raise ArgumentError("expected the fingerprint of windows of a token stream, found another one")
-    batch_size, seq_len, overlap = map(int, found.groups())
-    return batch_size, seq_len, overlap
+    access: str
+    verify: str
+    dataset: str | None
 
 
 class StoreReader(BatchReader):
-    """Reads a store as one sequence of batches, or a token stream as batches of its windows. See `BatchReader`.
+    """Reads a store as one sequence of batches. See `BatchReader`.
 
-    A window begins each `stride` tokens; with an overlap, its last tokens begin the next one, so that targets miss
-    none. `windows` is their batch size, sequence length and overlap; None: single tokens. Those behind the last whole
-    batch are records as well; `dropped_tokens` counts the tokens behind the whole batches. Windows are less than a
-    chunk: "auto" compares nothing, and "batch" reads whole chunks.
+    Parameters
+    ----------
+    path
+        The folder of the store; of a stream also its `shards.json`, or its one file.
+    index
+        The shards that are read.
+    access, verify, dataset
+        As for `open_reader`.
+    columns
+        Columns of files that are known already, by the numbers of the files.
     """
 
     _kind: ClassVar[type[Sharded]] = Sharded
+    #: Whether `verify="auto"` compares batches that are read whole.
+    _auto_compares: ClassVar[bool] = True
 
     def __init__(
-        self, path: Path, index: ShardIndex, *, access: str = "auto", verify: str = "auto",
-        windows: tuple[int, int, int] | None = None, dataset: str | None = None,
+        self,
+        path: Path,
+        index: ShardIndex,
+        *,
+        access: str = "auto",
+        verify: str = "auto",
+        dataset: str | None = None,
         columns: Mapping[int, Column] | None = None,
-    ) -> None:  # fmt: skip
-        is_stream, self._reads = index.layout == STREAM_LAYOUT, "none" if verify == "store" else verify
-        how = "none" if is_stream and verify == "auto" else self._reads
+    ) -> None:
         folder = path if path.is_dir() else path.parent
-        self.index, self._options = index, {"access": access, "verify": verify, "dataset": dataset}
-        tokens = self._shards = self._kind(folder, index, access, how, dataset, columns)
-        tokens.name, self._starts = str(path), tokens.starts
+        self._options = ReadOptions(access=access, verify=verify, dataset=dataset)
+        self._reads = "none" if verify == "store" else verify
+        compared = self._reads
+        if verify == "auto" and not self._auto_compares:
+            compared = "none"
+        tokens = self._kind(folder, index, access, compared, dataset, columns)
+        tokens.name = str(path)
         super().__init__(path, index.meta, index.num_batches, tokens)
-        self.layout = index.layout
+        self.index = index
         self.backend = index.table.values["backend"][0]
+        self.max_token = index.max_token
+        self.verify = verify
+        self._shards = tokens
+        self._checks = verify if verify == "store" else compared
         _ = tokens.access  # if the index lacks it, the error of the first shard names what cannot be read
-        self.verify, self._checks = verify, verify if verify == "store" else how
-        if how == "batch" and index.complete and (unknown := index.without_crc32()):
-            if not is_stream:
-                raise UnverifiableError(
-                    f"{folder / unknown}: cannot be verified: the index has no crc32 of its batches"
-                )
-            tokens.open_file(0, 0)  # names what is missing
-        if is_stream:
-            self.max_token = index.max_token
-            self.take_windows(*(windows or (1, 1, 0)))
-            if windows and not self.num_records:
-                raise ArgumentError(
-                    f"{path}: {self.num_tokens:,} tokens do not fill one batch of 1 x {windows[1]:,}"
-                    + (f" and {windows[2]} more" if windows[2] else "")
-                )
+        if compared == "batch" and index.complete:
+            self._require_crc32()
+        self._attach(index)
+
+    def _require_crc32(self) -> None:
+        """Raise `UnverifiableError` if a shard has no crc32 of its batches."""
+        if unknown := self.index.without_crc32():
+            raise UnverifiableError(
+                f"{self._shards.folder / unknown}: cannot be verified: the index has no crc32 of its batches"
+            )
+
+    def _attach(self, index: ShardIndex) -> None:
+        """Take from the index what it has of all batches, and attach their documents."""
+        self.complete = index.complete
+        if not index.complete:
             return
-        self.complete, self.max_token = index.complete, index.max_token
-        if index.complete and (index.documents or "pieces" in index.table.optional):
-            self.record_documents = StoreDocuments(folder, index, self._reads, access)
-        self.sha256 = index.sha256 if index.complete else None
-
-    def take_windows(self, batch_size: int, seq_len: int, overlap: int) -> None:
-        """Cut the stream into windows of this shape; `ArgumentError` if it is none."""
-        if overlap < 0:
-            raise ArgumentError(f"overlap must be at least 0, found {overlap}")
-        meta, tokens = self.index.meta, max(0, self.num_tokens - overlap)
-        num_windows = tokens // seq_len if batch_size * seq_len > 0 else 0
-        self.num_batches, self.rest = divmod(num_windows, max(1, batch_size))
-        self.meta = StoreMeta(
-            batch_size, seq_len + overlap, meta.dtype, total_records=self.num_batches * batch_size,
-            vocab_size=meta.vocab_size, tokenizer=meta.tokenizer, fields=meta.fields, field=meta.field,
-        )  # fmt: skip
-        self.stride, self._fingerprint, self._fields = seq_len, None, {}
-        self.dropped_tokens = self.num_tokens - overlap - self.num_batches * batch_size * seq_len
-        if meta.field is None:
-            self.record_documents = StreamDocuments(
-                self.path, self.paths, self.index, self._starts, self._shards.identities, self._reads,
-                self._shards.asked, seq_len, overlap,
-            )  # fmt: skip
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all files: the padding of the last chunk of one is never shown."""
-        return self.tokens.num_tokens
+        self.sha256 = index.sha256
+        if index.documents or "pieces" in index.table.optional:
+            self.record_documents = StoreDocuments(self._shards.folder, index, self._reads, self._shards.asked)
 
     @property
     def paths(self) -> list[Path]:
@@ -492,81 +472,11 @@ class StoreReader(BatchReader):
         """See `BatchReader`; "none" where one shard has no crc32, or still grows."""
         return "none" if self._checks == "auto" and self.index.without_crc32() else VERIFIED[self._checks]
 
-    def compared_tokens(self) -> Tokens | None:
-        if self.layout != STREAM_LAYOUT or self.verify != "auto":
-            return super().compared_tokens()
-        known = self._shards
-        tokens = Sharded(known.folder, self.index, known.asked, "batch", known.dataset)
-        tokens.identities = known.identities
-        try:
-            tokens.open_file(0, 0)
-        except UnverifiableError:
-            return None
-        return tokens
-
     def _field_reader(self, name: str) -> BatchReader:
         """Read the values of a field as a store of its own, whose shards are the files that hold them."""
-        index, size = self.index.of_field(name), self.meta.of_field(name).seq_len // self.seq_len
-        windows = (self.batch_size, self.stride * size, self.overlap * size)
-        return StoreReader(self.path, index, windows=windows, **self._options)  # type: ignore[arg-type]
-
-    @property
-    def token_fingerprint(self) -> str:
-        if self.layout != STREAM_LAYOUT:
-            return self.fingerprint
-        if not self.index.has_digests:
-            return f"sampled:{self._sample().hexdigest()}"
-        return f"tokens:{self.index.sha256}:{self.dtype.name}"
-
-    def _sample(self) -> Any:
-        """Return the digest of all sizes and some of the tokens: evenly over all, and the ends of some of the files."""
-        starts, files, last = self._starts, len(self._starts) - 2, max(0, self.num_tokens - SAMPLE_TOKENS)
-        places = {last * k // (FINGERPRINT_SAMPLES - 1) for k in range(FINGERPRINT_SAMPLES)}
-        for file in {files * k // (FINGERPRINT_FILES - 1) for k in range(FINGERPRINT_FILES)}:
-            places |= {starts[file], max(starts[file], starts[file + 1] - SAMPLE_TOKENS)}
-        dtype = np.dtype(self.index.source.get(NPY_DTYPE, self.dtype.str))
-        digest = hashlib.sha256(f"{starts}:{dtype.str}".encode())
-        for start in sorted(place for place in places if place < self.num_tokens):
-            stop = min(start + SAMPLE_TOKENS, starts[bisect_right(starts, start)])
-            digest.update(np.ascontiguousarray(self.get_slice(start, stop), dtype))
-        return digest
+        return StoreReader(self.path, self.index.of_field(name), **self._options)
 
     def _compute_fingerprint(self) -> str:
-        if self.layout == STREAM_LAYOUT:
-            # the batch size too: a shuffle of batches means other records with another one
-            return f"{self.token_fingerprint}:{self.batch_size}x{self.stride}+{self.overlap}"
         if self.index.live_id:
             return live_fingerprint(self.index.live_id, self.meta)
         return content_fingerprint(self.index.table.values["sha256"], self.meta)
-
-    def serving(self, fingerprint: object) -> BatchReader:
-        """Return a reader of the same windows in batches of another size, if the fingerprint is of such."""
-        if self.layout != STREAM_LAYOUT or fingerprint == self.fingerprint:
-            return self
-        other = copy.copy(self)
-        try:
-            other.take_windows(windows_of(fingerprint)[0], self.stride, self.overlap)
-        except ArgumentError:  # no stream has batches of that size
-            return self
-        return other if other.num_records and other.fingerprint == fingerprint else self
-
-    @property
-    def has_documents(self) -> bool:
-        """Whether it is stored where the documents of a stream begin; else each file counts as one."""
-        return bool((self.index.table.values["document_count"] != NOT_KNOWN).all())
-
-    @property
-    def document_count(self) -> int:
-        """Documents of a stream."""
-        return int(np.abs(self.index.table.values["document_count"]).sum())  # NOT_KNOWN is -1: one document
-
-    @property
-    def doc_offsets(self) -> npt.NDArray[np.uint64]:
-        """The start of each document of a stream and the end of the last one, in its tokens, shape (D + 1,).
-
-        Read from all files at the first call, and kept: 8 bytes for each. `.npy` files have no documents: each counts
-        as one.
-        """
-        if not isinstance(self.record_documents, StreamDocuments):
-            raise ArgumentError(f"{self.path}: expected a token stream, found batches")
-        return self.record_documents.edges()

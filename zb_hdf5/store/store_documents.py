@@ -16,6 +16,7 @@ from zb_hdf5.files.forks import kept_property
 from zb_hdf5.files.paths import Identity, RemotePath, finding
 from zb_hdf5.files.threads import Readers
 from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.windows import Windows
 from zb_hdf5.spec import DOCUMENTS_SUFFIX, INDEX_NAME, NO_SHA256, pieces_path
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.shard_table import ShardEntry
@@ -94,29 +95,58 @@ FAR_THREADS: Final = 32
 
 
 class StreamDocuments(RecordDocuments):
-    """The documents of a stream by its windows, which begin each `stride` tokens, and share `overlap` of them."""
+    """The documents of a stream by its windows.
 
-    # `starts` are the first token of each file and the end of the last one, `identities` those of files that were open
+    Parameters
+    ----------
+    path
+        The stream: its file, its folder or its index.
+    paths
+        Its files.
+    index
+        The index of its files.
+    starts
+        The first token of each file, and the end of the last one.
+    identities
+        The identities of the files that were open, by their numbers; another file of such a name is refused.
+    verify, access
+        As for `open_reader`.
+    windows
+        The cut of the tokens into records.
+    """
 
     has_pieces = True
 
     def __init__(
-        self, path: Path, paths: Sequence[Path], index: ShardIndex, starts: Sequence[int],
-        identities: Mapping[int, Identity], verify: str, access: str, stride: int, overlap: int = 0,
-    ) -> None:  # fmt: skip
-        self._path, self._paths, self._index, self._starts, self._identities = path, paths, index, starts, identities
-        self._verify, self._stride, self._seq_len = verify, stride, stride + overlap
+        self,
+        path: Path,
+        paths: Sequence[Path],
+        index: ShardIndex,
+        starts: Sequence[int],
+        identities: Mapping[int, Identity],
+        verify: str,
+        access: str,
+        windows: Windows,
+    ) -> None:
+        self._path = path
+        self._paths = paths
+        self._index = index
+        self._starts = starts
+        self._identities = identities
+        self._verify = verify
+        self._windows = windows
         count = int(np.abs(index.table.values["document_count"]).sum())  # NOT_KNOWN is -1: one document
         self._keeps = count <= FEW_DOCUMENTS and not isinstance(path, RemotePath)  # each object takes a while
         self._all: npt.NDArray[np.uint64] | None = None
         super().__init__(path, access)
 
     def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
-        starts = records * self._stride
+        length = self._windows.length
+        starts = self._windows.starts(records, length)
         if not len(starts):
-            return padding(0, self._seq_len)
-        edges, end = self.near(starts, self._seq_len)
-        return pieces_of_windows(edges, starts, self._seq_len, end)
+            return padding(0, length)
+        edges, end = self.near(starts, length)
+        return pieces_of_windows(edges, starts, length, end)
 
     def edges(self) -> npt.NDArray[np.uint64]:
         """Return where each document begins and the last one ends, shape (D + 1,), and keep it: 8 bytes for each."""

@@ -6,12 +6,13 @@ import os
 
 from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.errors import BatchIndexError, FormatError
+from zb_hdf5.formats.windows import Windows
 from zb_hdf5.spec import TokenArray
 from zb_hdf5.store.holders import look
-from zb_hdf5.store.shards import StoreReader
+from zb_hdf5.store.window_reader import WindowReader
 
 
-class TokenStream(StoreReader):
+class TokenStream(WindowReader):
     """One long sequence of tokens over the files of a stream, which may grow, and its documents.
 
     Thread-safe, usable after fork, picklable. Files are opened when they are first read, and as many of them stay open
@@ -43,7 +44,15 @@ class TokenStream(StoreReader):
         index = opening.stream_index()
         if verify == "store":
             opening.compare_digests()
-        super().__init__(opening.path, index, access=access, verify=verify, dataset=dataset, columns=opening.columns)
+        super().__init__(
+            opening.path,
+            index,
+            Windows.of(1, 1),
+            access=access,
+            verify=verify,
+            dataset=dataset,
+            columns=opening.columns,
+        )
         self._split = split
         self.boundary_token_id = index.meta.boundary_token_id
         self.vocab_size = index.meta.vocab_size
@@ -73,7 +82,7 @@ class TokenStream(StoreReader):
             If this is another stream now.
         """
         with self._changing:
-            fresh = type(self)(self.path, split=self._split, **self._options)  # type: ignore[arg-type]
+            fresh = type(self)(self.path, split=self._split, **self._options)
             if fresh.num_tokens < self.num_tokens:
                 raise FormatError(
                     f"{self.path}: was replaced: expected at least {self.num_tokens:,} tokens, found "

@@ -416,21 +416,33 @@ class BatchReader:
         ChecksumError
             If one differs; the message names the first bad batch.
         """
-        stored, digest = self.stored_crc32(), hashlib.sha256()
+        stored = self.stored_crc32()
+        digest = hashlib.sha256()
         for start, batches in self.groups():
             digest.update(batches)
             if stored is not None:
-                crc32s, expected = np.array([*map(crc32_of, batches)], np.uint32), stored[start : start + len(batches)]
-                if len(bad := np.flatnonzero(crc32s != expected)):
-                    raise ChecksumError(
-                        f"{self.path}: {self.meta.noun} {start + int(bad[0]):,} is the first bad one: expected crc32 "
-                        f"{expected[bad[0]]:08x}, found {crc32s[bad[0]]:08x}; restore it, repair it, or convert again"
-                    )
+                self._compare_crc32(start, batches, stored[start : start + len(batches)])
             progress(batches.size)
         found = digest.hexdigest()
         if self.sha256 not in (None, found):
             raise ChecksumError(f"{self.path}: the file has sha256 {self.sha256}, its tokens give {found}; restore it")
-        return found, ["crc32"] * (stored is not None) + ["sha256"] * (self.sha256 is not None)
+        checks = []
+        if stored is not None:
+            checks.append("crc32")
+        if self.sha256 is not None:
+            checks.append("sha256")
+        return found, checks
+
+    def _compare_crc32(self, start: int, batches: TokenArray, expected: npt.NDArray[np.uint32]) -> None:
+        """Raise `ChecksumError` if a crc32 differs, of batches that are numbered from `start` on."""
+        found = np.array([*map(crc32_of, batches)], np.uint32)
+        bad = np.flatnonzero(found != expected)
+        if len(bad):
+            first = int(bad[0])
+            raise ChecksumError(
+                f"{self.path}: {self.meta.noun} {start + first:,} is the first bad one: expected crc32 "
+                f"{expected[first]:08x}, found {found[first]:08x}; restore it, repair it, or convert again"
+            )
 
     def missing_digests(self) -> str:
         """Return the reason why this file cannot be verified, if it has no digest; else an empty text."""
@@ -524,7 +536,8 @@ class BatchReader:
         length = seq_len or self.seq_len
         if length < 1 or self.seq_len % length:
             raise ArgumentError(f"seq_len must divide the stored {self.seq_len:,}, found {length:,}")
-        parts, numbers = self.seq_len // length, np.asarray(records, np.int64)
+        parts = self.seq_len // length
+        numbers = np.asarray(records, np.int64)
         # a negative number is a large one
         if len(numbers) and int(numbers.view(np.uint64).max()) >= self.num_records * parts:
             raise BatchIndexError(
@@ -544,7 +557,8 @@ class BatchReader:
 
     def read_batch_pieces(self, index: SupportsIndex) -> Pieces:
         """Return the pieces of documents that are in the records of one batch. Raises as `read_pieces` does."""
-        number, size = self._check(index), self.meta.batch_size
+        number = self._check(index)
+        size = self.meta.batch_size
         return self.read_pieces(np.arange(number * size, (number + 1) * size))
 
     def will_need(self, index: SupportsIndex, count: int = 1) -> None:
@@ -628,9 +642,12 @@ class BatchReader:
         return batch
 
     def _borrow(self, number: int) -> TokenArray:
-        """Return a batch in a buffer of this thread, which its next call fills again."""
-        # a new array for each costs 24 page faults for 64 KiB: the C library gives its memory back in between
-        shape, dtype = self.meta.shape, self.meta.dtype
+        """Return a batch in a buffer of this thread, which its next call fills again.
+
+        A new array for each costs 24 page faults for 64 KiB: the C library gives its memory back in between.
+        """
+        shape = self.meta.shape
+        dtype = self.meta.dtype
         scratch: TokenArray | None = getattr(_local, "scratch", None)
         if scratch is None or scratch.shape != shape or scratch.dtype != dtype:
             scratch = _local.scratch = np.empty(shape, dtype)

@@ -129,7 +129,7 @@ class BatchWriter(Writer):
         ----------
         fields
             The values of exactly the fields in `meta.fields`: a dict of arrays, or a structured array. Each has the
-            shape of the batches, and behind it that of the values of one token.
+            shape of the batches, followed by that of the values of one token.
 
         Raises
         ------
@@ -160,12 +160,25 @@ class BatchWriter(Writer):
 
 
 class TokenWriter(Writer):
-    """Publishes one file of tokens: `x.partial` until `finish`, then `x`. The base of the writers of all formats."""
+    """Publishes one file of tokens: `x.partial` until `finish`, then `x`. The base of the writers of all formats.
 
-    # overwrite: an existing file is replaced at the end, by rename; durable: each commit is flushed to disk;
-    # known_sha256: of exact copies, the digest of the original, whose crc32 rows the caller compares;
-    # origin: "source", "shuffle" and "split" as in `shards.json`, for a format that keeps them;
-    # commit_bytes: tokens that are committed together, 0: those of each call
+    Parameters
+    ----------
+    path
+        The file to publish.
+    meta
+        Shape, dtype and origin of the tokens.
+    overwrite
+        Replace an existing file at the end, by rename; otherwise it is an error.
+    durable
+        Flush each commit to the disk.
+    known_sha256
+        The digest of the original of an exact copy, whose crc32 rows the caller compares; None: it is computed.
+    origin
+        "source", "shuffle" and "split" as in `shards.json`, for a format that keeps them.
+    commit_bytes
+        Commit when at least so many bytes of tokens were written since; 0: in each call.
+    """
 
     backend: ClassVar[str]
     _expected_batches = 0
@@ -184,7 +197,9 @@ class TokenWriter(Writer):
     ) -> None:
         super().__init__()
         self.meta = meta
-        self._durable, self._origin, self._commit_bytes = durable, origin or {}, commit_bytes
+        self._durable = durable
+        self._origin = origin or {}
+        self._commit_bytes = commit_bytes
         self._crc32 = array("I")
         self._file = PartialFile(path, overwrite=overwrite)
         self._digest = TokenDigest(known_sha256)
@@ -199,9 +214,14 @@ class TokenWriter(Writer):
             self._write_rest()
             self._digest.close()
             info = ShardInfo(
-                self._file.path, self.backend, len(self._crc32), self.token_count, self.max_token,
-                self._digest.sha256(), np.array(self._crc32, "<u4"),
-            )  # fmt: skip
+                self._file.path,
+                self.backend,
+                len(self._crc32),
+                self.token_count,
+                self.max_token,
+                self._digest.sha256(),
+                np.array(self._crc32, "<u4"),
+            )
             with disk_errors(self._file.partial_path):
                 info = self._complete(info)
             self._file.publish()
@@ -243,16 +263,42 @@ class TokenWriter(Writer):
 
 
 class FileWriter(TokenWriter, BatchWriter):
-    """Writes the batches of one file; `expected_batches` are allocated together, and more or fewer may follow."""
+    """Writes the batches of one file.
+
+    Parameters
+    ----------
+    path, meta, overwrite, durable, known_sha256, origin, commit_bytes
+        As for `TokenWriter`.
+    expected_batches
+        Batches that are allocated together; more or fewer may follow.
+    """
 
     def __init__(
-        self, path: str | os.PathLike[str], meta: StoreMeta, *, expected_batches: int = 0, **options: Any
+        self,
+        path: str | os.PathLike[str],
+        meta: StoreMeta,
+        *,
+        expected_batches: int = 0,
+        overwrite: bool = False,
+        durable: bool = False,
+        known_sha256: str | None = None,
+        origin: Mapping[str, Any] | None = None,
+        commit_bytes: int = 0,
     ) -> None:
         if not 0 <= expected_batches < 2**48:
             raise ArgumentError(f"{path}: expected_batches must be a count of batches, found {expected_batches}")
-        self._expected_batches, self._unsent_bytes = expected_batches, 0
-        self._behind: deque[GroupDigest] = deque()
-        super().__init__(path, meta, **options)
+        self._expected_batches = expected_batches
+        self._unsent_bytes = 0  # written, and not yet given to the disk
+        self._behind: deque[GroupDigest] = deque()  # groups whose digests are still computed
+        super().__init__(
+            path,
+            meta,
+            overwrite=overwrite,
+            durable=durable,
+            known_sha256=known_sha256,
+            origin=origin,
+            commit_bytes=commit_bytes,
+        )
 
     def write(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> None:
         """Append batches. See `BatchWriter.write`."""
@@ -260,7 +306,8 @@ class FileWriter(TokenWriter, BatchWriter):
 
     def append(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> Callable[[], None]:
         """Append batches before they are digested. See `BatchWriter.append`."""
-        path, group = self._file.path, max(1, GROUP_BYTES // self.meta.batch_bytes)
+        path = self._file.path
+        group = max(1, GROUP_BYTES // self.meta.batch_bytes)
         self._require_open()
         with on_failure(lambda: self._wait_for_digests(0)):  # then the caller may change or free the batches
             tokens, values = as_batches(batches, fields, self.meta, path)
@@ -269,7 +316,7 @@ class FileWriter(TokenWriter, BatchWriter):
                 digest = self._digest.submit(stored)
                 self._behind.append(digest)
                 with disk_errors(self._file.partial_path):
-                    self._append(stored, {name: v[start : start + group] for name, v in values.items()})
+                    self._append(stored, {name: each[start : start + group] for name, each in values.items()})
                     self._commit(stored, digest)
                 self._wait_for_digests(GROUPS_BEHIND)
         return self._behind[-1].wait if self._behind else lambda: None
@@ -321,7 +368,8 @@ def as_batches(
         raise ArgumentError(f"{path}: expected batches of shape {meta.shape}, found {tokens.shape}")
     values = stored_fields(fields, meta, tokens.shape, path)
     if tokens.ndim == 2:
-        tokens, values = tokens[np.newaxis], {name: array[np.newaxis] for name, array in values.items()}
+        tokens = tokens[np.newaxis]
+        values = {name: array[np.newaxis] for name, array in values.items()}
     return tokens, values
 
 

@@ -72,7 +72,8 @@ def require_records(path: Path, name: str, stored: h5py.Dataset, axes: str | Non
         return
     try:
         with h5_damage(path):
-            sign, first = sign_of_channels(_places(stored), stored.shape[1]), stored[0, :, :IDS_SHOWN].tolist()
+            sign = sign_of_channels(_places(stored), stored.shape[1])
+            first = stored[0, :, :IDS_SHOWN].tolist()
     except (OSError, FormatError) as error:
         raise unreadable(path, name, stored, error) from error
     if not sign:
@@ -86,7 +87,7 @@ def require_records(path: Path, name: str, stored: h5py.Dataset, axes: str | Non
 
 
 def _places(stored: h5py.Dataset) -> Iterator[npt.NDArray[Any]]:
-    """Yield the items to look at, some of them at once: those of a short dataset come twice."""
+    """Yield the items to look at, some of them at once; the items of a short dataset come twice."""
     count = stored.shape[0]
     item_bytes = stored.dtype.itemsize * stored.shape[1] * stored.shape[2]
     step = min(ITEMS, max(1, BYTES_AT_ONCE // max(1, item_bytes)))
@@ -97,7 +98,8 @@ def _places(stored: h5py.Dataset) -> Iterator[npt.NDArray[Any]]:
 
 def sign_of_channels(parts: Iterable[npt.NDArray[Any]], entries: int) -> str:
     """Return the sign that an entry of all items, integers of shape (n, entries, tokens), is no record; "": none."""
-    only_flags, negative = np.ones(entries, np.bool_), np.zeros(entries, np.bool_)
+    only_flags = np.ones(entries, np.bool_)
+    negative = np.zeros(entries, np.bool_)
     same = shifted = set(permutations(range(entries), 2))
     for items in parts:
         only_flags &= ((items == 0) | (items == 1)).all(axis=(0, 2))

@@ -23,7 +23,9 @@ from zb_hdf5.files.paths import Identity, any_path, on_failure
 from zb_hdf5.files.ranges import Extents
 from zb_hdf5.formats.batch_reader import BatchReader, require_options
 from zb_hdf5.formats.foreign import no_such_axes, require_records
-from zb_hdf5.formats.inspection import UNFINISHED, Column, H5pyTokens, look_at
+from zb_hdf5.formats.h5_column import Column
+from zb_hdf5.formats.h5_tokens import H5pyTokens, open_column
+from zb_hdf5.formats.inspection import GROWS, look_at
 from zb_hdf5.hdf5.h5_dataset import require_rows
 from zb_hdf5.hdf5.h5_file import h5_damage, open_h5_for_reading
 from zb_hdf5.spec import BATCHES_LAYOUT, STREAM_LAYOUT, crc32_column
@@ -69,20 +71,26 @@ class HDF5Reader(BatchReader):
             column = look_at(any_path(path), layout, field=field, dataset=dataset, identity=identity)
         self._column = column
         if verify in ("batch", "store") and (column.is_foreign or not column.complete):
-            missing = _FOREIGN if column.complete else UNFINISHED
+            missing = _FOREIGN if column.complete else GROWS
             raise UnverifiableError(f"{column.path}: {column.name} cannot be verified: {missing}")
-        super().__init__(column.path, column.meta, column.num_units, column.open(access))
+        super().__init__(column.path, column.meta, column.num_units, open_column(column, access))
         if column.is_foreign and column.meta.layout == BATCHES_LAYOUT and isinstance(self.tokens, H5pyTokens):
             with on_failure(self.close):
                 require_records(column.path, column.name, self.tokens.dataset(), axes)
         elif axes is not None:
             raise no_such_axes(column.path, axes)
-        self.complete, self.sha256, self.columns = column.complete, column.sha256, column.columns
+        self.complete = column.complete
+        self.sha256 = column.sha256
+        self.columns = column.columns
         self.max_token = column.max_token
         self.extents = column.extents if isinstance(column.extents, Extents) else None
-        self.compressed, self.identity, self.origin = column.compressed, column.identity, column.origin
+        self.compressed = column.compressed
+        self.identity = column.identity
+        self.origin = column.origin
         self.foreign_dataset = column.name if column.is_foreign else None
-        self._options, self.verify = (access, "none" if verify == "store" else verify), verify
+        self.verify = verify
+        self._access = access
+        self._reads = "none" if verify == "store" else verify
         if not self.complete:
             self.refresh()  # opens the file now: once it is published, its partial's name is gone
         if self.complete:
@@ -93,7 +101,8 @@ class HDF5Reader(BatchReader):
         if self._column.is_foreign or has_none:
             return None
         name = crc32_column(self.meta.column)
-        file, runs = self.tokens.file, self.columns.get(name)
+        file = self.tokens.file
+        runs = self.columns.get(name)
         if runs and file is not None:
             return stored_crc32(file, runs, self.num_batches)
         return Crc32Rows(partial(_rows_by_library, self.path, self.identity, name, self.num_batches))
@@ -101,7 +110,7 @@ class HDF5Reader(BatchReader):
     def missing_digests(self) -> str:
         if self._column.is_foreign:
             return _FOREIGN
-        return super().missing_digests() if self.complete else UNFINISHED
+        return super().missing_digests() if self.complete else GROWS
 
     def refresh(self) -> int:
         """Show the batches that a live writer has committed since; return `num_batches`. A stream stays as it is."""
@@ -121,11 +130,11 @@ class HDF5Reader(BatchReader):
             self.complete = bool(state["complete"])  # at last: whoever sees it sees all batches
 
     def _field_reader(self, name: str) -> HDF5Reader:
-        return HDF5Reader(self.path, *self._options, self.meta.layout, field=name)
+        return HDF5Reader(self.path, self._access, self._reads, self.layout, field=name)
 
     def doc_offsets(self) -> npt.NDArray[np.uint64]:
         """Return where the documents of a stream begin and the last one ends, shape (D + 1,), as committed."""
-        with closing(DocumentOffsets(self.path, self.token_count, self.identity, access=self._options[0])) as offsets:
+        with closing(DocumentOffsets(self.path, self.token_count, self.identity, access=self._access)) as offsets:
             return offsets.rows().copy()
 
     def compare_digests(self, progress: Callable[[int], None] = lambda tokens: None) -> tuple[str, list[str]]:

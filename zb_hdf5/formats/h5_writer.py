@@ -69,7 +69,19 @@ RESERVE_BYTES: Final = 64 << 20
 
 
 class Rows:
-    """A dataset of rows, written in whole chunks past HDF5's chunk cache; the last chunk is written again and again."""
+    """A dataset of rows, written in whole chunks past HDF5's chunk cache; the last chunk is written again and again.
+
+    Parameters
+    ----------
+    h5, name
+        The file, and the name of the dataset to make.
+    dtype
+        The dtype of a value.
+    chunk_rows
+        Rows of a chunk.
+    width
+        The other axes of the dataset, such as 2 for pairs.
+    """
 
     def __init__(self, h5: h5py.File, name: str, dtype: str, chunk_rows: int, *width: int) -> None:
         self.count = self.crc32 = 0
@@ -81,7 +93,7 @@ class Rows:
         self.stored.resize(-(-count // len(self._tail)) * len(self._tail), axis=0)
 
     def append(self, rows: npt.NDArray[Any]) -> None:
-        """Write rows behind those that are there, in allocated chunks."""
+        """Write rows after the last one, in allocated chunks."""
         rows = np.ascontiguousarray(rows, self._tail.dtype)
         self.crc32 = crc32_of(rows, self.crc32)
         while len(rows):
@@ -90,32 +102,50 @@ class Rows:
             self._tail[within : within + len(taken)] = taken
             self._tail[within + len(taken) :] = 0
             self.stored.id.write_direct_chunk((self.count - within, *(0,) * (self._tail.ndim - 1)), self._tail)
-            self.count, rows = self.count + len(taken), rows[len(taken) :]
+            self.count += len(taken)
+            rows = rows[len(taken) :]
 
 
-class Column:
-    """A column of tokens or of a field, the crc32 of each of its chunks, and with `encode` the extent of each chunk."""
+class WrittenColumn:
+    """A column of tokens or of a field that is written, and the crc32 of each of its chunks.
+
+    Parameters
+    ----------
+    h5
+        The file.
+    meta
+        Shape and dtype of its chunks.
+    encode
+        Compresses the chunks, whose extents are then stored too; None: they are stored as they come.
+    alignment
+        The alignment of the chunks in the file, in bytes.
+    """
 
     def __init__(self, h5: h5py.File, meta: StoreMeta, encode: Encoder | None, alignment: int) -> None:
         lead = (meta.seq_len,) if meta.layout == STREAM_LAYOUT else (1, *meta.shape)
         if meta.field is not None:
             lead = (*lead[:-1], meta.seq_len // meta.field.size, *meta.field.shape)
-        self.name, self.chunk_rows, self._zeros = meta.column, lead[0], (0,) * (len(lead) - 1)
+        self.name = meta.column
+        self.chunk_rows = lead[0]
+        self._zeros = (0,) * (len(lead) - 1)
         self.stored = _create(h5, self.name, meta.dtype, lead, meta.codec)
         self.crc32 = Rows(h5, crc32_column(self.name), "<u4", CRC32_CHUNK_ROWS)
         self._encode = encode
         if encode is not None:
             self._extents = Rows(h5, extents_column(self.name), "<u8", EXTENTS_CHUNK_ROWS, 2)
-        self.chunk_bytes, self.slot_bytes = meta.batch_bytes, _slot_bytes(meta, alignment)
+        self.chunk_bytes = meta.batch_bytes
+        self.slot_bytes = _slot_bytes(meta, alignment)
         self.offsets = np.empty(0, np.int64)  # of the allocated chunks
         self.waiting = list[int]()  # crc32 of chunks that are to be committed
-        self.is_field, self.sha256 = meta.field is not None, hashlib.sha256()  # of the values of a field
+        self.is_field = meta.field is not None
+        self.sha256 = hashlib.sha256()  # of the values of a field
         if self.is_field:
             self.stored.attrs.create("sha256", NO_SHA256.encode(), dtype=FIELD_ATTRIBUTES["sha256"])
 
     def note_new_chunks(self) -> Iterator[tuple[int, int]]:
         """Find the offsets of the chunks that were allocated since; yield the ranges of bytes that they fill."""
-        first, stop = len(self.offsets), -(-self.stored.shape[0] // self.chunk_rows)
+        first = len(self.offsets)
+        stop = -(-self.stored.shape[0] // self.chunk_rows)
         if stop > first:
             # two questions, not one for each chunk: HDF5 looks at all chunks to answer one
             rows = [(number * self.chunk_rows, *self._zeros) for number in (first, stop - 1)]
@@ -171,7 +201,8 @@ def _alignment_of(columns: list[StoreMeta]) -> int:
     """Return the alignment of the chunks of a file: pages, unless that takes more than a hundredth of its size."""
     if columns[-1].codec != NO_CODEC:
         return 1
-    padded, plain = sum(_slot_bytes(c, HDF5_ALIGNMENT) for c in columns), sum(c.batch_bytes for c in columns)
+    padded = sum(_slot_bytes(column, HDF5_ALIGNMENT) for column in columns)
+    plain = sum(column.batch_bytes for column in columns)
     return HDF5_ALIGNMENT if padded <= 1.01 * plain else TIGHT_ALIGNMENT
 
 
@@ -179,9 +210,14 @@ def _create(
     h5: h5py.File, name: str, dtype: np.dtype[Any], chunks: tuple[int, ...], codec: str = NO_CODEC
 ) -> h5py.Dataset:
     return h5.create_dataset(
-        name, (0, *chunks[1:]), dtype, maxshape=(None, *chunks[1:]), chunks=chunks, fill_time="never",
+        name,
+        (0, *chunks[1:]),
+        dtype,
+        maxshape=(None, *chunks[1:]),
+        chunks=chunks,
+        fill_time="never",
         dcpl=creation_of(codec),
-    )  # fmt: skip
+    )
 
 
 class HDF5Writer(TokenWriter):
@@ -197,9 +233,11 @@ class HDF5Writer(TokenWriter):
     _offsets: Rows | None = None  # of documents
     _failure: BaseException | None = None
     _marker: Mapping[str, Any] = {}  # the attributes of the commit marker
-    _columns: tuple[Column, ...] = ()  # those of the fields, and then that of the tokens
-    _num_chunks = _reserved = 0  # that are allocated, and that have their disk space
-    _end = _solid = 0  # of the file; the first byte behind everything that cannot be cut off
+    _columns: tuple[WrittenColumn, ...] = ()  # those of the fields, and then that of the tokens
+    _num_chunks = 0  # chunks that are allocated
+    _reserved = 0  # chunks that have their disk space
+    _end = 0  # of the file
+    _solid = 0  # the first byte after everything that cannot be cut off
     _waiting_bytes = 0  # of tokens that were written since the last commit
 
     def _begin(self) -> None:
@@ -214,15 +252,19 @@ class HDF5Writer(TokenWriter):
         metas = [*(self.meta.of_field(field.name) for field in self.meta.fields), self.meta]
         alignment = _alignment_of(metas)
         h5 = self._h5 = open_h5(
-            self._file.own_path, "w", libver=HDF5_LIBVER, alignment_threshold=alignment, alignment_interval=alignment,
+            self._file.own_path,
+            "w",
+            libver=HDF5_LIBVER,
+            alignment_threshold=alignment,
+            alignment_interval=alignment,
             meta_block_size=meta_block_bytes(self._expected_batches, len(metas)),
-        )  # fmt: skip
+        )
         self._written = WrittenFile(h5)
         create_root(h5, self.meta, self._origin)
         if self.meta.layout == STREAM_LAYOUT:
             h5.attrs.create(DOCUMENTS_SHA256, b"", dtype=f"S{SHA256_CHARS}")
             self._offsets = Rows(h5, DOC_OFFSETS, "<u8", DOC_OFFSETS_CHUNK_ROWS)
-        self._columns = tuple(Column(h5, meta, self._encode, alignment) for meta in metas)
+        self._columns = tuple(WrittenColumn(h5, meta, self._encode, alignment) for meta in metas)
         self._fields = {field.name: column for field, column in zip(self.meta.fields, self._columns, strict=False)}
         self._main = self._columns[-1]
         facts = ("boundary_token_id", "chunk_tokens")
@@ -271,7 +313,8 @@ class HDF5Writer(TokenWriter):
             column.crc32.resize(num_chunks)
         for column in self._columns:
             column.stored.resize(num_chunks * column.chunk_rows, axis=0)
-        end, self._num_chunks = self._h5.id.get_filesize(), num_chunks
+        self._num_chunks = num_chunks
+        end = self._h5.id.get_filesize()
         if os.fstat(self._file.fd).st_size < end:
             os.ftruncate(self._file.fd, end)  # before it is announced: HDF5 refuses a file that is too short
         self._h5.flush()
@@ -325,8 +368,10 @@ class HDF5Writer(TokenWriter):
     # --- writes
 
     def _write_chunks(self, first: int, tokens: npt.NDArray[Any], fields: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Write whole chunks: through HDF5 if they are compressed or of a field, else all neighbours at once."""
-        # HDF5 would write them one by one, and hold the interpreter lock meanwhile; it keeps no sizes of plain chunks
+        """Write whole chunks: through HDF5 if they are compressed or of a field, else all neighbours at once.
+
+        HDF5 would write plain chunks one by one, and hold the interpreter lock meanwhile; it keeps no sizes of them.
+        """
         with self._hdf5():
             for name, values in fields.items():
                 self._fields[name].write(first, values)
@@ -339,7 +384,8 @@ class HDF5Writer(TokenWriter):
 
     def _commit_chunks(self, num_bytes: int, marker: Mapping[str, int | bytes]) -> None:
         """Make the chunks whose digests wait part of the file, now or with later ones: `commit_bytes`."""
-        self._waiting_bytes, self._latest = self._waiting_bytes + num_bytes, marker
+        self._waiting_bytes += num_bytes
+        self._latest = marker
         if self._waiting_bytes < self._commit_bytes:
             return
         with self._hdf5():
@@ -350,7 +396,8 @@ class HDF5Writer(TokenWriter):
                 self._h5.flush()
             self._flush_to_disk()
             self._modify(**marker)
-        self._waiting_bytes, self._latest = 0, {}
+        self._waiting_bytes = 0
+        self._latest = {}
 
     def _modify(self, **attributes: int | bytes) -> None:
         """Change attributes of the dataset of the tokens, and flush."""
@@ -432,9 +479,11 @@ class HDF5BatchWriter(HDF5Writer, FileWriter):
             self._fields[name].digest(values)
 
     def _commit(self, batches: TokenArray, group: GroupDigest) -> None:
-        num_batches, token_count = self.num_batches + len(batches), self.token_count + batches.size
-        max_token = max(self.max_token, group.max_token)
-        marker = {"num_batches": num_batches, "token_count": token_count, "max_token": max_token}
+        marker = {
+            "num_batches": self.num_batches + len(batches),
+            "token_count": self.token_count + batches.size,
+            "max_token": max(self.max_token, group.max_token),
+        }
         self._main.waiting += group.crc32
         self._commit_chunks(batches.nbytes, marker)
         self._count(batches, group)

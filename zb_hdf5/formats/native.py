@@ -68,7 +68,8 @@ class BatchFileReader(BatchReader):
         meta, num_batches = read_header(path)
         tokens = _open_slots(path, meta, num_batches, access)
         super().__init__(path, meta, num_batches, tokens)
-        self.extents, self.columns = tokens.extents, {BATCHES: (slots_of(meta, num_batches),)}
+        self.extents = tokens.extents
+        self.columns = {BATCHES: (slots_of(meta, num_batches),)}
         self.check_reads(verify)
 
     @property
@@ -96,7 +97,8 @@ class BatchFileWriter(FileWriter):
         write_fully(self._file.fd, pack_header(self.meta, UNFINISHED), 0)
 
     def _append(self, batches: TokenArray, fields: object) -> None:
-        offset, slot_bytes = batch_file_bytes(self.meta, self.num_batches), self.meta.padded_batch_bytes
+        offset = batch_file_bytes(self.meta, self.num_batches)
+        slot_bytes = self.meta.padded_batch_bytes
         is_packed = slot_bytes == self.meta.batch_bytes
         for number, part in enumerate([batches] if is_packed else batches):  # the padding stays a hole
             write_fully(self._file.fd, part, offset + number * slot_bytes)
@@ -108,8 +110,7 @@ class BatchFileWriter(FileWriter):
         return info._replace(columns={BATCHES: (slots_of(self.meta, info.num_batches),)})
 
     def finish(self) -> ShardInfo:
-        """Publish the file, and then its sidecar. See `FileWriter.finish`."""
-        # the sidecar is locked, so that no rival publishes between the two
+        """Publish the file, and then its sidecar, which is locked meanwhile: no rival publishes between the two."""
         with on_failure(self.abort), replaced(crc32_path(self._file.path)) as sidecar:
             info = super().finish()
             write_fully(sidecar.fd, info.crc32.tobytes(), 0)
@@ -146,7 +147,8 @@ def read_header(path: Path) -> tuple[StoreMeta, int]:
 def open_broken(path: Path) -> BrokenFile:
     """Open the whole slots of a damaged or unfinished file."""
     with open(path, "rb", opener=regular) as file:
-        header, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
+        header = file.read(HEADER_BYTES)
+        size = os.fstat(file.fileno()).st_size
     meta, announced = unpack_header(header, path)
     slots = max(0, size - HEADER_BYTES) // meta.padded_batch_bytes
     stored = read_any_crc32_file(path)
@@ -162,7 +164,8 @@ def open_broken(path: Path) -> BrokenFile:
     if stored is None and reasons:
         reasons.append("its .crc32 is missing: the batches could not be checked")
     reader = BatchReader(path, meta, slots, _open_slots(path, meta, slots, "pread"))
-    reader.backend, reader.complete = "batch", announced != UNFINISHED
+    reader.backend = "batch"
+    reader.complete = announced != UNFINISHED
     return BrokenFile(reader, stored, "; ".join(reasons))
 
 
@@ -176,9 +179,15 @@ def pack_header(meta: StoreMeta, num_batches: int) -> bytes:
                 "use the hdf5 backend, or shard the store"
             )
     fields = _HEADER.pack(
-        BATCH_MAGIC, BATCH_VERSION, meta.batch_size, meta.seq_len, num_batches,
-        CODE_BY_DTYPE[meta.dtype], meta.seed, meta.total_records,
-    )  # fmt: skip
+        BATCH_MAGIC,
+        BATCH_VERSION,
+        meta.batch_size,
+        meta.seq_len,
+        num_batches,
+        CODE_BY_DTYPE[meta.dtype],
+        meta.seed,
+        meta.total_records,
+    )
     return fields.ljust(HEADER_BYTES, b"\0")
 
 

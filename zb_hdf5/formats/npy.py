@@ -24,8 +24,15 @@ NPY_MISSING: Final = (
 )
 #: The errors of numpy for headers that are no Python literal, or not the right one.
 MALFORMED_HEADER: Final = (
-    ValueError, TypeError, KeyError, SyntaxError, tokenize.TokenError, OverflowError, RecursionError, MemoryError,
-)  # fmt: skip
+    ValueError,
+    TypeError,
+    KeyError,
+    SyntaxError,
+    tokenize.TokenError,
+    OverflowError,
+    RecursionError,
+    MemoryError,
+)
 
 
 def read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
@@ -51,8 +58,10 @@ def stream_header(path: Path) -> tuple[int, np.dtype[Any], int]:
     """Return (tokens, dtype, byte offset of the data) of a 1-D `.npy` file of integers."""
     shape, _, dtype, byte_offset = read_npy_header(path)
     if len(shape) != 1 or dtype.kind not in "iu":
-        rows = "; rows are records: convert them to a store" * (len(shape) == 2 and dtype.kind in "iu")
-        raise FormatError(f"{path}: expected a 1-D array of integers, found shape {shape} {dtype}{rows}")
+        remedy = ""
+        if len(shape) == 2 and dtype.kind in "iu":
+            remedy = "; rows are records: convert them to a store"
+        raise FormatError(f"{path}: expected a 1-D array of integers, found shape {shape} {dtype}{remedy}")
     return shape[0], dtype, byte_offset
 
 

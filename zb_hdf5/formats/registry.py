@@ -18,7 +18,7 @@ from zb_hdf5.files.paths import any_path, on_failure, open_file
 if TYPE_CHECKING:
     from zb_hdf5.formats.batch_reader import BatchReader, BrokenFile
     from zb_hdf5.formats.batch_writer import BatchWriter, FileWriter
-    from zb_hdf5.formats.inspection import Column
+    from zb_hdf5.formats.h5_column import Column
     from zb_hdf5.spec import StoreMeta
 
 #: The axes of an HDF5 dataset of another program that holds batches.
@@ -28,23 +28,55 @@ HEAD_BYTES: Final = 4096
 
 
 class FileFormat:
-    """A file format. The defaults describe one that holds everything that a store may have."""
+    """A file format. The defaults describe a format that holds all that a store may have.
+
+    Attributes
+    ----------
+    name, suffix
+        Its name, and the suffix of its files.
+    noun
+        A file of it, in messages.
+    as_source, as_target
+        Its name in the help of conversions, and an example of a path; None: no command.
+    other_suffixes
+        Suffixes of such files of another origin.
+    reader, writer
+        "module:class" of the reader and the writer of batches; "": it has none.
+    magic_name
+        "module:name" of the first bytes of a file; "": only its suffix marks it.
+    magic_offsets
+        The offsets at which the magic bytes may stand.
+    holds_batches
+        Whether a file has batches, and a folder is a store with a `shards.json`; else records without digests.
+    tokens_only
+        Whether a file has neither fields, documents, streams, codecs, datasets of other programs nor guarded counts,
+        and does not grow.
+    any_layout
+        Options of its reader that open batches and streams alike.
+    has_sidecar
+        Whether the crc32 rows of a file are in a file of their own.
+    uint16_note
+        The trouble that other readers have with uint16 tokens.
+    default_dtype
+        The dtype of new tokens. "auto": the smaller one that fits; "uint32" if other readers know no other one.
+    """
 
     name: str
     suffix: str
-    noun = ""  # a file of it, in messages
-    as_source: tuple[str, str] | None = None  # its name in the help, and an example of a path; None: no command
+    noun = ""
+    as_source: tuple[str, str] | None = None
     as_target: tuple[str, str] | None = None
-    other_suffixes: tuple[str, ...] = ()  # of such files of another origin: no name for a folder
-    reader = writer = ""  # "module:class"; none of batches
-    magic_name = ""  # "module:name" of the first bytes of a file; none if only its suffix marks it
+    other_suffixes: tuple[str, ...] = ()
+    reader = ""
+    writer = ""
+    magic_name = ""
     magic_offsets: tuple[int, ...] = (0,)
-    holds_batches = True  # and a folder is a store with a `shards.json`; else records without digests
-    tokens_only = False  # neither fields, documents, streams, codecs, growth, data sets of others nor guarded counts
-    any_layout: ClassVar[dict[str, Any]] = {}  # options of its reader for a file of batches or a stream
-    has_sidecar = False  # the crc32 rows of a file are in a file of their own
-    uint16_note = ""  # the trouble that other readers have with uint16 tokens
-    default_dtype = "auto"  # of new tokens: the smaller one that fits; "uint32" where others read no other one
+    holds_batches = True
+    tokens_only = False
+    any_layout: ClassVar[dict[str, Any]] = {}
+    has_sidecar = False
+    uint16_note = ""
+    default_dtype = "auto"
 
     def magic(self) -> bytes:
         return _named(self.magic_name) if self.magic_name else b""
@@ -93,9 +125,12 @@ class FileFormat:
 class BatchFormat(FileFormat):
     """The native `.batch` file."""
 
-    name, suffix, noun = "batch", ".batch", "a .batch file"
+    name = "batch"
+    suffix = ".batch"
+    noun = "a .batch file"
     as_source = as_target = ("a .batch store", "train-batch")
-    reader, writer = "zb_hdf5.formats.native:BatchFileReader", "zb_hdf5.formats.native:BatchFileWriter"
+    reader = "zb_hdf5.formats.native:BatchFileReader"
+    writer = "zb_hdf5.formats.native:BatchFileWriter"
     magic_name = "zb_hdf5.spec:BATCH_MAGIC"
     has_sidecar = tokens_only = True
     default_dtype = "uint32"
@@ -112,10 +147,13 @@ class BatchFormat(FileFormat):
 class HDF5Format(FileFormat):
     """The HDF5 batch store and token stream."""
 
-    name, suffix, noun = "hdf5", ".h5", "an HDF5 file"
+    name = "hdf5"
+    suffix = ".h5"
+    noun = "an HDF5 file"
     as_source = as_target = ("an HDF5 store", "train-h5")
     other_suffixes = (".hdf5", ".hdf", ".he5")
-    reader, writer = "zb_hdf5.formats.h5_reader:HDF5Reader", "zb_hdf5.formats.h5_writer:HDF5BatchWriter"
+    reader = "zb_hdf5.formats.h5_reader:HDF5Reader"
+    writer = "zb_hdf5.formats.h5_writer:HDF5BatchWriter"
     magic_name = "zb_hdf5.spec:HDF5_MAGIC"
     magic_offsets = (0, 512, 1024, 2048)  # behind a user block HDF5 doubles the offset; nobody uses more
     any_layout: ClassVar = {"layout": None}
@@ -129,11 +167,14 @@ class HDF5Format(FileFormat):
 class NpyFormat(FileFormat):
     """`.npy` files of records or of a stream: no batches, no digests."""
 
-    name, suffix = "npy", ".npy"
-    as_source, as_target = (".npy files of tokens", "tokens/"), (".npy records", "records.npy")
+    name = "npy"
+    suffix = ".npy"
+    as_source = (".npy files of tokens", "tokens/")
+    as_target = (".npy records", "records.npy")
     other_suffixes = (".npz",)
     writer = "zb_hdf5.formats.npy:NpyWriter"
-    holds_batches, tokens_only = False, True
+    holds_batches = False
+    tokens_only = True
 
     def look_at(self, path: Path) -> tuple[int, str]:
         from zb_hdf5.formats.npy import NPY_MISSING, read_npy_header
@@ -217,7 +258,8 @@ def format_of(path: Path) -> FileFormat:
 
 def backend_of_suffix(path: str | os.PathLike[str]) -> str:
     """Return the backend that writes files with the suffix of `path`."""
-    names, suffix = {row.suffix: name for name, row in backends().items()}, Path(path).suffix
+    names = {row.suffix: name for name, row in backends().items()}
+    suffix = Path(path).suffix
     if suffix not in names:
         raise ConvertError(f"{path}: expected a name that ends in {' or '.join(names)}, or backend=")
     return names[suffix]

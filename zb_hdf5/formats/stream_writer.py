@@ -101,21 +101,28 @@ class HDF5ShardWriter(HDF5Writer):
         commit_bytes: int = 0,
     ) -> None:
         self._spans_codec, self._encode_spans = value_encoder(spans_codec)
-        # one chunk has the limits of one batch
         meta = StoreMeta(
-            1, chunk_tokens, stored_dtype(dtype), vocab_size=vocab_size, tokenizer=tokenizer,
-            boundary_token_id=boundary_token_id, layout=STREAM_LAYOUT, fields=parse_fields(fields),
+            1,  # one chunk has the limits of one batch
+            chunk_tokens,
+            stored_dtype(dtype),
+            vocab_size=vocab_size,
+            tokenizer=tokenizer,
+            boundary_token_id=boundary_token_id,
+            layout=STREAM_LAYOUT,
+            fields=parse_fields(fields),
             codec=codec_named(codec),
-        )  # fmt: skip
+        )
         self._boundary = np.array([] if boundary_token_id < 0 else [boundary_token_id], dtype=np.int64)
         if boundary_token_id < NO_BOUNDARY:
             raise ArgumentError(f"boundary_token_id must be at least -1, found {boundary_token_id}")
         as_stored(self._boundary, meta, "boundary_token_id")
         self._buffers = {"": np.zeros(chunk_tokens, meta.dtype)}  # of the tokens, and of each field
-        self._buffers |= {f.name: np.zeros((chunk_tokens, *f.shape), f.dtype) for f in meta.fields}
+        for field in meta.fields:
+            self._buffers[field.name] = np.zeros((chunk_tokens, *field.shape), field.dtype)
         self._buffered = 0  # tokens in the buffers
         self._ends: list[npt.NDArray[np.uint64]] = []  # of documents that are not committed
-        self._ids, self._has_ids = set[bytes](), False
+        self._ids = set[bytes]()
+        self._has_ids = False
         super().__init__(path, meta, overwrite=overwrite, durable=durable, origin=origin, commit_bytes=commit_bytes)
 
     def _begin(self) -> None:
@@ -160,8 +167,10 @@ class HDF5ShardWriter(HDF5Writer):
         more = metadata_bytes(metadata, where) if metadata else b""
         self._require_id(text, where)
         stored = np.append(stored, self._boundary.astype(stored.dtype))
-        behind = [(0, len(self._boundary))]
-        padded = {name: np.pad(v, behind + [(0, 0)] * (v.ndim - 1)) for name, v in values.items()}
+        padded: dict[str, npt.NDArray[Any]] = {}
+        for name, each in values.items():
+            boundary = np.zeros((len(self._boundary), *each.shape[1:]), each.dtype)
+            padded[name] = np.concatenate([each, boundary])
         self._write(stored, np.array([len(stored)]), padded)
         self._documents.add(len(stored), text, more, encoded)
         self._has_ids = bool(text)
@@ -227,7 +236,8 @@ class HDF5ShardWriter(HDF5Writer):
         self.document_count += len(sizes)
         if len(sizes):
             self._ends.append((self.token_count + np.cumsum(sizes)).astype("<u8"))
-        done, taken = 0, {"": stored, **values}
+        taken = {"": stored, **values}
+        done = 0
         try:
             while done < len(stored):
                 count = min(len(stored) - done, self.meta.chunk_tokens - self._buffered)
@@ -255,28 +265,35 @@ class HDF5ShardWriter(HDF5Writer):
         self._digest.accept(pending)
 
     def _append(self, pending: GroupDigest) -> None:
-        number, stop = len(self._crc32), self.token_count
+        number = len(self._crc32)
+        stop = self.token_count
         ends = np.concatenate([*self._ends, np.empty(0, "<u8")])
         whole = int(np.searchsorted(ends, stop, side="right"))
         self._allocate_up_to(-(-stop // self.meta.chunk_tokens), self._offsets.count + whole)
         crc32 = list[int]()
         if self._buffered:
-            # HDF5 would unpack a last chunk later that its column does not fill, and pack it again, to clear the rest
-            for column in self._columns if self._encode is not None and stop % self.meta.chunk_tokens else ():
-                with self._hdf5():
-                    column.stored.resize(stop, axis=0)
+            if self._encode is not None and stop % self.meta.chunk_tokens:
+                self._cut_columns(stop)
             tokens, *fields = (buffer[np.newaxis] for buffer in self._buffers.values())
             self._write_chunks(number, tokens, dict(zip(self._fields, fields, strict=True)))
             for column, values in zip(self._fields.values(), fields, strict=True):
                 column.digest(values[:, : self._buffered])
-            crc32, self.max_token = pending.crc32, max(self.max_token, pending.max_token)
+            crc32 = pending.crc32
+            self.max_token = max(self.max_token, pending.max_token)
             self._main.waiting += crc32
         with self._hdf5():
             self._offsets.append(ends[:whole])
         marker = {"document_count": self._offsets.count - 1, "max_token": self.max_token, "token_count": stop}
         self._commit_chunks(self._buffers[""].nbytes, marker)
         self._crc32.extend(crc32)
-        self._buffered, self._ends = 0, [ends[whole:]]
+        self._buffered = 0
+        self._ends = [ends[whole:]]
+
+    def _cut_columns(self, stop: int) -> None:
+        """Cut the columns before their last chunk is written: cut later, HDF5 would unpack it, and pack it again."""
+        for column in self._columns:
+            with self._hdf5():
+                column.stored.resize(stop, axis=0)
 
     def _write_rest(self) -> None:
         if self._buffered or self._ends:

@@ -58,8 +58,7 @@ class Windows(NamedTuple):
 
     @property
     def in_text(self) -> str:
-        """The end of the fingerprint of a reader of these windows."""
-        # the batch size too: a shuffle of batches means other records with another one
+        """The end of the fingerprint of a reader: with another batch size a shuffle of batches means other records."""
         return f"{self.size}x{self.stride}+{self.overlap}"
 
     @property

@@ -54,22 +54,41 @@ def stored_sha256(value: object, where: object) -> str:
 
 
 def create_texts(h5: h5py.File, **texts: str) -> None:
-    """Create root attributes of fixed length."""
-    # the heap of other texts has no checksum: one flipped bit there can send HDF5 2.0 into an endless loop
+    """Create root attributes of fixed length.
+
+    The heap of other texts has no checksum: one flipped bit there can send HDF5 2.0 into an endless loop.
+    """
     for name, text in texts.items():
         data = text.encode("utf-8", "replace")
         h5.attrs.create(name, data, dtype=h5py.string_dtype("utf-8", max(1, len(data))))
 
 
 def create_root(h5: h5py.File, meta: StoreMeta, origin: Mapping[str, Any]) -> None:
-    """Create the attributes of the root group; `origin` has those of `ORIGIN_ATTRIBUTES` that are known."""
-    is_stream, source = meta.layout == STREAM_LAYOUT, dict(origin.get("source") or {})
-    texts = {"shuffle": origin.get("shuffle"), "split": origin.get("split"), "source": _source_text(source)}
-    texts |= {"packing": source.get("packing"), "tokenizer": meta.tokenizer}
+    """Create the attributes of the root group.
+
+    Parameters
+    ----------
+    meta
+        Shape, dtype and origin of the tokens.
+    origin
+        "source", "shuffle" and "split" of the tokens, as far as they are known.
+    """
+    is_stream = meta.layout == STREAM_LAYOUT
+    source = dict(origin.get("source") or {})
+    texts = {
+        "shuffle": origin.get("shuffle"),
+        "split": origin.get("split"),
+        "source": _source_text(source),
+        "packing": source.get("packing"),
+        "tokenizer": meta.tokenizer,
+    }
     create_texts(
-        h5, format=STREAM_FORMAT if is_stream else HDF5_FORMAT, description=DESCRIPTIONS[meta.layout], creator=CREATOR,
+        h5,
+        format=STREAM_FORMAT if is_stream else HDF5_FORMAT,
+        description=DESCRIPTIONS[meta.layout],
+        creator=CREATOR,
         **{name: str(text) for name, text in texts.items() if text},
-    )  # fmt: skip
+    )
     h5.attrs.create("format_version", HDF5_VERSION, dtype="<u4")
     numbers = {name: getattr(meta, name) or None for name in OPTIONAL_NUMBERS}
     if not is_stream:  # the marker of a stream has its shape, its boundary and the number of its documents

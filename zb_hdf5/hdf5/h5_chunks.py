@@ -53,7 +53,15 @@ def chunk_table(stored: h5py.Dataset, num_chunks: int) -> npt.NDArray[np.int64]:
 def chunk_extents(
     stored: h5py.Dataset, chunk_bytes: int, num_chunks: int, path: Path
 ) -> tuple[ChunkExtents | None, str]:
-    """List the chunks once; return the extents of the first ones, or None and the obstacle."""
+    """List the chunks once; return the extents of the first ones, or None and the obstacle.
+
+    Parameters
+    ----------
+    chunk_bytes
+        Bytes of a chunk that is not compressed.
+    num_chunks
+        Chunks that are committed.
+    """
     codec = codec_of(stored)
     if codec is None:
         return None, "it is compressed or filtered"
@@ -72,7 +80,17 @@ def chunk_extents(
 def column_runs(
     h5: h5py.File, path: Path, column: str, extents: ChunkExtents | None, num_chunks: int
 ) -> dict[str, tuple[Run, ...]]:
-    """Return the runs of the chunks of a column and of its crc32 rows, as far as a reader needs no HDF5."""
+    """Return the runs of the chunks of a column and of its crc32 rows, as far as a reader needs no HDF5.
+
+    Parameters
+    ----------
+    column
+        The name of the dataset.
+    extents
+        The extents of its chunks; None: only HDF5 can read them.
+    num_chunks
+        Chunks that are committed.
+    """
     if extents is None:
         return {}
     found = {column: tuple(extents.runs)} if isinstance(extents, Extents) else {}

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from typing import Final
 
 import numpy as np
 
 from zb_hdf5.files.publishing import write_fully
 
-#: Ranges of the superblock, version 3: the end of file, the bytes that the checksum covers, and their total.
-_END_OF_FILE, _CHECKED, _SUPERBLOCK_BYTES = slice(28, 36), slice(0, 44), 48
+#: Bytes of the superblock, version 3.
+_SUPERBLOCK_BYTES: Final = 48
+#: The range that has the end of the file.
+_END_OF_FILE: Final = slice(28, 36)
+#: The range that the checksum covers, which follows it.
+_CHECKED: Final = slice(0, 44)
 
 
 def end_of_file(fd: int) -> int:

@@ -36,13 +36,15 @@ def hdf5_writes(path: Path) -> Iterator[None]:
 
 
 class WrittenFile:
-    """A file that HDF5 writes: closed once at most, and never after HDF5 has failed to write it."""
+    """A file that HDF5 writes: closed once at most, and never after HDF5 has failed to write it.
 
-    # HDF5 ends in a segmentation fault when a file whose close has failed is closed again, or its objects are, and
-    # Python closes what it frees: they are kept to the end of the process
+    HDF5 ends in a segmentation fault when a file whose close has failed is closed again, or its objects are. Python
+    closes each object that it frees, so they are kept to the end of the process.
+    """
 
     def __init__(self, h5: h5py.File) -> None:
-        self.h5, self.objects = h5, list[object]()  # those that stay open
+        self.h5 = h5
+        self.objects = list[object]()  # that stay open
         self._fd: int = h5.id.get_vfd_handle()  # to ask later may be a segmentation fault
         self._file = os.fstat(self._fd)
         _written.add(self)

@@ -37,7 +37,7 @@ from zb_hdf5.store.store_documents import StoreDocuments
 from zb_hdf5.store.window_reader import NPY_DTYPE, WindowReader
 
 if TYPE_CHECKING:  # h5py, which a finished store does not need
-    from zb_hdf5.formats.inspection import Column
+    from zb_hdf5.formats.h5_column import Column
 
 
 class Shape(NamedTuple):
@@ -339,9 +339,10 @@ class FileHolder(Holder):
 
     def open_batches(self, opening: Opening) -> BatchReader:
         _require_no_split(opening, "one file")
-        format_, column = FORMATS[opening.backend], opening.column
-        looked = {} if column is None else {"column": column, "axes": opening.axes}
-        reader = format_.open(opening.path, access=opening.access, verify=opening.verify, **looked)
+        looked: dict[str, object] = {}
+        if opening.column is not None:
+            looked = {"column": opening.column, "axes": opening.axes}
+        reader = FORMATS[opening.backend].open(opening.path, access=opening.access, verify=opening.verify, **looked)
         if reader.foreign_dataset is not None:
             if opening.shape.batch_size is not None and reader.batch_size == 1:
                 reader.join_records(opening.shape.batch_size)

@@ -288,9 +288,15 @@ def open_writer(
     """
     path = local_path(path)
     meta = StoreMeta(
-        batch_size, seq_len, stored_dtype(dtype), seed, total_records, vocab_size=vocab_size,
-        fields=parse_fields(fields), codec=codec_named(codec),
-    )  # fmt: skip
+        batch_size,
+        seq_len,
+        stored_dtype(dtype),
+        seed,
+        total_records,
+        vocab_size=vocab_size,
+        fields=parse_fields(fields),
+        codec=codec_named(codec),
+    )
     if live:
         from zb_hdf5.store.live import LiveStoreWriter
 

@@ -51,7 +51,7 @@ from zb_hdf5.store.shard_table import ShardEntry
 from zb_hdf5.store.store_documents import StoreDocuments
 
 if TYPE_CHECKING:  # h5py, which a store with an index does not need
-    from zb_hdf5.formats.inspection import Column
+    from zb_hdf5.formats.h5_column import Column
 
 #: Files that are mapped side by side at most: the size of each is asked for before each gather.
 MAX_JOINED: Final = 64
@@ -167,7 +167,8 @@ class Sharded(Tokens):
             done = 0
             while done < len(out):
                 number = bisect_right(self._starts, start + done) - 1
-                within, left = start + done - self._starts[number], self._starts[number + 1] - start - done
+                within = start + done - self._starts[number]
+                left = self._starts[number + 1] - start - done
                 parts.setdefault(number, []).append((within, out[done : done + left]))
                 firsts.setdefault(number, start + done)
                 done += min(left, len(out) - done)
@@ -185,13 +186,15 @@ class Sharded(Tokens):
             gather_from(flat, starts, out)
             return
         order = starts.argsort()  # the rows of one file then follow each other
-        ascending, rows, length = starts[order], np.empty_like(out), out.shape[1]
+        ascending = starts[order]
+        rows = np.empty_like(out)
         numbers = self._firsts.searchsorted(ascending, side="right") - 1
-        crossing = ascending + length > np.array(self._starts)[numbers + 1]
+        crossing = ascending + out.shape[1] > np.array(self._starts)[numbers + 1]
         reads: list[tuple[Tokens, npt.NDArray[np.int64], TokenArray]] = []
         stop = 0
         for (number, crosses), group in groupby(zip(numbers.tolist(), crossing.tolist(), strict=True)):
-            start, stop = stop, stop + len(list(group))
+            start = stop
+            stop += len(list(group))
             if crosses:
                 self.read(zip(ascending[start:stop].tolist(), rows[start:stop], strict=True))
             else:
@@ -266,8 +269,10 @@ class Sharded(Tokens):
 
     def _open(self, number: int, start: int) -> Tokens:
         """Open a shard, of which the token at position `start` of all is about to be read."""
-        entry, path = self.index.shards[number], self.folder / self.index.table.values["path"][number]
-        known, unit = self.identities.get(number), (start - self._starts[number]) // self.unit
+        entry = self.index.shards[number]
+        path = self.folder / self.index.table.values["path"][number]
+        known = self.identities.get(number)
+        unit = (start - self._starts[number]) // self.unit
         found = self._open_by_index(path, entry, unit, known)
         if found is None:
             found = self._open_by_file(path, number, unit, known)
@@ -279,7 +284,8 @@ class Sharded(Tokens):
         tokens = self._open_extents(path, entry, identity) if self._opens_by_index(entry) else None
         if tokens is None:
             return None
-        runs, count = entry.columns.get(CRC32), entry.num_batches
+        runs = entry.columns.get(CRC32)
+        count = entry.num_batches
         rows = sidecar_rows(path, count) if runs is None else stored_crc32(tokens.file, runs, count)
         try:
             problem = "" if identity else self._problem(tokens, rows, entry, unit)
@@ -299,8 +305,10 @@ class Sharded(Tokens):
         return known and self.asked != "h5py" and entry.has_extents(self.index.meta.column)
 
     def _open_extents(self, path: Path, entry: ShardEntry, identity: Identity | None) -> FileTokens | Decoded | None:
-        meta, table = self.index.meta, entry.columns.get(extents_column(self.index.meta.column))
-        runs, strides = entry.columns.get(meta.column, ()), (meta.batch_bytes, meta.padded_batch_bytes)
+        meta = self.index.meta
+        table = entry.columns.get(extents_column(meta.column))
+        runs = entry.columns.get(meta.column, ())
+        strides = (meta.batch_bytes, meta.padded_batch_bytes)
         if any(run.stride not in strides for run in runs if run.num_batches > 1):
             return None  # one batch proves the places of all only where they follow each other as ours do
         if table is not None and (entry.compressed is None or self.asked == "mmap"):
@@ -378,7 +386,8 @@ class Sharded(Tokens):
             found = found if rows is None else rows.all()
         if found is None or crc32_of(found) != entry.crc32:
             return f"its rows of crc32 are not those in {INDEX_NAME}"
-        expected, crc32 = int(found[unit]), crc32_of(read)
+        expected = int(found[unit])
+        crc32 = crc32_of(read)
         if crc32 != expected:
             return f"{self.index.meta.noun} {unit:,}: expected crc32 {expected:08x}, found {crc32:08x}"
         if isinstance(tokens, FileTokens) and self.wait is Wait.FAR:

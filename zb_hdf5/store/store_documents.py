@@ -27,20 +27,42 @@ if TYPE_CHECKING:  # h5py, which a store without documents does not need
 
 
 class StoreDocuments(RecordDocuments):
-    """The documents of the records of a store, over its splits one after the other, or of one file of batches."""
+    """The documents of the records of a store, over its splits one after the other, or of one file of batches.
 
-    def __init__(self, folder: Path, index: ShardIndex, verify: str, access: str, lone: Path | None = None) -> None:
+    Parameters
+    ----------
+    folder
+        The folder of the shards.
+    index
+        The shards.
+    verify, access
+        As for `open_reader`.
+    lone
+        The one file of batches, without a store; None: a store.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        index: ShardIndex,
+        verify: str,
+        access: str,
+        lone: Path | None = None,
+    ) -> None:
         super().__init__(folder, access)
-        self._folder, self._index, self._verify, self._lone = folder, index, verify, lone
+        self._folder = folder
+        self._index = index
+        self._verify = verify
+        self._lone = lone
         self._parts, bases = index.document_parts()
         self._starts = ends_of(index.table.values["num_batches"] * index.meta.batch_size)
         self._bases = [bases[split] for split in index.table.values["split"]]  # first token of each split in all
 
     @classmethod
     def of_file(cls, reader: BatchReader, verify: str, access: str) -> Self:
-        """Return those of the one file of batches that a reader has."""
-        counts, sha256 = (reader.num_batches, reader.token_count), reader.sha256 or NO_SHA256
-        entry = ShardEntry(reader.path.name, reader.backend, 0, *counts, sha256)
+        """Return the documents of the one file of batches that a reader has."""
+        sha256 = reader.sha256 or NO_SHA256
+        entry = ShardEntry(reader.path.name, reader.backend, 0, reader.num_batches, reader.token_count, sha256)
         return cls(reader.path.parent, ShardIndex(reader.meta, [entry]), verify, access, reader.path)
 
     @kept_property
@@ -69,12 +91,17 @@ class StoreDocuments(RecordDocuments):
     def open(self, shard: int) -> PiecesFile:
         from zb_hdf5.documents.table_file import PiecesFile
 
-        entry, meta = self._index.shards[shard], self._index.meta
+        entry = self._index.shards[shard]
+        meta = self._index.meta
         return PiecesFile(
-            self._folder / entry.path, entry.num_batches * meta.batch_size, meta.seq_len,
-            sha256=entry.pieces.sha256 if entry.pieces else "", tokens_sha256=entry.sha256, verify=self._verify,
+            self._folder / entry.path,
+            entry.num_batches * meta.batch_size,
+            meta.seq_len,
+            sha256=entry.pieces.sha256 if entry.pieces else "",
+            tokens_sha256=entry.sha256,
+            verify=self._verify,
             access=self._access,
-        )  # fmt: skip
+        )
 
     def _open_table(self) -> DocumentTable | None:
         if self._lone is not None:
@@ -86,9 +113,9 @@ class StoreDocuments(RecordDocuments):
         return DocumentTable(self._folder, self._parts, self._verify, access=self._access)
 
 
-#: So many are kept in memory, 8 MiB of them: one search in all is faster than one in each file.
+#: The edges of so many documents are kept in memory, 8 MiB: one search in all is faster than one in each file.
 FEW_DOCUMENTS: Final = 1 << 20
-#: So many files are looked into at once; of more than these each is when it is needed: a thousand take seconds.
+#: So many files are looked into at once; each of more files when it is needed: a thousand take seconds.
 FEW_FILES: Final = 64
 #: Objects that are looked into at the same time.
 FAR_THREADS: Final = 32
@@ -175,13 +202,14 @@ class StreamDocuments(RecordDocuments):
             first = bisect_right(self._starts, start, hi=len(self._paths)) - 1
             last = bisect_left(self._starts, stop, hi=len(self._paths)) - 1
             for here in range(first, last + 1):
-                rows, base = self._rows(here), self._starts[here]
+                rows = self._rows(here)
+                base = self._starts[here]
                 edges = np.array([max(0, start - base) + 1, stop - base], np.uint64)
                 low, high = rows.searchsorted(edges).tolist()
                 low = max(low - 1, done.get(here, 0))
                 found.append(rows[low:high] + np.uint64(base))
                 done[here] = max(low, high)
-        last = len(self._paths) - 1  # where no window reaches it, the end is behind all tokens
+        last = len(self._paths) - 1  # where no window reaches it, the end of all tokens will do
         end = self._starts[last] + int(self._rows(last)[-1]) if last in done else self._starts[-1]
         return np.concatenate(found), end
 

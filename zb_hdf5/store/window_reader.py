@@ -22,7 +22,7 @@ from zb_hdf5.store.shards import Sharded, StoreReader
 from zb_hdf5.store.store_documents import StreamDocuments
 
 if TYPE_CHECKING:  # h5py, which a store with an index does not need
-    from zb_hdf5.formats.inspection import Column
+    from zb_hdf5.formats.h5_column import Column
 
 #: Places that a sampled fingerprint covers, evenly over all tokens.
 FINGERPRINT_PLACES: Final = 16

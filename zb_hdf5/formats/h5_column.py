@@ -1,0 +1,74 @@
+"""A column of an HDF5 file: a dataset of tokens or of a field, with its facts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from zb_hdf5.files.codecs import CodedChunks, CompressedTokens
+from zb_hdf5.files.paths import Identity
+from zb_hdf5.hdf5.h5_chunks import ChunkExtents
+from zb_hdf5.spec import StoreMeta
+
+
+class Column(NamedTuple):
+    """One dataset of an HDF5 file, as a look into the file has found it: see `look_at`.
+
+    Attributes
+    ----------
+    path, name
+        The file, and the name of the dataset.
+    meta
+        Shape and dtype of a unit, which is a batch or a chunk of a stream, and the origin of the tokens.
+    num_tokens
+        Values that are committed.
+    identity
+        The identity of the file: another file of its name is refused.
+    complete
+        False while its writer is at work, or after it was killed.
+    sha256, max_token
+        The digest of the values, and the largest id. None until the writer has finished, and where none is stored.
+    extents
+        The extents of the units; None: only HDF5 can read them.
+    obstacle
+        The reason why there are no plain extents, or no digests.
+    columns
+        The runs of the chunks of each column, by its name. Nobody changes it.
+    marker
+        The dataset whose attributes are the commit marker; a dataset of another program has none.
+    has_crc32
+        Whether each unit has a crc32.
+    origin
+        The origin of the tokens: see `create_root`. Nobody changes it.
+    """
+
+    path: Path
+    name: str
+    meta: StoreMeta
+    num_tokens: int
+    identity: Identity
+    complete: bool = True
+    sha256: str | None = None
+    max_token: int | None = None
+    extents: ChunkExtents | None = None
+    obstacle: str = ""
+    columns: dict[str, Any] = {}  # noqa: RUF012
+    marker: str = ""
+    has_crc32: bool = False
+    origin: dict[str, Any] = {}  # noqa: RUF012
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another program has written the dataset."""
+        return not self.marker
+
+    @property
+    def num_units(self) -> int:
+        """Batches, or chunks of a stream."""
+        return -(-self.num_tokens // self.meta.batch_tokens)
+
+    @property
+    def compressed(self) -> CompressedTokens | None:
+        """The codec of compressed units, and their bytes."""
+        found = self.extents
+        return CompressedTokens(found.codec, int(found.table[:, 1].sum())) if isinstance(found, CodedChunks) else None

@@ -104,7 +104,8 @@ class Sharded(Tokens):
     def _known_access(self) -> str | None:
         """Return the access of the shards, if no look into one is needed."""
         index, column = self.index, self.index.meta.column
-        first = next((shard for shard in index.shards if shard.token_count), index.shards[0])
+        has_tokens = index.table.values["token_count"] > 0
+        first = index.shards[int(has_tokens.argmax())]
         if self.asked == "h5py":
             return None if FORMATS[first.backend].tokens_only else self.asked
         if column in first.columns:

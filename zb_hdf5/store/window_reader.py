@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # h5py, which a store with an index does not need
 #: Places that a sampled fingerprint covers, evenly over all tokens.
 FINGERPRINT_PLACES: Final = 16
 #: Tokens that it covers at each place.
-SAMPLE_TOKENS: Final = 4096
+TOKENS_OF_A_PLACE: Final = 4096
 #: Files whose ends it covers too.
 FINGERPRINT_FILES: Final = 64
 #: The key of the stored dtype in the source of an index that is made of `.npy` files.
@@ -140,14 +140,14 @@ class WindowReader(StoreReader):
         """Return the digest of all sizes and some of the tokens: evenly over all, and the ends of some of the files."""
         starts = self._shards.starts
         last_file = len(starts) - 2
-        last = max(0, self.num_tokens - SAMPLE_TOKENS)
+        last = max(0, self.num_tokens - TOKENS_OF_A_PLACE)
         places = {last * k // (FINGERPRINT_PLACES - 1) for k in range(FINGERPRINT_PLACES)}
         for file in {last_file * k // (FINGERPRINT_FILES - 1) for k in range(FINGERPRINT_FILES)}:
-            places |= {starts[file], max(starts[file], starts[file + 1] - SAMPLE_TOKENS)}
+            places |= {starts[file], max(starts[file], starts[file + 1] - TOKENS_OF_A_PLACE)}
         dtype = np.dtype(self.index.source.get(NPY_DTYPE, self.dtype.str))
         digest = hashlib.sha256(f"{starts}:{dtype.str}".encode())
         for start in sorted(place for place in places if place < self.num_tokens):
-            stop = min(start + SAMPLE_TOKENS, starts[bisect_right(starts, start)])
+            stop = min(start + TOKENS_OF_A_PLACE, starts[bisect_right(starts, start)])
             digest.update(np.ascontiguousarray(self.get_slice(start, stop), dtype))
         return digest
 

@@ -66,7 +66,7 @@ class BatchReader:
     num_batches
         Batches that are committed: of one file, this never becomes less.
     rest
-        Records behind the last whole batch, fewer than one: windows at the end of a token stream. Else 0.
+        Records after the last whole batch, which do not fill another one: windows at the end of a stream. Else 0.
     complete
         False while a writer is still at work; then `refresh` may find more.
     sha256
@@ -76,7 +76,7 @@ class BatchReader:
     columns
         Ranges of the chunks of each column in the one file, if a reader may look for them without HDF5.
     compressed
-        The codec of the tokens of the one file, and the bytes that they take; None: they are stored as they are.
+        The codec of the tokens of the one file, and the bytes that they take; None: they are not compressed.
     max_token
         The largest id, of a file or store that is complete and has it; None: not known.
     foreign_dataset
@@ -177,7 +177,7 @@ class BatchReader:
         return f"sampled:{digest.hexdigest()}"
 
     def field(self, name: str) -> BatchReader:
-        """Return a reader of the values of a field: batch by batch and record by record those of the same tokens.
+        """Return a reader of the values of a field, whose batches and records are aligned with those of the tokens.
 
         Its `meta.field` has their dtype and shape: a record has `seq_len * field.size` values. It is opened once, and
         closed with this reader.
@@ -197,7 +197,7 @@ class BatchReader:
         if self._tokens_only:
             raise ArgumentError(f"{self.path}: expected a field, found {name!r}: {self._tokens_only}")
         try:
-            self.meta.of_field(name)  # names those that there are
+            self.meta.of_field(name)  # its error names the fields that are stored
         except ArgumentError as error:
             raise ArgumentError(f"{self.path}: {error}") from None
         found = self._field_reader(name)
@@ -260,7 +260,7 @@ class BatchReader:
 
     @property
     def num_records(self) -> int:
-        """Records in all batches, and behind the last one."""
+        """Records in all batches, and after the last one."""
         return self.num_batches * self.meta.batch_size + self.rest
 
     def read_record(self, index: SupportsIndex) -> TokenArray:
@@ -497,7 +497,7 @@ class BatchReader:
 
     @property
     def documents(self) -> DocumentTable | None:
-        """The documents behind the records, by the offsets of tokens; None where none are stored."""
+        """The documents of the records, by the offsets of tokens; None where none are stored."""
         return None if self.record_documents is None else self.record_documents.documents()
 
     @property
@@ -507,12 +507,12 @@ class BatchReader:
 
     @property
     def has_pieces(self) -> bool:
-        """Whether it is stored which parts of documents lie in the records."""
+        """Whether the pieces of documents in the records are stored."""
         return self.record_documents is not None and self.record_documents.has_pieces
 
     @property
     def has_padding(self) -> bool:
-        """Whether padding may lie in the records, and it is stored where."""
+        """Whether the records may have padding, whose place is stored."""
         return self.has_pieces and self.layout != STREAM_LAYOUT
 
     def read_pieces(self, records: npt.NDArray[np.int64], seq_len: int | None = None) -> Pieces:
@@ -523,8 +523,8 @@ class BatchReader:
         records
             Numbers of records of `seq_len` tokens, in batch order.
         seq_len
-            A divisor of the stored `seq_len`: each stored record then counts as several, and pieces are cut where those
-            end. None: as stored.
+            A divisor of the stored `seq_len`: each stored record then counts as several, and pieces are cut at their
+            ends. None: as stored.
 
         Raises
         ------
@@ -564,7 +564,7 @@ class BatchReader:
     def will_need(self, index: SupportsIndex, count: int = 1) -> None:
         """Announce that `count` batches from `index` on will be read soon; the kernel may begin to fetch them.
 
-        The last one may be the rest behind the last whole batch.
+        The last one may be the rest after the last whole batch.
         """
         first = self._check_begun(index)
         self._check_begun(first + count - 1)
@@ -575,7 +575,7 @@ class BatchReader:
     def is_cached(self, index: SupportsIndex) -> bool:
         """Return whether a batch can be read without waiting for a disk, as far as the system reports it.
 
-        Of the rest behind the last whole batch too.
+        The rest after the last whole batch counts as one.
         """
         return self.tokens.ready(self._check_begun(index) * self.windows.batch_stride)
 
@@ -584,7 +584,7 @@ class BatchReader:
         return self.num_batches
 
     def close(self) -> None:
-        """Release the file, and those of its fields. Views that were returned stay valid."""
+        """Release the file, and the files of its fields. Views that were returned stay valid."""
         for reader in self._fields.values():
             reader.close()
         self._fields = {}
@@ -600,7 +600,7 @@ class BatchReader:
         return number
 
     def _check_begun(self, index: SupportsIndex) -> int:
-        """Return the number of a batch, or of the rest behind the last whole one."""
+        """Return the number of a batch, or of the rest after the last whole one."""
         number = operator.index(index)
         return number if self.rest and number == self.num_batches else self._check(number)
 
@@ -613,7 +613,7 @@ class BatchReader:
         return None if tokens is None else tokens.reshape(self.meta.shape)
 
     def _fill(self, start: int, out: TokenArray) -> None:
-        """Fill `out` with consecutive batches; behind the last token of a stream with zeros."""
+        """Fill `out` with consecutive batches, and with zeros after the last token of a stream."""
         if not self.windows.overlap:
             flat = out.reshape(-1)
             position = start * self.meta.batch_tokens

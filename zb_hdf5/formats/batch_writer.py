@@ -136,7 +136,7 @@ class BatchWriter(Writer):
         ConvertError
             If an id is negative, too large for the stored dtype, or at or above `vocab_size`.
         ArgumentError
-            If a shape is another one, or the fields are not those of the store.
+            If a shape is another one, or the store has other fields.
         OSError
             If the disk is full or fails; committed batches stay committed.
         """
@@ -321,9 +321,9 @@ class FileWriter(TokenWriter, BatchWriter):
                 self._wait_for_digests(GROUPS_BEHIND)
         return self._behind[-1].wait if self._behind else lambda: None
 
-    def _wait_for_digests(self, behind: int) -> None:
+    def _wait_for_digests(self, most: int) -> None:
         """Wait until no more groups than this are still to be digested."""
-        while len(self._behind) > behind:
+        while len(self._behind) > most:
             self._behind.popleft().wait()
 
     def sha256(self) -> str:
@@ -376,7 +376,7 @@ def as_batches(
 def stored_fields(
     fields: FieldArrays | None, meta: StoreMeta, shape: tuple[int, ...], path: Path
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the values of each field of a store, as they are stored, of tokens of this shape."""
+    """Return the values of each field of a store in its stored dtype, for tokens of this shape."""
     found: dict[str, npt.ArrayLike] = {}
     if isinstance(fields, np.ndarray) and fields.dtype.names:
         found = {name: fields[name] for name in fields.dtype.names}

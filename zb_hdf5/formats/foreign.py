@@ -28,7 +28,7 @@ DATASETS_SHOWN: Final = 10
 
 
 def integer_datasets(h5: h5py.File) -> dict[str, h5py.Dataset]:
-    """Return the datasets that tokens may lie in, by their names: integers of one to three axes, in this file."""
+    """Return the datasets that may hold tokens, by their names: integers of one to three axes, in this file."""
     found: dict[str, h5py.Dataset] = {}
 
     def visit(name: str, item: Any) -> None:
@@ -41,7 +41,7 @@ def integer_datasets(h5: h5py.File) -> dict[str, h5py.Dataset]:
 
 
 def to_choose(h5: h5py.File, path: Path, problem: str) -> FormatError:
-    """Return the error of a file whose dataset of tokens has to be named, with those that it has."""
+    """Return the error of a file whose dataset of tokens has to be named; it lists the datasets."""
     found = integer_datasets(h5)
     if not found:
         facts = f"{path}: {problem}; it has no integer dataset of one to three axes"
@@ -64,7 +64,7 @@ def require_records(path: Path, name: str, stored: h5py.Dataset, axes: str | Non
     ArgumentError
         If axes are named of a dataset that has not three.
     FormatError
-        If the axis has few entries, and one of them is no record in any of the items that are looked at.
+        If the axis has few entries, and one of them looks like a mask or labels in each item that is looked at.
     """
     if axes is not None and stored.ndim != 3:
         raise no_such_axes(path, axes)
@@ -97,7 +97,13 @@ def _places(stored: h5py.Dataset) -> Iterator[npt.NDArray[Any]]:
 
 
 def sign_of_channels(parts: Iterable[npt.NDArray[Any]], entries: int) -> str:
-    """Return the sign that an entry of all items, integers of shape (n, entries, tokens), is no record; "": none."""
+    """Return the sign that an entry holds no records; "": there is no sign.
+
+    Parameters
+    ----------
+    parts
+        Items that are looked at: integers of shape (n, entries, tokens).
+    """
     only_flags = np.ones(entries, np.bool_)
     negative = np.zeros(entries, np.bool_)
     same = shifted = set(permutations(range(entries), 2))
@@ -119,5 +125,5 @@ def sign_of_channels(parts: Iterable[npt.NDArray[Any]], entries: int) -> str:
 
 
 def _is_shifted(ids: npt.NDArray[Any], targets: npt.NDArray[Any]) -> bool:
-    """Return whether the tokens of all items but the first are the targets of those before them."""
+    """Return whether the ids, but for the first of each item, are the targets, but for the last."""
     return ids.shape[1] > 1 and np.array_equal(ids[:, 1:], targets[:, :-1])

@@ -27,7 +27,7 @@ from zb_hdf5.spec import NO_CODEC, TokenArray, as_stored
 
 
 def open_column(column: Column, access: str) -> Tokens:
-    """Open the values of a column by their extents, or through h5py where those are not known.
+    """Open the values of a column by their extents, or through h5py where they are not known.
 
     Parameters
     ----------

@@ -6,7 +6,7 @@ The order of writes survives a kill at any of them:
 - HDF5 writes the header that holds the commit marker *before* the headers of other datasets that grew in the same
   flush: a kill between the two leaves the marker ahead. So all datasets are extended together, and flushed, before
   their data are written, and a commit changes the attributes of one dataset only. Compressed chunks cannot be allocated
-  ahead: each changes an index, which is flushed before the marker. Rows behind the marker mean nothing; the end of the
+  ahead: each changes an index, which is flushed before the marker. Rows after the marker mean nothing; the end of the
   writer cuts them off.
 - Data are written past HDF5's chunk cache: dirty data in it turn a full disk into a segmentation fault. Disk space is
   allocated before HDF5 is called.
@@ -151,7 +151,7 @@ class WrittenColumn:
             rows = [(number * self.chunk_rows, *self._zeros) for number in (first, stop - 1)]
             begin, last = (int(self.stored.id.get_chunk_info_by_coord(row).byte_offset) for row in rows)
             new = begin + np.arange(stop - first) * self.slot_bytes
-            if new[-1] != last:  # metadata lie between them
+            if new[-1] != last:  # metadata are between them
                 new = chunk_offsets(self.stored)[first:]
             self.offsets = np.concatenate([self.offsets, new])
         return self.ranges(first, stop)
@@ -233,7 +233,7 @@ class HDF5Writer(TokenWriter):
     _offsets: Rows | None = None  # of documents
     _failure: BaseException | None = None
     _marker: Mapping[str, Any] = {}  # the attributes of the commit marker
-    _columns: tuple[WrittenColumn, ...] = ()  # those of the fields, and then that of the tokens
+    _columns: tuple[WrittenColumn, ...] = ()  # of the fields, and then of the tokens
     _num_chunks = 0  # chunks that are allocated
     _reserved = 0  # chunks that have their disk space
     _end = 0  # of the file
@@ -330,7 +330,7 @@ class HDF5Writer(TokenWriter):
 
     def _fallocate(self, begin: int, end: int) -> None:
         if begin < end:
-            with disk_errors(self._file.partial_path):  # which is no failure of HDF5: it can close the file
+            with disk_errors(self._file.partial_path):  # HDF5 has not failed, and can close the file
                 os.posix_fallocate(self._file.fd, begin, end - begin)
 
     def _allocate_up_to(self, stop: int, num_offsets: int = 0) -> None:
@@ -361,7 +361,7 @@ class HDF5Writer(TokenWriter):
         self._reserved = stop
 
     def _fallocate_behind(self, count: int) -> None:
-        """Allocate disk space behind the committed end of the file, for data and their metadata."""
+        """Allocate disk space after the committed end of the file, for data and their metadata."""
         begin = end_of_file(self._file.fd)
         self._fallocate(begin, begin + count + meta_block_bytes(0))
 
@@ -445,7 +445,7 @@ class HDF5Writer(TokenWriter):
         return info._replace(columns=columns, fields=fields)
 
     def _cut_off(self, num_chunks: int) -> None:
-        """Give back the disk space behind the first chunks; the file is closed. HDF5 frees nothing in SWMR mode."""
+        """Give back the disk space after the first chunks; the file is closed. HDF5 frees nothing in SWMR mode."""
         end = end_of_file(self._file.fd)
         if self._encode is None and end == self._end:
             offsets, chunk_bytes = self._main.offsets, self._main.chunk_bytes

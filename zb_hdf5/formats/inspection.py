@@ -42,7 +42,7 @@ from zb_hdf5.spec import (
 
 #: Tokens of a foreign stream that are read at once.
 FOREIGN_CHUNK_TOKENS: Final = 1 << 16
-#: Dtypes of others whose bytes are those of the tokens that are read.
+#: Dtypes of other programs whose bytes are read unchanged.
 SAME_BYTES: Final = (*CODE_BY_DTYPE, np.dtype("<i4"))
 #: The obstacle of a file that grows.
 GROWS: Final = "its writer has not finished"
@@ -258,7 +258,7 @@ def _foreign_column(h5: h5py.File, path: Path, dataset: str) -> Column:
 
 
 def fields_in(h5: h5py.File, path: Path, axes: int) -> tuple[Field, ...]:
-    """Return the fields of a file, in the order of their names; the first axes of each are those of the tokens."""
+    """Return the fields of a file, in the order of their names; the first axes of each are the axes of the tokens."""
     if not isinstance(h5.get(FIELDS_GROUP, getlink=True), h5py.HardLink):
         return ()
     group = h5[FIELDS_GROUP]

@@ -22,7 +22,7 @@ from zb_hdf5.spec import BATCHES, StoreMeta, TokenArray
 NPY_MISSING: Final = (
     ".npy files hold no digests; convert them to a store, which keeps digests from then on, or keep their sha256sum"
 )
-#: The errors of numpy for headers that are no Python literal, or not the right one.
+#: The errors of numpy for a header that it cannot parse.
 MALFORMED_HEADER: Final = (
     ValueError,
     TypeError,
@@ -48,7 +48,7 @@ def read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], i
         except MALFORMED_HEADER as error:
             kind = IncompleteError if str(error).startswith("EOF") else FormatError
             raise kind(f"{path}: malformed .npy header: {error or type(error).__name__}") from error
-        if not dtype.hasobject:  # those are pickled, and refused by who reads them
+        if not dtype.hasobject:  # arrays of objects are pickled, and refused by whoever reads them
             end = file.tell() + math.prod(shape) * dtype.itemsize
             require_bytes(end, file.fileno(), path, f"an array of shape {shape}")
         return shape, fortran, dtype, file.tell()
@@ -79,7 +79,7 @@ def open_npy(path: Path, meta: StoreMeta, access: str = "auto", identity: Identi
 
 
 def npy_files(path: Path) -> list[Path]:
-    """Return a `.npy` file, or those of a folder in the order of their names; hidden ones are not looked at."""
+    """Return a `.npy` file, or those of a folder in the order of their names; hidden files are left out."""
     if not path.is_dir():
         return [path]
     return sorted(file for file in path.glob("*.npy") if file.is_file() and not file.name.startswith("."))

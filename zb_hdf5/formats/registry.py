@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from zb_hdf5.errors import ArgumentError, BackendError, ConvertError, FormatError, Remedy, UnverifiableError
-from zb_hdf5.files.paths import any_path, on_failure, open_file
+from zb_hdf5.files.paths import Identity, any_path, on_failure, open_file
 
 if TYPE_CHECKING:
     from zb_hdf5.formats.batch_reader import BatchReader, BrokenFile
@@ -85,8 +85,33 @@ class FileFormat:
         return _named(self.writer)  # type: ignore[no-any-return]
 
     def open(self, path: Path, **options: Any) -> BatchReader:
-        """Open a file of this format; `options` are those of its reader."""
+        """Open a file of this format; `options` go to its reader."""
         return _named(self.reader)(path, **options)  # type: ignore[no-any-return]
+
+    def open_column(
+        self,
+        path: Path,
+        meta: StoreMeta,
+        access: str,
+        *,
+        identity: Identity | None = None,
+        dataset: str | None = None,
+        column: Column | None = None,
+    ) -> BatchReader:
+        """Open a file of a store as one of its columns. No read is checked.
+
+        Parameters
+        ----------
+        meta
+            The column: the tokens of the store, as batches or as chunks of a stream, or the values of a field.
+        access, dataset
+            As for `open_reader`.
+        identity
+            The identity that the file had before; another file of this name is refused. None: any file.
+        column
+            The column of an HDF5 file as a look has found it; None: look now.
+        """
+        return self.open(path, access=access, verify="none")
 
     def begin(self, path: str | os.PathLike[str], meta: StoreMeta, **options: Any) -> BatchWriter:
         """Begin a file of this format; see `FileWriter`. Raises as `require`, and for fields that it cannot hold."""
@@ -155,13 +180,40 @@ class HDF5Format(FileFormat):
     reader = "zb_hdf5.formats.h5_reader:HDF5Reader"
     writer = "zb_hdf5.formats.h5_writer:HDF5BatchWriter"
     magic_name = "zb_hdf5.spec:HDF5_MAGIC"
-    magic_offsets = (0, 512, 1024, 2048)  # behind a user block HDF5 doubles the offset; nobody uses more
+    magic_offsets = (0, 512, 1024, 2048)  # after a user block HDF5 doubles the offset; nobody uses more
     any_layout: ClassVar = {"layout": None}
 
     def column_of(self, path: Path, dataset: str | None) -> Column | None:
         from zb_hdf5.formats.inspection import look_at
 
         return look_at(path, None, dataset=dataset)
+
+    def open_column(
+        self,
+        path: Path,
+        meta: StoreMeta,
+        access: str,
+        *,
+        identity: Identity | None = None,
+        dataset: str | None = None,
+        column: Column | None = None,
+    ) -> BatchReader:
+        from zb_hdf5.spec import BATCHES_LAYOUT
+
+        if meta.field is None and meta.layout == BATCHES_LAYOUT:
+            return self.open(path, access=access, verify="none")
+        from zb_hdf5.formats.h5_reader import HDF5Reader
+
+        return HDF5Reader(
+            path,
+            access,
+            "none",
+            meta.layout,
+            field="" if meta.field is None else meta.field.name,
+            dataset=dataset,
+            identity=identity,
+            column=column,
+        )
 
 
 class NpyFormat(FileFormat):
@@ -175,6 +227,20 @@ class NpyFormat(FileFormat):
     writer = "zb_hdf5.formats.npy:NpyWriter"
     holds_batches = False
     tokens_only = True
+
+    def open_column(
+        self,
+        path: Path,
+        meta: StoreMeta,
+        access: str,
+        *,
+        identity: Identity | None = None,
+        dataset: str | None = None,
+        column: Column | None = None,
+    ) -> BatchReader:
+        from zb_hdf5.formats.npy import open_npy
+
+        return open_npy(path, meta, access, identity)
 
     def look_at(self, path: Path) -> tuple[int, str]:
         from zb_hdf5.formats.npy import NPY_MISSING, read_npy_header

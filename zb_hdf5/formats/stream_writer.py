@@ -35,7 +35,7 @@ class HDF5ShardWriter(HDF5Writer):
     """Writes documents into one stream file: `x.partial` until `finish`, then `x`.
 
     A context manager: leaving the block normally calls `close`, an exception calls `abort`. Not thread-safe. Whole
-    chunks are committed as soon as they are full: a kill of this process loses less than one chunk of what was
+    chunks are committed as soon as they are full: a kill of this process loses less than one chunk of the tokens
     written (`durable=True`: so does a power loss).
 
     Parameters
@@ -61,7 +61,7 @@ class HDF5ShardWriter(HDF5Writer):
     spans_codec
         How the values of spans become bytes: "json", or a function that returns bytes.
     codec
-        "zstd" or "gzip", with a level after a colon, to compress tokens and fields; None: they are stored as they are.
+        "zstd" or "gzip", with a level after a colon, to compress tokens and fields; None: they are not compressed.
     origin
         The origin of the tokens, kept in the file for people: "source" (JSON), "split".
     commit_bytes
@@ -211,7 +211,7 @@ class HDF5ShardWriter(HDF5Writer):
         ConvertError
             If an id is negative, too large for the stored dtype, or at or above `vocab_size`; nothing was written.
         ArgumentError
-            If the lengths are not those of the tokens; nothing was written.
+            If the lengths do not sum to the tokens; nothing was written.
         OSError
             If the disk is full or fails. Committed chunks stay in the partial file, and this writer is done.
         """

@@ -1,4 +1,4 @@
-"""The attributes of our HDF5 files: those of the root group, and the commit marker."""
+"""The attributes of our HDF5 files: the root group's, and the commit marker."""
 
 from __future__ import annotations
 

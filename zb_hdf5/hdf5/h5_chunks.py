@@ -120,7 +120,7 @@ def chunk_runs(stored: h5py.Dataset) -> tuple[Run, ...]:
 
 
 def codec_of(stored: h5py.Dataset) -> str | None:
-    """Return the codec of a dataset; None if it has filters that are no codec of ours."""
+    """Return the codec of a dataset; None if it has other filters than our codecs."""
     creation: Any = stored.id.get_create_plist()
     if creation.get_nfilters() == 0:
         return NO_CODEC

@@ -25,7 +25,7 @@ class OpenDataset:
 
 #: HDF5 breaks the chunk index of a dataset with two handles when one is refreshed: without an error, all of its chunks
 #: are the first one until the next refresh. So all readers of a growing dataset share a handle, and at the moment of a
-#: refresh nobody opens another one, to look at its attributes. A child shares those that it has inherited.
+#: refresh nobody opens another one, to look at its attributes. A child shares the handles that it has inherited.
 _growing = weakref.WeakValueDictionary[tuple[Any, ...], OpenDataset]()
 #: Held by whoever opens a handle, looks into a file, or refreshes a dataset.
 HANDLES: Final = threading.Lock()

@@ -74,7 +74,7 @@ class WrittenFile:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object([self.h5, self.objects]))
 
     def _let_go(self) -> None:
-        """Put memory behind the descriptor of HDF5: nothing that it still writes reaches what was committed."""
+        """Make the descriptor of HDF5 one of memory: its later writes do not reach the committed data."""
         with contextlib.suppress(OSError):
             if not os.path.samestat(os.fstat(self._fd), self._file):
                 return  # HDF5 has closed it

@@ -165,7 +165,7 @@ def look(
     BackendError
         If the files have another format than `backend`, or a dataset is named of anything but an HDF5 file.
     FormatError
-        If it is no known file and no store, or its tokens are damaged.
+        If it is neither a known file nor a store, or its tokens are damaged.
     NotFoundError
         If there is no such file or folder.
     """

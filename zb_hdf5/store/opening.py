@@ -67,7 +67,7 @@ def open_reader(
     access
         "auto": a local file is mapped at the first call that needs a mapping (a view, int32 of uint32, records; whole
         batches of a loader, while they are in the page cache); whatever is copied into a buffer, and a file on a
-        network file system, is read by position, and through h5py where batches are no plain extents. Mapped pages
+        network file system, is read by position, and through h5py where batches have no plain extents. Mapped pages
         count as memory of the process, and a file that is cut short while a block of it is read can be a bus error.
         "pread": batches are read into buffers, without either. "mmap": batches are views of a mapping. "h5py": through
         the HDF5 library.
@@ -179,7 +179,7 @@ def open_stream(
     ArgumentError
         If an argument is not possible.
     FormatError, IncompleteError, ChecksumError
-        If a file is malformed, is no stream, is truncated, or fails `verify`.
+        If a file is malformed or truncated, holds no stream, or fails `verify`.
     UnverifiableError
         If "batch" or "store" has nothing to compare with.
     BackendError

@@ -34,7 +34,6 @@ from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.native import sidecar_rows
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import (
-    BATCHES_LAYOUT,
     CRC32,
     INDEX_NAME,
     NO_CODEC,
@@ -222,7 +221,7 @@ class Sharded(Tokens):
         return joined[0]
 
     def _join(self, known: Sequence[Tokens]) -> tuple[TokenArray, list[FileTokens]] | None:
-        """Map the files side by side; None if one may not be mapped, or is no whole pages."""
+        """Map the files side by side; None if one may not be mapped, or does not fill whole pages."""
         files = [file for file in (each.unchecked() for each in known) if file is not None]
         parts = [file.parts() for file in files]
         if len(files) < len(known) or not all(parts) or any(file.dtype != self.dtype for file in files):
@@ -335,7 +334,14 @@ class Sharded(Tokens):
     def _open_by_file(self, path: Path, number: int, unit: int, identity: Identity | None) -> Tokens:
         """Open a shard by the facts of its file, and compare them with the index."""
         entry = self.index.shards[number]
-        reader = self._reader(path, number, identity)
+        reader = FORMATS[entry.backend].open_column(
+            path,
+            self.index.meta,
+            self.asked,
+            identity=identity,
+            dataset=self.dataset,
+            column=self._columns.get(number),
+        )
         with on_failure(reader.close):
             is_expected = reader.complete if entry.complete else self.index.meta.layout == STREAM_LAYOUT
             if not is_expected:
@@ -352,28 +358,6 @@ class Sharded(Tokens):
                 )
             reader.check_reads(self._verify)
         return reader.tokens
-
-    def _reader(self, path: Path, number: int, identity: Identity | None) -> BatchReader:
-        meta = self.index.meta
-        backend = self.index.shards[number].backend
-        if meta.field is None and meta.layout == BATCHES_LAYOUT:
-            return FORMATS[backend].open(path, access=self.asked, verify="none")
-        if not FORMATS[backend].holds_batches:
-            from zb_hdf5.formats.npy import open_npy
-
-            return open_npy(path, meta, self.asked, identity)
-        from zb_hdf5.formats.h5_reader import HDF5Reader  # h5py, which a store with an index does not need
-
-        return HDF5Reader(
-            path,
-            self.asked,
-            "none",
-            meta.layout,
-            field="" if meta.field is None else meta.field.name,
-            dataset=self.dataset,
-            identity=identity,
-            column=self._columns.get(number),
-        )
 
     def _problem(self, tokens: Tokens, rows: Crc32Rows | None, entry: ShardEntry, unit: int) -> str:
         """Read a unit and the crc32 of all, and return how they differ from the index; "" if the file is proved."""

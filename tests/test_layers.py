@@ -20,6 +20,7 @@ FLOORS = (
     ("documents",),
     ("text",),
     ("formats",),
+    ("trainers",),
     ("store",),
     ("loaders",),
     ("console",),

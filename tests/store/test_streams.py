@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from interrupted import STREAM_WRITER, failing
 from processes import running, started
 
-import zb_hdf5.formats.npy
 from examples import examples
 from zb_hdf5 import HDF5ShardWriter, Loader, MmapTokenStore, errors, open_reader, open_stream, open_writer, verify_store
 from zb_hdf5.compat import DatasetLoader, SlidingWindowDataloader
+from zb_hdf5.formats.npy import NpyArrays
 from zb_hdf5.formats.registry import open_chunks
 from zb_hdf5.loaders.order import SHUFFLES
 from zb_hdf5.store.rebuild import index_files
@@ -413,8 +413,8 @@ def test_each_difference_gives_another_fingerprint(tmp_path):
 
 def test_a_fingerprint_opens_some_of_many_files_and_counts_the_tokens_of_all(tmp_path, monkeypatch):
     folder = write_npy(tmp_path / "folder", [np.full(20 + number % 3, number) for number in range(500)])
-    opened, real = [], zb_hdf5.formats.npy.open_npy
-    monkeypatch.setattr("zb_hdf5.formats.npy.open_npy", lambda path, *a: opened.append(path) or real(path, *a))
+    opened, real = [], NpyArrays.open
+    monkeypatch.setattr(NpyArrays, "open", lambda self, path, *a: opened.append(path) or real(self, path, *a))
     with MmapTokenStore(folder) as store:
         first = store.fingerprint
         assert {folder / "000.npy", folder / "499.npy"} <= set(opened)

@@ -87,7 +87,7 @@ class Units:
         self._tokens = opened.tokens
         self.packing: dict[str, int] | None = None
         if isinstance(opened, WindowReader):
-            self.unit = "file" if opened.paths[0].suffix == ".npy" else "document"
+            self.unit = "document" if opened.has_documents or opened.index.backends[0] == "hdf5" else "file"
             self.step = STREAM_TOKENS
             edges = opened.doc_offsets.view(np.int64)
             if edges[-1] < opened.num_tokens:  # a killed writer left tokens after its last document

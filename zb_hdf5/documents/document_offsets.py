@@ -22,17 +22,56 @@ from zb_hdf5.spec import DOC_OFFSETS, DOCUMENTS_SHA256, STREAM_FORMAT, STREAM_LA
 
 
 def table_sha256(path: Path) -> str:
-    """Return the digest of the table of documents that a stream has; "": it has none."""
-    if path.suffix == ".npy":
-        return ""
+    """Return the digest of the table of documents that an HDF5 stream has; "": it has none."""
     with h5_damage(path), open_h5_for_reading(path) as h5:
         return str(text_of(h5.attrs.get(DOCUMENTS_SHA256, "")))
 
 
-class DocumentOffsets(TableFile):
-    """The column `offsets` of a file of tokens: the starts of its documents, and the end of the last. Not picklable.
+class KnownOffsets(TableFile):
+    """The column `offsets` of a file of tokens, in memory. Not picklable.
 
-    A 1-D `.npy` file, or a stream of another program, is one document. The rows of a large finished stream are a view
+    Parameters
+    ----------
+    path
+        The file of the tokens.
+    rows
+        The starts of its documents and the end of the last one, uint64, shape (D + 1,).
+    """
+
+    def __init__(self, path: Path, rows: npt.NDArray[np.uint64]) -> None:
+        self.path = path
+        self.attributes = {}
+        self.sha256 = ""
+        self.num_bytes = 0
+        self._rows = rows
+
+    def rows(self) -> npt.NDArray[np.uint64]:
+        """Return all rows, uint64, shape (D + 1,), read-only. Not to be kept: ask again, and a cut file is noticed."""
+        return self._rows
+
+    def __contains__(self, name: str) -> bool:
+        return name == "offsets"
+
+    def num_rows(self, name: str) -> int:
+        return len(self.rows()) if name in self else 0
+
+    def read(self, name: str, start: int, stop: int) -> npt.NDArray[np.uint64]:
+        return self.rows()[start:stop]
+
+    def search(self, name: str, values: npt.NDArray[np.uint64], side: Side) -> npt.NDArray[np.int64]:
+        return self.rows().searchsorted(values, side)
+
+    def check(self) -> None:
+        """Do nothing: the rows are compared when the file is opened."""
+
+    def close(self) -> None:
+        """Do nothing: no file is open."""
+
+
+class DocumentOffsets(KnownOffsets):
+    """The column `offsets` of an HDF5 stream: the starts of its documents, and the end of the last. Not picklable.
+
+    A stream of another program is one document. The rows of a large finished stream are a view
     of the mapped file, which takes no memory of the process: the rows of a trillion tokens would take gigabytes in each
     of its ranks. They are read into memory where nothing may be mapped.
 
@@ -58,15 +97,9 @@ class DocumentOffsets(TableFile):
         verify: str = "auto",
         access: str = "auto",
     ) -> None:
-        self.path = path
-        self.attributes = {}
-        self.sha256 = ""
-        self.num_bytes = 0
+        super().__init__(path, np.array([0, num_tokens], np.uint64))
         self._offsets: Tokens | None = None
         self._count = 2
-        self._rows = np.array([0, num_tokens], np.uint64)
-        if path.suffix == ".npy":
-            return
         with h5_damage(path), open_h5_for_reading(path, identity) as h5:
             if text_of(h5.attrs.get("format")) != STREAM_FORMAT:
                 return
@@ -115,21 +148,6 @@ class DocumentOffsets(TableFile):
         """Return all rows, uint64, shape (D + 1,), read-only. Not to be kept: ask again, and a cut file is noticed."""
         mapped = None if self._offsets is None else self._offsets.flat()
         return self._rows if mapped is None else mapped[: self._count]
-
-    def __contains__(self, name: str) -> bool:
-        return name == "offsets"
-
-    def num_rows(self, name: str) -> int:
-        return len(self.rows()) if name in self else 0
-
-    def read(self, name: str, start: int, stop: int) -> npt.NDArray[np.uint64]:
-        return self.rows()[start:stop]
-
-    def search(self, name: str, values: npt.NDArray[np.uint64], side: Side) -> npt.NDArray[np.int64]:
-        return self.rows().searchsorted(values, side)
-
-    def check(self) -> None:
-        """Do nothing: the rows are compared when the file is opened."""
 
     def close(self) -> None:
         if self._offsets is not None:

@@ -213,8 +213,7 @@ class Decoded(UnitTokens):
             raise FormatError(f"{file.name}: {noun} {bad[0]:,} is outside of the file; restore it")
         plain = unit * dtype.itemsize
         limit = plain + plain // 128 + 64  # gzip and zstd add less to noise
-        largest = int(sizes.max(initial=0))
-        if largest > limit:  # a sparse file is large enough for any claim
+        if (largest := int(sizes.max(initial=0))) > limit:  # a sparse file is large enough for any claim
             raise FormatError(
                 f"{file.name}: {noun} {int(sizes.argmax()):,}: expected at most {limit:,} bytes, found {largest:,}; "
                 "restore it"

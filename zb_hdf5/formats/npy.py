@@ -10,14 +10,13 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from zb_hdf5.errors import BackendError, ConvertError, FormatError, IncompleteError
-from zb_hdf5.files.paths import Identity, regular, require_bytes
+from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
+from zb_hdf5.files.paths import regular, require_bytes
 from zb_hdf5.files.publishing import write_fully
-from zb_hdf5.files.ranges import Extents, Run
-from zb_hdf5.files.tokens import Converted, Tokens, open_extents
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.files.ranges import Run
 from zb_hdf5.formats.batch_writer import FileWriter, ShardInfo
-from zb_hdf5.spec import BATCHES, StoreMeta, TokenArray
+from zb_hdf5.formats.flat import FlatFormat, FlatTokens
+from zb_hdf5.spec import BATCHES, TokenArray
 
 NPY_MISSING: Final = (
     ".npy files hold no digests; convert them to a store, which keeps digests from then on, or keep their sha256sum"
@@ -65,17 +64,24 @@ def stream_header(path: Path) -> tuple[int, np.dtype[Any], int]:
     return shape[0], dtype, byte_offset
 
 
-def open_npy(path: Path, meta: StoreMeta, access: str = "auto", identity: Identity | None = None) -> BatchReader:
-    """Open a 1-D `.npy` file of integers as the chunks of a stream, in the dtype of `meta`."""
-    if access == "h5py":
-        raise BackendError(f"{path}: access='h5py' needs an HDF5 file, found a .npy file")
-    num_tokens, dtype, byte_offset = stream_header(path)
-    num_bytes = num_tokens * dtype.itemsize
-    extents = Extents([Run(byte_offset, num_bytes, 1)] if num_bytes else [], num_bytes)
-    tokens: Tokens = open_extents(path, extents, dtype, num_tokens, access, identity)
-    if dtype != meta.dtype:
-        tokens = Converted(tokens, meta.dtype, meta)
-    return BatchReader(path, meta, -(-num_tokens // meta.chunk_tokens), tokens)
+class NpyArrays(FlatFormat):
+    """1-D `.npy` files of integers, each of which counts as one document."""
+
+    suffixes: ClassVar = (".npy",)
+
+    def recognises(self, path: Path) -> bool:
+        return True
+
+    def files(self, path: Path) -> list[Path]:
+        """Return a `.npy` file, or those of a folder in the order of their names; hidden ones are not looked at."""
+        return npy_files(path)
+
+    def look(self, path: Path) -> FlatTokens:
+        num_tokens, dtype, byte_offset = stream_header(path)
+        return FlatTokens(path, num_tokens, dtype, byte_offset)
+
+
+NPY_ARRAYS: Final = NpyArrays()
 
 
 def npy_files(path: Path) -> list[Path]:

@@ -228,20 +228,6 @@ class NpyFormat(FileFormat):
     holds_batches = False
     tokens_only = True
 
-    def open_column(
-        self,
-        path: Path,
-        meta: StoreMeta,
-        access: str,
-        *,
-        identity: Identity | None = None,
-        dataset: str | None = None,
-        column: Column | None = None,
-    ) -> BatchReader:
-        from zb_hdf5.formats.npy import open_npy
-
-        return open_npy(path, meta, access, identity)
-
     def look_at(self, path: Path) -> tuple[int, str]:
         from zb_hdf5.formats.npy import NPY_MISSING, read_npy_header
 

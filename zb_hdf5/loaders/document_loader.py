@@ -412,5 +412,5 @@ def _require_sizes(
     require_positive(batch_size=batch_size, max_tokens=max_tokens, pad_to_multiple_of=pad_to_multiple_of)
     if max_tokens is not None and max_tokens % pad_to_multiple_of:
         raise ArgumentError(
-            f"max_tokens must be a multiple of {pad_to_multiple_of} (pad_to_multiple_of), found {max_tokens}"
+            f"max_tokens must be a multiple of {pad_to_multiple_of}, which is pad_to_multiple_of, found {max_tokens}"
         )

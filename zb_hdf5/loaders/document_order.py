@@ -165,13 +165,8 @@ def _cut(plan: StepPlan, documents: Documents, live: int, max_tokens: int) -> It
         stop = min(first + PACKED_AT_ONCE, end_of_epoch)
         waiting = np.concatenate([waiting, plan.indices(np.arange(first, stop))])
         ends = np.cumsum(documents.lengths(waiting)).tolist()
-        is_end = stop == end_of_epoch
         begin = tokens = 0
-        while True:
-            end = bisect_right(ends, tokens + max_tokens)
-            is_full = end < len(ends)
-            if not is_full and not (is_end and begin < end):
-                break  # the documents that are left wait for the next ones
+        while (end := bisect_right(ends, tokens + max_tokens)) < len(ends) or (stop == end_of_epoch and begin < end):
             yield waiting[begin:end]
             begin = end
             tokens = ends[end - 1]

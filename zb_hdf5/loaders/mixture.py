@@ -92,9 +92,7 @@ def _period(shares: tuple[int, ...]) -> IndexArray:
     taken = [0 for _ in shares]
     sources = np.empty(period, dtype=np.int64)
     for n in range(period):
-        allowed = [i for i in range(k) if scale * (shares[i] * (n + 1) - taken[i] * period) >= period]
-        if not allowed:
-            allowed = [*range(k)]
+        allowed = [i for i in range(k) if scale * (shares[i] * (n + 1) - taken[i] * period) >= period] or range(k)
         # small integers: their quotients are exact enough in floating point to never tie by mistake
         chosen = min(allowed, key=lambda i: ((scale * (taken[i] + 1) - 1) / shares[i], i))
         sources[n] = chosen

@@ -368,8 +368,7 @@ class StepReader:
         values = self._values
         if values is None:
             return tokens
-        pieces = values.pieces_in(block) if values.needs_pieces else repeat(None)
-        return map(values.step_of, requests, tokens, pieces)
+        return map(values.step_of, requests, tokens, values.pieces_in(block) if values.needs_pieces else repeat(None))
 
     def _from_map(self, requests: list[Any]) -> Iterator[torch.Tensor]:
         """Read records or windows from one mapping of all, if there is one; its files' sizes are asked for once."""

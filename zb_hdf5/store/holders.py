@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -34,7 +34,8 @@ from zb_hdf5.store.lost_index import no_index
 from zb_hdf5.store.shard_table import ShardEntry
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.store_documents import StoreDocuments
-from zb_hdf5.store.window_reader import NPY_DTYPE, WindowReader
+from zb_hdf5.store.window_reader import FLAT_DTYPE, WindowReader
+from zb_hdf5.trainers.flat_formats import FLAT_FORMATS, flat_files, flat_format
 
 if TYPE_CHECKING:  # h5py, which a finished store does not need
     from zb_hdf5.formats.h5_column import Column
@@ -171,7 +172,7 @@ def look(
     """
     path = any_path(path)
     require_options(access, verify)
-    require_choice("backend", backend, ("auto", *FORMATS))
+    require_choice("backend", backend, tuple(dict.fromkeys(("auto", *FORMATS, *FLAT_FORMATS))))
     if axes is not None:
         require_choice("axes", axes, (AXES,))
     require_remote_access(path, access)
@@ -191,7 +192,7 @@ def look(
 class Holder(ABC):
     """One kind of path that holds tokens: a row of `HOLDERS`."""
 
-    name: ClassVar[str]
+    name: str
 
     @abstractmethod
     def find(self, path: Path, backend: str, dataset: str | None) -> Opening | None:
@@ -285,40 +286,51 @@ def _require_backend(path: Path, backend: str, index: ShardIndex) -> None:
             raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=found)
 
 
-class ArraysHolder(Holder):
-    """A 1-D `.npy` file, or a folder of such files, as a stream."""
+class FlatHolder(Holder):
+    """A file of a flat format, or a folder of such files, as one stream.
 
-    name = "npy"
+    Parameters
+    ----------
+    name
+        The format, a row of `FLAT_FORMATS`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def find(self, path: Path, backend: str, dataset: str | None) -> Opening | None:
-        suffix = FORMATS[self.name].suffix
-        is_found = path.suffix == suffix
-        if path.is_dir() and not is_found:
-            is_found = backend == self.name or any(path.glob(f"*{suffix}"))
-        if not is_found:
+        is_asked_for = backend == self.name and path.is_dir()
+        if not is_asked_for and not flat_files(self.name, path):
             return None
         if backend not in ("auto", self.name):
             raise BackendError(f"{path}: asked for backend {backend!r}, found a {self.name!r} stream")
         return Opening(path, self.name, STREAM_LAYOUT, self.name)
 
     def stream_index(self, opening: Opening) -> ShardIndex:
-        """Return the index of the arrays. Tokens become uint16 where that holds the dtypes of all, else uint32."""
+        """Return the index of the files. Ids become uint16 where that holds the dtypes of all, else uint32."""
         _require_no_split(opening, "none")
-        from zb_hdf5.formats.npy import npy_files, stream_header
-
-        path = opening.path
-        files = npy_files(path)
-        if not files:
-            raise FormatError(f"{path}: no .npy files in this folder")
-        counts, dtypes, _ = zip(*map(stream_header, files), strict=True)
-        is_small = all(dtype.kind == "u" and dtype.itemsize <= 2 for dtype in dtypes)
+        flat = flat_format(self.name)
+        files = flat_files(self.name, opening.path)
+        if flat is None or not files:
+            raise FormatError(f"{opening.path}: no {FLAT_FORMATS[self.name].suffixes[0]} files in this folder")
+        found = [flat.look(file) for file in files]
+        is_small = all(each.dtype.kind == "u" and each.dtype.itemsize <= 2 for each in found)
         dtype = stored_dtype("uint16" if is_small else "uint32")
         meta = StoreMeta(1, DEFAULT_CHUNK_TOKENS, dtype, layout=STREAM_LAYOUT)
         entries = [
-            ShardEntry(file.name, self.name, 0, -(-count // DEFAULT_CHUNK_TOKENS), count, NO_SHA256)
-            for file, count in zip(files, counts, strict=True)
+            ShardEntry(
+                each.path.name,
+                self.name,
+                0,
+                -(-each.num_tokens // DEFAULT_CHUNK_TOKENS),
+                each.num_tokens,
+                NO_SHA256,
+                document_count=NOT_KNOWN if each.num_documents is None else each.num_documents,
+            )
+            for each in found
         ]
-        return ShardIndex(meta, entries, source={NPY_DTYPE: np.result_type(*dtypes).str})
+        dtypes = [each.dtype for each in found]
+        return ShardIndex(meta, entries, source={FLAT_DTYPE: np.result_type(*dtypes).str})
 
 
 class FileHolder(Holder):
@@ -391,4 +403,6 @@ def _require_no_split(opening: Opening, found: str) -> None:
 
 #: The one table of holders, in the order in which a path is compared with them: a format of another trainer, read in
 #: place, is one more row.
-HOLDERS: Final[dict[str, Holder]] = {row.name: row for row in (StoreHolder(), ArraysHolder(), FileHolder())}
+HOLDERS: Final[dict[str, Holder]] = {
+    row.name: row for row in (StoreHolder(), *map(FlatHolder, FLAT_FORMATS), FileHolder())
+}

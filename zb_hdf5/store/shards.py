@@ -48,6 +48,7 @@ from zb_hdf5.store.agreement import require_agreement
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.shard_table import ShardEntry
 from zb_hdf5.store.store_documents import StoreDocuments
+from zb_hdf5.trainers.flat_formats import flat_format
 
 if TYPE_CHECKING:  # h5py, which a store with an index does not need
     from zb_hdf5.formats.h5_column import Column
@@ -106,7 +107,8 @@ class Sharded(Tokens):
         has_tokens = index.table.values["token_count"] > 0
         first = index.shards[int(has_tokens.argmax())]
         if self.asked == "h5py":
-            return None if FORMATS[first.backend].tokens_only else self.asked
+            has_hdf5 = first.backend in FORMATS and not FORMATS[first.backend].tokens_only
+            return self.asked if has_hdf5 else None
         if column in first.columns:
             return RemoteObject.access if self.wait is Wait.FAR else self.asked
         return "pread" if first.has_extents(column) and self.asked != "mmap" else None
@@ -334,14 +336,18 @@ class Sharded(Tokens):
     def _open_by_file(self, path: Path, number: int, unit: int, identity: Identity | None) -> Tokens:
         """Open a shard by the facts of its file, and compare them with the index."""
         entry = self.index.shards[number]
-        reader = FORMATS[entry.backend].open_column(
-            path,
-            self.index.meta,
-            self.asked,
-            identity=identity,
-            dataset=self.dataset,
-            column=self._columns.get(number),
-        )
+        flat = flat_format(entry.backend)
+        if flat is not None:
+            reader = flat.open(path, self.index.meta, self.asked, identity)
+        else:
+            reader = FORMATS[entry.backend].open_column(
+                path,
+                self.index.meta,
+                self.asked,
+                identity=identity,
+                dataset=self.dataset,
+                column=self._columns.get(number),
+            )
         with on_failure(reader.close):
             is_expected = reader.complete if entry.complete else self.index.meta.layout == STREAM_LAYOUT
             if not is_expected:

@@ -20,9 +20,10 @@ from zb_hdf5.formats.windows import Windows
 from zb_hdf5.spec import DOCUMENTS_SUFFIX, INDEX_NAME, NO_SHA256, pieces_path
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.shard_table import ShardEntry
+from zb_hdf5.trainers.flat_formats import flat_format
 
 if TYPE_CHECKING:  # h5py, which a store without documents does not need
-    from zb_hdf5.documents.document_offsets import DocumentOffsets
+    from zb_hdf5.documents.document_offsets import KnownOffsets
     from zb_hdf5.documents.table_file import PiecesFile
 
 
@@ -214,7 +215,7 @@ class StreamDocuments(RecordDocuments):
         return np.concatenate(found), end
 
     def _rows(self, number: int) -> npt.NDArray[np.uint64]:
-        file: DocumentOffsets = self._files.get(number, self.open)
+        file: KnownOffsets = self._files.get(number, self.open)
         return file.rows()
 
     def close(self) -> None:
@@ -224,10 +225,14 @@ class StreamDocuments(RecordDocuments):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_all": None}
 
-    def open(self, number: int) -> DocumentOffsets:
+    def open(self, number: int) -> KnownOffsets:
         """Open the offsets of one file; the caller closes them."""
-        from zb_hdf5.documents.document_offsets import DocumentOffsets
+        from zb_hdf5.documents.document_offsets import DocumentOffsets, KnownOffsets
 
+        flat = flat_format(self._index.table.values["backend"][number])
+        if flat is not None:
+            path = self._paths[number]
+            return KnownOffsets(path, flat.document_offsets(flat.look(path)))
         num_tokens = self._starts[number + 1] - self._starts[number]
         known = self._identities.get(number)
         return DocumentOffsets(self._paths[number], num_tokens, known, self._verify, self._access)
@@ -239,7 +244,8 @@ class StreamDocuments(RecordDocuments):
         if self._path.is_file() and self._path.name != INDEX_NAME:
             from zb_hdf5.documents.document_offsets import table_sha256
 
-            sha256 = table_sha256(self._path) if values["complete"][0] else ""
+            has_digest = values["complete"][0] and values["backend"][0] == "hdf5"
+            sha256 = table_sha256(self._path) if has_digest else ""
             tokens_sha256 = values["sha256"][0].replace(NO_SHA256, "")
             table = DocumentTable.of_file(self._path, tokens_sha256, self._verify, sha256, self._access)
             known = {} if table is None else {self._path.name: table.parts[0]}

@@ -16,10 +16,9 @@ from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, check_
 from zb_hdf5.documents.metadata import TableInfo
 from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, UnverifiableError, ZbError
-from zb_hdf5.files.paths import RemotePath, any_path
+from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.threads import Readers
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.formats.npy import npy_files
 from zb_hdf5.formats.registry import FORMATS, format_of, open_chunks, require_datasets
 from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, documents_path, pieces_path
 from zb_hdf5.store.agreement import require_agreement
@@ -27,6 +26,7 @@ from zb_hdf5.store.both_formats import require_same_tokens, stores_by_format
 from zb_hdf5.store.index import ShardIndex, find_index
 from zb_hdf5.store.rebuild import entry_of
 from zb_hdf5.store.shard_table import ShardEntry
+from zb_hdf5.trainers.flat_formats import flat_files, flat_format, flat_name_of
 
 
 @dataclass
@@ -235,7 +235,7 @@ def verify_store(
     require_datasets(path, dataset=dataset, axes=axes)
     if stores := stores_by_format(path):
         return _verify_each(path, stores, split, workers, progress, announce)
-    files = [path] if isinstance(path, RemotePath) else npy_files(path)
+    files = _lone_files(path)
     index = None
     if find_index(path) or not files:
         index = ShardIndex.load(path).of_split(split)
@@ -250,6 +250,14 @@ def verify_store(
     if split is None and not any(report.problem for report in reports):
         _check_records(folder, index, reports)
     return reports + tables
+
+
+def _lone_files(path: Path) -> list[Path]:
+    """Return the files of a flat stream at a path; the path itself if it is another file; none of another folder."""
+    name = flat_name_of(path)
+    if name:
+        return flat_files(name, path)
+    return [] if path.is_dir() else [path]
 
 
 def _verify_shards(readers: Readers, check: _Check, folder: Path, index: ShardIndex) -> list[ShardReport]:
@@ -339,6 +347,13 @@ class _Check:
 
     def _file(self, path: Path, entry: ShardEntry | None, table: DocumentPart | None, report: ShardReport) -> None:
         """Fill the report of a file."""
+        name = flat_name_of(path)
+        flat = flat_format(name)
+        if flat is not None and name not in FORMATS:
+            report.backend = name
+            report.token_count = flat.look(path).num_tokens
+            report.missing = f"{name} files hold no digests; convert them to a store, which keeps digests from then on"
+            return
         row = format_of(path)
         report.backend = row.name
         if not row.holds_batches:

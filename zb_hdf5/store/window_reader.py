@@ -30,8 +30,8 @@ FINGERPRINT_PLACES: Final = 16
 TOKENS_OF_A_PLACE: Final = 4096
 #: Files whose ends it covers too.
 FINGERPRINT_FILES: Final = 64
-#: The key of the stored dtype in the source of an index that is made of `.npy` files.
-NPY_DTYPE: Final = "dtype"
+#: The key of the stored dtype in the source of an index that is made of flat files.
+FLAT_DTYPE: Final = "dtype"
 
 
 class WindowReader(StoreReader):
@@ -144,7 +144,7 @@ class WindowReader(StoreReader):
         places = {last * k // (FINGERPRINT_PLACES - 1) for k in range(FINGERPRINT_PLACES)}
         for file in {last_file * k // (FINGERPRINT_FILES - 1) for k in range(FINGERPRINT_FILES)}:
             places |= {starts[file], max(starts[file], starts[file + 1] - TOKENS_OF_A_PLACE)}
-        dtype = np.dtype(self.index.source.get(NPY_DTYPE, self.dtype.str))
+        dtype = np.dtype(self.index.source.get(FLAT_DTYPE, self.dtype.str))
         digest = hashlib.sha256(f"{starts}:{dtype.str}".encode())
         for start in sorted(place for place in places if place < self.num_tokens):
             stop = min(start + TOKENS_OF_A_PLACE, starts[bisect_right(starts, start)])

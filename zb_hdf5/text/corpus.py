@@ -31,8 +31,6 @@ SAMPLE_LINES: Final = 1000
 KEYS_SHOWN: Final = 20
 #: Bytes of a file of JSON lines that one process reads at a time.
 ROW_GROUP_BYTES: Final = 64 << 20
-#: Bytes of such a file whose lines are counted at once.
-LINES_BYTES: Final = 1 << 20
 #: How many dropped documents are remembered with file and line.
 FIRST_DROPPED: Final = 5
 #: A text, or why it is none, and the values of its other columns.
@@ -161,9 +159,7 @@ class DocumentFile(ABC):
         block = Block()
         characters = 0
         for number, (text, more) in enumerate(found, first):
-            if not text:
-                text = Reason.EMPTY
-            if isinstance(text, Reason):
+            if isinstance(text := text or Reason.EMPTY, Reason):
                 block.dropped.merge(Dropped({text.value: 1}, [f"{row_of_source(self.path, number)}: {text}"]))
                 continue
             block.texts.append(text)
@@ -287,10 +283,7 @@ class JsonLinesFile(DocumentFile):
         line = 1
         with self._open() as file:
             for start in range(ROW_GROUP_BYTES, self.num_row_groups * ROW_GROUP_BYTES, ROW_GROUP_BYTES):
-                while file.tell() < start - 1:
-                    data = file.read(min(start - 1 - file.tell(), LINES_BYTES))
-                    if not data:
-                        break
+                while data := file.read(max(0, min(start - 1 - file.tell(), 1 << 20))):
                     line += data.count(b"\n")
                 if file.tell() < start:  # else one line fills the group
                     line += file.readline().count(b"\n")

@@ -256,8 +256,7 @@ class HuggingFaceTokenizer(Tokenizer):
         except Exception as error:  # the library raises nothing narrower
             raise FormatError(f"{file}: not a tokenizer.json: {error}") from error
         self._tokenizer.encode_special_tokens = True  # as ordinary text
-        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        if not vocabulary:
+        if not (vocabulary := self._tokenizer.get_vocab(with_added_tokens=True)):
             raise FormatError(f"{file}: expected a trained tokenizer, found no tokens; train it first")
         self.vocab_size = max(vocabulary.values()) + 1
         added = self._tokenizer.get_added_tokens_decoder()
@@ -389,8 +388,7 @@ def _encoding_of_file(path: Path) -> Any:
         special = {token["content"]: int(token["id"]) for token in content["added_tokens"]}
         if sorted(ranks.values()) != sorted(set(content["model"]["vocab"].values()) - set(special.values())):
             raise FormatError("it has other ids")
-        pattern = split_pattern(content)
-        if pattern is None:
+        if (pattern := split_pattern(content)) is None:
             raise FormatError(
                 "its json splits or normalizes text in a way that tiktoken has not; pass hf:tokenizer.json"
             )

@@ -103,8 +103,7 @@ def train_tokenizer(
     number = count()
     dropped = Dropped()
     trained = _train(_training_texts(files, number, dropped, progress), vocab_size, show_bars)
-    num_documents = next(number)
-    if num_documents < 2:
+    if (num_documents := next(number)) < 2:
         raise ConvertError(f"expected at least 2 documents to train on, found {num_documents}")
     write_atomically(ranks_path, _ranks(json.loads(trained.to_str())["model"]["vocab"]))
     write_atomically(path, trained.to_str(pretty=True).encode())

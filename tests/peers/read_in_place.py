@@ -1,0 +1,33 @@
+"""Reads the files of a peer in place, in the environment of the peer: python read_in_place.py FOLDER."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from truth import digest
+
+from zb_hdf5 import FormatError, open_stream
+
+
+def check(folder):
+    """Compare the ids and the documents of a folder with what its writer was given."""
+    truth = json.loads((folder / "truth.json").read_text())
+    with open_stream(folder) as stream:
+        tokens = stream.get_slice(0, stream.num_tokens)
+        lengths = np.diff(stream.doc_offsets).tolist()
+    if lengths != truth["lengths"] or digest([tokens]) != truth["sha256"]:
+        sys.exit(f"{folder}: other ids or documents")
+    print(f"{folder.name}: {len(tokens):,} ids in {len(lengths)} documents, as they were written")
+
+
+for found in sorted(Path(sys.argv[1]).iterdir()):
+    if (found / "truth.json").exists():
+        check(found)
+        continue
+    try:
+        open_stream(found)
+    except FormatError as error:
+        print(f"{found.name}: refused: {error}")
+    else:
+        sys.exit(f"{found}: expected to be refused")

@@ -1,0 +1,190 @@
+"""Files of other trainers, read in place: the ids and documents that their own libraries wrote, by our orders."""
+
+import hashlib
+import json
+import shutil
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from commandline import one_error, report_of, run_zb
+from contract import is_refused
+
+from zb_hdf5 import DocumentLoader, Loader, errors, open_reader, open_stream
+from zb_hdf5.commands.zb import zb
+from zb_hdf5.trainers.llmc import LLMC_HEADER_BYTES
+
+GOLDEN = Path(__file__).parents[1] / "data" / "trainers"
+#: Written by the trainers' own libraries: see .ci/peers.
+WRITTEN = [
+    "megatron/uint16", "megatron/int32", "megatron/sentences", "datatrove/uint16", "datatrove/uint32",
+]  # fmt: skip
+SHAPE = {"batch_size": 4, "seq_len": 64}
+
+
+def ids_file(folder):
+    """Return the file of the ids of a folder."""
+    return next(file for file in sorted(folder.iterdir()) if file.suffix in (".bin", ".ds"))
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """Return `copied(name)`: a golden folder that a test may damage."""
+    return lambda name: Path(shutil.copytree(GOLDEN / name, tmp_path / name.replace("/", "-")))
+
+
+@pytest.fixture(params=WRITTEN)
+def folder(request):
+    return GOLDEN / request.param
+
+
+@pytest.fixture
+def truth(folder):
+    return json.loads((folder / "truth.json").read_text())
+
+
+@pytest.mark.parametrize("access", ["auto", "mmap", "pread"])
+def test_ids_and_documents_are_those_that_were_written(folder, truth, access):
+    with open_stream(folder, access=access) as stream:
+        tokens = stream.get_slice(0, stream.num_tokens)
+        assert hashlib.sha256(tokens.astype(np.int64)).hexdigest() == truth["sha256"]
+        assert np.diff(stream.doc_offsets).tolist() == truth["lengths"]
+        assert len(stream.documents) == len(truth["lengths"])
+        np.testing.assert_array_equal(stream.document(2), tokens[6:136])
+    if access == "auto":  # a file stands for a folder of one
+        with open_stream(ids_file(folder)) as stream:
+            np.testing.assert_array_equal(stream.get_slice(0, stream.num_tokens), tokens)
+
+
+@pytest.mark.parametrize("shuffle", ["global", "records", "block", "sequential"])
+def test_batches_are_those_of_the_same_ids_in_a_npy_file(folder, truth, shuffle, tmp_path):
+    with open_stream(folder) as stream:
+        np.save(tmp_path / "same.npy", np.array(stream.get_slice(0, stream.num_tokens)))
+    how = {**SHAPE, "shuffle": shuffle, "rank": 0, "world_size": 1, "seed": 3}
+    with Loader(folder, **how) as loader, Loader(tmp_path / "same.npy", **how) as same:
+        batches = list(loader)
+        assert torch.equal(torch.stack(batches), torch.stack(list(same)))
+    with Loader(folder, **how) as loader:  # a state is exact, also on other ranks
+        steps = iter(loader)
+        for _ in range(10):
+            next(steps)
+        state = loader.state_dict()
+    with Loader(folder, **how) as resumed:
+        resumed.load_state_dict(state)
+        assert torch.equal(torch.stack(list(resumed)), torch.stack(batches[10:]))
+
+
+def test_documents_of_batches_follow_from_the_lengths(folder, truth):
+    ends = np.cumsum([0, *truth["lengths"]])
+    with Loader(folder, **SHAPE, shuffle="sequential", documents=True, rank=0, world_size=1) as loader:
+        for number, batch in zip(range(5), loader, strict=False):
+            start = number * 256
+            inside = ends[(ends > start) & (ends < start + 256)] - start
+            cuts = np.unique([0, *inside, *range(0, 257, 64)])
+            assert np.array_equal(batch["cu_seqlens"].numpy(), cuts)
+    with DocumentLoader(folder, batch_size=3, shuffle="sequential", collate="pad", rank=0, world_size=1) as loader:
+        lengths = [int(length) for batch in loader for length in batch["seq_lens"]]
+    assert lengths[:30] == [length for length in truth["lengths"] if length][:30]
+
+
+def test_every_command_reads_them(folder, truth, tmp_path):
+    facts = report_of(zb, "info", folder)
+    assert (facts["kind"], facts["tokens"], facts["documents"]) == ("stream", sum(truth["lengths"]), 60)
+    shape = ("--batch-size", 4, "--seq-len", 64)
+    assert "document 2" in run_zb("show", folder, "--batch", 0, *shape, code=0).output
+    run_zb("report", folder, "-o", tmp_path / "report.html", code=0)
+    run_zb("which", folder, "--batch", 1, *shape, code=0)
+    done = run_zb("verify", folder, code=6)
+    assert "hold no digests" in done.output
+
+
+def write_llmc(path, ids, magic=20240520, version=1, count=None):
+    head = np.zeros(256, "<i4")
+    head[:3] = magic, version, len(ids) if count is None else count
+    path.write_bytes(head.tobytes() + np.asarray(ids).tobytes())
+    return path
+
+
+@pytest.mark.parametrize(("magic", "version", "dtype"), [(20240520, 1, "<u2"), (20240801, 7, "<u4")])
+def test_the_files_of_llmc_are_one_stream(magic, version, dtype, tmp_path):
+    ids = np.random.default_rng(1).integers(0, 50_000, 3000).astype(dtype)
+    for number, part in enumerate(np.split(ids, [1000])):
+        write_llmc(tmp_path / f"train_{number:06}.bin", part, magic, version)
+    with open_stream(tmp_path) as stream:
+        np.testing.assert_array_equal(stream.get_slice(0, 3000), ids)
+        assert not stream.has_documents
+    with open_reader(tmp_path, batch_size=2, seq_len=100) as reader:
+        np.testing.assert_array_equal(np.concatenate(list(reader)).ravel(), ids)
+
+
+@pytest.mark.parametrize(("change", "kind", "words"), [
+    ({"magic": 20240522}, errors.FormatError, "evaluation file"),
+    ({"version": 2}, errors.FormatError, "version 1"),
+    ({"count": 2001}, errors.IncompleteError, "expected 5,026 bytes"),
+    ({"count": -1}, errors.FormatError, "-1"),
+])  # fmt: skip
+def test_other_files_of_llmc_are_refused(change, kind, words, tmp_path):
+    path = write_llmc(tmp_path / "x.bin", np.arange(2000, dtype="<u2"), **change)
+    is_refused(kind, lambda: open_stream(path), match=words)
+    assert LLMC_HEADER_BYTES == 1024
+
+
+def cut_ids(folder):
+    path = ids_file(folder)
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+def index_of(folder):
+    return next(file for file in folder.iterdir() if file.suffix in (".idx", ".index"))
+
+
+def patched(offset, data):
+    def change(folder):
+        path = index_of(folder)
+        content = bytearray(path.read_bytes())
+        begin = offset if offset >= 0 else len(content) + offset
+        content[begin : begin + len(data)] = data
+        path.write_bytes(content)
+
+    return change
+
+
+@pytest.mark.parametrize(("name", "change", "kind", "words"), [
+    ("megatron/uint16", cut_ids, errors.IncompleteError, "expected 38,688 bytes, as corpus_text_document.idx has it"),
+    ("datatrove/uint16", cut_ids, errors.IncompleteError, "ids of 2 or 4 bytes"),
+    ("megatron/uint16", patched(18, struct.pack("<Q", 2**60)), errors.IncompleteError, "1,152,921,504,606,846,976"),
+    ("megatron/uint16", patched(26, struct.pack("<Q", 0)), errors.FormatError, "expected the edges of its documents"),
+    ("megatron/uint16", patched(9, struct.pack("<Q", 2)), errors.FormatError, "version 1"),
+    ("megatron/uint16", patched(17, b"\x07"), errors.FormatError, "found code 7"),
+    ("megatron/uint16", patched(-8, struct.pack("<q", 59)), errors.FormatError, "found 0 to 59"),
+    ("megatron/uint16", lambda folder: index_of(folder).write_bytes(b"MMIDIDX\x00\x00"), errors.IncompleteError, "34"),
+    ("datatrove/uint16", lambda folder: index_of(folder).unlink(), errors.IncompleteError, "found no file"),
+    ("datatrove/uint16", lambda folder: index_of(folder).write_bytes(b"12345"), errors.IncompleteError, "8 bytes"),
+    ("datatrove/uint16", patched(-8, struct.pack("<Q", 2**60)), errors.IncompleteError, "belongs to another index"),
+    ("megatron/multimodal", lambda folder: None, errors.FormatError, "multimodal"),
+])  # fmt: skip
+def test_damage_is_one_message_at_opening(name, change, kind, words, copied):
+    folder = copied(name)
+    change(folder)
+    is_refused(kind, lambda: open_stream(folder), match=words)
+    assert words in one_error(run_zb("info", folder))
+
+
+@pytest.mark.parametrize(("name", "change"), [
+    ("megatron/uint16", patched(34, struct.pack("<i", 6))),  # the length of the first sequence
+    ("megatron/uint16", patched(34 + 60 * 12 + 8, struct.pack("<q", 50))),  # the edge after the first document
+    ("datatrove/uint16", patched(0, struct.pack("<Q", 2**63))),
+])  # fmt: skip
+def test_damage_among_the_documents_is_found_when_they_are_read(name, change, copied):
+    folder = copied(name)
+    change(folder)
+    with open_stream(folder) as stream:
+        is_refused(errors.FormatError, lambda: stream.doc_offsets, match="expected")
+
+
+def test_a_folder_of_other_files_is_refused_as_before(tmp_path):
+    (tmp_path / "x.bin").write_bytes(b"no tokens of a format that has a header")
+    is_refused(errors.FormatError, lambda: open_reader(tmp_path / "x.bin"), match="no known file")
+    is_refused(errors.FormatError, lambda: open_reader(tmp_path), match="no shards.json")

@@ -1,0 +1,117 @@
+"""A flat format: files whose ids follow each other in one dtype, which are read in place as one token stream."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.errors import BackendError
+from zb_hdf5.files.paths import Identity
+from zb_hdf5.files.ranges import Extents, Run
+from zb_hdf5.files.tokens import Converted, Tokens, open_extents
+from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.spec import StoreMeta
+
+
+class FlatTokens(NamedTuple):
+    """The facts of one flat file, as its headers and sizes have them: no look at it reads an id or a document.
+
+    Attributes
+    ----------
+    path
+        The file of the ids.
+    num_tokens
+        Its ids.
+    dtype
+        The dtype of an id in the file: any integer.
+    byte_offset
+        The first byte of the first id.
+    num_documents
+        Documents whose ends are stored; None: none are, and the file counts as one document.
+    """
+
+    path: Path
+    num_tokens: int
+    dtype: np.dtype[Any]
+    byte_offset: int = 0
+    num_documents: int | None = None
+
+
+class FlatFormat(ABC):
+    """The files of one flat format: how they are recognised, and what they hold. One file of the package has one.
+
+    Attributes
+    ----------
+    suffixes
+        The endings of the files by which a path is looked at: the first one is that of the ids.
+    """
+
+    suffixes: ClassVar[tuple[str, ...]]
+
+    def files(self, path: Path) -> list[Path]:
+        """Return the files of the ids at a path, by name; none if the path holds none. Hidden ones are left out.
+
+        Parameters
+        ----------
+        path
+            A file of the format, or a folder of such files.
+        """
+        if path.is_dir():
+            found = [file for suffix in self.suffixes[:1] for file in path.glob(f"*{suffix}")]
+            return sorted(file for file in found if not file.name.startswith(".") and self.recognises(file))
+        return [path] if path.name.endswith(self.suffixes[0]) and self.recognises(path) else []
+
+    @abstractmethod
+    def recognises(self, path: Path) -> bool:
+        """Return whether a file that ends as the ids do is of this format, by its content."""
+
+    @abstractmethod
+    def look(self, path: Path) -> FlatTokens:
+        """Return the facts of a file, from its headers and sizes alone.
+
+        Raises
+        ------
+        FormatError
+            If it is of another format or version, or its parts do not fit together.
+        IncompleteError
+            If it was cut short, or a part of it is missing.
+        """
+
+    def document_offsets(self, found: FlatTokens) -> npt.NDArray[np.uint64]:
+        """Return where each document of a file begins and the last one ends, shape (D + 1,), checked.
+
+        Raises
+        ------
+        FormatError
+            If they do not ascend from 0 to the number of tokens.
+        """
+        return np.array([0, found.num_tokens], np.uint64)
+
+    def open(self, path: Path, meta: StoreMeta, access: str = "auto", identity: Identity | None = None) -> BatchReader:
+        """Open a file as the chunks of a stream.
+
+        Parameters
+        ----------
+        meta
+            The chunks. Ids become its dtype, and one that does not fit is an error when it is read.
+        access
+            As for `open_reader`.
+        identity
+            The identity that the file had before; another file of this name is refused. None: any file.
+        """
+        if access == "h5py":
+            raise BackendError(f"{path}: access='h5py' needs an HDF5 file, found a {self.suffixes[0]} file")
+        found = self.look(path)
+        num_bytes = found.num_tokens * found.dtype.itemsize
+        extents = Extents([Run(found.byte_offset, num_bytes, 1)] if num_bytes else [], num_bytes)
+        tokens: Tokens = open_extents(path, extents, found.dtype, found.num_tokens, access, identity)
+        if found.dtype != meta.dtype:
+            tokens = Converted(tokens, meta.dtype, meta)
+        if found.num_documents is not None:
+            meta = replace(meta, document_count=found.num_documents)
+        return BatchReader(path, meta, -(-found.num_tokens // meta.chunk_tokens), tokens)

@@ -1,0 +1,70 @@
+"""datatrove's token files, which nanotron reads: `.ds` has the ids, `.ds.index` the ends of the documents.
+
+The ends are counted in ids, u8 [D]. `.ds.metadata` names the tokenizer and the bytes of an id, and `.ds.loss` has a
+loss mask of one byte for each id. Files have no magic: the bytes of an id follow from the two sizes. Source:
+`datatrove.pipeline.tokens`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.errors import FormatError, IncompleteError
+from zb_hdf5.files.paths import regular
+from zb_hdf5.formats.flat import FlatFormat, FlatTokens
+
+#: Bytes of an id -> dtype.
+DTYPE_BY_BYTES: Final[dict[int, np.dtype[Any]]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
+END_BYTES: Final = 8
+
+
+class Datatrove(FlatFormat):
+    """`.ds` files of datatrove, each with its `.ds.index`."""
+
+    suffixes: ClassVar = (".ds",)
+
+    def recognises(self, path: Path) -> bool:
+        """Return True: nothing else ends so; `look` names what is missing."""
+        return True
+
+    def look(self, path: Path) -> FlatTokens:
+        index = _index_of(path)
+        try:
+            num_bytes = index.stat().st_size
+        except FileNotFoundError as error:
+            raise IncompleteError(f"{path}: expected the ends of documents in {index.name}, found no file") from error
+        num_documents, rest = divmod(num_bytes, END_BYTES)
+        if rest:
+            raise IncompleteError(f"{index}: expected {END_BYTES} bytes for each document, found {num_bytes:,} bytes")
+        num_tokens = 0
+        if num_documents:
+            with open(index, "rb", opener=regular) as file:
+                file.seek(-END_BYTES, 2)
+                num_tokens = int.from_bytes(file.read(END_BYTES), "little")
+        size = path.stat().st_size
+        for itemsize, dtype in DTYPE_BY_BYTES.items():
+            if size == num_tokens * itemsize:
+                return FlatTokens(path, num_tokens, dtype, num_documents=num_documents)
+        raise IncompleteError(
+            f"{path}: expected {num_tokens:,} ids of 2 or 4 bytes, as {index.name} has it, found {size:,} bytes: it "
+            "was cut short, or belongs to another index"
+        )
+
+    def document_offsets(self, found: FlatTokens) -> npt.NDArray[np.uint64]:
+        index = _index_of(found.path)
+        ends = np.fromfile(index, "<u8")
+        offsets = np.concatenate([np.zeros(1, np.uint64), ends])
+        if int(offsets[-1]) != found.num_tokens or (offsets[1:] < offsets[:-1]).any():
+            raise FormatError(f"{index}: expected ends of documents that ascend to {found.num_tokens:,}, found others")
+        return offsets
+
+
+def _index_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.index")
+
+
+DATATROVE: Final = Datatrove()

@@ -1,0 +1,63 @@
+"""The table of flat formats: a row for each, by which a path is looked at before the file of the format is imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Final, NamedTuple
+
+from zb_hdf5.files.paths import RemotePath
+from zb_hdf5.formats.flat import FlatFormat
+
+
+class FlatRow(NamedTuple):
+    """A flat format in the table.
+
+    Attributes
+    ----------
+    suffixes
+        The endings of paths that are looked into; the first one is that of the ids, by which a folder is searched.
+    format
+        "module:name" of its `FlatFormat`.
+    """
+
+    suffixes: tuple[str, ...]
+    format: str
+
+
+#: In the order in which a path is compared with them; three formats use `.bin`, and are told apart by their content.
+FLAT_FORMATS: Final[dict[str, FlatRow]] = {
+    "npy": FlatRow((".npy",), "zb_hdf5.formats.npy:NPY_ARRAYS"),
+    "megatron": FlatRow((".bin", ".idx"), "zb_hdf5.trainers.megatron:MEGATRON"),
+    "datatrove": FlatRow((".ds",), "zb_hdf5.trainers.datatrove:DATATROVE"),
+    "llmc": FlatRow((".bin",), "zb_hdf5.trainers.llmc:LLMC"),
+}
+
+
+def flat_format(name: str) -> FlatFormat | None:
+    """Return a flat format by its name; None for a format that is not flat."""
+    row = FLAT_FORMATS.get(name)
+    return None if row is None else resolve_name(row.format)
+
+
+def flat_files(name: str, path: Path) -> list[Path]:
+    """Return the files at a path that are a stream of a flat format, by their names and their content.
+
+    Parameters
+    ----------
+    name
+        The format, a row of `FLAT_FORMATS`.
+    path
+        A file, or a folder of files.
+    """
+    suffixes = FLAT_FORMATS[name].suffixes
+    if isinstance(path, RemotePath):
+        return []
+    is_named = any(path.glob(f"*{suffixes[0]}")) if path.is_dir() else path.suffix in suffixes
+    found = flat_format(name) if is_named else None
+    return [] if found is None else found.files(path)
+
+
+def flat_name_of(path: Path) -> str:
+    """Return the name of the flat format that a path holds; "": none."""
+    return next((name for name in FLAT_FORMATS if flat_files(name, path)), "")

@@ -1,0 +1,60 @@
+"""The `.bin` files of llm.c and modded-nanogpt: a header of 256 int32, then ids.
+
+The header has a magic number, a version and the number of ids. Source: `dev/data/data_common.py` of llm.c.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from zb_hdf5.errors import FormatError, IncompleteError
+from zb_hdf5.files.paths import regular
+from zb_hdf5.formats.flat import FlatFormat, FlatTokens
+
+LLMC_HEADER_BYTES: Final = 256 * 4
+#: Magic number -> version and dtype of the ids.
+TOKEN_MAGICS: Final[dict[int, tuple[int, np.dtype[Any]]]] = {
+    20240520: (1, np.dtype("<u2")),
+    20240801: (7, np.dtype("<u4")),
+}
+#: The magic number of evaluation files, which hold questions and no stream of tokens.
+EVALUATION_MAGIC: Final = 20240522
+
+
+class LlmC(FlatFormat):
+    """`.bin` files of llm.c and modded-nanogpt. The documents in them are not told apart."""
+
+    suffixes: ClassVar = (".bin",)
+
+    def recognises(self, path: Path) -> bool:
+        with open(path, "rb", opener=regular) as file:
+            magic = int.from_bytes(file.read(4), "little")
+        return magic in TOKEN_MAGICS or magic == EVALUATION_MAGIC
+
+    def look(self, path: Path) -> FlatTokens:
+        with open(path, "rb", opener=regular) as file:
+            head = np.frombuffer(file.read(12), "<i4")
+        if len(head) < 3:
+            raise IncompleteError(
+                f"{path}: expected a header of {LLMC_HEADER_BYTES} bytes, found {path.stat().st_size}"
+            )
+        magic, version, num_tokens = head.tolist()
+        if magic == EVALUATION_MAGIC:
+            raise FormatError(f"{path}: expected tokens, found an evaluation file of llm.c")
+        known, dtype = TOKEN_MAGICS[magic]
+        if version != known or num_tokens < 0:
+            raise FormatError(
+                f"{path}: expected version {known} of llm.c's tokens and their number, found version {version} and "
+                f"{num_tokens:,}"
+            )
+        end = LLMC_HEADER_BYTES + num_tokens * dtype.itemsize
+        size = path.stat().st_size
+        if size != end:
+            raise IncompleteError(f"{path}: expected {end:,} bytes for {num_tokens:,} ids, found {size:,}")
+        return FlatTokens(path, num_tokens, dtype, LLMC_HEADER_BYTES)
+
+
+LLMC: Final = LlmC()

@@ -148,11 +148,13 @@ class WholeBatches:
                 met.clear()
             known = met[file] = self._meet(file, number)
         views, crc32, plain = known
-        batch: npt.NDArray[Any] | None = None
+        batch: npt.NDArray[Any] | None
         if views is not None:
             batch = views[index]
         elif plain is not None:
             batch = self._filled(plain, index)
+        else:
+            return self._read(number)
         if batch is None or (crc32 is not None and crc32_of(batch) != crc32(index)):
             return self._read(number)
         return from_numpy()(batch if self._is_view else batch.astype(self._dtype))

@@ -1,7 +1,4 @@
-"""The benchmarks run, and give positive figures in every row; few modules run in the jobs that users do most.
-
-Batches and states stay those of an earlier build: `data/states.json` was made by one (old_and_new.py).
-"""
+"""The benchmarks run, and give positive figures in every row; few modules run in the jobs that users do most."""
 
 import json
 import os
@@ -12,7 +9,6 @@ from importlib import import_module
 from pathlib import Path
 
 import numpy as np
-import old_and_new
 import pytest
 from commandline import run
 
@@ -116,25 +112,3 @@ def test_the_jobs_of_users_run_few_modules(tmp_path):
     }
     assert all(found.values())
     assert not {job: paths for job, paths in found.items() if len(paths) > MOST[job]}
-
-
-# --- an earlier build --------------------------------------------------------------------------------------------
-GOLDEN = json.loads((Path(__file__).parent / "data" / "states.json").read_text())
-
-
-@pytest.mark.slow
-def test_the_batches_and_the_states_are_those_of_the_earlier_build(tmp_path):
-    """One test, for the stores are written once."""
-    folders = tmp_path / "sources", tmp_path / "stores"
-    old_and_new.make_sources(folders[0])
-    old_and_new.make_stores(*folders)
-    makes = old_and_new.cases()
-    different = []
-    for case, golden in GOLDEN.items():
-        found = old_and_new.result_of(makes[case], *folders)
-        resumed = old_and_new.result_of(makes[case], *folders, state=golden["state"])
-        different += [f"{case}: {fact}" for fact in old_and_new.differences(golden, found, "")]
-        different += [
-            f"{case}: {fact}" for fact in old_and_new.differences({"rest": golden["rest"]}, resumed, "resumed.")
-        ]
-    assert not different

@@ -123,4 +123,5 @@ def test_equal_sources_give_equal_bytes_and_the_time_is_that_of_the_index(record
         assert "2023-11-14T22:13:20+00:00" in succeed(zb, "info", path).stdout
         succeed(zb, "report", path, "-o", tmp_path / "page.html", "--force")
         assert "2023-11-14T22:13:20+00:00" in (tmp_path / "page.html").read_text()
-    assert "for the same files and times" in " ".join(run(zb, "report", "--help").stdout.split())
+    help_text = " ".join(run(zb, "report", "--help").stdout.split())
+    assert "The same files, with the same times, give the same page." in help_text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Self
 
 from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.errors import BatchIndexError, FormatError
@@ -88,7 +89,20 @@ class TokenStream(WindowReader):
                     f"{self.path}: was replaced: expected at least {self.num_tokens:,} tokens, found "
                     f"{fresh.num_tokens:,}; open it again"
                 )
-            before = dict(self.__dict__)  # its files close when the last thread that reads from them has finished
-            self.__dict__.update(fresh.__dict__, _changing=self._changing)
-            del before
+            self._follow(fresh)
         return self.num_tokens
+
+    def _follow(self, fresh: Self) -> None:
+        """See what another look at the same stream has found."""
+        # the tokens before the counts: a thread that reads meanwhile never counts tokens that its files do not have;
+        # the files of before close when the last thread that reads from them has finished
+        self._shards = fresh._shards
+        self.tokens = fresh.tokens
+        self.record_documents = fresh.record_documents
+        self._fields = {}
+        self.index = fresh.index
+        self.meta = fresh.meta
+        self._fingerprint = None
+        self.complete = fresh.complete
+        self.max_token = fresh.max_token
+        self.num_batches = fresh.num_batches

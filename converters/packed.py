@@ -415,6 +415,7 @@ class PackedSource(BatchSource):
             raise ArgumentError(f"{path}: expected a stream with documents, found none: cut records with hdf5-to-hdf5")
         self._path = path
         self._checked = counts is not None
+        self._has_digests = all(each.index.has_digests for each in stores.values())
         self._options = options
         self.meta = StoreMeta(
             batch_size=options.batch_size,
@@ -451,7 +452,7 @@ class PackedSource(BatchSource):
 
     def check_reads(self) -> None:
         """Compare the whole stream with its digests, once: rows are cut from its chunks anywhere."""
-        if not self._checked:
+        if not self._checked and self._has_digests:
             require_digests(self._path)
         self._checked = True
 
@@ -514,9 +515,8 @@ def open_packed(paths: list[Path], settings: Settings) -> Generator[PackedSource
     destination = settings.target.path
     part = settings.work.shard_range
     suffix = ".plan" if part == WHOLE else f".plan-{part.job}"
-    opening = look(path)
-    if opening.layout != STREAM_LAYOUT or opening.backend != "hdf5":
-        raise ArgumentError(f"{path}: expected a token stream of documents in HDF5, found none")
+    if look(path).layout != STREAM_LAYOUT:
+        raise ArgumentError(f"{path}: expected a token stream of documents, found batches")
     with scratch_directory(destination.with_name(destination.name + suffix)) as folder:
         dtype = settings.of(StreamOptions).dtype
         yield PackedSource(path, folder, settings.of(RowOptions), settings.target, dtype)

@@ -307,10 +307,13 @@ def test_other_sources_are_refused(tmp_path, stream):
     np.save(tmp_path / "x.npy", np.arange(100))
     pack(stream, tmp_path / "packed")
     shape = ["--batch-size", "2", "--seq-len", "8", "--quiet"]
-    for path in (tmp_path / "x.npy", tmp_path / "packed"):
+    for path, message in (
+        (tmp_path / "x.npy", "expected a stream with documents, found none"),
+        (tmp_path / "packed", "expected a token stream of documents, found batches"),
+    ):
         done = run(command, "stream-to-hdf5", path, tmp_path / "out", *shape)
         assert done.exit_code == 2
-        assert "expected a token stream of documents in HDF5" in re.sub(r"\s+", " ", done.output)
+        assert message in re.sub(r"\s+", " ", done.output)
     with pytest.raises(ArgumentError, match="packing belongs to stream"):
         convert(tmp_path / "x.npy", "hdf5", tmp_path / "out", packing="pad")
     is_refused(ArgumentError, lambda: convert(stream, "hdf5", tmp_path / "out", vocab_size=9), match="vocab_size")

@@ -11,8 +11,9 @@ import pytest
 import torch
 from commandline import one_error, report_of, run_zb
 from contract import is_refused
+from packed import tokens_of
 
-from zb_hdf5 import DocumentLoader, Loader, errors, open_reader, open_stream
+from zb_hdf5 import DocumentLoader, Loader, convert, errors, open_reader, open_stream
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.trainers.llmc import LLMC_HEADER_BYTES
 
@@ -98,6 +99,26 @@ def test_every_command_reads_them(folder, truth, tmp_path):
     run_zb("which", folder, "--batch", 1, *shape, code=0)
     done = run_zb("verify", folder, code=6)
     assert "hold no digests" in done.output
+
+
+@pytest.mark.parametrize("packing", ["best-fit", "concat", "pad"])
+def test_documents_are_packed_into_a_store_as_those_of_our_streams(folder, truth, packing, tmp_path):
+    report = convert(folder, "hdf5", tmp_path / "store", seq_len=64, batch_size=4, packing=packing, workers=1)
+    assert report.counts.tokens_in == sum(truth["lengths"])
+    with open_stream(folder) as stream, open_reader(tmp_path / "store") as reader:
+        tokens = np.array(stream.get_slice(0, stream.num_tokens))
+        np.testing.assert_array_equal(reader.documents.offsets, stream.doc_offsets)
+        held = np.zeros(len(tokens), np.int64)
+        for number in range(reader.num_batches):
+            rows = tokens_of(reader.read_batch_pieces(number))
+            offsets = np.array([-1 if offset is None else offset for row in rows for _, offset, _ in row])
+            is_text = offsets >= 0
+            np.testing.assert_array_equal(reader.read_batch(number).ravel()[is_text], tokens[offsets[is_text]])
+            np.add.at(held, offsets[is_text], 1)
+    lost = sum(report.counts.dropped.values())
+    assert held.max() == 1
+    assert held.sum() == len(tokens) - lost
+    run_zb("verify", tmp_path / "store", code=0)
 
 
 def write_llmc(path, ids, magic=20240520, version=1, count=None):

@@ -14,8 +14,9 @@ from contract import is_refused
 from numbered import numbered_batches
 from processes import in_forks, killed_after, output_of, running, started
 
-from zb_hdf5 import FollowingLoader, HDF5ShardWriter, MmapTokenStore, errors, open_reader, open_writer
+from zb_hdf5 import FollowingLoader, HDF5ShardWriter, MmapTokenStore, errors, open_reader, open_stream, open_writer
 from zb_hdf5.formats.h5_reader import HDF5Reader
+from zb_hdf5.formats.windows import Windows
 from zb_hdf5.spec import BATCHES
 
 B, S = 2, 8
@@ -204,3 +205,16 @@ def test_a_shared_reader_of_a_growing_stream_gives_the_tokens_that_were_committe
             for reader in readers:
                 reader.result()
             assert store.refresh() == writer.token_count
+
+
+def test_a_stream_that_grows_keeps_its_windows(tmp_path):
+    with HDF5ShardWriter(tmp_path / "s.h5", chunk_tokens=64, dtype="uint32") as writer:
+        writer.write_document(np.arange(64))
+        with open_stream(tmp_path / "s.h5.partial") as stream:
+            stream.cut(Windows.of(2, 16))
+            assert (len(stream), stream.document_count) == (2, 1)
+            writer.write_document(np.arange(64, 128))
+            assert stream.refresh() == 128
+            assert (len(stream), stream.document_count) == (4, 2)
+            np.testing.assert_array_equal(stream.read_batch(3), np.arange(96, 128).reshape(2, 16))
+            np.testing.assert_array_equal(stream.document(1), np.arange(64, 128))

@@ -101,6 +101,12 @@ class Sharded(Tokens):
         self.number(index.table.values["token_count"].tolist())
         self._reset()
 
+    def reopened(self, index: ShardIndex, columns: Mapping[int, Column]) -> Sharded:
+        """Return the tokens of a newer index, read in the same way; none of its files is open yet."""
+        tokens = Sharded(self.folder, index, self.asked, self._verify, self.dataset, columns)
+        tokens.name = self.name
+        return tokens
+
     def _known_access(self) -> str | None:
         """Return the access of the shards, if no look into one is needed."""
         index, column = self.index, self.index.meta.column

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Self
 
 from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.errors import BatchIndexError, FormatError
+from zb_hdf5.field import Field
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.spec import TokenArray
 from zb_hdf5.store.holders import look
@@ -26,8 +26,6 @@ class TokenStream(WindowReader):
         Whether it is stored where documents begin; else each file counts as one.
     num_tokens
         Up to `token_count` of each file: the padding of its last chunk is never shown.
-    boundary_token_id, vocab_size, tokenizer
-        As stored; -1, 0 and "" where unknown.
     """
 
     documents: DocumentTable  # each stream has them
@@ -55,10 +53,26 @@ class TokenStream(WindowReader):
             columns=opening.columns,
         )
         self._split = split
-        self.boundary_token_id = index.meta.boundary_token_id
-        self.vocab_size = index.meta.vocab_size
-        self.tokenizer = index.meta.tokenizer
-        self.fields = index.meta.fields
+
+    @property
+    def boundary_token_id(self) -> int:
+        """The token between documents, as stored; -1: not known."""
+        return self.index.meta.boundary_token_id
+
+    @property
+    def vocab_size(self) -> int:
+        """The size of the vocabulary, as stored; 0: not known."""
+        return self.index.meta.vocab_size
+
+    @property
+    def tokenizer(self) -> str:
+        """The name of the tokenizer, as stored; "": not known."""
+        return self.index.meta.tokenizer
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The fields of the tokens."""
+        return self.index.meta.fields
 
     def document(self, number: int) -> TokenArray:
         """Return the tokens of one document, its boundary token included."""
@@ -83,26 +97,14 @@ class TokenStream(WindowReader):
             If this is another stream now.
         """
         with self._changing:
-            fresh = type(self)(self.path, split=self._split, **self._options)
-            if fresh.num_tokens < self.num_tokens:
+            opening = look(self.path, split=self._split, **self._options)
+            index = opening.stream_index()
+            if self.verify == "store":
+                opening.compare_digests()
+            if index.token_count < self.num_tokens:
                 raise FormatError(
                     f"{self.path}: was replaced: expected at least {self.num_tokens:,} tokens, found "
-                    f"{fresh.num_tokens:,}; open it again"
+                    f"{index.token_count:,}; open it again"
                 )
-            self._follow(fresh)
+            self.follow(index, opening.columns)
         return self.num_tokens
-
-    def _follow(self, fresh: Self) -> None:
-        """See what another look at the same stream has found."""
-        # the tokens before the counts: a thread that reads meanwhile never counts tokens that its files do not have;
-        # the files of before close when the last thread that reads from them has finished
-        self._shards = fresh._shards
-        self.tokens = fresh.tokens
-        self.record_documents = fresh.record_documents
-        self._fields = {}
-        self.index = fresh.index
-        self.meta = fresh.meta
-        self._fingerprint = None
-        self.complete = fresh.complete
-        self.max_token = fresh.max_token
-        self.num_batches = fresh.num_batches

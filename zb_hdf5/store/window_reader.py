@@ -93,16 +93,40 @@ class WindowReader(StoreReader):
         self._fingerprint = None
         self._fields = {}
         if stream.field is None:
-            self.record_documents = StreamDocuments(
-                self.path,
-                self.paths,
-                self.index,
-                self._shards.starts,
-                self._shards.identities,
-                self._reads,
-                self._shards.asked,
-                windows,
-            )
+            self.record_documents = self._documents_of(self.index, windows)
+
+    def follow(self, index: ShardIndex, columns: Mapping[int, Column]) -> None:
+        """Read the files of a newer index of the same stream, which has as many tokens or more.
+
+        Other threads may read meanwhile: they see tokens before the documents of these, and documents before the
+        numbers of both. A file that was open closes when no thread reads from it any more.
+
+        Parameters
+        ----------
+        columns
+            As for `StoreReader`.
+        """
+        tokens = self._shards.reopened(index, columns)
+        _ = tokens.access  # as in `StoreReader`: an error changes nothing
+        self._shards = tokens
+        self.tokens = tokens
+        self.record_documents = self._documents_of(index, self.windows)
+        self.index = index
+        self.max_token = index.max_token
+        self.cut(self.windows)
+
+    def _documents_of(self, index: ShardIndex, windows: Windows) -> StreamDocuments:
+        folder = self._shards.folder
+        return StreamDocuments(
+            self.path,
+            [folder / path for path in index.table.values["path"]],
+            index,
+            self._shards.starts,
+            self._shards.identities,
+            self._reads,
+            self._shards.asked,
+            windows,
+        )
 
     @property
     def num_tokens(self) -> int:

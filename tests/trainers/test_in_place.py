@@ -205,6 +205,14 @@ def test_damage_among_the_documents_is_found_when_they_are_read(name, change, co
         is_refused(errors.FormatError, lambda: stream.doc_offsets, match="expected")
 
 
+def test_documents_of_a_file_that_was_replaced_are_refused(tmp_path):
+    for number in range(2):
+        write_llmc(tmp_path / f"{number}.bin", np.arange(100, dtype="<u2"))
+    with open_stream(tmp_path) as stream:
+        write_llmc(tmp_path / "1.bin", np.arange(150, dtype="<u2"))
+        is_refused(errors.FormatError, lambda: stream.doc_offsets, match="expected 100 tokens, found 150")
+
+
 def test_a_folder_of_other_files_is_refused_as_before(tmp_path):
     (tmp_path / "x.bin").write_bytes(b"no tokens of a format that has a header")
     is_refused(errors.FormatError, lambda: open_reader(tmp_path / "x.bin"), match="no known file")

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, RecordDocuments, in_order
 from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, pieces_of_windows
+from zb_hdf5.errors import FormatError
 from zb_hdf5.files.forks import kept_property
 from zb_hdf5.files.paths import Identity, RemotePath, finding
 from zb_hdf5.files.threads import Readers
@@ -229,11 +230,16 @@ class StreamDocuments(RecordDocuments):
         """Open the offsets of one file; the caller closes them."""
         from zb_hdf5.documents.document_offsets import DocumentOffsets, KnownOffsets
 
+        num_tokens = self._starts[number + 1] - self._starts[number]
         flat = flat_format(self._index.table.values["backend"][number])
         if flat is not None:
-            path = self._paths[number]
-            return KnownOffsets(path, flat.document_offsets(flat.look(path)))
-        num_tokens = self._starts[number + 1] - self._starts[number]
+            found = flat.look(self._paths[number])
+            if found.num_tokens != num_tokens:
+                raise FormatError(
+                    f"{found.path}: was replaced: expected {num_tokens:,} tokens, found {found.num_tokens:,}; open it "
+                    "again"
+                )
+            return KnownOffsets(found.path, flat.document_offsets(found))
         known = self._identities.get(number)
         return DocumentOffsets(self._paths[number], num_tokens, known, self._verify, self._access)
 

@@ -12,18 +12,8 @@ from zb_hdf5.field import Fields, parse_fields
 from zb_hdf5.files.paths import local_path, on_failure
 from zb_hdf5.formats.batch_reader import BatchReader, require_choice
 from zb_hdf5.formats.batch_writer import BatchWriter
-from zb_hdf5.formats.registry import (
-    FORMATS,
-    backend_of_suffix,
-    backends,
-)
-from zb_hdf5.spec import (
-    BATCHES_LAYOUT,
-    NO_CODEC,
-    StoreMeta,
-    codec_named,
-    stored_dtype,
-)
+from zb_hdf5.formats.registry import FORMATS, backend_of_suffix, backends
+from zb_hdf5.spec import BATCHES_LAYOUT, NO_CODEC, StoreMeta, codec_named, stored_dtype
 from zb_hdf5.store.holders import Opening, Shape, look
 from zb_hdf5.store.token_stream import TokenStream
 
@@ -62,8 +52,9 @@ def open_reader(
         and nothing else; batches are ranged reads. Or a folder that has a store of the same tokens for each format,
         named by it: `books/hdf5/` and `books/batch/`.
     backend
-        "auto" looks at the magic bytes; "batch" or "hdf5" demands that format, "npy" a file or folder of 1-D arrays. Of
-        a folder with a store for each format it chooses the store; "auto" takes HDF5. States fit both.
+        "auto" looks at the magic bytes; "batch" or "hdf5" demands that format. "npy" demands a file or folder of 1-D
+        arrays, "megatron", "datatrove" or "llmc" token files of that trainer (see docs/train.md). Of a folder with a
+        store for each format it chooses the store; "auto" takes HDF5. States fit both.
     access
         "auto": a local file is mapped at the first call that needs a mapping (a view, int32 of uint32, records; whole
         batches of a loader, while they are in the page cache); whatever is copied into a buffer, and a file on a
@@ -86,8 +77,8 @@ def open_reader(
     split
         Split of a store whose shards alone are read ("train", "val"); None: all shards. A lone file is "train".
     batch_size, seq_len, overlap
-        For a token stream (an HDF5 stream, a store of them, 1-D `.npy` files): the shape of its windows, and how many
-        tokens each of them shares with the next. See `StoreReader`.
+        For a token stream (an HDF5 stream, a store of them, 1-D `.npy` files, token files of another trainer): the
+        shape of its windows, and how many tokens each of them shares with the next. See `WindowReader`.
     cache, cache_bytes
         A folder on a fast local disk, in which batches are kept when they are first read, and how much it may hold in
         all (200 * 2**30 or "200GiB"; None: nine tenths of the free space). Several readers, processes and jobs may
@@ -155,8 +146,8 @@ def open_stream(
     Parameters
     ----------
     path
-        An HDF5 stream, a folder with a `shards.json` of them, or its URL; a 1-D `.npy` file, or a folder of such files
-        in the order of their names (files of other suffixes are not looked at).
+        An HDF5 stream, a folder with a `shards.json` of them, or its URL; a 1-D `.npy` file or a token file of another
+        trainer, or a folder of such files in the order of their names (files of other suffixes are not looked at).
     split
         Split of a store whose shards alone are read ("train", "val"); None: all shards.
     access

@@ -12,9 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.console import (
-    Progress,
-)
+from zb_hdf5.console import Progress
 from zb_hdf5.files.threads import read_ahead
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batch_reader import GROUP_BYTES, BatchReader

@@ -62,8 +62,8 @@ class FlatFormat(ABC):
             A file of the format, or a folder of such files.
         """
         if path.is_dir():
-            found = [file for suffix in self.suffixes[:1] for file in path.glob(f"*{suffix}")]
-            return sorted(file for file in found if not file.name.startswith(".") and self.recognises(file))
+            found = [file for file in path.glob(f"*{self.suffixes[0]}") if not file.name.startswith(".")]
+            return sorted(file for file in found if file.is_file() and self.recognises(file))
         return [path] if path.name.endswith(self.suffixes[0]) and self.recognises(path) else []
 
     @abstractmethod

@@ -122,9 +122,8 @@ class HDF5Reader(BatchReader):
     def _look(self, tokens: H5pyTokens) -> None:
         tokens.dataset()
         state = tokens.refresh() if self.meta.layout == BATCHES_LAYOUT else None
-        for (
-            field
-        ) in self._fields.values():  # after the tokens, to have as many values, and before others see their number
+        # after the tokens, to have as many values, and before others see their number
+        for field in self._fields.values():
             field.refresh()
         if state is not None:
             self.sha256 = state["sha256"] if self.meta.field is None else self.sha256

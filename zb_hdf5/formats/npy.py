@@ -70,11 +70,8 @@ class NpyArrays(FlatFormat):
     suffixes: ClassVar = (".npy",)
 
     def recognises(self, path: Path) -> bool:
+        """Return True: `look` refuses other content."""
         return True
-
-    def files(self, path: Path) -> list[Path]:
-        """Return a `.npy` file, or those of a folder in the order of their names; hidden ones are not looked at."""
-        return npy_files(path)
 
     def look(self, path: Path) -> FlatTokens:
         num_tokens, dtype, byte_offset = stream_header(path)
@@ -82,13 +79,6 @@ class NpyArrays(FlatFormat):
 
 
 NPY_ARRAYS: Final = NpyArrays()
-
-
-def npy_files(path: Path) -> list[Path]:
-    """Return a `.npy` file, or those of a folder in the order of their names; hidden files are left out."""
-    if not path.is_dir():
-        return [path]
-    return sorted(file for file in path.glob("*.npy") if file.is_file() and not file.name.startswith("."))
 
 
 class NpyWriter(FileWriter):

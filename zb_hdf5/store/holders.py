@@ -179,9 +179,8 @@ def look(
     require_present(path)
     if dataset is not None or axes is not None:
         require_datasets(path, dataset=dataset, axes=axes)
-    found = None
-    for holder in HOLDERS.values():
-        found = found or holder.find(path, backend, dataset)
+    openings = (holder.find(path, backend, dataset) for holder in HOLDERS.values())
+    found = next((opening for opening in openings if opening is not None), None)
     if found is None:
         raise no_index(path)
     if axes is not None and found.layout == STREAM_LAYOUT:

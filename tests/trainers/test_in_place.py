@@ -213,6 +213,16 @@ def test_documents_of_a_file_that_was_replaced_are_refused(tmp_path):
         is_refused(errors.FormatError, lambda: stream.doc_offsets, match="expected 100 tokens, found 150")
 
 
+def test_a_folder_of_which_a_part_is_not_recognised_is_refused(copied):
+    folder = copied("megatron/uint16")
+    shutil.copy(ids_file(folder), folder / "second.bin")  # its .idx is still to come
+    is_refused(errors.FormatError, lambda: open_stream(folder), match=r"second\.bin: .* no \.idx file of its name")
+    assert "second.bin" in one_error(run_zb("info", folder))
+    (folder / "second.bin").rename(folder / ".second.bin")
+    with open_stream(folder) as stream:
+        assert len(stream.paths) == 1
+
+
 def test_a_folder_of_other_files_is_refused_as_before(tmp_path):
     (tmp_path / "x.bin").write_bytes(b"no tokens of a format that has a header")
     is_refused(errors.FormatError, lambda: open_reader(tmp_path / "x.bin"), match="no known file")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Never
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import BackendError
+from zb_hdf5.errors import BackendError, FormatError
 from zb_hdf5.files.paths import Identity
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.tokens import Converted, Tokens, open_extents
@@ -60,11 +60,29 @@ class FlatFormat(ABC):
         ----------
         path
             A file of the format, or a folder of such files.
+
+        Raises
+        ------
+        FormatError
+            If a folder has other files of that suffix too: one that is damaged would be left out without a word.
         """
         if path.is_dir():
-            found = [file for file in path.glob(f"*{self.suffixes[0]}") if not file.name.startswith(".")]
-            return sorted(file for file in found if file.is_file() and self.recognises(file))
+            named = [file for file in path.glob(f"*{self.suffixes[0]}") if not file.name.startswith(".")]
+            named = sorted(file for file in named if file.is_file())
+            found = [file for file in named if self.recognises(file)]
+            if found and len(found) < len(named):
+                self._refuse_other(next(file for file in named if file not in found), found[0])
+            return found
         return [path] if path.name.endswith(self.suffixes[0]) and self.recognises(path) else []
+
+    def _refuse_other(self, other: Path, known: Path) -> Never:
+        """Raise `FormatError` for a file that is not of this format, in the folder of one that is."""
+        kind = "another one"
+        if len(self.suffixes) > 1:
+            kind = f"another one, or no {self.suffixes[1]} file of its name"
+        raise FormatError(
+            f"{other}: expected the format of {known.name}, found {kind}; restore it, or move it to another folder"
+        )
 
     @abstractmethod
     def recognises(self, path: Path) -> bool:

@@ -311,7 +311,7 @@ class FlatHolder(Holder):
         flat = flat_format(self.name)
         files = flat_files(self.name, opening.path)
         if flat is None or not files:
-            raise FormatError(f"{opening.path}: no {FLAT_FORMATS[self.name].suffixes[0]} files in this folder")
+            raise FormatError(f"{opening.path}: no files of the format {self.name!r} in this folder")
         found = [flat.look(file) for file in files]
         is_small = all(each.dtype.kind == "u" and each.dtype.itemsize <= 2 for each in found)
         dtype = stored_dtype("uint16" if is_small else "uint32")

@@ -235,10 +235,8 @@ def verify_store(
     require_datasets(path, dataset=dataset, axes=axes)
     if stores := stores_by_format(path):
         return _verify_each(path, stores, split, workers, progress, announce)
-    files = _lone_files(path)
-    index = None
-    if find_index(path) or not files:
-        index = ShardIndex.load(path).of_split(split)
+    files = [] if find_index(path) else _lone_files(path)
+    index = None if files else ShardIndex.load(path).of_split(split)
     check = _Check(index, progress, announce, dataset, axes)
     with Readers(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
         if index is None:

@@ -88,7 +88,8 @@ class Conversion:
         "hdf5", "batch" or "npy" for batches, "stream" for an HDF5 stream of documents.
     destination
         One file if it ends in the format's suffix, else a folder of shards, of this machine or in a bucket: such a
-        store is written to `<its name>.upload` in the current folder, uploaded with its index last, and removed there.
+        store is written to `<its name>-<digest>.upload` in the current folder, uploaded with its index last, and
+        removed there.
     source_format
         A name in `SOURCES`; "auto": that of the first file.
     progress

@@ -400,8 +400,8 @@ def _require_no_split(opening: Opening, found: str) -> None:
         raise ArgumentError(f"{opening.path}: split={opening.split!r} needs a store, found {found}")
 
 
-#: The one table of holders, in the order in which a path is compared with them: a format of another trainer, read in
-#: place, is one more row.
+#: The one table of holders, in the order in which a path is compared with them. A flat format of another trainer is one
+#: more row of `FLAT_FORMATS`; another kind of path that is read in place is one more row here.
 HOLDERS: Final[dict[str, Holder]] = {
     row.name: row for row in (StoreHolder(), *map(FlatHolder, FLAT_FORMATS), FileHolder())
 }

@@ -9,6 +9,7 @@ import pytest
 import torch
 from contents import batches_of, write_books
 from contract import is_refused, random_tokens
+from descriptors import open_files
 
 from zb_hdf5 import Loader, MmapTokenStore, convert, errors, open_reader, verify_store
 
@@ -203,3 +204,14 @@ def test_the_corpus_of_the_lesson_is_converted_after_a_check(corpus, tmp_path):
     with h5py.File(corpus / "shard-0001.h5", "r+") as h5:
         h5["tokens"][5] ^= 1
     is_refused(errors.ChecksumError, lambda: convert(corpus, "hdf5", tmp_path / "again", **shape))
+
+
+@pytest.mark.parametrize(("name", "dataset"), [("foreign.h5", "x"), ("stream.npy", None)])
+def test_a_refused_shape_leaves_no_file_open(name, dataset, tmp_path):
+    tokens = np.arange(64, dtype="u4")
+    np.save(tmp_path / "stream.npy", tokens)
+    with h5py.File(tmp_path / "foreign.h5", "w") as h5:
+        h5["x"] = tokens.reshape(-1, 8)
+    with pytest.raises(errors.ArgumentError) as refusal:  # it is kept: its traceback holds the reader
+        open_reader(tmp_path / name, dataset=dataset, batch_size=-1, seq_len=8)
+    assert str(tmp_path / name) not in open_files().values(), refusal

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy
-from zb_hdf5.files.paths import RemotePath, any_path, require_remote_access
+from zb_hdf5.files.paths import RemotePath, any_path, on_failure, require_remote_access
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.formats.batch_reader import BatchReader, require_choice, require_options
 from zb_hdf5.formats.batch_writer import FieldDigest
@@ -311,7 +311,8 @@ class FlatHolder(Holder):
         flat = flat_format(self.name)
         files = flat_files(self.name, opening.path)
         if flat is None or not files:
-            raise FormatError(f"{opening.path}: no files of the format {self.name!r} in this folder")
+            suffix = FLAT_FORMATS[self.name].suffixes[0]
+            raise FormatError(f"{opening.path}: no {suffix} files of the format {self.name!r} in this folder")
         found = [flat.look(file) for file in files]
         is_small = all(each.dtype.kind == "u" and each.dtype.itemsize <= 2 for each in found)
         dtype = stored_dtype("uint16" if is_small else "uint32")
@@ -354,11 +355,12 @@ class FileHolder(Holder):
         if opening.column is not None:
             looked = {"column": opening.column, "axes": opening.axes}
         reader = FORMATS[opening.backend].open(opening.path, access=opening.access, verify=opening.verify, **looked)
-        if reader.foreign_dataset is not None:
-            if opening.shape.batch_size is not None and reader.batch_size == 1:
-                reader.join_records(opening.shape.batch_size)
-        elif reader.complete:
-            reader.record_documents = StoreDocuments.of_file(reader, opening.verify, opening.access)
+        with on_failure(reader.close):
+            if reader.foreign_dataset is not None:
+                if opening.shape.batch_size is not None and reader.batch_size == 1:
+                    reader.join_records(opening.shape.batch_size)
+            elif reader.complete:
+                reader.record_documents = StoreDocuments.of_file(reader, opening.verify, opening.access)
         return reader
 
     def stream_index(self, opening: Opening) -> ShardIndex:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, UnverifiableError
+from zb_hdf5.files.paths import on_failure
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.windows import Windows
@@ -66,7 +67,8 @@ class WindowReader(StoreReader):
         columns: Mapping[int, Column] | None = None,
     ) -> None:
         super().__init__(path, index, access=access, verify=verify, dataset=dataset, columns=columns)
-        self.cut(windows)
+        with on_failure(self.close):
+            self.cut(windows)
 
     def _require_crc32(self) -> None:
         if self.index.without_crc32():

@@ -320,6 +320,8 @@ def test_an_index_describes_its_store_and_is_saved_and_loaded(store, tmp_path):
         assert (reader.backend, reader.sha256) == ("batch", index.sha256)
         assert index.backends == ["batch", "hdf5"]  # that of a reader is the format of its first file
         assert [shard.num_batches for shard in reader.index.shards] == [2, 3, 2]
+        # no advice to open another store: some of its shards are HDF5
+        is_refused(errors.BackendError, lambda: reader.read_pieces([0]), match="holds no documents")
     other = replace(index, shards=index.shards[::-1])
     assert other.sha256 != index.sha256  # the order of shards is content
 

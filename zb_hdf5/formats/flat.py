@@ -49,9 +49,12 @@ class FlatFormat(ABC):
     ----------
     suffixes
         The endings of the files by which a path is looked at: the first one is that of the ids.
+    sign
+        The content by which its files are recognised, for the message that a file is none of them.
     """
 
     suffixes: ClassVar[tuple[str, ...]]
+    sign: ClassVar[str]
 
     def files(self, path: Path) -> list[Path]:
         """Return the files of the ids at a path, by name; none if the path holds none. Hidden ones are left out.

@@ -68,6 +68,7 @@ class NpyArrays(FlatFormat):
     """1-D `.npy` files of integers, each of which counts as one document."""
 
     suffixes: ClassVar = (".npy",)
+    sign: ClassVar = "a header of numpy"
 
     def recognises(self, path: Path) -> bool:
         """Return True: `look` refuses other content."""

@@ -254,13 +254,18 @@ def detect_backend(path: str | os.PathLike[str]) -> str:
     path = any_path(path)
     if name := backend_in(path):
         return name
+    raise no_known_file(path)
+
+
+def no_known_file(path: Path) -> FormatError:
+    """Return the error of a file that carries the magic bytes of no backend."""
     with open_file(path) as file:
         head = file.read(8)
     known = ", ".join(f"{row.noun} (magic {row.magic()!r})" for row in backends().values())
     ours = {".partial", *(suffix for row in FORMATS.values() for suffix in (row.suffix, *row.other_suffixes))}
     remedy = None if path.suffix in ours else Remedy.CONVERT
     facts = f"{path}: no known file: expected a store, a stream, {known}, found {head!r}"
-    raise FormatError(facts, remedy=remedy, at=path)
+    return FormatError(facts, remedy=remedy, at=path)
 
 
 def backend_in(path: Path) -> str:

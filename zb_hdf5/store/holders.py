@@ -16,7 +16,7 @@ from zb_hdf5.files.paths import RemotePath, any_path, on_failure, require_remote
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.formats.batch_reader import BatchReader, require_choice, require_options
 from zb_hdf5.formats.batch_writer import FieldDigest
-from zb_hdf5.formats.registry import AXES, FORMATS, detect_backend, require_datasets
+from zb_hdf5.formats.registry import AXES, FORMATS, backend_in, no_known_file, require_datasets
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.spec import (
     BATCHES_LAYOUT,
@@ -35,7 +35,7 @@ from zb_hdf5.store.shard_table import ShardEntry
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.store_documents import StoreDocuments
 from zb_hdf5.store.window_reader import FLAT_DTYPE, WindowReader
-from zb_hdf5.trainers.flat_formats import FLAT_FORMATS, flat_files, flat_format
+from zb_hdf5.trainers.flat_formats import FLAT_FORMATS, flat_files, flat_format, not_recognised
 
 if TYPE_CHECKING:  # h5py, which a finished store does not need
     from zb_hdf5.formats.h5_column import Column
@@ -341,7 +341,9 @@ class FileHolder(Holder):
     def find(self, path: Path, backend: str, dataset: str | None) -> Opening | None:
         if path.is_dir():
             return None
-        found = detect_backend(path)
+        found = backend_in(path)
+        if not found:
+            raise not_recognised(path) or no_known_file(path)
         if backend not in ("auto", found):
             facts = f"{path}: asked for backend {backend!r}, found a {found!r} file"
             raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=found)

@@ -478,6 +478,10 @@ class StoreReader(BatchReader):
         """See `BatchReader`; "none" where one shard has no crc32, or still grows."""
         return "none" if self._checks == "auto" and self.index.without_crc32() else VERIFIED[self._checks]
 
+    @property
+    def _tokens_only(self) -> str:
+        return super()._tokens_only if self.index.backends == ["batch"] else ""
+
     def _field_reader(self, name: str) -> BatchReader:
         """Read the values of a field as a store of its own, whose shards are the files that hold them."""
         return StoreReader(self.path, self.index.of_field(name), **self._options)

@@ -26,6 +26,7 @@ class Datatrove(FlatFormat):
     """`.ds` files of datatrove, each with its `.ds.index`."""
 
     suffixes: ClassVar = (".ds",)
+    sign: ClassVar = "a .ds.index beside it"
 
     def recognises(self, path: Path) -> bool:
         """Return True: nothing else ends so; `look` names what is missing."""

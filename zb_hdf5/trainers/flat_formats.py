@@ -6,6 +6,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Final, NamedTuple
 
+from zb_hdf5.errors import FormatError
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.formats.flat import FlatFormat
 
@@ -56,6 +57,15 @@ def flat_files(name: str, path: Path) -> list[Path]:
     is_named = any(path.glob(f"*{suffixes[0]}")) if path.is_dir() else path.suffix in suffixes
     found = flat_format(name) if is_named else None
     return [] if found is None else found.files(path)
+
+
+def not_recognised(path: Path) -> FormatError | None:
+    """Return the error of a file that ends as those of flat formats do, and is none of them; None for another file."""
+    found = [(name, flat_format(name)) for name, row in FLAT_FORMATS.items() if path.suffix in row.suffixes]
+    if not found:
+        return None
+    signs = " or ".join(f"{name} ({each.sign})" for name, each in found if each is not None)
+    return FormatError(f"{path}: expected a token file of {signs}, found neither; ids without a header are not read")
 
 
 def flat_name_of(path: Path) -> str:

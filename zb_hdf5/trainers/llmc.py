@@ -28,6 +28,7 @@ class LlmC(FlatFormat):
     """`.bin` files of llm.c and modded-nanogpt. The documents in them are not told apart."""
 
     suffixes: ClassVar = (".bin",)
+    sign: ClassVar = "a header that begins with 20240520 or 20240801"
 
     def recognises(self, path: Path) -> bool:
         with open(path, "rb", opener=regular) as file:

@@ -59,6 +59,7 @@ class Megatron(FlatFormat):
     """`.bin` and `.idx` files of Megatron-LM. A document may have several sequences, whose ids follow each other."""
 
     suffixes: ClassVar = (".bin", ".idx")
+    sign: ClassVar = "an .idx beside it that begins with MMIDIDX"
 
     def files(self, path: Path) -> list[Path]:
         """Return the `.bin` files: an `.idx` stands for the one beside it."""

@@ -9,8 +9,18 @@ from typing import Any, Final
 
 import click
 
-from zb_hdf5.console import SIZE, STORE, CommandGroup, Output, Parsed, PathOrUrl, Progress, output_options
-from zb_hdf5.converters.conversion import OPTIONS, STREAM, Conversion, Option, flag_of
+from zb_hdf5.console import (
+    SIZE,
+    STORE,
+    CommandGroup,
+    Output,
+    Parsed,
+    PathOrUrl,
+    Progress,
+    flag_of,
+    output_options,
+)
+from zb_hdf5.converters.conversion import OPTIONS, STREAM, Conversion, Option
 from zb_hdf5.converters.options import DEFAULT_MEMORY_BYTES, InWords
 from zb_hdf5.converters.sources import CUT, SourceKind, sources
 from zb_hdf5.errors import ArgumentError

@@ -64,11 +64,6 @@ class Option(NamedTuple):
             raise ArgumentError(f"{name} must be one of {words}, found {value!r}", options=[name])
 
 
-def flag_of(name: str) -> str:
-    """Return the flag of an option of this name on the command line."""
-    return f"--{name.replace('_', '-')}"
-
-
 def _option(kind: Any, text: str) -> Any:
     return field(default=None, kw_only=True, metadata={"option": Option(kind, text)})
 

@@ -104,12 +104,16 @@ class CommandGroup(click.Group):
             raise click.UsageError(f"{error.format_message()} Expected one of {names}.", ctx) from error
 
 
+def flag_of(name: str) -> str:
+    """Return the flag of an option of this name on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
 def message_of(error: ZbError) -> str:
     """Return the message of an error, with the command for its remedy, and the flags of the options that it names."""
     text = typed(str(error), error.at) if error.remedy else str(error)
     for name in error.options:
-        flag = f"--{name.replace('_', '-')}"
-        text = re.sub(rf"(?<![\w./-]){re.escape(name)}(?!\w|[./=-]\w)", flag, text)
+        text = re.sub(rf"(?<![\w./-]){re.escape(name)}(?!\w|[./=-]\w)", flag_of(name), text)
     return text
 
 

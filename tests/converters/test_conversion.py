@@ -11,8 +11,9 @@ from commandline import one_error, run_zb, succeed
 from contents import batches_of
 
 from zb_hdf5 import ArgumentError, BackendError, ConvertError, ExistsError, convert
+from zb_hdf5.console import flag_of
 from zb_hdf5.converters.cli import convert_commands as command
-from zb_hdf5.converters.conversion import OPTIONS, WHOLE, Conversion, flag_of
+from zb_hdf5.converters.conversion import OPTIONS, WHOLE, Conversion
 from zb_hdf5.converters.engines import CountedWork, noted_work
 from zb_hdf5.converters.merge import merge_parts
 from zb_hdf5.converters.options import ArrayOptions, ShuffleOptions

@@ -345,7 +345,7 @@ class _Check:
 
     def _file(self, path: Path, entry: ShardEntry | None, table: DocumentPart | None, report: ShardReport) -> None:
         """Fill the report of a file."""
-        name = flat_name_of(path)
+        name = flat_name_of(path) if entry is None else ""  # no shard of a store is flat
         flat = flat_format(name)
         if flat is not None and name not in FORMATS:
             report.backend = name

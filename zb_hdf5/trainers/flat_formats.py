@@ -54,7 +54,7 @@ def flat_files(name: str, path: Path) -> list[Path]:
     suffixes = FLAT_FORMATS[name].suffixes
     if isinstance(path, RemotePath):
         return []
-    is_named = any(path.glob(f"*{suffixes[0]}")) if path.is_dir() else path.suffix in suffixes
+    is_named = path.suffix in suffixes or (path.is_dir() and any(path.glob(f"*{suffixes[0]}")))
     found = flat_format(name) if is_named else None
     return [] if found is None else found.files(path)
 

@@ -9,7 +9,7 @@ import shutil
 
 import numpy as np
 import pytest
-from on_slurm import ROOT, digests
+from on_slurm import ROOT, digests, within
 
 from zb_hdf5 import Loader
 
@@ -114,8 +114,12 @@ def test_the_same_line_again_goes_on(how, slurm, expected):
 
 
 def test_a_job_requeues_itself_before_its_time_is_over(slurm, expected):
-    job = slurm.submit(LOCAL.replace("sbatch ", "sbatch --time=1 "))
-    slurm.freeze(job, slurm.work / JOURNAL)  # such as a disk that hangs
+    job = submitted_and_frozen(slurm)  # such as by a disk that hangs
+    slurm.run("scontrol", "update", f"jobid={job}", "timelimit=1")
+    for _ in within(f"a second run of job {job}"):
+        if slurm.state(job)["Restarts"] == "1":
+            break
+    slurm.run("scontrol", "update", f"jobid={job}", "timelimit=10")  # a slow machine needs more than one minute
     assert finished(slurm, job, expected)
     assert slurm.state(job)["Restarts"] == "1"
 

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.converters.batch_source import BatchSource, TokenCounts, batches_of, require_pad_id
-from zb_hdf5.converters.document_source import Choose, DocumentGroup, DocumentSource, Encoded
 from zb_hdf5.converters.options import ArrayOptions, CutOptions, Settings
 from zb_hdf5.errors import ConvertError, Remedy
 from zb_hdf5.files.paths import OpenFiles
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.files.ranges import LocalFile
+from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.loaders.order import write_order

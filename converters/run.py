@@ -13,7 +13,6 @@ from zb_hdf5.console import Progress
 from zb_hdf5.converters.batch_source import NOTE, BatchSource
 from zb_hdf5.converters.batch_target import dry_run, shard_plan_of, write_batches
 from zb_hdf5.converters.conversion import Conversion, refuse_unknown
-from zb_hdf5.converters.document_source import DocumentSource
 from zb_hdf5.converters.engines import (
     Engine,
     ProgressCalls,
@@ -29,6 +28,7 @@ from zb_hdf5.converters.shard_plan import ShardPlan
 from zb_hdf5.converters.shuffle import scatter_path
 from zb_hdf5.converters.stream_target import TokensPlan, tokens_plan, write_documents
 from zb_hdf5.files.publishing import partial_path
+from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.formats.registry import FORMATS
 
 #: Less than this is written by one process: starting others takes longer.

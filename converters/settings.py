@@ -12,7 +12,6 @@ from typing import Any
 from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.converters.batch_source import BatchSource
 from zb_hdf5.converters.conversion import STREAM, WHOLE, Conversion, ShardRange
-from zb_hdf5.converters.document_source import DocumentSource
 from zb_hdf5.converters.likeness import with_likeness
 from zb_hdf5.converters.options import (
     ALWAYS,
@@ -32,6 +31,7 @@ from zb_hdf5.converters.options import (
 from zb_hdf5.converters.sources import kind_of, refuse_unused_options
 from zb_hdf5.files.paths import RemotePath, any_path, local_path
 from zb_hdf5.files.publishing import require_present
+from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import UPLOAD_DIGITS, codec_named
 

@@ -16,7 +16,6 @@ import numpy as np
 from zb_hdf5 import ConvertError, HDF5ShardWriter, ShardEntry, ShardIndex, StoreMeta
 from zb_hdf5.converters.batch_source import TokenCounts, require_pad_id
 from zb_hdf5.converters.batch_target import shard_plan_of, write_batches
-from zb_hdf5.converters.document_source import DocumentSource, Encoded, Route, no_documents, route
 from zb_hdf5.converters.engines import OnProgress, Workers, no_progress, noted_work
 from zb_hdf5.converters.journal import (
     PLANNED,
@@ -34,12 +33,14 @@ from zb_hdf5.converters.journal import (
 from zb_hdf5.converters.options import CutOptions, HeldOut, LossOptions, RowOptions, Settings, WorkOptions
 from zb_hdf5.converters.packed import PackedSource
 from zb_hdf5.converters.reports import Done, Report
+from zb_hdf5.converters.routes import Route, no_documents, route
 from zb_hdf5.converters.shard_plan import COMMIT_BYTES, SHARDS
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, in_order, part_of
 from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import ZbError
 from zb_hdf5.files.forks import kept_property
 from zb_hdf5.files.publishing import LockedFolder, PartialDirectory, partial_path, refuse_existing
+from zb_hdf5.formats.document_source import DocumentSource, Encoded
 from zb_hdf5.signals import deliver_signals
 from zb_hdf5.spec import (
     DEFAULT_CHUNK_TOKENS,
@@ -102,6 +103,7 @@ class TokensTask:
             tokenizer=self.source.tokenizer,
             boundary_token_id=NO_BOUNDARY if boundary is None else boundary,
             layout=STREAM_LAYOUT,
+            fields=tuple(self.source.fields),
             codec=self.codec,
         )
 
@@ -149,6 +151,7 @@ def _write_stream(task: TokensTask, progress: OnProgress) -> Finished:
         codec=meta.codec,
         origin=task.origin(),
         commit_bytes=COMMIT_BYTES,
+        fields=meta.fields,
     )
     with writer:
         for encoded, read in task.route.read(source, task.num_threads, counts):
@@ -160,7 +163,7 @@ def _write_stream(task: TokensTask, progress: OnProgress) -> Finished:
                 encoded.metadata or None,
             )
             try:
-                writer.write_documents(encoded.tokens, encoded.lengths, documents=rows)
+                writer.write_documents(encoded.tokens, encoded.lengths, encoded.fields, documents=rows)
             except ConvertError as error:
                 raise ConvertError(_bad_token(encoded, source) or f"{encoded.source}: {error}") from error
             progress(read - done)

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError
-from zb_hdf5.converters.document_source import Choose, DocumentGroup, DocumentSource, Encoded
 from zb_hdf5.converters.options import Settings, TextOptions
+from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
 from zb_hdf5.spec import stored_dtype
 from zb_hdf5.text.corpus import DocumentFile, open_documents, unknown_columns
 from zb_hdf5.text.tokenizers import TokenIds, Tokenizer, load_tokenizer, with_boundaries

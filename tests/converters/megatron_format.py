@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from zb_hdf5 import FormatError, IncompleteError
-from zb_hdf5.converters.document_source import DocumentGroup, DocumentSource, Encoded
 from zb_hdf5.converters.npy_source import ArrayKind
 from zb_hdf5.converters.options import HeldOut, RowOptions, off
 from zb_hdf5.converters.sources import SOURCES, SourceKind
 from zb_hdf5.files.paths import regular, require_bytes
+from zb_hdf5.formats.document_source import DocumentGroup, DocumentSource, Encoded
 
 MAGIC = b"MMIDIDX\x00\x00"
 #: Magic, version, code of the dtype, number of sequences, number of edges of documents.

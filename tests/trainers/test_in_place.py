@@ -15,8 +15,8 @@ from packed import tokens_of
 
 from zb_hdf5 import DocumentLoader, Loader, convert, errors, open_reader, open_stream
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.trainers.flat_formats import FLAT_FORMATS, flat_format
 from zb_hdf5.trainers.llmc import LLMC_HEADER_BYTES
+from zb_hdf5.trainers.trainer_formats import TRAINER_FORMATS, flat_format
 
 GOLDEN = Path(__file__).parents[1] / "data" / "trainers"
 #: Written by the trainers' own libraries: see .ci/peers.
@@ -122,9 +122,9 @@ def test_documents_are_packed_into_a_store_as_those_of_our_streams(folder, truth
     run_zb("verify", tmp_path / "store", code=0)
 
 
-@pytest.mark.parametrize("name", FLAT_FORMATS)
+@pytest.mark.parametrize("name", TRAINER_FORMATS)
 def test_the_table_has_the_suffixes_of_each_format(name):
-    assert FLAT_FORMATS[name].suffixes == flat_format(name).suffixes
+    assert TRAINER_FORMATS[name].suffixes == flat_format(name).suffixes
 
 
 def write_llmc(path, ids, magic=20240520, version=1, count=None):

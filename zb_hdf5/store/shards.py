@@ -48,7 +48,7 @@ from zb_hdf5.store.agreement import require_agreement
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.shard_table import ShardEntry
 from zb_hdf5.store.store_documents import StoreDocuments
-from zb_hdf5.trainers.flat_formats import flat_format
+from zb_hdf5.trainers.trainer_formats import flat_format
 
 if TYPE_CHECKING:  # h5py, which a store with an index does not need
     from zb_hdf5.formats.h5_column import Column

@@ -21,7 +21,7 @@ from zb_hdf5.formats.windows import Windows
 from zb_hdf5.spec import DOCUMENTS_SUFFIX, INDEX_NAME, NO_SHA256, pieces_path
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.shard_table import ShardEntry
-from zb_hdf5.trainers.flat_formats import flat_format
+from zb_hdf5.trainers.trainer_formats import flat_format
 
 if TYPE_CHECKING:  # h5py, which a store without documents does not need
     from zb_hdf5.documents.document_offsets import KnownOffsets

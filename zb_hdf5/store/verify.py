@@ -26,7 +26,7 @@ from zb_hdf5.store.both_formats import require_same_tokens, stores_by_format
 from zb_hdf5.store.index import ShardIndex, find_index
 from zb_hdf5.store.rebuild import entry_of
 from zb_hdf5.store.shard_table import ShardEntry
-from zb_hdf5.trainers.flat_formats import flat_files, flat_format, flat_name_of
+from zb_hdf5.trainers.trainer_formats import flat_files, flat_format, flat_name_of
 
 
 @dataclass

@@ -1,126 +1,25 @@
-"""The interface of a source of documents, in groups that any process can read by itself, and the routes of these."""
+"""The routes of documents: which of them go to one file of tokens, and which are held out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.console import counted
 from zb_hdf5.converters.batch_source import TokenCounts
 from zb_hdf5.errors import Remedy
+from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
 from zb_hdf5.signals import deliver_signals
-from zb_hdf5.spec import DEFAULT_SPLIT, TokenArray
+from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.text.corpus import Dropped
 
 TRAIN: Final = DEFAULT_SPLIT
 VAL: Final = "val"
-#: Given a number of documents, returns which of the next ones are wanted.
-Choose: TypeAlias = Callable[[int], npt.NDArray[np.bool_]]
-
-
-class Encoded(NamedTuple):
-    """Consecutive documents as tokens, one after the other, each with its boundary token.
-
-    Attributes
-    ----------
-    tokens, lengths
-        The tokens of all documents, and the number of tokens of each.
-    source
-        The file of the documents.
-    rows
-        The row of each document in the file, counted from 1.
-    ids
-        The UTF-8 of the id of each; None: they have none.
-    metadata
-        The text of a JSON object for each; None: they have none.
-    cut
-        Tokens that were beyond the limit of a document.
-    dropped
-        Rows that were not documents.
-    read
-        Bytes of the group that were read so far, of its `num_bytes`.
-    """
-
-    tokens: TokenArray
-    lengths: npt.NDArray[np.int64]
-    source: str
-    rows: npt.NDArray[np.uint64]
-    ids: Sequence[bytes] | None = None
-    metadata: Sequence[bytes] | None = None
-    cut: int = 0
-    dropped: Dropped | None = None
-    read: int = 0
-
-
-class DocumentGroup(NamedTuple):
-    """A part of a file of documents. All of it goes to one shard.
-
-    Attributes
-    ----------
-    file_number
-        The number of the file in the conversion.
-    number
-        The number of the group in the file.
-    weight
-        Its share of the work, by which groups are dealt to shards.
-    num_bytes
-        The bytes that are read, about, for progress.
-    """
-
-    file_number: int
-    number: int
-    weight: float
-    num_bytes: int
-
-
-@runtime_checkable
-class DocumentSource(Protocol):
-    """Documents to convert, in order. Picklable: other processes read their groups themselves.
-
-    Attributes
-    ----------
-    paths
-        The files that are read.
-    groups
-        The parts of the files, in order.
-    dtype
-        The dtype of the tokens.
-    vocab_size
-        Ids at or above it are refused; 0: not known.
-    tokenizer
-        JSON that describes the tokenizer; "": the source has tokens.
-    encoder
-        The file that makes the tokens of text in place of the tokenizer; "": the tokenizer itself.
-    boundary_token_id
-        The token at the end of each document; None: there is none.
-    has_ids
-        Whether the documents have ids, of which no two are the same.
-    description
-        The `source` entry of `shards.json`.
-    identity
-        JSON of all that decides the tokens, besides the bytes of `paths`.
-    """
-
-    paths: list[Path]
-    groups: list[DocumentGroup]
-    dtype: np.dtype[Any]
-    vocab_size: int
-    tokenizer: str
-    encoder: str = ""
-    boundary_token_id: int | None
-    has_ids: bool
-    description: dict[str, Any]
-    identity: dict[str, Any]
-
-    def read(self, group: DocumentGroup, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
-        """Yield the documents of a group, or those that are chosen, some at a time."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.formats.flat import FlatFormat
 
 
-class FlatRow(NamedTuple):
+class TrainerFormat(NamedTuple):
     """A flat format in the table.
 
     Attributes
@@ -27,17 +27,17 @@ class FlatRow(NamedTuple):
 
 
 #: In the order in which a path is compared with them; three formats use `.bin`, and are told apart by their content.
-FLAT_FORMATS: Final[dict[str, FlatRow]] = {
-    "npy": FlatRow((".npy",), "zb_hdf5.formats.npy:NPY_ARRAYS"),
-    "megatron": FlatRow((".bin", ".idx"), "zb_hdf5.trainers.megatron:MEGATRON"),
-    "datatrove": FlatRow((".ds",), "zb_hdf5.trainers.datatrove:DATATROVE"),
-    "llmc": FlatRow((".bin",), "zb_hdf5.trainers.llmc:LLMC"),
+TRAINER_FORMATS: Final[dict[str, TrainerFormat]] = {
+    "npy": TrainerFormat((".npy",), "zb_hdf5.formats.npy:NPY_ARRAYS"),
+    "megatron": TrainerFormat((".bin", ".idx"), "zb_hdf5.trainers.megatron:MEGATRON"),
+    "datatrove": TrainerFormat((".ds",), "zb_hdf5.trainers.datatrove:DATATROVE"),
+    "llmc": TrainerFormat((".bin",), "zb_hdf5.trainers.llmc:LLMC"),
 }
 
 
 def flat_format(name: str) -> FlatFormat | None:
     """Return a flat format by its name; None for a format that is not flat."""
-    row = FLAT_FORMATS.get(name)
+    row = TRAINER_FORMATS.get(name)
     return None if row is None else resolve_name(row.format)
 
 
@@ -47,11 +47,11 @@ def flat_files(name: str, path: Path) -> list[Path]:
     Parameters
     ----------
     name
-        The format, a row of `FLAT_FORMATS`.
+        The format, a row of `TRAINER_FORMATS`.
     path
         A file, or a folder of files.
     """
-    suffixes = FLAT_FORMATS[name].suffixes
+    suffixes = TRAINER_FORMATS[name].suffixes
     if isinstance(path, RemotePath):
         return []
     is_named = path.suffix in suffixes or (path.is_dir() and any(path.glob(f"*{suffixes[0]}")))
@@ -61,7 +61,7 @@ def flat_files(name: str, path: Path) -> list[Path]:
 
 def not_recognised(path: Path) -> FormatError | None:
     """Return the error of a file that ends as those of flat formats do, and is none of them; None for another file."""
-    found = [(name, flat_format(name)) for name, row in FLAT_FORMATS.items() if path.suffix in row.suffixes]
+    found = [(name, flat_format(name)) for name, row in TRAINER_FORMATS.items() if path.suffix in row.suffixes]
     if not found:
         return None
     signs = " or ".join(f"{name} ({each.sign})" for name, each in found if each is not None)
@@ -70,4 +70,4 @@ def not_recognised(path: Path) -> FormatError | None:
 
 def flat_name_of(path: Path) -> str:
     """Return the name of the flat format that a path holds; "": none."""
-    return next((name for name in FLAT_FORMATS if flat_files(name, path)), "")
+    return next((name for name in TRAINER_FORMATS if flat_files(name, path)), "")

@@ -37,13 +37,30 @@ class ShardRange(NamedTuple):
 WHOLE: Final = ShardRange(0, 1)
 
 
-class Option(NamedTuple):
-    """An option of a conversion: the kind of its values, and one or two sentences of help.
+#: The groups of options in the help, and the subject of each.
+OPTION_GROUPS: Final[dict[str, str]] = {
+    "from": "the sources, and how they are read",
+    "layout": "records, batches and splits",
+    "to": "the files that are written",
+    "work": "who does it, and how it is reported",
+}
 
-    The kind is "positive", "natural", "fraction", "size", "text", "names", "codec", "range", "store" or "flag"; or the
-    words that may be given; or such words, and the value that each stands for.
+
+class Option(NamedTuple):
+    """An option of a conversion.
+
+    Attributes
+    ----------
+    group
+        Its group in the help, a key of `OPTION_GROUPS`.
+    kind
+        The kind of its values: "positive", "natural", "fraction", "size", "text", "names", "codec", "range", "store" or
+        "flag"; or the words that may be given; or such words, and the value that each stands for.
+    help
+        One or two sentences.
     """
 
+    group: str
     kind: str | tuple[str, ...] | Mapping[str, Any]
     help: str
 
@@ -64,8 +81,8 @@ class Option(NamedTuple):
             raise ArgumentError(f"{name} must be one of {words}, found {value!r}", options=[name])
 
 
-def _option(kind: Any, text: str) -> Any:
-    return field(default=None, kw_only=True, metadata={"option": Option(kind, text)})
+def _option(group: str, kind: Any, text: str) -> Any:
+    return field(default=None, kw_only=True, metadata={"option": Option(group, kind, text)})
 
 
 @dataclass(frozen=True)
@@ -98,59 +115,67 @@ class Conversion:
     destination: Any
     source_format: str = field(default="auto", kw_only=True)
     layout: str | None = _option(
-        ("batches", STREAM), "batches: packed rows; stream: the documents one after the other."
+        "layout", ("batches", STREAM), "batches: packed rows; stream: the documents one after the other."
     )
-    tokenizer: str | None = _option("text", "byte, tok.json, tok.tiktoken, or tiktoken:NAME.")
-    text_column: str | None = _option("text", "Column, or JSON key, that holds the text.")
-    id_column: str | None = _option("text", "Column, or JSON key, that names each document: no two the same.")
-    metadata_columns: tuple[str, ...] | None = _option("names", "Columns to keep of each document, such as author,url.")
-    boundary_token: str | None = _option("text", "Special token after each document.")
-    no_boundary: bool | None = _option("flag", "Put no token between documents.")
-    boundary_token_id: int | None = _option("natural", "The token between documents, such as 50256.")
-    boundary: str | None = _option(("after", "before"), "Side of each document with its boundary token.")
-    max_document_tokens: int | None = _option("positive", "Cut longer documents.")
-    packing: str | None = _option(("concat", "best-fit", "pad"), "How documents become rows.")
+    tokenizer: str | None = _option("from", "text", "byte, tok.json, tok.tiktoken, or tiktoken:NAME.")
+    text_column: str | None = _option("from", "text", "Column, or JSON key, that holds the text.")
+    id_column: str | None = _option("from", "text", "Column, or JSON key, that names each document: no two the same.")
+    metadata_columns: tuple[str, ...] | None = _option(
+        "from", "names", "Columns to keep of each document, such as author,url."
+    )
+    boundary_token: str | None = _option("from", "text", "Special token after each document.")
+    no_boundary: bool | None = _option("from", "flag", "Put no token between documents.")
+    boundary_token_id: int | None = _option("from", "natural", "The token between documents, such as 50256.")
+    boundary: str | None = _option("from", ("after", "before"), "Side of each document with its boundary token.")
+    max_document_tokens: int | None = _option("from", "positive", "Cut longer documents.")
+    packing: str | None = _option("layout", ("concat", "best-fit", "pad"), "How documents become rows.")
     like: str | os.PathLike[str] | None = _option(  # noqa: RUF009 - which takes the type for a mutable one
+        "layout",
         "store",
         "Take shape, dtype, vocabulary size, shuffle, seed, remainder and number of shards from this store; an option "
         "that is given wins.",
     )
-    batch_size: int | None = _option("positive", "Records per batch.")
-    seq_len: int | None = _option("positive", "Tokens per record.")
-    seed: int | None = _option("natural", "Seed of the shuffle, and of the draw of documents held out.")
+    batch_size: int | None = _option("layout", "positive", "Records per batch.")
+    seq_len: int | None = _option("layout", "positive", "Tokens per record.")
+    seed: int | None = _option("layout", "natural", "Seed of the shuffle, and of the draw of documents held out.")
     shuffle: bool | None = _option(
-        {"global": True, "none": False}, "global: all records of a split; none: the order of the source."
+        "layout", {"global": True, "none": False}, "global: all records of a split; none: the order of the source."
     )
-    dtype: str | None = _option(("auto", "keep", "uint32", "uint16"), "Stored dtype.")
-    vocab_size: int | None = _option("positive", "Refuse ids at or above it.")
-    remainder: str | None = _option(("drop", "pad", "error"), "Records that do not fill the last batch.")
-    pad_id: int | None = _option("natural", "The token of padding.")
-    val_fraction: float | None = _option("fraction", "Share of the documents that is held out as split val.")
-    val_last_shard: bool | None = _option("flag", "Hold out the last source file as split val.")
-    dataset: str | None = _option("text", "Name of a dataset in an HDF5 file of another program.")
-    axes: str | None = _option((AXES,), "The axes of the dataset are these: no entry is a mask or labels.")
-    memory: int | None = _option("size", "Memory of all processes of this node together.")
+    dtype: str | None = _option("to", ("auto", "keep", "uint32", "uint16"), "Stored dtype.")
+    vocab_size: int | None = _option("from", "positive", "Refuse ids at or above it.")
+    remainder: str | None = _option("layout", ("drop", "pad", "error"), "Records that do not fill the last batch.")
+    pad_id: int | None = _option("layout", "natural", "The token of padding.")
+    val_fraction: float | None = _option("layout", "fraction", "Share of the documents that is held out as split val.")
+    val_last_shard: bool | None = _option("layout", "flag", "Hold out the last source file as split val.")
+    dataset: str | None = _option("from", "text", "Name of a dataset in an HDF5 file of another program.")
+    axes: str | None = _option("from", (AXES,), "The axes of the dataset are these: no entry is a mask or labels.")
+    memory: int | None = _option("work", "size", "Memory of all processes of this node together.")
     shuffle_method: str | None = _option(
+        "work",
         ("auto", "direct", "two-pass"),
         "direct: gather record by record; two-pass: only sequential reads and writes; auto: the faster one.",
     )
-    codec: str | None = _option("codec", "Compress the tokens: zstd[:1-22] or gzip[:1-9].")
-    live: bool | None = _option("flag", "Let other processes read the committed batches.")
-    tokens_only: bool | None = _option("flag", "Leave fields and documents behind, which such files do not hold.")
-    note: str | None = _option("text", "Words for people, which the store keeps: its origin, its licence.")
-    shards: int | None = _option("positive", "Number of shards.")
-    shard_size: int | None = _option("size", "Size of a shard, such as 1GiB.")
+    codec: str | None = _option("to", "codec", "Compress the tokens: zstd[:1-22] or gzip[:1-9].")
+    live: bool | None = _option("to", "flag", "Let other processes read the committed batches.")
+    tokens_only: bool | None = _option("to", "flag", "Leave fields and documents behind, which such files do not hold.")
+    note: str | None = _option("to", "text", "Words for people, which the store keeps: its origin, its licence.")
+    shards: int | None = _option("to", "positive", "Number of shards.")
+    shard_size: int | None = _option("to", "size", "Size of a shard, such as 1GiB.")
     shard_per_source: bool | None = _option(
-        "flag", "With --layout stream: a shard per source file, as without --shards."
+        "to", "flag", "With --layout stream: a shard per source file, as without --shards."
     )
-    workers: int | None = _option("positive", "Local processes.")
-    threads: int | None = _option("positive", "Threads that tokenize, per process.")
-    executor: str | None = _option(("local", "mpi"), "Who does the work: local processes, or MPI ranks.")
-    shard_range: tuple[int, int] | None = _option("range", "Write part I of N (from 0) only; then run zb index merge.")
+    workers: int | None = _option("work", "positive", "Local processes.")
+    threads: int | None = _option("work", "positive", "Threads that tokenize, per process.")
+    executor: str | None = _option("work", ("local", "mpi"), "Who does the work: local processes, or MPI ranks.")
+    shard_range: tuple[int, int] | None = _option(
+        "work", "range", "Write part I of N (from 0) only; then run zb index merge."
+    )
     resume: bool | None = _option(
-        "flag", "Keep the finished files of an interrupted run of the same arguments, write the rest."
+        "work", "flag", "Keep the finished files of an interrupted run of the same arguments, write the rest."
     )
-    force: bool | None = _option("flag", "Replace an existing result, at the end and whole; also with --resume.")
+    force: bool | None = _option(
+        "work", "flag", "Replace an existing result, at the end and whole; also with --resume."
+    )
     progress: Callable[[int], None] | None = field(default=None, kw_only=True)
     engine: Engine | None = field(default=None, kw_only=True)
 

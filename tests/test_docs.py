@@ -139,9 +139,20 @@ def anchors_of(text):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+#: The place of the project's files, in links of pages that are read elsewhere.
+BLOB = "https://github.com/zb-hdf5/zb_hdf5/blob/main/"
+
+
+def links_of(text):
+    """Return the links of a page, also of its definitions; those to files of the project without their place."""
+    text = outside_of_blocks(text)
+    found = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"^\[.+\]: (\S+)$", text, re.MULTILINE)
+    return [link.removeprefix(BLOB) for link in found]
+
+
 @pytest.mark.parametrize("page", [README, *PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    for link in re.findall(r"\]\(([^)\s]+)\)", outside_of_blocks(page.read_text(encoding="utf-8"))):
+    for link in links_of(page.read_text(encoding="utf-8")):
         if "://" in link:
             continue
         name, _, anchor = link.partition("#")
@@ -151,9 +162,19 @@ def test_links_lead_somewhere(page):
 
 
 def test_the_readme_is_short_and_links_every_page():
-    linked = set(re.findall(r"\]\((docs/[\w.-]+)\)", TEXT["README.md"]))
+    links = links_of(TEXT["README.md"])
+    linked = {link for link in links if link.startswith("docs/") and "#" not in link}
     assert linked == {str(page.relative_to(ROOT)) for page in PAGES}
-    assert len(TEXT["README.md"].splitlines()) <= 160
+    assert len(TEXT["README.md"].splitlines()) <= 160 + len(links)
+
+
+def test_links_of_the_readme_are_whole_so_that_they_lead_somewhere_on_an_index_page():
+    text = TEXT["README.md"]
+    assert not re.findall(r"\]\((?!https://)", text)
+    used = {*re.findall(r"\[([^\]\n]+)\](?![(:])", outside_of_blocks(text))}
+    defined = {*re.findall(r"^\[(.+)\]: https://", text, re.MULTILINE)}
+    assert defined
+    assert defined == {name for name in used if name in defined}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

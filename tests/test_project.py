@@ -2,7 +2,9 @@
 
 import ast
 import importlib.metadata
+import importlib.util
 import re
+import sys
 import tomllib
 from importlib.metadata import version
 
@@ -112,6 +114,33 @@ def test_the_workflow_runs_what_ci_runs_and_the_changelog_has_what_is_not_releas
     assert PROJECT["requires-python"] == f">={promised[0]}"
     headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert headings[0] == "Unreleased"
+
+
+def test_a_release_is_tested_on_each_python_and_is_the_tag_that_was_pushed():
+    release = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
+    ci = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    matrix = re.compile(r"python: (\[.*\])")
+    assert matrix.findall(release) == matrix.findall(ci)
+    assert "from zb_hdf5.version import __version__" in release
+    assert ".ci/wheel" in release
+
+
+def test_the_conda_recipe_needs_what_the_package_needs():
+    recipe = (ROOT / "packaging" / "conda" / "recipe.yaml").read_text(encoding="utf-8")
+    _, _, run = recipe.partition("  run:\n")
+    found = set(re.findall(r"^    - (\w[\w-]*) >=([\d.]+)$", run, re.MULTILINE))
+    needed = {re.match(r"([\w-]+)>=([\d.]+)", each).groups() for each in PROJECT["dependencies"]}
+    names = {("python-isal" if name == "isal" else name, least) for name, least in needed}
+    assert found == names | {("python", PROJECT["requires-python"].removeprefix(">="))}
+    scripts = set(re.findall(r"- (\w+) = ([\w.:]+)", recipe))
+    assert scripts == set(PROJECT["scripts"].items())
+
+
+def test_elsewhere_than_on_linux_the_import_says_so(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    spec = importlib.util.spec_from_file_location("zb_hdf5_elsewhere", ROOT / "zb_hdf5" / "__init__.py")
+    with pytest.raises(ImportError, match="runs on Linux only, found darwin"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 #: The extras that users install; `ecosystem` and `dev` are for this project's own tests.

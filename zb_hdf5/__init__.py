@@ -3,10 +3,18 @@
 Names are imported when they are first used: `import zb_hdf5` loads neither torch nor h5py nor click.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from zb_hdf5.version import __version__
+
+_SYSTEM: str = sys.platform  # by itself it would have type checkers elsewhere skip all that follows
+if _SYSTEM != "linux":
+    raise ImportError(
+        f"zb_hdf5 runs on Linux only, found {_SYSTEM}: its reads and writes are system calls that others lack; "
+        "use a Linux machine or a container, or read the HDF5 files with h5py"
+    )
 
 if TYPE_CHECKING:  # for type checkers, which do not read the table; a test compares both
     from zb_hdf5.compat import BatchFileReader as BatchFileReader

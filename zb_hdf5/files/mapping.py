@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import sys
 import weakref
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -29,10 +28,10 @@ class FilePart(NamedTuple):
 def map_side_by_side(parts: Sequence[FilePart]) -> TokenArray | None:
     """Return the bytes of parts of files as one read-only array, shape (N,) uint8. It is unmapped with its last view.
 
-    None on other systems than Linux, and unless each part begins with a page and each but the last ends with one.
+    None unless each part begins with a page and each but the last ends with one.
     """
     edges = [part.start for part in parts] + [part.stop for part in parts[:-1]]
-    if not sys.platform.startswith("linux") or any(edge % mmap.PAGESIZE for edge in edges):
+    if any(edge % mmap.PAGESIZE for edge in edges):
         return None
     map_memory = libc().mmap
     map_memory.restype = ctypes.c_void_p

@@ -11,7 +11,6 @@ import errno
 import mmap
 import os
 import shutil
-import sys
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -381,8 +380,6 @@ def read_fully(fd: int, out: npt.NDArray[Any], offset: int) -> int:
 
 def file_system(file: Path | int) -> int | None:
     """Return the magic number of the file system of a path or an open file; -1: it does not answer; None: unknown."""
-    if not sys.platform.startswith("linux"):
-        return None
     buffer = ctypes.create_string_buffer(256)  # struct statfs: f_type is its first machine word
     if isinstance(file, int):
         failed = libc().fstatfs(file, buffer)

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from zb_hdf5.files.objects import RemoteObject, read_objects
 from zb_hdf5.files.paths import Identity, cut_short, require_remote_access
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.files.ranges import Extents, Range, Ranges, in_memory, open_ranges
-from zb_hdf5.spec import StoreMeta, TokenArray, as_stored, signed
+from zb_hdf5.spec import TokenArray, signed
 
 #: A position, and the 1-D array that the tokens from there on fill.
 TokenRun: TypeAlias = tuple[int, TokenArray]
@@ -33,6 +33,22 @@ class Wait(Enum):
     LOCAL = "local"
     DECODE = "decode"
     FAR = "far"
+
+
+class StoredIds(NamedTuple):
+    """All tokens of a file in one view, unsigned: a negative id is a large one.
+
+    Attributes
+    ----------
+    ids
+        The view. Its dtype may be wider than that of the tokens.
+    limit
+        The largest id: whoever takes ids compares them with it, and reads those that are larger by `Tokens.read`, which
+        raises the error. None: each value is an id.
+    """
+
+    ids: TokenArray
+    limit: int | None = None
 
 
 class Tokens(ABC):
@@ -103,6 +119,11 @@ class Tokens(ABC):
     def flat(self) -> TokenArray | None:
         """Return all tokens as one read-only view of a mapping, or None. Ask again for each use: do not keep it."""
         return self.view(0, self.num_tokens)
+
+    def stored_ids(self) -> StoredIds | None:
+        """Return all tokens as one view of a mapping, as they are stored; None as `flat`. Ask again for each use."""
+        flat = self.flat()
+        return None if flat is None else StoredIds(flat)
 
     def ready(self, start: int) -> bool:
         """Return whether the tokens at `start` can be read without waiting, as far as the system reports it."""
@@ -491,7 +512,7 @@ class ClosedTokens(Wrapper):
 
 
 class Converted(Wrapper):
-    """Tokens of another integer dtype. See `Tokens`.
+    """Tokens as another dtype, which holds all of them. See `Tokens`.
 
     Parameters
     ----------
@@ -499,27 +520,19 @@ class Converted(Wrapper):
         The tokens as they are stored.
     dtype
         The dtype of the tokens as they are read.
-    meta
-        Its range of ids, of which each token must be one; None: the tokens are not looked at.
     """
 
-    def __init__(self, tokens: Tokens, dtype: np.dtype[Any], meta: StoreMeta | None = None) -> None:
+    def __init__(self, tokens: Tokens, dtype: np.dtype[Any]) -> None:
         self._wrap(tokens)
-        self._meta = meta
         self.dtype = dtype
-
-    def _convert(self, tokens: TokenArray, out: TokenArray, start: int) -> None:
-        if self._meta is not None:
-            tokens = as_stored(tokens, self._meta, f"{self.name} (windows from token {start:,})")
-        out[...] = tokens
 
     def read(self, runs: Iterable[TokenRun]) -> None:
         for start, out in runs:
             tokens = np.empty(len(out), self.tokens.dtype)
             self.tokens.read([(start, tokens)])
-            self._convert(tokens, out, start)
+            out[...] = tokens
 
     def gather(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
         tokens = np.empty(out.shape, self.tokens.dtype)
         self.tokens.gather(starts, tokens)
-        self._convert(tokens, out, int(starts[0]) if len(starts) else 0)
+        out[...] = tokens

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import BackendError, FormatError
+from zb_hdf5.files.foreign_ids import ForeignIds
 from zb_hdf5.files.paths import Identity
 from zb_hdf5.files.ranges import Extents, Run
-from zb_hdf5.files.tokens import Converted, Tokens, open_extents
+from zb_hdf5.files.tokens import Tokens, open_extents
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import StoreMeta
 
@@ -132,7 +133,7 @@ class FlatFormat(ABC):
         extents = Extents([Run(found.byte_offset, num_bytes, 1)] if num_bytes else [], num_bytes)
         tokens: Tokens = open_extents(path, extents, found.dtype, found.num_tokens, access, identity)
         if found.dtype != meta.dtype:
-            tokens = Converted(tokens, meta.dtype, meta)
+            tokens = ForeignIds(tokens, meta)
         if found.num_documents is not None:
             meta = replace(meta, document_count=found.num_documents)
         return BatchReader(path, meta, -(-found.num_tokens // meta.chunk_tokens), tokens)

@@ -23,7 +23,7 @@ from zb_hdf5.errors import ArgumentError, ZbError
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.objects import reads_at_once
 from zb_hdf5.files.threads import read_ahead
-from zb_hdf5.files.tokens import FileTokens, Wait
+from zb_hdf5.files.tokens import FileTokens, StoredIds, Wait
 from zb_hdf5.formats.batch_reader import BatchReader, from_numpy
 from zb_hdf5.loaders.ahead import Depth, depth_of, hint_ahead, read_to, require_prefetch
 from zb_hdf5.loaders.order import PaddedRecords, Request, StepPlan, StoredRequest, requests_in
@@ -279,6 +279,8 @@ class StepReader:
         narrow = self._dtype == np.int32
         self._read_batch = reader.read_batch_int32 if narrow else reader.read_batch_torch
         self._whole = WholeBatches(reader, narrow) if WholeBatches.serves(reader) else None
+        #: By the number of a batch of windows: whether its ids were compared, where another program has stored them.
+        self._compared = bytearray()
 
     # --- one step ------------------------------------------------------------------------------------------------
 
@@ -375,27 +377,47 @@ class StepReader:
     def _from_map(self, requests: list[Any]) -> Iterator[torch.Tensor]:
         """Read records or windows from one mapping of all, if there is one; its files' sizes are asked for once."""
         reader = self._reader
-        flat = reader.tokens.flat()
+        stored = reader.tokens.stored_ids()
+        if stored is None:
+            return map(self._tokens, requests)
+        ids, limit = stored
         if isinstance(requests[0], int):
-            if flat is not None and reader.layout == STREAM_LAYOUT and flat.itemsize < self._dtype.itemsize:
-                return self._windows_of(flat, requests)
-        elif flat is not None and len(flat) % self._seq_len == 0 and not reader.overlap:
-            return self._records_of(flat, requests)
+            is_view = limit is None and ids.itemsize >= self._dtype.itemsize  # which is no copy
+            if reader.layout == STREAM_LAYOUT and not is_view:
+                batches = reader.windows.batches_in(ids, reader.num_batches)
+                return self._windows_of(batches, requests) if limit is None else self._ids_of(batches, limit, requests)
+        elif len(ids) % self._seq_len == 0 and not reader.overlap:
+            return self._records_of(stored, requests)
         return map(self._tokens, requests)
 
-    def _windows_of(self, flat: npt.NDArray[Any], requests: list[int]) -> Iterator[torch.Tensor]:
+    def _windows_of(self, batches: npt.NDArray[Any], requests: list[int]) -> Iterator[torch.Tensor]:
         """Yield batches of windows, which may overlap, from all tokens."""
-        reader = self._reader
-        batches = reader.windows.batches_in(flat, reader.num_batches)
         return (from_numpy()(batches[number].astype(self._dtype)) for number in requests)
 
-    def _records_of(self, flat: npt.NDArray[Any], requests: list[npt.NDArray[np.int64]]) -> Iterator[torch.Tensor]:
+    def _ids_of(self, batches: npt.NDArray[Any], limit: int, requests: list[int]) -> Iterator[torch.Tensor]:
+        """Yield batches of windows from ids as another program has stored them, each compared when it is first read."""
+        compared = self._compared
+        compared.extend(bytes(len(batches) - len(compared)))
+        is_same = batches.itemsize == self._dtype.itemsize and batches.dtype.isnative
+        source = batches.view(self._dtype) if is_same else batches  # a plain copy is faster than a conversion
+        for number in requests:
+            if not compared[number] and batches[number].max() > limit:
+                yield self._tokens(number)  # raises the error
+                continue
+            compared[number] = True
+            yield from_numpy()(source[number].astype(self._dtype))
+
+    def _records_of(self, stored: StoredIds, requests: list[npt.NDArray[np.int64]]) -> Iterator[torch.Tensor]:
         """Yield steps of records from all tokens."""
-        dtype = self._dtype
-        take = flat.reshape(-1, self._seq_len).take
-        scratch = np.empty((len(requests[0]), self._seq_len), self._reader.dtype)
-        # "clip": numpy fills `scratch` without a buffer of its own
-        return (from_numpy()(take(rows, axis=0, out=scratch, mode="clip").astype(dtype)) for rows in requests)
+        ids, limit = stored
+        take = ids.reshape(-1, self._seq_len).take
+        scratch = np.empty((len(requests[0]), self._seq_len), ids.dtype)
+        for rows in requests:
+            take(rows, axis=0, out=scratch, mode="clip")  # "clip": numpy fills `scratch` without a buffer of its own
+            if limit is not None and scratch.max() > limit:
+                yield self._tokens(rows)  # raises the error
+                continue
+            yield from_numpy()(scratch.astype(self._dtype))
 
     def _read_waiting(
         self,

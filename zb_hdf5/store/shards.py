@@ -29,7 +29,7 @@ from zb_hdf5.files.mapping import map_side_by_side
 from zb_hdf5.files.objects import RemoteObject
 from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath, on_failure
 from zb_hdf5.files.ranges import Extents, open_ranges
-from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wait, gather_from, read_together
+from zb_hdf5.files.tokens import FileTokens, StoredIds, TokenRun, Tokens, Wait, gather_from, read_together
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.native import sidecar_rows
 from zb_hdf5.formats.registry import FORMATS
@@ -227,6 +227,9 @@ class Sharded(Tokens):
         for file in joined[1]:
             file.file.require_whole()
         return joined[0]
+
+    def stored_ids(self) -> StoredIds | None:
+        return self.open_file(0, 0).stored_ids() if len(self._firsts) == 1 else super().stored_ids()
 
     def _join(self, known: Sequence[Tokens]) -> tuple[TokenArray, list[FileTokens]] | None:
         """Map the files side by side; None if one may not be mapped, or does not fill whole pages."""

@@ -162,7 +162,7 @@ def _run(conversion: Conversion, dry_run: bool) -> Output | None:
 
 
 _BATCHES: Final = tuple(name for name, row in FORMATS.items() if row.as_target and row.holds_batches)
-for _format, _kind in sources().items():
+for _format, _kind in ((name, kind) for name, kind in sources().items() if kind.is_paired):
     for _target in _kind.targets or _BATCHES:
         if _target != _format or not FORMATS[_target].tokens_only:
             _add_command(_format, _kind, _target)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.formats.registry import AXES
+from zb_hdf5.trainers.trainer_formats import document_targets
 
 if TYPE_CHECKING:  # numpy is imported when something is converted: help does not need it
     from zb_hdf5.converters.engines import Engine
@@ -97,13 +98,14 @@ class Conversion:
         One path or several, of files, folders or stores, or a URL of a store; or an open `BatchSource` or
         `DocumentSource`.
     target
-        "hdf5", "batch" or "npy" for batches, "stream" for an HDF5 stream of documents.
+        "hdf5", "batch" or "npy" for batches, "stream" for an HDF5 stream of documents, or a format of another trainer
+        that has a writer in `TRAINER_FORMATS`.
     destination
         One file if it ends in the format's suffix, else a folder of shards, of this machine or in a bucket: such a
         store is written to `<its name>-<digest>.upload` in the current folder, uploaded with its index last, and
         removed there.
     source_format
-        A name in `SOURCES`; "auto": that of the first file.
+        A name in `sources()`; "auto": that of the first file.
     progress
         Called with the number of tokens written since the last call.
     engine
@@ -188,7 +190,7 @@ class Conversion:
     @property
     def is_stream(self) -> bool:
         """Whether documents are kept, and do not become rows."""
-        return STREAM in (self.target, self.layout)
+        return STREAM in (self.target, self.layout) or self.target in document_targets()
 
     def require_possible(self) -> None:
         """Raise `ArgumentError` for a value that no conversion takes, or for values that contradict each other."""

@@ -120,6 +120,14 @@ class StreamOptions:
 
 
 @dataclass(frozen=True)
+class FormatOptions:
+    """The options of all formats of other trainers as sources. A row of `TRAINER_FORMATS` names those that it takes."""
+
+    source_format: str = "auto"
+    vocab_size: int = off(0)
+
+
+@dataclass(frozen=True)
 class TextOptions:
     """Files of text, which is tokenized."""
 

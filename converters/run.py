@@ -198,7 +198,8 @@ def convert(
         a store is written to `<its name>-<digest>.upload` in the current folder, uploaded with its index last, and
         removed there.
     source_format
-        "npy", "hdf5", "batch", "stream", "parquet", "jsonl" or "text"; "auto": that of the first file.
+        "npy", "hdf5", "batch", "stream", "parquet", "jsonl", "text" or a format of another trainer, such as
+        "megatron"; "auto": that of the first file.
     layout
         Of documents: "batches" for packed rows, or "stream" for the documents one after the other.
     tokenizer

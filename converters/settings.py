@@ -11,7 +11,7 @@ from typing import Any
 
 from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.converters.batch_source import BatchSource
-from zb_hdf5.converters.conversion import STREAM, WHOLE, Conversion, ShardRange
+from zb_hdf5.converters.conversion import WHOLE, Conversion, ShardRange
 from zb_hdf5.converters.likeness import with_likeness
 from zb_hdf5.converters.options import (
     ALWAYS,
@@ -28,7 +28,7 @@ from zb_hdf5.converters.options import (
     defaults_of_all,
     resolved_as,
 )
-from zb_hdf5.converters.sources import kind_of, refuse_unused_options
+from zb_hdf5.converters.sources import kind_of, refuse_unused_options, target_names
 from zb_hdf5.files.paths import RemotePath, any_path, local_path
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.formats.document_source import DocumentSource
@@ -49,8 +49,8 @@ def resolved(conversion: Conversion) -> tuple[Settings, Callable[[], Any]]:
     NotFoundError
         If a source is not there.
     """
-    if conversion.target not in (*FORMATS, STREAM):
-        raise ArgumentError(f"target must be one of {', '.join((*FORMATS, STREAM))}, found {conversion.target!r}")
+    if conversion.target not in target_names():
+        raise ArgumentError(f"target must be one of {', '.join(target_names())}, found {conversion.target!r}")
     conversion.require_possible()
     conversion = replace(conversion, destination=any_path(conversion.destination))
     paths = _paths_of(conversion.source)

@@ -1,13 +1,14 @@
 """The kinds of sources of a conversion: one row for each, with its options and its opener.
 
 A format plugs in here: a function that opens its files, as a `BatchSource` or a `DocumentSource`, and one row in
-`SOURCES`. Its command and its options follow from the row.
+`SOURCES`. Its command and its options follow from the row. Documents of other trainers have a row in
+`TRAINER_FORMATS`, from which their row here follows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Final
@@ -18,6 +19,7 @@ from zb_hdf5.converters.options import (
     ArrayOptions,
     CutOptions,
     DatasetOptions,
+    FormatOptions,
     HeldOut,
     InWords,
     LossOptions,
@@ -31,6 +33,12 @@ from zb_hdf5.converters.options import (
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.formats.registry import FORMATS, FileFormat
 from zb_hdf5.text.corpus import FILE_KINDS
+from zb_hdf5.trainers.trainer_formats import (
+    TRAINER_FORMATS,
+    TrainerFormat,
+    document_targets,
+    source_name_of,
+)
 
 #: The dtypes of new tokens.
 _NEW_DTYPES: Final = {"dtype": ("auto", "uint32", "uint16")}
@@ -69,6 +77,8 @@ class SourceKind:
         Options of its classes that it does not take.
     suffixes
         Those of its files, by which they are found.
+    is_paired
+        Whether it has a command for each of its targets. Newer sources have none: one command converts them all.
     """
 
     noun: str
@@ -84,20 +94,22 @@ class SourceKind:
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     hidden: tuple[str, ...] = ()
     suffixes: tuple[str, ...] = ()
+    is_paired: bool = True
 
     def options_of(self, target: str) -> dict[str, Any]:
         """Return the options that apply to a target, and their defaults."""
         row = FORMATS.get(target)
-        is_stream = target == STREAM
+        is_of_trainer = target in document_targets()
+        is_stream = target == STREAM or is_of_trainer
         found = self._all_options(is_stream)
         if row is not None and row.default_dtype != "auto" and isinstance(found.get("dtype"), InWords):
             found["dtype"] = InWords(row.default_dtype)
         is_staged = bool(self.rows) and self.several
         absent = {
-            "codec": row is not None and row.tokens_only,
+            "codec": is_of_trainer or (row is not None and row.tokens_only),
             "live": row is None or row.tokens_only or bool(self.rows),
-            "note": row is not None and not row.holds_batches,
-            "tokens_only": row is None or not row.tokens_only,
+            "note": is_of_trainer or (row is not None and not row.holds_batches),
+            "tokens_only": not is_of_trainer and (row is None or not row.tokens_only),
             "shard_size": is_staged,
             "shard_range": is_staged,
         }
@@ -180,9 +192,16 @@ CUT: Final = SourceKind(
 
 
 def sources() -> dict[str, SourceKind]:
-    """Return all kinds of sources: those of `SOURCES`, and the stores of each format that has a reader."""
+    """Return all kinds of sources: stores of each format that has a reader, formats of other trainers, `SOURCES`."""
     stores = {name: _store(row) for name, row in FORMATS.items() if row.holds_batches and row.as_source}
-    return {**stores, **SOURCES}
+    trainers = {name: _of_trainer(row) for name, row in TRAINER_FORMATS.items() if row.source}
+    flat = {name: _flat(row) for name, row in TRAINER_FORMATS.items() if row.flat}
+    return {**stores, **flat, **trainers, **SOURCES}
+
+
+def target_names() -> tuple[str, ...]:
+    """Return the names of all targets: formats of batches, "stream", and formats of other trainers."""
+    return tuple(dict.fromkeys((*FORMATS, STREAM, *document_targets())))
 
 
 def _store(row: FileFormat) -> SourceKind:
@@ -196,6 +215,26 @@ def _store(row: FileFormat) -> SourceKind:
         urls=True,
         choices={"dtype": ("keep", "uint32", "uint16"), "remainder": ("drop", "error")},
     )
+
+
+def _of_trainer(row: TrainerFormat) -> SourceKind:
+    options = {each.name for each in fields(FormatOptions)}
+    return SourceKind(
+        noun=row.noun,
+        example="",
+        opener="zb_hdf5.converters.trainer_source:open_trainer_documents",
+        options=(FormatOptions, LossOptions, HeldOut),
+        rows=(RowOptions,),
+        several=True,
+        hidden=tuple(options - {"source_format", *row.options}),
+        suffixes=row.suffixes,
+        is_paired=False,
+    )
+
+
+def _flat(row: TrainerFormat) -> SourceKind:
+    """Return the kind of a flat format: a token stream, whatever the format of its files."""
+    return replace(SOURCES[STREAM], noun=row.noun, is_paired=False)
 
 
 def kind_of(path: Path, conversion: Conversion) -> tuple[str, SourceKind]:
@@ -215,6 +254,8 @@ def _found(path: Path, dataset: str | None) -> str:
     from zb_hdf5.spec import STREAM_LAYOUT
     from zb_hdf5.store.holders import look
 
+    if name := source_name_of(path):
+        return name
     for name, kind in SOURCES.items():
         if path.name.endswith(kind.suffixes) or any(_holds(path, suffix) for suffix in kind.suffixes):
             return name

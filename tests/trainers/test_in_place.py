@@ -16,7 +16,7 @@ from packed import tokens_of
 from zb_hdf5 import DocumentLoader, Loader, convert, errors, open_reader, open_stream
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.trainers.llmc import LLMC_HEADER_BYTES
-from zb_hdf5.trainers.trainer_formats import TRAINER_FORMATS, flat_format
+from zb_hdf5.trainers.trainer_formats import TRAINER_FORMATS, flat_format, flat_names
 
 GOLDEN = Path(__file__).parents[1] / "data" / "trainers"
 #: Written by the trainers' own libraries: see .ci/peers.
@@ -122,7 +122,7 @@ def test_documents_are_packed_into_a_store_as_those_of_our_streams(folder, truth
     run_zb("verify", tmp_path / "store", code=0)
 
 
-@pytest.mark.parametrize("name", TRAINER_FORMATS)
+@pytest.mark.parametrize("name", flat_names())
 def test_the_table_has_the_suffixes_of_each_format(name):
     assert TRAINER_FORMATS[name].suffixes == flat_format(name).suffixes
 

@@ -35,7 +35,7 @@ from zb_hdf5.store.shard_table import ShardEntry
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.store_documents import StoreDocuments
 from zb_hdf5.store.window_reader import FLAT_DTYPE, WindowReader
-from zb_hdf5.trainers.trainer_formats import TRAINER_FORMATS, flat_files, flat_format, not_recognised
+from zb_hdf5.trainers.trainer_formats import TRAINER_FORMATS, flat_files, flat_format, flat_names, not_recognised
 
 if TYPE_CHECKING:  # h5py, which a finished store does not need
     from zb_hdf5.formats.h5_column import Column
@@ -172,7 +172,7 @@ def look(
     """
     path = any_path(path)
     require_options(access, verify)
-    require_choice("backend", backend, tuple(dict.fromkeys(("auto", *FORMATS, *TRAINER_FORMATS))))
+    require_choice("backend", backend, tuple(dict.fromkeys(("auto", *FORMATS, *flat_names()))))
     if axes is not None:
         require_choice("axes", axes, (AXES,))
     require_remote_access(path, access)
@@ -407,5 +407,5 @@ def _require_no_split(opening: Opening, found: str) -> None:
 #: The one table of holders, in the order in which a path is compared with them. A flat format of another trainer is one
 #: more row of `TRAINER_FORMATS`; another kind of path that is read in place is one more row here.
 HOLDERS: Final[dict[str, Holder]] = {
-    row.name: row for row in (StoreHolder(), *map(FlatHolder, TRAINER_FORMATS), FileHolder())
+    row.name: row for row in (StoreHolder(), *map(FlatHolder, flat_names()), FileHolder())
 }

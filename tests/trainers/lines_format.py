@@ -1,0 +1,68 @@
+"""Another trainer's documents in 40 lines: `.lines` files with the ids of a document on each line, as a source."""
+
+from functools import partial
+
+import numpy as np
+
+from zb_hdf5 import FormatError
+from zb_hdf5.field import Field
+from zb_hdf5.formats.document_source import DocumentGroup, DocumentSource, Encoded
+from zb_hdf5.trainers.trainer_formats import TrainerFormat
+
+
+class LinesSource(DocumentSource):
+    """Documents of `.lines` files, with a field: the position of each token in its document."""
+
+    tokenizer = ""
+    boundary_token_id = None
+    has_ids = False
+    fields = (Field("positions", np.dtype("<u4")),)
+
+    def __init__(self, paths, vocab_size):
+        self.paths = paths
+        self.dtype = np.dtype("uint16" if 0 < vocab_size <= 2**16 else "uint32")
+        self.vocab_size = vocab_size
+        sizes = [path.stat().st_size for path in paths]
+        self.groups = [DocumentGroup(number, 0, size, size) for number, size in enumerate(sizes)]
+        self.description = {"format": "lines", "files": [str(path) for path in paths]}
+        self.identity = {"vocab_size": vocab_size}
+
+    def read(self, group, choose, num_threads):
+        path = self.paths[group.file_number]
+        documents = [np.array(line.split(), np.int64) for line in path.read_text().splitlines()]
+        wanted = np.ones(len(documents), bool) if choose is None else choose(len(documents))
+        documents = [each for each, is_wanted in zip(documents, wanted, strict=True) if is_wanted]
+        lengths = np.array([len(each) for each in documents], np.int64)
+        positions = np.concatenate([np.empty(0, "<u4"), *map(partial(np.arange, dtype="<u4"), lengths)])
+        yield Encoded(
+            np.concatenate([np.empty(0, np.int64), *documents]),
+            lengths,
+            str(path),
+            np.flatnonzero(wanted).astype(np.uint64) + 1,
+            read=group.num_bytes,
+            fields={"positions": positions},
+        )
+
+
+def open_lines(paths, *, vocab_size):
+    """Open files, and folders of them."""
+    files = [file for path in paths for file in (sorted(path.glob("*.lines")) if path.is_dir() else [path])]
+    for file in files:
+        if not is_lines(file):
+            raise FormatError(f"{file}: expected ids on lines, found other content")
+    return LinesSource(files, vocab_size)
+
+
+def is_lines(path):
+    """Return whether the content of a file, or of the files of a folder, is of this format."""
+    files = list(path.glob("*.lines")) if path.is_dir() else [path]
+    return all(set(file.read_text()) <= set("0123456789 \n") for file in files)
+
+
+ROW = TrainerFormat(
+    noun=".lines files of ids",
+    suffixes=(".lines",),
+    recognises=f"{__name__}:is_lines",
+    source=f"{__name__}:open_lines",
+    options=("vocab_size",),
+)

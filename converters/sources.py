@@ -194,9 +194,12 @@ CUT: Final = SourceKind(
 def sources() -> dict[str, SourceKind]:
     """Return all kinds of sources: stores of each format that has a reader, formats of other trainers, `SOURCES`."""
     stores = {name: _store(row) for name, row in FORMATS.items() if row.holds_batches and row.as_source}
-    trainers = {name: _of_trainer(row) for name, row in TRAINER_FORMATS.items() if row.source}
-    flat = {name: _flat(row) for name, row in TRAINER_FORMATS.items() if row.flat}
-    return {**stores, **flat, **trainers, **SOURCES}
+    trainers = {
+        name: _of_trainer(row) if row.source else _flat(row)
+        for name, row in TRAINER_FORMATS.items()
+        if name not in SOURCES and (row.source or row.flat)
+    }
+    return {**stores, **SOURCES, **trainers}
 
 
 def target_names() -> tuple[str, ...]:

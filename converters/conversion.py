@@ -147,7 +147,9 @@ class Conversion:
     vocab_size: int | None = _option("from", "positive", "Refuse ids at or above it.")
     remainder: str | None = _option("layout", ("drop", "pad", "error"), "Records that do not fill the last batch.")
     pad_id: int | None = _option("layout", "natural", "The token of padding.")
-    val_fraction: float | None = _option("layout", "fraction", "Share of the documents that is held out as split val.")
+    val_fraction: float | None = _option(
+        "layout", "fraction", "Share of the documents, or records of arrays, held out as split val."
+    )
     val_last_shard: bool | None = _option("layout", "flag", "Hold out the last source file as split val.")
     dataset: str | None = _option("from", "text", "Name of a dataset in an HDF5 file of another program.")
     axes: str | None = _option("from", (AXES,), "The axes of the dataset are these: no entry is a mask or labels.")

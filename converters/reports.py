@@ -98,6 +98,11 @@ class Report:
         return self.shards[0].sha256 if one_file else combine_sha256(shard.sha256 for shard in self.shards)
 
     @property
+    def _is_split(self) -> bool:
+        """Whether batches are held out."""
+        return not self._is_stream and len(self.batches_of_split) > 1
+
+    @property
     def _is_stream(self) -> bool:
         return self.meta.layout == STREAM_LAYOUT
 
@@ -140,7 +145,9 @@ class Report:
         if self.encoder:
             found["encoder"] = self.encoder
         if self.packing:
-            found |= {"packing": self.packing, "batches_of_split": self.batches_of_split}
+            found["packing"] = self.packing
+        if self.packing or self._is_split:
+            found["batches_of_split"] = self.batches_of_split
         return found
 
     def lines(self) -> list[tuple[str, str]]:
@@ -152,6 +159,9 @@ class Report:
         if not self._is_stream:
             shape = f"{self.num_batches:,} of {meta.batch_size:,} x {meta.seq_len:,} {meta.dtype.name}"
             found.append(("batches", shape))
+        if self._is_split and not counts.documents:
+            splits = (f"{counted(count, 'batch')} {split}" for split, count in self.batches_of_split.items())
+            found.append(("splits", ", ".join(splits)))
         found.append(("tokens", self._tokens()))
         if counts.padded and is_whole:
             padding = (

@@ -243,7 +243,7 @@ def convert(
     pad_id
         The token of padding.
     val_fraction
-        The share of the documents that is held out as the split "val".
+        The share of the documents, or of the records of arrays, that is held out as the split "val".
     val_last_shard
         Hold out the last source file as the split "val".
     dataset

@@ -108,6 +108,7 @@ class SourceKind:
         absent = {
             "codec": is_of_trainer or (row is not None and row.tokens_only),
             "live": row is None or row.tokens_only or bool(self.rows),
+            "val_fraction": row is not None and not row.holds_batches,
             "note": is_of_trainer or (row is not None and not row.holds_batches),
             "tokens_only": not is_of_trainer and (row is None or not row.tokens_only),
             "shard_size": is_staged,
@@ -159,9 +160,10 @@ SOURCES: Final[dict[str, SourceKind]] = {
         noun=".npy files of tokens",
         example="tokens/ {target} \\\n           --batch-size 32 --shards 4",
         opener="zb_hdf5.converters.npy_source:open_arrays",
-        options=(ArrayOptions, ShuffleOptions),
+        options=(ArrayOptions, ShuffleOptions, HeldOut),
         several=True,
         choices=_NEW_DTYPES,
+        hidden=("val_last_shard",),
         suffixes=(".npy",),
     ),
     STREAM: SourceKind(

@@ -1,0 +1,317 @@
+"""Arrays of tokens as a source of batches, whatever files hold them: their records, shuffled or not."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.converters.batch_source import BatchSource, SourceShard, TokenCounts, batches_of, require_pad_id
+from zb_hdf5.converters.options import ArrayOptions, HeldOut, Settings, Target
+from zb_hdf5.converters.routes import TRAIN, VAL
+from zb_hdf5.converters.shard_plan import number_of_shards
+from zb_hdf5.errors import ArgumentError, ConvertError, Remedy
+from zb_hdf5.files.paths import OpenFiles, any_path
+from zb_hdf5.files.publishing import PARTIAL_SUFFIX
+from zb_hdf5.files.tokens import Tokens
+from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.loaders.order import write_order
+from zb_hdf5.spec import StoreMeta, TokenArray, bad_token_message, find_bad_token, stored_dtype, token_limit
+
+#: Tokens of a record, where neither the caller nor an array of records gives a number.
+DEFAULT_SEQ_LEN: Final = 512
+
+
+def files_at(paths: Sequence[str | os.PathLike[str]], *suffixes: str) -> list[Path]:
+    """Replace folders by the files in and below them, by path; `ConvertError` for none, or one named twice.
+
+    Parameters
+    ----------
+    paths
+        Files, and folders of them.
+    suffixes
+        The endings of the files in folders.
+    """
+    files: list[Path] = []
+    for path in map(any_path, paths):
+        if path.is_dir():
+            found = [
+                file
+                for file in sorted(path.rglob("*"))
+                if file.name.endswith(suffixes)
+                and PARTIAL_SUFFIX not in {parent.suffix for parent in file.relative_to(path).parents}
+            ]
+            if not found:
+                raise ConvertError(f"{path}: no {suffixes[0]} files in this folder, nor below it")
+            files += found
+        elif path.is_file():
+            files.append(path)
+        else:  # a FIFO would block for ever
+            expected = "expected a file or folder, found neither" if path.exists() else "no such file or folder"
+            raise ConvertError(f"{path}: {expected}")
+    for path, count in Counter(file.resolve() for file in files).items():
+        if count > 1:
+            raise ConvertError(f"{path}: is named {count} times; its tokens would be stored as often")
+    return files
+
+
+class ArrayFile(ABC):
+    """One array of tokens in a file: a stream, or records. Picklable: other processes open it themselves.
+
+    Parameters
+    ----------
+    path
+        The file.
+    shape
+        (tokens,) of a stream, (records, tokens of each) of records.
+    dtype
+        The dtype of a token in the file: any integer.
+    """
+
+    def __init__(self, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.path = path
+        self.shape = shape
+        self.dtype = dtype
+
+    @abstractmethod
+    def open(self) -> Tokens:
+        """Open the tokens, of the dtype that they have in the file, one record after the other."""
+
+    @property
+    def num_tokens(self) -> int:
+        return math.prod(self.shape)
+
+    def num_records(self, seq_len: int) -> int:
+        """Return how many whole records of so many tokens there are; `ConvertError` if its own have another length."""
+        if len(self.shape) == 1:
+            return self.shape[0] // seq_len
+        if self.shape[1] != seq_len:
+            raise ConvertError(
+                f"{self.path}: expected records of {seq_len} tokens, found {self.shape[1]}",
+                remedy=Remedy.RECORD_LENGTH,
+                at=self.shape[1],
+            )
+        return self.shape[0]
+
+
+def fitting_dtype(files: Sequence[ArrayFile], vocab_size: int) -> str:
+    """Return "uint16" if the dtypes of the files, or the vocabulary size, prove that it holds all; else "uint32"."""
+    small = all(file.dtype.kind == "u" and file.dtype.itemsize <= 2 for file in files)
+    return "uint16" if small or 0 < vocab_size <= 2**16 else "uint32"
+
+
+class ArraySource(BatchSource):
+    """Batches of records from arrays, shuffled or not. The records of a split for validation come last.
+
+    Parameters
+    ----------
+    files
+        The arrays, in order.
+    name
+        Their format.
+    batch_size
+        Records of a batch.
+    seq_len
+        Tokens of a record; None: the length of the first array of records, or 512 if there is none.
+    seed
+        Decides the order of shuffled records.
+    shuffle
+        Whether the records are shuffled.
+    dtype
+        The stored dtype; "auto": uint16 if the arrays or the vocabulary size prove that it holds all ids.
+    vocab_size
+        Ids at or above it are refused; 0: those that do not fit the dtype.
+    remainder
+        "drop" or "pad" for records that do not fill the last batch; "error" refuses them.
+    pad_id
+        The token of padding.
+    val_fraction
+        The share of the records that is held out as the split "val": of the shuffled ones the last.
+    target
+        The number or the size of the shards of the split for training, where records are held out.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[ArrayFile],
+        name: str,
+        *,
+        batch_size: int,
+        seq_len: int | None = None,
+        seed: int,
+        shuffle: bool = True,
+        dtype: str = "auto",
+        vocab_size: int = 0,
+        remainder: str = "drop",
+        pad_id: int = 0,
+        val_fraction: float = 0.0,
+        target: Target | None = None,
+    ) -> None:
+        self.paths = [file.path for file in files]
+        self._files = list(files)
+        lengths = (file.shape[1] for file in files if len(file.shape) == 2 and file.shape[1])
+        seq_len = seq_len or next(lengths, DEFAULT_SEQ_LEN)
+        counts = [file.num_records(seq_len) for file in files]
+        total = sum(counts)
+        stored = stored_dtype(fitting_dtype(files, vocab_size) if dtype == "auto" else dtype)
+        self.lacks_vocab_size = dtype == "auto" and stored == np.uint32 and not vocab_size
+        self.meta = StoreMeta(batch_size, seq_len, stored, seed if shuffle else 0, total, vocab_size=vocab_size)
+        require_pad_id(pad_id, self.meta)
+        self.shuffle = "global" if shuffle else "none"
+        self.reorders = shuffle
+        self.description = {
+            "format": name,
+            "files": [str(path) for path in self.paths],
+            "remainder": remainder,
+            "pad_id": pad_id,
+        }
+        self.identity: dict[str, Any] = {}
+        self.pad_id = pad_id
+        self.order = write_order(total, seed) if shuffle else None
+        self._ends = np.cumsum(counts)
+        self._firsts = self._ends - counts
+        self._open_files: OpenFiles[Tokens] = OpenFiles("pread")  # touched pages of a mapping count as own memory
+        self._count_tokens(remainder)
+        if val_fraction:
+            self._hold_out(val_fraction, target)
+
+    def _count_tokens(self, remainder: str) -> None:
+        """Decide which records are stored, and count the others."""
+        meta = self.meta
+        total = meta.total_records
+        self.counts = TokenCounts(sum(file.num_tokens for file in self._files))
+        for file in self._files:
+            self.counts.drop("file tail", file.num_tokens - file.num_records(meta.seq_len) * meta.seq_len)
+        self.num_batches, rest = batches_of(total, meta, remainder)
+        if rest and remainder == "pad":
+            self.counts.padding_rows = meta.batch_size - rest
+            self.counts.padded = self.counts.padding_rows * meta.seq_len
+        else:
+            self.counts.drop("remainder", rest * meta.seq_len)
+
+    def _hold_out(self, val_fraction: float, target: Target | None) -> None:
+        """Cut the last batches into the shards of the split "val", and those before them into the shards of "train".
+
+        The split for training has whole batches, so that no row of padding is in the middle.
+        """
+        meta = self.meta
+        total = meta.total_records
+        if not 0 <= val_fraction < 1:
+            raise ArgumentError(
+                f"val_fraction must be at least 0 and below 1, found {val_fraction}", options=["val_fraction"]
+            )
+        if target is not None and not FORMATS[target.format].holds_batches:
+            raise ArgumentError(f"val_fraction: {target.format} files have no splits", options=["val_fraction"])
+        train = (total - round(total * val_fraction)) // meta.batch_size
+        if not 0 < train < self.num_batches:
+            raise ConvertError(
+                f"{self.paths[0]}: val_fraction {val_fraction} of {total:,} records in batches of {meta.batch_size} "
+                f"leaves {train:,} of {self.num_batches:,} batches to train on: pass another one, or a smaller "
+                "batch_size",
+                options=["val_fraction", "batch_size"],
+            )
+        self.description = {**self.description, "val_fraction": val_fraction}
+        num_shards = 1 if target is None else number_of_shards(train, meta, target)
+        largest = -(-train // num_shards)
+        self.shards = [
+            *self._shards_of(TRAIN, 0, train, num_shards),
+            *self._shards_of(VAL, train, self.num_batches, -(-(self.num_batches - train) // largest)),
+        ]
+        self.is_cut = True
+
+    def _shards_of(self, split: str, first: int, end: int, count: int) -> list[SourceShard]:
+        """Return the shards of a split, whose batches are `first` to `end`."""
+        cuts = pairwise(first + k * (end - first) // count for k in range(count + 1))
+        return [SourceShard(stop - start, split) for start, stop in cuts]
+
+    def read_into(self, start: int, out: TokenArray) -> None:
+        rows = out.reshape(-1, self.meta.seq_len)
+        first = start * self.meta.batch_size
+        count = min(len(rows), self.meta.total_records - first)
+        positions = np.arange(first, first + count)
+        self._gather(positions if self.order is None else self.order.indices(positions), rows[:count])
+        rows[count:] = self.pad_id
+
+    def read_records(self, first: int, rows: TokenArray) -> None:
+        self._gather(np.arange(first, first + len(rows)), rows)
+
+    def probe(self, record: int) -> float | None:
+        number = int(np.searchsorted(self._ends, record, side="right"))
+        seq_len = self.meta.seq_len
+        start = int(record - self._firsts[number]) * seq_len
+        tokens = self._open(number)
+        if tokens.ready(start) and tokens.ready(start + seq_len - 1):
+            return None
+        start_s = time.perf_counter()
+        tokens.read([(start, np.empty(seq_len, tokens.dtype))])
+        return time.perf_counter() - start_s
+
+    def _open(self, number: int) -> Tokens:
+        return self._open_files.get(number, lambda number: self._files[number].open())
+
+    def _gather(self, records: npt.NDArray[np.int64], rows: TokenArray) -> None:
+        files = np.searchsorted(self._ends, records, side="right")
+        for number in np.flatnonzero(np.bincount(files)).tolist():
+            here = np.flatnonzero(files == number)
+            self._gather_from(number, records[here] - self._firsts[number], rows, here)
+
+    def _gather_from(
+        self, number: int, inside: npt.NDArray[np.int64], rows: TokenArray, here: npt.NDArray[np.int64]
+    ) -> None:
+        """Copy records `inside` one file to the output rows `here`, checked."""
+        file = self._files[number]
+        seq_len = self.meta.seq_len
+        together = len(here) == int(here[-1] - here[0]) + 1
+        target = slice(int(here[0]), int(here[-1]) + 1) if together else here
+        direct = together and file.dtype == self.meta.dtype
+        tokens = rows[target] if direct else np.empty((len(here), seq_len), file.dtype)
+        self._take(number, inside * seq_len, tokens)
+        bad = find_bad_token(tokens, token_limit(self.meta.dtype, self.meta.vocab_size))
+        if bad is not None:
+            row, column = divmod(bad, seq_len)
+            record = int(inside[row])
+            index = f"{record * seq_len + column:,}" if len(file.shape) == 1 else f"[{record:,}, {column:,}]"
+            raise ConvertError(bad_token_message(file.path, f"index {index}", tokens[row, column], self.meta))
+        if not direct:
+            rows[target] = tokens
+
+    def _take(self, number: int, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
+        """Fill `out` with the records of one file that begin at these tokens."""
+        tokens = self._open(number)
+        seq_len = self.meta.seq_len
+        if bool(np.all(np.diff(starts) == seq_len)):  # they follow each other
+            tokens.read([(int(starts[0]), out.reshape(-1))])
+            return
+        if self.cold:
+            for start in starts.tolist():
+                tokens.will_need(start, start + seq_len)
+        tokens.gather(starts, out)
+
+
+def array_options(settings: Settings) -> dict[str, Any]:
+    """Return the options of an `ArraySource` as a conversion asks for them; its target decides the dtype of "auto"."""
+    options = settings.of(ArrayOptions)
+    dtype = options.dtype
+    if dtype == "auto":
+        dtype = FORMATS[settings.target.format].default_dtype
+    return {
+        "batch_size": options.batch_size,
+        "seq_len": options.seq_len,
+        "seed": options.seed,
+        "shuffle": options.shuffle,
+        "dtype": dtype,
+        "vocab_size": options.vocab_size,
+        "remainder": options.remainder,
+        "pad_id": options.pad_id,
+        "val_fraction": settings.of(HeldOut).val_fraction,
+        "target": settings.target,
+    }

@@ -24,15 +24,16 @@ bench: .venv/installed-dev
 	$(BIN)/python -m benchmarks convert
 	$(BIN)/python -m benchmarks remote
 
+# compat: type checkers and editors find an editable install by a path, and not by an import hook
 # the demo needs the package with torch, and nothing else; the tools come on top of it
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[torch]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --config-settings editable_mode=compat --editable '.[torch]'
 	touch $@
 
 .venv/installed-dev: .venv/installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --config-settings editable_mode=compat --editable '.[dev]'
 	touch $@
 
 clean:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from copy import copy
-from typing import Any, Final, Never, TypeAlias, TypeVar, cast
+from typing import Any, Final, Literal, Never, TypeAlias, TypeVar, cast
 
 from zb_hdf5 import ArgumentError
 from zb_hdf5.console import Progress
@@ -138,7 +138,7 @@ def convert(
     destination: str | os.PathLike[str],
     *,
     source_format: str = "auto",
-    layout: str | None = None,
+    layout: Literal["batches", "stream"] | None = None,
     tokenizer: str | None = None,
     text_column: str | None = None,
     id_column: str | None = None,
@@ -146,24 +146,24 @@ def convert(
     boundary_token: str | None = None,
     no_boundary: bool | None = None,
     boundary_token_id: int | None = None,
-    boundary: str | None = None,
+    boundary: Literal["after", "before"] | None = None,
     max_document_tokens: int | None = None,
-    packing: str | None = None,
+    packing: Literal["concat", "best-fit", "pad"] | None = None,
     like: str | os.PathLike[str] | None = None,
     batch_size: int | None = None,
     seq_len: int | None = None,
     seed: int | None = None,
     shuffle: bool | None = None,
-    dtype: str | None = None,
+    dtype: Literal["auto", "keep", "uint32", "uint16"] | None = None,
     vocab_size: int | None = None,
-    remainder: str | None = None,
+    remainder: Literal["drop", "pad", "error"] | None = None,
     pad_id: int | None = None,
     val_fraction: float | None = None,
     val_last_shard: bool | None = None,
     dataset: str | None = None,
     axes: str | None = None,
     memory: int | None = None,
-    shuffle_method: str | None = None,
+    shuffle_method: Literal["auto", "direct", "two-pass"] | None = None,
     codec: str | None = None,
     live: bool | None = None,
     tokens_only: bool | None = None,
@@ -173,7 +173,7 @@ def convert(
     shard_per_source: bool | None = None,
     workers: int | None = None,
     threads: int | None = None,
-    executor: str | None = None,
+    executor: Literal["local", "mpi"] | None = None,
     shard_range: tuple[int, int] | None = None,
     resume: bool | None = None,
     force: bool | None = None,

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     import tiktoken
     import torch
 
+    from zb_hdf5.loaders.loader_options import ShuffleWord, TextSplit
+
 Special = int | str | None
 BASE_URL: Final = "https://huggingface.co/datasets/karpathy/fineweb-edu-100b-shuffle/resolve/main"
 
@@ -65,7 +67,7 @@ class BatchFileReader(native.BatchFileReader):
         return np.memmap(self.path, np.uint8, "r")
 
 
-class BatchNativeLoader(Loader):
+class BatchNativeLoader(Loader["torch.Tensor"]):
     """A `Loader` of one rank in the block order.
 
     Parameters
@@ -88,7 +90,7 @@ class BatchNativeLoader(Loader):
         seed: int = 42,
         epoch: int = 0,
     ) -> None:
-        order = "block" if shuffle else "sequential"
+        order: ShuffleWord = "block" if shuffle else "sequential"
         super().__init__(path, shuffle=order, block_size=block_size, seed=seed, epoch=epoch, rank=0, world_size=1)
         self.path = path
 
@@ -209,7 +211,7 @@ def write_batch_dataset(
             batch_size=batch_size,
             seq_len=seq_len,
             seed=seed,
-            dtype=dtype,
+            dtype=meta.dtype.name,  # type: ignore[arg-type]  # one of the words, which the plan has checked
             workers=1,
             memory=memory_bytes,
             force=overwrite,
@@ -237,7 +239,7 @@ def _plan(
 # --- a folder of .npy files ------------------------------------------------------------------------------------
 
 
-class DatasetLoader(Loader):
+class DatasetLoader(Loader["tuple[torch.Tensor, torch.Tensor]"]):
     """Gives `(x, y)` for ever: consecutive tokens of a folder's `.npy` files, and the same shifted by one.
 
     x and y are torch.int64 of shape (batch, seq_len). Row r + 1 of x continues row r, the ranks take turns batch by
@@ -467,7 +469,7 @@ class ShardedTokenizationPipeline:
         return cast(Report, report)  # only a rank of an MPI job has none
 
 
-class SlidingWindowDataloader(Loader):
+class SlidingWindowDataloader(Loader[Any]):
     """Yields `(input_ids, target_ids)`: windows of a stream, and the same shifted by one, as NumPy arrays.
 
     Arrays are int64 of shape (batch_size, window_size). For ranks, tensors and reading ahead, pass the stream to
@@ -561,7 +563,7 @@ def parquets_iter_batched(
             yield [text for block in file.row_group(number) for text in block.texts]
 
 
-class TokenizingLoader(TextLoader):
+class TokenizingLoader(TextLoader["tuple[torch.Tensor, torch.Tensor]"]):
     """An endless loader of `(inputs, targets)`, int32 and int64, of shape (B, T); its ranks deal the row groups.
 
     Parameters
@@ -588,7 +590,7 @@ class TokenizingLoader(TextLoader):
         self,
         B: int,  # the names that its users write
         T: int,
-        split: str,
+        split: TextSplit,
         tokenizer_threads: int = 4,
         tokenizer_batch_size: int = 128,
         *,

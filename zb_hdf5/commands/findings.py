@@ -22,7 +22,7 @@ from zb_hdf5.files.paths import DESCRIPTORS_PER_MAPPED_FILE, RemotePath, any_pat
 from zb_hdf5.files.publishing import NO_LOCKS
 from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.files.tokens import Wait
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.batch_reader import Access, BatchReader
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.packages import require_package
 from zb_hdf5.spec import STREAM_LAYOUT
@@ -142,7 +142,7 @@ def _speed(reader: BatchReader, choice: Choice) -> Finding:
     batch_bytes = reader.meta.batch_bytes
     steps = max(1, min(reader.num_batches, PASS_BYTES[is_remote] // batch_bytes))
     is_plain = not is_remote and reader.access != "h5py" and reader.tokens.wait is Wait.LOCAL
-    accesses = ["auto", "mmap", "pread"] if is_plain else ["auto"]
+    accesses: list[Access] = ["auto", "mmap", "pread"] if is_plain else ["auto"]
     passes = 1 if is_remote else PASSES + 1  # the first one brings the pages
     times_s = dict[str, float]()
     for access in accesses * passes:
@@ -154,7 +154,7 @@ def _speed(reader: BatchReader, choice: Choice) -> Finding:
     return _note_if(slow, "reads", text, f"access={best!r} is faster here by a fifth and more")
 
 
-def _pass_s(path: Path, access: str, choice: Choice, steps: int) -> float:
+def _pass_s(path: Path, access: Access, choice: Choice, steps: int) -> float:
     """Return the seconds of the first steps of an epoch."""
     with Loader(path, access=access, rank=0, world_size=1, **choice) as loader:
         start_s = time.perf_counter()

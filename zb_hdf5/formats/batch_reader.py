@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, SupportsIndex, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +37,10 @@ if TYPE_CHECKING:
     from zb_hdf5.documents.document_table import DocumentTable, RecordDocuments
     from zb_hdf5.documents.pieces import Pieces
 
-ACCESSES: Final = ("auto", "mmap", "pread", "h5py")
-VERIFIES: Final = ("auto", "none", "batch", "store")
+Access: TypeAlias = Literal["auto", "mmap", "pread", "h5py"]
+ACCESSES: Final[tuple[Access, ...]] = get_args(Access)
+Verify: TypeAlias = Literal["auto", "none", "batch", "store"]
+VERIFIES: Final[tuple[Verify, ...]] = get_args(Verify)
 FINGERPRINT_SAMPLES: Final = 16
 #: Bytes that are moved or digested at once: large enough for the disk, small enough for the cache.
 GROUP_BYTES: Final = 4 << 20

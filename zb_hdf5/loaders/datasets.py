@@ -18,7 +18,7 @@ from zb_hdf5.errors import BatchIndexError
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.order import STEPS_AT_ONCE, TABLE_POSITIONS, Request, StepPlan
 from zb_hdf5.loaders.state import require_count, require_fields
-from zb_hdf5.loaders.steps import Step
+from zb_hdf5.loaders.steps import BatchT
 
 
 class SharedEpoch:
@@ -92,7 +92,7 @@ class StepRequests:
         return self._requests[within]
 
 
-class BatchDataset(Dataset[Step]):
+class BatchDataset(Dataset[BatchT]):
     """The batches that one rank gets in one epoch: item i is step i, as the loader yields it.
 
     Use it with `DataLoader(dataset, batch_size=None)`, with any number of workers and any start method: it is
@@ -160,7 +160,7 @@ class BatchDataset(Dataset[Step]):
     def __len__(self) -> int:
         return len(self._loader)
 
-    def __getitem__(self, index: int) -> Step:
+    def __getitem__(self, index: int) -> BatchT:
         loader = self._loader
         if (epoch := self._shared_epoch.take()) is not None:
             loader.set_epoch(epoch)
@@ -171,10 +171,10 @@ class BatchDataset(Dataset[Step]):
             request = requests[index]
         except IndexError:
             raise BatchIndexError(f"{self.path}: no step {index:,}: expected 0..{requests.count - 1:,}") from None
-        found: Step = loader.steps.read(request)
+        found: BatchT = loader.steps.read(request)
         return found
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Step]:
+    def __getitems__(self, indices: Sequence[int]) -> list[BatchT]:
         """Return several steps, for a `DataLoader` that makes a batch of them, and warn once that they are batches."""
         self._shared_epoch.warn_once(
             f"{self.path}: each item of dataset() is a whole batch, and this DataLoader stacks {len(indices):,} of them"

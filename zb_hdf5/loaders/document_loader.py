@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     import torch
 
     from zb_hdf5.documents.document_table import DocumentTable
+    from zb_hdf5.formats.batch_reader import Access, Verify
+    from zb_hdf5.loaders.loader_options import Collate, DocumentShuffle, TooLong
 
 
 def pieces_of_documents(
@@ -192,17 +194,17 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         self,
         source: str | os.PathLike[str] | WindowReader,
         *,
-        collate: str,
+        collate: Collate,
         batch_size: int | None = None,
         max_tokens: int | None = None,
-        too_long: str = "refuse",
+        too_long: TooLong = "refuse",
         pad_to_multiple_of: int = 1,
         pad_token_id: int = 0,
         targets: bool = False,
         loss_mask: str | None = None,
         fields: Sequence[str] = (),
         spans: WantedSpans = False,
-        shuffle: str = "global",
+        shuffle: DocumentShuffle = "global",
         bucket_batches: int = 100,
         seed: int = 42,
         epoch: int = 0,
@@ -216,8 +218,8 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         mask_documents: Collection[int] = (),
         tokenizer: str | Tokenizer | None = None,
         split: str = DEFAULT_SPLIT,
-        access: str = "auto",
-        verify: str = "auto",
+        access: Access = "auto",
+        verify: Verify = "auto",
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int | str | None = None,
     ) -> None:

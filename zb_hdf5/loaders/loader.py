@@ -13,11 +13,11 @@ from abc import abstractmethod
 from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import replace
 from operator import index
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NoReturn, Self, TypeAlias, Unpack, overload
 
-from zb_hdf5.documents.metadata import WantedSpans
+from zb_hdf5.documents.metadata import DecodeValue, WantedSpans
 from zb_hdf5.errors import ArgumentError, Remedy
-from zb_hdf5.formats.batch_reader import BatchReader, require_choice
+from zb_hdf5.formats.batch_reader import Access, BatchReader, Verify, require_choice
 from zb_hdf5.loaders.ahead import cuda_device
 from zb_hdf5.loaders.order import (
     LASTS,
@@ -31,7 +31,7 @@ from zb_hdf5.loaders.order import (
     whole_seed,
 )
 from zb_hdf5.loaders.state import MAX_COUNT, STATE_VERSION, Resumable, require_count, require_fields
-from zb_hdf5.loaders.steps import StepReader
+from zb_hdf5.loaders.steps import BatchT, StepReader
 from zb_hdf5.spec import DEFAULT_SPLIT, LIVE_PREFIX, STREAM_LAYOUT
 from zb_hdf5.store.opening import open_for_loader
 from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     import torch
 
     from zb_hdf5.loaders.datasets import BatchDataset, RecordDataset, SharedEpoch
-
-BatchT = TypeVar("BatchT")
+    from zb_hdf5.loaders.loader_options import DocumentValue, LoaderOptions, PairBatch, TokenBatch
 #: A path for `open_reader`, or a reader.
 StoreOrPath: TypeAlias = str | os.PathLike[str] | BatchReader
 
@@ -277,7 +276,7 @@ def _require_fixed_order(reader: BatchReader, shuffle: str) -> None:
         )
 
 
-class Loader(EpochLoader[Any]):
+class Loader(EpochLoader[BatchT]):
     """Iterates over the batches of a store: one epoch per `iter`, as tensors of shape (batch_size, seq_len).
 
     Parameters
@@ -384,13 +383,85 @@ class Loader(EpochLoader[Any]):
         "_fingerprint",
     )
 
+    @overload
+    def __init__(
+        self: Loader[TokenBatch],
+        source: StoreOrPath,
+        *,
+        targets: Literal[False] = ...,
+        fields: tuple[()] = ...,
+        documents: Literal[False] = ...,
+        spans: Literal[False] = ...,
+        **options: Unpack[LoaderOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Loader[PairBatch],
+        source: StoreOrPath,
+        *,
+        targets: Literal[True],
+        fields: tuple[()] = ...,
+        documents: Literal[False] = ...,
+        spans: Literal[False] = ...,
+        **options: Unpack[LoaderOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Loader[dict[str, Any]],
+        source: StoreOrPath,
+        *,
+        targets: bool = ...,
+        fields: Sequence[str],
+        documents: bool | Collection[DocumentValue] = ...,
+        spans: WantedSpans = ...,
+        **options: Unpack[LoaderOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Loader[dict[str, Any]],
+        source: StoreOrPath,
+        *,
+        targets: bool = ...,
+        fields: Sequence[str] = ...,
+        documents: Literal[True] | Collection[DocumentValue],
+        spans: WantedSpans = ...,
+        **options: Unpack[LoaderOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Loader[dict[str, Any]],
+        source: StoreOrPath,
+        *,
+        targets: bool = ...,
+        fields: Sequence[str] = ...,
+        documents: bool | Collection[DocumentValue] = ...,
+        spans: Literal[True] | DecodeValue,
+        **options: Unpack[LoaderOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Loader[Any],
+        source: StoreOrPath,
+        *,
+        targets: bool = ...,
+        fields: Sequence[str] = ...,
+        documents: bool | Collection[DocumentValue] = ...,
+        spans: WantedSpans = ...,
+        **options: Unpack[LoaderOptions],
+    ) -> None: ...
+
     def __init__(
         self,
         source: StoreOrPath,
         *,
         backend: str = "auto",
-        access: str = "auto",
-        verify: str = "auto",
+        access: Access = "auto",
+        verify: Verify = "auto",
         dataset: str | None = None,
         axes: str | None = None,
         cache: str | os.PathLike[str] | None = None,
@@ -479,7 +550,7 @@ class Loader(EpochLoader[Any]):
 
     @property
     def seq_len(self) -> int:
-        """Tokens of a record; of windows with targets one more than `x` and `y` have."""
+        """TokenBatch of a record; of windows with targets one more than `x` and `y` have."""
         return self._length
 
     @property
@@ -580,7 +651,7 @@ class Loader(EpochLoader[Any]):
             "seq_len": int(self._length),
         }
 
-    def dataset(self) -> BatchDataset:
+    def dataset(self) -> BatchDataset[BatchT]:
         """Return this rank's batches of the current epoch as a map-style `torch.utils.data.Dataset`."""
         from zb_hdf5.loaders.datasets import BatchDataset, SharedEpoch
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import count
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, Unpack, overload
 
 import numpy as np
 
+from zb_hdf5.documents.metadata import DecodeValue, WantedSpans
 from zb_hdf5.errors import ArgumentError, Remedy, StateError
 from zb_hdf5.files.threads import read_ahead
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.loader import Loader, TokenLoader, with_positions
 from zb_hdf5.loaders.order import IndexArray, Request, resolve_rank
 from zb_hdf5.loaders.state import STATE_VERSION, require_count, require_fields, require_kind, shown
+from zb_hdf5.loaders.steps import BatchT
+
+if TYPE_CHECKING:
+    from zb_hdf5.loaders.loader_options import DocumentValue, PairBatch, SourceOptions, TokenBatch
 
 #: Steps whose order is computed at once: enough to make numpy cheap, little enough to start at once.
 ORDER_STEPS: Final = 2048
@@ -104,7 +109,7 @@ def _period(shares: tuple[int, ...]) -> IndexArray:
 _UNFIT: Final = frozenset({"device", "epoch", "drop_last", "last", "skip", "mask_documents"})
 
 
-class MixedLoader(TokenLoader[Any]):
+class MixedLoader(TokenLoader[BatchT]):
     """Yields batches of several stores in given shares, for ever; each source in its own order and with its own epochs.
 
     Parameters
@@ -141,6 +146,84 @@ class MixedLoader(TokenLoader[Any]):
     path = "mixture"  # in messages
     _endless = True
 
+    @overload
+    def __init__(
+        self: MixedLoader[TokenBatch],
+        sources: Mapping[str, str | os.PathLike[str] | BatchReader],
+        weights: Mapping[str, float],
+        *,
+        targets: Literal[False] = ...,
+        fields: tuple[()] = ...,
+        documents: Literal[False] = ...,
+        spans: Literal[False] = ...,
+        **options: Unpack[SourceOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: MixedLoader[PairBatch],
+        sources: Mapping[str, str | os.PathLike[str] | BatchReader],
+        weights: Mapping[str, float],
+        *,
+        targets: Literal[True],
+        fields: tuple[()] = ...,
+        documents: Literal[False] = ...,
+        spans: Literal[False] = ...,
+        **options: Unpack[SourceOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: MixedLoader[dict[str, Any]],
+        sources: Mapping[str, str | os.PathLike[str] | BatchReader],
+        weights: Mapping[str, float],
+        *,
+        targets: bool = ...,
+        fields: Sequence[str],
+        documents: bool | Collection[DocumentValue] = ...,
+        spans: WantedSpans = ...,
+        **options: Unpack[SourceOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: MixedLoader[dict[str, Any]],
+        sources: Mapping[str, str | os.PathLike[str] | BatchReader],
+        weights: Mapping[str, float],
+        *,
+        targets: bool = ...,
+        fields: Sequence[str] = ...,
+        documents: Literal[True] | Collection[DocumentValue],
+        spans: WantedSpans = ...,
+        **options: Unpack[SourceOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: MixedLoader[dict[str, Any]],
+        sources: Mapping[str, str | os.PathLike[str] | BatchReader],
+        weights: Mapping[str, float],
+        *,
+        targets: bool = ...,
+        fields: Sequence[str] = ...,
+        documents: bool | Collection[DocumentValue] = ...,
+        spans: Literal[True] | DecodeValue,
+        **options: Unpack[SourceOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: MixedLoader[Any],
+        sources: Mapping[str, str | os.PathLike[str] | BatchReader],
+        weights: Mapping[str, float],
+        *,
+        targets: bool = ...,
+        fields: Sequence[str] = ...,
+        documents: bool | Collection[DocumentValue] = ...,
+        spans: WantedSpans = ...,
+        **options: Unpack[SourceOptions],
+    ) -> None: ...
+
     def __init__(
         self,
         sources: Mapping[str, str | os.PathLike[str] | BatchReader],
@@ -148,7 +231,7 @@ class MixedLoader(TokenLoader[Any]):
         *,
         rank: int | None = None,
         world_size: int | None = None,
-        prefetch: int | str = "auto",
+        prefetch: int | Literal["auto"] = "auto",
         **options: Any,
     ) -> None:
         self.rank, self.world_size = resolve_rank(rank, world_size)

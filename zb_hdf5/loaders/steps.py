@@ -33,6 +33,13 @@ from zb_hdf5.spec import NO_CODEC, STREAM_LAYOUT
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import TypeVar
+
+    BatchT = TypeVar("BatchT", default=Any)  # so that `Loader` alone is a type, too
+else:
+    from typing import TypeVar
+
+    BatchT = TypeVar("BatchT")
 
 #: Tokens, `(x, y)`, or a dictionary of tensors.
 Step: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor] | dict[str, Any]"

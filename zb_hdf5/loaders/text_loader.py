@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterator
 from copy import copy
 from itertools import chain, count, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -28,12 +28,15 @@ from zb_hdf5.loaders.ahead import cuda_device, read_to, require_prefetch
 from zb_hdf5.loaders.loader import TokenLoader
 from zb_hdf5.loaders.order import require_positive, resolve_rank
 from zb_hdf5.loaders.state import STATE_VERSION, require_count, require_fields
+from zb_hdf5.loaders.steps import BatchT
 from zb_hdf5.spec import DEFAULT_SPLIT, SPLITS
 from zb_hdf5.text.corpus import ParquetFile
 from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, Tokenizer, load_tokenizer, with_boundaries
 
 if TYPE_CHECKING:
     import torch
+
+    from zb_hdf5.loaders.loader_options import PairBatch, TextLoaderOptions, TokenBatch
 
 #: Batches of text that prefetch="auto" makes ahead.
 TEXT_BATCHES_AHEAD: Final = 2
@@ -63,7 +66,7 @@ def _cut(
     documents
         The place and the tokens of each document.
     offset
-        Tokens of the first document that come before the first run.
+        TokenBatch of the first document that come before the first run.
     tokens, overlap
         The new tokens of a run, and its last ones, with which the next run begins.
     """
@@ -85,7 +88,7 @@ def _cut(
         yield np.concatenate(parts), place._replace(**following)
 
 
-class TextLoader(TokenLoader[Any]):
+class TextLoader(TokenLoader[BatchT]):
     """Tokenizes Parquet text while training runs.
 
     Parameters
@@ -135,6 +138,42 @@ class TextLoader(TokenLoader[Any]):
     """
 
     _endless = True
+
+    @overload
+    def __init__(
+        self: TextLoader[TokenBatch],
+        source: str | os.PathLike[str],
+        *,
+        tokenizer: str | Tokenizer,
+        batch_size: int,
+        seq_len: int,
+        targets: Literal[False] = ...,
+        **options: Unpack[TextLoaderOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: TextLoader[PairBatch],
+        source: str | os.PathLike[str],
+        *,
+        tokenizer: str | Tokenizer,
+        batch_size: int,
+        seq_len: int,
+        targets: Literal[True],
+        **options: Unpack[TextLoaderOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: TextLoader[Any],
+        source: str | os.PathLike[str],
+        *,
+        tokenizer: str | Tokenizer,
+        batch_size: int,
+        seq_len: int,
+        targets: bool,
+        **options: Unpack[TextLoaderOptions],
+    ) -> None: ...
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from typing import Final, TypedDict
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.field import Fields, parse_fields
 from zb_hdf5.files.paths import local_path, on_failure
-from zb_hdf5.formats.batch_reader import BatchReader, require_choice
+from zb_hdf5.formats.batch_reader import Access, BatchReader, Verify, require_choice
 from zb_hdf5.formats.batch_writer import BatchWriter
 from zb_hdf5.formats.registry import FORMATS, backend_of_suffix, backends
 from zb_hdf5.spec import BATCHES_LAYOUT, NO_CODEC, StoreMeta, codec_named, stored_dtype
@@ -32,8 +32,8 @@ def open_reader(
     path: str | os.PathLike[str],
     *,
     backend: str = "auto",
-    access: str = "auto",
-    verify: str = "auto",
+    access: Access = "auto",
+    verify: Verify = "auto",
     dataset: str | None = None,
     axes: str | None = None,
     split: str | None = None,
@@ -137,8 +137,8 @@ def open_stream(
     path: str | os.PathLike[str],
     *,
     split: str | None = None,
-    access: str = "auto",
-    verify: str = "auto",
+    access: Access = "auto",
+    verify: Verify = "auto",
     dataset: str | None = None,
 ) -> TokenStream:
     """Open a token stream by its tokens and documents; `open_reader` gives it as batches of windows instead.
@@ -194,8 +194,8 @@ def open_for_loader(
     overlap: int = 0,
     *,
     backend: str = "auto",
-    access: str = "auto",
-    verify: str = "auto",
+    access: Access = "auto",
+    verify: Verify = "auto",
     dataset: str | None = None,
     axes: str | None = None,
     split: str | None = None,

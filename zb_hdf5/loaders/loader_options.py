@@ -1,0 +1,75 @@
+"""The options of the loaders for type checkers, which see a wrong name, word or kind of value before a run does.
+
+Nothing of this is imported when a program runs. A test compares it with the signatures.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from typing import Literal, TypeAlias, TypedDict
+
+import torch
+
+from zb_hdf5.formats.batch_reader import Access, Verify
+from zb_hdf5.text.tokenizers import Tokenizer
+
+ShuffleWord: TypeAlias = Literal["global", "records", "block", "sequential"]
+Last: TypeAlias = Literal["drop", "fill", "short", "masked"]
+DocumentValue: TypeAlias = Literal["cu_seqlens", "max_seqlen", "seq_lens", "position_ids", "document_ids", "documents"]
+Collate: TypeAlias = Literal["pad", "pack"]
+TooLong: TypeAlias = Literal["refuse", "truncate", "drop"]
+DocumentShuffle: TypeAlias = Literal["global", "lengths", "sequential"]
+TextSplit: TypeAlias = Literal["train", "val"]
+#: The batches of a loader: tokens, pairs (x, y), or dictionaries.
+TokenBatch: TypeAlias = torch.Tensor
+PairBatch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+
+
+class SourceOptions(TypedDict, total=False):
+    """How a store is opened, and how its batches are shaped and read: what `Loader` and `MixedLoader` have both."""
+
+    backend: str
+    access: Access
+    verify: Verify
+    dataset: str | None
+    axes: str | None
+    cache: str | os.PathLike[str] | None
+    cache_bytes: int | str | None
+    split: str
+    shuffle: ShuffleWord
+    block_size: int
+    seed: int
+    rank: int | None
+    world_size: int | None
+    batch_size: int | None
+    seq_len: int | None
+    prefetch: int | Literal["auto"]
+    dtype: torch.dtype | None
+    cu_seqlens_capacity: int | None
+    tokenizer: str | Tokenizer | None
+
+
+class LoaderOptions(SourceOptions, total=False):
+    """The options of `Loader` that do not decide the kind of its batches."""
+
+    epoch: int
+    drop_last: bool
+    last: Last | None
+    device: str | torch.device | None
+    skip: Collection[tuple[int, int, int]]
+    mask_documents: Collection[int]
+
+
+class TextLoaderOptions(TypedDict, total=False):
+    """The options of `TextLoader` that do not decide the kind of its batches, and that have a default."""
+
+    split: TextSplit
+    boundary_token: str
+    boundary_position: Literal["before", "after"]
+    text_column: str
+    rank: int | None
+    world_size: int | None
+    num_threads: int
+    prefetch: int | Literal["auto"]
+    device: str | torch.device | None

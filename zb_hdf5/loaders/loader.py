@@ -550,7 +550,7 @@ class Loader(EpochLoader[BatchT]):
 
     @property
     def seq_len(self) -> int:
-        """TokenBatch of a record; of windows with targets one more than `x` and `y` have."""
+        """Tokens of a record; of windows with targets one more than `x` and `y` have."""
         return self._length
 
     @property

@@ -66,7 +66,7 @@ def _cut(
     documents
         The place and the tokens of each document.
     offset
-        TokenBatch of the first document that come before the first run.
+        Tokens of the first document that come before the first run.
     tokens, overlap
         The new tokens of a run, and its last ones, with which the next run begins.
     """

@@ -21,7 +21,6 @@ import os
 import shlex
 import subprocess
 import sys
-import time
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from train_gpt import Run, batches
+from train_gpt import Run
 
 from zb_hdf5 import Loader, ZbError, resolve_rank
 
@@ -110,36 +109,36 @@ class Validation:
 def train(run: Run, validation: Validation, result: dict[str, Any], options: argparse.Namespace) -> None:
     """Train up to `--steps`; evaluate, save and print a line at the start, each `--eval-every` steps and at the end."""
     device = next(run.model.parameters()).device
-    source = batches(run.loader)
-    seconds = waited_s = 0.0
+    before = run.loader.stats()
     evaluated = run.step if run.step else -1
     print(f"\n{'step':>6} {'tokens seen':>12} {'val bits/byte':>14} {'tokens/s':>9} {'waited for data':>16}")
     while True:
         due = run.step % options.eval_every == 0 or run.step >= options.steps
         if due and run.step != evaluated:
+            stats = run.loader.stats().since(before)
             tokens = BATCH_SIZE * (SEQ_LEN - 1)
             nats = validation.nats(run.model, device)
             row = {"step": run.step, "tokens": run.step * tokens, "val_nats": nats}
-            row |= {"val_bpb": validation.bits_per_byte(nats), "seconds": seconds, "waited_s": waited_s}
+            row |= {"val_bpb": validation.bits_per_byte(nats), "seconds": stats.elapsed_s, "waited_s": stats.waited_s}
             result["evaluations"].append(row)
             save(result, Path(options.out))  # before the checkpoint, which decides from which step on to resume
             run.save()
-            speed = f"{(run.step - evaluated) * tokens / seconds:9,.0f} {waited_s / seconds:16.2%}" if seconds else ""
+            speed = ""
+            if stats.batches:
+                rate = (run.step - evaluated) * tokens / stats.elapsed_s
+                speed = f"{rate:9,.0f} {stats.waited_share:16.2%}"
             print(f"{run.step:6,} {row['tokens']:12,} {row['val_bpb']:14.3f} {speed}", flush=True)
             evaluated = run.step
-            seconds = waited_s = 0.0
+            before = run.loader.stats()  # without the time of the evaluation
         if run.step >= options.steps:
             return
-        start = time.perf_counter()
-        (x, y), wait_s = next(source)
+        x, y = run.loader.get_batch()
         run.optimizer.zero_grad()
         loss = run.model(x, y)
         loss.backward()
         nn.utils.clip_grad_norm_(run.model.parameters(), 1.0)
         run.optimizer.step()
         run.step += 1
-        seconds += time.perf_counter() - start
-        waited_s += wait_s
 
 
 def begin(out: Path, settings: dict[str, Any]) -> dict[str, Any]:

@@ -18,8 +18,6 @@ import hashlib
 import json
 import os
 import subprocess
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -143,22 +141,10 @@ class Run:
             self.loader.load_state_dict(checkpoint["loader"])
 
 
-def batches(loader: Loader) -> Iterator[tuple[Any, float]]:
-    """Yield (what the loader yields, seconds that the step had to wait for it), for ever."""
-    while True:
-        start = time.perf_counter()
-        step = loader.get_batch()
-        yield step, time.perf_counter() - start
-
-
 def train(run: Run, options: argparse.Namespace, log: Path) -> None:
     model = DistributedDataParallel(run.model)
-    source = batches(run.loader)
-    waited = total = 0.0
     while run.step < options.steps:
-        start = time.perf_counter()
-        step, wait = next(source)
-        inputs = model_inputs(step)
+        inputs = model_inputs(run.loader.get_batch())
         run.optimizer.zero_grad()
         loss = model(*inputs)
         loss.backward()
@@ -167,14 +153,14 @@ def train(run: Run, options: argparse.Namespace, log: Path) -> None:
         mean = loss.detach().clone()
         dist.all_reduce(mean)
         run.step += 1
-        waited += wait
-        total += time.perf_counter() - start
-        record = {"step": run.step, "loss": mean.item() / dist.get_world_size(), "data_wait_share": waited / total}
+        stats = run.loader.stats()
+        loss_of_all = mean.item() / dist.get_world_size()
+        record = {"step": run.step, "loss": loss_of_all, "data_wait_share": stats.waited_share}
         digest = hashlib.sha256(inputs[0].cpu().contiguous().numpy()).hexdigest()[:16]
         with open(log.with_suffix(f".rank{run.rank}.jsonl"), "a", encoding="utf-8") as file:
             file.write(json.dumps({**record, "data": digest}) + "\n")
         if run.rank == 0 and (run.step % options.log_every == 0 or run.step == options.steps):
-            print(f"step {run.step:>6}  loss {record['loss']:.3f}  waited for data {waited / total:.2%}", flush=True)
+            print(f"step {run.step:>6}  loss {loss_of_all:.3f}  {stats}", flush=True)
         if run.step % options.save_every == 0 or run.step == options.steps:
             run.save()
 

@@ -386,6 +386,11 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
             "longest": self.max_tokens if self.too_long == "drop" else None,
         }
 
+    def _num_fetched(self) -> int | None:
+        from zb_hdf5.store.cache import num_fetched  # with what writes files, which few loaders need
+
+        return num_fetched(self.store)
+
     def close(self) -> None:
         """End the reading threads, and close the files."""
         super().close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import warnings
 from abc import abstractmethod
 from collections.abc import Collection, Generator, Iterator, Sequence
@@ -31,6 +32,7 @@ from zb_hdf5.loaders.order import (
     whole_seed,
 )
 from zb_hdf5.loaders.state import MAX_COUNT, STATE_VERSION, Resumable, require_count, require_fields
+from zb_hdf5.loaders.stats import LoaderStats, bytes_of
 from zb_hdf5.loaders.steps import BatchT, StepReader
 from zb_hdf5.spec import DEFAULT_SPLIT, LIVE_PREFIX, STREAM_LAYOUT
 from zb_hdf5.store.opening import open_for_loader
@@ -67,6 +69,11 @@ class TokenLoader(Resumable, Generic[BatchT]):
     _passed: int | None = None
     _closed = False
     _endless = False
+    _num_given = 0
+    _bytes_given = 0
+    _waited_s = 0.0
+    #: The time at which the first batch was asked for.
+    _first_asked_s: float | None = None
 
     @abstractmethod
     def _read_from(self, position: Any) -> Generator[tuple[BatchT, Any]]:
@@ -85,13 +92,16 @@ class TokenLoader(Resumable, Generic[BatchT]):
         reading = None
         try:
             while True:
+                asked_s = time.perf_counter()
                 reading = self._reading or self._begin()
                 for batch, self._position in reading:
+                    self._count(batch, asked_s)
                     yield batch
                     if self._reading is not reading:  # a change, or another iteration
                         if self._closed:
                             return
                         break
+                    asked_s = time.perf_counter()
                 else:
                     self._passed = self.epoch if is_whole else None
                     return
@@ -114,6 +124,7 @@ class TokenLoader(Resumable, Generic[BatchT]):
 
     def _next_of_epoch(self) -> BatchT | None:
         """Return the next batch, or None at the end of the epoch. After an error the next call tries again."""
+        asked_s = time.perf_counter()
         reading = self._reading or self._begin()
         try:
             batch, self._position = next(reading)
@@ -122,7 +133,28 @@ class TokenLoader(Resumable, Generic[BatchT]):
             if isinstance(error, StopIteration):
                 return None
             raise
+        self._count(batch, asked_s)
         return batch
+
+    def _count(self, batch: BatchT, asked_s: float) -> None:
+        """Count a batch that the caller has asked for at a time, and now gets."""
+        if self._first_asked_s is None:
+            self._first_asked_s = asked_s
+        self._waited_s += time.perf_counter() - asked_s
+        self._num_given += 1
+        self._bytes_given += bytes_of(batch)
+
+    def stats(self) -> LoaderStats:
+        """Return what was given so far, and how long the caller has waited for it.
+
+        Batches that a `DataLoader` takes from `dataset()` or `records()` are not counted. A pickled copy begins anew.
+        """
+        elapsed_s = 0.0 if self._first_asked_s is None else time.perf_counter() - self._first_asked_s
+        return LoaderStats(self._num_given, self._bytes_given, self._waited_s, elapsed_s, self._num_fetched())
+
+    def _num_fetched(self) -> int | None:
+        """Return the units that were fetched into a cache; None: there is no cache."""
+        return None
 
     def _begin(self) -> Generator[tuple[BatchT, Any]]:
         reading = self._reading = self._read_from(self._position)
@@ -161,7 +193,8 @@ class TokenLoader(Resumable, Generic[BatchT]):
 
     def __getstate__(self) -> dict[str, Any]:
         resumed = self._resumed or self._reading is not None
-        return {**self.__dict__, "_reading": None, "_resumed": resumed, "_passed": None}
+        counted = {"_num_given": 0, "_bytes_given": 0, "_waited_s": 0.0, "_first_asked_s": None}
+        return {**self.__dict__, "_reading": None, "_resumed": resumed, "_passed": None, **counted}
 
 
 def with_positions(reading: Generator[BatchT], positions: Iterator[int]) -> Generator[tuple[BatchT, int]]:
@@ -671,6 +704,11 @@ class Loader(EpochLoader[BatchT]):
                 f"make the loader without seq_len={self._length:,}"
             )
         return RecordDataset(self.reader, documents=self.steps.as_dict)
+
+    def _num_fetched(self) -> int | None:
+        from zb_hdf5.store.cache import num_fetched  # with what writes files, which few loaders need
+
+        return num_fetched(self.reader)
 
     def __repr__(self) -> str:
         shape = f"batch_size={self.batch_size}, seq_len={self.seq_len}, shuffle={self.shuffle!r}, seed={self.seed}"

@@ -343,6 +343,10 @@ class MixedLoader(TokenLoader[BatchT]):
             for name, loader in self.loaders.items()
         ]
 
+    def _num_fetched(self) -> int | None:
+        found = [loader.stats().fetched for loader in self.loaders.values()]
+        return None if None in found else sum(each or 0 for each in found)
+
     def close(self) -> None:
         """End the reading threads, and close all readers."""
         super().close()

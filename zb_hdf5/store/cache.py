@@ -336,6 +336,11 @@ def column_of(reader: BatchReader) -> CachedColumn:
     return reader.tokens.column
 
 
+def num_fetched(reader: BatchReader) -> int | None:
+    """Return the units that a reader has fetched into its cache; None: it has none."""
+    return reader.tokens.num_fetched if isinstance(reader.tokens, Cached) else None
+
+
 class Cached(Wrapper):
     """Tokens that keep whole units in a cache, and read them there the next time. See `Tokens`.
 
@@ -358,6 +363,12 @@ class Cached(Wrapper):
         self.source = source
         self.column = column
         self._fetching: dict[tuple[int, int], threading.Event] = {}
+        self._num_fetched: dict[int, int] = {}  # of each thread, so that no two change one number
+
+    @property
+    def num_fetched(self) -> int:
+        """The units that this process has read from the store, since the cache did not have them."""
+        return sum(self._num_fetched.copy().values())
 
     @property
     def plain(self) -> FileTokens | None:  # type: ignore[override]
@@ -414,6 +425,8 @@ class Cached(Wrapper):
             self.source.read(mine)
             for start, out in mine:
                 self.column.put(start // self.unit, out)
+            thread = threading.get_ident()
+            self._num_fetched[thread] = self._num_fetched.get(thread, 0) + len(mine)
         finally:
             for start, done in begun.items():
                 del self._fetching[pid, start]
@@ -471,7 +484,7 @@ class Cached(Wrapper):
         self.tokens.close()
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_fetching": {}}
+        return {**self.__dict__, "_fetching": {}, "_num_fetched": {}}
 
 
 def _gather_some(tokens: Tokens, starts: npt.NDArray[np.int64], out: TokenArray, chosen: npt.NDArray[np.bool_]) -> None:

@@ -237,9 +237,10 @@ def make_stored(write_file, write_store, gzip_copy):
             return write_store(folder / name, tokens, cuts, codec="zstd")
         if stored == "batch":
             return write_file(folder / "one.batch", tokens).path
-        if stored == "foreign hdf5":
+        if stored.endswith("foreign hdf5"):
             with h5py.File(folder / "foreign.h5", "w") as h5:
-                h5.create_dataset("group/data", data=tokens)
+                packed = "gzip" if stored.startswith("compressed") else None
+                h5.create_dataset("group/data", data=tokens, compression=packed)
             return folder / "foreign.h5"
         path = write_file(folder / f"{name}.h5", tokens).path
         return gzip_copy(path, folder / "gzip.h5") if stored == "compressed hdf5" else path

@@ -23,7 +23,8 @@ ACCESSES = {
     "batch": ("mmap", "pread"),
     "hdf5": ("mmap", "pread", "h5py"),
     "compressed hdf5": ("pread", "h5py"),
-    "foreign hdf5": ("h5py",),
+    "foreign hdf5": ("mmap", "pread", "h5py"),
+    "compressed foreign hdf5": ("h5py",),
     "batch store": ("mmap", "pread"),
     "hdf5 store": ("mmap", "pread", "h5py"),
     "compressed store": ("pread", "h5py"),
@@ -35,7 +36,7 @@ each_case = pytest.mark.parametrize(("stored", "access"), CASES, ids=lambda valu
 
 
 def open_stored(stored, path, access, verify="none", **options):
-    dataset = "group/data" if stored == "foreign hdf5" else None
+    dataset = "group/data" if stored.endswith("foreign hdf5") else None
     return open_reader(path, access=access, verify=verify, dataset=dataset, **options)
 
 
@@ -198,8 +199,8 @@ def test_without_a_digest_the_fingerprint_is_sampled_and_says_so(stored, tokens,
 
 @pytest.mark.parametrize(("stored", "access", "reason"), [
     ("compressed hdf5", "mmap", "it is compressed"),
-    ("foreign hdf5", "mmap", "foreign dataset"),
-    ("foreign hdf5", "pread", "foreign dataset"),
+    ("compressed foreign hdf5", "mmap", "it is compressed or filtered"),
+    ("compressed foreign hdf5", "pread", "it is compressed or filtered"),
 ])  # fmt: skip
 def test_an_access_asked_for_never_falls_back(stored, access, reason, tokens, tmp_path, make_stored):
     path = make_stored(stored, tmp_path, tokens)

@@ -1,6 +1,7 @@
 """HDF5 files of other programs: masks are not taken for tokens, and the one dataset of integers is found."""
 
 import json
+import os
 import re
 
 import h5py
@@ -11,7 +12,7 @@ from commandline import one_error, report_of, run_zb
 from contents import batches_of
 from contract import is_refused, random_tokens
 
-from zb_hdf5 import Loader, convert, errors, open_reader, verify_store
+from zb_hdf5 import Loader, convert, errors, open_reader, open_stream, verify_store
 
 ONE_RANK = {"rank": 0, "world_size": 1}
 AXES = "batch,record,token"
@@ -230,7 +231,7 @@ def test_the_only_integer_dataset_is_read_without_its_name(lone, tmp_path):
     path, shape, tokens = lone
     np.testing.assert_array_equal(batches_of(path, **shape), tokens)
     with open_reader(path, **shape) as found, open_reader(path, dataset="group/ids", **shape) as named:
-        assert (found.fingerprint, found.meta, found.access) == (named.fingerprint, named.meta, "h5py")
+        assert (found.fingerprint, found.meta, found.access) == (named.fingerprint, named.meta, "auto")
     with Loader(path, shuffle="sequential", **shape, **ONE_RANK) as loader:
         np.testing.assert_array_equal(torch.stack(list(loader)).numpy(), tokens)
         state = loader.state_dict()
@@ -342,3 +343,128 @@ def test_axes_are_taken_by_every_command_that_takes_a_dataset(tmp_path):
     for command in ("info", "show", "verify", "doctor"):
         is_stream = written(tmp_path / "stream.h5", np.arange(100))
         assert "axes='batch,record,token'" in run_zb(command, is_stream, "--axes", AXES).output
+
+
+# --- read past HDF5, or by it ---------------------------------------------------------------------------------------
+RECORDS = (np.arange(40 * 24) * 37 % VOCABULARY).reshape(40, 24)
+
+
+def stored_as(**how):
+    dtype = how.pop("dtype", "<i4")
+    return lambda h5: h5.create_dataset("ids", data=RECORDS.astype(dtype), **how)
+
+
+def of_twenty_bits(h5):
+    kind = h5py.h5t.STD_U32LE.copy()
+    kind.set_precision(20)
+    kind.set_offset(3)
+    stored = h5py.h5d.create(h5.id, b"ids", kind, h5py.h5s.create_simple(RECORDS.shape))
+    stored.write(h5py.h5s.ALL, h5py.h5s.ALL, RECORDS.astype("<u4"))
+
+
+def in_its_header(h5):
+    how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    how.set_layout(h5py.h5d.COMPACT)
+    space = h5py.h5s.create_simple(RECORDS.shape)
+    stored = h5py.h5d.create(h5.id, b"ids", h5py.h5t.NATIVE_INT32, space, dcpl=how)
+    stored.write(h5py.h5s.ALL, h5py.h5s.ALL, RECORDS.astype("<i4"))
+
+
+def partly_written(h5):
+    stored = h5.create_dataset("ids", RECORDS.shape, "<i4", chunks=(8, 24), fillvalue=3)
+    stored[:8] = RECORDS[:8]
+    stored[16:24] = RECORDS[16:24]
+    h5["weights"] = np.zeros(4000)
+
+
+def never_written(h5):
+    h5.create_dataset("ids", RECORDS.shape, "<u2", fillvalue=7)
+    h5["weights"] = np.zeros(4000)
+
+
+#: The writer of a dataset, the user block of its file, and the obstacle to reading it past HDF5.
+LAYOUTS = {
+    "contiguous": (stored_as(), 0, ""),
+    "contiguous uint16": (stored_as(dtype="<u2"), 0, ""),
+    "chunks": (stored_as(chunks=(8, 24)), 0, ""),
+    "chunks beyond the last record": (stored_as(chunks=(7, 24)), 0, ""),
+    "a chunk for each record": (stored_as(chunks=(1, 24), dtype="<u4"), 0, ""),
+    "big-endian": (stored_as(dtype=">i8"), 0, ""),
+    "big-endian chunks": (stored_as(dtype=">u4", chunks=(7, 24)), 0, ""),
+    "user block": (stored_as(), 1024, ""),
+    "user block and chunks": (stored_as(chunks=(7, 24), dtype="<i8"), 512, ""),
+    "gzip": (stored_as(chunks=(7, 24), compression="gzip"), 0, "it is compressed or filtered"),
+    "gzip, big-endian": (stored_as(chunks=(7, 24), compression="gzip", dtype=">i4"), 0, "it is compressed or filtered"),
+    "checksums": (stored_as(chunks=(7, 24), fletcher32=True), 0, "it is compressed or filtered"),
+    "parts of records": (stored_as(chunks=(7, 5)), 0, r"its chunks \(7, 5\) have parts of its rows \(24,\)"),
+    "numbers of 20 bits": (of_twenty_bits, 0, "HDF5 has to convert its values"),
+    "compact": (in_its_header, 0, "it has no place of its own in this file"),
+    "partly written": (partly_written, 0, "some of its chunks were never written"),
+    "never written": (never_written, 0, "it has no place of its own in this file"),
+}
+
+
+@pytest.fixture(params=LAYOUTS)
+def laid_out(request, tmp_path):
+    """Return the path of a file with a dataset in one layout, its values, and the obstacle to reading it past HDF5."""
+    write, user_block, obstacle = LAYOUTS[request.param]
+    with h5py.File(tmp_path / "x.h5", "w", userblock_size=user_block) as h5:
+        write(h5)
+    with h5py.File(tmp_path / "x.h5") as h5:
+        return tmp_path / "x.h5", h5["ids"][:], obstacle
+
+
+def test_each_layout_gives_the_values_that_hdf5_gives(laid_out):
+    path, tokens, obstacle = laid_out
+    for access in ("auto", "mmap", "pread", "h5py"):
+        if obstacle and access in ("mmap", "pread"):
+            is_refused(errors.BackendError, lambda access=access: open_reader(path, access=access), match=obstacle)
+            continue
+        with open_reader(path, access=access, batch_size=5) as reader:
+            assert reader.access == ("h5py" if obstacle else access)
+            np.testing.assert_array_equal(np.array(list(reader)).reshape(tokens.shape), tokens)
+            records = np.array([39, 0, 17, 18, 7, 6])
+            rows = np.empty((6, 24), reader.dtype)
+            reader.read_records_into(records, rows)
+            np.testing.assert_array_equal(rows, tokens[records])
+        with Loader(path, access=access, shuffle="records", seed=3, batch_size=8, **ONE_RANK) as loader:
+            found = torch.cat(list(loader)).numpy()
+        np.testing.assert_array_equal(found[np.lexsort(found.T)], tokens[np.lexsort(tokens.T)])
+
+
+def test_info_says_whether_a_layout_is_read_past_hdf5(laid_out):
+    path, _, obstacle = laid_out
+    found = report_of_zb("info", path)
+    assert (found["past_hdf5"], found["access"]) == ((False, "h5py") if obstacle else (True, "auto"))
+    assert (found["layout"] is None) is bool(obstacle)
+    text = run_zb("info", path).output
+    if obstacle:
+        assert re.search(obstacle, found["obstacle"])
+        assert re.search(f"layout +read through h5py: {obstacle}", text)
+    else:
+        assert re.search(r"layout +\d+ runs?, first at byte .*: read past HDF5", text)
+
+
+@pytest.mark.parametrize("how", [{}, {"chunks": (100,)}, {"chunks": (100,), "compression": "gzip"}])
+@pytest.mark.parametrize("dtype", ["<u2", "<i4", ">i8"])
+def test_a_stream_is_read_past_hdf5_up_to_its_last_token(how, dtype, tmp_path):
+    tokens = (np.arange(957) * 37 % VOCABULARY).astype(dtype)
+    path = written(tmp_path / "x.h5", np.pad(tokens, (0, 43)), **how)
+    with h5py.File(path, "r+") as h5:
+        h5["data"].attrs["token_count"] = 957
+    with open_stream(path) as stream:
+        assert stream.access == ("h5py" if "compression" in how else "auto")
+        np.testing.assert_array_equal(stream.get_slice(0, 957), tokens)
+        np.testing.assert_array_equal(stream.get_slice(90, 310), tokens[90:310])
+        is_refused(errors.BatchIndexError, lambda: stream.get_slice(950, 958))
+    with Loader(path, batch_size=2, seq_len=31, shuffle="sequential", last="short", **ONE_RANK) as loader:
+        rows = torch.cat(list(loader)).numpy()
+    np.testing.assert_array_equal(rows, tokens[: 30 * 31].reshape(30, 31))
+
+
+def test_a_file_cut_short_is_an_error_in_each_layout(tmp_path):
+    path = written(tmp_path / "x.h5", RECORDS.astype("<u4"))
+    with open_reader(path, batch_size=5) as reader:
+        os.truncate(path, path.stat().st_size - 100)
+        is_refused(errors.IncompleteError, lambda: reader.read_into(7, np.empty((5, 24), "<u4")), match="cut short")
+    is_refused(errors.IncompleteError, lambda: open_reader(path), match="truncated")

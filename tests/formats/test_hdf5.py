@@ -288,7 +288,7 @@ def test_an_id_out_of_range_is_an_error_when_it_is_met(token, tmp_path):
         np.testing.assert_array_equal(reader.read_batch(0), ids[0])
         out = np.zeros((3, 10), np.int64)
         for read in (reader.read_batch, reader.read_batch_torch, lambda number: reader.read_into(number, out)):
-            is_refused(errors.ConvertError, lambda read=read: read(1), match=f"batch 1.*token id {token} at index 17")
+            is_refused(errors.ConvertError, lambda read=read: read(1), match=f"data: .* found {token:,} at index 47")
 
 
 # --- compressed ------------------------------------------------------------------------------------------------

@@ -86,6 +86,7 @@ def _describe(
         "path": str(path),
         "dataset": opening.foreign_dataset,
         **own,
+        **_describe_reads(opening),
         "dtype": meta.dtype.name,
         "vocab_size": meta.vocab_size or None,
         "max_token": opened.max_token,
@@ -100,6 +101,20 @@ def _describe(
         "written": _written(path),
         **_describe_codec(opened),
         **origin,
+    }
+
+
+def _describe_reads(opening: Opening) -> dict[str, Any]:
+    """Return how a dataset of another program is read: by its extents, past HDF5, or not; {} of other paths."""
+    column = opening.column
+    if column is None or opening.foreign_dataset is None:
+        return {}
+    extents = column.extents if isinstance(column.extents, Extents) else None
+    return {
+        "layout": describe_layout(extents, column.meta.batch_tokens * column.dtype.itemsize),
+        "stored_dtype": column.dtype.str,
+        "past_hdf5": extents is not None,
+        "obstacle": column.obstacle or None,
     }
 
 
@@ -366,7 +381,8 @@ def _storage_lines(d: dict[str, Any]) -> Lines:
     lines = []
     if "layout" in d:
         is_unpacked = "codec" in d and d["access"] != "h5py"
-        lines.append(("layout", "a compressed chunk for each batch" if is_unpacked else layout_text(d["layout"])))
+        text = "a compressed chunk for each batch" if is_unpacked else layout_text(d["layout"], d.get("obstacle"))
+        lines.append(("layout", f"{text}: read past HDF5" if d.get("past_hdf5") else text))
     if "codec" in d:
         sizes = f"{format_bytes(d['compressed_bytes'])} for {format_bytes(d['uncompressed_bytes'])} of tokens"
         lines.append(("codec", f"{d['codec']}: {sizes}, {d['ratio']} to 1"))
@@ -442,10 +458,10 @@ def _reads_text(d: dict[str, Any]) -> str:
     return "not checked: no crc32 is stored"
 
 
-def layout_text(layout: dict[str, Any] | None) -> str:
-    """Return the result of `describe_layout` in words."""
+def layout_text(layout: dict[str, Any] | None, obstacle: str | None = None) -> str:
+    """Return the result of `describe_layout` in words, or the obstacle to reading extents."""
     if layout is None:
-        return "no plain extents: read through h5py"
+        return f"read through h5py: {obstacle}" if obstacle else "no plain extents: read through h5py"
     start, stride, *_ = (layout["extents"] or [[0, 0]])[0]
     aligned = "page-aligned" if layout["page_aligned"] else "not page-aligned"
     return f"{counted(layout['runs'], 'run')}, first at byte {start:,}, stride {stride:,}, {aligned}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from zb_hdf5.files.codecs import CodedChunks, CompressedTokens
 from zb_hdf5.files.paths import Identity
 from zb_hdf5.hdf5.h5_chunks import ChunkExtents
@@ -40,6 +42,8 @@ class Column(NamedTuple):
         Whether each unit has a crc32.
     origin
         The origin of the tokens: see `create_root`. Nobody changes it.
+    stored_dtype
+        The dtype of a dataset of another program, which may be any of integers; None: that of `meta`.
     """
 
     path: Path
@@ -56,6 +60,12 @@ class Column(NamedTuple):
     marker: str = ""
     has_crc32: bool = False
     origin: dict[str, Any] = {}  # noqa: RUF012
+    stored_dtype: np.dtype[Any] | None = None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the values in the file."""
+        return self.meta.dtype if self.stored_dtype is None else self.stored_dtype
 
     @property
     def is_foreign(self) -> bool:

@@ -1,7 +1,8 @@
 """Reads HDF5 files: by extents outside the HDF5 library where the layout allows, through h5py where not.
 
 A published file is opened once, its extents are listed with one `chunk_iter`, and HDF5 is closed again. Compressed
-chunks are decoded outside of it. Files that grow (SWMR) and datasets of another origin are read through h5py.
+chunks of ours are decoded outside of it. Files that grow (SWMR), and filtered datasets of another origin, are read
+through h5py.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from zb_hdf5.files.checked import Crc32Rows, stored_crc32
 from zb_hdf5.files.paths import Identity, any_path, on_failure
 from zb_hdf5.files.ranges import Extents
 from zb_hdf5.formats.batch_reader import BatchReader, require_options
-from zb_hdf5.formats.foreign import no_such_axes, require_records
+from zb_hdf5.formats.foreign import CHANNELS, no_such_axes, require_records
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import H5pyTokens, open_column
 from zb_hdf5.formats.inspection import GROWS, look_at
@@ -74,11 +75,8 @@ class HDF5Reader(BatchReader):
             missing = _FOREIGN if column.complete else GROWS
             raise UnverifiableError(f"{column.path}: {column.name} cannot be verified: {missing}")
         super().__init__(column.path, column.meta, column.num_units, open_column(column, access))
-        if column.is_foreign and column.meta.layout == BATCHES_LAYOUT and isinstance(self.tokens, H5pyTokens):
-            with on_failure(self.close):
-                require_records(column.path, column.name, self.tokens.dataset(), axes)
-        elif axes is not None:
-            raise no_such_axes(column.path, axes)
+        with on_failure(self.close):
+            _require_records(column, axes)
         self.complete = column.complete
         self.sha256 = column.sha256
         self.columns = column.columns
@@ -150,6 +148,16 @@ class HDF5Reader(BatchReader):
                 if (rows := len(h5[self.meta.column])) != self.num_batches:
                     raise IncompleteError(f"{self.path}: expected {rows:,} batches, found {self.num_batches:,}")
         return sha256, checks
+
+
+def _require_records(column: Column, axes: str | None) -> None:
+    """Look into a dataset of another program whose second axis may have anything but records."""
+    if not column.is_foreign or column.meta.layout != BATCHES_LAYOUT:
+        if axes is not None:
+            raise no_such_axes(column.path, axes)
+    elif axes is not None or column.meta.batch_size in CHANNELS:
+        with closing(H5pyTokens(column)) as tokens:
+            require_records(column.path, column.name, tokens.dataset(), axes)
 
 
 def _rows_by_library(path: Path, identity: Identity, name: str, num_rows: int) -> npt.NDArray[np.uint32]:

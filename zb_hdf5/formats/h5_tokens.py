@@ -13,6 +13,7 @@ import numpy as np
 from zb_hdf5.errors import BackendError, FormatError, UnavailableError
 from zb_hdf5.files.checked import UnitTokens
 from zb_hdf5.files.codecs import CodedChunks, Decoded
+from zb_hdf5.files.foreign_ids import ForeignIds
 from zb_hdf5.files.forks import OwnLock
 from zb_hdf5.files.paths import Handle, cut_short, size_of
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
@@ -21,6 +22,7 @@ from zb_hdf5.files.tokens import Tokens, Wait, open_extents
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.hdf5.h5_attributes import read_marker
 from zb_hdf5.hdf5.h5_chunks import codec_of, register_filters, unreadable
+from zb_hdf5.hdf5.h5_dataset import is_plain
 from zb_hdf5.hdf5.h5_file import h5_damage, handle_of_h5
 from zb_hdf5.hdf5.open_dataset import HANDLES, OpenDataset, close_others, open_dataset
 from zb_hdf5.spec import NO_CODEC, TokenArray, as_stored
@@ -34,9 +36,19 @@ def open_column(column: Column, access: str) -> Tokens:
     access
         As for `open_reader`; `BackendError` if the column cannot be read in this way.
     """
+    tokens = open_stored(column, access)
+    if column.dtype == column.meta.dtype or column.meta.field is not None:
+        return tokens
+    ids = ForeignIds(tokens, column.meta)
+    ids.name = f"{column.path}: {column.name}"
+    return ids
+
+
+def open_stored(column: Column, access: str) -> Tokens:
+    """Open the values of a column as `open_column` does, of the dtype that they have in the file."""
     meta, extents = column.meta, column.extents
     if isinstance(extents, Extents) and access != "h5py":
-        return open_extents(column.path, extents, meta.dtype, column.num_tokens, access, column.identity)
+        return open_extents(column.path, extents, column.dtype, column.num_tokens, access, column.identity)
     if isinstance(extents, CodedChunks) and access in ("auto", "pread"):
         ranges = open_ranges(column.path, column.identity, access=access)
         return Decoded(ranges, extents, meta.dtype, meta.batch_tokens, column.num_tokens, meta.noun)
@@ -61,7 +73,7 @@ class H5pyTokens(UnitTokens):
         super().__init__()
         self.name = str(column.path)
         self.identity = column.identity
-        self.dtype = column.meta.dtype
+        self.dtype = column.dtype
         self.unit = column.meta.batch_tokens
         self.num_tokens = column.num_tokens
         self._column = column
@@ -95,7 +107,8 @@ class H5pyTokens(UnitTokens):
         # an unfiltered chunk that is one unit is read past HDF5's chunk cache: 6 µs instead of 9 for 64 KiB
         rows = max(1, self.unit // max(1, self._row_values))
         is_unit = stored.chunks == (rows, *stored.shape[1:]) and rows * self._row_values == self.unit
-        self._is_direct = is_unit and codec_of(stored) == NO_CODEC and stored.dtype == column.meta.dtype
+        is_plain_chunk = is_unit and codec_of(stored) == NO_CODEC
+        self._is_direct = is_plain_chunk and stored.dtype == self.dtype and is_plain(stored)
         self._handle = handle_of_h5(opened.h5)
         # a growing file may end up shorter: its writer gives back the bytes that it had reserved, after it has closed
         # the file and before it renames it
@@ -116,7 +129,7 @@ class H5pyTokens(UnitTokens):
                 first = start // values
                 stop = -(-(start + len(out)) // values)
                 found = stored[first:stop].reshape(-1)[start - first * values :][: len(out)]
-                if meta.field is None:
+                if meta.field is None and not self._column.is_foreign:
                     found = as_stored(found, meta, f"{self.name}: {self._column.name} ({meta.noun} {number:,})")
                 out[...] = found
         except (OSError, FormatError) as error:

@@ -17,7 +17,7 @@ from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.formats.foreign import integer_datasets, to_choose
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.hdf5.h5_attributes import read_marker, read_origin, read_root, stored_sha256, text_of
-from zb_hdf5.hdf5.h5_chunks import ChunkExtents, chunk_extents, codec_of, column_runs
+from zb_hdf5.hdf5.h5_chunks import ChunkExtents, chunk_extents, codec_of, column_runs, row_extents
 from zb_hdf5.hdf5.h5_dataset import our_tokens, own_dataset, require_rows, require_stored
 from zb_hdf5.hdf5.h5_file import h5_damage, h5_identity, open_h5_for_reading
 from zb_hdf5.hdf5.open_dataset import HANDLES
@@ -243,6 +243,9 @@ def _foreign_column(h5: h5py.File, path: Path, dataset: str) -> Column:
         if "sha256" in stored.attrs and stored.dtype in SAME_BYTES:
             sha256 = stored_sha256(stored.attrs["sha256"], f"{path}: {dataset}")
     require_stored(count * stored.dtype.itemsize, h5, stored, path)
+    num_rows = count if stored.ndim == 1 else len(stored)
+    unit_tokens = count if stored.ndim == 1 else rows * length
+    extents, obstacle = row_extents(stored, num_rows, unit_tokens * stored.dtype.itemsize)
     return Column(
         path,
         dataset,
@@ -250,7 +253,9 @@ def _foreign_column(h5: h5py.File, path: Path, dataset: str) -> Column:
         count,
         h5_identity(h5, growing=False),
         sha256=sha256,
-        obstacle=f"{dataset!r} is a foreign dataset",
+        extents=extents,
+        obstacle=obstacle,
+        stored_dtype=stored.dtype,
     )
 
 

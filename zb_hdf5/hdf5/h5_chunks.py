@@ -14,7 +14,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import FormatError, UnavailableError, ZbError
 from zb_hdf5.files.codecs import CodedChunks
 from zb_hdf5.files.ranges import Extents, Run
-from zb_hdf5.hdf5.h5_dataset import own_dataset
+from zb_hdf5.hdf5.h5_dataset import is_plain, own_dataset
 from zb_hdf5.spec import CODECS, CRC32_CHUNK_ROWS, EXTENTS_CHUNK_ROWS, NO_CODEC, crc32_column, extents_column
 
 
@@ -75,6 +75,36 @@ def chunk_extents(
     if not own or ((table[:, 2] != 0) != (table[:, 1] == chunk_bytes)).any():  # as no writer of ours leaves it
         return None, "it is compressed or filtered"
     return CodedChunks(codec, table[:, :2].copy()), "it is compressed"
+
+
+def row_extents(stored: h5py.Dataset, num_rows: int, unit_bytes: int) -> tuple[Extents | None, str]:
+    """Return the extents of the first rows of a dataset of any program, or None and the obstacle.
+
+    Parameters
+    ----------
+    num_rows
+        Rows along the first axis. Their bytes are known to fit the file.
+    unit_bytes
+        The unit of contiguous rows: all of them are a multiple of it. The unit of chunked ones is a chunk.
+    """
+    if codec_of(stored) != NO_CODEC:
+        return None, "it is compressed or filtered"
+    if not is_plain(stored):
+        return None, "HDF5 has to convert its values"
+    if not num_rows:
+        return Extents([], unit_bytes), ""
+    row_bytes = int(np.prod(stored.shape[1:])) * stored.dtype.itemsize
+    if stored.chunks is None:
+        base = stored.id.get_offset()
+        if base is None:
+            return None, "it has no place of its own in this file"
+        return Extents([Run(base, unit_bytes, num_rows * row_bytes // unit_bytes)], unit_bytes), ""
+    if stored.chunks[1:] != stored.shape[1:]:
+        return None, f"its chunks {stored.chunks} have parts of its rows {stored.shape[1:]}"
+    table = chunk_table(stored, -(-num_rows // stored.chunks[0]))
+    if (table[:, 0] < 0).any():
+        return None, "some of its chunks were never written"
+    return Extents.from_offsets(table[:, 0], stored.chunks[0] * row_bytes), ""
 
 
 def column_runs(

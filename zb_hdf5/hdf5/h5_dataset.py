@@ -42,6 +42,13 @@ def bytes_elsewhere(stored: h5py.Dataset) -> str:
     return "keeps its data in other files (external storage)" if creation.get_external_count() else ""
 
 
+def is_plain(stored: h5py.Dataset) -> bool:
+    """Return whether the bytes of a value in the file are those that numpy has for its dtype."""
+    kind: Any = stored.id.get_type()
+    found: bool = kind.equal(h5py.h5t.py_create(stored.dtype))  # numbers of 12 bits in 16 are not
+    return found
+
+
 def _follow(group: Any, path: Path, name: str, soft_links: int = 16) -> Any:
     """Return the object at the end of links that stay in the file, or None."""
     for part in (part for part in name.split("/") if part not in ("", ".")):

@@ -68,9 +68,8 @@ def open_reader(
         batches, or chunks of a stream, are read. "store": check every digest before returning. "none".
         `reader.verified` names the reads that are compared.
     dataset
-        Name of an integer dataset in an HDF5 file of another origin, read through h5py: of three axes it holds batches,
-        of two records (in batches of `batch_size`, by default 1), of one a token stream. None: the only integer dataset
-        of such a file.
+        Name of an integer dataset in an HDF5 file of another origin: of three axes it holds batches, of two records (in
+        batches of `batch_size`, by default 1), of one a token stream. None: the only integer dataset of such a file.
     axes
         "batch,record,token": the three axes of the dataset are these. None: a dataset whose second axis has two to four
         entries is refused where one of them looks like a mask or labels (see docs/formats.md).

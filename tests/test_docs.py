@@ -74,7 +74,7 @@ def test_hdf5_tables_are_the_spec():
         assert names_in(f"| {header} | shape | holds |") == names
     versions = re.findall(r"^## .*version (\d)$", TEXT["formats.md"], re.MULTILINE)
     known = spec.BATCH_VERSION, spec.HDF5_VERSION, spec.HDF5_VERSION, spec.TABLES_VERSION, spec.INDEX_VERSION
-    assert tuple(map(int, versions)) == known
+    assert tuple(map(int, versions)) == (*known, spec.DIGESTS_VERSION)
     text = TEXT["formats.md"].split("The root group carries")[1].split("\n\n")[0]
     names = {*spec.ROOT_ATTRIBUTES, *spec.OPTIONAL_ATTRIBUTES, *spec.ORIGIN_ATTRIBUTES}
     assert names <= set(re.findall(r"`(\w+)`", text))
@@ -84,6 +84,7 @@ def test_tables_of_index_and_documents_are_the_spec():
     assert names_in("| key of `shards` | element |") == list(spec.INDEX_SHARD_KEYS)
     assert names_in("| key of a column | array |") == list(spec.INDEX_COLUMN_KEYS)
     assert names_in("| key of a field | element |") == list(spec.INDEX_FIELD_KEYS)
+    assert names_in("| key of `files` | element |") == list(spec.DIGESTS_FILE_KEYS)
     keys = set(re.findall(r"\w+", ", ".join(names_in("| key | value |"))))
     assert {key for keys in spec.INDEX_META_KEYS.values() for key in keys} <= keys
     kinds = {"uint64": "<u8", "uint32": "<u4", "uint8": "|u1"}

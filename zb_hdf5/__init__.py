@@ -50,6 +50,7 @@ if TYPE_CHECKING:  # for type checkers, which do not read the table; a test comp
     from zb_hdf5.loaders.order import resolve_rank as resolve_rank
     from zb_hdf5.loaders.text_loader import TextLoader as TextLoader
     from zb_hdf5.spec import StoreMeta as StoreMeta
+    from zb_hdf5.store.digests import write_digests as write_digests
     from zb_hdf5.store.index import ShardIndex as ShardIndex
     from zb_hdf5.store.opening import open_reader as open_reader
     from zb_hdf5.store.opening import open_stream as open_stream
@@ -97,6 +98,7 @@ _MODULES: Final = {
     "resolve_rank": "zb_hdf5.loaders.order",
     "TextLoader": "zb_hdf5.loaders.text_loader",
     "StoreMeta": "zb_hdf5.spec",
+    "write_digests": "zb_hdf5.store.digests",
     "ShardIndex": "zb_hdf5.store.index",
     "open_reader": "zb_hdf5.store.opening",
     "open_stream": "zb_hdf5.store.opening",

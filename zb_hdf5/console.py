@@ -36,6 +36,7 @@ LOG_INTERVAL_S: Final = 10.0
 #: The command for each remedy: the library states facts only.
 TYPED: Final = {
     Remedy.VERIFY: "run 'zb verify {at}'",
+    Remedy.VERIFY_DIGESTS: "run 'zb verify {at} --digests FILE'",
     Remedy.REPAIR: "if no writer is at work on it, run 'zb repair {at}'",
     Remedy.REBUILD: "restore the index, or run 'zb index rebuild {at}'",
     Remedy.REBUILD_FORCE: "if the shards are the right ones, run 'zb index rebuild --force {at}'",
@@ -56,6 +57,7 @@ TYPED: Final = {
     Remedy.MPI_WORLD: "use srun --mpi=pmix or --mpi=pmi2, whichever this MPI library was built for (see 'srun "
     "--mpi=list')",
     Remedy.TOKENS_ONLY: "convert to HDF5, or pass --tokens-only to leave them behind",
+    Remedy.DIGESTS: "make a file of digests with 'zb index digests {at} -o FILE', or convert them to a store",
     Remedy.CRC32: "restore it, or make one of the batches as they are now with 'zb index crc32 {at}'",
     Remedy.CONVERT: "'zb convert --help' lists what becomes a store",
     Remedy.DATASET: "pass --dataset to 'zb info', 'zb show' or 'zb convert', with one of its integer datasets: {at}",
@@ -179,13 +181,14 @@ def output_options(command: Callable[..., Output | None]) -> Callable[..., None]
 
 
 def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--dataset` and `--axes`, for HDF5 files of other programs; the command gets both as its `choice`."""
+    """Add `--dataset`, `--axes` and `--digests`, for files of other programs; the command gets them as its `choice`."""
 
     @click.option("--dataset", help="Dataset of an HDF5 file of another program. [default: the only one of integers]")
     @click.option("--axes", type=click.Choice([AXES]), help="Its axes are these: no entry is a mask or labels.")
+    @click.option("--digests", type=LOCAL, help="The file that 'zb index digests' has made of files that hold none.")
     @functools.wraps(command)
-    def run(dataset: str | None, axes: str | None, **given: Any) -> Any:
-        return command(choice={"dataset": dataset, "axes": axes}, **given)
+    def run(dataset: str | None, axes: str | None, digests: Path | None, **given: Any) -> Any:
+        return command(choice={"dataset": dataset, "axes": axes, "digests": digests}, **given)
 
     return run
 

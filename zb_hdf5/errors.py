@@ -16,6 +16,7 @@ class Remedy(StrEnum):
     """The cure of an error, for a caller of the library."""
 
     VERIFY = "verify it to find all that is damaged"
+    VERIFY_DIGESTS = "verify it with its digests to find all that is damaged"
     REPAIR = "if no writer is at work on it, repair it"
     REBUILD = "restore the index, or rebuild it with rebuild_index"
     REBUILD_FORCE = "if the shards are the right ones, rebuild the index with rebuild_index(force=True)"
@@ -34,6 +35,7 @@ class Remedy(StrEnum):
     DROP_REMAINDER = "pass remainder='drop'"
     MPI_WORLD = "start the ranks with the process manager that this MPI library was built for"
     TOKENS_ONLY = "convert to HDF5, or pass tokens_only to leave them behind"
+    DIGESTS = "make a file of digests with write_digests, or convert them to a store"
     CRC32 = "restore it, or make one for the batches as they are now with add_crc32_file"
     CONVERT = "to make a store of other files, run convert('{at}', 'hdf5', destination)"
     DATASET = "pass dataset= with one of its integer datasets: {at}"

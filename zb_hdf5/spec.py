@@ -231,6 +231,23 @@ INDEX_DOCUMENTS_KEYS: Final[dict[str, type[Any]]] = {
     "document_count": int,
 }
 
+# --- digests of files of others, version 1 --------------------------------------------------------------------------
+
+DIGESTS_FORMAT: Final = "zb-digests"
+DIGESTS_VERSION: Final = 1
+#: Key of `files` -> JSON type of each element.
+DIGESTS_FILE_KEYS: Final[dict[str, type[Any]]] = {
+    "path": str,
+    "bytes": int,
+    "dtype": str,
+    "token_count": int,
+    "sha256": str,
+    "documents_sha256": str,
+    "crc32": str,
+}
+#: Hexadecimal digits of the crc32 of a chunk.
+CRC32_DIGITS: Final = 8
+
 # --- HDF5 tables, version 2 ------------------------------------------------------------------------------------
 
 TABLES_FORMAT: Final = "zb-tables"

@@ -15,6 +15,7 @@ from zb_hdf5 import Loader, MixedLoader, train_tokenizer
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert_commands as convert
 
+MEGATRON = Path(__file__).parents[1] / "data" / "trainers" / "megatron" / "uint16"
 RNG = np.random.default_rng(1)
 TEXTS = [" ".join(map(str, RNG.integers(0, 10_000, 600))) for _ in range(60)]
 
@@ -83,6 +84,8 @@ def data(folder, tmp_path_factory):
     (made / "data/train.h5").rename(made / "data/train.h5.partial")
     (made / "data/train.batch.crc32").unlink()
     (made / "s_0.parquet").write_bytes(b"fetched")
+    for file in MEGATRON.iterdir():
+        shutil.copy(file, made / f"corpus{file.suffix}")
     for part in ("0/2", "1/2"):
         succeed(convert, "npy-to-hdf5", made / "tokens.npy", made / "train-h5", "--shards=2", "--shard-range", part)
     return made

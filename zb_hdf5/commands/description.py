@@ -53,7 +53,7 @@ def describe(path: str | os.PathLike[str], choice: Choice = NO_CHOICE) -> dict[s
     path = any_path(path)
     opening = look(path, **choice)
     if opening.layout == STREAM_LAYOUT:
-        with open_stream(path, dataset=choice["dataset"]) as stream:
+        with open_stream(path, dataset=choice["dataset"], digests=choice["digests"]) as stream:
             index = stream.index if find_index(path) else None
             return _describe(path, stream, _describe_stream(stream), stream.paths, index, opening)
     with open_reader(path, **choice) as reader:

@@ -1,4 +1,4 @@
-"""`zb index`: merges the parts of a job array, rebuilds a lost `shards.json`, and writes digests of `.batch` files."""
+"""`zb index`: merges the parts of a job array, rebuilds a lost `shards.json`, and writes digests of other files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zb_hdf5.console import LOCAL, NEW, Output, counted, output_options
+from zb_hdf5.console import FROM_1, LOCAL, NEW, Output, Progress, counted, output_options
 from zb_hdf5.formats.registry import FORMATS
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.group("index")
 def zb_index() -> None:
-    """Work on the `shards.json` of stores."""
+    """Work on the `shards.json` of stores, and on the digests of other files."""
 
 
 @zb_index.command("merge", short_help="Publish the store that the jobs of an array have written.")
@@ -100,4 +100,44 @@ def zb_index_crc32(files: tuple[Path, ...]) -> Output:
     return Output(
         {"written": [str(made) for _, made in written if made]},
         [(str(path), f"wrote {made.name}" if made else "has its .crc32 already") for path, made in written],
+    )
+
+
+@zb_index.command("digests", short_help="Write digests of files that hold none, to verify them with.")
+@click.argument("path", type=LOCAL)
+@click.option("-o", "--output", type=NEW, required=True, help="The file to write, a JSON.")
+@click.option("--force", is_flag=True, help="Replace an existing file of digests when the new one is whole.")
+@click.option("--workers", type=FROM_1, help="Files read at the same time. [default: the cores]")
+@output_options
+def zb_index_digests(path: Path, output: Path, force: bool, workers: int | None) -> Output:
+    """Write the digests of PATH: a sha256 of each file and a crc32 of each chunk, as they are now.
+
+    PATH is a file of another trainer, or a folder of such files, which is read in place: .npy, Megatron, datatrove,
+    llm.c. From then on 'zb verify PATH --digests FILE' and the loaders (digests=FILE) compare the files with it.
+
+    \b
+    Example: zb index digests corpus.idx -o corpus.digests.json
+    """
+    from zb_hdf5.store.digests import write_digests
+
+    with Progress("digests", 0) as progress:
+        made = write_digests(
+            path,
+            output,
+            overwrite=force,
+            workers=workers,
+            progress=progress.advance,
+            announce=lambda total: progress.advance(0, total),
+        )
+    size = f"{counted(len(made.files), 'file')}, {made.num_tokens:,} tokens"
+    return Output(
+        {
+            "path": str(path),
+            "digests": str(output),
+            "backend": made.backend,
+            "num_files": len(made.files),
+            "tokens": made.num_tokens,
+            "sha256": made.sha256,
+        },
+        [("digests", f"{output}: {size}"), ("sha256", made.sha256)],
     )

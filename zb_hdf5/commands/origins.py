@@ -124,7 +124,9 @@ def origins(
     steps = np.arange(step * world_size, (step + 1) * world_size)
     if state.get("kind") == "mixture":
         if any(choice.values()):
-            raise ArgumentError(f"{state_path}: is the state of a mixture: --dataset and --axes are of one store")
+            raise ArgumentError(
+                f"{state_path}: is the state of a mixture: --dataset, --axes and --digests are of one store"
+            )
         mixed = _mixed_loader(stores, state, state_path)
         requests = [(mixed.loaders[name], name, request) for name, request in mixed.requests(steps)]
     else:

@@ -49,7 +49,7 @@ def zb_verify(path: Path, workers: int | None, choice: Choice) -> Output:
                 **choice,
             )
     except FormatError as error:  # of the index: there is no shard to report on
-        if error.remedy in _WRONG_PATH:
+        if error.remedy in _WRONG_PATH or choice["digests"] is not None:
             raise
         reports = [ShardReport(str(path), problem=error)]
     return verdict(path, reports)

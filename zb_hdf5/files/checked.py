@@ -114,12 +114,15 @@ class Crc32Rows:
     ----------
     read
         Returns all rows, and reads the ranges that it gets at the same time. It must be picklable.
+    remedy
+        The cure where a unit differs.
     """
 
-    __slots__ = ("_read", "_rows")  # one for each of perhaps 50,000 open files
+    __slots__ = ("_read", "_rows", "remedy")  # one for each of perhaps 50,000 open files
 
-    def __init__(self, read: Callable[..., npt.NDArray[np.uint32]]) -> None:
+    def __init__(self, read: Callable[..., npt.NDArray[np.uint32]], remedy: Remedy = Remedy.VERIFY) -> None:
         self._read = read
+        self.remedy = remedy
         self._rows: npt.NDArray[np.uint32] | None = None
 
     def all(self, *others: Range) -> npt.NDArray[np.uint32]:
@@ -133,7 +136,7 @@ class Crc32Rows:
         return (self.all() if self._rows is None else self._rows).item
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Crc32Rows, (self._read,)
+        return Crc32Rows, (self._read, self.remedy)
 
 
 def stored_crc32(file: Ranges, runs: tuple[Run, ...], num_rows: int) -> Crc32Rows:
@@ -177,6 +180,8 @@ class Checked(Wrapper, UnitTokens):
     strict
         False: units that are read whole into a buffer are compared; views and gathers are not. True: whole units are
         read and compared for every read, and nothing is a view.
+    unit
+        Tokens of a unit that has a crc32; None: as the tokens have it.
     """
 
     __slots__ = (
@@ -195,15 +200,18 @@ class Checked(Wrapper, UnitTokens):
         "wait",
     )
 
-    def __init__(self, tokens: Tokens, rows: Crc32Rows, path: Path, noun: str, strict: bool) -> None:
+    def __init__(
+        self, tokens: Tokens, rows: Crc32Rows, path: Path, noun: str, strict: bool, unit: int | None = None
+    ) -> None:
         if strict:  # else no buffer of each thread: it takes 750 bytes for each of perhaps thousands of open files
             super().__init__()
         self._wrap(tokens)
+        self.unit = unit or tokens.unit
         self.rows = rows
         self._path = str(path)
         self._noun = noun
         self._strict = strict
-        self.plain = tokens.plain
+        self.plain = tokens.plain if self.unit == tokens.unit else None
         if self.plain is not None:
             self.plain.look_up = rows.look_up
 
@@ -240,7 +248,7 @@ class Checked(Wrapper, UnitTokens):
             if found != expected:
                 raise ChecksumError(
                     f"{self._path}: {self._noun} {number:,}: expected crc32 {expected:08x}, found {found:08x}",
-                    remedy=Remedy.VERIFY,
+                    remedy=self.rows.remedy,
                     at=any_path(self._path),
                 )
             number += 1
@@ -261,22 +269,24 @@ class Checked(Wrapper, UnitTokens):
         return None if self._strict else self.tokens.unchecked()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Checked, (self.tokens, self.rows, any_path(self._path), self._noun, self._strict)
+        return Checked, (self.tokens, self.rows, any_path(self._path), self._noun, self._strict, self.unit)
 
 
-def checked(tokens: Tokens, rows: Crc32Rows | None, path: Path, noun: str, verify: str) -> Tokens:
+def checked(
+    tokens: Tokens, rows: Crc32Rows | None, path: Path, noun: str, verify: str, unit: int | None = None
+) -> Tokens:
     """Return tokens that are compared with their crc32 as they are read, or the tokens themselves.
 
     Parameters
     ----------
-    tokens, rows, path, noun
+    tokens, rows, path, noun, unit
         As for `Checked`; without rows nothing is compared.
     verify
         "auto": units that are read whole are compared. "batch": all reads are. Else nothing is.
     """
     if rows is None or verify not in ("auto", "batch"):
         return tokens
-    return Checked(tokens, rows, path, noun, verify == "batch")
+    return Checked(tokens, rows, path, noun, verify == "batch", unit)
 
 
 class GroupDigest(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, SupportsIndex, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Self, SupportsIndex, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -91,6 +91,7 @@ class BatchReader:
     rest: int = 0
     compressed: CompressedTokens | None = None
     foreign_dataset: str | None = None
+    _cure: ClassVar[str] = "restore it, repair it, or convert again"
 
     def __init__(self, path: Path, meta: StoreMeta, num_batches: int, tokens: Tokens) -> None:
         self.path = path
@@ -387,14 +388,14 @@ class BatchReader:
         Shape `(count, B, S)`; of a last chunk that holds fewer tokens `(1, 1, tokens)`. The array is used again for the
         next group.
         """
-        group = np.empty((max(1, GROUP_BYTES // self.meta.batch_bytes), *self.meta.shape), self.dtype)
+        group = np.empty((max(1, GROUP_BYTES // self.meta.batch_bytes), *self.meta.shape), self.tokens.dtype)
         whole, rest = divmod(self.token_count, self.meta.batch_tokens)
         for start in range(0, whole, len(group)):
             batches = group[: min(len(group), whole - start)]
-            self.read_batches_into(start, batches)
+            self._fill(start, batches)
             yield start, batches
         if rest:
-            self.read_batches_into(whole, group[:1])
+            self._fill(whole, group[:1])
             yield whole, group[:1, :, :rest]
 
     def token_sha256(self) -> str:
@@ -443,7 +444,7 @@ class BatchReader:
             first = int(bad[0])
             raise ChecksumError(
                 f"{self.path}: {self.meta.noun} {start + first:,} is the first bad one: expected crc32 "
-                f"{expected[first]:08x}, found {found[first]:08x}; restore it, repair it, or convert again"
+                f"{expected[first]:08x}, found {found[first]:08x}; {self._cure}"
             )
 
     def missing_digests(self) -> str:
@@ -493,7 +494,7 @@ class BatchReader:
                 raise UnverifiableError(f"{self.path}: cannot be verified: {self.missing_digests()}")
             if rows is not None and verify == "batch" and self.num_batches:
                 rows.all()  # damaged ones are an error now
-            self.tokens = checked(self.tokens, rows, self.path, self.meta.noun, verify)
+            self.tokens = checked(self.tokens, rows, self.path, self.meta.noun, verify, self.meta.batch_tokens)
             verify = verify if rows is not None else "none"
         self._checks = verify
 

@@ -1,19 +1,25 @@
-"""A flat format: files whose ids follow each other in one dtype, which are read in place as one token stream."""
+"""A flat format: files whose ids follow each other in one dtype, which are read in place as one token stream.
+
+Such files hold no digests; they may have been made, and kept in a file of their own.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Never
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import BackendError, FormatError
+from zb_hdf5.errors import BackendError, ChecksumError, FormatError, Remedy
+from zb_hdf5.files.checked import Crc32Rows
 from zb_hdf5.files.foreign_ids import ForeignIds
 from zb_hdf5.files.paths import Identity
-from zb_hdf5.files.ranges import Extents, Run
+from zb_hdf5.files.ranges import Extents, Range, Run
 from zb_hdf5.files.tokens import Tokens, open_extents
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import StoreMeta
@@ -41,6 +47,92 @@ class FlatTokens(NamedTuple):
     dtype: np.dtype[Any]
     byte_offset: int = 0
     num_documents: int | None = None
+
+
+class FlatDigest(NamedTuple):
+    """The digests of one flat file, over its ids as it has them.
+
+    Attributes
+    ----------
+    num_bytes
+        The size of the file.
+    dtype
+        The dtype of an id in the file, as numpy spells it: "<u2".
+    num_tokens
+        Its ids.
+    sha256
+        Of the bytes of all ids.
+    documents_sha256
+        Of `FlatFormat.document_offsets`, as u8; "" if the file counts as one document.
+    crc32
+        Of each chunk of the stream, in `CRC32_DIGITS` hexadecimal digits, one after the other.
+    """
+
+    num_bytes: int
+    dtype: str
+    num_tokens: int
+    sha256: str
+    documents_sha256: str
+    crc32: str
+
+    def rows(self) -> npt.NDArray[np.uint32]:
+        """Return the crc32 of each chunk."""
+        return np.frombuffer(bytes.fromhex(self.crc32), ">u4").astype("<u4")
+
+    def require_documents(self, path: Path, offsets: npt.NDArray[np.uint64]) -> None:
+        """Raise `ChecksumError` unless the documents of the file at a path are those that were digested."""
+        found = documents_sha256(offsets)
+        if self.documents_sha256 not in ("", found):
+            raise ChecksumError(
+                f"{path}: its documents are others: expected sha256 {self.documents_sha256}, found {found}; restore "
+                "the file that has them"
+            )
+
+
+def documents_sha256(offsets: npt.NDArray[np.uint64]) -> str:
+    """Return the sha256 of the offsets of documents, shape (D + 1,), as u8."""
+    return hashlib.sha256(np.ascontiguousarray(offsets, "<u8")).hexdigest()
+
+
+class FlatReader(BatchReader):
+    """Reads a flat file as the chunks of a stream. See `BatchReader`.
+
+    Digests cover the ids as the file has them: `groups` yields these until `check_reads`, from which on ids have the
+    dtype of the stream.
+
+    Parameters
+    ----------
+    path, meta
+        The file and its chunks.
+    tokens
+        The ids as the file has them.
+    digest
+        Its digests; None: none were made.
+    """
+
+    _cure: ClassVar[str] = "restore it"
+
+    def __init__(self, path: Path, meta: StoreMeta, tokens: Tokens, digest: FlatDigest | None) -> None:
+        super().__init__(path, meta, -(-tokens.num_tokens // meta.chunk_tokens), tokens)
+        self._digest = digest
+        if digest is not None:
+            self.sha256 = digest.sha256
+
+    def crc32_rows(self) -> Crc32Rows | None:
+        return None if self._digest is None else Crc32Rows(partial(_rows_of, self._digest), Remedy.VERIFY_DIGESTS)
+
+    def missing_digests(self) -> str:
+        return f"no digest is stored with it; {Remedy.DIGESTS.about(str(self.path))}"
+
+    def check_reads(self, verify: str) -> None:
+        super().check_reads(verify)
+        if self.tokens.dtype != self.meta.dtype:
+            self.tokens = ForeignIds(self.tokens, self.meta)
+
+
+def _rows_of(digest: FlatDigest, *others: Range) -> npt.NDArray[np.uint32]:
+    """Return the rows of a digest; no file of this machine is read together with others."""
+    return digest.rows()
 
 
 class FlatFormat(ABC):
@@ -114,8 +206,15 @@ class FlatFormat(ABC):
         """
         return np.array([0, found.num_tokens], np.uint64)
 
-    def open(self, path: Path, meta: StoreMeta, access: str = "auto", identity: Identity | None = None) -> BatchReader:
-        """Open a file as the chunks of a stream.
+    def open(
+        self,
+        path: Path,
+        meta: StoreMeta,
+        access: str = "auto",
+        identity: Identity | None = None,
+        digest: FlatDigest | None = None,
+    ) -> FlatReader:
+        """Open a file as the chunks of a stream. No read is checked before `check_reads`, which its reader needs.
 
         Parameters
         ----------
@@ -125,15 +224,15 @@ class FlatFormat(ABC):
             As for `open_reader`.
         identity
             The identity that the file had before; another file of this name is refused. None: any file.
+        digest
+            Its digests; None: none were made.
         """
         if access == "h5py":
             raise BackendError(f"{path}: access='h5py' needs an HDF5 file, found a {self.suffixes[0]} file")
         found = self.look(path)
         num_bytes = found.num_tokens * found.dtype.itemsize
         extents = Extents([Run(found.byte_offset, num_bytes, 1)] if num_bytes else [], num_bytes)
-        tokens: Tokens = open_extents(path, extents, found.dtype, found.num_tokens, access, identity)
-        if found.dtype != meta.dtype:
-            tokens = ForeignIds(tokens, meta)
+        tokens = open_extents(path, extents, found.dtype, found.num_tokens, access, identity)
         if found.num_documents is not None:
             meta = replace(meta, document_count=found.num_documents)
-        return BatchReader(path, meta, -(-found.num_tokens // meta.chunk_tokens), tokens)
+        return FlatReader(path, meta, tokens, digest)

@@ -18,9 +18,9 @@ from zb_hdf5.formats.batch_writer import FileWriter, ShardInfo
 from zb_hdf5.formats.flat import FlatFormat, FlatTokens
 from zb_hdf5.spec import BATCHES, TokenArray
 
-NPY_MISSING: Final = (
-    ".npy files hold no digests; convert them to a store, which keeps digests from then on, or keep their sha256sum"
-)
+NPY_MISSING: Final = ".npy files hold no digests"
+#: Of arrays of records, which are not read in place.
+RECORDS_REMEDY: Final = "convert them to a store, which keeps digests from then on, or keep their sha256sum"
 #: The errors of numpy for a header that it cannot parse.
 MALFORMED_HEADER: Final = (
     ValueError,

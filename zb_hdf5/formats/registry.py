@@ -229,9 +229,11 @@ class NpyFormat(FileFormat):
     tokens_only = True
 
     def look_at(self, path: Path) -> tuple[int, str]:
-        from zb_hdf5.formats.npy import NPY_MISSING, read_npy_header
+        from zb_hdf5.formats.npy import NPY_MISSING, RECORDS_REMEDY, read_npy_header
 
-        return math.prod(read_npy_header(path)[0]), NPY_MISSING
+        shape, *_ = read_npy_header(path)
+        remedy = Remedy.DIGESTS.about(str(path)) if len(shape) == 1 else RECORDS_REMEDY
+        return math.prod(shape), f"{NPY_MISSING}; {remedy}"
 
 
 def _named(text: str) -> Any:

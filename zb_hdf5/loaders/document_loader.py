@@ -150,8 +150,8 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         order.
     split, access, verify
         As for `open_stream`.
-    cache, cache_bytes
-        As for `open_reader`, for the tokens.
+    cache, cache_bytes, digests
+        As for `open_reader`; the cache is for the tokens.
 
     Attributes
     ----------
@@ -222,6 +222,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         verify: Verify = "auto",
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int | str | None = None,
+        digests: str | os.PathLike[str] | None = None,
     ) -> None:
         _require_words(collate, too_long, shuffle)
         _require_sizes(collate, shuffle, batch_size, max_tokens, pad_to_multiple_of)
@@ -230,8 +231,9 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         if isinstance(source, BatchReader) and not isinstance(source, WindowReader):
             raise ArgumentError(f"{source.path}: expected a token stream, found batches")
         if not isinstance(source, WindowReader):
-            how: dict[str, Any] = {"cache": cache, "cache_bytes": cache_bytes, "batch_size": 1, "seq_len": 1}
-            source = cast(WindowReader, open_reader(source, split=split, access=access, verify=verify, **how))
+            how: dict[str, Any] = {"cache": cache, "cache_bytes": cache_bytes, "digests": digests}
+            how |= {"split": split, "access": access, "verify": verify, "batch_size": 1, "seq_len": 1}
+            source = cast(WindowReader, open_reader(source, **how))
         self.store = source
         self.path = self.store.path
         if tokenizer is not None:

@@ -316,7 +316,7 @@ class Loader(EpochLoader[BatchT]):
     ----------
     source
         A path for `open_reader`, or a reader.
-    backend, access, verify, dataset, axes, cache, cache_bytes
+    backend, access, verify, dataset, axes, cache, cache_bytes, digests
         As for `open_reader`; without effect on a reader.
     split
         The split to read of a store with several.
@@ -499,6 +499,7 @@ class Loader(EpochLoader[BatchT]):
         axes: str | None = None,
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int | str | None = None,
+        digests: str | os.PathLike[str] | None = None,
         split: str = DEFAULT_SPLIT,
         shuffle: str = "global",
         block_size: int = 256,
@@ -540,6 +541,7 @@ class Loader(EpochLoader[BatchT]):
                 split=split,
                 cache=cache,
                 cache_bytes=cache_bytes,
+                digests=digests,
             )
             if source.layout == STREAM_LAYOUT:
                 batch_size = seq_len = None  # the windows have it

@@ -36,6 +36,7 @@ class SourceOptions(TypedDict, total=False):
     axes: str | None
     cache: str | os.PathLike[str] | None
     cache_bytes: int | str | None
+    digests: str | os.PathLike[str] | None
     split: str
     shuffle: ShuffleWord
     block_size: int

@@ -171,7 +171,7 @@ class WholeBatches:
         tokens = self._reader.tokens
         known = tokens.known.get(file) or tokens.open_file(file, number * self._unit)
         plain = known.plain
-        if plain is None:
+        if plain is None or plain.unit != self._unit:  # a file of another trainer is one unit
             return None, None, None
         views, crc32, _, _ = plain.at_hand(self._is_view, self._checks)
         if views is None:

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy
-from zb_hdf5.files.paths import RemotePath, any_path, on_failure, require_remote_access
+from zb_hdf5.files.checked import crc32_of
+from zb_hdf5.files.paths import RemotePath, any_path, local_path, on_failure, require_remote_access
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.formats.batch_reader import BatchReader, require_choice, require_options
 from zb_hdf5.formats.batch_writer import FieldDigest
+from zb_hdf5.formats.flat import FlatDigest
 from zb_hdf5.formats.registry import AXES, FORMATS, backend_in, no_known_file, require_datasets
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.spec import (
@@ -29,6 +31,7 @@ from zb_hdf5.spec import (
     stored_dtype,
 )
 from zb_hdf5.store.both_formats import require_same_tokens, stores_by_format
+from zb_hdf5.store.digests import Digests, needs_no_digests
 from zb_hdf5.store.index import ShardIndex, find_index, require_files
 from zb_hdf5.store.lost_index import no_index
 from zb_hdf5.store.shard_table import ShardEntry
@@ -73,7 +76,7 @@ class Opening:
         The tokens of a lone HDF5 file; None: of another format, or a store.
     shape
         The shape of batches as it is asked for.
-    access, verify, dataset, axes, split
+    access, verify, dataset, axes, split, digests
         The arguments of `open_reader`.
     """
 
@@ -89,6 +92,7 @@ class Opening:
     dataset: str | None = None
     axes: str | None = None
     split: str | None = None
+    digests: Path | None = None
 
     @property
     def foreign_dataset(self) -> str | None:
@@ -143,7 +147,7 @@ class Opening:
         """Compare the digests of all files of the split, as `verify="store"` asks for. Raises as `open_reader`."""
         from zb_hdf5.store.verify import require_digests
 
-        require_digests(self.path, self.split, self.dataset)
+        require_digests(self.path, self.split, self.dataset, self.digests)
 
 
 def look(
@@ -156,6 +160,7 @@ def look(
     axes: str | None = None,
     split: str | None = None,
     shape: Shape = ANY_SHAPE,
+    digests: str | os.PathLike[str] | None = None,
 ) -> Opening:
     """Look at a path once, and return what opens it. The arguments are those of `open_reader`.
 
@@ -164,7 +169,8 @@ def look(
     ArgumentError
         If an argument is not possible, or axes are named of a stream.
     BackendError
-        If the files have another format than `backend`, or a dataset is named of anything but an HDF5 file.
+        If the files have another format than `backend`, a dataset is named of anything but an HDF5 file, or digests of
+        files that have their own.
     FormatError
         If it is neither a known file nor a store, or its tokens are damaged.
     NotFoundError
@@ -185,7 +191,18 @@ def look(
         raise no_index(path)
     if axes is not None and found.layout == STREAM_LAYOUT:
         raise ArgumentError(f"{path}: is a token stream, which has one axis: leave out axes={axes!r}")
-    return replace(found, shape=shape, access=access, verify=verify, dataset=dataset, axes=axes, split=split)
+    if digests is not None and found.backend not in flat_names():
+        raise needs_no_digests(path, digests)
+    return replace(
+        found,
+        shape=shape,
+        access=access,
+        verify=verify,
+        dataset=dataset,
+        axes=axes,
+        split=split,
+        digests=None if digests is None else local_path(digests),
+    )
 
 
 class Holder(ABC):
@@ -314,6 +331,9 @@ class FlatHolder(Holder):
             suffix = TRAINER_FORMATS[self.name].suffixes[0]
             raise FormatError(f"{opening.path}: no {suffix} files of the format {self.name!r} in this folder")
         found = [flat.look(file) for file in files]
+        digests: dict[str, FlatDigest] = {}
+        if opening.digests is not None:
+            digests = Digests.load(opening.digests).require_all(opening.path, self.name, found)
         is_small = all(each.dtype.kind == "u" and each.dtype.itemsize <= 2 for each in found)
         dtype = stored_dtype("uint16" if is_small else "uint32")
         meta = StoreMeta(1, DEFAULT_CHUNK_TOKENS, dtype, layout=STREAM_LAYOUT)
@@ -325,12 +345,13 @@ class FlatHolder(Holder):
                 -(-each.num_tokens // DEFAULT_CHUNK_TOKENS),
                 each.num_tokens,
                 NO_SHA256,
+                crc32=crc32_of(digests[each.path.name].rows()) if digests else NOT_KNOWN,
                 document_count=NOT_KNOWN if each.num_documents is None else each.num_documents,
             )
             for each in found
         ]
-        dtypes = [each.dtype for each in found]
-        return ShardIndex(meta, entries, source={FLAT_DTYPE: np.result_type(*dtypes).str})
+        source = {FLAT_DTYPE: np.result_type(*(each.dtype for each in found)).str}
+        return ShardIndex(meta, entries, source=source, digests=digests)
 
 
 class FileHolder(Holder):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self, cast
@@ -15,8 +14,9 @@ import numpy as np
 from zb_hdf5.documents.document_table import DocumentPart
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy
 from zb_hdf5.field import Field
-from zb_hdf5.files.paths import RemotePath, any_path, local_path, open_file
+from zb_hdf5.files.paths import RemotePath, any_path, local_path
 from zb_hdf5.files.publishing import write_atomically
+from zb_hdf5.formats.flat import FlatDigest
 from zb_hdf5.formats.registry import FORMATS, backends
 from zb_hdf5.spec import (
     CRC32,
@@ -36,6 +36,7 @@ from zb_hdf5.spec import (
     stored_dtype,
 )
 from zb_hdf5.store.lost_index import no_index
+from zb_hdf5.store.sealed_text import parse_sealed, read_text, sealed_text
 from zb_hdf5.store.shard_table import (
     ShardEntry,
     ShardTable,
@@ -50,8 +51,6 @@ from zb_hdf5.store.shard_table import (
 MAX_TOKEN: Final = "max_token"
 #: Beside it where no vocabulary size was given: the index has the one that follows from the largest id.
 FOUND_VOCABULARY: Final = ("vocab_size", "max_token + 1")
-#: Before the digest of all that stands before it: the last key of the file.
-_CHECK: Final = ',\n "check": "'
 
 
 @dataclass(frozen=True)
@@ -75,6 +74,8 @@ class ShardIndex:
         Identity of a store that was written live; empty for any other.
     documents
         The document tables, in each split in the order of their tokens.
+    digests
+        Path -> the digests of a file that holds none, where they were made. They are in no `shards.json`.
     """
 
     meta: StoreMeta
@@ -84,6 +85,7 @@ class ShardIndex:
     complete: bool = True
     live_id: str = ""
     documents: tuple[DocumentPart, ...] = ()
+    digests: Mapping[str, FlatDigest] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.shards, ShardTable):
@@ -184,10 +186,7 @@ class ShardIndex:
 
     def to_json(self) -> str:
         """Return the text of the `shards.json`: each array on one line, and last the digest of all before it."""
-        head = json.dumps(self._facts(), indent=1).removesuffix("\n}")
-        sections = ",\n ".join(_section_text(name, arrays) for name, arrays in self._sections().items())
-        body = f"{head},\n {sections}"
-        return f'{body}{_CHECK}{_digest(body)}"\n}}\n'
+        return sealed_text(self._facts(), self._sections())
 
     def _facts(self) -> dict[str, Any]:
         """Return the keys of the whole store."""
@@ -258,7 +257,7 @@ class ShardIndex:
         FormatError
             If it is not JSON, lacks a key, holds a value of another type, or contradicts itself.
         """
-        value = _parse_sealed(text, path)
+        value = parse_sealed(text, path, Remedy.REBUILD)
         where = str(path)
         if isinstance(value, dict) and isinstance(value.get("shards"), list):
             from zb_hdf5.store.foreign_index import foreign_shards  # h5py, which our own index does not need
@@ -323,11 +322,9 @@ class ShardIndex:
         path = any_path(path)
         path = path if path.name == INDEX_NAME else path / INDEX_NAME
         try:
-            return cls.from_json(_read_text(path), path)
+            return cls.from_json(read_text(path), path)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise no_index(path.parent) from error
-        except UnicodeDecodeError as error:
-            raise FormatError(f"{path}: not JSON: {error}; restore it from a copy, or convert again") from error
         except FormatError as error:
             error.at = error.at or str(path.parent)  # an error from inside lacks the folder
             raise
@@ -370,43 +367,6 @@ def source_files(source: dict[str, Any]) -> list[Any]:
     if isinstance(files, list):
         return files
     return [files] if files else []
-
-
-# --- the text of an index ------------------------------------------------------------------------------------------
-
-
-def _read_text(path: Path) -> str:
-    if isinstance(path, RemotePath):
-        return path.read_bytes().decode("utf-8")
-    with open_file(path) as file:
-        return file.read().decode("utf-8")
-
-
-def _section_text(name: str, arrays: dict[str, Any]) -> str:
-    """Return a section of the text: each of its keys on a line of its own, with the whole array."""
-    if not arrays:
-        return f'"{name}": {{}}'
-    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in arrays.items()]
-    return f'"{name}": {{\n  ' + ",\n  ".join(lines) + "\n }"
-
-
-def _parse_sealed(text: str, path: str | os.PathLike[str]) -> Any:
-    """Parse the text of an index; where it has a digest, it must be the right one."""
-    body, check, digest = text.rpartition(_CHECK)
-    if check and digest[:64] != _digest(body):
-        raise FormatError(
-            f'{path}: damaged, or edited by hand (then remove the key "check"): its text does not have the digest in '
-            "its last key",
-            remedy=Remedy.REBUILD,
-        )
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: not JSON: {error}; restore it from a copy, or convert again") from error
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 def _documents_from_json(value: Any, where: str) -> tuple[DocumentPart, ...]:

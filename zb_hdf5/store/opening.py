@@ -19,13 +19,14 @@ from zb_hdf5.store.token_stream import TokenStream
 
 
 class Choice(TypedDict):
-    """The dataset of an HDF5 file of another program, and its axes: see `open_reader`."""
+    """The dataset of an HDF5 file of another program, and its axes; the digests of other files: see `open_reader`."""
 
     dataset: str | None
     axes: str | None
+    digests: Path | None
 
 
-NO_CHOICE: Final = Choice(dataset=None, axes=None)
+NO_CHOICE: Final = Choice(dataset=None, axes=None, digests=None)
 
 
 def open_reader(
@@ -42,6 +43,7 @@ def open_reader(
     overlap: int = 0,
     cache: str | os.PathLike[str] | None = None,
     cache_bytes: int | str | None = None,
+    digests: str | os.PathLike[str] | None = None,
 ) -> BatchReader:
     """Open a file, a folder with a `shards.json`, or the `shards.json` itself; or a token stream as batches of windows.
 
@@ -82,6 +84,9 @@ def open_reader(
         A folder on a fast local disk, in which batches are kept when they are first read, and how much it may hold in
         all (200 * 2**30 or "200GiB"; None: nine tenths of the free space). Several readers, processes and jobs may
         share it. Later reads come from there as copies, compared with their crc32. Not for a store that still grows.
+    digests
+        The file that `write_digests` has made of files of another trainer, which hold none: `verify` compares them with
+        it, and whatever `verify` is, the size of each file and its first read. States fit with and without it.
 
     Raises
     ------
@@ -107,6 +112,7 @@ def open_reader(
         axes=axes,
         split=split,
         shape=Shape(batch_size, seq_len, overlap),
+        digests=digests,
     )
     _refuse_shape_of_batches(opening)
     if cache is None and cache_bytes is None:
@@ -139,6 +145,7 @@ def open_stream(
     access: Access = "auto",
     verify: Verify = "auto",
     dataset: str | None = None,
+    digests: str | os.PathLike[str] | None = None,
 ) -> TokenStream:
     """Open a token stream by its tokens and documents; `open_reader` gives it as batches of windows instead.
 
@@ -157,6 +164,8 @@ def open_stream(
     dataset
         Name of an integer dataset of one axis in an HDF5 file of another program; None: the only integer dataset of
         such a file.
+    digests
+        As for `open_reader`.
 
     Returns
     -------
@@ -183,7 +192,7 @@ def open_stream(
     ...     tokens = stream.document(7)
     ...     author = stream.documents.document(7).metadata["author"]
     """
-    return TokenStream(path, split=split, access=access, verify=verify, dataset=dataset)
+    return TokenStream(path, split=split, access=access, verify=verify, dataset=dataset, digests=digests)
 
 
 def open_for_loader(
@@ -200,6 +209,7 @@ def open_for_loader(
     split: str | None = None,
     cache: str | os.PathLike[str] | None = None,
     cache_bytes: int | str | None = None,
+    digests: str | os.PathLike[str] | None = None,
 ) -> BatchReader:
     """Open a path as `open_reader` does, whatever it holds: only a stream takes the shape, and needs no whole batch."""
     is_whole = batch_size is not None and seq_len is not None
@@ -212,6 +222,7 @@ def open_for_loader(
         axes=axes,
         split=split,
         shape=Shape(batch_size, seq_len, overlap) if is_whole else Shape(),
+        digests=digests,
     )
     if cache is None and cache_bytes is None:
         return opening.open()

@@ -347,7 +347,8 @@ class Sharded(Tokens):
         entry = self.index.shards[number]
         flat = flat_format(entry.backend)
         if flat is not None:
-            reader = flat.open(path, self.index.meta, self.asked, identity)
+            digest = self.index.digests.get(entry.path)
+            reader: BatchReader = flat.open(path, self.index.meta, self.asked, identity, digest)
         else:
             reader = FORMATS[entry.backend].open_column(
                 path,
@@ -364,11 +365,12 @@ class Sharded(Tokens):
             has_extents = self._opens_by_index(entry) and self.index.meta.layout != STREAM_LAYOUT
             require_agreement(self.index, entry, reader, has_extents=has_extents)
             is_known = identity is not None or entry.crc32 == NOT_KNOWN or not entry.token_count
-            problem = "" if is_known else self._problem(reader.tokens, reader.crc32_rows(), entry, unit)
+            rows = None if is_known else reader.crc32_rows()
+            problem = "" if is_known else self._problem(reader.tokens, rows, entry, unit)
             if problem:
                 raise ChecksumError(
                     f"{reader.path}: {problem}: the file is damaged, or belongs elsewhere",
-                    remedy=Remedy.VERIFY,
+                    remedy=Remedy.VERIFY if rows is None else rows.remedy,
                     at=reader.path.parents[entry.path.count("/")],
                 )
             reader.check_reads(self._verify)
@@ -377,7 +379,7 @@ class Sharded(Tokens):
     def _problem(self, tokens: Tokens, rows: Crc32Rows | None, entry: ShardEntry, unit: int) -> str:
         """Read a unit and the crc32 of all, and return how they differ from the index; "" if the file is proved."""
         start = unit * self.unit
-        read = np.empty(min(self.unit, entry.token_count - start), self.dtype)
+        read = np.empty(min(self.unit, entry.token_count - start), tokens.dtype)
         found: npt.NDArray[np.uint32] | None = None
         if rows is not None and isinstance(tokens, FileTokens) and self.wait is Wait.FAR and CRC32 in entry.columns:
             found = rows.all((tokens.extents.offset(unit), read))  # one wait for both

@@ -239,7 +239,11 @@ class StreamDocuments(RecordDocuments):
                     f"{found.path}: was replaced: expected {num_tokens:,} tokens, found {found.num_tokens:,}; open it "
                     "again"
                 )
-            return KnownOffsets(found.path, flat.document_offsets(found))
+            offsets = flat.document_offsets(found)
+            digest = self._index.digests.get(found.path.name)
+            if digest is not None and self._verify != "none":
+                digest.require_documents(found.path, offsets)
+            return KnownOffsets(found.path, offsets)
         known = self._identities.get(number)
         return DocumentOffsets(self._paths[number], num_tokens, known, self._verify, self._access)
 

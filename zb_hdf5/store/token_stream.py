@@ -38,8 +38,9 @@ class TokenStream(WindowReader):
         access: str = "auto",
         verify: str = "auto",
         dataset: str | None = None,
+        digests: str | os.PathLike[str] | None = None,
     ) -> None:
-        opening = look(path, split=split, access=access, verify=verify, dataset=dataset)
+        opening = look(path, split=split, access=access, verify=verify, dataset=dataset, digests=digests)
         index = opening.stream_index()
         if verify == "store":
             opening.compare_digests()
@@ -53,6 +54,7 @@ class TokenStream(WindowReader):
             columns=opening.columns,
         )
         self._split = split
+        self._digests = opening.digests
 
     @property
     def boundary_token_id(self) -> int:
@@ -97,7 +99,7 @@ class TokenStream(WindowReader):
             If this is another stream now.
         """
         with self._changing:
-            opening = look(self.path, split=self._split, **self._options)
+            opening = look(self.path, split=self._split, digests=self._digests, **self._options)
             index = opening.stream_index()
             if self.verify == "store":
                 opening.compare_digests()

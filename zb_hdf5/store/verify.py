@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,10 +19,12 @@ from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, 
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.threads import Readers
 from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.flat import FlatFormat, FlatTokens
 from zb_hdf5.formats.registry import FORMATS, format_of, open_chunks, require_datasets
 from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, documents_path, pieces_path
 from zb_hdf5.store.agreement import require_agreement
 from zb_hdf5.store.both_formats import require_same_tokens, stores_by_format
+from zb_hdf5.store.digests import CHUNKS_OF_FLAT_FILES, Count, Digests, needs_no_digests
 from zb_hdf5.store.index import ShardIndex, find_index
 from zb_hdf5.store.rebuild import entry_of
 from zb_hdf5.store.shard_table import ShardEntry
@@ -188,9 +190,6 @@ def _recorded(report: ShardReport, *, is_lone: bool = False, is_named: bool = Fa
         report.problem = IncompleteError(f"{report.path}: {error}")
 
 
-Count = Callable[[int], None]
-
-
 def verify_store(
     path: str | os.PathLike[str],
     *,
@@ -200,6 +199,7 @@ def verify_store(
     workers: int | None = None,
     progress: Count = lambda tokens: None,
     announce: Count = lambda tokens: None,
+    digests: str | os.PathLike[str] | None = None,
 ) -> list[ShardReport]:
     """Check a file, or every shard of a store, several shards at a time: batches, streams and `.npy` files.
 
@@ -217,6 +217,8 @@ def verify_store(
         Called with the number of tokens checked since the last call, from any of the threads.
     announce
         Called once with the number of tokens that there are to check, if there are any.
+    digests
+        The file that `write_digests` has made of files of another trainer: they are compared with it.
 
     Returns
     -------
@@ -227,12 +229,17 @@ def verify_store(
     Raises
     ------
     FormatError
-        If `path` is a folder whose `shards.json` cannot be read, or a file of no known format.
+        If `path` is a folder whose `shards.json` cannot be read, or a file of no known format, or if there are no such
+        digests.
     ArgumentError
         If no shard is of that split.
+    BackendError
+        If digests are given for files that hold their own.
     """
     path = any_path(path)
     require_datasets(path, dataset=dataset, axes=axes)
+    if digests is not None:
+        return _verify_flat(path, Digests.load(digests), workers, progress, announce)
     if stores := stores_by_format(path):
         return _verify_each(path, stores, split, workers, progress, announce)
     files = [] if find_index(path) else _lone_files(path)
@@ -248,6 +255,22 @@ def verify_store(
     if split is None and not any(report.problem for report in reports):
         _check_records(folder, index, reports)
     return reports + tables
+
+
+def _verify_flat(
+    path: Path, digests: Digests, workers: int | None, progress: Count, announce: Count
+) -> list[ShardReport]:
+    """Check files of another trainer, and that those which were digested are there."""
+    name = flat_name_of(path)
+    if not name:
+        raise needs_no_digests(path, digests.path)
+    digests.require_format(name)
+    files = flat_files(name, path)
+    check = _Check(None, progress, announce, None, None, digests)
+    with Readers(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
+        reports = readers.map(check.lone_file, files)
+    missing = digests.missing(path) if path.is_dir() else {}
+    return reports + [ShardReport(file, backend=name, problem=error) for file, error in missing.items()]
 
 
 def _lone_files(path: Path) -> list[Path]:
@@ -286,9 +309,11 @@ def _verify_each(
     return reports
 
 
-def require_digests(path: Path, split: str | None = None, dataset: str | None = None) -> None:
+def require_digests(
+    path: Path, split: str | None = None, dataset: str | None = None, digests: Path | None = None
+) -> None:
     """Compare a store or stream with its digests; raise the first problem, or `UnverifiableError` where one lacks."""
-    for report in verify_store(path, split=split, dataset=dataset):
+    for report in verify_store(path, split=split, dataset=dataset, digests=digests):
         if report.problem:
             raise report.problem
         if report.missing:
@@ -321,6 +346,8 @@ class _Check:
         The index of the shards; None: the files are lone ones.
     progress, announce, dataset, axes
         As for `verify_store`.
+    digests
+        Those of files that hold none, where they were made.
     """
 
     index: ShardIndex | None
@@ -328,6 +355,7 @@ class _Check:
     announce: Count
     dataset: str | None
     axes: str | None
+    digests: Digests | None = None
 
     def lone_file(self, path: Path) -> ShardReport:
         """Check a file without an index."""
@@ -347,10 +375,9 @@ class _Check:
         """Fill the report of a file."""
         name = flat_name_of(path) if entry is None else ""  # no shard of a store is flat
         flat = flat_format(name)
-        if flat is not None and name not in FORMATS:
+        if flat is not None and (self.digests is not None or name not in FORMATS):
             report.backend = name
-            report.token_count = flat.look(path).num_tokens
-            report.missing = f"{name} files hold no digests; convert them to a store, which keeps digests from then on"
+            self._flat_file(flat, flat.look(path), report)
             return
         row = format_of(path)
         report.backend = row.name
@@ -378,6 +405,23 @@ class _Check:
                 raise IncompleteError(
                     f"{path}: its writer has not finished: {counted} are committed", remedy=Remedy.REPAIR, at=path
                 )
+
+    def _flat_file(self, flat: FlatFormat, found: FlatTokens, report: ShardReport) -> None:
+        """Fill the report of a file of another trainer."""
+        report.token_count = found.num_tokens
+        if self.digests is None:
+            report.missing = f"{report.backend} files hold no digests; {Remedy.DIGESTS.about(str(found.path))}"
+            return
+        if found.path.name not in self.digests.files:
+            report.missing = f"{self.digests.path} has no digests of it"
+            return
+        digest = self.digests.require(found)
+        with flat.open(found.path, CHUNKS_OF_FLAT_FILES, digest=digest) as reader:
+            self.announce(reader.token_count)
+            report.sha256, report.checks = reader.compare_digests(self.progress)
+        if digest.documents_sha256:
+            digest.require_documents(found.path, flat.document_offsets(found))
+            report.checks.append("documents")
 
 
 def _lacks_rows(entry: ShardEntry | None, report: ShardReport) -> bool:

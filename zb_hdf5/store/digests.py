@@ -1,0 +1,303 @@
+"""Digests of files that hold none, such as those of another trainer: made once, and kept in a file of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, Self, TypeAlias
+
+import numpy as np
+
+from zb_hdf5.errors import BackendError, ConvertError, FormatError, IncompleteError
+from zb_hdf5.files.checked import crc32_of
+from zb_hdf5.files.paths import local_path, on_failure, open_file
+from zb_hdf5.files.publishing import PartialFile, require_present, write_fully
+from zb_hdf5.files.threads import Readers
+from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatTokens, documents_sha256
+from zb_hdf5.spec import (
+    CRC32_DIGITS,
+    DEFAULT_CHUNK_TOKENS,
+    DIGESTS_FILE_KEYS,
+    DIGESTS_FORMAT,
+    DIGESTS_VERSION,
+    STREAM_LAYOUT,
+    StoreMeta,
+    combine_sha256,
+    is_file_name,
+    is_hexadecimal,
+    stored_dtype,
+)
+from zb_hdf5.store.sealed_text import parse_sealed, read_text, sealed_text
+from zb_hdf5.store.shard_table import require_arrays, require_field, require_sha256
+from zb_hdf5.trainers.trainer_formats import flat_files, flat_format, flat_name_of, flat_names
+
+#: The chunks that digests are of: of the ids as each file has them.
+CHUNKS_OF_FLAT_FILES: Final = StoreMeta(1, DEFAULT_CHUNK_TOKENS, stored_dtype("uint32"), layout=STREAM_LAYOUT)
+#: Bytes of a file of digests that have its format.
+_HEAD_BYTES: Final = 64
+#: Names of files that a message has.
+_MAX_NAMES: Final = 3
+_AGAIN: Final = "make its digests again if it is the right one"
+
+#: Called with a number of tokens.
+Count: TypeAlias = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Digests:
+    """The content of a file of digests.
+
+    Attributes
+    ----------
+    path
+        The file itself, for messages.
+    backend
+        The flat format of the files.
+    files
+        Name -> the digests of the file, in the order of the stream.
+    """
+
+    path: Path
+    backend: str
+    files: Mapping[str, FlatDigest]
+
+    @property
+    def num_tokens(self) -> int:
+        """Ids of all files."""
+        return sum(digest.num_tokens for digest in self.files.values())
+
+    @property
+    def sha256(self) -> str:
+        """Digest over the sha256 of the files, in order."""
+        return combine_sha256(digest.sha256 for digest in self.files.values())
+
+    def require(self, found: FlatTokens) -> FlatDigest:
+        """Return the digests of a file.
+
+        Raises
+        ------
+        FormatError
+            If there are none, or they are those of another file, as its size and its header tell.
+        """
+        name = found.path.name
+        digest = self.files.get(name)
+        if digest is None:
+            known = ", ".join(list(self.files)[:_MAX_NAMES])
+            more = len(self.files) - _MAX_NAMES
+            others = f"{known} and {more:,} more" if more > 0 else known
+            raise FormatError(f"{self.path}: expected the digests of {name}, found those of {others}; {_AGAIN}")
+        for fact, expected, here in (
+            ("bytes", digest.num_bytes, found.path.stat().st_size),
+            ("ids", digest.num_tokens, found.num_tokens),
+            ("dtype", digest.dtype, found.dtype.str),
+        ):
+            if here != expected:
+                raise FormatError(
+                    f"{found.path}: expected {fact} {expected}, as {self.path.name} has it, found {here}; restore it, "
+                    f"or {_AGAIN}"
+                )
+        return digest
+
+    def require_all(self, path: Path, backend: str, found: Iterable[FlatTokens]) -> dict[str, FlatDigest]:
+        """Return the digests of all files at a path, by their names. Raises as `require`, and if a file is missing."""
+        self.require_format(backend)
+        digests = {each.path.name: self.require(each) for each in found}
+        if path.is_dir():
+            for problem in self.missing(path).values():
+                raise problem
+        return digests
+
+    def require_format(self, backend: str) -> None:
+        """Raise `FormatError` if these are digests of files of another format."""
+        if backend != self.backend:
+            raise FormatError(f"{self.path}: expected digests of {backend!r} files, found those of {self.backend!r}")
+
+    def missing(self, folder: Path) -> dict[str, IncompleteError]:
+        """Return the path of each file that is not in a folder, and the error for it."""
+        absent = self.files.keys() - set(os.listdir(folder))
+        return {
+            str(folder / name): IncompleteError(
+                f"{folder / name}: is not there, and {self.path.name} has digests of it; restore it"
+            )
+            for name in sorted(absent)
+        }
+
+    def to_json(self) -> str:
+        """Return the text of the file: each array on one line, and last the digest of all before it."""
+        facts = {
+            "format": DIGESTS_FORMAT,
+            "version": DIGESTS_VERSION,
+            "backend": self.backend,
+            "chunk_tokens": DEFAULT_CHUNK_TOKENS,
+            "token_count": self.num_tokens,
+            "sha256": self.sha256,
+        }
+        rows = [(name, *digest) for name, digest in self.files.items()]
+        arrays = dict(zip(DIGESTS_FILE_KEYS, map(list, zip(*rows, strict=True)), strict=True))
+        return sealed_text(facts, {"files": arrays})
+
+    @classmethod
+    def from_json(cls, text: str, path: Path) -> Self:
+        """Parse and check the text of such a file. Raises as `load`."""
+        value = parse_sealed(text, path)
+        where = str(path)
+        facts = {"format": DIGESTS_FORMAT, "version": DIGESTS_VERSION, "chunk_tokens": DEFAULT_CHUNK_TOKENS}
+        for key, expected in facts.items():
+            found = require_field(value, key, type(expected), where)
+            if found != expected:
+                raise FormatError(f"{where}: expected {key} {expected!r}, found {found!r}")
+        backend = require_field(value, "backend", str, where)
+        if backend not in flat_names():
+            raise FormatError(f"{where}: expected backend {' or '.join(flat_names())}, found {backend!r}")
+        arrays = require_arrays(require_field(value, "files", dict, where), DIGESTS_FILE_KEYS, f"{where}: files")
+        names, *columns = (array if isinstance(array, list) else array.tolist() for array in arrays.values())
+        _require_names(names, where)
+        files = {name: FlatDigest(*row) for name, row in zip(names, zip(*columns, strict=True), strict=True)}
+        digests = cls(path, backend, files)
+        digests._check(where)
+        for key, expected in (("token_count", digests.num_tokens), ("sha256", digests.sha256)):
+            if value.get(key) != expected:
+                raise FormatError(f"{where}: expected {key} {value.get(key)!r}, its files give {expected!r}")
+        return digests
+
+    def _check(self, where: str) -> None:
+        """Raise `FormatError` if a value is not possible."""
+        for name, digest in self.files.items():
+            require_sha256([digest.sha256, digest.documents_sha256 or digest.sha256], f"{where}: {name}")
+            if min(digest.num_bytes, digest.num_tokens) < 0:
+                raise FormatError(f"{where}: {name}: expected sizes from 0 on, found {digest.num_tokens:,} tokens")
+            num_chunks = -(-digest.num_tokens // DEFAULT_CHUNK_TOKENS)
+            if len(digest.crc32) != num_chunks * CRC32_DIGITS or not is_hexadecimal(digest.crc32):
+                raise FormatError(
+                    f"{where}: {name}: expected the crc32 of {num_chunks:,} chunks in {CRC32_DIGITS} hexadecimal "
+                    f"digits each, found {len(digest.crc32):,} characters"
+                )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a file of digests.
+
+        Raises
+        ------
+        FormatError
+            If it is none, or it is damaged.
+        NotFoundError
+            If there is no such file.
+        """
+        path = local_path(path)
+        require_present(path)
+        return cls.from_json(read_text(path), path)
+
+
+def _require_names(names: list[str], where: str) -> None:
+    """Raise `FormatError` unless each name is that of another file of one folder."""
+    if not names:
+        raise FormatError(f"{where}: lists no files")
+    for name in names:
+        if "/" in name or name in ("", ".", "..") or not is_file_name(name):
+            raise FormatError(f"{where}: expected the names of files of one folder, found {name!r}")
+    if len(set(names)) < len(names):
+        raise FormatError(f"{where}: has a file twice")
+
+
+def needs_no_digests(path: Path, digests: object) -> BackendError:
+    """Return the error for digests of files that are not read in place, or hold their own."""
+    return BackendError(
+        f"{path}: digests={str(digests)!r} is for files that hold none ({', '.join(flat_names())}), found others; "
+        "leave it out",
+        options=("digests",),
+    )
+
+
+def write_digests(
+    path: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    workers: int | None = None,
+    progress: Count = lambda tokens: None,
+    announce: Count = lambda tokens: None,
+) -> Digests:
+    """Write the digests of files of another trainer, as they are now: a sha256 of each, a crc32 of each chunk.
+
+    From then on `digests=` of the readers and loaders, and `verify_store`, compare the files with them. Nothing is
+    written before all files were read. Each thread takes 4 MiB, and 16 bytes for each document of its file.
+
+    Parameters
+    ----------
+    path
+        A file that is read in place, or a folder of such files: see `open_stream`.
+    destination
+        The file to write, a JSON.
+    overwrite
+        It may exist, if it is a file of digests, and is replaced in one step.
+    workers
+        Threads, one for each file; by default one per core that this process may use.
+    progress
+        Called with the number of ids read since the last call, from any of the threads.
+    announce
+        Called once with the number of ids that there are.
+
+    Raises
+    ------
+    BackendError
+        If the path holds digests already, or is not read in place.
+    FormatError, IncompleteError
+        If a file is malformed or cut short, or changes meanwhile.
+    ExistsError, ConvertError
+        If the destination exists, and may not be replaced.
+    """
+    path = local_path(path)
+    require_present(path)
+    name = flat_name_of(path)
+    flat = flat_format(name)
+    if flat is None:
+        raise BackendError(
+            f"{path}: expected files that hold no digests and are read in place ({', '.join(flat_names())}), found "
+            "others: a store, and an HDF5 file of ours, has digests"
+        )
+    found = [flat.look(file) for file in flat_files(name, path)]
+    destination = local_path(destination)
+    if overwrite:
+        _refuse_other_file(destination)
+    file = PartialFile(destination, overwrite=overwrite)
+    with on_failure(file.discard):
+        announce(sum(each.num_tokens for each in found))
+        with Readers(workers or len(os.sched_getaffinity(0)), "zb-digests") as readers:
+            made = readers.map(partial(_digest_of, flat, progress), found)
+        digests = Digests(destination, name, {each.path.name: one for each, one in zip(found, made, strict=True)})
+        write_fully(file.fd, digests.to_json().encode("utf-8"), 0)
+        file.publish()
+    return digests
+
+
+def _refuse_other_file(path: Path) -> None:
+    """Raise `ConvertError` if a file that would be replaced is no file of digests."""
+    if not path.is_file():
+        return
+    with open_file(path) as file:
+        head = file.read(_HEAD_BYTES)
+    if f'"format": "{DIGESTS_FORMAT}"'.encode() not in head:
+        raise ConvertError(f"{path}: is no file of digests; remove it yourself, or choose another output")
+
+
+def _digest_of(flat: FlatFormat, progress: Count, found: FlatTokens) -> FlatDigest:
+    """Read a file, and return its digests."""
+    path = found.path
+    sha256 = hashlib.sha256()
+    crc32: list[int] = []
+    with flat.open(path, CHUNKS_OF_FLAT_FILES) as reader:
+        for _, chunks in reader.groups():
+            sha256.update(chunks)
+            crc32 += map(crc32_of, chunks)
+            progress(chunks.size)
+        documents = "" if found.num_documents is None else documents_sha256(flat.document_offsets(found))
+        now = path.stat()
+        if (now.st_size, now.st_mtime_ns) != reader.tokens.identity:
+            raise IncompleteError(f"{path}: was changed while its digests were made; wait for its writer")
+    rows = np.array(crc32, ">u4").tobytes().hex()
+    return FlatDigest(now.st_size, found.dtype.str, found.num_tokens, sha256.hexdigest(), documents, rows)

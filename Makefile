@@ -4,7 +4,7 @@ BIN := .venv/bin
 # one test process more than there are cores: many tests wait for other processes
 JOBS ?= $(shell expr $$(nproc) + 1)
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench docs clean
 demo: .venv/installed
 	$(BIN)/python examples/demo.py
 
@@ -24,6 +24,10 @@ bench: .venv/installed-dev
 	$(BIN)/python -m benchmarks convert
 	$(BIN)/python -m benchmarks remote
 
+# warnings are errors; the first page is docs/_build/html/index.html
+docs: .venv/installed-docs
+	$(BIN)/sphinx-build -q -W --keep-going docs docs/_build/html
+
 # compat: type checkers and editors find an editable install by a path, and not by an import hook
 # the demo needs the package with torch, and nothing else; the tools come on top of it
 .venv/installed: pyproject.toml constraints.txt
@@ -36,5 +40,9 @@ bench: .venv/installed-dev
 	$(BIN)/pip install --quiet --constraint constraints.txt --config-settings editable_mode=compat --editable '.[dev]'
 	touch $@
 
+.venv/installed-docs: .venv/installed-dev
+	$(BIN)/pip install --quiet --constraint constraints.txt --config-settings editable_mode=compat --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv build docs/_build docs/api *.egg-info

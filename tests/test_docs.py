@@ -1,6 +1,7 @@
 """The documentation says what is so: its tables, commands, files, links and examples are compared with the code."""
 
 import ast
+import importlib.util
 import re
 import shlex
 import subprocess
@@ -103,6 +104,8 @@ def test_tables_of_index_and_documents_are_the_spec():
         assert re.findall(r"\w+", " ".join(names_in(f"| key of `{kind}` | element |"))) == list(keys)
 
 
+#: The head of the table of exit codes.
+CODES = "| exit code | meaning | in Python |"
 COMMANDS = {f"zb {name}" for name, command in commands_of(zb) if not isinstance(command, click.Group)}
 
 
@@ -128,7 +131,7 @@ def test_every_command_line_is_a_command(page):
     assert not [line for line in lines if re.match(r"zb( |$)", line) and not is_command(line)]
 
 
-@pytest.mark.parametrize("name", ["demo", "test", "bench"])
+@pytest.mark.parametrize("name", ["demo", "test", "bench", "docs"])
 def test_documented_make_targets_exist(name):
     assert any(f"make {name}" in text for text in TEXT.values())
     assert re.search(rf"^{name}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
@@ -162,11 +165,46 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors_of(target.read_text(encoding="utf-8")), link
 
 
-def test_the_readme_is_short_and_links_every_page():
-    links = links_of(TEXT["README.md"])
-    linked = {link for link in links if link.startswith("docs/") and "#" not in link}
-    assert linked == {str(page.relative_to(ROOT)) for page in PAGES}
-    assert len(TEXT["README.md"].splitlines()) <= 160 + len(links)
+def pages_linked_in(text):
+    """Return the pages that a page links, by the names of their files."""
+    names = {link.partition("#")[0].removeprefix("docs/") for link in links_of(text)}
+    return names & {page.name for page in PAGES}
+
+
+#: The pages that the README links by itself: those for the first days.
+MAIN_PAGES = {"convert.md", "text.md", "train.md", "operate.md", "remote.md", "commands.md", "formats.md", "speed.md"}
+
+
+def test_the_readme_is_short_and_links_the_main_pages_and_the_index():
+    linked = pages_linked_in(TEXT["README.md"])
+    assert linked >= MAIN_PAGES | {"index.md"}
+    assert len(TEXT["README.md"].splitlines()) <= 160 + len(links_of(TEXT["README.md"]))
+
+
+def test_the_index_links_every_page_and_its_headings_are_the_navigation_of_the_site():
+    spec = importlib.util.spec_from_file_location("docs_conf", ROOT / "docs" / "conf.py")
+    conf = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(conf)
+    parts = conf.navigation(TEXT["index.md"])
+    pages = [page for pages in parts.values() for page in pages]
+    assert sorted(pages) == sorted(page.stem for page in PAGES if page.name != "index.md")
+    assert {f"{page}.md" for page in pages} == pages_linked_in(TEXT["index.md"])
+
+
+def test_the_api_page_lists_every_public_name():
+    listed = re.findall(r"^   (\w+)$", TEXT["api.md"], re.MULTILINE)
+    assert sorted(listed) == zb_hdf5.__all__
+
+
+def test_the_exit_codes_are_those_of_the_errors():
+    rows = {int(code): re.findall(r"\w+", names) for code, _, names in rows_of("exit_codes.md", CODES)}
+    errors_of_code = {}
+    for name in (name for name in zb_hdf5.__all__ if name.endswith("Error")):
+        errors_of_code.setdefault(getattr(zb_hdf5, name).exit_code, set()).add(name)
+    for code, names in errors_of_code.items():
+        assert not {name for name in rows[code] if name.endswith("Error") and hasattr(zb_hdf5, name)} - names
+        assert code == 1 or names <= set(rows[code])
+    assert {130, 143} <= rows.keys()
 
 
 def test_links_of_the_readme_are_whole_so_that_they_lead_somewhere_on_an_index_page():
@@ -220,7 +258,7 @@ def test_python_examples_run(page, tmp_path, monkeypatch):
                 done = CliRunner().invoke(zb, shlex.split(line, comments=True)[1:])
                 assert done.exit_code == 0, done.output
     steps = {"README.md": 3 * len(tokens), "train.md": 3 * len(tokens) + 20}
-    steps |= dict.fromkeys(("operate.md", "remote.md"), len(tokens))
+    steps |= dict.fromkeys(("operate.md", "remote.md", "index.md"), len(tokens))
     assert len(seen) == steps.get(page, 0)
 
 

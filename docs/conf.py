@@ -1,0 +1,88 @@
+"""The site that `make docs` builds from the pages of this folder.
+
+The pages are plain Markdown, which also reads well where the repository is looked at. So the navigation is in none of
+them: each heading of `index.md` is a part of it, with the pages that are linked below.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from zb_hdf5.version import __version__
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+project = "zb_hdf5"
+author = "The zb_hdf5 maintainers"
+copyright = author
+release = __version__
+version = __version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "numpydoc",
+    "sphinx_click",
+]
+exclude_patterns = ["_build"]
+templates_path = ["_templates"]
+highlight_language = "bash"  # of blocks that name no language: lines to type, and what they print
+
+myst_heading_anchors = 4
+
+autodoc_typehints = "none"  # numpydoc has the types
+numpydoc_show_class_members = False
+default_role = "code"  # docstrings set code as Markdown does
+
+html_theme = "pydata_sphinx_theme"
+html_title = f"zb_hdf5 {release}"
+html_copy_source = False
+html_show_sourcelink = False
+html_sidebars = {"**": ["pages.html"]}
+html_theme_options = {
+    "logo": {"text": "zb_hdf5"},
+    "github_url": "https://github.com/zb-hdf5/zb_hdf5",
+    "navbar_center": [],  # the navigation is at the side: it has more pages than a line has room for
+    "secondary_sidebar_items": ["page-toc"],
+    "show_toc_level": 3,
+    "footer_start": ["copyright"],
+    "footer_end": [],
+}
+
+#: The place of the project's files that are no pages.
+BLOB = "https://github.com/zb-hdf5/zb_hdf5/blob/main/"
+HIDDEN = "\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n"
+
+
+def navigation(text: str) -> dict[str, list[str]]:
+    """Return the pages that each heading of the index page has below it, in their order, each page once."""
+    parts: dict[str, list[str]] = {}
+    met: set[str] = set()
+    for heading, below in re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE):
+        pages = [page for page in re.findall(r"\]\((\w+)\.md\)", below) if page not in met]
+        met.update(pages)
+        if pages:
+            parts[heading] = list(dict.fromkeys(pages))
+    return parts
+
+
+def prepare(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Add the navigation to the index page, and lead links to files of the project to their place."""
+    text = re.sub(r"\]\(\.\./([^)]+)\)", rf"]({BLOB}\1)", source[0])
+    if docname == "index":
+        parts = navigation(text)
+        text += "".join(HIDDEN.format(caption=name, pages="\n".join(pages)) for name, pages in parts.items())
+    source[0] = text
+
+
+def escape(app: Sphinx, context: Any, lines: list[str]) -> None:
+    """Keep the bars of `<|endoftext|>` in the help of a command: reStructuredText substitutes what is between them."""
+    lines[:] = [line.replace("|", r"\|") for line in lines]
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", prepare)
+    app.connect("sphinx-click-process-options", escape)

@@ -16,8 +16,10 @@ import pytest
 from contents import BACKENDS_OF, write_batches
 from descriptors import open_files, our_threads
 from hypothesis import settings
+from interpreter import shared_interpreter
 
 from zb_hdf5 import ShardEntry, ShardIndex, StoreMeta
+from zb_hdf5.converters.run import PRELOAD
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import BATCHES, SHARD_PREFIX, TOKENS
 
@@ -76,10 +78,13 @@ def thinned(request):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _helpers_of_multiprocessing():
+def _processes_of_the_session():
     """Start them now: they hold pipes to the end of the session, whichever test would have started them."""
     resource_tracker.ensure_running()
+    forkserver.set_forkserver_preload(list(PRELOAD))  # or each worker of each conversion would import the package
     forkserver.ensure_running()
+    with shared_interpreter():
+        yield
 
 
 @pytest.hookimpl(wrapper=True)
@@ -91,17 +96,17 @@ def pytest_runtest_makereport(item):
 
 def left_open(before, counts=lambda path: True):
     """Return the descriptors that are still open after some seconds: threads of libraries close theirs late."""
-    for _ in range(30):
-        gc.collect()
+    for attempt in range(31):
         leaked = {fd: path for fd, path in open_files().items() if fd not in before and counts(path)}
         if not leaked:
             break
-        time.sleep(0.1)
+        gc.collect()
+        time.sleep(0.1 if attempt else 0)
     return leaked
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _no_descriptor_left_by_module(request, _helpers_of_multiprocessing):
+def _no_descriptor_left_by_module(request, _processes_of_the_session):
     before = open_files()
     failed = request.session.testsfailed
     yield

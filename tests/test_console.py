@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from interpreter import run_program
 from processes import python
 
 from zb_hdf5 import console
@@ -298,7 +299,7 @@ def test_ctrl_c_in_an_import_ends_with_130_and_no_traceback(script, arguments, m
 def test_ctrl_c_outside_of_imports_unwinds():
     code = "import signal; from zb_hdf5.signals import unwinding_signals\nwith unwinding_signals():\n"
     code += "  try:\n    signal.raise_signal(signal.SIGINT)\n  except KeyboardInterrupt:\n    print('unwound')"
-    done = python(code, check=True)
+    done = run_program(code)
     assert done.stdout == "unwound\n"
 
 
@@ -321,7 +322,7 @@ group(["work"])
 
 @pytest.mark.parametrize(("number", "code", "word"), [(15, 143, "terminated"), (2, 130, "interrupted")])
 def test_a_signal_whose_exception_a_finalizer_has_swallowed_is_sent_again(number, code, word):
-    done = python(SWALLOWED.format(number=number), timeout=50)
+    done = run_program(SWALLOWED.format(number=number), timeout=50)
     assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
     assert done.stderr.startswith(f"Error: {word};")
 

@@ -14,9 +14,10 @@ from contents import batches_of, files_in, write_stream
 from contract import is_refused
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from interpreter import start_program
 from interrupted import Failing, Recorded, Stops
 from packed import places_of
-from processes import started, wait_until
+from processes import wait_until
 
 import zb_hdf5
 from zb_hdf5.converters import packed as pack
@@ -525,7 +526,7 @@ def test_a_killed_ingest_leaves_nothing_under_the_final_name(tmp_path, number):
     (tmp_path / "a.jsonl").write_text(f'{{"text": "{text}"}}\n' * 300_000)
     command = ("jsonl-to-hdf5", tmp_path / "a.jsonl", tmp_path / "out", "--tokenizer", "byte")
     waiting = partial_path(tmp_path / "out.tokens")
-    with started("from zb_hdf5.converters.cli import convert_commands; convert_commands()", *command) as process:
+    with start_program("from zb_hdf5.converters.cli import convert_commands; convert_commands()", *command) as process:
         wait_until(lambda: any(path.stat().st_size for path in waiting.glob("*")), process, 0.01)
         process.send_signal(number)
         process.communicate()

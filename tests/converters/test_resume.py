@@ -23,8 +23,9 @@ from commandline import succeed as run_well
 from contents import files_in
 from contract import is_refused
 from damage import flip
+from interpreter import start_program
 from interrupted import Failing, Recorded, Stops
-from processes import started, wait_until
+from processes import wait_until
 
 import zb_hdf5.converters.run
 from zb_hdf5 import FormatError, ZbError, open_reader, verify_store
@@ -65,7 +66,7 @@ def fail(code, *arguments):
 
 
 def begun(*arguments, script=CONVERT):
-    return started(script, *arguments, start_new_session=True)
+    return start_program(script, *arguments, new_session=True)
 
 
 def interrupt(path, destination, num_shards, note="resume=True", **how):

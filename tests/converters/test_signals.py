@@ -8,7 +8,8 @@ import pytest
 from commandline import succeed as run_well
 from contents import files_in
 from damage import flip
-from processes import PROGRAMS, running, started
+from interpreter import start_program
+from processes import PROGRAMS, running
 
 from zb_hdf5.commands.zb import zb
 
@@ -41,7 +42,7 @@ def source(tmp_path):
 
 def hammered(out, trials, longest_s, *command, seed=0):
     """Run trials of a command, of which each ends with a documented code and at most one message."""
-    with running(started(PROGRAMS / "signal_forks.py", seed, trials, out, longest_s, *command)) as process:
+    with running(start_program(PROGRAMS / "signal_forks.py", seed, trials, out, longest_s, *command)) as process:
         lines, errors = process.communicate(timeout=60 + 30 * trials)
     assert process.returncode == 0, errors
     ends = [End(*json.loads(line)) for line in lines.splitlines()]

@@ -9,7 +9,8 @@ import threading
 import numpy as np
 import pytest
 from contract import is_refused, random_tokens
-from processes import forked, python
+from interpreter import run_program
+from processes import forked
 
 import zb_hdf5.files.paths
 from zb_hdf5 import open_reader
@@ -51,7 +52,7 @@ def folder(tmp_path_factory, expected, write_store):
 
 
 def read_under_limits(folder, access, soft, hard, taken=0):
-    return json.loads(python(CHILD, folder, access, soft, hard, taken, check=True).stdout)
+    return json.loads(run_program(CHILD, folder, access, soft, hard, taken).stdout)
 
 
 @pytest.mark.parametrize("access", ["mmap", "pread"])

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from contents import batches_of, write_batches
+from interpreter import Interpreter, start_program
 from numbered import FIELDS, documents_of, fields_of, numbered_batches
-from processes import PROGRAMS, environment, python, started
+from processes import PROGRAMS
 
 from zb_hdf5 import MmapTokenStore, convert, open_reader, open_writer, verify_store
 from zb_hdf5.formats.registry import FORMATS, open_chunks
@@ -22,23 +23,25 @@ SHIM = Path(__file__).parents[1] / "failing_disk.c"
 
 
 @pytest.fixture(scope="module")
-def shim(tmp_path_factory):
+def failing_disk(tmp_path_factory):
+    """An interpreter whose programs say which of their writes fails."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None or not sys.platform.startswith("linux"):
         pytest.skip("needs a C compiler and Linux")
     library = tmp_path_factory.mktemp("shim") / "failing_disk.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, SHIM, "-ldl"], check=True)
-    return library
+    with Interpreter(LD_PRELOAD=str(library)) as interpreter:
+        yield interpreter
 
 
 @pytest.fixture
-def hit_each_write(shim, thinned, tmp_path):
+def hit_each_write(failing_disk, thinned, tmp_path):
     """Return `hit_each_write(kind, error=0, **arguments) -> folders`: run one commit, and hit it in each write."""
     numbers = thinned(range(1, 1000), 3)
 
     def hit(kind, error=0, **arguments):
         given = (kind, tmp_path, error, json.dumps(numbers), json.dumps(arguments))
-        done = python(PROGRAMS / "hit_commit.py", *given, env=environment(LD_PRELOAD=str(shim)), timeout=600)
+        done = failing_disk.run(PROGRAMS / "hit_commit.py", *given, timeout=600)
         assert done.returncode == 0, done.stderr
         unhit = int(done.stdout)
         assert unhit > 2, "a commit is at least the data and the marker"
@@ -263,7 +266,7 @@ def test_the_partial_of_a_conversion_is_read_between_two_commits(tmp_path, monke
             print(file=reader.stdin, flush=True)
             seen.append(tuple(map(int, reader.stdout.readline().split())))
 
-    with started(code, tmp_path / "x.h5.partial", tmp_path / "a.npy") as reader:
+    with start_program(code, tmp_path / "x.h5.partial", tmp_path / "a.npy") as reader:
         convert(tmp_path / "a.npy", "hdf5", tmp_path / "x.h5", shuffle=False, progress=look)
     assert reader.returncode == 0
     assert {count for count, _ in seen} == {0, 512}
@@ -282,7 +285,7 @@ FAILING = {
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("name", FAILING)
 @pytest.mark.thin
-def test_a_process_whose_disk_has_failed_goes_on_and_ends_as_it_wants_to(code, name, shim, thinned, tmp_path):
+def test_a_process_whose_disk_has_failed_goes_on_and_ends_as_it_wants_to(code, name, failing_disk, thinned, tmp_path):
     """HDF5 ends in a segmentation fault when it closes what it could not write a second time."""
     target, options = FAILING[name]
     folder = tmp_path / "out"
@@ -294,7 +297,7 @@ def test_a_process_whose_disk_has_failed_goes_on_and_ends_as_it_wants_to(code, n
     numbers = thinned(range(1, 60))
     given = (folder, code, json.dumps(numbers), json.dumps(str(source)), target, json.dumps(options))
     program = PROGRAMS / "convert_on_failing_disk.py"
-    done = python(program, *given, env=environment(LD_PRELOAD=str(shim)), timeout=600)
+    done = failing_disk.run(program, *given, timeout=600)
     assert done.returncode == 0, done.stderr
     ends = [json.loads(line) for line in done.stdout.splitlines()]
     assert [end for end in ends[:-1] if end[1] != (8 if end[0] % 2 else 9)] == []

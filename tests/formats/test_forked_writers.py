@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 from contents import require_good
+from interpreter import run_program
 from numbered import numbered_batches
-from processes import PROGRAMS, python
+from processes import PROGRAMS
 
 from zb_hdf5 import MmapTokenStore, open_reader
 
@@ -18,7 +19,7 @@ ENDS = ("exit", "late", "error", "leave")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.thin
 def test_a_writer_in_a_child_is_refused_and_harms_nothing(kind, end, tmp_path):
-    done = python(PROGRAMS / "fork_with_writer.py", kind, tmp_path, end, timeout=60)
+    done = run_program(PROGRAMS / "fork_with_writer.py", kind, tmp_path, end, timeout=60)
     assert done.returncode == 0, done.stderr
     told = {"error": "KeyError: 'of the child'", "leave": "belongs to the process that has made it"}.get(end, "")
     assert told in done.stderr if told else not done.stderr

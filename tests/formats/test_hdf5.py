@@ -16,7 +16,8 @@ from contents import batches_of
 from contract import is_refused, random_tokens
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import in_forks, started
+from interpreter import start_program
+from processes import in_forks
 
 from zb_hdf5 import StoreMeta, __version__, errors, open_reader, open_writer, verify_store
 from zb_hdf5.converters.cli import convert_commands as convert
@@ -499,7 +500,7 @@ def test_a_lock_that_another_process_holds_is_not_ignored(number, path, refuse_l
 
 def test_a_file_that_hdf5_holds_for_writing_is_unavailable(path):
     code = "import h5py, sys; h5 = h5py.File(sys.argv[1], 'r+'); print('open', flush=True); sys.stdin.read()"
-    with started(code, path) as writer:  # another process: within one, HDF5 shares the file
+    with start_program(code, path) as writer:  # another process: within one, HDF5 shares the file
         assert writer.stdout.readline() == "open\n"
         is_refused(errors.UnavailableError, lambda: open_reader(path), match="a writer has it open, or was killed")
         writer.stdin.close()

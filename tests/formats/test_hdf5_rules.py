@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from contents import batches_of
 from contract import is_refused, random_tokens
+from interpreter import run_program
 from interrupted import failing
-from processes import python
 
 from zb_hdf5 import open_writer
 from zb_hdf5.formats.h5_writer import HDF5Writer
@@ -90,9 +90,9 @@ def test_batches_written_past_hdf5_give_the_bytes_that_hdf5_writes(shape, expect
 def test_a_live_file_cannot_be_opened_for_writing(mode, writer, tmp_path):
     """Mode "w" is not here: HDF5 2.0 is refused the lock as well, but has cut the file to nothing before it asks."""
     code = "import h5py, sys; h5py.File(sys.argv[1], sys.argv[2])"
-    done = python(code, tmp_path / "x.h5.partial", mode)
+    done = run_program(code, tmp_path / "x.h5.partial", mode)
     assert done.returncode != 0
     assert "errno = 11" in done.stderr
     code = "import h5py, sys; print(h5py.File(sys.argv[1], 'r', swmr=True)['batches'].attrs['num_batches'])"
-    found = python(code, tmp_path / "x.h5.partial")
+    found = run_program(code, tmp_path / "x.h5.partial")
     assert found.stdout == "2\n", found.stderr

@@ -13,7 +13,8 @@ import pytest
 from commandline import run
 from contents import write_batches, write_stream
 from contract import is_refused, random_tokens
-from processes import forked, python
+from interpreter import run_program
+from processes import forked
 
 from zb_hdf5 import Loader, MmapTokenStore, errors, open_reader, open_writer, verify_store
 from zb_hdf5.commands.zb import zb
@@ -149,7 +150,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 def opened_in_little_memory(path, how):
     """Open a file in a process of its own; return what it said, after less than 64 MiB."""
-    done = python(CLAIM, path, how, check=True)
+    done = run_program(CLAIM, path, how)
+    assert done.returncode == 0, done.stderr
     said, grown = done.stdout.splitlines()
     assert int(grown) < 64 << 10, done.stdout
     return said

@@ -8,7 +8,8 @@ import pytest
 from commandline import report_of, run_zb, succeed
 from contents import batches_of, write_batches
 from contract import is_refused, random_tokens
-from processes import running, started
+from interpreter import start_program
+from processes import running
 
 import zb_hdf5
 from zb_hdf5.commands.zb import zb
@@ -150,7 +151,7 @@ def test_sigterm_ends_a_conversion_from_a_server_that_does_not_answer(web, local
             process.wait(60)  # the answer comes when it has ended
 
     command = ("convert", "hdf5-to-hdf5", f"{web.url}/store", tmp_path / "out", "--quiet", "--workers", 1)
-    with running(started("from zb_hdf5.__main__ import zb; zb()", *command)) as process:
+    with running(start_program("from zb_hdf5.__main__ import zb; zb()", *command)) as process:
         web.fault = hold_up
         _, said = process.communicate(timeout=100)
     assert (process.returncode, len(asked)) == (143, 1), said

@@ -15,7 +15,7 @@ import pytest
 from commandline import run_zb
 from contents import files_in
 from contract import is_refused
-from processes import started
+from interpreter import start_program
 
 from zb_hdf5 import ArgumentError, ChecksumError, FormatError, UnavailableError
 from zb_hdf5.commands.downloads import fetch_shards, read_digests
@@ -320,7 +320,7 @@ def test_a_list_without_the_file(server, tmp_path):
 def test_a_second_process_on_the_same_file_is_told(server, fetch, tmp_path):
     (tmp_path / "out").mkdir()
     code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(1, flush=True); input()"
-    with started(code, tmp_path / "out" / f"{NAMES[0]}.partial") as rival:
+    with start_program(code, tmp_path / "out" / f"{NAMES[0]}.partial") as rival:
         rival.stdout.readline()
         assert "another process is writing it" in str(only_problem(fetch()))
         rival.communicate("\n")
@@ -373,7 +373,7 @@ def test_a_killed_run_goes_on(server, tmp_path):
     server.faults[NAMES[0]] = [None, server.stall]
     code = "from zb_hdf5.files import objects; objects.PART_BYTES = 50_000; from zb_hdf5.commands.zb import zb; zb()"
     partial = tmp_path / "out" / f"{NAMES[0]}.partial"
-    with started(code, "fetch", server.url, "-n", 1, "-o", tmp_path / "out", cwd=ROOT) as run:
+    with start_program(code, "fetch", server.url, "-n", 1, "-o", tmp_path / "out", folder=ROOT) as run:
         deadline = time.monotonic() + 20
         while len(server.requests) < 2 and time.monotonic() < deadline:
             time.sleep(0.02)

@@ -3,8 +3,6 @@
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -12,8 +10,9 @@ import pytest
 from contract import random_tokens
 from damage import write_streams
 from descriptors import our_threads
+from interpreter import start_program
 from packed import write_packed
-from processes import running, started, wait_until
+from processes import running, wait_until
 
 from zb_hdf5 import DocumentLoader, IncompleteError, Loader, MixedLoader, convert
 
@@ -159,7 +158,7 @@ sys.stdin.readline()
 @pytest.mark.parametrize("end", ["", "sys.exit()", "reading.close()"])
 def test_the_end_of_a_script_does_not_wait(end, stall):
     stall.begin()
-    with running(started(SCRIPT + end, f"{stall.web.url}/batches")) as process:
+    with running(start_program(SCRIPT + end, f"{stall.web.url}/batches")) as process:
         wait_until(lambda: stall.is_met, process)
         assert process.communicate("\n", timeout=LATEST_S) == ("", "")
         assert (process.returncode, stall.over.is_set()) == (0, False)
@@ -174,12 +173,12 @@ def test_the_end_of_a_script_does_not_wait(end, stall):
 def test_an_interrupted_command_does_not_wait(command, stall, tmp_path):
     stall.begin()
     words = command.format(url=stall.web.url, folder=tmp_path).split()
-    with running(subprocess.Popen([sys.executable, "-m", "zb_hdf5", *words], stderr=subprocess.PIPE)) as process:
+    with running(start_program("from zb_hdf5.__main__ import zb; zb()", *words)) as process:
         wait_until(lambda: stall.is_met, process)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=LATEST_S)
         assert (process.returncode, stall.over.is_set()) == (130, False), errors
-        assert b"Traceback" not in errors
+        assert "Traceback" not in errors
 
 
 def test_a_table_that_took_long_is_not_read_again(web, tmp_path, monkeypatch):

@@ -10,7 +10,8 @@ import pytest
 from commandline import succeed
 from contents import batches_of
 from contract import is_refused, random_tokens
-from processes import running, started
+from interpreter import start_program
+from processes import running
 
 import zb_hdf5
 from zb_hdf5.commands.zb import zb
@@ -101,7 +102,7 @@ class Killed:
 def converted(s3, source, *options, fault=None):
     """Run a conversion to the bucket, and return its exit code and its messages."""
     command = ("hdf5-to-hdf5", source, URL, "--force", "--quiet", *options)
-    with running(started(CONVERT, *command)) as process:
+    with running(start_program(CONVERT, *command)) as process:
         if fault is not None:
             fault.process, s3.fault = process, fault
         _, said = process.communicate(timeout=100)

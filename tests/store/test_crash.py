@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from contents import files_in, names, require_good, with_sidecar, write_batches
 from contract import is_refused
+from interpreter import run_program, start_program
 from interrupted import failing
 from killed_writer import COMMON, WRITER, B, S, batches
-from processes import python, running, started, wait_until
+from processes import running, wait_until
 
 from zb_hdf5 import ConvertError, ZbError, errors, open_reader, open_writer
 from zb_hdf5.files.publishing import PartialDirectory, PartialFile
@@ -49,7 +50,7 @@ CROWDED = "import zb_hdf5.converters.batch_target; zb_hdf5.converters.batch_targ
 
 def ended(code, *arguments):
     """Run code to its end; return (exit code, stdout, stderr)."""
-    done = python(code, *arguments)
+    done = run_program(code, *arguments)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -113,7 +114,7 @@ def conversion(source, destination, *options):
 # --- kill -9 of a writer ---------------------------------------------------------------------------------------
 def kill_a_writer(path, chance, at_work=False):
     """Kill a writer at a random moment, or when it is at work; return how many batches it had acknowledged."""
-    with running(started(WRITER, path)) as process:
+    with running(start_program(WRITER, path)) as process:
         assert process.stdout.readline() == "ready\n"
         count = int(process.stdout.readline()) if at_work else 0
         time.sleep(chance.uniform(0, 0.12))
@@ -151,7 +152,7 @@ def test_a_killed_writer_leaves_no_file_under_the_final_name_and_hdf5_what_it_ac
 def signal_a_conversion(number, destination, source, *options):
     """Send a signal to a conversion that is well under way; return (exit code, stderr)."""
     partial = destination.with_name(destination.name + ".partial")
-    with running(started(CONVERT, *conversion(source, destination, *options))) as process:
+    with running(start_program(CONVERT, *conversion(source, destination, *options))) as process:
         wait_until(lambda: size_of(partial) > 9 << 20, process)
         time.sleep(random.uniform(0, 0.05))
         process.send_signal(number)
@@ -204,7 +205,7 @@ def test_a_conversion_stopped_at_any_moment_is_whole_or_was_never_there(trials, 
     for trial in range(trials):
         number = chance.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
         command = conversion(tmp_path / "in.npy", destination, "--resume")
-        with running(started(READY + CONVERT, *command)) as process:
+        with running(start_program(READY + CONVERT, *command)) as process:
             let_go(process)
             time.sleep(chance.uniform(0, 0.15))
             process.send_signal(number)
@@ -226,7 +227,7 @@ def test_a_replacement_killed_at_any_moment_leaves_the_old_or_the_new(trials, ta
     for trial in range(trials):
         source = sources[(trial + 1) % 2][0]
         command = conversion(source, destination, "--force")
-        with running(started(READY + CONVERT, *command)) as process:
+        with running(start_program(READY + CONVERT, *command)) as process:
             let_go(process)
             time.sleep(chance.uniform(0, 0.12))
             process.kill()
@@ -290,7 +291,7 @@ print("ended", flush=True)
 
 @pytest.mark.parametrize("end", ["finish", *slow(["abort"])])
 def test_batches_committed_before_the_disk_was_full_stay_readable(end, small_disk):
-    with running(started(FILL, small_disk / "x.h5", end)) as process:
+    with running(start_program(FILL, small_disk / "x.h5", end)) as process:
         number, count = map(int, process.stdout.readline().split())
         assert number == errno.ENOSPC
         assert count > 1000
@@ -375,7 +376,7 @@ def test_one_of_two_conversions_into_one_destination_wins(rounds, target, force,
         for k in range(2):
             save(folder / f"{k}.npy", 40, first=k)
             commands.append(conversion(folder / f"{k}.npy", folder / target, *force))
-        with running(*(started(READY + CONVERT, *command) for command in commands)) as both:
+        with running(*(start_program(READY + CONVERT, *command) for command in commands)) as both:
             let_go(*both)
             errors = [process.communicate(timeout=100)[1] for process in both]
         codes = [process.returncode for process in both]
@@ -431,7 +432,7 @@ def test_a_rival_at_the_handover_of_the_lock_does_no_damage(moment, tmp_path, mo
     path = tmp_path / "x.h5"
     real = PartialFile.unlocked
     theirs = []
-    with running(started(RIVAL, path)) as rival:
+    with running(start_program(RIVAL, path)) as rival:
 
         def reach(name):
             if name == moment and not theirs:
@@ -509,7 +510,7 @@ def test_a_file_cut_under_a_reader_is_an_error_and_no_signal(change, how, tmp_pa
         way = "read_batch"  # importing torch takes longer than all the rest
     path = tmp_path / f"x{suffix}"
     write_batches(path, batches(0, 300), dtype="uint16")
-    with running(started(READER, path, access, way)) as reader:
+    with running(start_program(READER, path, access, way)) as reader:
         assert reader.stdout.readline() == "ready\n"
         if access != "mmap":
             time.sleep(random.uniform(0, 0.02))

@@ -15,9 +15,10 @@ import pytest
 from commandline import report_of, run, run_zb, succeed
 from contract import is_refused
 from damage import flip_stored
+from interpreter import run_program, start_program
 from interrupted import failing
 from numbered import numbered_batches
-from processes import forked, in_forks, python, running, started
+from processes import forked, in_forks, running
 
 from zb_hdf5 import FollowingLoader, Loader, ShardIndex, errors, open_reader, open_writer, verify_store
 from zb_hdf5.commands.zb import zb
@@ -47,7 +48,7 @@ def follow(folder, timeout_s=30.0, **options):
 
 def kill_store(folder, count, shard_batches=4):
     """Make the store that a writer leaves that was killed after `count` batches."""
-    python(COMMON + WRITER, folder, shard_batches, count, "kill")
+    run_program(COMMON + WRITER, folder, shard_batches, count, "kill")
     return folder
 
 
@@ -130,7 +131,7 @@ print(before, "finished" if reader.complete else "timeout")
 
 
 def begun(code, *arguments, **options):
-    return started(COMMON + code, *arguments, **options)
+    return start_program(COMMON + code, *arguments, **options)
 
 
 def ended(process):

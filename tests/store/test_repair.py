@@ -16,8 +16,9 @@ from commandline import run_zb
 from contents import batches_of, files_in, names, require_good, with_sidecar, write_batches
 from contract import is_refused, random_tokens
 from damage import flip, flip_stored, flip_token
+from interpreter import start_program
 from killed_writer import WRITER, batches
-from processes import killed_after, running, started
+from processes import killed_after, running
 
 import zb_hdf5
 from zb_hdf5.spec import INDEX_NAME
@@ -36,7 +37,7 @@ def data():
 @pytest.mark.thin
 def test_a_killed_writers_batches_are_published(delay_s, tmp_path):
     path, partial = tmp_path / "x.h5", tmp_path / "x.h5.partial"
-    with running(started(WRITER, path)) as process:
+    with running(start_program(WRITER, path)) as process:
         assert process.stdout.readline() == "ready\n"
         process.stdout.readline()
         time.sleep(delay_s)

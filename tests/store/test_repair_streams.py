@@ -14,8 +14,9 @@ from damage import flip, flip_stored
 from descriptors import open_files
 from hypothesis import given
 from hypothesis import strategies as st
+from interpreter import start_program
 from interrupted import STREAM_WRITER, stopped_before_the_index
-from processes import killed_after, running, started
+from processes import killed_after, running
 
 from examples import examples
 from zb_hdf5 import HDF5ShardWriter, IncompleteError, MmapTokenStore, ShardIndex, UnavailableError, verify_store
@@ -186,7 +187,7 @@ def test_places_of_documents_are_never_guessed(documents, boundary, more, tmp_pa
 # --- killed writers --------------------------------------------------------------------------------------------
 def killed(path, documents):
     """Return the partial of a writer that was killed when it had said that it has so many documents."""
-    with running(started(STREAM_WRITER, path)) as process:
+    with running(start_program(STREAM_WRITER, path)) as process:
         for _ in range(documents):
             process.stdout.readline()
         with pytest.raises(UnavailableError, match="another process is writing it"):

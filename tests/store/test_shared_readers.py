@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from contents import write_stream
 from contract import is_refused
+from interpreter import start_program
 from numbered import numbered_batches
-from processes import in_forks, killed_after, output_of, running, started
+from processes import in_forks, killed_after, output_of, running
 
 from zb_hdf5 import FollowingLoader, HDF5ShardWriter, MmapTokenStore, errors, open_reader, open_stream, open_writer
 from zb_hdf5.formats.h5_reader import HDF5Reader
@@ -93,7 +94,7 @@ def quick_switches():
 def hammer(path, reads, shard_batches):
     """Read a store, or a lone file, in five threads and two followers, with copies and forks, while it grows."""
     seen = path if shard_batches else path.with_name(path.name + ".partial")
-    with running(started(WRITER, path, shard_batches)) as writer:
+    with running(start_program(WRITER, path, shard_batches)) as writer:
         assert writer.stdout.readline() == "begun\n"
         with open_reader(seen) as reader, ThreadPoolExecutor(10, thread_name_prefix="zb-test") as pool:
             ended = threading.Event()
@@ -108,7 +109,6 @@ def hammer(path, reads, shard_batches):
                 wait([copies])  # a child opens a lone file under the name that it has while it grows
                 writer.stdin.close()
             assert copies.result()
-        writer.stdin = None
         return int(output_of(writer))
 
 

@@ -16,8 +16,9 @@ from damage import flip_stored
 from descriptors import open_files
 from hypothesis import given
 from hypothesis import strategies as st
+from interpreter import start_program
 from interrupted import STREAM_WRITER, failing
-from processes import running, started
+from processes import running
 
 from examples import examples
 from zb_hdf5 import HDF5ShardWriter, Loader, MmapTokenStore, errors, open_reader, open_stream, open_writer, verify_store
@@ -180,7 +181,7 @@ def test_bad_tokens_are_refused_and_nothing_of_them_is_written(tokens, lengths, 
 
 @pytest.mark.parametrize("count", [1, 30, 500])
 def test_a_killed_writer_keeps_its_committed_chunks(count, tmp_path):
-    with running(started(STREAM_WRITER, tmp_path / "s.h5")) as process:
+    with running(start_program(STREAM_WRITER, tmp_path / "s.h5")) as process:
         written = [int(process.stdout.readline()) for _ in range(count)][-1]
         process.kill()
     assert not (tmp_path / "s.h5").exists()

@@ -87,6 +87,17 @@ class CutOptions:
 
 
 @dataclass(frozen=True)
+class KeptOptions:
+    """Token streams, of any format that is read in place, whose documents are kept."""
+
+    source_format: str = "auto"
+    dtype: str = in_words("auto: uint16 if --vocab-size proves it, else that of the source", "auto")
+    vocab_size: int = off(0)
+    boundary_token_id: int | None = in_words("as stored")
+    boundary: str = "after"
+
+
+@dataclass(frozen=True)
 class StoreOptions:
     """A store of batches; a batch size or a sequence length cuts its records anew."""
 

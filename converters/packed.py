@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5 import ArgumentError, FormatError, ShardIndex, StoreMeta
+from zb_hdf5 import ArgumentError, FormatError, StoreMeta
 from zb_hdf5.converters.batch_source import BatchSource, SourceShard, TokenCounts, batches_of, require_pad_id
 from zb_hdf5.converters.conversion import WHOLE
 from zb_hdf5.converters.options import RowOptions, Settings, StreamOptions, Target
@@ -29,7 +29,6 @@ from zb_hdf5.files.publishing import disk_errors, scratch_directory
 from zb_hdf5.files.tokens import Converted, TokenRun, Tokens
 from zb_hdf5.loaders.order import GlobalOrder, IndexArray, Order, SequentialOrder, write_order
 from zb_hdf5.spec import (
-    DEFAULT_SPLIT,
     NO_DOCUMENT,
     SHARD_PREFIX,
     STREAM_LAYOUT,
@@ -38,7 +37,7 @@ from zb_hdf5.spec import (
     stored_dtype,
 )
 from zb_hdf5.store.holders import look
-from zb_hdf5.store.index import find_index
+from zb_hdf5.store.index import splits_of
 from zb_hdf5.store.opening import open_stream
 from zb_hdf5.store.verify import require_digests
 from zb_hdf5.store.window_reader import WindowReader
@@ -409,7 +408,7 @@ class PackedSource(BatchSource):
         paths: Sequence[Path] = (),
         counts: TokenCounts | None = None,
     ) -> None:
-        stores = {split: open_stream(path, split=split) for split in _splits(path)}
+        stores = {split: open_stream(path, split=split) for split in splits_of(path)}
         store = next(iter(stores.values()))
         if not store.has_documents:
             raise ArgumentError(f"{path}: expected a stream with documents, found none: cut records with hdf5-to-hdf5")
@@ -520,11 +519,3 @@ def open_packed(paths: list[Path], settings: Settings) -> Generator[PackedSource
     with scratch_directory(destination.with_name(destination.name + suffix)) as folder:
         dtype = settings.of(StreamOptions).dtype
         yield PackedSource(path, folder, settings.of(RowOptions), settings.target, dtype)
-
-
-def _splits(path: Path) -> list[str]:
-    """Return the splits of a stream, that for training first."""
-    if find_index(path) is None:
-        return [DEFAULT_SPLIT]
-    found = dict.fromkeys(shard.split for shard in ShardIndex.load(path).shards)
-    return sorted(found, key=lambda split: split != DEFAULT_SPLIT)

@@ -97,11 +97,15 @@ def route(
         )
     if not source.groups:
         raise ConvertError(f"{source.paths[0]}: {no_documents(source, Dropped())}")
-    if num_shards is None:
-        by_file = groupby(source.groups, key=lambda group: group.file_number)
-        runs = [list(run) for _, run in by_file]
-    else:
-        runs = _cut_evenly(source.groups, num_shards)
+    splits = _groups_by_split(source)
+    if len(splits) > 1:
+        if val_fraction or val_last_shard:
+            raise ArgumentError(
+                f"the source has the splits {', '.join(splits)} already: leave out val_fraction and val_last_shard",
+                options=["val_fraction", "val_last_shard"],
+            )
+        return _routes_of_splits(splits, num_shards)
+    runs = _cut(source.groups, num_shards)
     if val_last_shard:
         if len(runs) < 2:
             raise ConvertError(
@@ -112,7 +116,37 @@ def route(
     if val_fraction:
         train = [Route(run, TRAIN, val_fraction, seed) for run in runs]
         return [*train, Route(source.groups, VAL, val_fraction, seed)]
-    return list(map(Route, runs))
+    [split] = splits
+    return [Route(run, split) for run in runs]
+
+
+def _groups_by_split(source: DocumentSource) -> dict[str, list[DocumentGroup]]:
+    """Return the groups of each split of a source, that for training first."""
+    found: dict[str, list[DocumentGroup]] = {}
+    for group in source.groups:
+        split = source.splits[group.file_number] if source.splits else TRAIN
+        found.setdefault(split, []).append(group)
+    return dict(sorted(found.items(), key=lambda each: each[0] != TRAIN))
+
+
+def _routes_of_splits(splits: dict[str, list[DocumentGroup]], num_shards: int | None) -> list[Route]:
+    """Deal each split to files of its own, of about the same weight: the first one to `num_shards`."""
+    weights = {split: sum(group.weight for group in groups) for split, groups in splits.items()}
+    first = next(iter(splits))
+    routes = []
+    for split, groups in splits.items():
+        count = num_shards
+        if num_shards is not None and split != first:
+            count = max(1, min(len(groups), round(num_shards * weights[split] / max(1.0, weights[first]))))
+        routes += [Route(run, split) for run in _cut(groups, count)]
+    return routes
+
+
+def _cut(groups: list[DocumentGroup], num_shards: int | None) -> list[list[DocumentGroup]]:
+    """Cut into the runs of each file: as many as are asked for, or one for each file of the source."""
+    if num_shards is not None:
+        return _cut_evenly(groups, num_shards)
+    return [list(run) for _, run in groupby(groups, key=lambda group: group.file_number)]
 
 
 def no_documents(source: DocumentSource, dropped: Dropped) -> str:

@@ -22,6 +22,7 @@ from zb_hdf5.converters.options import (
     FormatOptions,
     HeldOut,
     InWords,
+    KeptOptions,
     LossOptions,
     RowOptions,
     ShuffleOptions,
@@ -193,6 +194,18 @@ CUT: Final = SourceKind(
 )
 
 
+#: Token streams whose documents are kept: those of `STREAM` and of every format that is read in place.
+KEPT: Final = SourceKind(
+    noun="token streams of documents",
+    example="stream {target}",
+    opener="zb_hdf5.converters.stream_source:open_kept",
+    options=(KeptOptions, HeldOut, LossOptions),
+    rows=(RowOptions,),
+    several=True,
+    is_paired=False,
+)
+
+
 def sources() -> dict[str, SourceKind]:
     """Return all kinds of sources: stores of each format that has a reader, formats of other trainers, `SOURCES`."""
     stores = {name: _store(row) for name, row in FORMATS.items() if row.holds_batches and row.as_source}
@@ -247,12 +260,23 @@ def kind_of(path: Path, conversion: Conversion) -> tuple[str, SourceKind]:
     name = conversion.source_format
     if name == "auto":
         name = _found(path, conversion.dataset)
+    if _is_kept(name, conversion):
+        return name, KEPT
     if name == "npy" and (conversion.is_stream or conversion.boundary_token_id is not None):
         return name, CUT
     kinds = sources()
     if name != "auto" and name not in kinds:
         raise ArgumentError(f"source_format must be one of auto, {', '.join(kinds)}, found {name!r}")
     return name, kinds["hdf5" if name == "auto" else name]
+
+
+def _is_kept(name: str, conversion: Conversion) -> bool:
+    """Return whether a source is a token stream whose documents are kept as they lie."""
+    row = None if name in SOURCES else TRAINER_FORMATS.get(name)  # one that a program plugs in goes first
+    is_in_place = name == STREAM or (row is not None and bool(row.flat))
+    if name == "npy":  # to a stream, and with a boundary token, it is cut into documents
+        return conversion.target in document_targets() and conversion.boundary_token_id is None
+    return is_in_place and (conversion.is_stream or conversion.boundary_token_id is not None)
 
 
 def _found(path: Path, dataset: str | None) -> str:

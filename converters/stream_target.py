@@ -36,7 +36,7 @@ from zb_hdf5.converters.reports import Done, Report
 from zb_hdf5.converters.routes import Route, no_documents, route
 from zb_hdf5.converters.shard_plan import COMMIT_BYTES, SHARDS
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, in_order, part_of
-from zb_hdf5.documents.metadata import DocumentRows
+from zb_hdf5.documents.metadata import JSON, DocumentRows
 from zb_hdf5.errors import ZbError
 from zb_hdf5.files.forks import kept_property
 from zb_hdf5.files.publishing import LockedFolder, PartialDirectory, partial_path, refuse_existing
@@ -152,6 +152,7 @@ def _write_stream(task: TokensTask, progress: OnProgress) -> Finished:
         origin=task.origin(),
         commit_bytes=COMMIT_BYTES,
         fields=meta.fields,
+        spans_codec=source.spans_codec or JSON,
     )
     with writer:
         for encoded, read in task.route.read(source, task.num_threads, counts):
@@ -161,6 +162,7 @@ def _write_stream(task: TokensTask, progress: OnProgress) -> Finished:
                 encoded.rows,
                 encoded.ids or None,
                 encoded.metadata or None,
+                encoded.spans,
             )
             try:
                 writer.write_documents(encoded.tokens, encoded.lengths, encoded.fields, documents=rows)

@@ -82,6 +82,7 @@ class TextSource(DocumentSource):
         if tokenizer.encoder != tokenizer.name:
             self.encoder = tokenizer.encoder
         self.has_ids = bool(files[0].id_column)
+        self.has_metadata = bool(files[0].metadata_columns)
         self.description = {
             "format": kind,
             "files": [str(path) for path in self.paths],

@@ -156,6 +156,24 @@ class DocumentTableFile:
         """The start of each document and the end of the last one."""
         return self._table.read("offsets", 0, self.count + 1)
 
+    @property
+    def has_ids(self) -> bool:
+        """Whether its documents have ids."""
+        return "ids_ends" in self._table
+
+    @property
+    def has_metadata(self) -> bool:
+        """Whether its documents have metadata."""
+        return "metadata_ends" in self._table
+
+    def edges(self, start: int, stop: int) -> Offsets:
+        """Return the starts of some documents and the end of the last one, shape (stop - start + 1,)."""
+        return self._table.read("offsets", start, stop + 1)
+
+    def edge(self, number: int) -> int:
+        """Return the start of a document; the end of the last one has the number `count`."""
+        return int(self.edges(number, number)[0])
+
     def part(self) -> DocumentPart:
         """Return the description of this file alone, for an index."""
         return DocumentPart(
@@ -269,7 +287,7 @@ class DocumentTableFile:
     @kept_property
     def _end(self) -> int:
         """Tokens of all documents."""
-        return int(self._table.read("offsets", self.count, self.count + 1)[0])
+        return self.edge(self.count)
 
     def check(self) -> None:
         """Compare the whole table with its digests; `ChecksumError` if one differs."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.documents.metadata import Spans
 from zb_hdf5.field import Field
 from zb_hdf5.spec import TokenArray
 from zb_hdf5.text.corpus import Dropped
@@ -40,6 +41,8 @@ class Encoded(NamedTuple):
         Bytes of the group that were read so far, of its `num_bytes`.
     fields
         The values of each field of the source, for each of the tokens: shape `(tokens, ...)`.
+    spans
+        Spans of the documents, counted from the first of the tokens, with encoded values; None: they have none.
     """
 
     tokens: TokenArray
@@ -52,6 +55,39 @@ class Encoded(NamedTuple):
     dropped: Dropped | None = None
     read: int = 0
     fields: Mapping[str, npt.NDArray[Any]] | None = None
+    spans: Spans | None = None
+
+    def only(self, wanted: npt.NDArray[np.bool_]) -> Encoded:
+        """Return some of the documents, as a mask of shape (documents,) names them."""
+        inside = np.repeat(wanted, self.lengths)
+        numbers = np.flatnonzero(wanted).tolist()
+        return self._replace(
+            tokens=self.tokens[inside],
+            lengths=self.lengths[wanted],
+            rows=self.rows[wanted],
+            ids=None if self.ids is None else [self.ids[number] for number in numbers],
+            metadata=None if self.metadata is None else [self.metadata[number] for number in numbers],
+            fields=None if self.fields is None else {name: each[inside] for name, each in self.fields.items()},
+            spans=None if self.spans is None else _spans_inside(self.spans, inside),
+        )
+
+
+def _spans_inside(spans: Spans, inside: npt.NDArray[np.bool_]) -> Spans:
+    """Return the spans of the documents that are kept, counted from the first of their tokens.
+
+    Parameters
+    ----------
+    spans
+        Each in one document.
+    inside
+        A mask of all tokens: those of the documents that are kept.
+    """
+    kept = inside[spans.starts.astype(np.int64)]
+    removed = np.concatenate([[0], np.cumsum(~inside)]).astype(np.uint64)
+    starts = spans.starts[kept]
+    moved = removed[starts.astype(np.int64)]
+    values = [value for value, is_kept in zip(spans.values, kept.tolist(), strict=True) if is_kept]
+    return Spans(starts - moved, spans.stops[kept] - moved, values)
 
 
 class DocumentGroup(NamedTuple):
@@ -103,6 +139,16 @@ class DocumentSource(Protocol):
         JSON of all that decides the tokens, besides the bytes of `paths`.
     fields
         Values that are aligned with the tokens, such as labels or a loss mask.
+    has_documents
+        Whether it tells documents apart; else they are pieces of files.
+    has_metadata
+        Whether the documents have metadata.
+    spans_codec
+        The stored name of the encoding of spans; "": there are none.
+    splits
+        The split of each of the files that groups name; (): all are for training.
+    num_tokens
+        The tokens of all documents; None: known when they are read.
     """
 
     paths: list[Path]
@@ -116,6 +162,11 @@ class DocumentSource(Protocol):
     description: dict[str, Any]
     identity: dict[str, Any]
     fields: Sequence[Field] = ()
+    has_documents: bool = True
+    has_metadata: bool = False
+    spans_codec: str = ""
+    splits: Sequence[str] = ()
+    num_tokens: int | None = None
 
     def read(self, group: DocumentGroup, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
         """Yield the documents of a group, or those that are chosen, some at a time."""

@@ -196,6 +196,10 @@ class FlatFormat(ABC):
             If it was cut short, or a part of it is missing.
         """
 
+    def beside(self, path: Path) -> list[Path]:
+        """Return the other files that belong to a file of ids, and are there."""
+        return []
+
     def document_offsets(self, found: FlatTokens) -> npt.NDArray[np.uint64]:
         """Return where each document of a file begins and the last one ends, shape (D + 1,), checked.
 

@@ -20,6 +20,7 @@ from zb_hdf5.formats.flat import FlatDigest
 from zb_hdf5.formats.registry import FORMATS, backends
 from zb_hdf5.spec import (
     CRC32,
+    DEFAULT_SPLIT,
     INDEX_DOCUMENTS_KEYS,
     INDEX_FORMAT,
     INDEX_META_KEYS,
@@ -340,6 +341,14 @@ def find_index(path: Path) -> Path | None:
         return path
     known = path.is_dir() if isinstance(path, RemotePath) else (path / INDEX_NAME).exists()
     return path / INDEX_NAME if known else None
+
+
+def splits_of(path: Path) -> list[str]:
+    """Return the splits of a store, that for training first; of anything else its one split."""
+    if find_index(path) is None:
+        return [DEFAULT_SPLIT]
+    found = dict.fromkeys(ShardIndex.load(path).table.values["split"])
+    return sorted(found, key=lambda split: split != DEFAULT_SPLIT)
 
 
 def require_files(folder: Path, index: ShardIndex) -> None:

@@ -7,6 +7,7 @@ loss mask of one byte for each id. Files have no magic: the bytes of an id follo
 
 from __future__ import annotations
 
+from glob import escape
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -54,6 +55,9 @@ class Datatrove(FlatFormat):
             f"{path}: expected {num_tokens:,} ids of 2 or 4 bytes, as {index.name} has it, found {size:,} bytes: it "
             "was cut short, or belongs to another index"
         )
+
+    def beside(self, path: Path) -> list[Path]:
+        return sorted(file for file in path.parent.glob(f"{escape(path.name)}.*") if file.is_file())
 
     def document_offsets(self, found: FlatTokens) -> npt.NDArray[np.uint64]:
         index = _index_of(found.path)

@@ -105,6 +105,9 @@ class Megatron(FlatFormat):
             )
         return FlatTokens(path, end // index.dtype.itemsize, index.dtype, num_documents=num_documents)
 
+    def beside(self, path: Path) -> list[Path]:
+        return [path.with_suffix(".idx")]
+
     def document_offsets(self, found: FlatTokens) -> npt.NDArray[np.uint64]:
         index = _read_header(found.path.with_suffix(".idx"))
         with open(index.path, "rb", opener=regular) as file:

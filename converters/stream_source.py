@@ -1,0 +1,364 @@
+"""Token streams as a source of documents that are kept: our own streams, and files of other trainers as they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5 import ArgumentError, ConvertError, FormatError, open_stream
+from zb_hdf5.converters.conversion import STREAM
+from zb_hdf5.converters.npy_source import ArrayKind, CutSource, Header
+from zb_hdf5.converters.options import CutOptions, KeptOptions, LossOptions, Settings
+from zb_hdf5.documents.document_table import DocumentTableFile
+from zb_hdf5.documents.metadata import NO_SOURCE, DocumentRows
+from zb_hdf5.files.tokens import Tokens
+from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
+from zb_hdf5.formats.flat import FlatFormat
+from zb_hdf5.spec import NO_BOUNDARY, STREAM_LAYOUT, TokenArray, documents_path, stored_dtype
+from zb_hdf5.store.holders import look
+from zb_hdf5.store.index import splits_of
+from zb_hdf5.store.token_stream import TokenStream
+from zb_hdf5.text.corpus import row_of_source
+from zb_hdf5.trainers.trainer_formats import TRAINER_FORMATS, flat_format
+
+#: Tokens of a group: those of the documents that begin in it. Groups decide which documents are held out.
+GROUP_TOKENS: Final = 1 << 24
+#: Tokens and documents that are read at once; a longer document is read alone.
+READ_TOKENS: Final = 1 << 22
+READ_DOCUMENTS: Final = 1 << 18
+#: A document of more tokens is a view of its file, where that may be mapped: a file without documents is one.
+LONG_DOCUMENT: Final = 1 << 26
+_Value = TypeVar("_Value")
+
+
+class StreamFile(NamedTuple):
+    """One file of a stream, and the cut of its documents, or of its tokens, into groups.
+
+    Attributes
+    ----------
+    stream
+        The stream, of one split.
+    number
+        The number of the file in it.
+    split
+        The split.
+    path
+        The file.
+    cuts
+        The first document of each group, and the end of the last one; of pieces their first tokens in the file.
+    """
+
+    stream: TokenStream
+    number: int
+    split: str
+    path: Path
+    cuts: list[int]
+
+    @property
+    def table(self) -> DocumentTableFile:
+        """The facts of its documents."""
+        return self.stream.documents.file(self.number)
+
+    @property
+    def unit(self) -> int:
+        """The tokens that have one digest, and are read together."""
+        return self.stream.tokens.unit if self.stream.verify == "batch" else 1
+
+    def read_tokens(self, start: int, stop: int) -> TokenArray:
+        """Return consecutive tokens by their positions in the file."""
+        tokens = self.stream.tokens
+        base = tokens.starts[self.number]
+        if stop - start > LONG_DOCUMENT:
+            view = tokens.view(base + start, stop - start)
+            if view is not None:
+                return view
+        return _read_units(tokens, base, (start, stop), self.unit)
+
+    def read_fields(self, start: int, stop: int) -> dict[str, npt.NDArray[Any]] | None:
+        """Return the values of each field for consecutive tokens of the file; None if there are no fields."""
+        found = {}
+        for field in self.stream.fields:
+            values = self.stream.field(field.name).tokens
+            size = field.size
+            base = values.starts[self.number]
+            flat = _read_units(values, base, (start * size, stop * size), self.unit * size)
+            found[field.name] = flat.reshape(stop - start, *field.shape)
+        return found or None
+
+
+def _read_units(tokens: Tokens, base: int, run: tuple[int, int], unit: int) -> npt.NDArray[Any]:
+    """Return a run of the values of one file, which begins at `base`: whole units are read, since these have digests.
+
+    A part of a unit would be copied once more, and its unit compared for each part.
+    """
+    start, stop = run
+    first = start // unit * unit
+    end = min(-(-stop // unit) * unit, tokens.num_tokens - base)
+    values = np.empty(end - first, tokens.dtype)
+    tokens.read([(base + first, values)])
+    return values[start - first : stop - first]
+
+
+class StreamSource(DocumentSource):
+    """The documents of token streams, with their fields, ids, metadata and spans, in their order.
+
+    A stream that has digests is compared with them as it is read.
+
+    Parameters
+    ----------
+    paths
+        The streams: files, folders and stores.
+    options
+        The dtype, the size of the vocabulary, and the token at the end of each document.
+    in_pieces
+        Documents are not told apart: the groups are pieces of the files.
+    """
+
+    def __init__(self, paths: Sequence[Path], options: KeptOptions, *, in_pieces: bool = False) -> None:
+        self._in_pieces = in_pieces
+        self.has_documents = not in_pieces
+        self._streams = {(path, split): _opened(path, split, options) for path in paths for split in splits_of(path)}
+        self._files = [
+            StreamFile(stream, number, split, path, _cuts(stream, number, path, in_pieces))
+            for (_, split), stream in self._streams.items()
+            for number, path in enumerate(stream.paths)
+        ]
+        self.paths = [*(file.path for file in self._files), *(each for file in self._files for each in _beside(file))]
+        self.splits = [file.split for file in self._files]
+        self.num_tokens = sum(stream.num_tokens for stream in self._streams.values())
+        self._take_facts(options)
+        self._take_documents()
+        self.groups = [
+            DocumentGroup(number, group, size, size)
+            for number, file in enumerate(self._files)
+            for group, size in enumerate(self._group_bytes(file))
+        ]
+        backend = look(paths[0]).backend
+        self.description = {
+            "format": STREAM if flat_format(backend) is None else backend,
+            "files": [str(path) for path in paths],
+            "boundary_token_id": self.boundary_token_id,
+        }
+        self.identity = {
+            "fingerprints": [stream.token_fingerprint for stream in self._streams.values()],
+            "dtype": self.dtype.name,
+            "vocab_size": self.vocab_size,
+        }
+
+    def _take_facts(self, options: KeptOptions) -> None:
+        """Take over the facts of the tokens, which all streams have in common."""
+        streams = self._streams.values()
+        metas = [stream.index.without_max_token().meta for stream in streams]
+        self.tokenizer = self._common("tokenizer", [meta.tokenizer for meta in metas])
+        self.fields = self._common("fields", [meta.fields for meta in metas])
+        self.vocab_size = options.vocab_size or self._common("vocab_size", [meta.vocab_size for meta in metas])
+        stored = self._common("boundary_token_id", [meta.boundary_token_id for meta in metas])
+        named = options.boundary_token_id
+        if named is not None and stored not in (NO_BOUNDARY, named):
+            raise ArgumentError(
+                f"{self.paths[0]}: its documents end with token {stored}, found boundary_token_id {named}",
+                options=["boundary_token_id"],
+            )
+        self._named_boundary = named if stored == NO_BOUNDARY else None
+        self.boundary_token_id = named if stored == NO_BOUNDARY else stored
+        is_small = options.dtype == "auto" and 0 < options.vocab_size <= 1 << 16
+        if options.dtype in ("uint16", "uint32"):
+            self.dtype = stored_dtype(options.dtype)
+        elif is_small:
+            self.dtype = stored_dtype("uint16")
+        else:
+            self.dtype = max((stream.dtype for stream in streams), key=lambda dtype: dtype.itemsize)
+
+    def _take_documents(self) -> None:
+        """Take over which facts the documents have."""
+        tables = [] if self._in_pieces else [file.table for file in self._files]
+        self.has_ids = any(table.has_ids for table in tables)
+        self.has_metadata = any(table.has_metadata for table in tables)
+        codecs = dict.fromkeys(table.spans_codec for table in tables if table.has_spans)
+        if len(codecs) > 1:
+            raise ConvertError(
+                f"{self.paths[0]}: spans are encoded as {' and '.join(codecs)}: convert files one by one"
+            )
+        self.spans_codec = next(iter(codecs), "")
+
+    def _common(self, name: str, values: Sequence[_Value]) -> _Value:
+        """Return the one value that all streams have; `ConvertError` if they have several."""
+        for (path, _), value in zip(self._streams, values, strict=True):
+            if value != values[0]:
+                raise ConvertError(
+                    f"{path}: expected the same {name} as in the others, {values[0]!r:.80}, found {value!r:.80}: "
+                    "convert them one by one"
+                )
+        return values[0]
+
+    def _group_bytes(self, file: StreamFile) -> list[int]:
+        """Return the bytes of the tokens of each group."""
+        ends = file.cuts if self._in_pieces else [file.table.edge(number) for number in file.cuts]
+        return [(stop - start) * self.dtype.itemsize for start, stop in pairwise(ends)]
+
+    def read(self, group: DocumentGroup, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
+        file = self._files[group.file_number]
+        first, stop = file.cuts[group.number : group.number + 2]
+        if self._in_pieces:
+            yield from _pieces(file, first, stop)
+            return
+        table = file.table
+        base = table.edge(first)
+        for begin, end in _blocks(table, first, stop):
+            edges = table.edges(begin, end).astype(np.int64)
+            wanted = None if choose is None else choose(end - begin)
+            if wanted is not None and not wanted.any():
+                continue
+            facts = table.rows(begin, end)
+            block = _block(file, begin, edges, facts)._replace(read=int(edges[-1] - base) * self.dtype.itemsize)
+            self._require_boundary(block)
+            yield from _by_source(block, facts, wanted)
+
+    def _require_boundary(self, block: Encoded) -> None:
+        """Raise `ConvertError` if a document does not end with the token that the caller has named."""
+        if self._named_boundary is None:
+            return
+        ends = np.cumsum(block.lengths)
+        is_right = block.lengths > 0
+        is_right[is_right] = block.tokens[ends[is_right] - 1] == self._named_boundary
+        for number in np.flatnonzero(~is_right)[:1].tolist():
+            found = f"token {block.tokens[ends[number] - 1]}" if block.lengths[number] else "none"
+            raise ConvertError(
+                f"{row_of_source(block.source, int(block.rows[number]))}: expected a document whose last token is "
+                f"{self._named_boundary}, found {found}",
+                options=["boundary_token_id"],
+            )
+
+
+def _opened(path: Path, split: str, options: KeptOptions) -> TokenStream:
+    """Open a stream, which is compared with its digests where it has some."""
+    if look(path, backend=_backend(options)).layout != STREAM_LAYOUT:
+        raise ArgumentError(f"{path}: expected a token stream of documents, found batches")
+    stream = open_stream(path, split=split)
+    if stream.compared_tokens() is None:
+        return stream
+    stream.close()
+    return open_stream(path, split=split, verify="batch")
+
+
+def _backend(options: KeptOptions) -> str:
+    """Return the format that is asked for; "auto" of a stream of ours."""
+    return options.source_format if flat_format(options.source_format) is not None else "auto"
+
+
+def _cuts(stream: TokenStream, number: int, path: Path, in_pieces: bool) -> list[int]:
+    """Return the cuts of a file into groups. See `StreamFile`."""
+    start, stop = stream.tokens.starts[number : number + 2]
+    num_tokens = stop - start
+    targets = np.arange(GROUP_TOKENS, num_tokens, GROUP_TOKENS)
+    if in_pieces:
+        return sorted({0, *targets.tolist(), num_tokens})
+    table = stream.documents.file(number)
+    if table.edge(table.count) != num_tokens:
+        raise FormatError(
+            f"{path}: expected documents of {num_tokens:,} tokens, found {table.edge(table.count):,}: "
+            "tokens belong to no document; write the stream again"
+        )
+    return sorted({0, *table.number_of(targets.astype(np.uint64)).tolist(), table.count})
+
+
+def _beside(file: StreamFile) -> list[Path]:
+    """Return the other files that belong to a file of tokens."""
+    flat = flat_format(file.stream.backend)
+    if flat is not None:
+        return flat.beside(file.path)
+    table = documents_path(file.path)
+    return [table] if table.exists() else []
+
+
+def _blocks(table: DocumentTableFile, first: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield (first, stop) of documents that are read at once."""
+    while first < stop:
+        edges = table.edges(first, min(stop, first + READ_DOCUMENTS))
+        whole = int(np.searchsorted(edges, edges[0] + np.uint64(READ_TOKENS), side="right")) - 1
+        end = first + max(1, whole)
+        yield first, end
+        first = end
+
+
+def _block(file: StreamFile, first: int, edges: npt.NDArray[np.int64], facts: DocumentRows) -> Encoded:
+    """Return consecutive documents of a file, from their edges on, as if all were from this file."""
+    start, stop = int(edges[0]), int(edges[-1])
+    count = len(edges) - 1
+    return Encoded(
+        file.read_tokens(start, stop),
+        np.diff(edges),
+        str(file.path),
+        np.arange(first + 1, first + count + 1, dtype=np.uint64) if facts.rows is None else facts.rows,
+        facts.ids,
+        facts.metadata,
+        fields=file.read_fields(start, stop),
+        spans=facts.spans,
+    )
+
+
+def _by_source(block: Encoded, facts: DocumentRows, wanted: npt.NDArray[np.bool_] | None) -> Iterator[Encoded]:
+    """Yield the documents that are wanted, those of one source at once."""
+    sources = facts.sources
+    if sources is None:
+        yield block if wanted is None else block.only(wanted)
+        return
+    cuts = [0, *(np.flatnonzero(np.diff(sources)) + 1).tolist(), len(sources)]
+    for first, stop in pairwise(cuts):
+        source = int(sources[first])
+        inside = np.zeros(len(sources), bool)
+        inside[first:stop] = True if wanted is None else wanted[first:stop]
+        if not inside.any():
+            continue
+        part = block if inside.all() else block.only(inside)
+        yield part if source == NO_SOURCE else part._replace(source=facts.names[source])
+
+
+def _pieces(file: StreamFile, first: int, stop: int) -> Iterator[Encoded]:
+    """Yield the tokens of a piece of a file, some at a time."""
+    for begin in range(first, stop, READ_TOKENS):
+        end = min(begin + READ_TOKENS, stop)
+        tokens = file.read_tokens(begin, end)
+        lengths = np.array([len(tokens)])
+        yield Encoded(tokens, lengths, str(file.path), np.ones(1, np.uint64), read=(end - first) * tokens.itemsize)
+
+
+def open_kept(paths: list[Path], settings: Settings) -> DocumentSource:
+    """Open streams as documents, as a conversion asks; files without documents are cut at boundary tokens."""
+    options = settings.of(KeptOptions)
+    streams = [open_stream(path) for path in paths]
+    unknown = [path for path, stream in zip(paths, streams, strict=True) if not stream.has_documents]
+    flat = flat_format(look(paths[0], backend=_backend(options)).backend)
+    for stream in streams:
+        stream.close()
+    if unknown and options.boundary_token_id is not None and flat is not None:
+        return _cut(paths, options, flat)
+    row = TRAINER_FORMATS.get(settings.target.format)
+    holds_documents = row is None or row.holds_documents
+    if unknown and holds_documents and not settings.of(LossOptions).tokens_only:
+        raise ArgumentError(
+            f"{unknown[0]}: tells no documents apart: pass boundary_token_id, the token between them, or tokens_only "
+            "to take each file as one document",
+            options=["boundary_token_id", "tokens_only"],
+        )
+    return StreamSource(paths, options, in_pieces=bool(unknown) and not holds_documents)
+
+
+def _cut(paths: list[Path], options: KeptOptions, flat: FlatFormat) -> CutSource:
+    """Return the documents of files without documents, which are cut at a boundary token."""
+    kind = ArrayKind(_backend(options), flat.suffixes[0], partial(_header, flat))
+    files = [file for path in paths for file in flat.files(path)]
+    how = CutOptions(options.boundary_token_id or 0, options.boundary, options.dtype, options.vocab_size)
+    return CutSource(files, how, kind)
+
+
+def _header(flat: FlatFormat, path: Path) -> Header:
+    """Return the facts of a flat file as those of an array."""
+    found = flat.look(path)
+    return (found.num_tokens,), False, found.dtype, found.byte_offset

@@ -384,7 +384,7 @@ def test_digests_of_another_format_and_of_data_with_digests_are_refused(long, tm
             errors.BackendError, lambda use=use: use(store, digests=digests), match="is for files that hold none"
         )
     is_refused(errors.NotFoundError, lambda: open_stream(path, digests=tmp_path / "none.json"), match="no such file")
-    is_refused(errors.BackendError, lambda: write_digests(store, tmp_path / "x.json"), match="has digests")
+    is_refused(errors.BackendError, lambda: write_digests(store, tmp_path / "x.json"), match="stores have digests")
     assert "--digests" in one_error(run_zb("info", store, "--digests", digests))
     np.save(tmp_path / "records.npy", np.zeros((4, 8), "<u2"))
     is_refused(
@@ -438,14 +438,18 @@ def test_a_refreshed_stream_keeps_its_digests(long):
         is_refused(errors.ZbError, lambda: stream.get_slice(0, 10))
 
 
-@pytest.mark.parametrize("verify", ["auto", "batch"])
-def test_batches_as_long_as_a_chunk_are_read(long, verify):
-    path, digests = long
-    ids = ids_of("<i8")
-    with Loader(
-        path, batch_size=128, seq_len=2048, shuffle="sequential", verify=verify, digests=digests, **ALONE
-    ) as own:
-        assert torch.equal(torch.stack([*own]).ravel(), torch.from_numpy(ids[: 2 * DEFAULT_CHUNK_TOKENS]))
+@pytest.mark.parametrize("dtype", ["<u2", "<i4"])
+@pytest.mark.parametrize("verify", ["auto", "batch", "none"])
+def test_batches_as_long_as_a_chunk_are_read(verify, dtype, tmp_path):
+    ids = ids_of(dtype)
+    np.save(tmp_path / "x.npy", ids)
+    write_digests(tmp_path / "x.npy", tmp_path / "x.json")
+    how = {**ALONE, "batch_size": 128, "seq_len": 2048, "shuffle": "sequential"}
+    expected = torch.from_numpy(ids[: 2 * DEFAULT_CHUNK_TOKENS].astype(np.int64))
+    with Loader(tmp_path / "x.npy", **how) as plain:
+        assert torch.equal(torch.cat([*plain]).ravel(), expected)
+    with Loader(tmp_path / "x.npy", **how, verify=verify, digests=tmp_path / "x.json") as compared:
+        assert torch.equal(torch.cat([*compared]).ravel(), expected)
 
 
 def test_a_cache_keeps_compared_chunks(long, tmp_path):
@@ -497,6 +501,17 @@ def test_a_verdict_names_the_command_and_the_file(long):
     found = one_error(run_zb("show", path, "--batch", 0, "--digests", digests), code=3)
     assert found.endswith(f"run 'zb verify {path.parent} --digests FILE'")
     assert "long.npy: chunk 0 is the first bad one" in run_zb("verify", path, "--digests", digests, code=3).output
+
+
+def test_progress_counts_every_token_of_the_total_that_was_announced(tmp_path):
+    WRITERS["llmc"](tmp_path / "data")
+    for work in (
+        lambda **how: write_digests(tmp_path / "data", tmp_path / "x.json", **how),
+        lambda **how: verify_store(tmp_path / "data", digests=tmp_path / "x.json", **how),
+    ):
+        totals, counts = [], []
+        work(announce=totals.append, progress=counts.append)
+        assert (totals, sum(counts)) == ([NUM_TOKENS], NUM_TOKENS)
 
 
 @pytest.mark.parametrize("exists", [False, True])

@@ -110,6 +110,8 @@ class WholeBatches:
         is_plain = tokens.wait is not Wait.DECODE and tokens.access in ("auto", "mmap", "pread", "remote")
         if not reader.complete or not (is_plain or reader.in_front is not None):
             return False
+        if any(file.unit != unit for file in tokens.known.values()):  # a file of another trainer is one unit
+            return False
         follow = tokens.unit == unit and reader.windows.stride == reader.windows.length
         return follow and not any(start % unit for start in tokens.starts[:-1])
 
@@ -171,7 +173,7 @@ class WholeBatches:
         tokens = self._reader.tokens
         known = tokens.known.get(file) or tokens.open_file(file, number * self._unit)
         plain = known.plain
-        if plain is None or plain.unit != self._unit:  # a file of another trainer is one unit
+        if plain is None or plain.unit != self._unit:
             return None, None, None
         views, crc32, _, _ = plain.at_hand(self._is_view, self._checks)
         if views is None:

@@ -258,7 +258,7 @@ def write_digests(
     if flat is None:
         raise BackendError(
             f"{path}: expected files that hold no digests and are read in place ({', '.join(flat_names())}), found "
-            "others: a store, and an HDF5 file of ours, has digests"
+            "others: stores have digests, and HDF5 files of other programs get them when they are converted"
         )
     found = [flat.look(file) for file in flat_files(name, path)]
     destination = local_path(destination)

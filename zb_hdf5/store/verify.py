@@ -267,6 +267,7 @@ def _verify_flat(
     digests.require_format(name)
     files = flat_files(name, path)
     check = _Check(None, progress, announce, None, None, digests)
+    announce(sum(digests.files[file.name].num_tokens for file in files if file.name in digests.files))
     with Readers(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
         reports = readers.map(check.lone_file, files)
     missing = digests.missing(path) if path.is_dir() else {}
@@ -417,7 +418,6 @@ class _Check:
             return
         digest = self.digests.require(found)
         with flat.open(found.path, CHUNKS_OF_FLAT_FILES, digest=digest) as reader:
-            self.announce(reader.token_count)
             report.sha256, report.checks = reader.compare_digests(self.progress)
         if digest.documents_sha256:
             digest.require_documents(found.path, flat.document_offsets(found))

@@ -38,8 +38,22 @@ CONVERTERS = [module for module in MODULES if module.startswith("zb_hdf5.convert
 
 
 @cache
+def tree_of(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def nodes_of(path):
-    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    """Return all nodes of a file, but for the constant ones that say how a name is used: a third of them."""
+    nodes = [tree_of(path)]
+    for node in nodes:  # which grow meanwhile; `ast.walk` takes twice as long
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if isinstance(value, list):
+                nodes += [each for each in value if isinstance(each, ast.AST)]
+            elif isinstance(value, ast.AST) and name != "ctx":
+                nodes.append(value)
+    return nodes
 
 
 def trees_and_names(module):
@@ -164,19 +178,27 @@ def test_no_file_imports_or_reaches_into_the_private_parts_of_another():
     assert not [reach for module in MODULES for reach in private_reaches_of(module)]
 
 
+#: An import of a file of tests: the first statement of a line, or a later one.
+IMPORT_OF_TESTS = re.compile(r"^(?:.*; *)? *(?:from|import) (?:[\w., ]+[., ])?(test_\w+|conftest)\b", re.MULTILINE)
+
+
 def test_tests_share_helpers_and_never_a_test_file():
     """`store` is one fixture and `run` one helper; a module that needs another thing gives it another name."""
     definers = {"store": [], "run": []}
     for path in sorted((ROOT / "tests").rglob("*.py")):
-        for node in nodes_of(path):
-            imported = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            imported += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            files = [name for name in imported if re.search(r"(^|\.)(test_\w+|conftest)$", name)]
-            assert not files, f"{path} imports {files}: put what is shared into a helper beside tests/conftest.py"
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.FunctionDef) and node.name in definers:
-                definers[node.name].append(path.relative_to(ROOT / "tests").as_posix())
+        text = path.read_text(encoding="utf-8")
+        files = IMPORT_OF_TESTS.findall(text)
+        assert not files, f"{path} imports {files}: put what is shared into a helper beside tests/conftest.py"
+        for name in re.findall(r"^def (store|run)\(", text, re.MULTILINE):
+            definers[name].append(path.relative_to(ROOT / "tests").as_posix())
     assert definers == {"store": ["conftest.py"], "run": ["commandline.py"]}
+
+
+def test_the_name_of_a_test_file_is_unique():
+    """Pytest imports it by its name, but in a folder that is a package, and refuses to collect a second one."""
+    paths = (ROOT / "tests").rglob("test_*.py")
+    names = [path.name for path in paths if not path.with_name("__init__.py").exists()]
+    assert not {name for name in names if names.count(name) > 1}
 
 
 def test_the_name_of_a_file_is_unique_but_a_command_has_its_own():
@@ -203,7 +225,7 @@ TWICE = {"BatchFileReader", "Tokenizer", "convert", "zb"}
 
 def public_names_of(module):
     """Yield the public names that a module defines at its top level, but for type variables."""
-    for node in ast.parse(FILES[module].read_text(encoding="utf-8")).body:
+    for node in tree_of(FILES[module]).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names = [node.name]
         elif isinstance(node, ast.Assign) and not ast.unparse(node.value).startswith("TypeVar("):

@@ -108,8 +108,8 @@ def begun(program):
 
 
 connection = socket.socket(fileno=os.dup(0))
-# not before there is something to run: many sessions run no program
-select.select([connection], [], [])
+if not connection.recv(1, socket.MSG_PEEK):  # wait for a message: many sessions run no program
+    sys.exit()
 for module in PRELOADED:
     importlib.import_module(module)
 gc.collect()

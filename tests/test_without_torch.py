@@ -63,6 +63,8 @@ verify stream
 index merge h5
 index rebuild h5 --force
 index crc32 {{batch}}
+index digests flat.npy -o flat.digests.json
+verify flat.npy --digests flat.digests.json
 repair h5
 cache ls .
 cache rm .

@@ -1,106 +1,157 @@
-"""`zb convert SOURCE-to-TARGET SRC DST`: parse, run one `Conversion`, print its report."""
+"""`zb convert SRC... DST`, and the command of each pair: parse, run one `Conversion`, print its report."""
 
 from __future__ import annotations
 
+import re
+import textwrap
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from zb_hdf5.console import (
-    SIZE,
-    STORE,
-    CommandGroup,
-    Output,
-    Parsed,
-    PathOrUrl,
-    Progress,
-    flag_of,
-    output_options,
+from zb_hdf5.console import CommandGroup, Output, PathOrUrl, Progress, output_options
+from zb_hdf5.converters.command_options import (
+    GroupedOption,
+    meant,
+    no_shuffle_option,
+    option_of,
+    with_default,
+    write_groups,
 )
-from zb_hdf5.converters.conversion import OPTIONS, STREAM, Conversion, Option
-from zb_hdf5.converters.options import DEFAULT_MEMORY_BYTES, InWords
-from zb_hdf5.converters.sources import CUT, SourceKind, sources
-from zb_hdf5.errors import ArgumentError
+from zb_hdf5.converters.conversion import OPTIONS, STREAM, Conversion
+from zb_hdf5.converters.sources import kind_named, sources, target_names
 from zb_hdf5.formats.registry import FORMATS
+
+#: The pairs that have a command of their own, in which scripts are written. A format that is added gets none.
+PAIRS: Final = (
+    "npy-to-hdf5",
+    "npy-to-batch",
+    "npy-to-stream",
+    "hdf5-to-hdf5",
+    "hdf5-to-batch",
+    "hdf5-to-npy",
+    "batch-to-hdf5",
+    "batch-to-npy",
+    "stream-to-hdf5",
+    "stream-to-batch",
+    "parquet-to-hdf5",
+    "jsonl-to-hdf5",
+    "text-to-hdf5",
+)
+#: A word that is meant as a pair.
+PAIR_WORD: Final = re.compile(r"\w+-to-\w+")
+
+
+class ConvertGroup(CommandGroup):
+    """The commands of `PAIRS`; all else is the one command."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or args[0] in self.commands:
+            return super().parse_args(ctx, args)
+        return super().parse_args(ctx, ["--", *args])  # no option is of the group itself
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        word = args[0] if args[0] in self.commands else _meant_as_pair(ctx, args)
+        if word and not ctx.resilient_parsing:
+            if word != args[0] and word in self.commands:
+                ctx.fail(f"{word!r} must be the first word: {ctx.command_path} {word} [OPTIONS] SRC... DST")
+            return super().resolve_command(ctx, [word, *args[1:]])
+        return ("", convert_any, args) if not word else super().resolve_command(ctx, args)
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with convert_any.make_context("", [], parent=ctx, resilient_parsing=True) as inner:
+            convert_any.format_help(inner, formatter)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> Any:
+        from click.shell_completion import CompletionItem
+
+        if incomplete.startswith("-"):
+            with convert_any.make_context("", [], parent=ctx, resilient_parsing=True) as inner:
+                return convert_any.shell_complete(inner, incomplete)
+        pairs = super().shell_complete(ctx, incomplete) if incomplete else []
+        return [CompletionItem(incomplete, type="file"), *pairs]
+
+
+def _meant_as_pair(ctx: click.Context, args: list[str]) -> str:
+    """Return the word before the first path of a command line that is meant as a pair; "": there is none."""
+    given, _, _ = convert_any.make_parser(ctx).parse_args([*args])
+    sources_given = given.get("src")
+    named = sources_given if isinstance(sources_given, tuple) and sources_given else (given.get("dst"),)
+    for word in named:
+        if not isinstance(word, str) or Path(word).exists():
+            return ""
+        if PAIR_WORD.fullmatch(word):
+            return word
+    return ""
 
 
 @click.group(
     "convert",
-    cls=CommandGroup,
-    short_help="Convert .npy, HDF5, .batch and text to each other.",
+    cls=ConvertGroup,
+    short_help="Convert tokens and text in any known format to another.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 def convert_commands() -> None:
-    """Convert tokens in .npy files, text, token streams and stores to HDF5, .batch, .npy or token streams.
-
-    A destination that ends in .h5, .batch or .npy is one file; any other name is a folder of shards. Nothing appears
-    under its final name before it is whole; --resume continues an interrupted conversion. The command "convert" alone
-    is the same.
-    """
+    """Convert tokens and text in any known format to another one."""
 
 
-def _part(text: str) -> tuple[int, int]:
-    """Return I and N of I/N: the I-th of N parts, counted from 0."""
-    first, _, count = text.partition("/")
-    if not (first.isdecimal() and count.isdecimal() and int(first) < int(count)):
-        raise ArgumentError(f"{text!r} is not a part such as 3/16: expected I/N with 0 <= I < N")
-    return int(first), int(count)
+class _NamedAsItsGroup(click.Context):
+    """The context of the one command, which is called by the name of the group."""
+
+    @property
+    def command_path(self) -> str:
+        return "" if self.parent is None else self.parent.command_path
 
 
-def _codec(text: str) -> str:
-    from zb_hdf5.spec import codec_named  # numpy, which help does not need
+class OneCommand(click.Command):
+    """The command of all formats. Its help has the options in groups, of the formats that are named before --help."""
 
-    return codec_named(text)
+    context_class = _NamedAsItsGroup
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        defaults = _defaults_of(ctx.params.get("source_format"), ctx.params.get("target"))
+        options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
+        shown = [each for each in options if each.name in defaults or each.name not in OPTIONS]
+        write_groups([with_default(each, defaults.get(str(each.name), ())) for each in shown], ctx, formatter)
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-#: The type of the values of an option, by its kind.
-TYPES: Final[Mapping[str, Any]] = {
-    "positive": click.IntRange(1),
-    "natural": click.IntRange(0),
-    "fraction": click.FloatRange(0, 1, max_open=True),
-    "size": SIZE,
-    "text": str,
-    "names": Parsed("NAME,...", _names),
-    "codec": Parsed("CODEC", _codec),
-    "range": Parsed("I/N", _part),
-    "store": STORE,
-}
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        text = f"Pairs are commands of their own: {', '.join(PAIRS)}."
+        formatter.write_paragraph()
+        for line in textwrap.wrap(text, formatter.width, break_on_hyphens=False):
+            formatter.write(f"{line}\n")
 
 
-def _click_option(name: str, each: Option, default: Any, target: str, kind: SourceKind) -> Callable[..., Any]:
-    """Return the option of a command, whose help ends with the default."""
-    if each.kind == "flag":
-        return click.option(flag_of(name), name, is_flag=True, default=None, help=each.help)
-    shown = _shown(default, each.kind)
-    text = each.help
-    if name == "dtype" and target == "batch":
-        text += " Other readers of .batch files take uint32 only."
-    if shown:
-        text += f" [default: {shown}]"
-    values = kind.choices.get(name, each.kind)
-    return click.option(
-        flag_of(name),
-        name,
-        type=TYPES[values] if isinstance(values, str) else click.Choice(list(values)),
-        required=name == kind.required,
-        help=text,
-    )
+def _defaults_of(source_format: str | None, target: str | None) -> dict[str, list[Any]]:
+    """Return the options of a source and a target, and the defaults of each; None: of all sources, or targets."""
+    found: dict[str, list[Any]] = {}
+    for name in sources() if source_format is None else (source_format,):
+        for written in target_names() if target is None else (target,):
+            kind = kind_named(name, Conversion((), written, None))
+            for option, default in kind.options_of(written).items():
+                found.setdefault(option, []).append(default)
+    return found
 
 
-def _shown(default: Any, kind: Any) -> str:
-    """Return the words for a default in the help."""
-    if isinstance(default, InWords):
-        return default.words
-    if isinstance(kind, Mapping):
-        return next(str(word) for word, value in kind.items() if value == default)
-    return "2GiB" if default == DEFAULT_MEMORY_BYTES else str(default)
+class FormatName(click.ParamType[str]):
+    """The name of a format, of those that are sources or of those that are targets."""
+
+    name = "format"
+
+    def __init__(self, known: Callable[[], Iterable[str]]) -> None:
+        self._known = known
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        names = tuple(self._known())
+        if value not in names:
+            self.fail(f"{value!r} is no format: expected one of {', '.join(names)}", param, ctx)
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> Any:
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(name) for name in self._known() if name.startswith(incomplete)]
 
 
 class _Sources(PathOrUrl):
@@ -108,14 +159,77 @@ class _Sources(PathOrUrl):
         return "Pass the sources, then DST."  # a lone path is taken for DST
 
 
-def _add_command(source_format: str, kind: SourceKind, target: str) -> None:
+def _all_options(command: Callable[..., Any]) -> Any:
+    """Add every option of a conversion to a command."""
+    for name in reversed(OPTIONS):
+        command = option_of(name)(command)
+        if name == "shuffle":
+            command = no_shuffle_option(command)
+    return command
+
+
+@click.command(cls=OneCommand)
+@click.argument("src", type=_Sources(urls=True), nargs=-1, metavar="SRC...")
+@click.argument("dst", type=PathOrUrl(urls=True, new=True), required=False, metavar="DST")
+@click.option(
+    "--from",
+    "source_format",
+    cls=GroupedOption,
+    group="from",
+    type=FormatName(sources),
+    is_eager=True,  # --help after it shows the options of this format
+    help="Format of the sources. [default: that of the first one, by its name and content]",
+)
+@click.option(
+    "--to",
+    "target",
+    cls=GroupedOption,
+    group="to",
+    type=FormatName(target_names),
+    is_eager=True,
+    help="Format that is written. [default: that of the suffix of DST; hdf5 for a folder]",
+)
+@_all_options
+@click.option("--dry-run", is_flag=True, help="Describe the result, and write nothing.")
+@click.option("--list", "is_listed", is_flag=True, help="List the formats and their abilities.")
+@output_options
+def convert_any(
+    src: tuple[Path, ...],
+    dst: Path | None,
+    source_format: str | None,
+    target: str | None,
+    dry_run: bool,
+    is_listed: bool,
+    **given: Any,
+) -> Output | None:
+    """Convert tokens and text in any known format to another one.
+
+    The formats follow from the names and the content of the sources, and from the name of DST: one that ends in .h5,
+    .batch or .npy is one file, any other name is a folder of HDF5 shards. Nothing appears under its final name before
+    it is whole; --resume continues an interrupted conversion. After --from and --to, --help shows the options of these
+    formats only. The command "convert" alone is the same.
+
+    \b
+    Example: zb convert tokens/ train-h5 --batch-size 32 --shards 4
+    """
+    if is_listed:
+        from zb_hdf5.converters.capabilities import capabilities, capability_lines  # numpy, which help does not need
+
+        return Output({"formats": {name: each._asdict() for name, each in capabilities().items()}}, capability_lines())
+    if not src or dst is None:
+        raise click.UsageError("Missing argument 'SRC...'. Pass the sources, then DST.")
+    conversion = Conversion(src, target or "auto", dst, source_format=source_format or "auto", **meant(given))
+    return _run(conversion, dry_run)
+
+
+def _add_pair(name: str) -> None:
     """Register the command of a source and a target, with the options that both have."""
-    name = f"{source_format}-to-{target}"
+    source_format, _, target = name.partition("-to-")
+    kind = kind_named(source_format, Conversion((), target, None))
     row = FORMATS.get(target)
 
     def command(src: Any, dst: Path, dry_run: bool = False, **given: Any) -> Output | None:
-        given = {each: _meant(each, value) for each, value in given.items() if value is not None}
-        return _run(Conversion(src, target, dst, source_format=source_format, **given), dry_run)
+        return _run(Conversion(src, target, dst, source_format=source_format, **meant(given)), dry_run)
 
     result, example_target = (row and row.as_target) or ("a store of token streams", STREAM)
     if target == source_format:
@@ -129,20 +243,19 @@ def _add_command(source_format: str, kind: SourceKind, target: str) -> None:
     if "shard_range" in options and target != STREAM:
         decorated = click.option("--dry-run", is_flag=True, help="Describe the result, and write nothing.")(decorated)
     for each, default in reversed(options.items()):
-        decorated = _click_option(each, OPTIONS[each], default, target, kind)(decorated)
+        decorated = option_of(
+            each,
+            [default],
+            choices=kind.choices.get(each, ()),
+            required=each == kind.required,
+            note="Other readers of .batch files take uint32 only." if (each, target) == ("dtype", "batch") else "",
+        )(decorated)
         if each == "shuffle":
-            no_shuffle = click.option("--no-shuffle", each, flag_value="none", help="The same as --shuffle none.")
-            decorated = no_shuffle(decorated)
+            decorated = no_shuffle_option(decorated)
     urls = row is not None and row.holds_batches and not kind.rows
     decorated = click.argument("dst", type=PathOrUrl(urls=urls, new=True))(decorated)
     source = click.argument("src", type=_Sources(urls=kind.urls), nargs=-1 if kind.several else 1, required=True)
     convert_commands.command(name)(source(decorated))
-
-
-def _meant(name: str, value: Any) -> Any:
-    """Return the value that a choice stands for."""
-    kind = OPTIONS[name].kind
-    return kind[value] if isinstance(kind, Mapping) else value
 
 
 def _run(conversion: Conversion, dry_run: bool) -> Output | None:
@@ -161,9 +274,5 @@ def _run(conversion: Conversion, dry_run: bool) -> Output | None:
     return None if report is None else Output(report.to_json(), report.lines())
 
 
-_BATCHES: Final = tuple(name for name, row in FORMATS.items() if row.as_target and row.holds_batches)
-for _format, _kind in ((name, kind) for name, kind in sources().items() if kind.is_paired):
-    for _target in _kind.targets or _BATCHES:
-        if _target != _format or not FORMATS[_target].tokens_only:
-            _add_command(_format, _kind, _target)
-_add_command("npy", CUT, STREAM)
+for _name in PAIRS:
+    _add_pair(_name)

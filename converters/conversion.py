@@ -99,7 +99,7 @@ class Conversion:
         `DocumentSource`.
     target
         "hdf5", "batch" or "npy" for batches, "stream" for an HDF5 stream of documents, or a format of another trainer
-        that has a writer in `TRAINER_FORMATS`.
+        that has a writer in `TRAINER_FORMATS`; "auto": that whose suffix the destination has, "hdf5" for a folder.
     destination
         One file if it ends in the format's suffix, else a folder of shards, of this machine or in a bucket: such a
         store is written to `<its name>-<digest>.upload` in the current folder, uploaded with its index last, and

@@ -184,7 +184,7 @@ def convert(
     """Convert tokens or documents to another format, as `zb convert` does.
 
     The options are those of the command, by the same names. An option that is None has the default of its kind of
-    source, which `zb convert SOURCE-to-TARGET --help` names; one that the source has no use for is refused.
+    source, which `zb convert --from FORMAT --to FORMAT --help` names; one that the source has no use for is refused.
 
     Parameters
     ----------
@@ -192,7 +192,8 @@ def convert(
         One path or several, of files, folders or stores, or the URL of a store; or an open `BatchSource` or
         `DocumentSource`.
     target
-        "hdf5", "batch" or "npy" for batches, "stream" for an HDF5 stream of documents.
+        "hdf5", "batch" or "npy" for batches, "stream" for an HDF5 stream of documents; "auto": the format whose suffix
+        the destination has, "hdf5" for a folder.
     destination
         One file if it ends in the suffix of the format, else a folder of shards, of this machine or in a bucket: such
         a store is written to `<its name>-<digest>.upload` in the current folder, uploaded with its index last, and

@@ -28,7 +28,7 @@ from zb_hdf5.converters.options import (
     defaults_of_all,
     resolved_as,
 )
-from zb_hdf5.converters.sources import kind_of, refuse_unused_options, target_names
+from zb_hdf5.converters.sources import kind_of, refuse_unused_options, target_names, target_of
 from zb_hdf5.files.paths import RemotePath, any_path, local_path
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.formats.document_source import DocumentSource
@@ -49,10 +49,14 @@ def resolved(conversion: Conversion) -> tuple[Settings, Callable[[], Any]]:
     NotFoundError
         If a source is not there.
     """
-    if conversion.target not in target_names():
-        raise ArgumentError(f"target must be one of {', '.join(target_names())}, found {conversion.target!r}")
+    destination = any_path(conversion.destination)
+    target = target_of(destination) if conversion.target == "auto" else conversion.target
+    if target not in target_names():
+        raise ArgumentError(
+            f"target must be one of auto, {', '.join(target_names())}, found {target!r}", options=["target"]
+        )
+    conversion = replace(conversion, destination=destination, target=target)
     conversion.require_possible()
-    conversion = replace(conversion, destination=any_path(conversion.destination))
     paths = _paths_of(conversion.source)
     if paths:
         return _of_paths(paths, conversion)

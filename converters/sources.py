@@ -62,8 +62,6 @@ class SourceKind:
         Classes of options: it takes them all.
     rows
         More of them, of documents that become rows.
-    targets
-        The targets that have a command; (): every format that holds batches.
     note
         More text in the help.
     several
@@ -78,8 +76,6 @@ class SourceKind:
         Options of its classes that it does not take.
     suffixes
         Those of its files, by which they are found.
-    is_paired
-        Whether it has a command for each of its targets. Newer sources have none: one command converts them all.
     """
 
     noun: str
@@ -87,7 +83,6 @@ class SourceKind:
     opener: str
     options: tuple[type, ...]
     rows: tuple[type, ...] = ()
-    targets: tuple[str, ...] = ()
     note: str = ""
     several: bool = False
     urls: bool = False
@@ -95,7 +90,6 @@ class SourceKind:
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     hidden: tuple[str, ...] = ()
     suffixes: tuple[str, ...] = ()
-    is_paired: bool = True
 
     def options_of(self, target: str) -> dict[str, Any]:
         """Return the options that apply to a target, and their defaults."""
@@ -144,7 +138,6 @@ def _text(name: str) -> SourceKind:
         opener="zb_hdf5.converters.text_source:open_text",
         options=(TextOptions, HeldOut),
         rows=(RowOptions,),
-        targets=("hdf5",),
         note=f"{kind.documents} Documents are tokenized, packed into rows of --seq-len tokens, and the rows are "
         "shuffled once, which needs as much disk again as the store meanwhile; or, with --layout stream, kept as they "
         "are, one after the other. A folder stands for all such files in and below it.",
@@ -185,7 +178,6 @@ CUT: Final = SourceKind(
     opener="zb_hdf5.converters.npy_source:open_cut",
     options=(CutOptions,),
     rows=(RowOptions,),
-    targets=(STREAM,),
     note="Each file becomes a shard. A boundary token tells the documents apart: they get a table, and are known by "
     "their file and row there in all that is made of the stream. A folder stands for all .npy files in and below it.",
     several=True,
@@ -202,7 +194,6 @@ KEPT: Final = SourceKind(
     options=(KeptOptions, HeldOut, LossOptions),
     rows=(RowOptions,),
     several=True,
-    is_paired=False,
 )
 
 
@@ -222,6 +213,31 @@ def target_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*FORMATS, STREAM, *document_targets())))
 
 
+def target_of(destination: Path) -> str:
+    """Return the format that a destination names by its suffix; "hdf5" if it names none: a folder.
+
+    Raises
+    ------
+    ArgumentError
+        If several formats have this suffix.
+    """
+    found = [name for name in target_names() if destination.suffix in _suffixes_of(name)]
+    if len(found) > 1:
+        raise ArgumentError(
+            f"{destination}: {' and '.join(found)} files end in {destination.suffix}: pass target with one of them",
+            options=["target"],
+        )
+    return found[0] if found else "hdf5"
+
+
+def _suffixes_of(target: str) -> tuple[str, ...]:
+    row = FORMATS.get(target)
+    if row is not None:
+        return (row.suffix, *row.other_suffixes)
+    of_trainer = TRAINER_FORMATS.get(target)
+    return () if of_trainer is None else of_trainer.suffixes[:1]
+
+
 def _store(row: FileFormat) -> SourceKind:
     noun, example = row.as_source or ("", "")
     return SourceKind(
@@ -229,7 +245,6 @@ def _store(row: FileFormat) -> SourceKind:
         example=f"{example} {{target}}",
         opener="zb_hdf5.converters.store_source:open_stores",
         options=(StoreOptions,) if row.tokens_only else (StoreOptions, DatasetOptions, LossOptions),
-        targets=tuple(name for name, each in FORMATS.items() if each.as_target),
         urls=True,
         choices={"dtype": ("keep", "uint32", "uint16"), "remainder": ("drop", "error")},
     )
@@ -246,13 +261,12 @@ def _of_trainer(row: TrainerFormat) -> SourceKind:
         several=True,
         hidden=tuple(options - {"source_format", *row.options}),
         suffixes=row.suffixes,
-        is_paired=False,
     )
 
 
 def _flat(row: TrainerFormat) -> SourceKind:
     """Return the kind of a flat format: a token stream, whatever the format of its files."""
-    return replace(SOURCES[STREAM], noun=row.noun, is_paired=False)
+    return replace(SOURCES[STREAM], noun=row.noun)
 
 
 def kind_of(path: Path, conversion: Conversion) -> tuple[str, SourceKind]:
@@ -260,14 +274,27 @@ def kind_of(path: Path, conversion: Conversion) -> tuple[str, SourceKind]:
     name = conversion.source_format
     if name == "auto":
         name = _found(path, conversion.dataset)
+    return name, kind_named(name, conversion)
+
+
+def kind_named(name: str, conversion: Conversion) -> SourceKind:
+    """Return the kind of a source of a format; "auto": a store of any.
+
+    Raises
+    ------
+    ArgumentError
+        If it is no format that is a source.
+    """
     if _is_kept(name, conversion):
-        return name, KEPT
+        return KEPT
     if name == "npy" and (conversion.is_stream or conversion.boundary_token_id is not None):
-        return name, CUT
+        return CUT
     kinds = sources()
     if name != "auto" and name not in kinds:
-        raise ArgumentError(f"source_format must be one of auto, {', '.join(kinds)}, found {name!r}")
-    return name, kinds["hdf5" if name == "auto" else name]
+        raise ArgumentError(
+            f"source_format must be one of auto, {', '.join(kinds)}, found {name!r}", options=["source_format"]
+        )
+    return kinds["hdf5" if name == "auto" else name]
 
 
 def _is_kept(name: str, conversion: Conversion) -> bool:
@@ -315,9 +342,13 @@ def refuse_unused_options(path: Path, kind: SourceKind, conversion: Conversion) 
         )
     if unknown:
         belong = "belong" if len(unknown) > 1 else "belongs"
-        raise ArgumentError(
-            f"{path}: {', '.join(unknown)} {belong} to {_owners(unknown)}, found {kind.noun}", options=unknown
-        )
+        facts = f"{path}: {', '.join(unknown)} {belong} to {_owners(unknown)}, found {kind.noun}"
+        raise _unused(facts, kind, conversion, unknown)
+    unknown = sorted(conversion.given - {*kind.options_of(conversion.target)})
+    if unknown:
+        does = "do" if len(unknown) > 1 else "does"
+        facts = f"{conversion.destination}: {', '.join(unknown)} {does} not apply to {kind.noun} as {conversion.target}"
+        raise _unused(facts, kind, conversion, unknown)
     for name, choices in kind.choices.items():
         if (value := getattr(conversion, name)) not in (None, *choices):
             raise ArgumentError(f"{path}: {name} must be one of {', '.join(choices)}, found {value!r}", options=[name])
@@ -333,6 +364,12 @@ def refuse_unused_options(path: Path, kind: SourceKind, conversion: Conversion) 
             raise ArgumentError(
                 "pass either shards or shard_per_source, not both", options=["shards", "shard_per_source"]
             )
+
+
+def _unused(facts: str, kind: SourceKind, conversion: Conversion, names: list[str]) -> ArgumentError:
+    """Return the error for options that do not apply, with those that do."""
+    known = sorted(kind.options_of(conversion.target))
+    return ArgumentError(f"{facts}; the options are {', '.join(known)}", options=[*names, *known])
 
 
 def _owners(names: list[str]) -> str:

@@ -115,7 +115,10 @@ def test_no_modules_import_each_other():
 #: A command or an option, as it is typed.
 TYPED = re.compile(r"\bzb [a-z]|(^|[\s'\"(/])--[a-z]|\bconvert [a-z0-9]+-to-")
 #: The help of the options and the reports are of the command line.
-OF_COMMANDS = {f"zb_hdf5.converters.{name}" for name in ("cli", "conversion", "options", "reports", "sources")}
+OF_COMMANDS = {
+    f"zb_hdf5.converters.{name}"
+    for name in ("capabilities", "cli", "command_options", "conversion", "options", "reports", "sources")
+}
 LIBRARY = [
     module
     for module in MODULES

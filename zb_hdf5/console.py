@@ -106,9 +106,13 @@ class CommandGroup(click.Group):
             raise click.UsageError(f"{error.format_message()} Expected one of {names}.", ctx) from error
 
 
+#: The flags of arguments whose names they do not have.
+OTHER_FLAGS: Final = {"source_format": "--from", "target": "--to"}
+
+
 def flag_of(name: str) -> str:
     """Return the flag of an option of this name on the command line."""
-    return f"--{name.replace('_', '-')}"
+    return OTHER_FLAGS.get(name, f"--{name.replace('_', '-')}")
 
 
 def message_of(error: ZbError) -> str:

@@ -107,7 +107,6 @@ SOURCE = SourceKind(
     opener=f"{__name__}:open_megatron",
     options=(MegatronOptions, HeldOut),
     rows=(RowOptions,),
-    targets=("hdf5", "stream"),
     several=True,
     suffixes=(".bin",),
 )

@@ -10,7 +10,7 @@ import megatron_format
 import numpy as np
 import pytest
 import tok_format
-from commandline import succeed
+from commandline import report_of, run_zb, succeed
 from contents import batches_of
 from contract import is_refused
 from interrupted import Failing, Stops
@@ -60,7 +60,8 @@ def test_flat_tokens_are_shuffled_into_a_store(target, as_folder, tok, tmp_path)
     order = write_order(40, 3).indices(np.arange(40))
     np.testing.assert_array_equal(np.concatenate(batches_of(tmp_path / "here")), TOKENS.reshape(-1, 16)[order])
     options = [f"--{name.replace('_', '-')}={value}" for name, value in SHAPE.items()]
-    succeed(zb, "convert", f"tok-to-{target}", source, tmp_path / "there", *options, "--shards", 3, "--dtype", "uint16")
+    options += ["--to", target, "--shards", 3, "--dtype", "uint16"]
+    succeed(zb, "convert", source, tmp_path / "there", *options)
     assert [report.problem for report in verify_store(tmp_path / "there")] == [None] * 3
     index = json.loads((tmp_path / "there" / "shards.json").read_text())
     assert index == json.loads((tmp_path / "here" / "shards.json").read_text())
@@ -72,7 +73,7 @@ def test_flat_tokens_are_shuffled_in_two_passes_and_by_several_jobs(tok, tmp_pat
     zb_hdf5.convert(tok, "hdf5", tmp_path / "two", **SHAPE, shards=2, shuffle_method="two-pass", workers=2)
     for part in ("0/2", "1/2"):
         options = ("--batch-size", 4, "--seq-len", 16, "--seed", 3, "--shards", 2, "--shard-range", part)
-        succeed(zb, "convert", "tok-to-hdf5", tok, tmp_path / "parts", *options)
+        succeed(zb, "convert", tok, tmp_path / "parts", *options)
     succeed(zb, "index", "merge", tmp_path / "parts")
     expected = (tmp_path / "one" / "shards.json").read_bytes()
     assert [(tmp_path / name / "shards.json").read_bytes() for name in ("two", "parts")] == [expected] * 2
@@ -83,7 +84,7 @@ def test_a_store_is_written_as_flat_tokens(tok, tmp_path):
     report = zb_hdf5.convert(tmp_path / "store", "tok", tmp_path / "out.tok")
     assert report.tokens_stored == TOKENS.size
     assert (tmp_path / "out.tok").read_bytes() == tok.read_bytes()
-    succeed(zb, "convert", "hdf5-to-tok", tmp_path / "store", tmp_path / "again.tok")
+    succeed(zb, "convert", tmp_path / "store", tmp_path / "again.tok")
     assert (tmp_path / "again.tok").read_bytes() == tok.read_bytes()
     zb_hdf5.convert(tok, "hdf5", tmp_path / "wide", **SHAPE, dtype="uint32")
     with pytest.raises(zb_hdf5.ArgumentError, match=r"\.tok files hold uint16 tokens, found uint32"):
@@ -104,8 +105,10 @@ def test_damaged_flat_files_are_refused(data, error, message, tmp_path):
 
 
 def test_the_help_and_the_refusals_name_the_format(tok, tmp_path):
-    assert "Convert .tok files of tokens to an HDF5 store." in succeed(zb, "convert", "tok-to-hdf5", "--help").stdout
-    assert {"tok-to-batch", "hdf5-to-tok", "megatron-to-stream"} <= set(succeed(zb, "convert", "--help").stdout.split())
+    assert "--pad-id" in succeed(zb, "convert", "--from", "tok", "--to", "hdf5", "--help").stdout
+    listed = report_of(zb, "convert", "--list")["formats"]
+    assert [listed["tok"][name] for name in ("is_source", "is_target", "documents")] == [True, True, False]
+    assert "No such command 'tok-to-hdf5'." in run_zb("convert", "tok-to-hdf5", tok, "out", code=2).stderr
     with pytest.raises(
         zb_hdf5.ArgumentError, match=r"tokenizer belongs to parquet, jsonl, text, found \.tok files of tokens"
     ):
@@ -147,7 +150,7 @@ def test_documents_are_kept_in_a_stream(code, block, tmp_path, monkeypatch):
         assert [store.document(k).tolist() for k in range(store.document_count)] == expected
         places = [store.documents.document(k) for k in range(store.document_count)]
     assert [(place.source, place.row) for place in places] == [(str(file), k + 1) for file in files for k in range(3)]
-    succeed(zb, "convert", "megatron-to-stream", *files, tmp_path / "again", "--workers", 1)
+    succeed(zb, "convert", *files, tmp_path / "again", "--to", "stream", "--workers", 1)
     assert not [each.problem for each in verify_store(tmp_path / "again") if each.problem]
     assert (tmp_path / "again" / "shards.json").read_bytes() == (tmp_path / "stream" / "shards.json").read_bytes()
 
@@ -166,7 +169,7 @@ def test_documents_become_rows_that_know_them(tmp_path):
     of_first = step["tokens"][step["document_ids"] == 0].tolist()
     assert of_first == documents[document.row - 1][0][: len(of_first)]
     options = [f"--{name.replace('_', '-')}={value}" for name, value in how.items()]
-    succeed(zb, "convert", "megatron-to-hdf5", source, tmp_path / "again", *options)
+    succeed(zb, "convert", source, tmp_path / "again", *options)
     assert (tmp_path / "again" / "shards.json").read_bytes() == (tmp_path / "store" / "shards.json").read_bytes()
     assert not [each.problem for each in verify_store(tmp_path / "again") if each.problem]
 

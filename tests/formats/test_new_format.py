@@ -190,8 +190,8 @@ def new_store(row, expected, tmp_path):
     np.save(tmp_path / "tokens.npy", expected.reshape(-1, SHAPE[1]))
     shape = ("--batch-size", SHAPE[0], "--seq-len", SHAPE[1], "--no-shuffle", "--dtype", "uint16")
     source = tmp_path / "tokens.npy"
-    command = f"npy-to-{row.name}"
-    succeed(zb, "convert", command, source, tmp_path / "store", *shape, "--shards", 3, "--workers", 1)
+    how = ("--to", row.name, "--shards", 3, "--workers", 1)
+    succeed(zb, "convert", source, tmp_path / "store", *shape, *how)
     return tmp_path / "store"
 
 
@@ -235,30 +235,30 @@ def test_a_store_is_described_and_found_good(row, new_store, expected):
 def test_it_is_converted_to_and_from(other, row, new_store, tmp_path, expected):
     there = tmp_path / f"there{FORMATS[other].suffix * (other == 'npy')}"
     back = tmp_path / "back"
-    succeed(zb, "convert", f"{row.name}-to-{other}", new_store, there, "--workers", 1)
+    succeed(zb, "convert", new_store, there, "--to", other, "--workers", 1)
     if other == "npy":
         np.testing.assert_array_equal(np.load(there).reshape(expected.shape), expected)
         return
     assert FORMATS[other].suffix in {path.suffix for path in there.iterdir()}
-    succeed(zb, "convert", f"{other}-to-{row.name}", there, back, "--workers", 1)
+    succeed(zb, "convert", there, back, "--to", row.name, "--workers", 1)
     assert verified(back)["ok"]
     before, after = ({p.name: p.read_bytes() for p in folder.glob("shard-*")} for folder in (new_store, back))
     assert before == after  # each byte of each shard, and of each sidecar
-    succeed(zb, "convert", f"{other}-to-{row.name}", there, tmp_path / f"one{row.suffix}")
+    succeed(zb, "convert", there, tmp_path / f"one{row.suffix}")
     np.testing.assert_array_equal(batches_of(tmp_path / f"one{row.suffix}"), expected)
 
 
 def test_a_conversion_to_it_is_planned_and_resumed(row, new_store, tmp_path):
-    succeed(zb, "convert", f"{row.name}-to-hdf5", new_store, tmp_path / "h5", "--workers", 1)
+    succeed(zb, "convert", new_store, tmp_path / "h5", "--workers", 1)
     there = tmp_path / "there"
-    planned = report_of(zb, "convert", f"hdf5-to-{row.name}", tmp_path / "h5", there, "--dry-run")
+    planned = report_of(zb, "convert", tmp_path / "h5", there, "--to", row.name, "--dry-run")
     files = list(new_store.glob("shard-*"))
     assert planned["inodes"] == len(files) + 3
     is_refused(Stops, lambda: pipe.convert(StoreSource(tmp_path / "h5", "hdf5"), row.name, there, engine=Failing(2)))
     damaged, _ = sorted((tmp_path / "there.partial").glob(f"*{row.suffix}"))
     with open(damaged, "r+b") as file:
         file.truncate(100)
-    done = succeed(zb, "convert", f"hdf5-to-{row.name}", tmp_path / "h5", there, "--resume", "--workers", 1, "--json")
+    done = succeed(zb, "convert", tmp_path / "h5", there, "--to", row.name, "--resume", "--workers", 1, "--json")
     report = json.loads(done.stdout)
     assert (report["shards_kept"], report["shards_written"]) == (1, 2)
     assert sorted(path.name for path in there.glob("shard-*")) == sorted(path.name for path in files)
@@ -266,8 +266,8 @@ def test_a_conversion_to_it_is_planned_and_resumed(row, new_store, tmp_path):
 
 
 def test_an_array_of_jobs_writes_it(row, new_store, tmp_path):
-    succeed(zb, "convert", f"{row.name}-to-hdf5", new_store, tmp_path / "h5", "--workers", 1)
-    work = ("convert", f"hdf5-to-{row.name}", tmp_path / "h5", tmp_path / "there", "--workers", 1)
+    succeed(zb, "convert", new_store, tmp_path / "h5", "--workers", 1)
+    work = ("convert", tmp_path / "h5", tmp_path / "there", "--to", row.name, "--workers", 1)
     for part in ("0/2", "1/2"):
         succeed(zb, *work, "--shard-range", part)
     succeed(zb, "index", "merge", tmp_path / "there")
@@ -279,7 +279,7 @@ def test_damage_is_found_and_repaired(row, new_store, tmp_path, expected):
     shard = new_store / ShardIndex.load(new_store).shards[1].path
     flip_token(shard, 2)
     assert not verified(new_store, code=3)["ok"]
-    run_zb("convert", f"{row.name}-to-hdf5", new_store, tmp_path / "h5", code=3)
+    run_zb("convert", new_store, tmp_path / "h5", code=3)
     succeed(zb, "repair", new_store)
     assert verified(new_store)["ok"]
     np.testing.assert_array_equal(batches_of(new_store), np.delete(expected, 4 + 2, axis=0))
@@ -332,7 +332,7 @@ def test_the_crc32_file_of_a_lone_file_is_made_where_its_format_needs_one(row, t
 
 
 def test_training_goes_on_from_it_and_from_another_format(row, new_store, tmp_path):
-    succeed(zb, "convert", f"{row.name}-to-hdf5", new_store, tmp_path / "h5", "--workers", 1)
+    succeed(zb, "convert", new_store, tmp_path / "h5", "--workers", 1)
     how = {"shuffle": "records", "seed": 3, "rank": 0, "world_size": 1}
     with Loader(tmp_path / "h5", **how) as whole:
         expected = [batch.numpy() for batch in whole]

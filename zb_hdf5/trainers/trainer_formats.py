@@ -39,7 +39,7 @@ class TrainerFormat(NamedTuple):
     writer
         Its `DocumentWriter`: it is a target.
     holds_documents
-        Of a target: whether it tells documents apart.
+        Whether it tells documents apart.
     holds_ids
         Of a target: whether it keeps the ids and the metadata of documents.
     holds_fields
@@ -60,12 +60,14 @@ class TrainerFormat(NamedTuple):
 
 #: In the order in which a path is compared with them; three formats use `.bin`, and are told apart by their content.
 TRAINER_FORMATS: Final[dict[str, TrainerFormat]] = {
-    "npy": TrainerFormat(".npy files of tokens", (".npy",), flat="zb_hdf5.formats.npy:NPY_ARRAYS"),
+    "npy": TrainerFormat(
+        ".npy files of tokens", (".npy",), flat="zb_hdf5.formats.npy:NPY_ARRAYS", holds_documents=False
+    ),
     "megatron": TrainerFormat(
         ".bin and .idx files of Megatron-LM", (".bin", ".idx"), flat="zb_hdf5.trainers.megatron:MEGATRON"
     ),
     "datatrove": TrainerFormat(".ds files of datatrove", (".ds",), flat="zb_hdf5.trainers.datatrove:DATATROVE"),
-    "llmc": TrainerFormat(".bin files of llm.c", (".bin",), flat="zb_hdf5.trainers.llmc:LLMC"),
+    "llmc": TrainerFormat(".bin files of llm.c", (".bin",), flat="zb_hdf5.trainers.llmc:LLMC", holds_documents=False),
 }
 
 

@@ -1,0 +1,79 @@
+"""The abilities of each format, as the tables have them: read in place, converted, written, and what it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from zb_hdf5.converters.conversion import STREAM
+from zb_hdf5.converters.sources import SourceKind, sources, target_names
+from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.trainers.trainer_formats import TRAINER_FORMATS
+
+
+class Capability(NamedTuple):
+    """The abilities of one format.
+
+    Attributes
+    ----------
+    in_place
+        Whether `open_reader` and the loaders open it.
+    is_source, is_target
+        Whether it is converted, and whether it is written.
+    documents, fields
+        Whether it tells documents apart, and holds values that are aligned with the tokens.
+    resume, shard_range
+        Whether its conversion to a store can be resumed after a kill, and divided among jobs.
+    """
+
+    in_place: bool
+    is_source: bool
+    is_target: bool
+    documents: bool
+    fields: bool
+    resume: bool
+    shard_range: bool
+
+
+#: The heading of each ability.
+HEADINGS: Final = ("in place", "in", "out", "documents", "fields", "--resume", "--shard-range")
+
+
+def capabilities() -> dict[str, Capability]:
+    """Return the abilities of all formats, by their names."""
+    kinds = sources()
+    written = target_names()
+    return {
+        name: _capability(name, kinds.get(name), is_target=name in written)
+        for name in dict.fromkeys((*kinds, *written))
+    }
+
+
+def _capability(name: str, kind: SourceKind | None, *, is_target: bool) -> Capability:
+    ours = FORMATS.get(name)
+    theirs = TRAINER_FORMATS.get(name)
+    options = {} if kind is None else kind.options_of("hdf5")
+    holds_all = name == STREAM or (ours is not None and not ours.tokens_only)
+    has_documents = kind is not None and bool(kind.rows)
+    if theirs is not None:
+        has_documents = theirs.holds_documents
+    return Capability(
+        in_place=holds_all or (ours is not None and ours.holds_batches) or (theirs is not None and bool(theirs.flat)),
+        is_source=kind is not None,
+        is_target=is_target,
+        documents=holds_all or has_documents,
+        fields=holds_all or (theirs is not None and theirs.holds_fields != ()),
+        resume="resume" in options,
+        shard_range="shard_range" in options,
+    )
+
+
+def capability_lines() -> list[tuple[str, str]]:
+    """Return the abilities for people: the name of each format, and a column for each ability."""
+    widths = [len(heading) for heading in HEADINGS]
+    rows: list[tuple[str, Sequence[str]]] = [("format", HEADINGS)]
+    rows += [(name, ["yes" if able else "-" for able in found]) for name, found in capabilities().items()]
+    return [
+        (name, "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip())
+        for name, cells in rows
+    ]

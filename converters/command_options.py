@@ -1,0 +1,148 @@
+"""The options of a conversion as those of a command: their types, their groups, and their defaults in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from copy import copy
+from typing import Any, Final
+
+import click
+
+from zb_hdf5.console import SIZE, STORE, Parsed, flag_of
+from zb_hdf5.converters.conversion import OPTION_GROUPS, OPTIONS
+from zb_hdf5.converters.options import DEFAULT_MEMORY_BYTES, InWords
+from zb_hdf5.errors import ArgumentError
+
+#: The group of options that are no options of a conversion, such as --json.
+_LAST_GROUP: Final = "work"
+
+
+def _part(text: str) -> tuple[int, int]:
+    """Return I and N of I/N: the I-th of N parts, counted from 0."""
+    first, _, count = text.partition("/")
+    if not (first.isdecimal() and count.isdecimal() and int(first) < int(count)):
+        raise ArgumentError(f"{text!r} is not a part such as 3/16: expected I/N with 0 <= I < N")
+    return int(first), int(count)
+
+
+def _codec(text: str) -> str:
+    from zb_hdf5.spec import codec_named  # numpy, which help does not need
+
+    return codec_named(text)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+#: The type of the values of an option, by its kind.
+TYPES: Final[Mapping[str, Any]] = {
+    "positive": click.IntRange(1),
+    "natural": click.IntRange(0),
+    "fraction": click.FloatRange(0, 1, max_open=True),
+    "size": SIZE,
+    "text": str,
+    "names": Parsed("NAME,...", _names),
+    "codec": Parsed("CODEC", _codec),
+    "range": Parsed("I/N", _part),
+    "store": STORE,
+}
+
+
+class GroupedOption(click.Option):
+    """An option that stands in a group of the help."""
+
+    def __init__(self, *names: Any, group: str = _LAST_GROUP, **attributes: Any) -> None:
+        super().__init__(*names, **attributes)
+        self.group = group
+
+
+def option_of(
+    name: str, defaults: Iterable[Any] = (), *, choices: tuple[str, ...] = (), required: bool = False, note: str = ""
+) -> Callable[..., Any]:
+    """Return the option of a command for an option of a conversion, whose help ends with its default.
+
+    Parameters
+    ----------
+    name
+        A key of `OPTIONS`.
+    defaults
+        The defaults that it has; several have no words in the help.
+    choices
+        The values that are taken; (): all of its kind.
+    required
+        Whether it has to be given.
+    note
+        One more sentence of help.
+    """
+    option = OPTIONS[name]
+    if option.kind == "flag":
+        return click.option(
+            flag_of(name), name, cls=GroupedOption, group=option.group, is_flag=True, default=None, help=option.help
+        )
+    values: Any = choices or option.kind
+    return click.option(
+        flag_of(name),
+        name,
+        cls=GroupedOption,
+        group=option.group,
+        type=TYPES[values] if isinstance(values, str) else click.Choice(list(values)),
+        required=required,
+        help=" ".join(filter(None, [option.help, note, _in_words(defaults, option.kind)])),
+    )
+
+
+def with_default(parameter: click.Option, defaults: Iterable[Any]) -> click.Option:
+    """Return an option whose help ends with its default, if it has the same one everywhere."""
+    if parameter.name not in OPTIONS or parameter.is_flag:
+        return parameter
+    shown = copy(parameter)
+    shown.help = " ".join(filter(None, [parameter.help, _in_words(defaults, OPTIONS[str(parameter.name)].kind)]))
+    return shown
+
+
+def _in_words(defaults: Iterable[Any], kind: Any) -> str:
+    """Return the end of a help, with the default that an option has."""
+    found = {shown for each in defaults if (shown := _shown(each, kind))}
+    return f"[default: {found.pop()}]" if len(found) == 1 else ""
+
+
+def _shown(default: Any, kind: Any) -> str:
+    """Return the words for a default in the help."""
+    if isinstance(default, InWords):
+        return default.words
+    if isinstance(kind, Mapping):
+        return next(str(word) for word, value in kind.items() if value == default)
+    return "2GiB" if default == DEFAULT_MEMORY_BYTES else str(default)
+
+
+no_shuffle_option: Final = click.option(
+    "--no-shuffle",
+    "shuffle",
+    cls=GroupedOption,
+    group=OPTIONS["shuffle"].group,
+    flag_value="none",
+    help="The same as --shuffle none.",
+)
+
+
+def meant(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that were given, with the values that their words stand for."""
+    return {name: _meant(name, value) for name, value in given.items() if value is not None}
+
+
+def _meant(name: str, value: Any) -> Any:
+    kind = OPTIONS[name].kind
+    return kind[value] if isinstance(kind, Mapping) else value
+
+
+def write_groups(parameters: Iterable[click.Option], ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Write the options of a command, each group under its heading."""
+    records: dict[str, list[tuple[str, str]]] = {group: [] for group in OPTION_GROUPS}
+    for parameter in parameters:
+        record = parameter.get_help_record(ctx)
+        if record is not None:
+            records[getattr(parameter, "group", _LAST_GROUP)].append(record)
+    for group, subject in OPTION_GROUPS.items():
+        with formatter.section(f"{group.capitalize()} ({subject})"):
+            formatter.write_dl(records[group])

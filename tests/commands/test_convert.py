@@ -1,0 +1,266 @@
+"""`zb convert SRC... DST`: the formats follow from the names, and it is the command of each pair too."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+from click.shell_completion import BashComplete
+from click.testing import CliRunner
+from commandline import one_error, report_of, run, run_zb, succeed
+from contents import batches_of
+
+from zb_hdf5 import ArgumentError, convert
+from zb_hdf5.__main__ import convert as script
+from zb_hdf5.commands.zb import zb
+from zb_hdf5.console import flag_of
+from zb_hdf5.converters.cli import PAIRS, convert_any, convert_commands
+from zb_hdf5.converters.conversion import OPTION_GROUPS, OPTIONS
+from zb_hdf5.converters.sources import sources, target_names
+
+TOKENS = np.random.default_rng(5).integers(0, 9, 20 * 64).astype(np.uint16)
+TEXT = ("--tokenizer", "byte", "--seq-len", 16, "--batch-size", 2)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """Return one source of each format, by its name."""
+    parquet, table = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow").table
+    folder = tmp_path_factory.mktemp("inputs")
+    for name in ("npy", "parquet", "text"):
+        (folder / name).mkdir()
+    np.save(folder / "npy" / "a.npy", TOKENS)
+    texts = ["once upon a time"] * 8
+    parquet.write_table(table({"text": texts}), folder / "parquet" / "a.parquet")
+    (folder / "text" / "a.txt").write_text(" ".join(texts))
+    (folder / "jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (folder / "jsonl").rename(folder / "in.jsonl")
+    for target in ("hdf5", "batch"):
+        convert(folder / "npy", target, folder / target, batch_size=4, seq_len=16)
+    convert(folder / "npy", "stream", folder / "stream", boundary_token_id=3)
+    named = {name: folder / name for name in ("npy", "hdf5", "batch", "stream", "parquet", "text")}
+    return {**named, "jsonl": folder / "in.jsonl"}
+
+
+def options_of(pair):
+    source, _, target = pair.partition("-to-")
+    if source in ("parquet", "jsonl", "text"):
+        return TEXT
+    if target == "stream":
+        return ("--boundary-token-id", 3)
+    return ("--seq-len", 16, "--batch-size", 4) if source in ("npy", "stream") else ()
+
+
+def files_of(path):
+    return {each.relative_to(path).as_posix(): each.read_bytes() for each in [path, *path.rglob("*")] if each.is_file()}
+
+
+# --- the same conversion -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("pair", PAIRS)
+def test_the_one_command_writes_the_bytes_of_each_pair(pair, inputs, tmp_path):
+    source, _, target = pair.partition("-to-")
+    name = "out.npy" if target == "npy" else "out"
+    only = ("--tokens-only",) if (source, target) == ("stream", "batch") else ()
+    how = (*options_of(pair), *only, "--quiet")
+    for folder in ("pair", "one", "named"):
+        (tmp_path / folder).mkdir()
+    succeed(zb, "convert", pair, inputs[source], tmp_path / "pair" / name, *how)
+    to = ("--to", target) if target in ("batch", "stream") else ()
+    succeed(zb, "convert", *how, *to, inputs[source], tmp_path / "one" / name)
+    succeed(zb, "convert", "--from", source, "--to", target, inputs[source], tmp_path / "named" / name, *how)
+    expected = files_of(tmp_path / "pair")
+    assert len(expected) >= 1
+    for folder in ("one", "named"):
+        assert files_of(tmp_path / folder) == expected
+
+
+def test_the_pairs_are_those_of_the_seeds_and_no_format_that_is_added_has_one():
+    assert [*convert_commands.commands] == list(PAIRS)
+    assert {"npy-to-hdf5", "hdf5-to-batch"} <= {*PAIRS}
+    assert len(PAIRS) == 13
+
+
+@pytest.mark.parametrize(("name", "files"), [
+    ("one.h5", ["one.h5"]), ("one.batch", ["one.batch", "one.batch.crc32"]), ("one.npy", ["one.npy"]),
+    ("folder", ["folder"]), ("run-1.5", ["run-1.5"]),
+])  # fmt: skip
+def test_the_target_is_that_of_the_suffix_and_hdf5_for_a_folder(name, files, inputs, tmp_path):
+    succeed(zb, "convert", inputs["hdf5"], tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
+    if "." not in name or name == "run-1.5":
+        assert {path.suffix for path in (tmp_path / name).iterdir()} == {".h5", ".json"}
+    report = convert(inputs["hdf5"], "auto", tmp_path / f"again-{name}")
+    assert report.tokens_stored == TOKENS.size
+
+
+def test_a_suffix_that_is_not_written_is_refused_as_by_the_pair(inputs, tmp_path):
+    for name in ("out.hdf5", "out.npz"):
+        message = one_error(run_zb("convert", inputs["hdf5"], tmp_path / name))
+        assert "expected a folder or a name that ends in" in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_sources_come_first_and_the_last_word_is_the_result(inputs, tmp_path):
+    for name in ("a", "b"):
+        np.save(tmp_path / f"{name}.npy", TOKENS)
+    succeed(zb, "convert", tmp_path / "a.npy", tmp_path / "b.npy", tmp_path / "out", "--seq-len", 16, "--no-shuffle")
+    stored = np.concatenate(batches_of(tmp_path / "out")).reshape(-1)
+    np.testing.assert_array_equal(stored, np.concatenate([TOKENS, TOKENS])[: stored.size])
+    message = one_error(run_zb("convert", inputs["hdf5"], inputs["hdf5"], tmp_path / "no"))
+    assert "expected one" in message
+
+
+# --- the words ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("words", "message"), [
+    ("npy-to-hdf tokens out", "No such command 'npy-to-hdf'. (Did you mean one of: "),
+    ("npy-to-hdf", "No such command 'npy-to-hdf'."),
+    ("--batch-size 4 npy-to-hdf tokens out", "No such command 'npy-to-hdf'."),
+    ("nowhere npy-to-hdf out", "No such command 'npy-to-hdf'."),
+    ("--quiet npy-to-hdf5 tokens out", "'npy-to-hdf5' must be the first word: "),
+    ("tokens npy-to-hdf5 out", "npy-to-hdf5: no such file or folder"),
+    ("--note my-to-do nowhere out", "nowhere: no such file or folder"),
+    ("nowhere web-to-train", "nowhere: no such file or folder"),
+    ("nowhere out", "nowhere: no such file or folder"),
+    ("tokens", "Missing argument 'SRC...'. Pass the sources, then DST."),
+    ("--to npy", "Missing argument 'SRC...'. Pass the sources, then DST."),
+    ("--from nyp tokens out", "'nyp' is no format: expected one of batch, hdf5, "),
+    ("--to text tokens out", "'text' is no format: expected one of batch, hdf5, npy, stream"),
+    ("tokens out --no-such-option", "No such option '--no-such-option'."),
+    ("tokens out --batch-size many", "'many' is not a valid integer"),
+])  # fmt: skip
+def test_a_wrong_word_is_wrong_usage_and_names_the_right_one(words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("tokens").mkdir()
+    result = run_zb("convert", *words.split(), code=2)
+    assert (result.stdout, message in result.stderr) == ("", True), result.stderr
+    assert result.stderr.startswith("Usage: zb convert [OPTIONS] ")
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
+
+
+def test_a_source_that_is_named_like_a_pair_is_a_source(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("one-to-many.npy", TOKENS)
+    Path("web-to-train").mkdir()
+    np.save("web-to-train/a.npy", TOKENS)
+    succeed(zb, "convert", "web-to-train", "out-to-in", "--seq-len", 16)
+    succeed(zb, "convert", "one-to-many.npy", "out", "--seq-len", 16)
+    assert files_of(Path("out-to-in")).keys() == files_of(Path("out")).keys()
+
+
+def test_the_script_convert_is_the_same(inputs, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["convert", str(inputs["hdf5"]), str(tmp_path / "out"), "--quiet"])
+    monkeypatch.setattr("zb_hdf5.__main__.handle_signals", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        script()
+    assert ended.value.code == 0
+    assert (tmp_path / "out" / "shards.json").exists()
+    result = run(convert_commands, "a", "b", "--no-such", code=2)
+    assert result.stderr.startswith("Usage: convert [OPTIONS] SRC... DST\nTry 'convert --help' for help.")
+
+
+# --- options -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("source", "options", "message"), [
+    ("npy", ["--tokenizer", "byte"], "--tokenizer belongs to parquet, jsonl, text, found .npy files of tokens; the "
+     "options are --batch-size, --codec, "),
+    ("hdf5", ["--seed", "1", "--pad-id", "2"], "--pad-id, --seed belong to npy, "),
+    ("hdf5", ["--to", "npy", "--codec", "zstd"], "--codec does not apply to an HDF5 store as npy; the options are "),
+    ("jsonl", ["--tokenizer", "byte", "--shard-range", "0/2"], "--shard-range "),
+    ("hdf5", ["--tokens-only"], "--tokens-only does not apply to an HDF5 store as hdf5; the options are "),
+])  # fmt: skip
+def test_an_option_that_does_not_apply_is_refused_with_those_that_do(source, options, message, inputs, tmp_path):
+    result = run_zb("convert", inputs[source], tmp_path / "out", *options)
+    assert message in one_error(result, 2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_of_no_format_is_refused_from_python_too(inputs, tmp_path):
+    with pytest.raises(ArgumentError, match="source_format must be one of auto, batch, "):
+        convert(inputs["npy"], "hdf5", tmp_path / "out", source_format="nyp")
+    with pytest.raises(ArgumentError, match="target must be one of auto, batch, "):
+        convert(inputs["npy"], "zip", tmp_path / "out")
+
+
+def test_the_command_takes_every_option_of_a_conversion_in_its_group():
+    options = [each for each in convert_any.params if isinstance(each, click.Option)]
+    groups = {each.name: each.group for each in options if each.name in OPTIONS}
+    assert groups == {name: option.group for name, option in OPTIONS.items()}
+    text = CliRunner().invoke(zb, ["convert", "--help"], terminal_width=80).stdout
+    headings = re.findall(r"^(\w+) \(.*\):$", text, re.MULTILINE)
+    assert [heading.lower() for heading in headings] == list(OPTION_GROUPS)
+    for group, part in zip(OPTION_GROUPS, re.split(r"^\w+ \(.*\):$", text, flags=re.MULTILINE)[1:], strict=True):
+        flags = set(re.findall(r"^  (--[\w-]+)", part, re.MULTILINE))
+        expected = {flag_of(name) for name, option in OPTIONS.items() if option.group == group}
+        assert expected <= flags
+    others = {flag for each in options for flag in each.opts} - {flag_of(name) for name in OPTIONS}
+    assert others == {"--from", "--to", "--dry-run", "--list", "--no-shuffle", "--json", "--quiet"}
+
+
+def test_the_help_of_two_formats_has_their_options_with_their_defaults():
+    text = " ".join(succeed(zb, "convert", "--from", "npy", "--to", "batch", "--help").stdout.split())
+    assert "Records per batch. [default: 32]" in text
+    assert not re.search("--tokenizer|--codec|--dataset", text)
+    text = " ".join(succeed(zb, "convert", "--help").stdout.split())
+    assert re.search(r"Records per batch\. +\[x>=1\]", text)  # no default is that of all
+    assert all(pair in text for pair in PAIRS)
+
+
+def test_the_example_of_the_help_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("tokens").mkdir()
+    np.save("tokens/a.npy", np.arange(32 * 8 * 64, dtype=np.uint16).reshape(-1, 64))
+    text = succeed(zb, "convert", "--help").stdout
+    [line] = re.findall(r"Example: (zb convert .*)", text)
+    assert "4 shards" in succeed(zb, *shlex.split(line)[1:]).stdout
+
+
+# --- the list of formats -----------------------------------------------------------------------------------------
+def test_the_list_has_every_format_and_what_it_can():
+    listed = report_of(zb, "convert", "--list")["formats"]
+    assert {*sources(), *target_names()} <= listed.keys()
+    assert {name for name, found in listed.items() if found["is_source"]} == {*sources()}
+    assert {name for name, found in listed.items() if found["is_target"]} == {*target_names()}
+    assert listed["hdf5"] == dict.fromkeys(listed["hdf5"], True)
+    assert (listed["batch"]["documents"], listed["parquet"]["in_place"], listed["parquet"]["shard_range"]) == (
+        False, False, False,
+    )  # fmt: skip
+    lines = succeed(zb, "convert", "--list").stdout.splitlines()
+    assert lines[0].split() == [
+        "format",
+        "in",
+        "place",
+        "in",
+        "out",
+        "documents",
+        "fields",
+        "--resume",
+        "--shard-range",
+    ]
+    assert {line.split()[0] for line in lines[1:]} == listed.keys()
+    assert [line.split()[1:] for line in lines if line.startswith("hdf5 ")] == [["yes"] * 7]
+    assert succeed(zb, "convert", "--list", "--quiet").stdout == ""
+
+
+# --- completion --------------------------------------------------------------------------------------------------
+def completed(*words):
+    """Return what a shell offers for the last word."""
+    *given, incomplete = words
+    found = BashComplete(zb, {}, "zb", "_ZB_COMPLETE").get_completions([*given], incomplete)
+    return [each.value if each.type == "plain" else each.type for each in found]
+
+
+@pytest.mark.parametrize(("words", "expected"), [
+    (("convert", "--bat"), ["--batch-size"]),
+    (("convert", "tokens", "--to"), ["--tokenizer", "--tokens-only", "--to"]),
+    (("convert", "tokens", "out", "--packing", "b"), ["best-fit"]),
+    (("convert", "--from", "j"), ["jsonl"]),
+    (("convert", "tokens", "--to", "b"), ["batch"]),
+    (("convert", "np"), ["file", "npy-to-batch", "npy-to-hdf5", "npy-to-stream"]),
+    (("convert", ""), ["file"]),
+    (("convert", "tokens", ""), ["file"]),
+    (("convert", "npy-to-hdf5", "--bat"), ["--batch-size"]),
+])  # fmt: skip
+def test_a_shell_completes_options_formats_paths_and_pairs(words, expected):
+    assert sorted(completed(*words)) == sorted(expected)

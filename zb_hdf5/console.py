@@ -62,6 +62,7 @@ TYPED: Final = {
     Remedy.CONVERT: "'zb convert --help' lists what becomes a store",
     Remedy.DATASET: "pass --dataset to 'zb info', 'zb show' or 'zb convert', with one of its integer datasets: {at}",
     Remedy.AXES: "copy the ids into a dataset of two axes, or pass --axes batch,record,token if all are records",
+    Remedy.SOURCE_DTYPE: "if it has ids and no header, pass their dtype, such as --source-dtype uint16",
     Remedy.TEXT_COLUMN: "pass --text-column with one of their keys: {at}",
     Remedy.TRAIN: "train both with 'zb tokenizer train'",
     Remedy.OTHER_KIND: "run 'zb convert {at}-to-hdf5' for them",
@@ -184,15 +185,39 @@ def output_options(command: Callable[..., Output | None]) -> Callable[..., None]
     return run
 
 
+def headerless_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--source-dtype` and `--skip-bytes`, which name the ids of files without a header."""
+    dtype = click.option("--source-dtype", help="Dtype of the ids in files without a header, such as uint16.")
+    skip = click.option(
+        "--skip-bytes", type=click.IntRange(0), default=0, help="Bytes of each such file before its ids. [default: 0]"
+    )
+    return dtype(skip(command))
+
+
 def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--dataset`, `--axes` and `--digests`, for files of other programs; the command gets them as its `choice`."""
+    """Add the options for the files of other programs: of HDF5, without a header, without digests: see `Choice`."""
 
     @click.option("--dataset", help="Dataset of an HDF5 file of another program. [default: the only one of integers]")
     @click.option("--axes", type=click.Choice([AXES]), help="Its axes are these: no entry is a mask or labels.")
+    @headerless_options
     @click.option("--digests", type=LOCAL, help="The file that 'zb index digests' has made of files that hold none.")
     @functools.wraps(command)
-    def run(dataset: str | None, axes: str | None, digests: Path | None, **given: Any) -> Any:
-        return command(choice={"dataset": dataset, "axes": axes, "digests": digests}, **given)
+    def run(
+        dataset: str | None,
+        axes: str | None,
+        source_dtype: str | None,
+        skip_bytes: int,
+        digests: Path | None,
+        **given: Any,
+    ) -> Any:
+        choice = {
+            "dataset": dataset,
+            "axes": axes,
+            "source_dtype": source_dtype,
+            "skip_bytes": skip_bytes,
+            "digests": digests,
+        }
+        return command(choice=choice, **given)
 
     return run
 

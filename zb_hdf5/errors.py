@@ -40,6 +40,7 @@ class Remedy(StrEnum):
     CONVERT = "to make a store of other files, run convert('{at}', 'hdf5', destination)"
     DATASET = "pass dataset= with one of its integer datasets: {at}"
     AXES = "copy the ids into a dataset of two axes, or pass axes='batch,record,token' if all are records"
+    SOURCE_DTYPE = "if it has ids and no header, pass their dtype, such as source_dtype='uint16'"
     TEXT_COLUMN = "pass text_column= with one of their keys: {at}"
     TRAIN = "train both with train_tokenizer"
     OTHER_KIND = "leave out the kind to open them"

@@ -22,7 +22,7 @@ META = StoreMeta(1, CHUNK_TOKENS, np.dtype("<u2"), layout=STREAM_LAYOUT)
 class BinFormat(FileFormat):
     """A file of uint16 tokens without a header, as nanoGPT has it."""
 
-    name = "bin"
+    name = "bare"
     suffix = ".bin"
     holds_batches = False
     tokens_only = True
@@ -37,26 +37,26 @@ class BinFormat(FileFormat):
 class BinHolder(Holder):
     """A folder of such files."""
 
-    name = "bin"
+    name = "bare"
 
     def find(self, path, backend, dataset):
         if path.is_dir() and any(path.glob("*.bin")):
-            return Opening(path, self.name, STREAM_LAYOUT, "bin")
+            return Opening(path, self.name, STREAM_LAYOUT, "bare")
         return None
 
     def stream_index(self, opening):
         entries = []
         for file in sorted(opening.path.glob("*.bin")):
             count = file.stat().st_size // 2
-            entries.append(ShardEntry(file.name, "bin", 0, -(-count // CHUNK_TOKENS), count, NO_SHA256))
+            entries.append(ShardEntry(file.name, "bare", 0, -(-count // CHUNK_TOKENS), count, NO_SHA256))
         return ShardIndex(META, entries)
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder of two files of the new format, and its tokens."""
-    monkeypatch.setitem(FORMATS, "bin", BinFormat())
-    monkeypatch.setattr("zb_hdf5.store.holders.HOLDERS", {"bin": BinHolder(), **HOLDERS})
+    monkeypatch.setitem(FORMATS, "bare", BinFormat())
+    monkeypatch.setattr("zb_hdf5.store.holders.HOLDERS", {"bare": BinHolder(), **HOLDERS})
     tokens = random_tokens(1, 1, 1777).reshape(-1).astype(np.uint16)
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "a.bin").write_bytes(tokens[:1000].tobytes())
@@ -69,7 +69,7 @@ def test_it_is_a_stream_with_windows_a_loader_and_states(folder):
     with open_stream(path) as stream:
         np.testing.assert_array_equal(stream.get_slice(900, 1100), tokens[900:1100])
     with open_reader(path, batch_size=2, seq_len=50, overlap=1) as reader:
-        assert (reader.backend, reader.layout, reader.num_batches) == ("bin", "stream", 17)
+        assert (reader.backend, reader.layout, reader.num_batches) == ("bare", "stream", 17)
         np.testing.assert_array_equal(reader.read_batch(10), [tokens[1000:1051], tokens[1050:1101]])
     options = {"batch_size": 2, "seq_len": 50, "rank": 0, "world_size": 1}
     with Loader(path, **options) as first, Loader(path, **options) as second:

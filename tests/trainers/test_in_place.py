@@ -15,8 +15,7 @@ from packed import tokens_of
 
 from zb_hdf5 import DocumentLoader, Loader, convert, errors, open_reader, open_stream
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.trainers.llmc import LLMC_HEADER_BYTES
-from zb_hdf5.trainers.trainer_formats import TRAINER_FORMATS, flat_format, flat_names
+from zb_hdf5.trainers.bin import LLMC_HEADER_BYTES
 
 GOLDEN = Path(__file__).parents[1] / "data" / "trainers"
 #: Written by the trainers' own libraries: see .ci/peers.
@@ -120,11 +119,6 @@ def test_documents_are_packed_into_a_store_as_those_of_our_streams(folder, truth
     assert held.max() == 1
     assert held.sum() == len(tokens) - lost
     run_zb("verify", tmp_path / "store", code=0)
-
-
-@pytest.mark.parametrize("name", flat_names())
-def test_the_table_has_the_suffixes_of_each_format(name):
-    assert TRAINER_FORMATS[name].suffixes == flat_format(name).suffixes
 
 
 def write_llmc(path, ids, magic=20240520, version=1, count=None):
@@ -232,4 +226,6 @@ def test_a_folder_of_which_a_part_is_not_recognised_is_refused(copied):
 def test_a_folder_of_other_files_is_refused_as_before(tmp_path):
     (tmp_path / "x.bin").write_bytes(b"no tokens of a format that has a header")
     is_refused(errors.FormatError, lambda: open_reader(tmp_path / "x.bin"), match="megatron .an .idx beside it")
+    is_refused(errors.FormatError, lambda: open_reader(tmp_path), match=r"x\.bin: .* source_dtype='uint16'$")
+    (tmp_path / "x.bin").rename(tmp_path / "x.dat")
     is_refused(errors.FormatError, lambda: open_reader(tmp_path), match="no shards.json")

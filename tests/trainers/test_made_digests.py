@@ -347,7 +347,7 @@ def patched(**changes):
     (patched(format="zb-shards"), "expected format 'zb-digests', found 'zb-shards'"),
     (patched(version=2), "expected version 1, found 2"),
     (patched(chunk_tokens=2**60), "expected chunk_tokens 262144, found 1152921504606846976"),
-    (patched(backend="olmo"), "expected backend npy or megatron"),
+    (patched(backend="zarr"), "expected backend npy or megatron"),
     (patched(token_count=[2**60]), "expected the crc32 of 4,398,046,511,104 chunks"),
     (patched(token_count=[2**80]), "token_count"),
     (patched(token_count=[-1]), "expected sizes from 0 on"),

@@ -69,7 +69,7 @@ def test_other_content_is_asked_for_by_name_or_not_found(folder, tmp_path):
 
 def test_the_tables_name_every_source_and_target():
     kinds = sources()
-    assert {"lines", "megatron", "datatrove", "llmc"} <= kinds.keys()
+    assert {"lines", "megatron", "datatrove", "bin", "olmo"} <= kinds.keys()
     assert {"hdf5", "batch", "npy", "stream"} <= {*target_names()}
     assert "vocab_size" in kinds["lines"].options_of("stream")
     assert not {"vocab_size", "tokenizer"} & {*kinds["megatron"].options_of("hdf5")}

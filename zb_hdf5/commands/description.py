@@ -32,9 +32,9 @@ from zb_hdf5.store.index import ShardIndex, find_index, source_files
 from zb_hdf5.store.opening import (
     NO_CHOICE,
     Choice,
+    open_chosen_stream,
     open_for_loader,
     open_reader,
-    open_stream,
 )
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.window_reader import WindowReader
@@ -53,7 +53,7 @@ def describe(path: str | os.PathLike[str], choice: Choice = NO_CHOICE) -> dict[s
     path = any_path(path)
     opening = look(path, **choice)
     if opening.layout == STREAM_LAYOUT:
-        with open_stream(path, dataset=choice["dataset"], digests=choice["digests"]) as stream:
+        with open_chosen_stream(path, choice) as stream:
             index = stream.index if find_index(path) else None
             return _describe(path, stream, _describe_stream(stream), stream.paths, index, opening)
     with open_reader(path, **choice) as reader:

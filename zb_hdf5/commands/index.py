@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zb_hdf5.console import FROM_1, LOCAL, NEW, Output, Progress, counted, output_options
+from zb_hdf5.console import FROM_1, LOCAL, NEW, Output, Progress, counted, headerless_options, output_options
 from zb_hdf5.formats.registry import FORMATS
 
 if TYPE_CHECKING:
@@ -108,12 +108,16 @@ def zb_index_crc32(files: tuple[Path, ...]) -> Output:
 @click.option("-o", "--output", type=NEW, required=True, help="The file to write, a JSON.")
 @click.option("--force", is_flag=True, help="Replace an existing file of digests when the new one is whole.")
 @click.option("--workers", type=FROM_1, help="Files read at the same time. [default: the cores]")
+@headerless_options
 @output_options
-def zb_index_digests(path: Path, output: Path, force: bool, workers: int | None) -> Output:
+def zb_index_digests(
+    path: Path, output: Path, force: bool, workers: int | None, source_dtype: str | None, skip_bytes: int
+) -> Output:
     """Write the digests of PATH: a sha256 of each file and a crc32 of each chunk, as they are now.
 
     PATH is a file of another trainer, or a folder of such files, which is read in place: .npy, Megatron, datatrove,
-    llm.c. From then on 'zb verify PATH --digests FILE' and the loaders (digests=FILE) compare the files with it.
+    OLMo, llm.c and nanoGPT. From then on 'zb verify PATH --digests FILE' and the loaders (digests=FILE) compare the
+    files with it.
 
     \b
     Example: zb index digests corpus.idx -o corpus.digests.json
@@ -125,6 +129,8 @@ def zb_index_digests(path: Path, output: Path, force: bool, workers: int | None)
             path,
             output,
             overwrite=force,
+            source_dtype=source_dtype,
+            skip_bytes=skip_bytes,
             workers=workers,
             progress=progress.advance,
             announce=lambda total: progress.advance(0, total),

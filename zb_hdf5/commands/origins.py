@@ -125,7 +125,8 @@ def origins(
     if state.get("kind") == "mixture":
         if any(choice.values()):
             raise ArgumentError(
-                f"{state_path}: is the state of a mixture: --dataset, --axes and --digests are of one store"
+                f"{state_path}: is the state of a mixture: --dataset, --axes, --source-dtype and --digests are of one "
+                "store"
             )
         mixed = _mixed_loader(stores, state, state_path)
         requests = [(mixed.loaders[name], name, request) for name, request in mixed.requests(steps)]

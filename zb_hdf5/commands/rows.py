@@ -23,7 +23,7 @@ from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.order import GlobalOrder, IndexArray
 from zb_hdf5.spec import INDEX_NAME, NO_DOCUMENT, STREAM_LAYOUT, TokenArray
 from zb_hdf5.store.holders import look
-from zb_hdf5.store.opening import NO_CHOICE, Choice, open_reader, open_stream
+from zb_hdf5.store.opening import NO_CHOICE, Choice, open_chosen_stream, open_reader
 from zb_hdf5.text.corpus import row_of_source
 from zb_hdf5.text.readable import NEWLINE, readable, readable_runs, tokenizer_of
 from zb_hdf5.text.tokenizers import Tokenizer
@@ -141,7 +141,7 @@ def open_to_look(
     """Open batches, which have a shape, or a stream as batches of windows: of one row, unless another is asked for."""
     if look(path, **choice).layout != STREAM_LAYOUT:
         return open_reader(path, batch_size=batch_size or seq_len, seq_len=seq_len or batch_size, **choice)
-    with open_stream(path, dataset=choice["dataset"], digests=choice["digests"]) as store:
+    with open_chosen_stream(path, choice) as store:
         length = min(STREAM_SEQ_LEN, max(1, store.num_tokens))
     return open_reader(path, batch_size=batch_size or 1, seq_len=seq_len or length, **choice)
 

@@ -6,16 +6,18 @@ Such files hold no digests; they may have been made, and kept in a file of their
 from __future__ import annotations
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Never
+from typing import Any, ClassVar, Final, NamedTuple, Never, Self, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import BackendError, ChecksumError, FormatError, Remedy
+from zb_hdf5.errors import ArgumentError, BackendError, ChecksumError, FormatError, IncompleteError, Remedy
 from zb_hdf5.files.checked import Crc32Rows
 from zb_hdf5.files.foreign_ids import ForeignIds
 from zb_hdf5.files.paths import Identity
@@ -23,6 +25,76 @@ from zb_hdf5.files.ranges import Extents, Range, Run
 from zb_hdf5.files.tokens import Tokens, open_extents
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import StoreMeta
+
+#: The dtypes of ids in files without a header, by which they are named: little-endian.
+SOURCE_DTYPES: Final = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+
+
+#: The key of the names of ids without a header, in the source of an index that is made of their files.
+HEADERLESS: Final = "headerless"
+
+
+class HeaderlessNames(TypedDict):
+    """The arguments that name ids without a header: see `Headerless`."""
+
+    source_dtype: str | None
+    skip_bytes: int
+
+
+#: The names of the ids of files that have a header.
+NO_NAMES: Final = HeaderlessNames(source_dtype=None, skip_bytes=0)
+
+
+class Headerless(NamedTuple):
+    """The ids of files that have no header, as the user names them: nothing in such a file tells.
+
+    Attributes
+    ----------
+    dtype
+        The dtype of an id.
+    skip_bytes
+        The bytes of each file before its first id.
+    """
+
+    dtype: np.dtype[Any]
+    skip_bytes: int = 0
+
+    @classmethod
+    def of(cls, source_dtype: str | None = None, skip_bytes: int = 0) -> Self | None:
+        """Return the ids that two arguments of `open_reader` name; None if neither is given.
+
+        Raises
+        ------
+        ArgumentError
+            If they are not possible.
+        """
+        if source_dtype is None:
+            if skip_bytes:
+                raise ArgumentError(
+                    f"skip_bytes={skip_bytes!r} is for files without a header: pass source_dtype too",
+                    options=["skip_bytes", "source_dtype"],
+                )
+            return None
+        if source_dtype not in SOURCE_DTYPES:
+            raise ArgumentError(
+                f"source_dtype must be one of {', '.join(SOURCE_DTYPES)}, found {source_dtype!r}",
+                options=["source_dtype"],
+            )
+        if not isinstance(skip_bytes, int) or skip_bytes < 0:
+            raise ArgumentError(
+                f"skip_bytes must be a whole number of at least 0, found {skip_bytes!r}", options=["skip_bytes"]
+            )
+        return cls(np.dtype(source_dtype).newbyteorder("<"), skip_bytes)
+
+    @classmethod
+    def in_source(cls, source: Mapping[str, Any]) -> Self | None:
+        """Return the ids of the files of an index, by its source; None if their files have a header."""
+        return cls.of(**source.get(HEADERLESS, {}))
+
+    @property
+    def names(self) -> HeaderlessNames:
+        """The arguments that name these ids."""
+        return {"source_dtype": self.dtype.name, "skip_bytes": self.skip_bytes}
 
 
 class FlatTokens(NamedTuple):
@@ -138,16 +210,24 @@ def _rows_of(digest: FlatDigest, *others: Range) -> npt.NDArray[np.uint32]:
 class FlatFormat(ABC):
     """The files of one flat format: how they are recognised, and what they hold. One file of the package has one.
 
-    Attributes
+    Parameters
     ----------
     suffixes
-        The endings of the files by which a path is looked at: the first one is that of the ids.
+        The endings of the files by which a path is looked at: the first one is that of the ids. The table has them.
+    headerless
+        The ids of files without a header; None: the files have one.
+
+    Attributes
+    ----------
     sign
-        The content by which its files are recognised, for the message that a file is none of them.
+        The content by which its files are recognised, for the message that a file is none of them; "": there is none.
     """
 
-    suffixes: ClassVar[tuple[str, ...]]
     sign: ClassVar[str]
+
+    def __init__(self, suffixes: tuple[str, ...], headerless: Headerless | None = None) -> None:
+        self.suffixes = suffixes
+        self.headerless = headerless
 
     def files(self, path: Path) -> list[Path]:
         """Return the files of the ids at a path, by name; none if the path holds none. Hidden ones are left out.
@@ -162,14 +242,14 @@ class FlatFormat(ABC):
         FormatError
             If a folder has other files of that suffix too: one that is damaged would be left out without a word.
         """
-        if path.is_dir():
-            named = [file for file in path.glob(f"*{self.suffixes[0]}") if not file.name.startswith(".")]
-            named = sorted(file for file in named if file.is_file())
-            found = [file for file in named if self.recognises(file)]
-            if found and len(found) < len(named):
-                self._refuse_other(next(file for file in named if file not in found), found[0])
-            return found
-        return [path] if path.name.endswith(self.suffixes[0]) and self.recognises(path) else []
+        if not path.is_dir():
+            is_named = self.headerless is not None or path.name.endswith(self.suffixes[0])
+            return [path] if is_named and self.recognises(path) else []
+        named = [path / name for name in names_in(path, self.suffixes[0])]
+        found = [file for file in named if self.recognises(file)]
+        if found and len(found) < len(named):
+            self._refuse_other(next(file for file in named if file not in found), found[0])
+        return found
 
     def _refuse_other(self, other: Path, known: Path) -> Never:
         """Raise `FormatError` for a file that is not of this format, in the folder of one that is."""
@@ -182,7 +262,7 @@ class FlatFormat(ABC):
 
     @abstractmethod
     def recognises(self, path: Path) -> bool:
-        """Return whether a file that ends as the ids do is of this format, by its content."""
+        """Return whether a file that ends as the ids do is of this format, by its content; one without header is."""
 
     @abstractmethod
     def look(self, path: Path) -> FlatTokens:
@@ -199,6 +279,20 @@ class FlatFormat(ABC):
     def beside(self, path: Path) -> list[Path]:
         """Return the other files that belong to a file of ids, and are there."""
         return []
+
+    def look_without_header(self, path: Path, headerless: Headerless) -> FlatTokens:
+        """Return the facts of a file that has ids and nothing else, from its size. Raises as `look`."""
+        dtype, skip_bytes = headerless
+        size = os.stat(path).st_size
+        num_bytes = size - skip_bytes
+        if num_bytes < 0:
+            raise IncompleteError(f"{path}: expected at least the {skip_bytes:,} bytes of skip_bytes, found {size:,}")
+        if num_bytes % dtype.itemsize:
+            raise IncompleteError(
+                f"{path}: expected a multiple of {dtype.itemsize} bytes, for ids of {dtype.name}, found "
+                f"{num_bytes:,}: it was cut short, or source_dtype or skip_bytes is another one"
+            )
+        return FlatTokens(path, num_bytes // dtype.itemsize, dtype, skip_bytes)
 
     def document_offsets(self, found: FlatTokens) -> npt.NDArray[np.uint64]:
         """Return where each document of a file begins and the last one ends, shape (D + 1,), checked.
@@ -240,3 +334,13 @@ class FlatFormat(ABC):
         if found.num_documents is not None:
             meta = replace(meta, document_count=found.num_documents)
         return FlatReader(path, meta, tokens, digest)
+
+
+def names_in(folder: Path, suffix: str) -> list[str]:
+    """Return the names of the files of a folder that end in a suffix, in their order. Hidden ones are left out."""
+    with os.scandir(folder) as entries:
+        return sorted(
+            each.name
+            for each in entries
+            if each.name.endswith(suffix) and not each.name.startswith(".") and each.is_file()
+        )

@@ -67,19 +67,15 @@ def stream_header(path: Path) -> tuple[int, np.dtype[Any], int]:
 class NpyArrays(FlatFormat):
     """1-D `.npy` files of integers, each of which counts as one document."""
 
-    suffixes: ClassVar = (".npy",)
     sign: ClassVar = "a header of numpy"
 
     def recognises(self, path: Path) -> bool:
-        """Return True: `look` refuses other content."""
-        return True
+        with open(path, "rb", opener=regular) as file:
+            return file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX
 
     def look(self, path: Path) -> FlatTokens:
         num_tokens, dtype, byte_offset = stream_header(path)
         return FlatTokens(path, num_tokens, dtype, byte_offset)
-
-
-NPY_ARRAYS: Final = NpyArrays()
 
 
 class NpyWriter(FileWriter):

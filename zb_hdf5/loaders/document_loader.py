@@ -148,7 +148,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
     fields, spans, seed, epoch, rank, world_size, drop_last, prefetch, device, skip, mask_documents, tokenizer
         As for `Loader`; positions count documents. "pack" fills up the last step with batches from the start of the
         order.
-    split, access, verify
+    split, access, verify, source_dtype, skip_bytes
         As for `open_stream`.
     cache, cache_bytes, digests
         As for `open_reader`; the cache is for the tokens.
@@ -220,6 +220,8 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         split: str = DEFAULT_SPLIT,
         access: Access = "auto",
         verify: Verify = "auto",
+        source_dtype: str | None = None,
+        skip_bytes: int = 0,
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int | str | None = None,
         digests: str | os.PathLike[str] | None = None,
@@ -233,6 +235,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         if not isinstance(source, WindowReader):
             how: dict[str, Any] = {"cache": cache, "cache_bytes": cache_bytes, "digests": digests}
             how |= {"split": split, "access": access, "verify": verify, "batch_size": 1, "seq_len": 1}
+            how |= {"source_dtype": source_dtype, "skip_bytes": skip_bytes}
             source = cast(WindowReader, open_reader(source, **how))
         self.store = source
         self.path = self.store.path

@@ -316,7 +316,7 @@ class Loader(EpochLoader[BatchT]):
     ----------
     source
         A path for `open_reader`, or a reader.
-    backend, access, verify, dataset, axes, cache, cache_bytes, digests
+    backend, access, verify, dataset, axes, source_dtype, skip_bytes, cache, cache_bytes, digests
         As for `open_reader`; without effect on a reader.
     split
         The split to read of a store with several.
@@ -497,6 +497,8 @@ class Loader(EpochLoader[BatchT]):
         verify: Verify = "auto",
         dataset: str | None = None,
         axes: str | None = None,
+        source_dtype: str | None = None,
+        skip_bytes: int = 0,
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int | str | None = None,
         digests: str | os.PathLike[str] | None = None,
@@ -538,6 +540,8 @@ class Loader(EpochLoader[BatchT]):
                 verify=verify,
                 dataset=dataset,
                 axes=axes,
+                source_dtype=source_dtype,
+                skip_bytes=skip_bytes,
                 split=split,
                 cache=cache,
                 cache_bytes=cache_bytes,

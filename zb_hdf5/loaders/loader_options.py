@@ -34,6 +34,8 @@ class SourceOptions(TypedDict, total=False):
     verify: Verify
     dataset: str | None
     axes: str | None
+    source_dtype: str | None
+    skip_bytes: int
     cache: str | os.PathLike[str] | None
     cache_bytes: int | str | None
     digests: str | os.PathLike[str] | None

@@ -17,7 +17,7 @@ from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import local_path, on_failure, open_file
 from zb_hdf5.files.publishing import PartialFile, require_present, write_fully
 from zb_hdf5.files.threads import Readers
-from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatTokens, documents_sha256
+from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatTokens, Headerless, documents_sha256
 from zb_hdf5.spec import (
     CRC32_DIGITS,
     DEFAULT_CHUNK_TOKENS,
@@ -31,9 +31,10 @@ from zb_hdf5.spec import (
     is_hexadecimal,
     stored_dtype,
 )
+from zb_hdf5.store.headerless import flat_name
 from zb_hdf5.store.sealed_text import parse_sealed, read_text, sealed_text
 from zb_hdf5.store.shard_table import require_arrays, require_field, require_sha256
-from zb_hdf5.trainers.trainer_formats import flat_files, flat_format, flat_name_of, flat_names
+from zb_hdf5.trainers.trainer_formats import flat_files, flat_format, flat_names
 
 #: The chunks that digests are of: of the ids as each file has them.
 CHUNKS_OF_FLAT_FILES: Final = StoreMeta(1, DEFAULT_CHUNK_TOKENS, stored_dtype("uint32"), layout=STREAM_LAYOUT)
@@ -218,6 +219,8 @@ def write_digests(
     destination: str | os.PathLike[str],
     *,
     overwrite: bool = False,
+    source_dtype: str | None = None,
+    skip_bytes: int = 0,
     workers: int | None = None,
     progress: Count = lambda tokens: None,
     announce: Count = lambda tokens: None,
@@ -235,6 +238,8 @@ def write_digests(
         The file to write, a JSON.
     overwrite
         It may exist, if it is a file of digests, and is replaced in one step.
+    source_dtype, skip_bytes
+        As for `open_reader`, of files without a header.
     workers
         Threads, one for each file; by default one per core that this process may use.
     progress
@@ -253,14 +258,15 @@ def write_digests(
     """
     path = local_path(path)
     require_present(path)
-    name = flat_name_of(path)
-    flat = flat_format(name)
+    headerless = Headerless.of(source_dtype, skip_bytes)
+    name = flat_name(path, headerless)
+    flat = flat_format(name, headerless)
     if flat is None:
         raise BackendError(
             f"{path}: expected files that hold no digests and are read in place ({', '.join(flat_names())}), found "
             "others: stores have digests, and HDF5 files of other programs get them when they are converted"
         )
-    found = [flat.look(file) for file in flat_files(name, path)]
+    found = [flat.look(file) for file in flat_files(name, path, headerless)]
     destination = local_path(destination)
     if overwrite:
         _refuse_other_file(destination)

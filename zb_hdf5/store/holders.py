@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from zb_hdf5.files.paths import RemotePath, any_path, local_path, on_failure, re
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.formats.batch_reader import BatchReader, require_choice, require_options
 from zb_hdf5.formats.batch_writer import FieldDigest
-from zb_hdf5.formats.flat import FlatDigest
+from zb_hdf5.formats.flat import HEADERLESS, FlatDigest, Headerless
 from zb_hdf5.formats.registry import AXES, FORMATS, backend_in, no_known_file, require_datasets
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.spec import (
@@ -32,13 +32,20 @@ from zb_hdf5.spec import (
 )
 from zb_hdf5.store.both_formats import require_same_tokens, stores_by_format
 from zb_hdf5.store.digests import Digests, needs_no_digests
+from zb_hdf5.store.headerless import headerless_name
 from zb_hdf5.store.index import ShardIndex, find_index, require_files
 from zb_hdf5.store.lost_index import no_index
 from zb_hdf5.store.shard_table import ShardEntry
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.store_documents import StoreDocuments
 from zb_hdf5.store.window_reader import FLAT_DTYPE, WindowReader
-from zb_hdf5.trainers.trainer_formats import TRAINER_FORMATS, flat_files, flat_format, flat_names, not_recognised
+from zb_hdf5.trainers.trainer_formats import (
+    TRAINER_FORMATS,
+    flat_files,
+    flat_format,
+    flat_names,
+    not_recognised,
+)
 
 if TYPE_CHECKING:  # h5py, which a finished store does not need
     from zb_hdf5.formats.h5_column import Column
@@ -74,6 +81,8 @@ class Opening:
         The `shards.json` of a store, with all splits; None: no store.
     column
         The tokens of a lone HDF5 file; None: of another format, or a store.
+    headerless
+        The ids of files without a header; None: of other files.
     shape
         The shape of batches as it is asked for.
     access, verify, dataset, axes, split, digests
@@ -86,6 +95,7 @@ class Opening:
     backend: str
     index: ShardIndex | None = None
     column: Column | None = None
+    headerless: Headerless | None = None
     shape: Shape = ANY_SHAPE
     access: str = "auto"
     verify: str = "auto"
@@ -147,7 +157,7 @@ class Opening:
         """Compare the digests of all files of the split, as `verify="store"` asks for. Raises as `open_reader`."""
         from zb_hdf5.store.verify import require_digests
 
-        require_digests(self.path, self.split, self.dataset, self.digests)
+        require_digests(self.path, self.split, self.dataset, self.digests, self.headerless)
 
 
 def look(
@@ -158,6 +168,8 @@ def look(
     verify: str = "auto",
     dataset: str | None = None,
     axes: str | None = None,
+    source_dtype: str | None = None,
+    skip_bytes: int = 0,
     split: str | None = None,
     shape: Shape = ANY_SHAPE,
     digests: str | os.PathLike[str] | None = None,
@@ -167,7 +179,7 @@ def look(
     Raises
     ------
     ArgumentError
-        If an argument is not possible, or axes are named of a stream.
+        If an argument is not possible, axes are named of a stream, or `source_dtype` of files with a header.
     BackendError
         If the files have another format than `backend`, a dataset is named of anything but an HDF5 file, or digests of
         files that have their own.
@@ -183,12 +195,23 @@ def look(
         require_choice("axes", axes, (AXES,))
     require_remote_access(path, access)
     require_present(path)
+    headerless = Headerless.of(source_dtype, skip_bytes)
     if dataset is not None or axes is not None:
+        if headerless is not None:
+            raise ArgumentError(
+                f"{path}: source_dtype is for files without a header, dataset and axes are for HDF5 files: pass either",
+                options=["source_dtype", "dataset", "axes"],
+            )
         require_datasets(path, dataset=dataset, axes=axes)
-    openings = (holder.find(path, backend, dataset) for holder in HOLDERS.values())
-    found = next((opening for opening in openings if opening is not None), None)
+    found: Opening | None
+    if headerless is not None:
+        name = headerless_name(path, backend)
+        found = Opening(path, name, STREAM_LAYOUT, name, headerless=headerless)
+    else:
+        openings = (holder.find(path, backend, dataset) for holder in HOLDERS.values())
+        found = next((opening for opening in openings if opening is not None), None)
     if found is None:
-        raise no_index(path)
+        raise not_recognised(path) or no_index(path)
     if axes is not None and found.layout == STREAM_LAYOUT:
         raise ArgumentError(f"{path}: is a token stream, which has one axis: leave out axes={axes!r}")
     if digests is not None and found.backend not in flat_names():
@@ -325,8 +348,9 @@ class FlatHolder(Holder):
     def stream_index(self, opening: Opening) -> ShardIndex:
         """Return the index of the files. Ids become uint16 where that holds the dtypes of all, else uint32."""
         _require_no_split(opening, "none")
-        flat = flat_format(self.name)
-        files = flat_files(self.name, opening.path)
+        headerless = opening.headerless
+        flat = flat_format(self.name, headerless)
+        files = flat_files(self.name, opening.path, headerless)
         if flat is None or not files:
             suffix = TRAINER_FORMATS[self.name].suffixes[0]
             raise FormatError(f"{opening.path}: no {suffix} files of the format {self.name!r} in this folder")
@@ -350,7 +374,10 @@ class FlatHolder(Holder):
             )
             for each in found
         ]
-        source = {FLAT_DTYPE: np.result_type(*(each.dtype for each in found)).str}
+        dtypes = [each.dtype for each in found]
+        source: dict[str, Any] = {FLAT_DTYPE: np.result_type(*dtypes).str}
+        if headerless is not None:
+            source[HEADERLESS] = headerless.names
         return ShardIndex(meta, entries, source=source, digests=digests)
 
 

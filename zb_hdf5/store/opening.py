@@ -19,14 +19,16 @@ from zb_hdf5.store.token_stream import TokenStream
 
 
 class Choice(TypedDict):
-    """The dataset of an HDF5 file of another program, and its axes; the digests of other files: see `open_reader`."""
+    """The arguments of `open_reader` for files of other programs: of HDF5, without a header, without digests."""
 
     dataset: str | None
     axes: str | None
+    source_dtype: str | None
+    skip_bytes: int
     digests: Path | None
 
 
-NO_CHOICE: Final = Choice(dataset=None, axes=None, digests=None)
+NO_CHOICE: Final = Choice(dataset=None, axes=None, source_dtype=None, skip_bytes=0, digests=None)
 
 
 def open_reader(
@@ -37,6 +39,8 @@ def open_reader(
     verify: Verify = "auto",
     dataset: str | None = None,
     axes: str | None = None,
+    source_dtype: str | None = None,
+    skip_bytes: int = 0,
     split: str | None = None,
     batch_size: int | None = None,
     seq_len: int | None = None,
@@ -55,8 +59,8 @@ def open_reader(
         named by it: `books/hdf5/` and `books/batch/`.
     backend
         "auto" looks at the magic bytes; "batch" or "hdf5" demands that format. "npy" demands a file or folder of 1-D
-        arrays, "megatron", "datatrove" or "llmc" token files of that trainer (see docs/train.md). Of a folder with a
-        store for each format it chooses the store; "auto" takes HDF5. States fit both.
+        arrays, "megatron", "datatrove", "olmo" or "bin" token files of that trainer (see docs/train.md). Of a folder
+        with a store for each format it chooses the store; "auto" takes HDF5. States fit both.
     access
         "auto": a local file is mapped at the first call that needs a mapping (a view, int32 of uint32, records; whole
         batches of a loader, while they are in the page cache); whatever is copied into a buffer, and a file on a
@@ -75,6 +79,12 @@ def open_reader(
     axes
         "batch,record,token": the three axes of the dataset are these. None: a dataset whose second axis has two to four
         entries is refused where one of them looks like a mask or labels (see docs/formats.md).
+    source_dtype
+        Dtype of the ids in a file without a header, or in a folder of them, such as the `train.bin` of nanoGPT or the
+        `.npy` of OLMo: "uint16", "uint32", "int32" or another integer. It is never guessed: ids of another dtype are
+        other ids, and not always an error. Such a file may have any suffix. Refused for files that have a header.
+    skip_bytes
+        Bytes of each such file before its first id.
     split
         Split of a store whose shards alone are read ("train", "val"); None: all shards. A lone file is "train".
     batch_size, seq_len, overlap
@@ -110,6 +120,8 @@ def open_reader(
         verify=verify,
         dataset=dataset,
         axes=axes,
+        source_dtype=source_dtype,
+        skip_bytes=skip_bytes,
         split=split,
         shape=Shape(batch_size, seq_len, overlap),
         digests=digests,
@@ -145,6 +157,8 @@ def open_stream(
     access: Access = "auto",
     verify: Verify = "auto",
     dataset: str | None = None,
+    source_dtype: str | None = None,
+    skip_bytes: int = 0,
     digests: str | os.PathLike[str] | None = None,
 ) -> TokenStream:
     """Open a token stream by its tokens and documents; `open_reader` gives it as batches of windows instead.
@@ -164,7 +178,7 @@ def open_stream(
     dataset
         Name of an integer dataset of one axis in an HDF5 file of another program; None: the only integer dataset of
         such a file.
-    digests
+    source_dtype, skip_bytes, digests
         As for `open_reader`.
 
     Returns
@@ -192,7 +206,27 @@ def open_stream(
     ...     tokens = stream.document(7)
     ...     author = stream.documents.document(7).metadata["author"]
     """
-    return TokenStream(path, split=split, access=access, verify=verify, dataset=dataset, digests=digests)
+    return TokenStream(
+        path,
+        split=split,
+        access=access,
+        verify=verify,
+        dataset=dataset,
+        source_dtype=source_dtype,
+        skip_bytes=skip_bytes,
+        digests=digests,
+    )
+
+
+def open_chosen_stream(path: str | os.PathLike[str], choice: Choice) -> TokenStream:
+    """Open a stream that `look` has found with this choice."""
+    return open_stream(
+        path,
+        dataset=choice["dataset"],
+        source_dtype=choice["source_dtype"],
+        skip_bytes=choice["skip_bytes"],
+        digests=choice["digests"],
+    )
 
 
 def open_for_loader(
@@ -206,6 +240,8 @@ def open_for_loader(
     verify: Verify = "auto",
     dataset: str | None = None,
     axes: str | None = None,
+    source_dtype: str | None = None,
+    skip_bytes: int = 0,
     split: str | None = None,
     cache: str | os.PathLike[str] | None = None,
     cache_bytes: int | str | None = None,
@@ -220,6 +256,8 @@ def open_for_loader(
         verify=verify,
         dataset=dataset,
         axes=axes,
+        source_dtype=source_dtype,
+        skip_bytes=skip_bytes,
         split=split,
         shape=Shape(batch_size, seq_len, overlap) if is_whole else Shape(),
         digests=digests,

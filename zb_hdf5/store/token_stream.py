@@ -7,6 +7,7 @@ import os
 from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.errors import BatchIndexError, FormatError
 from zb_hdf5.field import Field
+from zb_hdf5.formats.flat import HeaderlessNames
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.spec import TokenArray
 from zb_hdf5.store.holders import look
@@ -38,9 +39,12 @@ class TokenStream(WindowReader):
         access: str = "auto",
         verify: str = "auto",
         dataset: str | None = None,
+        source_dtype: str | None = None,
+        skip_bytes: int = 0,
         digests: str | os.PathLike[str] | None = None,
     ) -> None:
-        opening = look(path, split=split, access=access, verify=verify, dataset=dataset, digests=digests)
+        headerless = HeaderlessNames(source_dtype=source_dtype, skip_bytes=skip_bytes)
+        opening = look(path, split=split, access=access, verify=verify, dataset=dataset, digests=digests, **headerless)
         index = opening.stream_index()
         if verify == "store":
             opening.compare_digests()
@@ -55,6 +59,7 @@ class TokenStream(WindowReader):
         )
         self._split = split
         self._digests = opening.digests
+        self._headerless = headerless
 
     @property
     def boundary_token_id(self) -> int:
@@ -99,7 +104,7 @@ class TokenStream(WindowReader):
             If this is another stream now.
         """
         with self._changing:
-            opening = look(self.path, split=self._split, digests=self._digests, **self._options)
+            opening = look(self.path, split=self._split, digests=self._digests, **self._headerless, **self._options)
             index = opening.stream_index()
             if self.verify == "store":
                 opening.compare_digests()

@@ -19,16 +19,17 @@ from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, 
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.threads import Readers
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.formats.flat import FlatFormat, FlatTokens
-from zb_hdf5.formats.registry import FORMATS, format_of, open_chunks, require_datasets
+from zb_hdf5.formats.flat import NO_NAMES, FlatFormat, FlatTokens, Headerless
+from zb_hdf5.formats.registry import FORMATS, backend_in, format_of, open_chunks, require_datasets
 from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, documents_path, pieces_path
 from zb_hdf5.store.agreement import require_agreement
 from zb_hdf5.store.both_formats import require_same_tokens, stores_by_format
 from zb_hdf5.store.digests import CHUNKS_OF_FLAT_FILES, Count, Digests, needs_no_digests
+from zb_hdf5.store.headerless import flat_name
 from zb_hdf5.store.index import ShardIndex, find_index
 from zb_hdf5.store.rebuild import entry_of
 from zb_hdf5.store.shard_table import ShardEntry
-from zb_hdf5.trainers.trainer_formats import flat_files, flat_format, flat_name_of
+from zb_hdf5.trainers.trainer_formats import flat_files, flat_format, not_recognised
 
 
 @dataclass
@@ -196,6 +197,8 @@ def verify_store(
     split: str | None = None,
     dataset: str | None = None,
     axes: str | None = None,
+    source_dtype: str | None = None,
+    skip_bytes: int = 0,
     workers: int | None = None,
     progress: Count = lambda tokens: None,
     announce: Count = lambda tokens: None,
@@ -211,6 +214,8 @@ def verify_store(
         Split of a store whose shards alone are checked; None: all of them.
     dataset, axes
         As for `open_reader`, of an HDF5 file of another program.
+    source_dtype, skip_bytes
+        As for `open_reader`, of files without a header.
     workers
         Threads; by default one per core that this process may use. Hashing and reading release the interpreter lock.
     progress
@@ -238,13 +243,14 @@ def verify_store(
     """
     path = any_path(path)
     require_datasets(path, dataset=dataset, axes=axes)
+    headerless = Headerless.of(source_dtype, skip_bytes)
     if digests is not None:
-        return _verify_flat(path, Digests.load(digests), workers, progress, announce)
-    if stores := stores_by_format(path):
+        return _verify_flat(path, Digests.load(digests), headerless, workers, progress, announce)
+    if headerless is None and (stores := stores_by_format(path)):
         return _verify_each(path, stores, split, workers, progress, announce)
-    files = [] if find_index(path) else _lone_files(path)
+    files = [] if find_index(path) and headerless is None else _lone_files(path, headerless)
     index = None if files else ShardIndex.load(path).of_split(split)
-    check = _Check(index, progress, announce, dataset, axes)
+    check = _Check(index, progress, announce, dataset, axes, headerless)
     with Readers(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
         if index is None:
             return readers.map(check.lone_file, files)
@@ -258,15 +264,20 @@ def verify_store(
 
 
 def _verify_flat(
-    path: Path, digests: Digests, workers: int | None, progress: Count, announce: Count
+    path: Path,
+    digests: Digests,
+    headerless: Headerless | None,
+    workers: int | None,
+    progress: Count,
+    announce: Count,
 ) -> list[ShardReport]:
     """Check files of another trainer, and that those which were digested are there."""
-    name = flat_name_of(path)
+    name = flat_name(path, headerless)
     if not name:
         raise needs_no_digests(path, digests.path)
     digests.require_format(name)
-    files = flat_files(name, path)
-    check = _Check(None, progress, announce, None, None, digests)
+    files = flat_files(name, path, headerless)
+    check = _Check(None, progress, announce, None, None, headerless, digests)
     announce(sum(digests.files[file.name].num_tokens for file in files if file.name in digests.files))
     with Readers(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
         reports = readers.map(check.lone_file, files)
@@ -274,11 +285,15 @@ def _verify_flat(
     return reports + [ShardReport(file, backend=name, problem=error) for file, error in missing.items()]
 
 
-def _lone_files(path: Path) -> list[Path]:
+def _lone_files(path: Path, headerless: Headerless | None) -> list[Path]:
     """Return the files of a flat stream at a path; the path itself if it is another file; none of another folder."""
-    name = flat_name_of(path)
+    name = flat_name(path, headerless)
     if name:
-        return flat_files(name, path)
+        return flat_files(name, path, headerless)
+    if path.is_dir() or not backend_in(path):
+        problem = not_recognised(path)
+        if problem is not None:
+            raise problem
     return [] if path.is_dir() else [path]
 
 
@@ -311,10 +326,15 @@ def _verify_each(
 
 
 def require_digests(
-    path: Path, split: str | None = None, dataset: str | None = None, digests: Path | None = None
+    path: Path,
+    split: str | None = None,
+    dataset: str | None = None,
+    digests: Path | None = None,
+    headerless: Headerless | None = None,
 ) -> None:
     """Compare a store or stream with its digests; raise the first problem, or `UnverifiableError` where one lacks."""
-    for report in verify_store(path, split=split, dataset=dataset, digests=digests):
+    names = NO_NAMES if headerless is None else headerless.names
+    for report in verify_store(path, split=split, dataset=dataset, digests=digests, **names):
         if report.problem:
             raise report.problem
         if report.missing:
@@ -347,6 +367,8 @@ class _Check:
         The index of the shards; None: the files are lone ones.
     progress, announce, dataset, axes
         As for `verify_store`.
+    headerless
+        The ids of files without a header.
     digests
         Those of files that hold none, where they were made.
     """
@@ -356,6 +378,7 @@ class _Check:
     announce: Count
     dataset: str | None
     axes: str | None
+    headerless: Headerless | None = None
     digests: Digests | None = None
 
     def lone_file(self, path: Path) -> ShardReport:
@@ -374,8 +397,8 @@ class _Check:
 
     def _file(self, path: Path, entry: ShardEntry | None, table: DocumentPart | None, report: ShardReport) -> None:
         """Fill the report of a file."""
-        name = flat_name_of(path) if entry is None else ""  # no shard of a store is flat
-        flat = flat_format(name)
+        name = flat_name(path, self.headerless) if entry is None else ""  # no shard of a store is flat
+        flat = flat_format(name, self.headerless)
         if flat is not None and (self.digests is not None or name not in FORMATS):
             report.backend = name
             self._flat_file(flat, flat.look(path), report)

@@ -26,12 +26,11 @@ END_BYTES: Final = 8
 class Datatrove(FlatFormat):
     """`.ds` files of datatrove, each with its `.ds.index`."""
 
-    suffixes: ClassVar = (".ds",)
     sign: ClassVar = "a .ds.index beside it"
 
     def recognises(self, path: Path) -> bool:
-        """Return True: nothing else ends so; `look` names what is missing."""
-        return True
+        """Return whether it ends as nothing else does; `look` names what is missing."""
+        return path.name.endswith(self.suffixes[0])
 
     def look(self, path: Path) -> FlatTokens:
         index = _index_of(path)
@@ -70,6 +69,3 @@ class Datatrove(FlatFormat):
 
 def _index_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.index")
-
-
-DATATROVE: Final = Datatrove()

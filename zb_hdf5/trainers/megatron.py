@@ -58,7 +58,6 @@ class _Index(NamedTuple):
 class Megatron(FlatFormat):
     """`.bin` and `.idx` files of Megatron-LM. A document may have several sequences, whose ids follow each other."""
 
-    suffixes: ClassVar = (".bin", ".idx")
     sign: ClassVar = "an .idx beside it that begins with MMIDIDX"
 
     def files(self, path: Path) -> list[Path]:
@@ -152,6 +151,3 @@ def _read_header(path: Path) -> _Index:
             f"{num_bytes:,}"
         )
     return index
-
-
-MEGATRON: Final = Megatron()

@@ -10,11 +10,11 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from zb_hdf5.errors import FormatError
+from zb_hdf5.errors import FormatError, Remedy
 from zb_hdf5.files.paths import RemotePath
 
 if TYPE_CHECKING:  # numpy, which the help of the commands does not need
-    from zb_hdf5.formats.flat import FlatFormat
+    from zb_hdf5.formats.flat import FlatFormat, Headerless
 
 
 class TrainerFormat(NamedTuple):
@@ -28,7 +28,9 @@ class TrainerFormat(NamedTuple):
         The endings of paths that are looked into: of files, and of names in a folder. The first one is that of the
         ids, by which a folder is searched.
     flat
-        Its `FlatFormat`, which is read in place. Its documents are a source without more code.
+        Its subclass of `FlatFormat`: it is read in place. Its documents are a source without more code.
+    lacks_header
+        Whether its files may have no header: `source_dtype` then names the dtype of their ids.
     recognises
         Of a format that is not flat, a function of a path that returns whether it is one, by its content. A path that
         has none of the suffixes is not asked about.
@@ -49,6 +51,7 @@ class TrainerFormat(NamedTuple):
     noun: str
     suffixes: tuple[str, ...]
     flat: str = ""
+    lacks_header: bool = False
     recognises: str = ""
     source: str = ""
     options: tuple[str, ...] = ()
@@ -61,13 +64,22 @@ class TrainerFormat(NamedTuple):
 #: In the order in which a path is compared with them; three formats use `.bin`, and are told apart by their content.
 TRAINER_FORMATS: Final[dict[str, TrainerFormat]] = {
     "npy": TrainerFormat(
-        ".npy files of tokens", (".npy",), flat="zb_hdf5.formats.npy:NPY_ARRAYS", holds_documents=False
+        ".npy files of tokens", (".npy",), flat="zb_hdf5.formats.npy:NpyArrays", holds_documents=False
     ),
     "megatron": TrainerFormat(
-        ".bin and .idx files of Megatron-LM", (".bin", ".idx"), flat="zb_hdf5.trainers.megatron:MEGATRON"
+        ".bin and .idx files of Megatron-LM", (".bin", ".idx"), flat="zb_hdf5.trainers.megatron:Megatron"
     ),
-    "datatrove": TrainerFormat(".ds files of datatrove", (".ds",), flat="zb_hdf5.trainers.datatrove:DATATROVE"),
-    "llmc": TrainerFormat(".bin files of llm.c", (".bin",), flat="zb_hdf5.trainers.llmc:LLMC", holds_documents=False),
+    "datatrove": TrainerFormat(".ds files of datatrove", (".ds",), flat="zb_hdf5.trainers.datatrove:Datatrove"),
+    "olmo": TrainerFormat(
+        "headerless .npy files of OLMo", (".npy",), flat="zb_hdf5.trainers.olmo:OlmoFiles", lacks_header=True
+    ),
+    "bin": TrainerFormat(
+        ".bin files of llm.c or nanoGPT",
+        (".bin",),
+        flat="zb_hdf5.trainers.bin:BinFiles",
+        lacks_header=True,
+        holds_documents=False,
+    ),
 }
 
 
@@ -81,10 +93,19 @@ def document_targets() -> list[str]:
     return [name for name, row in TRAINER_FORMATS.items() if row.writer]
 
 
-def flat_format(name: str) -> FlatFormat | None:
-    """Return a flat format by its name; None for a format that is not flat."""
+def flat_format(name: str, headerless: Headerless | None = None) -> FlatFormat | None:
+    """Return a flat format by its name; None for a format that is not flat.
+
+    Parameters
+    ----------
+    headerless
+        The ids of files without a header.
+    """
     row = TRAINER_FORMATS.get(name)
-    return None if row is None or not row.flat else resolve_name(row.flat)
+    if row is None or not row.flat:
+        return None
+    found: FlatFormat = resolve_name(row.flat)(row.suffixes, headerless)
+    return found
 
 
 def source_name_of(path: Path) -> str:
@@ -104,7 +125,7 @@ def _has_suffix(path: Path, suffixes: tuple[str, ...]) -> bool:
     return path.name.endswith(suffixes)
 
 
-def flat_files(name: str, path: Path) -> list[Path]:
+def flat_files(name: str, path: Path, headerless: Headerless | None = None) -> list[Path]:
     """Return the files at a path that are a stream of a flat format, by their names and their content.
 
     Parameters
@@ -113,24 +134,47 @@ def flat_files(name: str, path: Path) -> list[Path]:
         The format, a row of `TRAINER_FORMATS` that is flat.
     path
         A file, or a folder of files.
+    headerless
+        The ids of files without a header, which may have any suffix.
     """
-    suffixes = TRAINER_FORMATS[name].suffixes
     if isinstance(path, RemotePath):
         return []
-    is_named = path.suffix in suffixes or (path.is_dir() and any(path.glob(f"*{suffixes[0]}")))
-    found = flat_format(name) if is_named else None
+    is_named = headerless is not None or _has_suffix(path, TRAINER_FORMATS[name].suffixes)
+    found = flat_format(name, headerless) if is_named else None
     return [] if found is None else found.files(path)
 
 
+def headerless_name_of(path: Path) -> str:
+    """Return the name of the format of files without a header: by their suffix, or by those in a folder."""
+    names = [name for name, row in TRAINER_FORMATS.items() if row.lacks_header]
+    return next((name for name in names if _has_suffix(path, TRAINER_FORMATS[name].suffixes)), names[-1])
+
+
 def not_recognised(path: Path) -> FormatError | None:
-    """Return the error of a file that ends as those of flat formats do, and is none of them; None for another file."""
-    found = {name: flat_format(name) for name in flat_names() if path.suffix in TRAINER_FORMATS[name].suffixes}
+    """Return the error of a path that is named as files of flat formats are, and is of none of them; None: of another.
+
+    Of a folder, it is that of its first such file.
+    """
+    if isinstance(path, RemotePath):
+        return None
+    file = path
+    if path.is_dir():
+        suffixes = tuple({TRAINER_FORMATS[name].suffixes[0] for name in flat_names()})
+        file = min((each for each in path.iterdir() if each.name.endswith(suffixes)), default=path)
+    found = {name: flat_format(name) for name in flat_names() if file.name.endswith(TRAINER_FORMATS[name].suffixes)}
     if not found:
         return None
-    signs = " or ".join(f"{name} ({each.sign})" for name, each in found.items() if each is not None)
-    return FormatError(f"{path}: expected a token file of {signs}, found neither; ids without a header are not read")
+    signs = [f"{name} ({each.sign})" for name, each in found.items() if each is not None and each.sign]
+    return FormatError(
+        f"{file}: expected a token file of {' or '.join(signs)}, found another file", remedy=Remedy.SOURCE_DTYPE
+    )
 
 
 def flat_name_of(path: Path) -> str:
-    """Return the name of the flat format that a path holds; "": none."""
+    """Return the name of the flat format that a path holds, which has a header; "": none."""
     return next((name for name in flat_names() if flat_files(name, path)), "")
+
+
+def flat_name_in(path: Path) -> str:
+    """Return the name of the flat format of a file with a header, whatever its suffix is; "": none."""
+    return next((name for name in flat_names() if (each := flat_format(name)) and each.recognises(path)), "")

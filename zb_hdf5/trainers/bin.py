@@ -1,6 +1,8 @@
-"""The `.bin` files of llm.c and modded-nanogpt: a header of 256 int32, then ids.
+"""The `.bin` files of llm.c and modded-nanogpt, which have a header, and those of nanoGPT, which have none.
 
-The header has a magic number, a version and the number of ids. Source: `dev/data/data_common.py` of llm.c.
+The header of llm.c is 256 int32: a magic number, a version and the number of ids; then come the ids. Source:
+`dev/data/data_common.py` of llm.c. The files of nanoGPT are the bytes of a memmap: nobody can tell their dtype from
+them. The `meta.pkl` beside them is never read.
 """
 
 from __future__ import annotations
@@ -20,22 +22,27 @@ TOKEN_MAGICS: Final[dict[int, tuple[int, np.dtype[Any]]]] = {
     20240520: (1, np.dtype("<u2")),
     20240801: (7, np.dtype("<u4")),
 }
+#: Ids of a file at most: their number is an int32.
+MAX_TOKENS: Final = 2**31 - 1
 #: The magic number of evaluation files, which hold questions and no stream of tokens.
 EVALUATION_MAGIC: Final = 20240522
 
 
-class LlmC(FlatFormat):
-    """`.bin` files of llm.c and modded-nanogpt. The documents in them are not told apart."""
+class BinFiles(FlatFormat):
+    """`.bin` files of llm.c, modded-nanogpt and nanoGPT. The documents in them are not told apart."""
 
-    suffixes: ClassVar = (".bin",)
     sign: ClassVar = "a header that begins with 20240520 or 20240801"
 
     def recognises(self, path: Path) -> bool:
+        if self.headerless is not None:
+            return True
         with open(path, "rb", opener=regular) as file:
             magic = int.from_bytes(file.read(4), "little")
         return magic in TOKEN_MAGICS or magic == EVALUATION_MAGIC
 
     def look(self, path: Path) -> FlatTokens:
+        if self.headerless is not None:
+            return self.look_without_header(path, self.headerless)
         with open(path, "rb", opener=regular) as file:
             head = np.frombuffer(file.read(12), "<i4")
         if len(head) < 3:
@@ -46,16 +53,18 @@ class LlmC(FlatFormat):
         if magic == EVALUATION_MAGIC:
             raise FormatError(f"{path}: expected tokens, found an evaluation file of llm.c")
         known, dtype = TOKEN_MAGICS[magic]
+        size = path.stat().st_size
+        if (size - LLMC_HEADER_BYTES) // dtype.itemsize > MAX_TOKENS:
+            raise FormatError(
+                f"{path}: expected at most {MAX_TOKENS:,} ids, which a header of llm.c can count, found a file of "
+                f"{size:,} bytes"
+            )
         if version != known or num_tokens < 0:
             raise FormatError(
                 f"{path}: expected version {known} of llm.c's tokens and their number, found version {version} and "
                 f"{num_tokens:,}"
             )
         end = LLMC_HEADER_BYTES + num_tokens * dtype.itemsize
-        size = path.stat().st_size
         if size != end:
             raise IncompleteError(f"{path}: expected {end:,} bytes for {num_tokens:,} ids, found {size:,}")
         return FlatTokens(path, num_tokens, dtype, LLMC_HEADER_BYTES)
-
-
-LLMC: Final = LlmC()

@@ -1,0 +1,235 @@
+"""Files without a header, of nanoGPT and OLMo: the dtype of their ids is named, and never guessed."""
+
+import gzip
+import hashlib
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from commandline import one_error, report_of, run_zb
+from contents import write_batches
+from contract import is_refused
+
+from zb_hdf5 import DocumentLoader, Loader, errors, open_reader, open_stream, verify_store
+from zb_hdf5.commands.zb import zb
+from zb_hdf5.formats.flat import SOURCE_DTYPES
+from zb_hdf5.trainers.bin import LLMC_HEADER_BYTES, MAX_TOKENS
+
+GOLDEN = Path(__file__).parents[1] / "data" / "trainers"
+SHAPE = {"batch_size": 4, "seq_len": 64}
+ONE_RANK = {"rank": 0, "world_size": 1}
+IDS = np.random.default_rng(7).integers(0, 120, 3000)
+
+
+def truth_of(folder):
+    return json.loads((folder / "truth.json").read_text())
+
+
+def ids_of(path, **how):
+    with open_stream(path, **how) as stream:
+        return np.array(stream.get_slice(0, stream.num_tokens))
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Return the path of a file as nanoGPT has it, with its dictionary beside it, which is a pickle."""
+    (tmp_path / "meta.pkl").write_bytes(b"cos\nabort\n(tR.")  # unpickled, it would end this process
+    path = tmp_path / "train.bin"
+    IDS.astype("<u2").tofile(path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["bin/nanogpt", "olmo/uint16", "olmo/uint32"])
+def test_ids_are_those_that_were_written(name):
+    truth = truth_of(GOLDEN / name)
+    found = ids_of(GOLDEN / name, source_dtype=truth["source_dtype"])
+    assert hashlib.sha256(found.astype(np.int64)).hexdigest() == truth["sha256"]
+    file = next(each for each in (GOLDEN / name).iterdir() if each.suffix in (".bin", ".npy"))
+    np.testing.assert_array_equal(ids_of(file, source_dtype=truth["source_dtype"]), found)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3"])
+def test_a_header_has_the_dtype(name):
+    folder = GOLDEN / "bin" / name
+    found = ids_of(folder)
+    assert hashlib.sha256(found.astype(np.int64)).hexdigest() == truth_of(folder)["sha256"]
+    assert report_of(zb, "info", folder)["tokens"] == len(found)
+
+
+@pytest.mark.parametrize("dtype", SOURCE_DTYPES)
+@pytest.mark.parametrize(("name", "skip_bytes"), [("train.bin", 0), ("train.dat", 1024), ("ids", 3)])
+def test_any_suffix_dtype_and_number_of_bytes_before_the_ids(dtype, name, skip_bytes, tmp_path):
+    path = tmp_path / name
+    path.write_bytes(b"\xff" * skip_bytes + IDS.astype(dtype).tobytes())
+    how = {"source_dtype": dtype, "skip_bytes": skip_bytes}
+    np.testing.assert_array_equal(ids_of(path, **how), IDS)
+    np.save(tmp_path / "same.npy", IDS.astype(dtype))
+    with Loader(path, **SHAPE, **ONE_RANK, **how) as loader, Loader(tmp_path / "same.npy", **SHAPE, **ONE_RANK) as same:
+        assert torch.equal(torch.stack(list(loader)), torch.stack(list(same)))
+        same.load_state_dict(loader.state_dict())  # their ids are the same, and so are their fingerprints
+
+
+def test_files_of_a_folder_are_one_stream(tmp_path):
+    for number, part in enumerate(np.split(IDS, [1000, 1001])):
+        (tmp_path / f"part_{number}.bin").write_bytes(b"head" + part.astype("<u4").tobytes())
+    how = {"source_dtype": "uint32", "skip_bytes": 4}
+    with open_stream(tmp_path, **how) as stream:
+        assert not stream.has_documents
+        assert stream.doc_offsets.tolist() == [0, 1000, 1001, 3000]
+        again = pickle.loads(pickle.dumps(stream))
+        np.testing.assert_array_equal(again.get_slice(0, 3000), IDS)
+        again.close()
+        (tmp_path / "part_3.bin").write_bytes(b"head" + IDS.astype("<u4").tobytes())
+        assert stream.refresh() == 6000
+    with DocumentLoader(tmp_path, collate="pad", batch_size=2, shuffle="sequential", **ONE_RANK, **how) as loader:
+        assert next(loader)["seq_lens"].tolist() == [1000, 1]
+
+
+def test_every_command_takes_the_dtype(train, tmp_path):
+    dtype = ("--source-dtype", "uint16")
+    shape = ("--batch-size", 4, "--seq-len", 64)
+    facts = report_of(zb, "info", train, *dtype)
+    assert (facts["kind"], facts["tokens"], facts["dtype"]) == ("stream", 3000, "uint16")
+    shown = run_zb("show", train, "--batch", 0, *shape, *dtype, code=0).output
+    assert str(IDS[0]) in shown
+    run_zb("report", train, "-o", tmp_path / "report.html", *dtype, code=0)
+    run_zb("which", train, "--batch", 1, *shape, *dtype, code=0)
+    run_zb("doctor", train, *dtype, code=0)
+    assert "bin files hold no digests" in run_zb("verify", train, *dtype, code=6).output
+    run_zb("index", "digests", train, "-o", tmp_path / "digests.json", *dtype, code=0)
+    run_zb("verify", train, "--digests", tmp_path / "digests.json", *dtype, code=0)
+    with Loader(train, **SHAPE, **ONE_RANK, source_dtype="uint16") as loader:
+        next(loader)
+        (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    run_zb("which", train, "--state", tmp_path / "state.json", "--step", 3, *dtype, code=0)
+    (tmp_path / "odd.dat").write_bytes(b"123")
+    assert "multiple of 2" in str(verify_store(tmp_path / "odd.dat", source_dtype="uint16")[0].problem)
+
+
+@pytest.mark.parametrize("name", ["train.bin", "part-0.npy"])
+def test_a_file_without_a_header_is_never_guessed(name, tmp_path):
+    path = tmp_path / "in" / name
+    path.parent.mkdir()
+    IDS.astype("<u2").tofile(path)
+    for where in (path, path.parent):
+        words = r"found another file; if it has ids and no header, pass their dtype, such as source_dtype='uint16'$"
+        for opened in (open_stream, lambda it: Loader(it, **SHAPE), lambda it: open_reader(it, **SHAPE)):
+            is_refused(errors.FormatError, lambda opened=opened, where=where: opened(where), match=f"{name}: .*{words}")
+        for command in (("info",), ("show", "--batch", 0), ("verify",)):
+            message = one_error(run_zb(command[0], where, *command[1:]))
+            assert message.endswith("if it has ids and no header, pass their dtype, such as --source-dtype uint16")
+
+
+def test_a_dtype_is_refused_where_a_header_has_it(tmp_path):
+    np.save(tmp_path / "a.npy", IDS)
+    write_batches(tmp_path / "a.h5", IDS[:2048].reshape(1, 32, 64))
+    write_batches(tmp_path / "a.batch", IDS[:2048].reshape(1, 32, 64))
+    headed = {
+        tmp_path / "a.npy": "npy", tmp_path / "a.h5": "hdf5", tmp_path / "a.batch": "batch",
+        GOLDEN / "bin/gpt2": "bin", GOLDEN / "bin/gpt2/part_train_000001.bin": "bin",
+        GOLDEN / "megatron/uint16": "megatron", GOLDEN / "megatron/uint16/corpus_text_document.bin": "megatron",
+        GOLDEN / "datatrove/uint16": "datatrove",
+    }  # fmt: skip
+    for path, name in headed.items():
+        words = rf"source_dtype is for files without a header, found {name!r}: leave it out"
+        is_refused(errors.ArgumentError, lambda path=path: open_stream(path, source_dtype="uint16"), match=words)
+        message = one_error(run_zb("info", path, "--source-dtype", "uint16"))
+        assert "--source-dtype is for files without a header" in message
+    shutil.copy(GOLDEN / "bin/gpt2/part_train_000001.bin", tmp_path / "tokens.dat")  # whatever its suffix is
+    is_refused(errors.ArgumentError, lambda: open_stream(tmp_path / "tokens.dat", source_dtype="uint16"), match="'bin'")
+    shutil.copy(tmp_path / "a.npy", tmp_path / "array.dat")
+    is_refused(errors.ArgumentError, lambda: open_stream(tmp_path / "array.dat", source_dtype="uint16"), match="'npy'")
+
+
+@pytest.mark.parametrize(("how", "kind", "words"), [
+    ({"source_dtype": "float32"}, errors.ArgumentError, "source_dtype must be one of uint8, .* found 'float32'"),
+    ({"source_dtype": "uint16", "skip_bytes": -1}, errors.ArgumentError, "skip_bytes must be .* found -1"),
+    ({"source_dtype": "uint16", "skip_bytes": 2.5}, errors.ArgumentError, "skip_bytes must be .* found 2.5"),
+    ({"skip_bytes": 4}, errors.ArgumentError, "skip_bytes=4 is for files without a header: pass source_dtype too"),
+    ({"source_dtype": "uint64"}, None, ""),
+    ({"source_dtype": "uint64", "skip_bytes": 2}, errors.IncompleteError, r"multiple of 8 bytes, .* found 5,998"),
+    ({"source_dtype": "uint16", "skip_bytes": 6001}, errors.IncompleteError, "at least the 6,001 bytes of skip_bytes"),
+    ({"source_dtype": "uint16", "dataset": "ids"}, errors.ArgumentError, "dataset and axes are for HDF5 files"),
+])  # fmt: skip
+def test_other_values_are_refused(how, kind, words, train):
+    if kind is None:
+        assert open_stream(train, **how).num_tokens == 750
+        return
+    is_refused(kind, lambda: open_stream(train, **how), match=words)
+
+
+def test_a_backend_is_of_headerless_files_only(train):
+    for name in ("bin", "olmo"):
+        with open_reader(train, backend=name, source_dtype="uint16", **SHAPE) as reader:
+            assert reader.backend == name
+    is_refused(
+        errors.BackendError, lambda: open_reader(train, backend="megatron", source_dtype="uint16", **SHAPE),
+        match="asked for backend 'megatron', whose files have a header",
+    )  # fmt: skip
+
+
+def test_a_header_counts_no_more_than_its_int32(tmp_path):
+    path = tmp_path / "large.bin"
+    head = np.zeros(256, "<i4")
+    head[:3] = 20240520, 1, -1
+    with open(path, "wb") as file:
+        file.write(head.tobytes())
+        file.truncate(LLMC_HEADER_BYTES + 2 * (MAX_TOKENS + 1))
+    is_refused(errors.FormatError, lambda: open_stream(path), match="at most 2,147,483,647 ids")
+
+
+# --- the documents of OLMo -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def olmo(tmp_path):
+    """Return a copy of the file of OLMo, which a test may damage."""
+    return Path(shutil.copytree(GOLDEN / "olmo/uint16", tmp_path / "olmo")) / "part-0-00000.npy"
+
+
+@pytest.mark.parametrize("name", ["uint16", "uint32"])
+def test_documents_are_those_that_were_written(name):
+    folder = GOLDEN / "olmo" / name
+    lengths = truth_of(folder)["lengths"]
+    with open_stream(folder, source_dtype=name) as stream:
+        assert stream.has_documents
+        assert np.diff(stream.doc_offsets).tolist() == lengths
+        assert stream.document(2).tolist() == stream.get_slice(6, 136).tolist()
+    facts = report_of(zb, "info", folder, "--source-dtype", name)
+    assert facts["documents"] == len(lengths)
+
+
+def test_without_its_list_a_file_has_no_documents(olmo):
+    olmo.with_suffix(".csv.gz").unlink()
+    with open_stream(olmo, source_dtype="uint16") as stream:
+        assert not stream.has_documents
+
+
+def rows(*values):
+    return gzip.compress("".join(f"{start},{end}\n" for start, end in values).encode())
+
+
+@pytest.mark.parametrize(("content", "kind", "words"), [
+    (lambda data: data[:-20], errors.IncompleteError, "a whole gzip file, found one that was cut short"),
+    (lambda data: data[:100] + b"xxxxxxxx" + data[108:], errors.FormatError, "found"),
+    (lambda data: b"start,end\n", errors.FormatError, "a gzip file of documents, found a damaged one"),
+    (lambda data: b"", errors.FormatError, "documents of all 19,344 ids of the file, found 0 of 0"),
+    (lambda data: rows((0, 10), (10, 99_999)), errors.FormatError, "found 10 to 99,999 after 10 in row 2"),
+    (lambda data: rows((0, 10), (11, 19_344)), errors.FormatError, "found 11 to 19,344 after 10 in row 2"),
+    (lambda data: rows((0, 10), (10, 9)), errors.FormatError, "found 10 to 9 after 10 in row 2"),
+    (lambda data: rows((-5, 10)), errors.FormatError, "found -5 to 10 after 0 in row 1"),
+    (lambda data: rows((0, 19_000)), errors.FormatError, "found 1 of 19,000; restore it, or remove it"),
+    (lambda data: rows(*[(0, 0)] * 20_000), errors.FormatError, "at most one document for each of 19,344 ids"),
+    (lambda data: gzip.compress(b"start,end\n"), errors.FormatError, "found other values in row 1"),
+    (lambda data: gzip.compress(b"0,5\n5\n"), errors.FormatError, "found other values in row 2"),
+    (lambda data: gzip.compress(b"0" * 3_000_000), errors.FormatError, "found field larger than .* after row 0"),
+])  # fmt: skip
+def test_a_damaged_list_of_documents_is_one_message(content, kind, words, olmo):
+    path = olmo.with_suffix(".csv.gz")
+    path.write_bytes(content(path.read_bytes()))
+    is_refused(kind, lambda: open_stream(olmo, source_dtype="uint16"), match=rf"00000\.csv\.gz: expected .*{words}")
+    assert "Traceback" not in run_zb("info", olmo, "--source-dtype", "uint16").output

@@ -1,0 +1,114 @@
+"""The token files of OLMo and dolma: ids without a header, named `.npy`, with a `.csv.gz` of their documents beside.
+
+A row of the latter has the first id of a document, the end of its ids, its id, its source file and its line there;
+the first two are enough, as OLMo-core writes them. A `.npy` file that numpy has written is none of these. Source:
+`dolma.tokenizer.memmap_writer` and `olmo_core.data.utils`.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import os
+import zlib
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from typing import ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.errors import FormatError, IncompleteError
+from zb_hdf5.files.paths import regular
+from zb_hdf5.formats.flat import FlatFormat, FlatTokens
+
+OLMO_DOCUMENTS_SUFFIX: Final = ".csv.gz"
+#: Characters of a line of documents at most: a longer one is no line.
+MAX_LINE: Final = 1 << 20
+
+
+class OlmoFiles(FlatFormat):
+    """Headerless `.npy` files of OLMo and dolma. Documents are those of the `.csv.gz` beside a file, if it is there."""
+
+    sign: ClassVar = ""
+
+    def recognises(self, path: Path) -> bool:
+        return self.headerless is not None
+
+    def look(self, path: Path) -> FlatTokens:
+        if self.headerless is None:
+            raise FormatError(f"{path}: expected the dtype of ids without a header, found none")
+        found = self.look_without_header(path, self.headerless)
+        documents = _documents_of(path)
+        try:
+            known = os.stat(documents)
+        except FileNotFoundError:
+            return found
+        count = _count(documents, known.st_size, known.st_mtime_ns, found.num_tokens)
+        return found._replace(num_documents=count)
+
+    def beside(self, path: Path) -> list[Path]:
+        documents = _documents_of(path)
+        return [documents] if documents.exists() else []
+
+    def document_offsets(self, found: FlatTokens) -> npt.NDArray[np.uint64]:
+        if found.num_documents is None:
+            return super().document_offsets(found)
+        ends = _ends(_documents_of(found.path), found.num_tokens)
+        return np.fromiter(chain([0], ends), np.uint64)
+
+
+def _documents_of(path: Path) -> Path:
+    return path.with_suffix(OLMO_DOCUMENTS_SUFFIX)
+
+
+@lru_cache(maxsize=4096)
+def _count(documents: Path, size: int, modified_ns: int, num_tokens: int) -> int:
+    """Return the number of documents, once for each content of the file: all rows are read for it, and checked."""
+    return sum(1 for _ in _ends(documents, num_tokens))
+
+
+def _ends(documents: Path, num_tokens: int) -> Iterator[int]:
+    """Yield the end of each document. Raises as `FlatFormat.look` and `document_offsets` do."""
+    end = 0
+    number = 0
+    for number, (start, stop) in enumerate(_rows(documents), 1):
+        if start != end or not start <= stop <= num_tokens:
+            raise FormatError(
+                f"{documents}: expected documents that follow each other up to {num_tokens:,}, found {start:,} to "
+                f"{stop:,} after {end:,} in row {number:,}"
+            )
+        if number > max(num_tokens, 1):
+            raise FormatError(f"{documents}: expected at most one document for each of {num_tokens:,} ids, found more")
+        end = stop
+        yield end
+    if end != num_tokens:
+        raise FormatError(
+            f"{documents}: expected documents of all {num_tokens:,} ids of the file, found {number:,} of {end:,}; "
+            "restore it, or remove it to read the ids without documents"
+        )
+
+
+def _rows(documents: Path) -> Iterator[tuple[int, int]]:
+    """Yield the first two values of each row."""
+    number = 0
+    try:
+        with (
+            open(documents, "rb", opener=regular) as file,
+            gzip.open(file, "rt", encoding="utf-8", errors="surrogateescape", newline="") as lines,
+        ):
+            for row in csv.reader(iter(lambda: lines.readline(MAX_LINE), "")):
+                number += 1
+                yield int(row[0]), int(row[1])
+    except EOFError as error:
+        raise IncompleteError(f"{documents}: expected a whole gzip file, found one that was cut short") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise FormatError(f"{documents}: expected a gzip file of documents, found a damaged one: {error}") from error
+    except csv.Error as error:
+        raise FormatError(f"{documents}: expected rows of documents, found {error} after row {number:,}") from error
+    except (ValueError, IndexError) as error:
+        raise FormatError(
+            f"{documents}: expected the first id and the end of each document, found other values in row {number:,}"
+        ) from error

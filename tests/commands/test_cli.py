@@ -628,15 +628,6 @@ def doctor(path, code=0):
     return {finding["name"]: finding for finding in json.loads(said(code, "doctor", path, "--json"))["findings"]}
 
 
-def test_a_faster_access_is_named(tmp_path, tokens, write_file, monkeypatch):
-    path = write_file(tmp_path / "x.h5", tokens).path
-    times_s = {"auto": 1.0, "mmap": 2.0, "pread": 0.9}
-    monkeypatch.setattr("zb_hdf5.commands.findings._pass_s", lambda path, access, choice, steps: times_s[access])
-    assert doctor(path)["reads"]["state"] == "ok"
-    times_s["pread"] = 0.8
-    assert doctor(path)["reads"]["remedy"] == "access='pread' is faster here by a fifth and more"
-
-
 def test_a_store_whose_first_shard_grows_is_looked_at(tmp_path, tokens):
     options = {"batch_size": 3, "seq_len": 10, "dtype": "uint32", "live": True, "shard_batches": 9}
     with open_writer(tmp_path / "s", **options) as writer:

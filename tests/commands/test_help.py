@@ -12,6 +12,7 @@ from commandline import commands_of, succeed
 from contents import write_batches, write_stream
 
 from zb_hdf5 import Loader, MixedLoader, train_tokenizer
+from zb_hdf5.commands import timing
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert_commands as convert
 
@@ -103,6 +104,9 @@ REPORTS = [
 def test_examples_run_as_printed_and_report_lines_json_or_nothing(name, option, folder, data, tmp_path, monkeypatch):
     shutil.copytree(folder if name.startswith("convert ") else data, tmp_path / "work")
     monkeypatch.chdir(tmp_path / "work")
+    if name == "bench":
+        monkeypatch.setattr(timing, "LEAST_ROUNDS", 1)
+        monkeypatch.setattr(timing, "MOST_ROUNDS", 1)
     if name.startswith("cache"):
         with Loader("data/train", rank=0, world_size=1, cache="tmp/cache") as loader:
             next(loader)

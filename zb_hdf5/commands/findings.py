@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import fcntl
-import math
 import os
 import resource
 import tempfile
 import time
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
 import h5py
 
 from zb_hdf5.commands.description import describe_layout, layout_text
-from zb_hdf5.console import counted, message_of
+from zb_hdf5.console import message_of
 from zb_hdf5.errors import UnavailableError
 from zb_hdf5.files.paths import DESCRIPTORS_PER_MAPPED_FILE, RemotePath, any_path, room_under
 from zb_hdf5.files.publishing import NO_LOCKS
 from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.files.tokens import Wait
-from zb_hdf5.formats.batch_reader import Access, BatchReader
-from zb_hdf5.loaders.loader import Loader
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.packages import require_package
 from zb_hdf5.spec import STREAM_LAYOUT
 from zb_hdf5.store.holders import look
@@ -31,13 +28,6 @@ from zb_hdf5.store.opening import NO_CHOICE, Choice, open_reader
 from zb_hdf5.store.shards import StoreReader
 
 GOOD_RUNS: Final = 4
-#: Bytes of a timed pass over local files, and over objects: all batches of a smaller store.
-PASS_BYTES: Final = {False: 1 << 30, True: 64 << 20}
-#: Timed passes of each access, in turns; the fastest one counts.
-PASSES: Final = 3
-#: The other access is named where `access="auto"` takes longer by this factor, and not less than this time.
-WORTH_NAMING: Final = 1.2
-LEAST_PASS_S: Final = 0.02
 
 
 @dataclass
@@ -85,8 +75,6 @@ def diagnose(path: str | os.PathLike[str], choice: Choice = NO_CHOICE) -> list[F
             findings.append(Finding("filters", "problem", message_of(error)))
         if first is not None:
             findings.append(Finding("first batch", "ok", f"after {(time.perf_counter() - start_s) * 1000:.1f} ms"))
-            if size is None and reader.complete:
-                findings.append(_speed(reader, choice))
         if not is_remote:
             findings += [_layout(reader), _open_files(reader)]
     return findings
@@ -134,30 +122,3 @@ def _open_files(reader: BatchReader) -> Finding:
     kept = min(shards, room_under(limit) // DESCRIPTORS_PER_MAPPED_FILE)
     text = f"hard limit {limit:,}: {kept:,} of {shards:,} shards stay open" if limit >= 0 else "no limit"
     return _note_if(kept < shards, "open files", text, "raise it")
-
-
-def _speed(reader: BatchReader, choice: Choice) -> Finding:
-    """Time a shuffled pass by default, and by each access that local plain files have."""
-    is_remote = isinstance(reader.path, RemotePath)
-    batch_bytes = reader.meta.batch_bytes
-    steps = max(1, min(reader.num_batches, PASS_BYTES[is_remote] // batch_bytes))
-    is_plain = not is_remote and reader.access != "h5py" and reader.tokens.wait is Wait.LOCAL
-    accesses: list[Access] = ["auto", "mmap", "pread"] if is_plain else ["auto"]
-    passes = 1 if is_remote else PASSES + 1  # the first one brings the pages
-    times_s = dict[str, float]()
-    for access in accesses * passes:
-        times_s[access] = min(_pass_s(reader.path, access, choice, steps), times_s.get(access, math.inf))
-    rates = [f"{name} {steps * batch_bytes / each_s / 1e6:,.0f} MB/s" for name, each_s in times_s.items()]
-    best = min(times_s, key=lambda name: times_s[name])
-    slow = times_s["auto"] > max(WORTH_NAMING * times_s[best], LEAST_PASS_S)
-    text = f"{', '.join(rates)}, over {counted(steps, 'shuffled batch', 'shuffled batches')}"
-    return _note_if(slow, "reads", text, f"access={best!r} is faster here by a fifth and more")
-
-
-def _pass_s(path: Path, access: Access, choice: Choice, steps: int) -> float:
-    """Return the seconds of the first steps of an epoch."""
-    with Loader(path, access=access, rank=0, world_size=1, **choice) as loader:
-        start_s = time.perf_counter()
-        for _ in islice(loader, steps):
-            pass
-        return time.perf_counter() - start_s

@@ -19,6 +19,7 @@ class Listed(NamedTuple):
 
 
 COMMANDS: Final = {
+    "bench": Listed("Time the batches of a training from your own data.", "zb_hdf5.commands.bench:zb_bench"),
     "cache": Listed("Show and free the stores in a cache folder.", "zb_hdf5.commands.cache:zb_cache"),
     "convert": Listed("Convert .npy, HDF5, .batch and text to each other.", "zb_hdf5.converters.cli:convert_commands"),
     "doctor": Listed("Check this machine for problems that would stop training.", "zb_hdf5.commands.doctor:zb_doctor"),

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from typing import Literal, TypeAlias, TypedDict
-
-import torch
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
 from zb_hdf5.formats.batch_reader import Access, Verify
 from zb_hdf5.text.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    import torch
 
 ShuffleWord: TypeAlias = Literal["global", "records", "block", "sequential"]
 Last: TypeAlias = Literal["drop", "fill", "short", "masked"]
@@ -22,8 +23,8 @@ TooLong: TypeAlias = Literal["refuse", "truncate", "drop"]
 DocumentShuffle: TypeAlias = Literal["global", "lengths", "sequential"]
 TextSplit: TypeAlias = Literal["train", "val"]
 #: The batches of a loader: tokens, pairs (x, y), or dictionaries.
-TokenBatch: TypeAlias = torch.Tensor
-PairBatch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+TokenBatch: TypeAlias = "torch.Tensor"
+PairBatch: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 
 
 class SourceOptions(TypedDict, total=False):

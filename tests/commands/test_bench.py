@@ -1,0 +1,111 @@
+"""`zb bench`: each setting gives equal tokens, in turns, and the fastest safe one is named."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from commandline import one_error, report_of, run_zb
+
+from zb_hdf5 import ChecksumError, HDF5ShardWriter, convert, open_reader, open_writer
+from zb_hdf5.commands import timing
+from zb_hdf5.commands.zb import zb
+
+SETTINGS = ["Loader(path)", 'verify="none"', 'access="mmap"', 'access="pread"', "prefetch=4", "DataLoader, 2 workers"]
+OTHERS = ["dtype=torch.int32", 'shuffle="records"', "bare mapping"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a store of two shards, one file, a stream and a file of 1-D ids, all with the same tokens."""
+    folder = tmp_path_factory.mktemp("bench")
+    tokens = np.random.default_rng(1).integers(0, 50_000, (64, 16), dtype=np.uint16)
+    np.save(folder / "records.npy", tokens)
+    np.save(folder / "ids.npy", tokens.reshape(-1))
+    convert(folder / "records.npy", "hdf5", folder / "store", batch_size=4, seq_len=16, shards=2, workers=1)
+    convert(folder / "records.npy", "batch", folder / "x.batch", batch_size=4, seq_len=16, workers=1)
+    with HDF5ShardWriter(folder / "stream.h5") as writer:
+        writer.write_document(tokens.reshape(-1))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch):
+    monkeypatch.setattr(timing.os, "sched_getaffinity", lambda pid: {0, 1})
+
+
+@pytest.mark.parametrize("name", ["store", "x.batch", "stream.h5", "ids.npy"])
+def test_each_setting_is_timed_and_gives_the_same_tokens(folder, name, monkeypatch):
+    monkeypatch.setattr(timing, "LEAST_ROUNDS", 1)
+    monkeypatch.setattr(timing, "MOST_ROUNDS", 1)
+    monkeypatch.setattr(timing, "_data_loader", lambda path, options, workers: timing._open_loader(path, options))
+    shape = ("--batch-size", 4, "--seq-len", 16) if name in ("stream.h5", "ids.npy") else ()
+    report = report_of(zb, "bench", folder / name, "--seconds", 1, *shape)
+    is_checked = not shape  # windows of a stream are not
+    settings = SETTINGS if is_checked else [each for each in SETTINGS if each != 'verify="none"']
+    assert [row["way"] for row in report["rows"]] == [*settings, *OTHERS]
+    assert report["steps"] == 16
+    for row in report["rows"]:
+        assert row["rounds"] == 1
+        assert 0 < row["tokens_per_s_min"] <= row["tokens_per_s"] <= row["tokens_per_s_max"]
+        assert 0 < row["step_us_p50"] <= row["step_us_p99"]
+        assert row["first_batch_ms"] > 0
+    assert report["rows"][0]["is_checked"] is is_checked
+    assert "choose" in run_zb("bench", folder / name, "--seconds", 1, *shape, code=0).stdout
+
+
+@pytest.mark.slow
+def test_a_data_loader_with_workers_and_three_rounds(folder):
+    report = report_of(zb, "bench", folder / "store", "--seconds", 1)
+    assert min(row["rounds"] for row in report["rows"]) >= 3
+    assert "DataLoader, 2 workers" in [row["way"] for row in report["rows"]]
+
+
+def test_other_tokens_are_an_error_before_anything_is_timed(folder):
+    reader = open_reader(folder / "store")
+    ways = timing.ways_of(folder / "store", reader, {})
+    timing.require_equal(ways[:1], folder / "store")
+    wrong = timing.Way("another", lambda: (iter([torch.zeros((4, 16))] * 4), lambda: None), is_checked=True)
+    with pytest.raises(ChecksumError, match="another: expected the batches of Loader"):
+        timing.require_equal([ways[0], wrong], folder / "store")
+    reader.close()
+
+
+def row(way, rate, is_checked=True, kind="setting"):
+    return {"way": way, "tokens_per_s": rate, "is_checked": is_checked, "kind": kind}
+
+
+def test_the_advice_is_the_fastest_setting_that_checks_as_much():
+    rows = [row(timing.DEFAULT, 100), row("unchecked", 900, is_checked=False), row("limit", 950, kind="limit")]
+    assert timing.advice([*rows, row("near", 109)]).startswith("the defaults: no other setting that checks as much")
+    assert timing.advice([*rows, row("far", 150)]) == "far is 1.5 times as fast as the default here, and checks as much"
+
+
+def test_rounds_are_made_in_turns_and_end_with_the_time(monkeypatch):
+    seen = []
+    now_s = [0.0]
+    monkeypatch.setattr(timing, "_pass", lambda times, steps: seen.append(times.way.name))
+    monkeypatch.setattr(timing.time, "monotonic", lambda: now_s[0])
+
+    def progress():
+        now_s[0] += 1.0
+
+    ways = [timing.Way(name, lambda: None, is_checked=True) for name in "ABC"]
+    timing.measured(ways, 4, 0.5, progress)
+    assert "".join(seen) == "ABCCBAABC"
+    seen.clear()
+    timing.measured(ways, 4, 10.0, progress)
+    assert "".join(seen) == "ABCCBAABCCBA"
+
+
+def test_one_batch_is_too_little_to_time(tmp_path):
+    with open_writer(tmp_path / "x.h5", batch_size=1, seq_len=8) as writer:
+        writer.write(np.zeros((1, 1, 8), np.uint32))
+    assert "expected at least 2 batches to time, found 1" in one_error(run_zb("bench", tmp_path / "x.h5"))
+
+
+def test_the_report_is_json(folder, monkeypatch):
+    monkeypatch.setattr(timing, "measured", lambda ways, *_: [timing.WayTimes(w, [0.1], [np.ones(3)]) for w in ways])
+    monkeypatch.setattr(timing, "require_equal", lambda *_: None)
+    done = run_zb("bench", folder / "store", "--json", code=0)
+    assert json.loads(done.stdout)["advice"].startswith("the defaults")

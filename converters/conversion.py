@@ -21,6 +21,8 @@ MAX_NOTE_CHARS: Final = 1000
 STREAM: Final = "stream"
 #: Options that a live store does not take: one process writes it into a new folder.
 _NOT_LIVE: Final = ("workers", "executor", "shard_range", "resume", "force", "codec")
+#: Options that files of another trainer have no use for.
+_NOT_OF_TRAINERS: Final = ("codec", "live", "note", "shard_size", "shard_range", "like")
 
 
 class ShardRange(NamedTuple):
@@ -204,6 +206,11 @@ class Conversion:
                 f"shard_range must be (i, n) with i from 0 to n - 1, found {tuple(self.shard_range)}",
                 options=["shard_range"],
             )
+        unused: list[str] = [name for name in _NOT_OF_TRAINERS if name in self.given]
+        if self.layout == "batches":
+            unused.append("layout")
+        if unused and self.target in document_targets():
+            raise ArgumentError(f"{self.target} files have no use for {', '.join(unused)}", options=unused)
         self._require_one_of("shards", "shard_size")
         self._require_one_of("boundary_token", "no_boundary")
         note = self.note or ""

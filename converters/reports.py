@@ -49,6 +49,8 @@ class Report:
         The file that encoded the text in place of the tokenizer, whose digest it has; "": the tokenizer itself.
     lacks_vocab_size
         Whether a vocabulary size of at most 65,536 would have stored uint16 instead of uint32.
+    dtype
+        The dtype of the ids in the files, where it is none of ours; "": that of `meta`.
     """
 
     destination: Path
@@ -65,6 +67,7 @@ class Report:
     documents_kept: int = 0
     encoder: str = ""
     lacks_vocab_size: bool = False
+    dtype: str = ""
 
     @property
     def num_batches(self) -> int:
@@ -116,7 +119,7 @@ class Report:
         if not self._is_stream:
             found |= {"batch_size": meta.batch_size, "seq_len": meta.seq_len, "num_batches": self.num_batches}
         found |= {
-            "dtype": meta.dtype.name,
+            "dtype": self.dtype or meta.dtype.name,
             "num_shards": len(self.shards),
             "shards_kept": self.kept.shards,
             "shards_written": len(self.shards) - self.kept.shards,
@@ -235,7 +238,7 @@ class Report:
 
     def _extension(self) -> str | None:
         """Name the tools that do not read such files; None if all do."""
-        notes = {FORMATS[shard.backend].uint16_note for shard in self.shards} - {""}
+        notes = {FORMATS[shard.backend].uint16_note for shard in self.shards if shard.backend in FORMATS} - {""}
         is_noted = self.meta.dtype.name == "uint16" and bool(notes)
         return f"{'; '.join(sorted(notes))}; --dtype uint32 writes what all of them read" if is_noted else None
 

@@ -13,6 +13,7 @@ from zb_hdf5.console import Progress
 from zb_hdf5.converters.batch_source import NOTE, BatchSource
 from zb_hdf5.converters.batch_target import dry_run, shard_plan_of, write_batches
 from zb_hdf5.converters.conversion import Conversion, refuse_unknown
+from zb_hdf5.converters.document_target import write_trainer_files
 from zb_hdf5.converters.engines import (
     Engine,
     ProgressCalls,
@@ -30,6 +31,7 @@ from zb_hdf5.converters.stream_target import TokensPlan, tokens_plan, write_docu
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.trainers.trainer_formats import document_targets
 
 #: Less than this is written by one process: starting others takes longer.
 SMALL_BYTES: Final = 256 << 20
@@ -59,7 +61,8 @@ def plan(conversion: Conversion) -> DryRun | None:
 
 def _write(plan: Plan, settings: Settings, workers: Workers) -> Report:
     if isinstance(plan, TokensPlan):
-        return write_documents(plan, settings, workers)
+        is_of_trainer = settings.target.format in document_targets()
+        return (write_trainer_files if is_of_trainer else write_documents)(plan, settings, workers)
     return write_batches(plan, settings, workers)
 
 
@@ -121,7 +124,8 @@ def _workers_of(plan: Plan, settings: Settings) -> int:
     """Return the number of local processes that was asked for, or that a conversion is worth."""
     asked = settings.work.workers
     if isinstance(plan, TokensPlan):
-        return max(1, min(asked or default_workers(), len(plan.source.groups)))
+        num_tasks = 1 if settings.target.is_one_file else len(plan.source.groups)
+        return max(1, min(asked or default_workers(), num_tasks))
     if asked is not None:
         return asked
     source = plan.source
@@ -192,8 +196,9 @@ def convert(
         One path or several, of files, folders or stores, or the URL of a store; or an open `BatchSource` or
         `DocumentSource`.
     target
-        "hdf5", "batch" or "npy" for batches, "stream" for an HDF5 stream of documents; "auto": the format whose suffix
-        the destination has, "hdf5" for a folder.
+        "hdf5", "batch" or "npy" for batches, "stream" for an HDF5 stream of documents, or "megatron" or "datatrove" for
+        documents in the files of another trainer; "auto": the format whose suffix the destination has, "hdf5" for a
+        folder.
     destination
         One file if it ends in the suffix of the format, else a folder of shards, of this machine or in a bucket: such
         a store is written to `<its name>-<digest>.upload` in the current folder, uploaded with its index last, and

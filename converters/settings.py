@@ -34,6 +34,7 @@ from zb_hdf5.files.publishing import require_present
 from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import UPLOAD_DIGITS, codec_named
+from zb_hdf5.trainers.trainer_formats import TRAINER_FORMATS, document_targets
 
 #: The options of a source that is open already: which of them matter depends on it.
 _OF_OPEN_SOURCE = (RowOptions, HeldOut, TextOptions, CutOptions, ShuffleOptions, LossOptions)
@@ -144,7 +145,7 @@ def _target_of(conversion: Conversion, is_of_documents: bool) -> Target:
         is_stream=conversion.is_stream,
         destination=destination,
         path=path,
-        is_one_file=not conversion.is_stream and _is_one_file(conversion, path),
+        is_one_file=_is_one_file(conversion, path),
         is_cut=conversion.shards is not None or conversion.shard_size is not None,
     )
 
@@ -170,13 +171,19 @@ def _require_place(path: Path) -> None:
 
 def _is_one_file(conversion: Conversion, path: Path) -> bool:
     """Return whether a destination is one file, and not a folder of shards."""
-    suffix = FORMATS[conversion.target].suffix
+    if conversion.target in document_targets():
+        suffix = TRAINER_FORMATS[conversion.target].suffixes[0]
+    elif conversion.is_stream:
+        return False
+    else:
+        suffix = FORMATS[conversion.target].suffix
     held_out = bool(resolved_as(HeldOut, conversion))
     is_part = conversion.shard_range not in (None, WHOLE)
     several = conversion.shards or conversion.shard_size or held_out or is_part
     if path.suffix == suffix and several:
         raise ConvertError(f"{path}: is one file; name a folder (no {suffix}) to write shards")
-    if path.suffix in _suffixes() - {suffix}:
+    others = _suffixes() | {each for row in TRAINER_FORMATS.values() if row.writer for each in row.suffixes}
+    if path.suffix in others - {suffix}:
         raise ConvertError(f"{path}: expected a folder or a name that ends in {suffix}")
     return path.suffix == suffix
 

@@ -136,7 +136,7 @@ def _text(name: str) -> SourceKind:
         noun=kind.noun,
         example=f"{kind.example} {{target}} \\\n           --tokenizer tok.json --seq-len 2048 --packing best-fit",
         opener="zb_hdf5.converters.text_source:open_text",
-        options=(TextOptions, HeldOut),
+        options=(TextOptions, HeldOut, LossOptions),
         rows=(RowOptions,),
         note=f"{kind.documents} Documents are tokenized, packed into rows of --seq-len tokens, and the rows are "
         "shuffled once, which needs as much disk again as the store meanwhile; or, with --layout stream, kept as they "
@@ -176,7 +176,7 @@ CUT: Final = SourceKind(
     noun="1-D .npy files",
     example="tokens/ stream --boundary-token-id 50256",
     opener="zb_hdf5.converters.npy_source:open_cut",
-    options=(CutOptions,),
+    options=(CutOptions, LossOptions),
     rows=(RowOptions,),
     note="Each file becomes a shard. A boundary token tells the documents apart: they get a table, and are known by "
     "their file and row there in all that is made of the stream. A folder stands for all .npy files in and below it.",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from zb_hdf5.converters.journal import (
     PLANNED,
     Finished,
     Journal,
+    Kept,
     Planned,
     Record,
     digests_of,
@@ -89,7 +90,8 @@ class TokensTask:
     finished: Finished | None = None
 
     @property
-    def paths(self) -> tuple[Path, Path]:
+    def paths(self) -> tuple[Path, ...]:
+        """The file, and those that belong to it."""
         return self.path, documents_path(self.path)
 
     @property
@@ -140,7 +142,6 @@ def _write_stream(task: TokensTask, progress: OnProgress) -> Finished:
     source = task.source
     meta = task.meta
     counts = TokenCounts()
-    done = 0
     writer = HDF5ShardWriter(
         task.path,
         dtype=meta.dtype.name,
@@ -155,30 +156,41 @@ def _write_stream(task: TokensTask, progress: OnProgress) -> Finished:
         spans_codec=source.spans_codec or JSON,
     )
     with writer:
-        for encoded, read in task.route.read(source, task.num_threads, counts):
-            rows = DocumentRows(
-                [encoded.source],
-                np.zeros(len(encoded.lengths), np.uint32),
-                encoded.rows,
-                encoded.ids or None,
-                encoded.metadata or None,
-                encoded.spans,
-            )
+        for encoded in read_documents(task, counts, progress):
             try:
-                writer.write_documents(encoded.tokens, encoded.lengths, encoded.fields, documents=rows)
+                writer.write_documents(encoded.tokens, encoded.lengths, encoded.fields, documents=facts_of(encoded))
             except ConvertError as error:
-                raise ConvertError(_bad_token(encoded, source) or f"{encoded.source}: {error}") from error
-            progress(read - done)
-            done = read
-            task.note.write_text(str(done))
-        progress(task.amount - done)
+                raise ConvertError(named_token(encoded, source) or f"{encoded.source}: {error}") from error
         info = writer.finish()
     entry = ShardEntry.of(info, task.route.split)
     frame, _ = digests_of(task, entry, frame_only=True)
     return Finished(entry, info.max_token, frame, counts)
 
 
-def _bad_token(encoded: Encoded, source: DocumentSource) -> str:
+def read_documents(task: TokensTask, counts: TokenCounts, progress: OnProgress) -> Iterator[Encoded]:
+    """Yield the documents of a task, count them, and note how far they were read when the next ones are asked for."""
+    done = 0
+    for encoded, read in task.route.read(task.source, task.num_threads, counts):
+        yield encoded
+        progress(read - done)
+        done = read
+        task.note.write_text(str(done))
+    progress(task.amount - done)
+
+
+def facts_of(encoded: Encoded) -> DocumentRows:
+    """Return the facts of documents, as a writer takes them."""
+    return DocumentRows(
+        [encoded.source],
+        np.zeros(len(encoded.lengths), np.uint32),
+        encoded.rows,
+        encoded.ids or None,
+        encoded.metadata or None,
+        encoded.spans,
+    )
+
+
+def named_token(encoded: Encoded, source: DocumentSource) -> str:
     """Name the document of the first token that cannot be stored; "" if all can."""
     meta = StoreMeta(batch_size=1, seq_len=1, dtype=source.dtype, vocab_size=source.vocab_size)
     bad = find_bad_token(encoded.tokens, token_limit(meta.dtype, meta.vocab_size))
@@ -187,6 +199,15 @@ def _bad_token(encoded: Encoded, source: DocumentSource) -> str:
     document = int(np.searchsorted(np.cumsum(encoded.lengths), bad, side="right"))
     where = f"the document of {row_of_source(Path(encoded.source).name, encoded.rows[document])}"
     return bad_token_message(encoded.source, where, encoded.tokens[bad], meta)
+
+
+class Completed(NamedTuple):
+    """The files of a conversion of documents, the counts of all documents, and the part that was there already."""
+
+    finished: list[Finished]
+    counts: TokenCounts
+    kept: Kept
+    documents_kept: int
 
 
 @dataclass(frozen=True)
@@ -247,36 +268,63 @@ class TokensPlan:
         start_s = time.monotonic()
         source = self.source
         tasks = self._tasks(folder.partial_path, workers.num_threads, codec)
-        num_bytes = sum(task.amount for task in tasks.values())
-        workers.shown.begin("tokenizing" if source.tokenizer else "cutting", num_bytes, "B")
-        planned = [Planned(task.path.name, task.route.split) for task in tasks.values()]
-        head = Record(TOKEN_FILES, {**self.identity, "codec": codec, PLANNED: planned})
-        journal = Journal(folder, head, tasks, settings.work, workers)
-        kept = dict(journal.finished)
-        workers.shown.keep(sum(tasks[number].amount for number in kept))
-        with journal.kept_for_resume():
-            finished = journal.run(write_stream, journal.missing)
-        require_unchanged(source.paths, self.identity["files"])
-        counts = TokenCounts()
-        for done in finished:
-            counts.add(done.counts)
-        if not counts.documents:
-            raise ConvertError(f"{source.paths[0]}: {no_documents(source, counts.documents_dropped)}")
-        index = self._index(folder.partial_path, tasks, finished)
+        made = self.complete(folder, tasks, write_stream, {"codec": codec}, settings.work, workers)
+        index = self._index(folder.partial_path, tasks, made.finished)
         index.save(folder.partial_path)
         is_auto = settings.of(CutOptions).dtype == "auto"
         return Report(
             destination=folder.path,
             meta=index.meta,
             shards=list(index.shards),
-            counts=counts,
+            counts=made.counts,
             seconds=time.monotonic() - start_s,
             max_token=index.max_token,
-            kept=journal.kept,
-            documents_kept=sum(done.counts.tokens_in for done in kept.values()),
+            kept=made.kept,
+            documents_kept=made.documents_kept,
             encoder=source.encoder,
             lacks_vocab_size=source.dtype == np.uint32 and not source.vocab_size and is_auto,
         )
+
+    def complete(
+        self,
+        folder: LockedFolder,
+        tasks: Mapping[int, TokensTask],
+        write: Callable[[Any, OnProgress], Finished],
+        how: dict[str, Any],
+        work: WorkOptions,
+        workers: Workers,
+    ) -> Completed:
+        """Do the tasks that no earlier run has finished, and note each in a journal.
+
+        Parameters
+        ----------
+        folder
+            The folder of the files.
+        tasks
+            One for each route, by its number.
+        write
+            Does a task.
+        how
+            JSON of all that decides the bytes of the files, besides the documents and their routes.
+        """
+        source = self.source
+        num_bytes = sum(task.amount for task in tasks.values())
+        workers.shown.begin("tokenizing" if source.tokenizer else "cutting", num_bytes, "B")
+        planned = [Planned(task.path.name, task.route.split) for task in tasks.values()]
+        head = Record(TOKEN_FILES, {**self.identity, **how, PLANNED: planned})
+        journal = Journal(folder, head, tasks, work, workers)
+        kept = dict(journal.finished)
+        workers.shown.keep(sum(tasks[number].amount for number in kept))
+        with journal.kept_for_resume():
+            finished = journal.run(write, journal.missing)
+        require_unchanged(source.paths, self.identity["files"])
+        counts = TokenCounts()
+        for done in finished:
+            counts.add(done.counts)
+        if not counts.documents:
+            raise ConvertError(f"{source.paths[0]}: {no_documents(source, counts.documents_dropped)}")
+        tokens_kept = sum(done.counts.tokens_in for done in kept.values())
+        return Completed(finished, counts, journal.kept, tokens_kept)
 
     def _tasks(self, folder: Path, num_threads: int, codec: str) -> dict[int, TokensTask]:
         """Return the task of each file, by its number."""
@@ -404,7 +452,7 @@ def tokens_plan(source: DocumentSource, settings: Settings) -> TokensPlan:
     target = settings.target
     held_out = settings.of(HeldOut)
     if target.is_stream:
-        count = target.shards
+        count = 1 if target.is_one_file else target.shards
         options: dict[str, Any] = {} if target.codec == NO_CODEC else {"codec": target.codec}
     else:  # the stored bytes do not depend on the cuts
         num_bytes = sum(path.stat().st_size for path in source.paths)

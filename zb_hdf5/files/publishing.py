@@ -201,18 +201,21 @@ class LockedFolder:
         The final name of the folder.
     shared
         Several processes fill the folder, each a part of it, and it is kept.
+    names
+        A regular expression of the names of its files, besides those of a store; "": it has no others.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, shared: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, shared: bool = False, names: str = "") -> None:
         self.path = local_path(path)
         self.partial_path = partial_path(self.path)
         self._shared = shared
         self._keep = shared
+        self._names = names
 
     def __enter__(self) -> Self:
         self._fd = self._open(fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX)
         with on_failure(lambda: os.close(self._fd)):
-            refuse_foreign_files(self.partial_path)
+            refuse_foreign_files(self.partial_path, self._names)
         return self
 
     def _open(self, kind: int) -> int:
@@ -247,19 +250,21 @@ class PartialDirectory(LockedFolder):
 
     Parameters
     ----------
-    path, shared
+    path, shared, names
         As for `LockedFolder`.
     overwrite
         A store of this name may exist, and is replaced; no other folder is.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False, shared: bool = False) -> None:
-        super().__init__(path, shared=shared)
+    def __init__(
+        self, path: str | os.PathLike[str], *, overwrite: bool = False, shared: bool = False, names: str = ""
+    ) -> None:
+        super().__init__(path, shared=shared, names=names)
         self._overwrite = overwrite
         if not overwrite:
             refuse_existing(self.path)
         elif self.path.exists():
-            refuse_foreign_files(self.path)
+            refuse_foreign_files(self.path, names)
 
     def _finish(self) -> None:
         require_at(self._fd, self.partial_path)
@@ -278,7 +283,7 @@ class PartialDirectory(LockedFolder):
 
         A kill between the two renames leaves the old store in a hidden folder next to it.
         """
-        refuse_foreign_files(self.path)
+        refuse_foreign_files(self.path, self._names)
         aside = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.replaced-", dir=self.path.parent))
         old = aside / self.path.name
         try:
@@ -388,12 +393,15 @@ def is_part_of_store(name: str) -> bool:
     return is_index or name.startswith((SHARD_PREFIX, JOURNAL_PREFIX)) or _DOCUMENTS.fullmatch(name) is not None
 
 
-def refuse_foreign_files(folder: Path) -> None:
-    """Raise `ConvertError` if `folder` holds anything but a store: replacing it would delete files of others."""
+def refuse_foreign_files(folder: Path, names: str = "") -> None:
+    """Raise `ConvertError` if `folder` holds anything but a store: replacing it would delete files of others.
+
+    `names` is a regular expression of more names that belong to it.
+    """
     if not folder.is_dir():
         raise ConvertError(f"{folder}: is not a folder; remove it yourself, or choose another output")
     for name in os.listdir(folder):
-        if not is_part_of_store(name):
+        if not is_part_of_store(name) and not re.fullmatch(names, name):
             raise ConvertError(
                 f"{folder}: holds {name!r}, which is no part of a store; move it away, or choose another output"
             )

@@ -7,6 +7,7 @@ loss mask of one byte for each id. Files have no magic: the bytes of an id follo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from glob import escape
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -14,13 +15,21 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import FormatError, IncompleteError
+from zb_hdf5.documents.metadata import DocumentRows
+from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
 from zb_hdf5.files.paths import regular
+from zb_hdf5.formats.document_writer import FlatWriter, small_dtype
 from zb_hdf5.formats.flat import FlatFormat, FlatTokens
+from zb_hdf5.spec import StoreMeta
+from zb_hdf5.text.tokenizers import tokenizer_named
 
 #: Bytes of an id -> dtype.
 DTYPE_BY_BYTES: Final[dict[int, np.dtype[Any]]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 END_BYTES: Final = 8
+#: The field that becomes `.ds.loss`.
+LOSS_MASK: Final = "loss_mask"
+UNKNOWN_TOKENIZER: Final = "Unknown Tokenizer"
+UNIT_PREFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
 
 
 class Datatrove(FlatFormat):
@@ -69,3 +78,48 @@ class Datatrove(FlatFormat):
 
 def _index_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.index")
+
+
+class DatatroveWriter(FlatWriter):
+    """Writes a `.ds` with its index, its metadata and, where there is a field `loss_mask`, its loss mask."""
+
+    backend: ClassVar = "datatrove"
+    suffix: ClassVar = ".ds"
+
+    @classmethod
+    def dtype_of(cls, meta: StoreMeta) -> np.dtype[Any]:
+        return small_dtype(meta)
+
+    @classmethod
+    def files(cls, path: Path, meta: StoreMeta) -> list[Path]:
+        loss = [".loss"] if meta.fields else []
+        return [path, *(path.with_name(path.name + ending) for ending in (".index", ".metadata", *loss))]
+
+    def _take_documents(
+        self,
+        lengths: npt.NDArray[np.int64],
+        fields: Mapping[str, npt.NDArray[Any]],
+        documents: DocumentRows,
+    ) -> None:
+        ends = self.token_count - int(lengths.sum()) + np.cumsum(lengths)
+        self._others[0].append(ends.astype("<u8"))
+        for values in fields.values():
+            mask = values.astype("u1")
+            if values.shape != (int(lengths.sum()),) or (mask != values).any() or mask.max(initial=0) > 1:
+                raise ConvertError(f"{self.path}: expected a {LOSS_MASK} of one 0 or 1 for each id, found others")
+            self._others[2].append(mask)
+
+    def _complete(self) -> None:
+        tokenizer = str(tokenizer_named(self.meta.tokenizer).get("name", UNKNOWN_TOKENIZER)).replace("|", " ")
+        lines = [f"{tokenizer}|{self.dtype.itemsize}", str(self.token_count), f"{_in_metric(self.token_count)}T"]
+        self._others[1].append("\n".join(lines).encode())
+
+
+def _in_metric(count: int) -> str:
+    """Return three digits of a count and the prefix of its unit, as datatrove writes them."""
+    exponent = len(str(count)) - 1
+    value = count / 1000 ** (exponent // 3)
+    if round(value, 2 - exponent % 3) >= 10 ** (exponent % 3 + 1):  # 999,999 is 1.00 M
+        exponent += 1
+        value = count / 1000 ** (exponent // 3)
+    return f"{value:.{2 - exponent % 3}f} {UNIT_PREFIXES[exponent // 3]}"

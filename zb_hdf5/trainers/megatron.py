@@ -7,16 +7,21 @@ i8 [D + 1]. A multimodal file has the mode of each sequence after them, i1 [N]. 
 
 from __future__ import annotations
 
+import os
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import FormatError, IncompleteError
+from zb_hdf5.documents.metadata import DocumentRows
+from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
 from zb_hdf5.files.paths import regular
+from zb_hdf5.formats.document_writer import FlatWriter, small_dtype
 from zb_hdf5.formats.flat import FlatFormat, FlatTokens
+from zb_hdf5.spec import StoreMeta
 
 MAGIC: Final = b"MMIDIDX\x00\x00"
 VERSION: Final = 1
@@ -34,6 +39,12 @@ ID_DTYPES: Final[dict[int, np.dtype[Any]]] = {
 #: Bytes of a sequence in `.idx`: its length and its offset.
 SEQUENCE_BYTES: Final = 12
 EDGE_BYTES: Final = 8
+#: Ids of a vocabulary of at most this size become uint16, as Megatron decides.
+SMALL_VOCAB_SIZE: Final = 65_499
+#: Ids of a sequence at most.
+MAX_LENGTH: Final = 2**31 - 1
+#: Rows of an `.idx` that are computed at once.
+ROWS_AT_ONCE: Final = 1 << 20
 
 
 class _Index(NamedTuple):
@@ -151,3 +162,53 @@ def _read_header(path: Path) -> _Index:
             f"{num_bytes:,}"
         )
     return index
+
+
+class MegatronWriter(FlatWriter):
+    """Writes a `.bin` and its `.idx`: each document is one sequence."""
+
+    backend: ClassVar = "megatron"
+    suffix: ClassVar = ".bin"
+
+    @classmethod
+    def dtype_of(cls, meta: StoreMeta) -> np.dtype[Any]:
+        """Return the dtype that Megatron itself takes: it has no uint32."""
+        is_small = small_dtype(meta, SMALL_VOCAB_SIZE).itemsize == 2
+        return np.dtype("<u2" if is_small else "<i4")
+
+    @classmethod
+    def files(cls, path: Path, meta: StoreMeta) -> list[Path]:
+        return [path, path.with_suffix(".idx")]
+
+    def _begin(self) -> None:
+        self._others[0].num_bytes = HEADER.size
+
+    def _take_documents(
+        self,
+        lengths: npt.NDArray[np.int64],
+        fields: Mapping[str, npt.NDArray[Any]],
+        documents: DocumentRows,
+    ) -> None:
+        longest = int(lengths.max(initial=0))
+        if longest > MAX_LENGTH:
+            raise ConvertError(
+                f"{self.path}: expected documents of at most {MAX_LENGTH:,} ids, which an .idx can hold, found one of "
+                f"{longest:,}"
+            )
+        self._others[0].append(lengths.astype("<i4"))
+
+    def _complete(self) -> None:
+        """Write the header, and what follows from the lengths, which are in the file already."""
+        index = self._others[0]
+        count = self.document_count
+        end = 0
+        for first in range(0, count, ROWS_AT_ONCE):
+            size = min(ROWS_AT_ONCE, count - first)
+            lengths = np.frombuffer(os.pread(index.file.fd, 4 * size, HEADER.size + 4 * first), "<i4")
+            ends = end + np.cumsum(lengths, dtype=np.int64)
+            index.append(((ends - lengths) * self.dtype.itemsize).astype("<i8"))
+            end = int(ends[-1])
+        for first in range(0, count + 1, ROWS_AT_ONCE):
+            index.append(np.arange(first, min(first + ROWS_AT_ONCE, count + 1), dtype="<i8"))
+        code = next(code for code, dtype in ID_DTYPES.items() if dtype == self.dtype)
+        index.write_at(0, HEADER.pack(MAGIC, VERSION, code, count, count + 1))

@@ -14,6 +14,7 @@ from zb_hdf5.errors import FormatError, Remedy
 from zb_hdf5.files.paths import RemotePath
 
 if TYPE_CHECKING:  # numpy, which the help of the commands does not need
+    from zb_hdf5.formats.document_writer import DocumentWriter
     from zb_hdf5.formats.flat import FlatFormat, Headerless
 
 
@@ -41,9 +42,11 @@ class TrainerFormat(NamedTuple):
     writer
         Its `DocumentWriter`: it is a target.
     holds_documents
-        Whether it tells documents apart.
-    holds_ids
-        Of a target: whether it keeps the ids and the metadata of documents.
+        Whether its files tell documents apart.
+    needs_boundary
+        Of a target: whether its readers tell documents apart by a token between them.
+    holds_ids, holds_metadata
+        Of a target: whether it keeps the ids of documents, and their metadata.
     holds_fields
         Of a target: the names of the fields that it keeps; None: any.
     """
@@ -57,7 +60,9 @@ class TrainerFormat(NamedTuple):
     options: tuple[str, ...] = ()
     writer: str = ""
     holds_documents: bool = True
+    needs_boundary: bool = False
     holds_ids: bool = False
+    holds_metadata: bool = False
     holds_fields: tuple[str, ...] | None = ()
 
 
@@ -67,9 +72,18 @@ TRAINER_FORMATS: Final[dict[str, TrainerFormat]] = {
         ".npy files of tokens", (".npy",), flat="zb_hdf5.formats.npy:NpyArrays", holds_documents=False
     ),
     "megatron": TrainerFormat(
-        ".bin and .idx files of Megatron-LM", (".bin", ".idx"), flat="zb_hdf5.trainers.megatron:Megatron"
+        ".bin and .idx files of Megatron-LM",
+        (".bin", ".idx"),
+        flat="zb_hdf5.trainers.megatron:Megatron",
+        writer="zb_hdf5.trainers.megatron:MegatronWriter",
     ),
-    "datatrove": TrainerFormat(".ds files of datatrove", (".ds",), flat="zb_hdf5.trainers.datatrove:Datatrove"),
+    "datatrove": TrainerFormat(
+        ".ds files of datatrove",
+        (".ds",),
+        flat="zb_hdf5.trainers.datatrove:Datatrove",
+        writer="zb_hdf5.trainers.datatrove:DatatroveWriter",
+        holds_fields=("loss_mask",),
+    ),
     "olmo": TrainerFormat(
         "headerless .npy files of OLMo", (".npy",), flat="zb_hdf5.trainers.olmo:OlmoFiles", lacks_header=True
     ),
@@ -105,6 +119,12 @@ def flat_format(name: str, headerless: Headerless | None = None) -> FlatFormat |
     if row is None or not row.flat:
         return None
     found: FlatFormat = resolve_name(row.flat)(row.suffixes, headerless)
+    return found
+
+
+def document_writer(name: str) -> type[DocumentWriter]:
+    """Return the writer of a format that is a target."""
+    found: type[DocumentWriter] = resolve_name(TRAINER_FORMATS[name].writer)
     return found
 
 

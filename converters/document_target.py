@@ -1,0 +1,231 @@
+"""Documents to the files of another trainer: one file, or a folder with the files of each shard and split."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from re import escape
+
+import numpy as np
+
+from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
+from zb_hdf5.converters.batch_source import TokenCounts
+from zb_hdf5.converters.engines import OnProgress, Workers, no_progress
+from zb_hdf5.converters.journal import NOTHING_KEPT, Finished, Kept, digests_of, require_unchanged
+from zb_hdf5.converters.options import LossOptions, Settings
+from zb_hdf5.converters.reports import Report
+from zb_hdf5.converters.routes import no_documents
+from zb_hdf5.converters.shard_plan import require_room
+from zb_hdf5.converters.stream_target import TokensPlan, TokensTask, facts_of, named_token, read_documents
+from zb_hdf5.errors import Remedy
+from zb_hdf5.files.publishing import PartialDirectory, partial_path, refuse_existing
+from zb_hdf5.formats.document_source import DocumentSource
+from zb_hdf5.formats.document_writer import DocumentWriter
+from zb_hdf5.spec import DEFAULT_CHUNK_TOKENS, NO_CODEC, STREAM_LAYOUT
+from zb_hdf5.store.shard_table import ShardEntry
+from zb_hdf5.trainers.trainer_formats import TRAINER_FORMATS, TrainerFormat, document_writer
+
+
+@dataclass(frozen=True)
+class FileTask(TokensTask):
+    """The documents of one file of another trainer, for any process. Picklable. See `TokensTask`.
+
+    Parameters
+    ----------
+    target
+        The name of the format.
+    is_lone
+        It is the whole result, and has to have documents.
+    overwrite
+        Replace existing files.
+    """
+
+    target: str = ""
+    is_lone: bool = False
+    overwrite: bool = False
+
+    @property
+    def writer(self) -> type[DocumentWriter]:
+        return document_writer(self.target)
+
+    @property
+    def written(self) -> StoreMeta:
+        """The tokens of the source, with the fields that the format keeps."""
+        kept = TRAINER_FORMATS[self.target].holds_fields
+        fields = tuple(field for field in self.source.fields if kept is None or field.name in kept)
+        return replace(super().meta, fields=fields)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(self.writer.files(self.path, self.written))
+
+    @property
+    def meta(self) -> StoreMeta:
+        """The ids in the file, which count as chunks of a stream."""
+        itemsize = self.writer.dtype_of(self.written).itemsize
+        return StoreMeta(1, DEFAULT_CHUNK_TOKENS, np.dtype(f"<u{itemsize}"), layout=STREAM_LAYOUT)
+
+
+def write_file(task: FileTask, progress: OnProgress = no_progress) -> Finished:
+    """Write the documents of one task to a file of its format, and those that belong to it."""
+    try:
+        return _write_file(task, progress)
+    finally:
+        task.note.unlink(missing_ok=True)
+
+
+def _write_file(task: FileTask, progress: OnProgress) -> Finished:
+    counts = TokenCounts()
+    names = [field.name for field in task.written.fields]
+    with task.writer(task.path, task.written, overwrite=task.overwrite) as writer:
+        for encoded in read_documents(task, counts, progress):
+            fields = {name: encoded.fields[name] for name in names} if encoded.fields else {}
+            try:
+                writer.write_documents(encoded.tokens, encoded.lengths, fields, facts_of(encoded))
+            except ConvertError as error:
+                raise ConvertError(named_token(encoded, task.source) or f"{encoded.source}: {error}") from error
+        if task.is_lone and not counts.documents:
+            raise ConvertError(f"{task.source.paths[0]}: {no_documents(task.source, counts.documents_dropped)}")
+        info = writer.finish()
+    entry = ShardEntry.of(info, task.route.split)
+    frame, _ = digests_of(task, entry, frame_only=True)
+    return Finished(entry, info.max_token, frame, counts)
+
+
+def write_trainer_files(plan: TokensPlan, settings: Settings, workers: Workers) -> Report:
+    """Write the files of another trainer. Their bytes never depend on the workers."""
+    start_s = time.monotonic()
+    source = plan.source
+    target = settings.target
+    row = TRAINER_FORMATS[target.format]
+    lost = _left_behind(source, row)
+    if lost and not settings.of(LossOptions).tokens_only:
+        raise ConvertError(
+            f"{source.paths[0]}: {row.noun} have no place for all of it: the conversion {lost}",
+            remedy=Remedy.TOKENS_ONLY,
+        )
+    if target.is_one_file:
+        tasks, finished, kept = _write_one(plan, settings, workers)
+    else:
+        tasks, finished, kept = _write_folder(plan, settings, workers)
+    counts = TokenCounts()
+    for done in finished:
+        counts.add(done.counts)
+    meta = tasks[0].meta
+    max_token = max(done.max_token or 0 for done in finished)
+    return Report(
+        destination=target.path,
+        meta=meta,
+        shards=[done.entry for done in finished],
+        counts=counts,
+        seconds=time.monotonic() - start_s,
+        max_token=max_token,
+        kept=kept,
+        left_behind=lost,
+        documents_kept=kept.tokens,
+        encoder=source.encoder,
+        dtype=tasks[0].writer.dtype_of(tasks[0].written).name,
+        lacks_vocab_size=_would_be_smaller(tasks[0], max_token),
+    )
+
+
+def _left_behind(source: DocumentSource, row: TrainerFormat) -> str:
+    """Return the words for all that documents have and a format has no place for, or ""."""
+    lost = []
+    held = row.holds_fields
+    names = [field.name for field in source.fields if held is not None and field.name not in held]
+    if names:
+        lost.append(f"the {'field' if len(names) == 1 else 'fields'} {', '.join(names)}")
+    if source.has_ids and not row.holds_ids:
+        lost.append("the ids of documents")
+    if source.has_metadata and not row.holds_metadata:
+        lost.append("the metadata of documents")
+    if source.spans_codec:
+        lost.append("the spans of documents")
+    is_marked = source.boundary_token_id is not None
+    if source.has_documents and not is_marked and (row.needs_boundary or not row.holds_documents):
+        lost.append("the ends of documents, which no token marks")
+    return f"leaves behind {' and '.join(lost)}" if lost else ""
+
+
+def _would_be_smaller(task: FileTask, max_token: int) -> bool:
+    """Return whether the size of a vocabulary, which is not known, would have made the ids smaller."""
+    written = task.written
+    if written.vocab_size:
+        return False
+    known = replace(written, vocab_size=max_token + 1)
+    return task.writer.dtype_of(known).itemsize < task.writer.dtype_of(written).itemsize
+
+
+def _write_one(plan: TokensPlan, settings: Settings, workers: Workers) -> tuple[list[FileTask], list[Finished], Kept]:
+    """Write one file in this process."""
+    target = settings.target
+    if len(plan.routes) > 1:
+        splits = dict.fromkeys(route.split for route in plan.routes)
+        raise ArgumentError(
+            f"{target.path}: is one file, and the source has the splits {', '.join(splits)}: name a folder"
+        )
+    task = _task(plan, 0, target.path, settings, workers)
+    if not task.overwrite:
+        refuse_existing(target.path)
+    _require_room(plan, [task], target.path.absolute().parent)
+    workers.shown.begin("writing", task.amount, "B")
+    done = write_file(task, workers.shown.advance)
+    require_unchanged(plan.source.paths, plan.identity["files"])
+    return [task], [done], NOTHING_KEPT
+
+
+def _write_folder(
+    plan: TokensPlan, settings: Settings, workers: Workers
+) -> tuple[list[FileTask], list[Finished], Kept]:
+    """Fill a folder, with a journal, which is gone when the folder has its name."""
+    target = settings.target
+    paths = [partial_path(target.path) / name for name in _shard_names(plan, target.format)]
+    tasks = [_task(plan, number, path, settings, workers) for number, path in enumerate(paths)]
+    with PartialDirectory(target.path, overwrite=settings.work.force, names=_names_like(tasks[0])) as folder:
+        _require_room(plan, tasks, folder.partial_path)
+        how = {"target": target.format, "dtype": tasks[0].meta.dtype.name}
+        done = plan.complete(folder, dict(enumerate(tasks)), write_file, how, settings.work, workers)
+    return tasks, done.finished, done.kept
+
+
+def _task(plan: TokensPlan, number: int, path: Path, settings: Settings, workers: Workers) -> FileTask:
+    return FileTask(
+        source=plan.source,
+        route=plan.routes[number],
+        path=path,
+        num_threads=workers.num_threads,
+        codec=NO_CODEC,
+        target=settings.target.format,
+        is_lone=settings.target.is_one_file,
+        overwrite=settings.target.is_one_file and settings.work.force,
+    )
+
+
+def _shard_names(plan: TokensPlan, target: str) -> list[str]:
+    """Return the name of the file of each shard: its split, and its number there."""
+    suffix = document_writer(target).suffix
+    totals = Counter(route.split for route in plan.routes)
+    numbers = Counter[str]()
+    names = []
+    for route in plan.routes:
+        names.append(f"{route.split}-{numbers[route.split]:05}-of-{totals[route.split]:05}{suffix}")
+        numbers[route.split] += 1
+    return names
+
+
+def _names_like(task: FileTask) -> str:
+    """Return a regular expression of the names of the files of all tasks, and of those that a killed one has left."""
+    endings = [path.name.partition(".")[2] for path in task.paths]
+    return rf"[\w-]+-\d{{5}}-of-\d{{5}}\.({'|'.join(map(escape, endings))})(\.partial|\.progress)?"
+
+
+def _require_room(plan: TokensPlan, tasks: Sequence[FileTask], folder: Path) -> None:
+    """Raise `ConvertError` unless the disk has space for the ids, if their number is known."""
+    num_tokens = plan.source.num_tokens
+    if num_tokens is not None:
+        num_files = sum(len(task.paths) for task in tasks)
+        require_room(folder, num_tokens * tasks[0].meta.dtype.itemsize, num_files)

@@ -1,0 +1,280 @@
+"""Files for other trainers: byte for byte those of their own libraries, in one file and in folders of shards."""
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from contract import is_refused
+from damage import flip
+from interrupted import Failing, Stops
+from peers.truth import LARGE_VOCAB, SMALL_VOCAB, documents, loss_mask
+from processes import killed_when
+
+from zb_hdf5 import HDF5ShardWriter, StoreMeta, convert, open_stream
+from zb_hdf5.converters import stream_source
+from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError, ExistsError, ZbError
+from zb_hdf5.formats import document_writer
+from zb_hdf5.trainers.megatron import MegatronWriter
+
+GOLDEN = Path(__file__).parents[1] / "data" / "trainers"
+
+
+@pytest.fixture(scope="module")
+def streams(tmp_path_factory):
+    """Write the documents of the golden files into streams: with a small vocabulary, and with a large one."""
+    folder = tmp_path_factory.mktemp("streams")
+    for name, vocab_size in (("small", SMALL_VOCAB), ("large", LARGE_VOCAB)):
+        dtype = "uint16" if name == "small" else "uint32"
+        with HDF5ShardWriter(folder / f"{name}.h5", dtype=dtype, vocab_size=vocab_size) as writer:
+            for document in documents(vocab_size):
+                writer.write_document(document)
+    tokenizer = json.dumps({"name": "made-up/tokenizer"})
+    how = {"vocab_size": SMALL_VOCAB, "tokenizer": tokenizer, "fields": {"loss_mask": "u1"}}
+    with HDF5ShardWriter(folder / "loss.h5", **how) as writer:
+        for document in documents(SMALL_VOCAB):
+            writer.write_document(document, {"loss_mask": loss_mask(document)})
+    return folder
+
+
+@pytest.mark.parametrize(("source", "golden"), [("small", "uint16"), ("large", "int32")])
+def test_megatron(source, golden, streams, tmp_path):
+    report = convert(streams / f"{source}.h5", "megatron", tmp_path / "corpus.bin")
+    for ending in ("bin", "idx"):
+        expected = (GOLDEN / "megatron" / golden / f"corpus_text_document.{ending}").read_bytes()
+        assert (tmp_path / f"corpus.{ending}").read_bytes() == expected
+    assert report.to_json()["dtype"] == golden
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.bin", "corpus.idx"]
+
+
+@pytest.mark.parametrize(("source", "golden"), [("small", "uint16"), ("large", "uint32"), ("loss", "loss")])
+def test_datatrove(source, golden, streams, tmp_path):
+    """The name of the tokenizer is in a stream, and in the golden files."""
+    folder = GOLDEN / "datatrove" / golden
+    convert(streams / f"{source}.h5", "datatrove", tmp_path / "00000_unshuffled.ds")
+    for file in sorted(folder.glob("*.ds*")):
+        expected = file.read_bytes()
+        if source != "loss":
+            expected = expected.replace(b"made-up/tokenizer", b"Unknown Tokenizer")
+        assert (tmp_path / file.name).read_bytes() == expected
+    assert len([*tmp_path.iterdir()]) == len([*folder.glob("*.ds*")])
+
+
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch):
+    monkeypatch.setattr(stream_source, "GROUP_TOKENS", 1024)
+
+
+def files_of(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def documents_in(path):
+    with open_stream(path) as stream:
+        return [stream.document(number).tolist() for number in range(stream.document_count)]
+
+
+def test_a_folder_has_the_files_of_each_shard_and_split_and_nothing_else(streams, tmp_path):
+    report = convert(streams / "small.h5", "megatron", tmp_path / "out", shards=3, val_fraction=0.2, workers=1)
+    parts = ["train-00000-of-00003", "train-00001-of-00003", "train-00002-of-00003", "val-00000-of-00001"]
+    assert [*files_of(tmp_path / "out")] == [f"{part}.{ending}" for part in parts for ending in ("bin", "idx")]
+    found = [document for part in parts for document in documents_in(tmp_path / "out" / f"{part}.bin")]
+    expected = [document.tolist() for document in documents(SMALL_VOCAB)]
+    assert sorted(found) == sorted(expected)
+    assert 0 < len(documents_in(tmp_path / "out" / "val-00000-of-00001.bin")) < 30
+    facts = report.to_json()
+    assert (facts["documents"], facts["num_shards"], facts["dtype"]) == (60, 4, "uint16")
+    assert ("documents", "60: 3 shards train, 1 shard val") in report.lines()
+
+
+def test_a_folder_is_read_in_place_in_order_whoever_writes_it(streams, tmp_path):
+    convert(streams / "large.h5", "datatrove", tmp_path / "out", shards=4, workers=2)
+    assert documents_in(tmp_path / "out") == [document.tolist() for document in documents(LARGE_VOCAB)]
+    convert(streams / "large.h5", "datatrove", tmp_path / "again", shards=4, workers=1)
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "out")
+    with pytest.raises(ExistsError):
+        convert(streams / "large.h5", "datatrove", tmp_path / "out", shards=2, workers=1)
+    convert(streams / "large.h5", "datatrove", tmp_path / "out", shards=2, workers=1, force=True)
+    assert len(files_of(tmp_path / "out")) == 6
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    with pytest.raises(ConvertError, match=r"notes\.txt"):
+        convert(streams / "large.h5", "datatrove", tmp_path / "out", workers=1, force=True)
+
+
+@pytest.mark.parametrize("way", ["megatron", "datatrove", "stream"])
+def test_documents_come_back_as_they_went(way, tmp_path):
+    source = GOLDEN / "megatron" / "int32"
+    convert(source, way, tmp_path / "there", shards=2, workers=1)
+    convert(tmp_path / "there", "megatron", tmp_path / "back.bin")
+    for ending in ("bin", "idx"):
+        expected = (source / f"corpus_text_document.{ending}").read_bytes()
+        assert (tmp_path / f"back.{ending}").read_bytes() == expected
+
+
+def test_texts_and_cut_arrays_become_files(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one document"}\n{"text": "and another"}\n')
+    convert(tmp_path / "a.jsonl", "megatron", tmp_path / "a.bin", tokenizer="byte")
+    found = documents_in(tmp_path / "a.bin")
+    assert [bytes(each[:-1]).decode() for each in found] == ["one document", "and another"]
+    np.save(tmp_path / "b.npy", np.array([5, 6, 0, 7, 0, 8], np.uint16))
+    convert(tmp_path / "b.npy", "megatron", tmp_path / "b.bin", boundary_token_id=0)
+    assert documents_in(tmp_path / "b.bin") == [[5, 6, 0], [7, 0], [8]]
+    with pytest.raises(ArgumentError, match=r"b\.npy: tells no documents apart: pass boundary_token_id"):
+        convert(tmp_path / "b.npy", "megatron", tmp_path / "c.bin")
+    convert(tmp_path / "b.npy", "megatron", tmp_path / "c.bin", tokens_only=True)
+    assert documents_in(tmp_path / "c.bin") == [[5, 6, 0, 7, 0, 8]]
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(None, "int32"), (65_499, "uint16"), (65_500, "int32")])
+def test_the_dtype_is_that_of_megatron_itself(vocab_size, dtype, tmp_path):
+    with HDF5ShardWriter(tmp_path / "in.h5", dtype="uint32") as writer:
+        writer.write_document([1, 2, 65_000])
+    report = convert(tmp_path / "in.h5", "megatron", tmp_path / "out.bin", vocab_size=vocab_size)
+    assert report.to_json()["dtype"] == dtype
+    assert documents_in(tmp_path / "out.bin") == [[1, 2, 65_000]]
+    assert report.to_json()["uint16_would_save_bytes"] == (6 if vocab_size is None else 0)
+
+
+def test_ids_that_megatron_cannot_hold_are_refused(tmp_path):
+    with HDF5ShardWriter(tmp_path / "in.h5", dtype="uint32") as writer:
+        writer.write_document([1, 2**31])
+    with pytest.raises(ConvertError, match=r"token id 2147483648 at index 1 is outside 0\.\.2,147,483,647 \(int32\)"):
+        convert(tmp_path / "in.h5", "megatron", tmp_path / "out.bin")
+    with pytest.raises(ConvertError, match="vocab_size 100"):
+        convert(tmp_path / "in.h5", "megatron", tmp_path / "out.bin", vocab_size=100)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.h5"]
+
+
+def test_no_place_for_a_part_of_the_documents_is_an_error_that_names_it(tmp_path):
+    with HDF5ShardWriter(tmp_path / "in.h5", fields={"mask": "u1", "loss_mask": "u1"}) as writer:
+        writer.write_document(
+            [1, 2], {"mask": [0, 1], "loss_mask": [1, 0]}, id="a", metadata={"x": 1}, spans=[(0, 1, "s")]
+        )
+    lost = "leaves behind the field mask and the ids of documents and the metadata of documents and the spans"
+    with pytest.raises(ConvertError, match=lost):
+        convert(tmp_path / "in.h5", "datatrove", tmp_path / "out.ds")
+    report = convert(tmp_path / "in.h5", "datatrove", tmp_path / "out.ds", tokens_only=True)
+    assert report.left_behind.startswith(lost)
+    assert (tmp_path / "out.ds.loss").read_bytes() == b"\x01\x00"
+    with pytest.raises(ConvertError, match="the fields loss_mask, mask"):
+        convert(tmp_path / "in.h5", "megatron", tmp_path / "out.bin")
+
+
+def test_a_loss_mask_is_of_zeros_and_ones(tmp_path):
+    with HDF5ShardWriter(tmp_path / "in.h5", fields={"loss_mask": "f4"}) as writer:
+        writer.write_document([1, 2], {"loss_mask": [1, 0.5]})
+    with pytest.raises(ConvertError, match="expected a loss_mask of one 0 or 1 for each id"):
+        convert(tmp_path / "in.h5", "datatrove", tmp_path / "out.ds")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.h5"]
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"codec": "zstd"}, "megatron files have no use for codec"),
+    ({"note": "mine"}, "no use for note"),
+    ({"layout": "batches"}, "no use for layout"),
+    ({"batch_size": 4}, "batch_size belongs to layout batches"),
+    ({"shards": 2, "destination": "out.bin"}, "is one file"),
+    ({"val_fraction": 0.1, "destination": "out.bin"}, "is one file"),
+    ({"destination": "out.idx"}, r"expected a folder or a name that ends in \.bin"),
+    ({"destination": "out.h5"}, r"expected a folder or a name that ends in \.bin"),
+    ({"target": "llama"}, "target must be one of .*megatron"),
+])  # fmt: skip
+def test_options_without_use_are_refused(options, words, streams, tmp_path):
+    given = {"target": "megatron", "destination": "out", **options}
+    destination = tmp_path / given.pop("destination")
+    is_refused(ZbError, lambda: convert(streams / "small.h5", given.pop("target"), destination, **given), match=words)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_source_with_splits_is_a_folder(streams, tmp_path):
+    convert(streams / "small.h5", "stream", tmp_path / "split", val_fraction=0.3, shards=1, workers=1)
+    with pytest.raises(ArgumentError, match="the splits train, val: name a folder"):
+        convert(tmp_path / "split", "megatron", tmp_path / "out.bin")
+    convert(tmp_path / "split", "megatron", tmp_path / "out", workers=1)
+    assert len(files_of(tmp_path / "out")) == 4
+
+
+def test_existing_files_are_replaced_only_if_it_is_asked_for(streams, tmp_path):
+    (tmp_path / "out.idx").write_bytes(b"of another")
+    with pytest.raises(ExistsError, match=r"out\.idx"):
+        convert(streams / "small.h5", "megatron", tmp_path / "out.bin")
+    assert [*files_of(tmp_path)] == ["out.idx"]
+    convert(streams / "small.h5", "megatron", tmp_path / "out.bin", force=True)
+    with pytest.raises(ExistsError, match=r"out\.bin"):
+        convert(streams / "small.h5", "megatron", tmp_path / "out.bin")
+    assert len(documents_in(tmp_path / "out.bin")) == 60
+
+
+def test_an_interrupted_conversion_is_resumed(streams, tmp_path):
+    how = {"shards": 4, "workers": 1}
+    is_refused(
+        Stops, lambda: convert(streams / "small.h5", "megatron", tmp_path / "out", shards=4, engine=Failing(2))
+    )  # fmt: skip
+    with pytest.raises(ConvertError, match="2 of 4 finished files of tokens"):
+        convert(streams / "small.h5", "megatron", tmp_path / "out", **how)
+    report = convert(streams / "small.h5", "megatron", tmp_path / "out", **how, resume=True)
+    assert report.kept.shards == 2
+    convert(streams / "small.h5", "megatron", tmp_path / "whole", **how)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+def test_a_finished_file_that_was_changed_is_written_again(streams, tmp_path):
+    how = {"shards": 4, "workers": 1}
+    for name in ("train-00000-of-00004.bin", "train-00001-of-00004.idx"):
+        is_refused(
+            Stops, lambda: convert(streams / "small.h5", "megatron", tmp_path / "out", shards=4, engine=Failing(2))
+        )  # fmt: skip
+        flip(tmp_path / "out.partial" / name, 40)
+        assert convert(streams / "small.h5", "megatron", tmp_path / "out", **how, resume=True).kept.shards == 1
+        assert len(documents_in(tmp_path / "out")) == 60
+        shutil.rmtree(tmp_path / "out")
+
+
+def test_a_killed_conversion_is_resumed_to_the_same_bytes(streams, tmp_path):
+    how = {"shards": 8, "workers": 1}
+    second = tmp_path / "out.partial" / "train-00001-of-00008.bin"
+    killed_when(second.exists, lambda: convert(streams / "large.h5", "megatron", tmp_path / "out", **how))
+    assert not (tmp_path / "out").exists()
+    convert(streams / "large.h5", "megatron", tmp_path / "out", **how, resume=True)
+    convert(streams / "large.h5", "megatron", tmp_path / "whole", **how)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("number", range(1, 5))
+def test_a_full_disk_leaves_no_file(number, streams, tmp_path, monkeypatch):
+    """The call with this number is the one that meets it: a write of ids, of an index, or a flush."""
+    calls = []
+
+    def fails_at(real):
+        def call(*arguments):
+            calls.append(arguments)
+            if len(calls) == number:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(*arguments)
+
+        return call
+
+    monkeypatch.setattr(document_writer, "write_fully", fails_at(document_writer.write_fully))
+    monkeypatch.setattr(document_writer.os, "fsync", fails_at(os.fsync))
+    with pytest.raises(OSError, match="No space left") as raised:
+        convert(streams / "small.h5", "megatron", tmp_path / "out.bin")
+    assert str(raised.value.filename).startswith(str(tmp_path / "out."))
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_writer_that_was_closed_takes_no_more(tmp_path):
+    meta = StoreMeta(1, 16, np.dtype("<u2"), layout="stream")
+    with MegatronWriter(tmp_path / "out.bin", meta) as writer:
+        writer.write_documents(np.array([1, 2, 3]), np.array([2, 1]))
+    with pytest.raises(ClosedError):
+        writer.write_documents(np.array([1]), np.array([1]))
+    assert documents_in(tmp_path / "out.bin") == [[1, 2], [3]]
+    with pytest.raises(ConvertError, match="outside"), MegatronWriter(tmp_path / "again.bin", meta) as writer:
+        writer.write_documents(np.array([1, -1]), np.array([2]))
+    with MegatronWriter(tmp_path / "empty.bin", meta):
+        pass
+    assert documents_in(tmp_path / "empty.bin") == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.bin", "empty.idx", "out.bin", "out.idx"]

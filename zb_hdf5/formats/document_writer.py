@@ -1,0 +1,276 @@
+"""The interface of a writer of documents for another trainer, and the writer of files whose ids follow each other."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from array import array
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.documents.metadata import DocumentRows
+from zb_hdf5.errors import ClosedError, ConvertError
+from zb_hdf5.files.checked import GroupDigest, TokenDigest
+from zb_hdf5.files.paths import on_failure
+from zb_hdf5.files.publishing import PartialFile, disk_errors, write_fully
+from zb_hdf5.files.ranges import Run
+from zb_hdf5.formats.batch_reader import GROUP_BYTES
+from zb_hdf5.formats.batch_writer import GROUPS_BEHIND, WRITE_BACK_BYTES, ShardInfo, Writer
+from zb_hdf5.spec import (
+    DEFAULT_CHUNK_TOKENS,
+    TOKENS,
+    StoreMeta,
+    TokenArray,
+    find_bad_token,
+    require_integers,
+    token_limit,
+)
+
+
+class DocumentWriter(Writer):
+    """Writes documents to one file of a format, and to the files that belong to it. Not thread-safe.
+
+    All have the ending `.partial` until `finish` gives them their names, that of the file itself last. A context
+    manager: leaving the block normally calls `close`, an exception calls `abort`.
+
+    Parameters
+    ----------
+    path
+        The file to publish.
+    meta
+        The tokens of the source: dtype, size of the vocabulary, tokenizer, boundary token, and those of the fields that
+        the format keeps.
+    overwrite
+        Replace existing files at the end, by rename; otherwise one is an error.
+
+    Attributes
+    ----------
+    backend
+        The name of the format.
+    suffix
+        The ending of the file.
+    token_count, document_count
+        Tokens and documents taken so far.
+    """
+
+    backend: ClassVar[str]
+    suffix: ClassVar[str]
+    document_count = 0
+
+    def __init__(self, path: str | os.PathLike[str], meta: StoreMeta, *, overwrite: bool = False) -> None:
+        super().__init__()
+        self.path = Path(path)
+        self.meta = meta
+        self._overwrite = overwrite
+
+    @classmethod
+    @abstractmethod
+    def dtype_of(cls, meta: StoreMeta) -> np.dtype[Any]:
+        """Return the dtype of an id in the files, for tokens of a source."""
+
+    @classmethod
+    def files(cls, path: Path, meta: StoreMeta) -> list[Path]:
+        """Return all files that are written for one: the file itself first."""
+        return [path]
+
+    @abstractmethod
+    def write_documents(
+        self,
+        tokens: TokenArray,
+        lengths: npt.NDArray[np.int64],
+        fields: Mapping[str, npt.NDArray[Any]] | None = None,
+        documents: DocumentRows | None = None,
+    ) -> None:
+        """Append many documents at once.
+
+        Parameters
+        ----------
+        tokens
+            1-D, of any integer dtype: the documents one after the other, boundary tokens already inside.
+        lengths
+            Tokens of each document.
+        fields
+            The values of the fields of `meta`, for each of the tokens.
+        documents
+            Sources, rows, ids, metadata and spans of the documents, as far as they are known.
+
+        Raises
+        ------
+        ConvertError
+            If the format cannot hold an id, or a document.
+        OSError
+            If the disk is full or fails.
+        """
+
+
+class AppendedFile:
+    """A file under `.partial` whose bytes come one after the other.
+
+    Parameters
+    ----------
+    path, overwrite
+        As for `PartialFile`.
+
+    Attributes
+    ----------
+    num_bytes
+        Its end: the next bytes begin there. A writer may leave room for a header.
+    """
+
+    def __init__(self, path: Path, *, overwrite: bool) -> None:
+        self.file = PartialFile(path, overwrite=overwrite)
+        self.num_bytes = 0
+
+    def append(self, data: npt.NDArray[Any] | bytes) -> None:
+        """Write bytes at the end."""
+        self.write_at(self.num_bytes, data)
+        self.num_bytes += data.nbytes if isinstance(data, np.ndarray) else len(data)
+
+    def write_at(self, offset: int, data: npt.NDArray[Any] | bytes) -> None:
+        """Write bytes anywhere."""
+        with disk_errors(self.file.partial_path):
+            write_fully(self.file.fd, data, offset)
+
+    def flush(self) -> None:
+        """Flush all to the disk."""
+        with disk_errors(self.file.partial_path):
+            os.fsync(self.file.fd)
+
+
+class FlatWriter(DocumentWriter):
+    """Writes files whose ids follow each other in one dtype, with digests. See `DocumentWriter`."""
+
+    #: The first byte of the first id: the header before it is written at the end.
+    token_offset: ClassVar[int] = 0
+
+    def __init__(self, path: str | os.PathLike[str], meta: StoreMeta, *, overwrite: bool = False) -> None:
+        super().__init__(path, meta, overwrite=overwrite)
+        self.dtype = self.dtype_of(meta)
+        self._limit = token_limit(self.dtype, meta.vocab_size)
+        self._crc32 = array("I")
+        self._behind: deque[GroupDigest] = deque()  # groups whose digests are still computed
+        self._unsent_bytes = 0
+        self._parts: list[AppendedFile] = []
+        self._digest = TokenDigest()
+        with on_failure(self.abort):
+            for each in self.files(self.path, meta):
+                self._parts.append(AppendedFile(each, overwrite=overwrite))
+            self._ids, *self._others = self._parts
+            self._ids.num_bytes = self.token_offset
+            self._begin()
+
+    def write_documents(
+        self,
+        tokens: TokenArray,
+        lengths: npt.NDArray[np.int64],
+        fields: Mapping[str, npt.NDArray[Any]] | None = None,
+        documents: DocumentRows | None = None,
+    ) -> None:
+        self._require_open()
+        require_integers(tokens, self.path)
+        step = GROUP_BYTES // self.dtype.itemsize
+        for start in range(0, len(tokens), step):
+            self._write_ids(tokens[start : start + step], start)
+        self.document_count += len(lengths)
+        self._take_documents(lengths, fields or {}, documents or DocumentRows())
+
+    def _write_ids(self, tokens: TokenArray, start: int) -> None:
+        """Append ids, and begin to digest them."""
+        bad = find_bad_token(tokens, self._limit)
+        if bad is not None:
+            reason = "the size of the vocabulary" if self._limit == self.meta.vocab_size - 1 else self.dtype.name
+            raise ConvertError(
+                f"{self.path}: token id {tokens[bad]} at index {start + bad:,} is outside 0..{self._limit:,} ({reason})"
+            )
+        stored = np.ascontiguousarray(tokens, self.dtype)
+        group = self._digest.submit(stored[np.newaxis])
+        self._behind.append(group)
+        self._ids.append(stored)
+        self._digest.accept(group)
+        self.token_count += len(stored)
+        self._wait_for_digests(GROUPS_BEHIND)
+        self._unsent_bytes += stored.nbytes
+        if self._unsent_bytes >= WRITE_BACK_BYTES:
+            self._ids.file.start_write_back()
+            self._unsent_bytes = 0
+
+    def _wait_for_digests(self, most: int) -> None:
+        """Wait until no more groups than this are still to be digested."""
+        while len(self._behind) > most:
+            group = self._behind.popleft()
+            group.wait()
+            self.max_token = max(self.max_token, group.max_token)
+            self._crc32.extend(group.crc32)
+
+    def finish(self) -> ShardInfo:
+        """Complete the files, and give them their names."""
+        self._require_open()
+        self._open = False
+        with on_failure(self._discard):
+            self._wait_for_digests(0)
+            self._complete()
+            self._digest.close()
+            for part in self._parts:  # before one of them has its name
+                part.flush()
+            while self._parts:
+                self._parts[-1].file.publish()
+                self._parts.pop()
+        return self._info()
+
+    def _info(self) -> ShardInfo:
+        """Return the facts of the files; the ids count as chunks of a stream."""
+        num_chunks = -(-self.token_count // DEFAULT_CHUNK_TOKENS)
+        run = Run(self.token_offset, DEFAULT_CHUNK_TOKENS * self.dtype.itemsize, num_chunks)
+        return ShardInfo(
+            self.path,
+            self.backend,
+            num_chunks,
+            self.token_count,
+            self.max_token,
+            self._digest.sha256(),
+            np.array(self._crc32, "<u4"),
+            {TOKENS: (run,)} if num_chunks else {},
+            self.document_count,
+        )
+
+    def abort(self) -> None:
+        """Remove the unfinished files. Files with the final names are untouched."""
+        self._require_own_process(self.path)
+        if self._open:
+            self._open = False
+            self._discard()
+
+    def _discard(self) -> None:
+        self._digest.close()
+        for part in self._parts:
+            part.file.discard()
+
+    def _require_open(self) -> None:
+        self._require_own_process(self.path)
+        if not self._open:
+            raise ClosedError(f"{self.path}: this writer was closed")
+
+    def _begin(self) -> None:
+        """Prepare the files that belong to that of the ids: `_others`, in the order of `files`."""
+
+    def _take_documents(
+        self,
+        lengths: npt.NDArray[np.int64],
+        fields: Mapping[str, npt.NDArray[Any]],
+        documents: DocumentRows,
+    ) -> None:
+        """Take the facts of documents whose ids are written."""
+
+    def _complete(self) -> None:
+        """Write what is known at the end: headers, and files about all documents."""
+
+
+def small_dtype(meta: StoreMeta, vocab_size: int = 1 << 16) -> np.dtype[Any]:
+    """Return uint16 for ids of a vocabulary of at most this size, or that are stored so; else uint32."""
+    is_small = meta.vocab_size <= vocab_size if meta.vocab_size else meta.dtype.itemsize == 2
+    return np.dtype("<u2" if is_small else "<u4")

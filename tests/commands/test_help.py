@@ -1,6 +1,7 @@
 """The helps of all commands: their examples run as printed, and print reports."""
 
 import json
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -8,12 +9,12 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
-from commandline import commands_of, succeed
+from commandline import commands_of, run_zb, succeed
 from contents import write_batches, write_stream
 
 from zb_hdf5 import Loader, MixedLoader, train_tokenizer
 from zb_hdf5.commands import timing
-from zb_hdf5.commands.zb import zb
+from zb_hdf5.commands.zb import FIRST, zb
 from zb_hdf5.converters.cli import convert_commands as convert
 
 MEGATRON = Path(__file__).parents[1] / "data" / "trainers" / "megatron" / "uint16"
@@ -93,6 +94,14 @@ def data(folder, tmp_path_factory):
 
 
 #: All examples as they are printed; with the options of reports, some for every day.
+def test_zb_alone_names_the_commands_that_are_typed_first():
+    done = run_zb(code=0)
+    shown = re.findall(r"^  (zb (\w+) .*?)  ", done.stdout, re.MULTILINE)
+    assert [example for example, _ in shown] == [*FIRST]
+    assert {name for _, name in shown} < {*zb.list_commands(click.Context(zb))}
+    assert max(map(len, done.stdout.splitlines())) <= 100
+
+
 REPORTS = [
     pytest.param(name, option, marks=pytest.mark.thin if option else ())
     for option in ("", "--json", "--quiet")

@@ -54,10 +54,29 @@ class ZbGroup(CommandGroup):
             formatter.write_dl([(name, COMMANDS[name].summary) for name in self.list_commands(ctx)])
 
 
+#: The commands that most people type first: an example of each, and its effect.
+FIRST: Final = {
+    "zb convert tokens/ train-h5": "make a store of .npy files, text, HDF5, or files of another trainer",
+    "zb info train-h5": "name its shape, size and origin",
+    "zb show train-h5": "look at rows as text",
+    "zb verify train-h5": "compare every batch with its stored digests",
+    "zb bench train-h5": "time the batches of a training from it",
+}
+
+
 @click.group(
     cls=ZbGroup,
+    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
 @click.version_option(__version__)
-def zb() -> None:
+@click.pass_context
+def zb(ctx: click.Context) -> None:
     """Token batches in HDF5 and .batch files: look at them, check them, convert them."""
+    if ctx.invoked_subcommand is not None:
+        return
+    width = max(map(len, FIRST))
+    click.echo("Token batches in HDF5 and .batch files for language-model training.\n")
+    for example, effect in FIRST.items():
+        click.echo(f"  {example:<{width}}  {effect}")
+    click.echo("\nzb --help lists all commands, and zb COMMAND --help explains one, with an example.")

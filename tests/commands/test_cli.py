@@ -661,7 +661,7 @@ def test_a_missing_filter_is_a_problem(tmp_path, tokens, write_file, gzip_copy, 
     assert doctor(path, 5)["filters"]["state"] == "problem"
 
 
-@pytest.mark.parametrize("group", [(), ("convert",), ("cache",), ("index",), ("tokenizer",)])
+@pytest.mark.parametrize("group", [("convert",), ("cache",), ("index",), ("tokenizer",)])
 def test_a_group_without_a_command_shows_its_help(group):
     result = run_zb(*group)
     assert (result.exit_code, result.output) == (2, run_zb(*group, "--help").output)

@@ -26,8 +26,10 @@ from zb_hdf5.spec import BATCHES, SHARD_PREFIX, TOKENS
 pytest.register_assert_rewrite("contract")  # before the import: a failed check shows its values
 from contract import random_tokens  # noqa: E402
 
-#: One of so many examples of a property, or cases of a test, is tried without --slow.
+#: One of so many cases of a test is tried without --slow.
 QUICK_SHARE = 5
+#: Examples of a property: with --slow, and without.
+ALL_EXAMPLES, QUICK_EXAMPLES = 100, 10
 #: One of so many parameter sets of a test with the mark `thin`.
 THIN_SHARE = 6
 
@@ -41,7 +43,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    examples = 100 if config.getoption("--slow") else 100 // QUICK_SHARE
+    examples = ALL_EXAMPLES if config.getoption("--slow") else QUICK_EXAMPLES
     settings.register_profile("zb", deadline=None, derandomize=True, print_blob=True, max_examples=examples)
     settings.load_profile("zb")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from commandline import one_error, run
 from contract import is_refused
-from processes import python
+from interpreter import run_program
 
 from zb_hdf5 import ConvertError, HDF5ShardWriter, convert, open_reader
 from zb_hdf5.compat import MmapTokenStore
@@ -142,4 +142,4 @@ def test_nanoseconds_need_pandas(pandas, expected, tmp_path):
         "try:\n    print([block.metadata for block in file.row_group(0)])\n"
         "except ConvertError as error:\n    print(error)\n"
     )
-    assert expected in python(code, cwd=tmp_path).stdout
+    assert expected in run_program(code, folder=tmp_path).stdout

@@ -173,8 +173,8 @@ def test_a_store_is_read_without_hdf5_and_its_rows_once(verify, stored_at, expec
 
 def test_rows_go_with_their_file(tmp_path, write_store):
     """Blocks that are read belong to an open file: what closes for others is not kept."""
-    tokens = np.arange(CRC32_CHUNK_ROWS * 8, dtype="<u4").reshape(-1, 1, 2)
-    folder = write_store(tmp_path / "store", tokens, (CRC32_CHUNK_ROWS * 2,), ("hdf5",))
+    tokens = np.arange(CRC32_CHUNK_ROWS * 4, dtype="<u4").reshape(-1, 1, 2)
+    folder = write_store(tmp_path / "store", tokens, (CRC32_CHUNK_ROWS,), ("hdf5",))
     with open_reader(folder, access="pread") as reader:
         list(reader)
         kept = [one for one in gc.get_objects() if type(one) is Crc32Rows]

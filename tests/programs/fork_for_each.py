@@ -100,6 +100,7 @@ def begun(program):
     os.environ.clear()
     os.environ.update(program["environment"])
     sys.argv = [program["path"] or "-c", *program["arguments"]]
+    sys.path[0] = os.path.dirname(program["path"])
     main = ModuleType("__main__")
     if program["path"]:
         main.__file__ = program["path"]

@@ -15,7 +15,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.converters.batch_source import BatchSource, SourceShard, TokenCounts, batches_of, require_pad_id
+from zb_hdf5.converters.batch_source import (
+    BatchSource,
+    SourceShard,
+    TokenCounts,
+    batches_of,
+    out_of_range,
+    require_pad_id,
+)
 from zb_hdf5.converters.options import ArrayOptions, HeldOut, Settings, Target
 from zb_hdf5.converters.routes import TRAIN, VAL
 from zb_hdf5.converters.shard_plan import number_of_shards
@@ -280,7 +287,8 @@ class ArraySource(BatchSource):
             row, column = divmod(bad, seq_len)
             record = int(inside[row])
             index = f"{record * seq_len + column:,}" if len(file.shape) == 1 else f"[{record:,}, {column:,}]"
-            raise ConvertError(bad_token_message(file.path, f"index {index}", tokens[row, column], self.meta))
+            message = bad_token_message(file.path, f"index {index}", tokens[row, column], self.meta)
+            raise out_of_range(message, self.suspects)
         if not direct:
             rows[target] = tokens
 

@@ -135,6 +135,8 @@ class BatchSource(ABC):
         The token of the records after the last one.
     lacks_vocab_size
         Whether a vocabulary size of at most 65,536 would have stored uint16 instead of uint32.
+    suspects
+        The options that an id outside of the range proves wrong.
     cold
         Whether random reads wait for a disk: then they are announced to the kernel.
     origin
@@ -160,6 +162,7 @@ class BatchSource(ABC):
     order: GlobalOrder | None = None
     pad_id: int = 0
     lacks_vocab_size: bool = False
+    suspects: tuple[str, ...] = ()
     cold: bool = False
     origin: dict[str, Any] | None = None
     shards: Sequence[SourceShard] = ()
@@ -245,3 +248,10 @@ def read_groups(source: BatchSource, start: int, stop: int) -> Iterator[BatchGro
     for group in read_ahead(read, iter(range(-(-(stop - start) // size))), 1):
         deliver_signals()
         yield group
+
+
+def out_of_range(message: str, suspects: Sequence[str]) -> ConvertError:
+    """Return the error for an id outside of its range, with the options that it proves wrong, if there are any."""
+    if not suspects:
+        return ConvertError(message)
+    return ConvertError(f"{message}: {' or '.join(suspects)} is another one", options=suspects)

@@ -146,6 +146,8 @@ class Conversion:
         "layout", {"global": True, "none": False}, "global: all records of a split; none: the order of the source."
     )
     dtype: str | None = _option("to", ("auto", "keep", "uint32", "uint16"), "Stored dtype.")
+    source_dtype: str | None = _option("from", "text", "Dtype of the ids in files without a header, such as uint16.")
+    skip_bytes: int | None = _option("from", "natural", "Bytes of each such file before its ids.")
     vocab_size: int | None = _option("from", "positive", "Refuse ids at or above it.")
     remainder: str | None = _option("layout", ("drop", "pad", "error"), "Records that do not fill the last batch.")
     pad_id: int | None = _option("layout", "natural", "The token of padding.")

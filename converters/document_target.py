@@ -19,7 +19,7 @@ from zb_hdf5.converters.options import LossOptions, Settings
 from zb_hdf5.converters.reports import Report
 from zb_hdf5.converters.routes import no_documents
 from zb_hdf5.converters.shard_plan import require_room
-from zb_hdf5.converters.stream_target import TokensPlan, TokensTask, facts_of, named_token, read_documents
+from zb_hdf5.converters.stream_target import TokensPlan, TokensTask, facts_of, read_documents, refused
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.publishing import PartialDirectory, partial_path, refuse_existing
 from zb_hdf5.formats.document_source import DocumentSource
@@ -86,7 +86,7 @@ def _write_file(task: FileTask, progress: OnProgress) -> Finished:
             try:
                 writer.write_documents(encoded.tokens, encoded.lengths, fields, facts_of(encoded))
             except ConvertError as error:
-                raise ConvertError(named_token(encoded, task.source) or f"{encoded.source}: {error}") from error
+                raise refused(encoded, task.source, error) from error
         if task.is_lone and not counts.documents:
             raise ConvertError(f"{task.source.paths[0]}: {no_documents(task.source, counts.documents_dropped)}")
         info = writer.finish()

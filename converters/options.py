@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from zb_hdf5.converters.conversion import OPTIONS, WHOLE, Conversion, ShardRange
 from zb_hdf5.errors import ArgumentError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # numpy, which the help of the commands does not need
     from zb_hdf5.converters.engines import Engine
+    from zb_hdf5.formats.flat import HeaderlessNames
 
 #: Memory of all processes of a node together, unless another size is given.
 DEFAULT_MEMORY_BYTES: Final = 2 << 30
@@ -87,7 +88,37 @@ class CutOptions:
 
 
 @dataclass(frozen=True)
-class KeptOptions:
+class HeaderlessOptions:
+    """Files of another trainer, which may have no header."""
+
+    source_dtype: str | None = off(None)
+    skip_bytes: int = off(0)
+
+    @property
+    def names(self) -> HeaderlessNames:
+        """The names of their ids, as `open_stream` takes them."""
+        return {"source_dtype": self.source_dtype, "skip_bytes": self.skip_bytes}
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The entries of the source in `shards.json` that name such ids; none of files that have a header."""
+        return {} if self.source_dtype is None else dict(self.names)
+
+    @property
+    def suspects(self) -> tuple[str, ...]:
+        """The options that an id outside of its range proves wrong."""
+        return () if self.source_dtype is None else ("source_dtype", "vocab_size")
+
+
+@dataclass(frozen=True)
+class FlatOptions(HeaderlessOptions):
+    """Files of another trainer that tell no documents apart, and become records."""
+
+    source_format: str = "auto"
+
+
+@dataclass(frozen=True)
+class KeptOptions(HeaderlessOptions):
     """Token streams, of any format that is read in place, whose documents are kept."""
 
     source_format: str = "auto"
@@ -124,10 +155,12 @@ class LossOptions:
 
 
 @dataclass(frozen=True)
-class StreamOptions:
+class StreamOptions(HeaderlessOptions):
     """A token stream whose documents become rows."""
 
+    source_format: str = "auto"
     dtype: str = "keep"
+    vocab_size: int = off(0)
 
 
 @dataclass(frozen=True)

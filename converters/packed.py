@@ -15,18 +15,27 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5 import ArgumentError, FormatError, StoreMeta
-from zb_hdf5.converters.batch_source import BatchSource, SourceShard, TokenCounts, batches_of, require_pad_id
+from zb_hdf5 import ArgumentError, ConvertError, FormatError, StoreMeta
+from zb_hdf5.converters.batch_source import (
+    BatchSource,
+    SourceShard,
+    TokenCounts,
+    batches_of,
+    out_of_range,
+    require_pad_id,
+)
 from zb_hdf5.converters.conversion import WHOLE
 from zb_hdf5.converters.options import RowOptions, Settings, StreamOptions, Target
 from zb_hdf5.converters.shard_plan import number_of_shards
 from zb_hdf5.documents.document_table import DocumentTableFile, documents_name, join_documents, part_of
 from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, ranges
 from zb_hdf5.documents.table_writer import DocumentsWriter
+from zb_hdf5.files.foreign_ids import ForeignIds
 from zb_hdf5.files.forks import kept_property
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import disk_errors, scratch_directory
 from zb_hdf5.files.tokens import Converted, TokenRun, Tokens
+from zb_hdf5.formats.flat import Headerless
 from zb_hdf5.loaders.order import GlobalOrder, IndexArray, Order, SequentialOrder, write_order
 from zb_hdf5.spec import (
     NO_DOCUMENT,
@@ -41,7 +50,10 @@ from zb_hdf5.store.index import splits_of
 from zb_hdf5.store.opening import open_stream
 from zb_hdf5.store.verify import require_digests
 from zb_hdf5.store.window_reader import WindowReader
+from zb_hdf5.trainers.trainer_formats import flat_format
 
+#: A stream is read as it is stored.
+READ_AS_STORED: Final = StreamOptions()
 #: Documents that best-fit considers together. Rows are filled to over 99.9 % long before this many; memory is 100 MiB.
 BUFFER_DOCUMENTS: Final = 1 << 20
 
@@ -261,7 +273,11 @@ class PackedRows:
         self._batch_size = meta.batch_size
         self._columns = {field.name: (store.field(field.name).tokens, field.size) for field in store.meta.fields}
         tokens = store.tokens
-        self._columns[""] = (tokens if tokens.dtype == meta.dtype else Converted(tokens, meta.dtype)), 1
+        if meta.vocab_size and meta.vocab_size != store.meta.vocab_size:
+            tokens = ForeignIds(tokens, meta)
+        elif tokens.dtype != meta.dtype:
+            tokens = Converted(tokens, meta.dtype)
+        self._columns[""] = tokens, 1
         self._plan_paths = [
             folder / f"{SHARD_PREFIX}plan-{split}-{name}.npy" for name in ("offsets", "lengths", "first")
         ]
@@ -347,16 +363,17 @@ def _copy_runs(column: Tokens, offsets: IndexArray, out: TokenArray, starts: Ind
     """
     firsts = column.starts
     files = np.searchsorted(firsts, offsets, side="right") - 1
-    mapped = {file: column.open_file(file, firsts[file]).flat() for file in np.unique(files).tolist()}
+    mapped = {file: column.open_file(file, firsts[file]).stored_ids() for file in np.unique(files).tolist()}
     waiting: list[TokenRun] = []
     runs = zip(files.tolist(), offsets.tolist(), starts.tolist(), stops.tolist(), strict=True)
     for file, offset, start, stop in runs:
-        tokens = mapped[file]
+        stored = mapped[file]
         begin = offset - firsts[file]
-        if tokens is None or begin + stop - start > len(tokens):
+        ids = None if stored is None else stored.ids[begin : begin + stop - start]
+        if stored is None or ids is None or len(ids) < stop - start or stored.has_others(ids):
             waiting.append((offset, out[start:stop]))
         else:
-            out[start:stop] = tokens[begin : begin + stop - start]
+            out[start:stop] = ids
     column.read(waiting)
 
 
@@ -383,8 +400,9 @@ class PackedSource(BatchSource):
         The packing, the shape and the shuffle.
     target
         The number or the size of the shards.
-    dtype
-        The stored dtype; "keep": that of the stream.
+    stream
+        How the stream is read: the stored dtype ("keep": that of the stream), the size of the vocabulary, and the ids
+        of files without a header.
     description
         The source of a stream that was written for the conversion; None: the stream is the source.
     paths
@@ -402,16 +420,16 @@ class PackedSource(BatchSource):
         folder: Path,
         options: RowOptions,
         target: Target,
-        dtype: str = "keep",
+        stream: StreamOptions = READ_AS_STORED,
         *,
         description: dict[str, Any] | None = None,
         paths: Sequence[Path] = (),
         counts: TokenCounts | None = None,
     ) -> None:
-        stores = {split: open_stream(path, split=split) for split in splits_of(path)}
+        stores = {split: open_stream(path, split=split, **stream.names) for split in splits_of(path)}
         store = next(iter(stores.values()))
         if not store.has_documents:
-            raise ArgumentError(f"{path}: expected a stream with documents, found none: cut records with hdf5-to-hdf5")
+            raise _no_documents(path, store)
         self._path = path
         self._checked = counts is not None
         self._has_digests = all(each.index.has_digests for each in stores.values())
@@ -419,10 +437,10 @@ class PackedSource(BatchSource):
         self.meta = StoreMeta(
             batch_size=options.batch_size,
             seq_len=options.seq_len,
-            dtype=store.dtype if dtype == "keep" else stored_dtype(dtype),
+            dtype=store.dtype if stream.dtype == "keep" else stored_dtype(stream.dtype),
             seed=options.seed if options.shuffle else 0,
             document_count=sum(each.document_count for each in stores.values()),
-            vocab_size=store.index.without_max_token().meta.vocab_size,
+            vocab_size=stream.vocab_size or store.index.without_max_token().meta.vocab_size,
             tokenizer=store.meta.tokenizer,
             fields=store.meta.fields,
         )
@@ -433,7 +451,10 @@ class PackedSource(BatchSource):
         self.shuffle = "global" if options.shuffle else "none"
         self.reorders = options.shuffle
         how = {"packing": options.packing, "pad_id": self._pad_id}
-        self.description = {**(description or {"format": "stream", "files": [str(path)]}), **how}
+        own = {"format": "stream", "files": [str(path)], **stream.described}
+        self.description = {**(description or own), **how}
+        self._names = stream.names
+        self.suspects = stream.suspects
         self.counts = counts or TokenCounts(sum(each.num_tokens for each in stores.values()))
         self.num_batches = 0
         self._splits: list[PackedRows] = []
@@ -452,7 +473,7 @@ class PackedSource(BatchSource):
     def check_reads(self) -> None:
         """Compare the whole stream with its digests, once: rows are cut from its chunks anywhere."""
         if not self._checked and self._has_digests:
-            require_digests(self._path)
+            require_digests(self._path, headerless=Headerless.of(**self._names))
         self._checked = True
 
     def _pack(self, rows: PackedRows) -> None:
@@ -496,7 +517,10 @@ class PackedSource(BatchSource):
             stop = min(start + len(out), part.first_batch + part.num_batches)
             if first < stop:
                 rows = out[first - start : stop - start].reshape(-1, *out.shape[2:])
-                part.gather_into(name, part.rows_of(first, stop), rows)
+                try:
+                    part.gather_into(name, part.rows_of(first, stop), rows)
+                except ConvertError as error:  # of ids that another program has stored
+                    raise out_of_range(error.facts, self.suspects) from error
 
     def read_pieces(self, start: int, stop: int) -> Pieces:
         """Return the pieces of the rows of batches of one split; rows after its last one are padding."""
@@ -507,6 +531,17 @@ class PackedSource(BatchSource):
         return concatenate([found, padding(missing, self.meta.seq_len)]) if missing else found
 
 
+def _no_documents(path: Path, store: WindowReader) -> ArgumentError:
+    """Return the error for a stream that tells no documents apart."""
+    cure = "cut records with hdf5-to-hdf5"
+    if flat_format(store.backend) is not None:
+        cure = "pass boundary_token_id, the token between them, or source_format='bin' to cut records"
+    return ArgumentError(
+        f"{path}: expected a stream with documents, found none: {cure}",
+        options=["boundary_token_id", "source_format"],
+    )
+
+
 @contextmanager
 def open_packed(paths: list[Path], settings: Settings) -> Generator[PackedSource]:
     """Open a `PackedSource` whose plan is in `<destination>.plan.partial/` inside the block; each job has its own."""
@@ -514,8 +549,8 @@ def open_packed(paths: list[Path], settings: Settings) -> Generator[PackedSource
     destination = settings.target.path
     part = settings.work.shard_range
     suffix = ".plan" if part == WHOLE else f".plan-{part.job}"
-    if look(path).layout != STREAM_LAYOUT:
+    stream = settings.of(StreamOptions)
+    if look(path, **stream.names).layout != STREAM_LAYOUT:
         raise ArgumentError(f"{path}: expected a token stream of documents, found batches")
     with scratch_directory(destination.with_name(destination.name + suffix)) as folder:
-        dtype = settings.of(StreamOptions).dtype
-        yield PackedSource(path, folder, settings.of(RowOptions), settings.target, dtype)
+        yield PackedSource(path, folder, settings.of(RowOptions), settings.target, stream)

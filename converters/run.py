@@ -159,6 +159,8 @@ def convert(
     seed: int | None = None,
     shuffle: bool | None = None,
     dtype: Literal["auto", "keep", "uint32", "uint16"] | None = None,
+    source_dtype: str | None = None,
+    skip_bytes: int | None = None,
     vocab_size: int | None = None,
     remainder: Literal["drop", "pad", "error"] | None = None,
     pad_id: int | None = None,
@@ -242,6 +244,10 @@ def convert(
     dtype
         The stored dtype: "uint16" or "uint32"; "auto": the smaller one if the source or `vocab_size` proves it;
         "keep": that of the source.
+    source_dtype
+        The dtype of the ids in files without a header, such as "uint16"; `dtype` is the stored one.
+    skip_bytes
+        The bytes of each such file before its ids.
     vocab_size
         Ids at or above it are refused.
     remainder

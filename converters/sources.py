@@ -19,6 +19,7 @@ from zb_hdf5.converters.options import (
     ArrayOptions,
     CutOptions,
     DatasetOptions,
+    FlatOptions,
     FormatOptions,
     HeldOut,
     InWords,
@@ -38,6 +39,7 @@ from zb_hdf5.trainers.trainer_formats import (
     TRAINER_FORMATS,
     TrainerFormat,
     document_targets,
+    flat_names,
     source_name_of,
 )
 
@@ -186,6 +188,16 @@ CUT: Final = SourceKind(
 )
 
 
+#: Files of ids of which none tells documents apart: records are cut from them.
+FLAT: Final = SourceKind(
+    noun="token files without documents",
+    example="train.bin {target}",
+    opener="zb_hdf5.converters.flat_source:open_flat",
+    options=(ArrayOptions, ShuffleOptions, HeldOut, FlatOptions),
+    several=True,
+    choices=_NEW_DTYPES,
+    hidden=("val_last_shard",),
+)
 #: Token streams whose documents are kept: those of `STREAM` and of every format that is read in place.
 KEPT: Final = SourceKind(
     noun="token streams of documents",
@@ -265,15 +277,15 @@ def _of_trainer(row: TrainerFormat) -> SourceKind:
 
 
 def _flat(row: TrainerFormat) -> SourceKind:
-    """Return the kind of a flat format: a token stream, whatever the format of its files."""
-    return replace(SOURCES[STREAM], noun=row.noun)
+    """Return the kind of a flat format: a token stream, or arrays if its files tell no documents apart."""
+    return replace(SOURCES[STREAM] if row.holds_documents else FLAT, noun=row.noun)
 
 
 def kind_of(path: Path, conversion: Conversion) -> tuple[str, SourceKind]:
     """Return the kind of a source: by its name, its suffix, or the content of its files."""
     name = conversion.source_format
     if name == "auto":
-        name = _found(path, conversion.dataset)
+        name = _found(path, conversion)
     return name, kind_named(name, conversion)
 
 
@@ -306,18 +318,23 @@ def _is_kept(name: str, conversion: Conversion) -> bool:
     return is_in_place and (conversion.is_stream or conversion.boundary_token_id is not None)
 
 
-def _found(path: Path, dataset: str | None) -> str:
+def _found(path: Path, conversion: Conversion) -> str:
     from zb_hdf5.spec import STREAM_LAYOUT
+    from zb_hdf5.store.headerless import headerless_name
     from zb_hdf5.store.holders import look
 
+    if conversion.source_dtype is not None:
+        return headerless_name(path)
     if name := source_name_of(path):
         return name
     for name, kind in SOURCES.items():
         if path.name.endswith(kind.suffixes) or any(_holds(path, suffix) for suffix in kind.suffixes):
             return name
-    if dataset is not None:
+    if conversion.dataset is not None:
         return "auto"
     opening = look(path)
+    if opening.backend in flat_names():
+        return opening.backend
     return STREAM if opening.layout == STREAM_LAYOUT and opening.foreign_dataset is None else "auto"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -13,13 +12,12 @@ import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError, ConvertError, FormatError, open_stream
 from zb_hdf5.converters.conversion import STREAM
-from zb_hdf5.converters.npy_source import ArrayKind, CutSource, Header
-from zb_hdf5.converters.options import CutOptions, KeptOptions, LossOptions, Settings
+from zb_hdf5.converters.flat_source import cut_flat, flat_files_at
+from zb_hdf5.converters.options import KeptOptions, LossOptions, Settings
 from zb_hdf5.documents.document_table import DocumentTableFile
 from zb_hdf5.documents.metadata import NO_SOURCE, DocumentRows
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
-from zb_hdf5.formats.flat import FlatFormat
 from zb_hdf5.spec import NO_BOUNDARY, STREAM_LAYOUT, TokenArray, documents_path, stored_dtype
 from zb_hdf5.store.holders import look
 from zb_hdf5.store.index import splits_of
@@ -139,12 +137,14 @@ class StreamSource(DocumentSource):
             for number, file in enumerate(self._files)
             for group, size in enumerate(self._group_bytes(file))
         ]
-        backend = look(paths[0]).backend
+        backend = look(paths[0], **options.names).backend
         self.description = {
             "format": STREAM if flat_format(backend) is None else backend,
             "files": [str(path) for path in paths],
             "boundary_token_id": self.boundary_token_id,
+            **options.described,
         }
+        self.suspects = options.suspects
         self.identity = {
             "fingerprints": [stream.token_fingerprint for stream in self._streams.values()],
             "dtype": self.dtype.name,
@@ -238,13 +238,13 @@ class StreamSource(DocumentSource):
 
 def _opened(path: Path, split: str, options: KeptOptions) -> TokenStream:
     """Open a stream, which is compared with its digests where it has some."""
-    if look(path, backend=_backend(options)).layout != STREAM_LAYOUT:
+    if look(path, backend=_backend(options), **options.names).layout != STREAM_LAYOUT:
         raise ArgumentError(f"{path}: expected a token stream of documents, found batches")
-    stream = open_stream(path, split=split)
+    stream = open_stream(path, split=split, **options.names)
     if stream.compared_tokens() is None:
         return stream
     stream.close()
-    return open_stream(path, split=split, verify="batch")
+    return open_stream(path, split=split, verify="batch", **options.names)
 
 
 def _backend(options: KeptOptions) -> str:
@@ -332,13 +332,14 @@ def _pieces(file: StreamFile, first: int, stop: int) -> Iterator[Encoded]:
 def open_kept(paths: list[Path], settings: Settings) -> DocumentSource:
     """Open streams as documents, as a conversion asks; files without documents are cut at boundary tokens."""
     options = settings.of(KeptOptions)
-    streams = [open_stream(path) for path in paths]
+    streams = [open_stream(path, **options.names) for path in paths]
     unknown = [path for path, stream in zip(paths, streams, strict=True) if not stream.has_documents]
-    flat = flat_format(look(paths[0], backend=_backend(options)).backend)
     for stream in streams:
         stream.close()
-    if unknown and options.boundary_token_id is not None and flat is not None:
-        return _cut(paths, options, flat)
+    if unknown and options.boundary_token_id is not None:
+        found = flat_files_at(paths, _backend(options), options)
+        if found is not None:
+            return cut_flat(found, options)
     row = TRAINER_FORMATS.get(settings.target.format)
     holds_documents = row is None or row.holds_documents
     if unknown and holds_documents and not settings.of(LossOptions).tokens_only:
@@ -348,17 +349,3 @@ def open_kept(paths: list[Path], settings: Settings) -> DocumentSource:
             options=["boundary_token_id", "tokens_only"],
         )
     return StreamSource(paths, options, in_pieces=bool(unknown) and not holds_documents)
-
-
-def _cut(paths: list[Path], options: KeptOptions, flat: FlatFormat) -> CutSource:
-    """Return the documents of files without documents, which are cut at a boundary token."""
-    kind = ArrayKind(_backend(options), flat.suffixes[0], partial(_header, flat))
-    files = [file for path in paths for file in flat.files(path)]
-    how = CutOptions(options.boundary_token_id or 0, options.boundary, options.dtype, options.vocab_size)
-    return CutSource(files, how, kind)
-
-
-def _header(flat: FlatFormat, path: Path) -> Header:
-    """Return the facts of a flat file as those of an array."""
-    found = flat.look(path)
-    return (found.num_tokens,), False, found.dtype, found.byte_offset

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from zb_hdf5 import ConvertError, HDF5ShardWriter, ShardEntry, ShardIndex, StoreMeta
-from zb_hdf5.converters.batch_source import TokenCounts, require_pad_id
+from zb_hdf5.converters.batch_source import TokenCounts, out_of_range, require_pad_id
 from zb_hdf5.converters.batch_target import shard_plan_of, write_batches
 from zb_hdf5.converters.engines import OnProgress, Workers, no_progress, noted_work
 from zb_hdf5.converters.journal import (
@@ -160,7 +160,7 @@ def _write_stream(task: TokensTask, progress: OnProgress) -> Finished:
             try:
                 writer.write_documents(encoded.tokens, encoded.lengths, encoded.fields, documents=facts_of(encoded))
             except ConvertError as error:
-                raise ConvertError(named_token(encoded, source) or f"{encoded.source}: {error}") from error
+                raise refused(encoded, source, error) from error
         info = writer.finish()
     entry = ShardEntry.of(info, task.route.split)
     frame, _ = digests_of(task, entry, frame_only=True)
@@ -190,7 +190,13 @@ def facts_of(encoded: Encoded) -> DocumentRows:
     )
 
 
-def named_token(encoded: Encoded, source: DocumentSource) -> str:
+def refused(encoded: Encoded, source: DocumentSource, error: ConvertError) -> ConvertError:
+    """Return the error of documents that a writer has refused: it names the first token that cannot be stored."""
+    message = _named_token(encoded, source)
+    return out_of_range(message, source.suspects) if message else ConvertError(f"{encoded.source}: {error}")
+
+
+def _named_token(encoded: Encoded, source: DocumentSource) -> str:
     """Name the document of the first token that cannot be stored; "" if all can."""
     meta = StoreMeta(batch_size=1, seq_len=1, dtype=source.dtype, vocab_size=source.vocab_size)
     bad = find_bad_token(encoded.tokens, token_limit(meta.dtype, meta.vocab_size))

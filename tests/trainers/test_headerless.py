@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commandline import one_error, report_of, run_zb
+from commandline import one_error, report_of, run, run_zb
 from contents import write_batches
 from contract import is_refused
+from interrupted import Failing, Stops
 
-from zb_hdf5 import DocumentLoader, Loader, errors, open_reader, open_stream, verify_store
+from zb_hdf5 import DocumentLoader, Loader, convert, errors, open_reader, open_stream, verify_store
 from zb_hdf5.commands.zb import zb
+from zb_hdf5.converters.cli import convert_commands
 from zb_hdf5.formats.flat import SOURCE_DTYPES
 from zb_hdf5.trainers.bin import LLMC_HEADER_BYTES, MAX_TOKENS
 
@@ -233,3 +235,96 @@ def test_a_damaged_list_of_documents_is_one_message(content, kind, words, olmo):
     path.write_bytes(content(path.read_bytes()))
     is_refused(kind, lambda: open_stream(olmo, source_dtype="uint16"), match=rf"00000\.csv\.gz: expected .*{words}")
     assert "Traceback" not in run_zb("info", olmo, "--source-dtype", "uint16").output
+
+
+# --- conversions -----------------------------------------------------------------------------------------------------
+
+
+def sha256_of(store):
+    return json.loads((store / "shards.json").read_text())["sha256"]
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".npy", ".dat"])
+def test_records_are_cut_and_shuffled_as_those_of_arrays(suffix, tmp_path):
+    path = tmp_path / f"train{suffix}"
+    path.write_bytes(b"head" + IDS.astype("<i4").tobytes())
+    np.save(tmp_path / "same.npy", IDS.astype("<i4"))
+    how = {"seq_len": 50, "batch_size": 4, "vocab_size": 120, "seed": 7, "workers": 1}
+    names = {"source_dtype": "int32", "skip_bytes": 4, "source_format": "bin" if suffix == ".npy" else "auto"}
+    report = convert(path, "hdf5", tmp_path / "store", **how, **names)
+    convert(tmp_path / "same.npy", "hdf5", tmp_path / "same", **how)
+    assert sha256_of(tmp_path / "store") == sha256_of(tmp_path / "same")
+    assert report.counts.tokens_in == 3000
+    source = json.loads((tmp_path / "store" / "shards.json").read_text())["source"]
+    assert (source["source_dtype"], source["skip_bytes"]) == ("int32", 4)
+    options = ("--seq-len", 50, "--batch-size", 4, "--vocab-size", 120, "--seed", 7)
+    typed = ("--source-dtype", "int32", "--skip-bytes", 4, "--from", "bin")
+    run(convert_commands, path, tmp_path / "typed", *options, *typed, code=0)
+    assert sha256_of(tmp_path / "typed") == sha256_of(tmp_path / "same")
+
+
+def test_documents_of_olmo_are_kept_and_packed(tmp_path):
+    folder = GOLDEN / "olmo" / "uint16"
+    names = {"source_dtype": "uint16", "workers": 1}
+    convert(folder, "stream", tmp_path / "stream", **names)
+    with open_stream(tmp_path / "stream") as stream:
+        assert np.diff(stream.doc_offsets).tolist() == truth_of(folder)["lengths"]
+    how = {"seq_len": 64, "batch_size": 4, "packing": "best-fit"}
+    report = convert(folder, "hdf5", tmp_path / "rows", **how, **names)
+    convert(tmp_path / "stream", "hdf5", tmp_path / "same", **how, workers=1)
+    assert report.counts.tokens_in == sum(truth_of(folder)["lengths"])
+    assert sha256_of(tmp_path / "rows") == sha256_of(tmp_path / "same")
+    run(convert_commands, "stream-to-hdf5", folder, tmp_path / "typed", "--seq-len", 64, "--batch-size", 4,
+        "--packing", "best-fit", "--source-dtype", "uint16", code=0)  # fmt: skip
+    assert sha256_of(tmp_path / "typed") == sha256_of(tmp_path / "same")
+
+
+def test_a_boundary_token_cuts_documents(train, tmp_path):
+    convert(train, "stream", tmp_path / "stream", boundary_token_id=7, source_dtype="uint16", workers=1)
+    with open_stream(tmp_path / "stream") as stream:
+        np.testing.assert_array_equal(stream.get_slice(0, 3000), IDS)
+        assert stream.document_count == np.count_nonzero(IDS == 7) + (IDS[-1] != 7)
+
+
+def test_an_id_outside_of_the_vocabulary_proves_the_dtype_wrong(train, tmp_path):
+    words = r"train\.bin.*: token id \d+ .* \(vocab_size 120\): source_dtype or vocab_size is another one$"
+    how = {"vocab_size": 120, "seq_len": 50, "batch_size": 2, "source_dtype": "uint32", "workers": 1}
+    is_refused(errors.ConvertError, lambda: convert(train, "hdf5", tmp_path / "out", **how), match=words)
+    options = ("--vocab-size", 120, "--seq-len", 50, "--batch-size", 2, "--source-dtype", "uint32", "--workers", 1)
+    message = one_error(run(convert_commands, train, tmp_path / "out", *options))
+    assert message.endswith("--source-dtype or --vocab-size is another one")
+    how = {"vocab_size": 120, "boundary_token_id": 7, "source_dtype": "uint32", "workers": 1}
+    is_refused(errors.ConvertError, lambda: convert(train, "stream", tmp_path / "out", **how), match=words)
+    olmo = GOLDEN / "olmo" / "uint16"
+    how = {"vocab_size": 50_000, "seq_len": 50, "batch_size": 2, "source_dtype": "uint16", "workers": 1}
+    words = "found 50,[0-9]+ at index .*: source_dtype or vocab_size is another one$"
+    is_refused(errors.ConvertError, lambda: convert(olmo, "hdf5", tmp_path / "out", **how), match=words)
+    how["vocab_size"] = 50_257
+    convert(olmo, "hdf5", tmp_path / "out", **how)
+    with open_reader(tmp_path / "out") as reader:
+        assert reader.meta.vocab_size == 50_257
+
+
+def test_conversions_need_the_dtype_too(train, tmp_path):
+    shutil.copy(train, tmp_path / "array.npy")
+    for path in (train, tmp_path / "array.npy"):
+        message = one_error(run(convert_commands, path, tmp_path / "out", "--seq-len", 50))
+        assert message.endswith("if it has ids and no header, pass their dtype, such as --source-dtype uint16")
+    is_refused(
+        errors.ArgumentError,
+        lambda: convert(tmp_path / "array.npy", "hdf5", tmp_path / "out", source_dtype="uint16", seq_len=50),
+        match="found none: pass boundary_token_id, the token between them, or source_format='bin' to cut records",
+    )
+    is_refused(
+        errors.ArgumentError,
+        lambda: convert(GOLDEN / "bin/gpt2", "hdf5", tmp_path / "out", source_dtype="uint16", seq_len=50),
+        match="source_dtype is for files without a header, found 'bin'",
+    )
+
+
+def test_a_conversion_goes_on_with_the_same_dtype_only(train, tmp_path):
+    how = {"seq_len": 50, "batch_size": 2, "shards": 3, "workers": 1}
+    with_dtype = lambda dtype, **more: convert(train, "hdf5", tmp_path / "out", source_dtype=dtype, **how, **more)  # noqa: E731
+    is_refused(Stops, lambda: with_dtype("uint16", engine=Failing(1)))
+    is_refused(errors.ZbError, lambda: with_dtype("int16", resume=True), match="same arguments")
+    assert with_dtype("uint16", resume=True).kept.shards == 1

@@ -50,6 +50,10 @@ class StoredIds(NamedTuple):
     ids: TokenArray
     limit: int | None = None
 
+    def has_others(self, ids: TokenArray) -> bool:
+        """Return whether some of the view are no ids."""
+        return self.limit is not None and ids.size > 0 and bool(ids.max() > self.limit)
+
 
 class Tokens(ABC):
     """Tokens, or values of a field, by their positions. Thread-safe, but for `close`; usable after fork; picklable.

@@ -139,6 +139,8 @@ class DocumentSource(Protocol):
         JSON of all that decides the tokens, besides the bytes of `paths`.
     fields
         Values that are aligned with the tokens, such as labels or a loss mask.
+    suspects
+        The options that an id outside of the range proves wrong.
     has_documents
         Whether it tells documents apart; else they are pieces of files.
     has_metadata
@@ -162,6 +164,7 @@ class DocumentSource(Protocol):
     description: dict[str, Any]
     identity: dict[str, Any]
     fields: Sequence[Field] = ()
+    suspects: tuple[str, ...] = ()
     has_documents: bool = True
     has_metadata: bool = False
     spans_codec: str = ""

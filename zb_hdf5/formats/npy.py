@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
+from zb_hdf5.errors import ConvertError, FormatError, IncompleteError, Remedy
 from zb_hdf5.files.paths import regular, require_bytes
 from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.files.ranges import Run
@@ -21,6 +21,8 @@ from zb_hdf5.spec import BATCHES, TokenArray
 NPY_MISSING: Final = ".npy files hold no digests"
 #: Of arrays of records, which are not read in place.
 RECORDS_REMEDY: Final = "convert them to a store, which keeps digests from then on, or keep their sha256sum"
+#: The first bytes of a file that numpy has written.
+NPY_MAGIC: Final = np.lib.format.MAGIC_PREFIX
 #: The errors of numpy for a header that it cannot parse.
 MALFORMED_HEADER: Final = (
     ValueError,
@@ -46,7 +48,10 @@ def read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], i
                 raise ValueError(f"impossible shape {shape}")
         except MALFORMED_HEADER as error:
             kind = IncompleteError if str(error).startswith("EOF") else FormatError
-            raise kind(f"{path}: malformed .npy header: {error or type(error).__name__}") from error
+            file.seek(0)
+            remedy = Remedy.SOURCE_DTYPE if file.read(len(NPY_MAGIC)) != NPY_MAGIC else None
+            facts = f"{path}: malformed .npy header: {error or type(error).__name__}"
+            raise kind(facts, remedy=remedy) from error
         if not dtype.hasobject:  # arrays of objects are pickled, and refused by whoever reads them
             end = file.tell() + math.prod(shape) * dtype.itemsize
             require_bytes(end, file.fileno(), path, f"an array of shape {shape}")
@@ -71,7 +76,7 @@ class NpyArrays(FlatFormat):
 
     def recognises(self, path: Path) -> bool:
         with open(path, "rb", opener=regular) as file:
-            return file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX
+            return file.read(len(NPY_MAGIC)) == NPY_MAGIC
 
     def look(self, path: Path) -> FlatTokens:
         num_tokens, dtype, byte_offset = stream_header(path)

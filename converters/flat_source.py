@@ -1,0 +1,79 @@
+"""Files of other trainers whose ids follow each other, as arrays: records are cut from them, or documents."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from zb_hdf5.converters.array_source import array_options
+from zb_hdf5.converters.npy_source import ArrayKind, CutSource, Header, NpySource
+from zb_hdf5.converters.options import CutOptions, FlatOptions, HeaderlessOptions, KeptOptions, Settings
+from zb_hdf5.errors import ArgumentError
+from zb_hdf5.formats.flat import FlatFormat
+from zb_hdf5.store.holders import look
+from zb_hdf5.trainers.trainer_formats import flat_format
+
+
+class FlatFiles(NamedTuple):
+    """The files of one flat format at some paths, as arrays.
+
+    Attributes
+    ----------
+    files
+        The files, in order.
+    kind
+        How their headers are read.
+    """
+
+    files: list[Path]
+    kind: ArrayKind
+
+
+def flat_files_at(paths: list[Path], backend: str, options: HeaderlessOptions) -> FlatFiles | None:
+    """Return the files of a flat format at some paths; None if the first path holds none.
+
+    Parameters
+    ----------
+    backend
+        The format that is asked for, or "auto".
+    options
+        The ids of files without a header.
+    """
+    openings = [look(path, backend=backend, **options.names) for path in paths]
+    name = openings[0].backend
+    flat = flat_format(name, openings[0].headerless)
+    if flat is None:
+        return None
+    for opening in openings:
+        if opening.backend != name:
+            raise ArgumentError(f"{opening.path}: expected {name!r} files as {paths[0]}, found {opening.backend!r}")
+    files = [file for path in paths for file in flat.files(path)]
+    return FlatFiles(files, ArrayKind(name, flat.suffixes[0], partial(_header, flat)))
+
+
+def _header(flat: FlatFormat, path: Path) -> Header:
+    """Return the facts of a flat file as those of an array."""
+    found = flat.look(path)
+    return (found.num_tokens,), False, found.dtype, found.byte_offset
+
+
+def open_flat(paths: list[Path], settings: Settings) -> NpySource:
+    """Open files without documents as records, as a conversion asks."""
+    options = settings.of(FlatOptions)
+    found = flat_files_at(paths, options.source_format, options)
+    if found is None:
+        raise ArgumentError(f"{paths[0]}: expected token files of another trainer, found others")
+    source = NpySource(found.files, kind=found.kind, **array_options(settings))
+    source.suspects = options.suspects
+    source.description |= options.described
+    return source
+
+
+def cut_flat(found: FlatFiles, options: KeptOptions) -> CutSource:
+    """Return files without documents as those that a boundary token cuts."""
+    how = CutOptions(options.boundary_token_id or 0, options.boundary, options.dtype, options.vocab_size)
+    source = CutSource(found.files, how, found.kind)
+    source.suspects = options.suspects
+    source.description |= options.described
+    return source

@@ -117,7 +117,7 @@ def test_examples_run_as_printed_and_report_lines_json_or_nothing(name, option, 
         monkeypatch.setattr(timing, "LEAST_ROUNDS", 1)
         monkeypatch.setattr(timing, "MOST_ROUNDS", 1)
         monkeypatch.setattr(timing, "_data_loader", lambda path, options, _: timing._open_loader(path, options))
-    monkeypatch.setattr("zb_hdf5.commands.findings.PASS_BYTES", {False: 1 << 14})  # of 150 KiB: it reads them often
+    monkeypatch.setattr(timing, "PASS_BYTES", {False: 1 << 14})  # of 150 KiB, which are read many times
     if name.startswith("cache"):
         with Loader("data/train", rank=0, world_size=1, cache="tmp/cache") as loader:
             next(loader)

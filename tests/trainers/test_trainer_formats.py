@@ -72,4 +72,4 @@ def test_the_tables_name_every_source_and_target():
     assert {"lines", "megatron", "datatrove", "bin", "olmo"} <= kinds.keys()
     assert {"hdf5", "batch", "npy", "stream"} <= {*target_names()}
     assert "vocab_size" in kinds["lines"].options_of("stream")
-    assert not {"vocab_size", "tokenizer"} & {*kinds["megatron"].options_of("hdf5")}
+    assert not {"text_column", "tokenizer"} & {*kinds["megatron"].options_of("hdf5")}

@@ -89,6 +89,11 @@ class ArrayFile(ABC):
         self.shape = shape
         self.dtype = dtype
 
+    @property
+    def reads_alone(self) -> bool:
+        """Whether a record is read without others, such as those of its compressed chunk."""
+        return True
+
     @abstractmethod
     def open(self) -> Tokens:
         """Open the tokens, of the dtype that they have in the file, one record after the other."""
@@ -175,6 +180,7 @@ class ArraySource(BatchSource):
         require_pad_id(pad_id, self.meta)
         self.shuffle = "global" if shuffle else "none"
         self.reorders = shuffle
+        self.reads_alone = all(file.reads_alone for file in files)
         self.description = {
             "format": name,
             "files": [str(path) for path in self.paths],
@@ -218,6 +224,8 @@ class ArraySource(BatchSource):
             )
         if target is not None and not FORMATS[target.format].holds_batches:
             raise ArgumentError(f"val_fraction: {target.format} files have no splits", options=["val_fraction"])
+        if target is not None and target.live:
+            raise ArgumentError("val_fraction: a live store has no splits", options=["val_fraction"])
         train = (total - round(total * val_fraction)) // meta.batch_size
         if not 0 < train < self.num_batches:
             raise ConvertError(

@@ -137,6 +137,8 @@ class BatchSource(ABC):
         Whether a vocabulary size of at most 65,536 would have stored uint16 instead of uint32.
     suspects
         The options that an id outside of the range proves wrong.
+    reads_alone
+        Whether a record is read without others, such as those of its compressed chunk.
     cold
         Whether random reads wait for a disk: then they are announced to the kernel.
     origin
@@ -163,6 +165,7 @@ class BatchSource(ABC):
     pad_id: int = 0
     lacks_vocab_size: bool = False
     suspects: tuple[str, ...] = ()
+    reads_alone: bool = True
     cold: bool = False
     origin: dict[str, Any] | None = None
     shards: Sequence[SourceShard] = ()

@@ -76,8 +76,6 @@ def shard_plan_of(source: BatchSource, settings: Settings) -> ShardPlan:
         raise ArgumentError(f"{target.destination}: {target.format} files are never live")
     fitted = _fitted(source, settings)
     row.require(fitted.meta, target.path)
-    if target.live:
-        require_one_split(fitted, "leave out live", options=["live"])
     if target.is_one_file:
         require_one_split(fitted, "name a folder of shards")
         cuts = [(0, fitted.num_batches)]

@@ -235,7 +235,7 @@ def _add_pair(name: str) -> None:
     if target == source_format:
         example_target = "relaid --batch-size 64"
     only = " --tokens-only" if row is not None and row.tokens_only else ""
-    example = kind.example.format(target=example_target, tokens_only=only)
+    example = kind.example.format(name=name, target=example_target, tokens_only=only)
     note = f"{kind.note}\n\n" if kind.note else ""
     command.__doc__ = f"Convert {kind.noun} to {result}.\n\n{note}\b\nExample: zb convert {name} {example}"
     decorated: Callable[..., Any] = output_options(command)

@@ -70,6 +70,13 @@ class ArrayOptions:
 
 
 @dataclass(frozen=True)
+class ForeignOptions(ArrayOptions):
+    """Datasets of other programs that become batches."""
+
+    batch_size: int | None = in_words("32, or that of a dataset of batches")  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
 class ShuffleOptions:
     """The shuffle of records that are read from files of arrays."""
 
@@ -145,6 +152,15 @@ class DatasetOptions:
 
     dataset: str | None = in_words("the only one of integers")
     axes: str | None = off(None)
+
+
+@dataclass(frozen=True)
+class AnyHDF5Options:
+    """HDF5 files, ours or those of other programs: the words for the defaults where the two differ."""
+
+    batch_size: int | None = in_words("as stored; 32 for records and streams of other programs")
+    seq_len: int | None = in_words("as stored; 512 for streams of other programs")
+    dtype: str = in_words("keep; auto for files of other programs")
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ WORKER_BYTES: Final = 192 << 20
 #: Modules that each worker needs.
 PRELOAD: Final = (
     "zb_hdf5.converters.shard_plan",
+    "zb_hdf5.converters.foreign_source",
     "zb_hdf5.converters.npy_source",
     "zb_hdf5.formats.h5_writer",
     "zb_hdf5.store.shards",

@@ -316,6 +316,8 @@ def _require_memory(memory_bytes: int, workers: int, batch_bytes: int) -> None:
 
 def _probe(source: BatchSource, num_records: int) -> tuple[str, str]:
     """Return (method, reason) by the page cache and the time of some random reads."""
+    if not source.reads_alone:
+        return "two-pass", "a record of a compressed chunk is read with the whole chunk"
     records = np.linspace(0, num_records - 1, PROBES, dtype=np.int64)
     waits_s = [source.probe(record) for record in np.unique(records).tolist()]
     cold_s = [wait for wait in waits_s if wait is not None]

@@ -16,10 +16,12 @@ from typing import Any, Final
 from zb_hdf5.converters.conversion import STREAM, Conversion
 from zb_hdf5.converters.options import (
     ALWAYS,
+    AnyHDF5Options,
     ArrayOptions,
     CutOptions,
     DatasetOptions,
     FlatOptions,
+    ForeignOptions,
     FormatOptions,
     HeldOut,
     InWords,
@@ -186,6 +188,19 @@ CUT: Final = SourceKind(
     required="boundary_token_id",
     choices=_NEW_DTYPES,
 )
+#: Datasets of other programs: another way to read the files of "hdf5".
+FOREIGN: Final = SourceKind(
+    noun="HDF5 files of other programs",
+    example="",
+    opener="zb_hdf5.converters.foreign_source:open_foreign",
+    options=(ForeignOptions, ShuffleOptions, HeldOut, DatasetOptions, LossOptions),
+    several=True,
+    urls=True,
+    choices=_NEW_DTYPES,
+    hidden=("val_last_shard",),
+)
+#: The format of which there are stores, and files of other programs.
+_HDF5: Final = "hdf5"
 
 
 #: Files of ids of which none tells documents apart: records are cut from them.
@@ -212,6 +227,7 @@ KEPT: Final = SourceKind(
 def sources() -> dict[str, SourceKind]:
     """Return all kinds of sources: stores of each format that has a reader, formats of other trainers, `SOURCES`."""
     stores = {name: _store(row) for name, row in FORMATS.items() if row.holds_batches and row.as_source}
+    stores[_HDF5] = _any_hdf5(stores[_HDF5])
     trainers = {
         name: _of_trainer(row) if row.source else _flat(row)
         for name, row in TRAINER_FORMATS.items()
@@ -262,6 +278,20 @@ def _store(row: FileFormat) -> SourceKind:
     )
 
 
+def _any_hdf5(store: SourceKind) -> SourceKind:
+    """Return the kind for the commands of HDF5 files: a look at the first path tells which of two it is."""
+    return replace(
+        store,
+        example=f"{store.example}\n         zb convert {{name}} their-h5/ theirs --dataset tokens",
+        options=(*FOREIGN.options, *store.options, AnyHDF5Options),
+        note="Files of other programs, and folders of them, are shuffled like arrays: a dataset of one axis is a "
+        "stream, one of two axes has records, one of three batches.",
+        several=True,
+        choices={},
+        hidden=FOREIGN.hidden,
+    )
+
+
 def _of_trainer(row: TrainerFormat) -> SourceKind:
     options = {each.name for each in fields(FormatOptions)}
     return SourceKind(
@@ -286,7 +316,11 @@ def kind_of(path: Path, conversion: Conversion) -> tuple[str, SourceKind]:
     name = conversion.source_format
     if name == "auto":
         name = _found(path, conversion)
-    return name, kind_named(name, conversion)
+    if name not in ("auto", _HDF5):
+        return name, kind_named(name, conversion)
+    from zb_hdf5.converters.foreign_source import is_of_others  # h5py, which help does not need
+
+    return (_HDF5, FOREIGN) if is_of_others(path) else (name, _store(FORMATS[_HDF5]))
 
 
 def kind_named(name: str, conversion: Conversion) -> SourceKind:
@@ -330,7 +364,9 @@ def _found(path: Path, conversion: Conversion) -> str:
     for name, kind in SOURCES.items():
         if path.name.endswith(kind.suffixes) or any(_holds(path, suffix) for suffix in kind.suffixes):
             return name
-    if conversion.dataset is not None:
+    from zb_hdf5.converters.foreign_source import is_of_others
+
+    if conversion.dataset is not None or is_of_others(path):
         return "auto"
     opening = look(path)
     if opening.backend in flat_names():
@@ -391,5 +427,6 @@ def _unused(facts: str, kind: SourceKind, conversion: Conversion, names: list[st
 
 def _owners(names: list[str]) -> str:
     """Return the kinds of sources that take all of these options, in words."""
-    owners = [name for name, kind in sources().items() if {*names} <= kind.options_of_any_target(is_stream=False)]
+    kinds = {**sources(), _HDF5: _store(FORMATS[_HDF5]), f"{_HDF5} of other programs": FOREIGN}
+    owners = [name for name, kind in kinds.items() if {*names} <= kind.options_of_any_target(is_stream=False)]
     return ", ".join(owners) or "other conversions"

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import click
+import h5py
 import numpy as np
 import pytest
 from commandline import commands_of, run_zb, succeed
@@ -52,6 +53,10 @@ def folder(tmp_path_factory):
         tokens = RNG.integers(0, 50_257, 40_000).astype(np.uint16)
         tokens[999::1000] = 50_256
         np.save(folder / "tokens" / f"{number}.npy", tokens)
+    (folder / "their-h5").mkdir()
+    with h5py.File(folder / "their-h5" / "one.h5", "w") as h5:
+        h5["tokens"] = RNG.integers(0, 50_257, 40_000).astype("<i4")
+        h5["weights"] = np.zeros(10)
     (folder / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     (folder / "books" / "one.txt").write_text(" ".join(TEXTS))
     parquet.write_table(table({"text": TEXTS}), folder / "corpus" / "one.parquet")

@@ -88,7 +88,7 @@ def test_the_report_has_the_splits(folder, tmp_path):
         ("hdf5", "o", {"val_fraction": 0.99}, ConvertError, "leaves 0 of 25 batches to train on"),
         ("hdf5", "o", {"val_fraction": 1.0}, ArgumentError, "must be at least 0 and below 1"),
         ("hdf5", "o.h5", {"val_fraction": 0.2}, ConvertError, "is one file; name a folder"),
-        ("hdf5", "o", {"val_fraction": 0.2, "live": True}, ConvertError, "train, val, which must not be mixed"),
+        ("hdf5", "o", {"val_fraction": 0.2, "live": True}, ArgumentError, "a live store has no splits"),
         ("npy", "o", {"val_fraction": 0.2}, ArgumentError, "val_fraction does not apply"),
         ("hdf5", "o", {"val_last_shard": True}, ArgumentError, "val_last_shard belongs to"),
     ],

@@ -53,6 +53,14 @@ def _is_ours(h5: h5py.File) -> bool:
     return str(text_of(h5.attrs.get("format"))).startswith("zb-") or CRC32 in h5
 
 
+def is_ours(path: Path) -> bool:
+    """Return whether this project has written an HDF5 file. Raises as `look_at`."""
+    with h5_damage(path):
+        h5 = open_h5_for_reading(path)
+    with h5_damage(path), h5:
+        return _is_ours(h5)
+
+
 def _foreign_tokens(h5: h5py.File, path: Path) -> str | None:
     """Return the name of the tokens in a file of others: of a corpus, or of the only dataset of integers; or None."""
     if _is_corpus(h5, path):

@@ -1,0 +1,116 @@
+"""HDF5 files of other programs as a source: datasets of batches, records or streams, in one file or in many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+from zb_hdf5.converters.array_source import ArrayFile, ArraySource, array_options, files_at
+from zb_hdf5.converters.options import ArrayOptions, DatasetOptions, ForeignOptions, Settings
+from zb_hdf5.errors import ConvertError
+from zb_hdf5.files.paths import RemotePath
+from zb_hdf5.files.tokens import Tokens
+from zb_hdf5.formats.foreign import no_such_axes, require_records
+from zb_hdf5.formats.h5_column import Column
+from zb_hdf5.formats.h5_tokens import H5pyTokens, open_stored
+from zb_hdf5.formats.inspection import is_ours, look_at
+from zb_hdf5.formats.registry import FORMATS, backend_in
+from zb_hdf5.spec import BATCHES_LAYOUT, STREAM_LAYOUT
+from zb_hdf5.store.both_formats import stores_by_format
+from zb_hdf5.store.index import find_index
+from zb_hdf5.store.verify import require_digests
+
+#: The endings of HDF5 files in folders.
+SUFFIXES: Final = (FORMATS["hdf5"].suffix, *FORMATS["hdf5"].other_suffixes)
+
+
+def is_of_others(path: Path) -> bool:
+    """Return whether a path is an HDF5 file of another program, or a folder of such files that is no store."""
+    if not path.is_dir():
+        return backend_in(path) == "hdf5" and not is_ours(path)
+    if isinstance(path, RemotePath) or find_index(path) is not None or stores_by_format(path):
+        return False
+    found = next((file for file in sorted(path.rglob("*")) if file.name.endswith(SUFFIXES) and file.is_file()), None)
+    return found is not None and not is_ours(found)
+
+
+class ForeignArray(ArrayFile):
+    """A dataset of another program as one array of tokens.
+
+    Parameters
+    ----------
+    column
+        The dataset, as a look into its file has found it.
+    """
+
+    def __init__(self, column: Column) -> None:
+        meta = column.meta
+        is_stream = meta.layout == STREAM_LAYOUT
+        shape = (column.num_tokens,) if is_stream else (column.num_tokens // meta.seq_len, meta.seq_len)
+        super().__init__(column.path, shape, column.dtype)
+        self._column = column
+
+    @property
+    def reads_alone(self) -> bool:
+        return self._column.extents is not None
+
+    def open(self) -> Tokens:
+        is_plain = self._column.extents is not None and not isinstance(self.path, RemotePath)
+        return open_stored(self._column, "pread" if is_plain else "auto")
+
+
+class ForeignSource(ArraySource):
+    """Batches of records from datasets of other programs, shuffled or not.
+
+    Parameters
+    ----------
+    columns
+        The datasets, as looks into their files have found them.
+    batch_size
+        Records of a batch; None: as many as the batches of the first dataset have, or 32 if it has none.
+    **options
+        As for `ArraySource`.
+    """
+
+    def __init__(self, columns: Sequence[Column], *, batch_size: int | None = None, **options: Any) -> None:
+        first = columns[0]
+        has_batches = first.meta.layout == BATCHES_LAYOUT and first.meta.batch_size > 1
+        stored = first.meta.batch_size if has_batches else ArrayOptions.batch_size
+        super().__init__(list(map(ForeignArray, columns)), "hdf5", batch_size=batch_size or stored, **options)
+        self.description = {**self.description, "dataset": first.name}
+        self._with_digest = [column.path for column in columns if column.sha256 is not None]
+
+    def check_reads(self) -> None:
+        """Compare the files that have a digest with it, once: records are read from anywhere in them."""
+        for path in self._with_digest:
+            require_digests(path, dataset=self.description["dataset"])
+        self._with_digest = []
+
+
+def open_foreign(paths: list[Path], settings: Settings) -> ForeignSource:
+    """Open files of other programs, and folders of them, as a conversion asks."""
+    chosen = settings.of(DatasetOptions)
+    columns = _look_at_all(files_at(paths, *SUFFIXES), chosen.dataset, chosen.axes)
+    batch_size = settings.of(ForeignOptions).batch_size
+    return ForeignSource(columns, **{**array_options(settings), "batch_size": batch_size})
+
+
+def _look_at_all(files: Sequence[Path], dataset: str | None, axes: str | None) -> list[Column]:
+    """Return the dataset of each file: all have the name of the first one."""
+    columns: list[Column] = []
+    for file in files:
+        if is_ours(file):
+            raise ConvertError(
+                f"{file}: expected an HDF5 file of another program, found a file of this one: convert it by itself"
+            )
+        column = look_at(file, None, dataset=dataset)
+        if column.meta.layout == BATCHES_LAYOUT:
+            with closing(H5pyTokens(column)) as tokens:
+                require_records(file, column.name, tokens.dataset(), axes)
+        elif axes is not None:
+            raise no_such_axes(file, axes)
+        columns.append(column)
+        dataset = column.name
+    return columns

@@ -123,6 +123,13 @@ class Conversion:
     )
     tokenizer: str | None = _option("from", "text", "byte, tok.json, tok.tiktoken, or tiktoken:NAME.")
     text_column: str | None = _option("from", "text", "Column, or JSON key, that holds the text.")
+    ids_column: str | None = _option("from", "text", "Column that has a list of ids in each row.")
+    field_columns: tuple[str, ...] | None = _option(
+        "from", "names", "Columns of lists that are aligned with the ids, such as labels,loss_mask."
+    )
+    rows: str | None = _option(
+        "from", ("documents", "records"), "documents: of any length; records: all as long as a record, and kept whole."
+    )
     id_column: str | None = _option("from", "text", "Column, or JSON key, that names each document: no two the same.")
     metadata_columns: tuple[str, ...] | None = _option(
         "from", "names", "Columns to keep of each document, such as author,url."
@@ -146,7 +153,9 @@ class Conversion:
         "layout", {"global": True, "none": False}, "global: all records of a split; none: the order of the source."
     )
     dtype: str | None = _option("to", ("auto", "keep", "uint32", "uint16"), "Stored dtype.")
-    source_dtype: str | None = _option("from", "text", "Dtype of the ids in files without a header, such as uint16.")
+    source_dtype: str | None = _option(
+        "from", "text", "Dtype of ids in files without a header, or of bytes, as uint16."
+    )
     skip_bytes: int | None = _option("from", "natural", "Bytes of each such file before its ids.")
     vocab_size: int | None = _option("from", "positive", "Refuse ids at or above it.")
     remainder: str | None = _option("layout", ("drop", "pad", "error"), "Records that do not fill the last batch.")

@@ -7,7 +7,7 @@ else its defaults; None is the value of an option that was not asked for and dep
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # numpy, which the help of the commands does not need
 #: Memory of all processes of a node together, unless another size is given.
 DEFAULT_MEMORY_BYTES: Final = 2 << 30
 DEFAULT_SHARD_BYTES: Final = 1 << 30
+#: Tokens of a row of documents, unless another number is given.
+DEFAULT_ROW_TOKENS: Final = 512
 
 _Options = TypeVar("_Options")
 
@@ -184,7 +186,15 @@ class FormatOptions:
     """The options of all formats of other trainers as sources. A row of `TRAINER_FORMATS` names those that it takes."""
 
     source_format: str = "auto"
+    dtype: str = in_words("auto: uint16 if the source or --vocab-size proves it", "auto")
     vocab_size: int = off(0)
+    source_dtype: str | None = off(None)
+    ids_column: str = in_words("input_ids, else tokens", "")
+    field_columns: tuple[str, ...] | None = in_words("every other list of numbers")
+    id_column: str = off("")
+    metadata_columns: tuple[str, ...] = off(())
+    rows: str = "documents"
+    max_document_tokens: int | None = off(None)
 
 
 @dataclass(frozen=True)
@@ -223,9 +233,31 @@ class RowOptions:
     batch_size: int = 32
     seed: int = 42
     shuffle: bool = True
-    seq_len: int = 512
+    seq_len: int | None = in_words("512; of records their length")
     remainder: str = "pad"
     pad_id: int | None = in_words("the boundary token, else 0")
+
+    @property
+    def row_tokens(self) -> int:
+        """The tokens of a row."""
+        return DEFAULT_ROW_TOKENS if self.seq_len is None else self.seq_len
+
+    def of_records(self, record_tokens: int | None, source: object) -> RowOptions:
+        """Return the options for rows that are the records of a source, where it has records.
+
+        Raises
+        ------
+        ArgumentError
+            If rows of another length were asked for.
+        """
+        if record_tokens is None:
+            return self
+        if self.seq_len not in (None, record_tokens):
+            raise ArgumentError(
+                f"{source}: seq_len must be {record_tokens:,}, the ids of each record, found {self.seq_len:,}",
+                options=["seq_len"],
+            )
+        return replace(self, seq_len=record_tokens)
 
 
 # --- targets and work --------------------------------------------------------------------------------------------

@@ -268,10 +268,10 @@ class PackedRows:
         self.split = split
         self.first_batch = 0
         self.num_batches = 0
-        self._pad_id = pad_id
         self._seq_len = meta.seq_len
         self._batch_size = meta.batch_size
         self._columns = {field.name: (store.field(field.name).tokens, field.size) for field in store.meta.fields}
+        self._padding: dict[str, Any] = {field.name: field.padding for field in store.meta.fields} | {"": pad_id}
         tokens = store.tokens
         if meta.vocab_size and meta.vocab_size != store.meta.vocab_size:
             tokens = ForeignIds(tokens, meta)
@@ -337,7 +337,7 @@ class PackedRows:
         in_row = np.repeat(np.arange(len(rows)), counts)
         columns = before - before[np.cumsum(counts) - counts][in_row]
         if int(lengths.sum()) < len(out) * seq_len:
-            out[...] = np.zeros((), out.dtype) if name else self._pad_id
+            out[...] = self._padding[name]
         column, size = self._columns[name]
         starts = (in_row * seq_len + columns) * size
         _copy_runs(column, plan.offsets[pieces] * size, out.reshape(-1), starts, starts + lengths * size)
@@ -436,7 +436,7 @@ class PackedSource(BatchSource):
         self._options = options
         self.meta = StoreMeta(
             batch_size=options.batch_size,
-            seq_len=options.seq_len,
+            seq_len=options.row_tokens,
             dtype=store.dtype if stream.dtype == "keep" else stored_dtype(stream.dtype),
             seed=options.seed if options.shuffle else 0,
             document_count=sum(each.document_count for each in stores.values()),
@@ -511,7 +511,7 @@ class PackedSource(BatchSource):
         self.read_field_into("", start, out)
 
     def read_field_into(self, name: str, start: int, out: TokenArray) -> None:
-        """Gather the tokens (""), or the values of a field: those of padding are 0."""
+        """Gather the tokens (""), or the values of a field, with `Field.padding`."""
         for part in self._splits:
             first = max(start, part.first_batch)
             stop = min(start + len(out), part.first_batch + part.num_batches)

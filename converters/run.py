@@ -146,6 +146,9 @@ def convert(
     layout: Literal["batches", "stream"] | None = None,
     tokenizer: str | None = None,
     text_column: str | None = None,
+    ids_column: str | None = None,
+    field_columns: tuple[str, ...] | None = None,
+    rows: str | None = None,
     id_column: str | None = None,
     metadata_columns: tuple[str, ...] | None = None,
     boundary_token: str | None = None,
@@ -215,6 +218,13 @@ def convert(
         "byte", a file such as "tok.json" or "tok.tiktoken", or "tiktoken:NAME".
     text_column
         The column, or JSON key, that holds the text; None: "text".
+    ids_column
+        The column that has a list of ids in each row; None: "input_ids", else "tokens".
+    field_columns
+        The columns of lists that are aligned with the ids, such as ("labels", "loss_mask"); None: every other list of
+        numbers.
+    rows
+        Of rows of ids: "documents" of any length, or "records": all have one length, that of a record, and stay whole.
     id_column
         The column, or JSON key, that names each document: no two the same.
     metadata_columns

@@ -301,6 +301,7 @@ def _of_trainer(row: TrainerFormat) -> SourceKind:
         options=(FormatOptions, LossOptions, HeldOut),
         rows=(RowOptions,),
         several=True,
+        choices=_NEW_DTYPES,
         hidden=tuple(options - {"source_format", *row.options}),
         suffixes=row.suffixes,
     )
@@ -357,13 +358,17 @@ def _found(path: Path, conversion: Conversion) -> str:
     from zb_hdf5.store.headerless import headerless_name
     from zb_hdf5.store.holders import look
 
-    if conversion.source_dtype is not None:
+    name = source_name_of(path)
+    takes_dtype = bool(name) and "source_dtype" in TRAINER_FORMATS[name].options
+    if conversion.source_dtype is not None and not takes_dtype:
         return headerless_name(path)
-    if name := source_name_of(path):
+    if name and conversion.tokenizer is None:
         return name
-    for name, kind in SOURCES.items():
+    for known, kind in SOURCES.items():  # a tokenizer asks for text, also where ids lie beside it
         if path.name.endswith(kind.suffixes) or any(_holds(path, suffix) for suffix in kind.suffixes):
-            return name
+            return known
+    if name:
+        return name
     from zb_hdf5.converters.foreign_source import is_of_others
 
     if conversion.dataset is not None or is_of_others(path):

@@ -31,7 +31,15 @@ from zb_hdf5.converters.journal import (
     refuse_interrupted,
     require_unchanged,
 )
-from zb_hdf5.converters.options import CutOptions, HeldOut, LossOptions, RowOptions, Settings, WorkOptions
+from zb_hdf5.converters.options import (
+    CutOptions,
+    FormatOptions,
+    HeldOut,
+    LossOptions,
+    RowOptions,
+    Settings,
+    WorkOptions,
+)
 from zb_hdf5.converters.packed import PackedSource
 from zb_hdf5.converters.reports import Done, Report
 from zb_hdf5.converters.routes import Route, no_documents, route
@@ -277,7 +285,7 @@ class TokensPlan:
         made = self.complete(folder, tasks, write_stream, {"codec": codec}, settings.work, workers)
         index = self._index(folder.partial_path, tasks, made.finished)
         index.save(folder.partial_path)
-        is_auto = settings.of(CutOptions).dtype == "auto"
+        is_auto = settings.of(CutOptions).dtype == settings.of(FormatOptions).dtype == "auto"
         return Report(
             destination=folder.path,
             meta=index.meta,
@@ -412,7 +420,7 @@ def _write_rows(plan: TokensPlan, staging: Path, settings: Settings, workers: Wo
     source = plan.source
     destination = settings.target.path
     work = settings.work
-    options = settings.of(RowOptions)
+    options = settings.of(RowOptions).of_records(source.record_tokens, source.paths[0])
     _require_pad_id_of(source, options)  # now, and not after hours of tokenizing
     if not work.force:
         refuse_existing(destination)
@@ -442,7 +450,8 @@ def _require_pad_id_of(source: DocumentSource, options: RowOptions) -> None:
     pad_id = options.pad_id
     if pad_id is None:
         pad_id = source.boundary_token_id or 0
-    require_pad_id(pad_id, StoreMeta(options.batch_size, options.seq_len, source.dtype, vocab_size=source.vocab_size))
+    meta = StoreMeta(options.batch_size, options.row_tokens, source.dtype, vocab_size=source.vocab_size)
+    require_pad_id(pad_id, meta)
 
 
 def _described(plan: TokensPlan, settings: Settings) -> dict[str, Any]:
@@ -465,7 +474,7 @@ def tokens_plan(source: DocumentSource, settings: Settings) -> TokensPlan:
         wanted = max(MIN_STAGED, *(min(most, num_bytes // size) for size, most in STAGED))
         is_per_file = held_out.val_last_shard or not source.groups
         count = None if is_per_file else min(len(source.groups), wanted)
-        options = _deciding(settings)
+        options = _deciding(settings, source)
     routes = route(
         source,
         count,
@@ -476,15 +485,15 @@ def tokens_plan(source: DocumentSource, settings: Settings) -> TokensPlan:
     return TokensPlan(source, routes, options)
 
 
-def _deciding(settings: Settings) -> dict[str, Any]:
+def _deciding(settings: Settings, source: DocumentSource) -> dict[str, Any]:
     """Return the options that decide a store of rows, besides its tokens; None of one that is off."""
     target = settings.target
-    rows = settings.of(RowOptions)
+    rows = settings.of(RowOptions).of_records(source.record_tokens, source.paths[0])
     held_out = settings.of(HeldOut)
     is_sized = target.is_cut and target.shards is None
     return {
         "batch_size": rows.batch_size,
-        "seq_len": rows.seq_len,
+        "seq_len": rows.row_tokens,
         "seed": rows.seed,
         "shuffle": rows.shuffle,
         "packing": rows.packing,

@@ -64,6 +64,7 @@ TYPED: Final = {
     Remedy.AXES: "copy the ids into a dataset of two axes, or pass --axes batch,record,token if all are records",
     Remedy.SOURCE_DTYPE: "if it has ids and no header, pass their dtype, such as --source-dtype uint16",
     Remedy.TEXT_COLUMN: "pass --text-column with one of their keys: {at}",
+    Remedy.IDS: "its column {at} has ids: pass --from hf, and no --tokenizer",
     Remedy.TRAIN: "train both with 'zb tokenizer train'",
     Remedy.OTHER_KIND: "run 'zb convert {at}-to-hdf5' for them",
     Remedy.REMAINDER: "pass --remainder drop, or --remainder pad if the source is not a store",

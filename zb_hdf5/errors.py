@@ -42,6 +42,7 @@ class Remedy(StrEnum):
     AXES = "copy the ids into a dataset of two axes, or pass axes='batch,record,token' if all are records"
     SOURCE_DTYPE = "if it has ids and no header, pass their dtype, such as source_dtype='uint16'"
     TEXT_COLUMN = "pass text_column= with one of their keys: {at}"
+    IDS = "its column {at} has ids: pass source_format='hf'"
     TRAIN = "train both with train_tokenizer"
     OTHER_KIND = "leave out the kind to open them"
     REMAINDER = "pass remainder='drop', or remainder='pad' if the source is not a store"
@@ -65,7 +66,7 @@ class ZbError(Exception):
         The cure, at the end of the text of the error; None: the text has it, or there is none.
     at
         The object of the remedy: a path; for `LEAVE_OUT` how much is left out, for `OTHER_KIND` the kind, for
-        `RECORD_LENGTH` the tokens, for `DATASET` and `TEXT_COLUMN` the names that there are, for
+        `RECORD_LENGTH` the tokens, for `DATASET` and `TEXT_COLUMN` the names that there are, for `IDS` the column, for
         `MISSING_PARTS` the numbers of the parts.
     options
         The names of arguments in the message; the command line has a flag for each.

@@ -33,6 +33,9 @@ RESERVED_NAMES: Final = frozenset(
 )
 #: The tokens in a structured array, or dtype, that has their fields as well.
 TOKEN: Final = "token"
+#: A field of this name has targets, of which this value is none, as trainers have it.
+LABELS: Final = "labels"
+IGNORED_LABEL: Final = -100
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 #: Kinds of dtype that HDF5 and numpy both have, of a fixed size.
 _KINDS: Final = "biufcS"
@@ -77,6 +80,12 @@ class Field:
     def size(self) -> int:
         """Values of one token."""
         return prod(self.shape)
+
+    @property
+    def padding(self) -> npt.NDArray[Any]:
+        """The value of padding, shape (): 0; -100 for labels, which no loss counts."""
+        is_labels = self.name == LABELS and self.dtype.kind in "if"
+        return np.full((), IGNORED_LABEL, self.dtype) if is_labels else np.zeros((), self.dtype)
 
     def to_json(self) -> dict[str, Any]:
         """Return the argument of `from_json`."""

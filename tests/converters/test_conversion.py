@@ -12,6 +12,7 @@ from contents import batches_of
 
 from zb_hdf5 import ArgumentError, BackendError, ConvertError, ExistsError, convert
 from zb_hdf5.console import flag_of
+from zb_hdf5.converters.cli import convert_any
 from zb_hdf5.converters.cli import convert_commands as command
 from zb_hdf5.converters.conversion import OPTIONS, WHOLE, Conversion
 from zb_hdf5.converters.engines import CountedWork, noted_work
@@ -137,9 +138,11 @@ def test_the_parameters_of_convert_are_the_options_with_their_defaults_and_all_a
 
 
 def test_python_and_the_command_have_one_list_of_names():
-    flags = {flag for each in command.commands.values() for option in each.params for flag in option.opts}
-    known = {flag_of(name) for name in OPTIONS} | {"--dry-run", "--json", "--quiet", "--no-shuffle"}
-    assert {flag for flag in flags if flag.startswith("--")} - {"--no-shuffle"} == known - {"--no-shuffle"}
+    flags = {flag for option in convert_any.params for flag in option.opts if flag.startswith("--")}
+    known = {flag_of(name) for name in OPTIONS} | {"--from", "--to", "--dry-run", "--list", "--json", "--quiet"}
+    assert flags - {"--no-shuffle"} == known
+    pairs = {flag for each in command.commands.values() for option in each.params for flag in option.opts}
+    assert {flag for flag in pairs if flag.startswith("--")} < flags
 
 
 @pytest.mark.parametrize(("name", "nearest"), [

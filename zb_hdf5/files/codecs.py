@@ -8,7 +8,8 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,8 @@ from zb_hdf5.spec import EXTENTS_CHUNK_ROWS, TokenArray
 
 #: `(stored, out)`: unpacks bytes into 1-D `out`; raises `ValueError` unless they unpack to exactly so many.
 Unpack = Callable[[npt.NDArray[np.uint8], npt.NDArray[np.uint8]], None]
+#: Bytes of the longest header of a frame of zstd.
+MAX_FRAME_HEADER: Final = 18
 #: Compressors and decompressors are not thread-safe, and one for each chunk would take a tenth of the time.
 _local = threading.local()
 
@@ -100,6 +103,38 @@ def _unpack_zstd(stored: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8]) -> N
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from error
     _require_size(found + more, out)
+
+
+def read_packed(path: Path, codec: str, num_bytes: int) -> npt.NDArray[np.uint8]:
+    """Read a file that was compressed as a whole, by zstd.
+
+    Parameters
+    ----------
+    path
+        The file.
+    codec
+        With or without a level.
+    num_bytes
+        The bytes that it unpacks to.
+
+    Raises
+    ------
+    ChecksumError
+        If it does not unpack, or to another number of bytes. One that its header refutes takes no memory.
+    """
+    require_codec(codec, path)
+    import zstandard
+
+    stored = np.fromfile(path, np.uint8)
+    try:
+        claimed = zstandard.frame_content_size(stored[:MAX_FRAME_HEADER].tobytes())
+        if claimed not in (num_bytes, -1):  # -1: the header has no size
+            raise ValueError(f"expected {num_bytes:,} bytes, found {claimed:,} in its header")
+        found = np.empty(num_bytes, np.uint8)
+        _unpack_zstd(stored, found)
+    except (ValueError, zstandard.ZstdError) as error:
+        raise ChecksumError(f"{path}: is damaged: its zstd does not unpack: {error}") from error
+    return found
 
 
 def _inflate(stored: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8]) -> None:

@@ -151,6 +151,8 @@ class DocumentSource(Protocol):
         The split of each of the files that groups name; (): all are for training.
     num_tokens
         The tokens of all documents; None: known when they are read.
+    record_tokens
+        The tokens of each document, if all are records, which become rows as they are; None: they are documents.
     """
 
     paths: list[Path]
@@ -170,6 +172,7 @@ class DocumentSource(Protocol):
     spans_codec: str = ""
     splits: Sequence[str] = ()
     num_tokens: int | None = None
+    record_tokens: int | None = None
 
     def read(self, group: DocumentGroup, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
         """Yield the documents of a group, or those that are chosen, some at a time."""

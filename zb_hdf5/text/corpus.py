@@ -29,6 +29,8 @@ BLOCK_CHARACTERS: Final = 1 << 20
 SAMPLE_LINES: Final = 1000
 #: Keys of its objects that a message names.
 KEYS_SHOWN: Final = 20
+#: Columns that hold ids in place of text, in the order in which they are looked for.
+IDS_COLUMNS: Final = ("input_ids", "tokens")
 #: Bytes of a file of JSON lines that one process reads at a time.
 ROW_GROUP_BYTES: Final = 64 << 20
 #: How many dropped documents are remembered with file and line.
@@ -210,16 +212,20 @@ class ParquetFile(DocumentFile):
     def _require_columns(self, schema: Any) -> None:
         """Raise `ConvertError` unless all columns are there, the text is text, and the metadata can be JSON."""
         path = self.path
-        for name, what in ((self.column, "the text"), *((name, "its documents") for name in self.more_columns)):
+        named = ", ".join(schema.names)
+        if self.column not in schema.names:
+            facts = f"{path}: no column {self.column!r} for the text; its columns are: {named}"
+            raise _without_text(facts, schema.names)
+        for name in self.more_columns:
             if name not in schema.names:
-                raise ConvertError(f"{path}: no column {name!r} for {what}; its columns are: {', '.join(schema.names)}")
+                raise ConvertError(f"{path}: no column {name!r} for its documents; its columns are: {named}")
         kind = schema.field(self.column).type
         text = kind.value_type if hasattr(kind, "index_type") else kind  # of a dictionary
         if str(text) not in ("string", "large_string", "string_view"):
             raise ConvertError(f"{path}: column {self.column!r}: expected text, found {kind}; name another column")
         for name in self.metadata_columns:
             kind = schema.field(name).type
-            if _has_binary(kind):
+            if has_binary(kind):
                 raise ConvertError(
                     f"{path}: column {name!r}: expected values that JSON has, found {kind}; name another column"
                 )
@@ -233,7 +239,7 @@ class ParquetFile(DocumentFile):
         names = list(dict.fromkeys([self.column, *self.more_columns]))
         with self._open() as file, _parquet_errors(self.path):
             for batch in file.iter_batches(BLOCK_DOCUMENTS, row_groups=[number], columns=names):
-                values = {name: _column_values(batch.column(name), f"{self.path}: column {name!r}") for name in names}
+                values = {name: column_values(batch.column(name), f"{self.path}: column {name!r}") for name in names}
                 texts = [Reason.MISSING if text is None else text for text in values[self.column]]
                 columns = [values[name] for name in self.more_columns]
                 more: Iterable[tuple[Any, ...]] = zip(*columns, strict=True) if columns else repeat((), len(texts))
@@ -260,18 +266,27 @@ class JsonLinesFile(DocumentFile):
 
     def row_group(self, number: int) -> Iterator[Block]:
         """Yield the documents of the lines that begin in one range of bytes."""
-        offset, line = self._groups[number]
+        yield from self._blocks(self.first_line(number), map(self._document, self.lines(number)))
+
+    def first_line(self, number: int) -> int:
+        """Return the number of the first line of a row group, counted from 1."""
+        return self._groups[number][1]
+
+    def lines(self, number: int) -> Iterator[bytes]:
+        """Yield the lines that begin in one range of bytes; `FormatError` for a damaged file."""
         stop = self._groups[number + 1][0] if number + 1 < self.num_row_groups else None
         with self._open() as file, _gzip_errors(self.path):
-            file.seek(offset)
-            yield from self._blocks(line, map(self._document, _lines_until(file, stop)))
+            file.seek(self._groups[number][0])
+            yield from _lines_until(file, stop)
 
-    def first_keys(self) -> Iterator[set[str]]:
-        """Yield the keys of each of the first lines that hold an object."""
+    def first_objects(self) -> Iterator[dict[str, Any]]:
+        """Yield the object of each of the first lines that hold one."""
         with self._open() as lines, _gzip_errors(self.path):
             for line in islice(lines, SAMPLE_LINES):
-                with suppress(ValueError, RecursionError, AttributeError):  # no JSON, or no object
-                    yield json.loads(line).keys()
+                with suppress(ValueError, RecursionError):  # no JSON
+                    found = json.loads(line)
+                    if isinstance(found, dict):
+                        yield found
 
     def _open(self) -> BinaryIO:
         return cast(BinaryIO, gzip.open(self.path, "rb")) if self._gzip else open(self.path, "rb")
@@ -407,7 +422,7 @@ def _require_text_key(files: Sequence[DocumentFile]) -> None:
     for file in files:
         if not isinstance(file, JsonLinesFile):
             return
-        for found in file.first_keys():
+        for found in file.first_objects():
             if file.column in found:
                 return
             keys |= dict.fromkeys(found)
@@ -415,7 +430,16 @@ def _require_text_key(files: Sequence[DocumentFile]) -> None:
         first = files[0]
         count = counted(len(files), "file")
         facts = f"{first.path}: no documents in {count} (no key {first.column!r} in the first lines)"
-        raise ConvertError(facts, remedy=Remedy.TEXT_COLUMN, at=", ".join([*keys][:KEYS_SHOWN]))
+        raise _without_text(facts, keys, remedy=Remedy.TEXT_COLUMN)
+
+
+def _without_text(facts: str, names: Iterable[str], remedy: Remedy | None = None) -> ConvertError:
+    """Return the error of files without the column of the text, whose columns may have ids."""
+    found = [*names]
+    ids = next((name for name in IDS_COLUMNS if name in found), "")
+    if ids:
+        return ConvertError(facts, remedy=Remedy.IDS, at=ids)
+    return ConvertError(facts, remedy=remedy, at=", ".join(found[:KEYS_SHOWN]))
 
 
 def unknown_columns(files: Sequence[DocumentFile]) -> list[str]:
@@ -424,8 +448,8 @@ def unknown_columns(files: Sequence[DocumentFile]) -> list[str]:
     keys = set[str]()
     for jsonl in (file for file in files if isinstance(file, JsonLinesFile) and file.metadata_columns):
         columns |= {*jsonl.metadata_columns}
-        for found in jsonl.first_keys():
-            keys |= found
+        for found in jsonl.first_objects():
+            keys |= found.keys()
     return sorted(columns - keys) if keys else []
 
 
@@ -445,15 +469,15 @@ def _lines_until(file: BinaryIO, stop: int | None) -> Iterator[bytes]:
         yield line
 
 
-def _has_binary(kind: Any) -> bool:
+def has_binary(kind: Any) -> bool:
     """Return whether values of a type of Parquet are bytes, or hold some."""
     if hasattr(kind, "index_type"):  # of a dictionary
-        return _has_binary(kind.value_type)
+        return has_binary(kind.value_type)
     inner = [kind.field(number).type for number in range(kind.num_fields)]
-    return "binary" in str(kind).partition("<")[0] or any(map(_has_binary, inner))
+    return "binary" in str(kind).partition("<")[0] or any(map(has_binary, inner))
 
 
-def _column_values(column: Any, where: str) -> list[Any]:
+def column_values(column: Any, where: str) -> list[Any]:
     """Return the values of a column, `Reason.NOT_UTF8` for undecodable text; `ConvertError` for what Python lacks."""
 
     def value(scalar: Any) -> Any:

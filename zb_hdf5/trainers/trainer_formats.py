@@ -66,6 +66,9 @@ class TrainerFormat(NamedTuple):
     holds_fields: tuple[str, ...] | None = ()
 
 
+#: The options of documents that are rows of ids, and of rows with several columns.
+_ROW_OPTIONS: Final = ("rows", "dtype", "vocab_size", "max_document_tokens")
+_COLUMN_OPTIONS: Final = ("ids_column", "field_columns", "id_column", "metadata_columns")
 #: In the order in which a path is compared with them; three formats use `.bin`, and are told apart by their content.
 TRAINER_FORMATS: Final[dict[str, TrainerFormat]] = {
     "npy": TrainerFormat(
@@ -93,6 +96,29 @@ TRAINER_FORMATS: Final[dict[str, TrainerFormat]] = {
         flat="zb_hdf5.trainers.bin:BinFiles",
         lacks_header=True,
         holds_documents=False,
+    ),
+    "hf": TrainerFormat(
+        "Hugging Face's data sets of ids",
+        (".parquet", ".arrow", ".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", "state.json", "dataset_dict.json"),
+        recognises="zb_hdf5.trainers.hf:is_hf",
+        source="zb_hdf5.trainers.hf:open_hf",
+        options=(*_ROW_OPTIONS, *_COLUMN_OPTIONS),
+        holds_fields=None,
+    ),
+    "mds": TrainerFormat(
+        "MDS folders of MosaicML streaming",
+        (".mds", "index.json"),
+        recognises="zb_hdf5.trainers.mds:is_mds",
+        source="zb_hdf5.trainers.mds:open_mds",
+        options=(*_ROW_OPTIONS, *_COLUMN_OPTIONS, "source_dtype"),
+        holds_fields=None,
+    ),
+    "litdata": TrainerFormat(
+        "folders of litdata",
+        ("index.json",),
+        recognises="zb_hdf5.trainers.litdata:is_litdata",
+        source="zb_hdf5.trainers.litdata:open_litdata",
+        options=_ROW_OPTIONS,
     ),
 }
 

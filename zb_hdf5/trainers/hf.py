@@ -1,0 +1,172 @@
+"""Hugging Face's data sets of ids: a row is a document, its ids are a list in one column, labels or masks in others.
+
+Read are `save_to_disk` folders (`dataset_info.json`, `state.json`, `data-*.arrow`), and Arrow files, Parquet and JSON
+lines. The library itself is not needed, and nothing is unpickled. Source: `datasets.arrow_dataset`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from zb_hdf5.errors import ConvertError, FormatError, IncompleteError, ZbError
+from zb_hdf5.files.publishing import require_present
+from zb_hdf5.formats.id_source import Columns, IdFile, IdSource, Wanted
+from zb_hdf5.spec import is_file_name
+from zb_hdf5.text.corpus import IDS_COLUMNS, JsonLinesFile
+from zb_hdf5.trainers.id_tables import JsonLinesIds, kind_of_file
+
+#: The name of the format.
+HF: Final = "hf"
+#: The files of a folder of `save_to_disk`: the state of its table, its columns, and the splits of several.
+STATE_NAME: Final = "state.json"
+INFO_NAME: Final = "dataset_info.json"
+SPLITS_NAME: Final = "dataset_dict.json"
+#: The column by which a file of text is known.
+TEXT_COLUMN: Final = "text"
+#: The endings of files in a folder: files of one row are of one kind.
+FILE_SUFFIXES: Final[tuple[tuple[str, ...], ...]] = ((".parquet",), (".arrow",), JsonLinesFile.suffixes)
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the files of a data set, in the order of its rows.
+
+    Parameters
+    ----------
+    path
+        A file, a folder of `save_to_disk`, or a folder with files of one kind in and below it.
+
+    Raises
+    ------
+    ConvertError
+        If a folder has several splits or data sets, or files of several kinds, or none.
+    IncompleteError
+        If a file of a saved data set is missing.
+    """
+    require_present(path)
+    if not path.is_dir():
+        return [path]
+    if (path / SPLITS_NAME).exists():
+        splits = _strings(_loaded(path / SPLITS_NAME).get("splits"), path / SPLITS_NAME)
+        raise ConvertError(f"{path}: has the splits {', '.join(splits)}: name the folder of one, such as {splits[0]}")
+    if (path / STATE_NAME).exists():
+        return _saved_files(path)
+    if (path / INFO_NAME).exists():
+        raise ConvertError(
+            f"{path}: expected {STATE_NAME} beside {INFO_NAME}, as save_to_disk writes it: name the files of one split"
+        )
+    saved = sorted({state.parent for state in path.rglob(STATE_NAME)})
+    if saved:
+        raise ConvertError(f"{path}: has several data sets: name the folder of one, such as {saved[0]}")
+    inside = sorted(file for file in path.rglob("*") if file.is_file())
+    found = [files for kind in FILE_SUFFIXES if (files := [file for file in inside if file.name.endswith(kind)])]
+    if not found:
+        suffixes = ", ".join(suffix for kind in FILE_SUFFIXES for suffix in kind)
+        raise ConvertError(f"{path}: expected files that end in {suffixes}, found none")
+    if len(found) > 1:
+        names = " and ".join(files[0].name for files in found)
+        raise ConvertError(f"{path}: expected files of one kind, found {names}: name the files of one")
+    return found[0]
+
+
+def _saved_files(folder: Path) -> list[Path]:
+    """Return the files of a folder of `save_to_disk`: other files there are caches of the library."""
+    state = _loaded(folder / STATE_NAME)
+    if state.get("_indices_data_files"):
+        raise ConvertError(
+            f"{folder / STATE_NAME}: expected rows in their order, found a table of their numbers: save it again with "
+            "a newer version of datasets"
+        )
+    entries = state.get("_data_files")
+    rows = entries if isinstance(entries, list) else []
+    names = _strings([row.get("filename") if isinstance(row, dict) else None for row in rows], folder / STATE_NAME)
+    files = [folder / name for name in names]
+    missing = next((file for file in files if not file.is_file()), None)
+    if missing is not None:
+        raise IncompleteError(f"{missing}: expected a file, as {STATE_NAME} has it, found none")
+    return files
+
+
+def _loaded(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: expected JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise FormatError(f"{path}: expected a JSON object, found {type(found).__name__}")
+    return found
+
+
+def _strings(value: Any, path: Path) -> list[str]:
+    """Return names of files beside a path; `FormatError` for anything else, such as a path elsewhere."""
+    names = value if isinstance(value, list) else []
+    if not names or not all(isinstance(name, str) and is_file_name(name) and Path(name).name == name for name in names):
+        raise FormatError(f"{path}: expected the names of files beside it, found {value!r:.80}")
+    return names
+
+
+def open_hf(
+    paths: Sequence[Path],
+    *,
+    ids_column: str = "",
+    field_columns: Sequence[str] | None = None,
+    id_column: str = "",
+    metadata_columns: Sequence[str] = (),
+    rows: str = "documents",
+    dtype: str = "auto",
+    vocab_size: int = 0,
+    max_document_tokens: int | None = None,
+) -> IdSource:
+    """Open data sets of ids as documents.
+
+    Parameters
+    ----------
+    paths
+        Files and folders, in the order of their rows.
+    ids_column, field_columns, id_column, metadata_columns
+        As for `Wanted`.
+    rows, dtype, vocab_size, max_document_tokens
+        As for `IdSource`.
+
+    Raises
+    ------
+    ConvertError
+        If a path has no such files, or a file lacks a column, or two have not the same fields.
+    FormatError
+        If a file is damaged.
+    """
+    wanted = Wanted(ids_column, field_columns, id_column, metadata_columns)
+    files: list[IdFile] = []
+    columns: Columns | None = None
+    for path in (file for each in paths for file in files_of(each)):
+        kind = kind_of_file(path)
+        if kind is JsonLinesIds:
+            files.append(JsonLinesIds(path, wanted, columns))
+            columns = files[0].columns
+        else:
+            files.append(kind(path, wanted))
+    return IdSource(
+        files,
+        HF,
+        wanted,
+        rows=rows,
+        dtype=dtype,
+        vocab_size=vocab_size,
+        max_document_tokens=max_document_tokens,
+    )
+
+
+def is_hf(path: Path) -> bool:
+    """Return whether a path has lists of ids and no text, or is a folder of `save_to_disk`, of one split or several."""
+    if path.is_dir() and any((path / name).exists() for name in (STATE_NAME, SPLITS_NAME)):
+        return True
+    try:
+        first = files_of(path)[0]
+        kinds = kind_of_file(first).kinds(first)
+    except (OSError, ZbError):
+        return False
+    return TEXT_COLUMN not in kinds and any(isinstance(kinds.get(name), np.dtype) for name in IDS_COLUMNS)

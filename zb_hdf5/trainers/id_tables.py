@@ -1,0 +1,392 @@
+"""Files with a list of ids in each row: Parquet, Arrow files and streams, JSON lines."""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
+from zb_hdf5.formats.id_source import (
+    BLOCK_OF_IDS,
+    MAX_BLOCK_ROWS,
+    Columns,
+    IdFile,
+    IdRows,
+    RowBlock,
+    Wanted,
+    facts_of_rows,
+    require_aligned,
+)
+from zb_hdf5.packages import require_package
+from zb_hdf5.text.corpus import JsonLinesFile, column_values, has_binary, row_of_source
+
+#: Bytes of the ids of record batches that one process reads together, about.
+ARROW_GROUP_BYTES: Final = 32 << 20
+#: The first bytes of files, and the last ones of whole files.
+PARQUET_MAGIC: Final = b"PAR1"
+ARROW_MAGIC: Final = b"ARROW1"
+STREAM_MAGIC: Final = b"\xff\xff\xff\xff"
+STREAM_END: Final = STREAM_MAGIC + bytes(4)
+#: The dtypes of numbers in JSON.
+JSON_DTYPES: Final[dict[str, np.dtype[Any]]] = {"i": np.dtype(np.int32), "f": np.dtype(np.float64), "b": np.dtype(bool)}
+
+
+class TableIds(IdFile):
+    """A file of record batches with a list of ids in each row.
+
+    Parameters
+    ----------
+    path
+        The file.
+    wanted
+        The columns that a conversion asks for.
+    """
+
+    #: Such files, for messages.
+    noun: ClassVar[str]
+
+    def __init__(self, path: Path, wanted: Wanted) -> None:
+        self.path = path
+        schema = self._schema(path)
+        self.columns = wanted.columns(path, _kinds_of(schema, path))
+        for name in self.columns.metadata:
+            kind = schema.field(name).type
+            if has_binary(kind):
+                raise ConvertError(
+                    f"{path}: column {name!r}: expected values that JSON has, found {kind}; name another column"
+                )
+        with _errors(path, self.noun):
+            self.group_bytes = self._find_groups(schema)
+
+    @classmethod
+    def kinds(cls, path: Path) -> dict[str, np.dtype[Any] | str]:
+        """Return for each column of a file the dtype of the numbers in its lists, or its type."""
+        return _kinds_of(cls._schema(path), path)
+
+    @classmethod
+    @abstractmethod
+    def _schema(cls, path: Path) -> Any:
+        """Return the schema of a file."""
+
+    @abstractmethod
+    def _find_groups(self, schema: Any) -> list[int]:
+        """Return the bytes of each group, about."""
+
+    @abstractmethod
+    def _first_row(self, number: int) -> int:
+        """Return the number of the first row of a group, counted from 1."""
+
+    @abstractmethod
+    def _batches(self, number: int) -> Iterator[Any]:
+        """Yield the record batches of a group, with the columns that are read."""
+
+    def rows(self, number: int) -> Iterator[IdRows]:
+        first = self._first_row(number)
+        read = 0
+        batches = self._batches(number)
+        while True:
+            with _errors(self.path, self.noun):
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                batch.validate(full=True)  # offsets beyond the values would be read as they are
+                read += batch.nbytes
+            if batch.num_rows:
+                yield self._rows_of(batch, first, read)
+            first += batch.num_rows
+
+    def _rows_of(self, batch: Any, first: int, read: int) -> IdRows:
+        columns = self.columns
+        tokens, lengths = self._list_values(batch, columns.ids, first)
+        fields = {}
+        for field in columns.fields:
+            fields[field.name], found = self._list_values(batch, field.name, first)
+            others = np.flatnonzero(found != lengths)
+            if len(others):
+                row = int(others[0])
+                where = row_of_source(self.path, first + row)
+                require_aligned(where, field.name, columns.ids, int(lengths[row]), int(found[row]))
+        more = [column_values(batch.column(name), f"{self.path}: column {name!r}") for name in columns.more]
+        ids, metadata = facts_of_rows(self.path, columns, first, list(zip(*more, strict=True)))
+        return IdRows(first, tokens, lengths, fields, ids, metadata, read)
+
+    def _list_values(self, batch: Any, name: str, first: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+        """Return the values of a column of lists, one after the other, and the length of each list; none is null."""
+        column = batch.column(name)
+        if column.null_count:
+            row = first + int(np.flatnonzero(_is_null(column))[0])
+            raise ConvertError(f"{row_of_source(self.path, row)}: column {name!r}: expected a list, found null")
+        values = column.flatten()
+        if hasattr(column, "offsets"):
+            lengths = np.diff(column.offsets.to_numpy()).astype(np.int64)
+        else:
+            lengths = np.full(len(column), column.type.list_size, np.int64)
+        if values.null_count:
+            place = int(np.flatnonzero(_is_null(values))[0])
+            row = first + int(np.searchsorted(np.cumsum(lengths), place, side="right"))
+            raise ConvertError(f"{row_of_source(self.path, row)}: column {name!r}: expected numbers, found null")
+        return values.to_numpy(zero_copy_only=False), lengths
+
+
+@contextmanager
+def _errors(path: Path, noun: str) -> Iterator[None]:
+    """Name the file in the errors of pyarrow."""
+    pyarrow = require_package("pyarrow", "text")
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        reason = str(error).partition("\n")[0]
+        raise FormatError(f"{path}: not a file of {noun}, or a damaged one: {reason}") from error
+
+
+def _is_null(array: Any) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = array.is_null().to_numpy(zero_copy_only=False)
+    return found
+
+
+def _kinds_of(schema: Any, path: Path) -> dict[str, np.dtype[Any] | str]:
+    """Return for each column the dtype of the numbers in its lists, or its type."""
+    if len(set(schema.names)) < len(schema.names):
+        raise FormatError(f"{path}: expected each column once, found {', '.join(schema.names)}")
+    return {field.name: _kind_of(field.type) for field in schema}
+
+
+def _kind_of(kind: Any) -> np.dtype[Any] | str:
+    types = require_package("pyarrow.types", "text")
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    inner = kind.value_type if is_list else None
+    if not is_list or not (types.is_integer(inner) or types.is_floating(inner) or types.is_boolean(inner)):
+        return str(kind)
+    dtype: np.dtype[Any] = np.dtype(kind.value_type.to_pandas_dtype())
+    return dtype
+
+
+class ParquetIds(TableIds):
+    """A Parquet file. A row group is a group."""
+
+    noun = "Parquet"
+
+    @classmethod
+    def _schema(cls, path: Path) -> Any:
+        with _errors(path, cls.noun), _open_parquet(path) as file:
+            return file.schema_arrow
+
+    def _find_groups(self, schema: Any) -> list[int]:
+        lists = self.columns.lists
+        with _open_parquet(self.path) as file:
+            groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+            self._num_rows = [group.num_rows for group in groups]
+            columns = [[group.column(k) for k in range(group.num_columns)] for group in groups]
+            read = [[each for each in found if each.path_in_schema.partition(".")[0] in lists] for found in columns]
+        self._num_tokens = [max((each.num_values for each in found), default=0) for found in read]
+        return [sum(each.total_uncompressed_size for each in found) for found in read]
+
+    def _first_row(self, number: int) -> int:
+        first: int = sum(self._num_rows[:number], 1)
+        return first
+
+    def _batches(self, number: int) -> Iterator[Any]:
+        columns = list(dict.fromkeys([*self.columns.lists, *self.columns.more]))
+        num_rows = _rows_of_block(self._num_rows[number], self._num_tokens[number])
+        with _open_parquet(self.path) as file:
+            yield from file.iter_batches(num_rows, row_groups=[number], columns=columns)
+
+
+def _open_parquet(path: Path) -> Any:
+    parquet = require_package("pyarrow.parquet", "text")
+    return parquet.ParquetFile(path, memory_map=False, pre_buffer=False, buffer_size=BLOCK_OF_IDS)
+
+
+def _rows_of_block(num_rows: int, num_tokens: int) -> int:
+    """Return how many rows of a group have about the ids of a block."""
+    return max(1, min(MAX_BLOCK_ROWS, BLOCK_OF_IDS * num_rows // max(num_tokens, 1)))
+
+
+class _Batches(NamedTuple):
+    """Record batches that follow each other: a group."""
+
+    first: int
+    stop: int
+    first_row: int
+    num_bytes: int
+
+
+class ArrowIds(TableIds):
+    """An Arrow file, or an Arrow stream, as `save_to_disk` writes it. Record batches are put together to groups."""
+
+    noun = "Arrow"
+
+    @classmethod
+    def _schema(cls, path: Path) -> Any:
+        end = STREAM_END if _is_stream(path) else ARROW_MAGIC
+        with open(path, "rb") as file:
+            file.seek(-min(len(end), path.stat().st_size), 2)
+            if file.read() != end:
+                raise IncompleteError(f"{path}: expected the end of Arrow data in its last bytes: it was cut short")
+        with _errors(path, cls.noun), _open_arrow(path) as (reader, _):
+            return reader.schema
+
+    def _find_groups(self, schema: Any) -> list[int]:
+        self._fields = [schema.get_field_index(name) for name in {*self.columns.lists, *self.columns.more}]
+        groups: list[_Batches] = []
+        with _open_arrow(self.path, [schema.get_field_index(self.columns.ids)]) as (reader, source):
+            row = 1
+            for number, batch in enumerate(_from(reader, 0)):
+                batch.validate()
+                if not groups or groups[-1].num_bytes >= ARROW_GROUP_BYTES:
+                    groups.append(_Batches(number, number, row, 0))
+                row += batch.num_rows
+                groups[-1] = groups[-1]._replace(stop=number + 1, num_bytes=groups[-1].num_bytes + batch.nbytes)
+            end = source.tell() if _is_stream(self.path) else source.size()
+            if end != source.size():
+                raise FormatError(f"{self.path}: expected one Arrow stream of {end:,} bytes, found {source.size():,}")
+        self._groups = groups
+        return [group.num_bytes for group in groups]
+
+    def _first_row(self, number: int) -> int:
+        return self._groups[number].first_row
+
+    def _batches(self, number: int) -> Iterator[Any]:
+        group = self._groups[number]
+        with _open_arrow(self.path, self._fields) as (reader, _):
+            for batch in islice(_from(reader, group.first), group.stop - group.first):
+                batch.validate(full=True)
+                num_tokens = len(batch.column(self.columns.ids).flatten())
+                size = _rows_of_block(batch.num_rows, num_tokens)
+                for start in range(0, batch.num_rows, size):
+                    yield batch.slice(start, size)
+
+
+def _is_stream(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(ARROW_MAGIC)) != ARROW_MAGIC
+
+
+@contextmanager
+def _open_arrow(path: Path, fields: Sequence[int] = ()) -> Iterator[tuple[Any, Any]]:
+    """Open a file, with some columns alone if they are numbered: a reader, and the bytes below it."""
+    pyarrow = require_package("pyarrow", "text")
+    options = pyarrow.ipc.IpcReadOptions(included_fields=sorted(fields))
+    opener = pyarrow.ipc.open_stream if _is_stream(path) else pyarrow.ipc.open_file
+    with pyarrow.memory_map(str(path)) as source, opener(source, options=options) as reader:
+        yield reader, source
+
+
+def _from(reader: Any, first: int) -> Iterator[Any]:
+    """Return the record batches from one on: of a file by their places, of a stream one after the other."""
+    if hasattr(reader, "get_batch"):
+        return map(reader.get_batch, range(first, reader.num_record_batches))
+    return islice(reader, first, None)
+
+
+class JsonLinesIds(IdFile):
+    """A file of JSON lines, gzip-compressed (then one group) or not. A blank line is no row.
+
+    Parameters
+    ----------
+    path
+        The file.
+    wanted
+        The columns that a conversion asks for.
+    columns
+        Those of the first file, which all have to have; None: this is the first one.
+    """
+
+    def __init__(self, path: Path, wanted: Wanted, columns: Columns | None = None) -> None:
+        self.path = path
+        self._file = JsonLinesFile(path)
+        self.columns = columns or wanted.columns(path, self.kinds(path))
+        count = self._file.num_row_groups
+        self.group_bytes = [-(-path.stat().st_size // count)] * count
+
+    @classmethod
+    def kinds(cls, path: Path) -> dict[str, np.dtype[Any] | str]:
+        """Return for each key the dtype of the numbers in its lists, or what else it has, by the first lines."""
+        kinds: dict[str, np.dtype[Any] | str | None] = {}
+        for row in JsonLinesFile(path).first_objects():
+            for name, value in row.items():
+                kinds[name] = _merged(kinds.get(name), value)
+        return {name: "no values" if kind is None else kind for name, kind in kinds.items()}
+
+    def rows(self, number: int) -> Iterator[IdRows]:
+        block = RowBlock(self.path, self.columns, self._file.first_line(number))
+        read = 0
+        for line in self._file.lines(number):
+            read += len(line)
+            if not line.strip():
+                yield from block.take(read)
+                block.skip()
+                continue
+            row = self._parsed(line, block.where)
+            lists = [_numbers(row, name, block.where, is_ids=name == self.columns.ids) for name in self.columns.lists]
+            block.add(lists, [row.get(name) for name in self.columns.more])
+            if block.is_full:
+                yield from block.take(read)
+        yield from block.take(read)
+
+    def _parsed(self, line: bytes, where: str) -> dict[str, Any]:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise FormatError(f"{where}: expected a JSON object: {error}") from error
+        if not isinstance(row, dict):
+            raise FormatError(f"{where}: expected a JSON object, found {line[:40]!r}")
+        return row
+
+
+def _numbers(row: Mapping[str, Any], name: str, where: str, is_ids: bool) -> npt.NDArray[Any]:
+    """Return the numbers of a list; `ConvertError` if there is no list, or it has anything else."""
+    value = row.get(name)
+    found: npt.NDArray[Any] = np.empty(0, np.int64)
+    if value != []:
+        try:
+            found = np.array(value)
+        except ValueError:  # lists of several lengths
+            found = np.empty((0, 0))
+    kinds = "iu" if is_ids else "iufb"
+    if not isinstance(value, list) or found.ndim != 1 or found.dtype.kind not in kinds:
+        expected = "ids" if is_ids else "numbers"
+        shown = f"{json.dumps(value):.60}" if name in row else "no such key"
+        raise ConvertError(f"{where}: column {name!r}: expected a list of {expected}, found {shown}")
+    return found
+
+
+def _merged(kind: Any, value: Any) -> Any:
+    """Return the kind of a key, as its values so far and one more have it; None where none of them tells it."""
+    if isinstance(kind, str) or value is None or value == []:
+        return kind
+    found: Any = type(value).__name__
+    if isinstance(value, list):
+        found = _dtype_of_json(value[0])
+    if kind is None:
+        return found
+    return np.result_type(kind, found) if isinstance(found, np.dtype) else kind  # a row that is refused when it is read
+
+
+def _dtype_of_json(value: Any) -> np.dtype[Any] | str:
+    """Return the dtype of a number in a list, or what else the list has."""
+    letter = np.array(value).dtype.kind if isinstance(value, bool | int | float) else ""
+    return JSON_DTYPES.get(letter, f"lists of {type(value).__name__}")
+
+
+def kind_of_file(path: Path) -> type[ParquetIds | ArrowIds | JsonLinesIds]:
+    """Return how a file is read: JSON lines by their name, others by their first bytes."""
+    if path.name.endswith(JsonLinesFile.suffixes):
+        return JsonLinesIds
+    with open(path, "rb") as file:
+        head = file.read(len(ARROW_MAGIC))
+    if head == ARROW_MAGIC or head.startswith(STREAM_MAGIC):
+        return ArrowIds
+    if head.startswith(PARQUET_MAGIC):
+        return ParquetIds
+    raise FormatError(f"{path}: expected Parquet, Arrow, or the name of JSON lines (.jsonl), found {head!r}")

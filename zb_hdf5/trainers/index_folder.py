@@ -1,0 +1,104 @@
+"""A folder whose `index.json` has its files, as MosaicML streaming and litdata write it: nothing in it is believed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
+from zb_hdf5.files.publishing import require_present
+from zb_hdf5.spec import is_file_name
+
+FOLDER_INDEX: Final = "index.json"
+#: Bytes of the numbers in the header of a file, and the bytes that they can count.
+NUMBER_BYTES: Final = 4
+MAX_FILE_BYTES: Final = (1 << 32) - 1
+#: The only codec of files that is read.
+ZSTD: Final = "zstd"
+
+
+class Entry(NamedTuple):
+    """A part of an index, for which values are looked up.
+
+    Attributes
+    ----------
+    folder
+        The folder of the index.
+    where
+        Its place in the index, for messages.
+    values
+        The values of its keys.
+    """
+
+    folder: Path
+    where: str
+    values: Mapping[str, Any]
+
+    def number(self, key: str) -> int:
+        """Return a number of things; `FormatError` for anything else."""
+        value = self.values.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise FormatError(f"{self.where}: expected a number in {key}, found {value!r:.40}")
+        return value
+
+    def file(self, key: str) -> Path:
+        """Return a file in or below the folder; `FormatError` for a path elsewhere."""
+        name = self.values.get(key)
+        is_name = isinstance(name, str) and is_file_name(name) and bool(name)
+        if not is_name or Path(str(name)).is_absolute() or ".." in Path(str(name)).parts:
+            raise FormatError(f"{self.where}: expected a file below the folder in {key}, found {name!r:.80}")
+        return self.folder / str(name)
+
+    def part(self, key: str) -> Entry:
+        """Return a part of it; one that is no JSON object has no keys."""
+        value = self.values.get(key)
+        return self._replace(values=value if isinstance(value, dict) else {})
+
+    def parts(self, key: str, noun: str) -> list[Entry]:
+        """Return the parts of a list in it, of which there is at least one; `FormatError` for anything else."""
+        rows = self.values.get(key)
+        if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+            raise FormatError(f"{self.where}: expected {key} in a list, found {rows!r:.40}")
+        return [Entry(self.folder, f"{self.where}: {noun} {number}", row) for number, row in enumerate(rows)]
+
+
+def read_index(folder: Path) -> Entry:
+    """Read the index of a folder.
+
+    Raises
+    ------
+    ConvertError
+        If a folder has no index, but its folders have: they are named.
+    FormatError
+        If the index is no JSON object.
+    """
+    require_present(folder)
+    path = folder / FOLDER_INDEX
+    if not path.is_file():
+        inside = sorted(found.parent.name for found in folder.glob(f"*/{FOLDER_INDEX}"))
+        if inside:
+            raise ConvertError(f"{folder}: has the data sets {', '.join(inside)}: name the folders of those to read")
+        raise ConvertError(f"{folder}: expected a folder with {FOLDER_INDEX}, found none")
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: expected JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise FormatError(f"{path}: expected a JSON object, found {type(found).__name__}")
+    return Entry(folder, str(path), found)
+
+
+def present_size(path: Path) -> int:
+    """Return the bytes of a file that an index names; `IncompleteError` if it is missing."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError as error:
+        raise IncompleteError(f"{path}: expected a file, as {FOLDER_INDEX} has it, found none") from error
+
+
+def require_codec_of(where: str, codec: str) -> None:
+    """Raise `FormatError` for files in a codec that is not read; "": they are as they are."""
+    if codec.partition(":")[0] not in ("", ZSTD):
+        raise FormatError(f"{where}: expected files as they are, or by {ZSTD}, found {codec!r}")

@@ -35,7 +35,7 @@ def with_likeness(
         The values of an option, where its source does not take all.
     """
     if conversion.is_stream:
-        raise ArgumentError(f"like={str(like)!r} is for batches, found a target of streams")
+        raise ArgumentError(f"like={str(like)!r} is for batches, found a target of streams", options=["like"])
     found, num_splits = likeness_of(like)
     dtype = found["dtype"]
     is_one_file = conversion.destination.suffix == FORMATS[conversion.target].suffix

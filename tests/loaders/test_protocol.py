@@ -11,6 +11,7 @@ import pytest
 import torch
 from contents import write_batches, write_stream
 from contract import KINDS, assert_same, check_fields_of_a_state, check_loader, random_tokens, taken
+from descriptors import open_files
 
 import zb_hdf5
 import zb_hdf5.loaders.mixture
@@ -107,6 +108,37 @@ def windows(data, **options):
 @pytest.mark.thin
 def test_every_loader_keeps_the_protocol(name, data):
     check_loader(lambda: LOADERS[name](data), steps=5)
+
+
+#: Arguments that are refused after the source is open.
+REFUSED = {
+    "Loader": (
+        lambda source, **options: zb_hdf5.Loader(source, access="pread", **options),
+        "a.h5",
+        [{"rank": 3, "world_size": 2}, {"seq_len": 5}, {"documents": True}, {"mask_documents": [0]}, {"epoch": -1}],
+    ),
+    "DocumentLoader": (
+        lambda source, **options: zb_hdf5.DocumentLoader(source, collate="pad", **{"batch_size": 3, **options}),
+        "documents.h5",
+        [{"rank": 3, "world_size": 2}, {"fields": ["no"]}, {"batch_size": 1000}, {"mask_documents": [1000]}],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_argument_that_is_refused_leaves_no_file_open(name, data):
+    make, file, refused = REFUSED[name]
+    before = open_files()
+    for options in refused:
+        with pytest.raises(zb_hdf5.ZbError) as error:
+            make(data / file, **options)
+        assert open_files() == before, options
+        del error  # whose traceback has held the loader
+    with zb_hdf5.open_reader(data / file, batch_size=None if name == "Loader" else 1, seq_len=1) as reader:
+        for options in refused:
+            with pytest.raises(zb_hdf5.ZbError):
+                make(reader, **options)
+        assert reader.read_batch(0) is not None
 
 
 #: One loader of each kind of state; the data set of a loader and its sampler have states of their own.

@@ -401,6 +401,34 @@ def test_a_state_that_cannot_be_taken_over_changes_nothing(stores):
         assert len(list(loader)) == N
 
 
+def refused_late(stores):
+    """Yield loaders with states that each is refused when some of it is taken over already."""
+    with zb_hdf5.Loader(stores / "a.h5", **ALONE) as loader:
+        state = loader.state_dict()
+        yield loader, {**state, "skip": [[0, 1, 2]], "mask_documents": [0]}
+    windows = {"batch_size": 2, "seq_len": 4, **ALONE}
+    with zb_hdf5.Loader(stores / "stream.h5", **windows | {"batch_size": 5}) as other:
+        state = other.state_dict()
+    with zb_hdf5.Loader(stores / "stream.h5", **windows) as loader:  # windows of the same stream in other batches
+        yield loader, {**state, "position": 10**6}
+        yield loader, {**state, "skip": [[0, 1, 2]], "mask_documents": [0]}
+    with zb_hdf5.DocumentLoader(stores / "stream.h5", collate="pad", batch_size=1, **ALONE) as loader:
+        state = loader.state_dict()
+        yield loader, {**state, "skip": [[0, 0, 1]]}
+        yield loader, {**state, "mask_documents": [0]}
+
+
+def test_a_refused_state_leaves_each_attribute_as_it_was(stores):
+    """The attributes that a state changes are a list: one that is missing there would keep a part of the state."""
+    for loader, state in refused_late(stores):
+        before = dict(vars(loader))
+        with pytest.raises(zb_hdf5.StateError):
+            loader.load_state_dict(state)
+        after = vars(loader)
+        assert after.keys() == before.keys()
+        assert [name for name, value in before.items() if after[name] is not value] == []
+
+
 @pytest.fixture
 def sliding(tmp_path):
     write_stream(tmp_path / "s.h5", np.arange(1000), [1000], dtype="uint16")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Generator, Iterator, Sequence
+from contextlib import nullcontext
 from copy import copy
 from functools import partial
 from math import prod
@@ -17,6 +18,7 @@ from zb_hdf5.documents.metadata import WantedSpans
 from zb_hdf5.documents.pieces import Pieces, ends_of, spans_of_pieces
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.checked import crc32_of
+from zb_hdf5.files.paths import on_failure
 from zb_hdf5.formats.batch_reader import BatchReader, require_choice
 from zb_hdf5.loaders.ahead import cuda_device, depth_of, read_to, require_prefetch
 from zb_hdf5.loaders.document_order import Documents, LengthOrder, packed_steps
@@ -232,44 +234,46 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         require_prefetch(prefetch)
         if isinstance(source, BatchReader) and not isinstance(source, WindowReader):
             raise ArgumentError(f"{source.path}: expected a token stream, found batches")
+        ours: BatchReader | None = None  # is closed if an argument is refused; the caller's own stays open
         if not isinstance(source, WindowReader):
             how: dict[str, Any] = {"cache": cache, "cache_bytes": cache_bytes, "digests": digests}
             how |= {"split": split, "access": access, "verify": verify, "batch_size": 1, "seq_len": 1}
             how |= {"source_dtype": source_dtype, "skip_bytes": skip_bytes}
-            source = cast(WindowReader, open_reader(source, **how))
-        self.store = source
-        self.path = self.store.path
-        if tokenizer is not None:
-            require_tokenizer(self.store.meta.tokenizer, tokenizer, self.path)
-        self.collate = collate
-        self.batch_size = batch_size
-        self.max_tokens = max_tokens
-        self.too_long = too_long
-        self.shuffle = shuffle
-        self.bucket_batches = bucket_batches
-        self.seed = whole_seed(seed)
-        self.drop_last = drop_last
-        self.targets = targets
-        self._prefetch = prefetch
-        self._device = cuda_device(device)
-        self._loss_mask = loss_mask
-        self._fields = tuple(fields)
-        self._spans = spans
-        self._multiple = pad_to_multiple_of
-        self._pad_token_id = pad_token_id
-        self._dtype = numpy_dtype(dtype)
-        self.rank, self.world_size = resolve_rank(rank, world_size)
-        offsets = self.store.doc_offsets
-        self.documents = Documents(offsets, max_tokens, too_long, self.path)
-        self._columns = self._open_columns()
-        self.skip = checked_skip(skip)
-        self.mask_documents = masked_numbers(mask_documents)
-        self._mask()
-        # the same tokens with other boundaries are other documents
-        self._fingerprint = f"{self.store.token_fingerprint}:{len(offsets) - 1}:{crc32_of(offsets.data):08x}"
-        self.epoch = -1  # none yet
-        self._counted: tuple[StepPlan | None, int] = None, 0
-        self.set_epoch(epoch)
+            ours = source = cast(WindowReader, open_reader(source, **how))
+        with on_failure(ours.close) if ours is not None else nullcontext():
+            self.store = source
+            self.path = self.store.path
+            if tokenizer is not None:
+                require_tokenizer(self.store.meta.tokenizer, tokenizer, self.path)
+            self.collate = collate
+            self.batch_size = batch_size
+            self.max_tokens = max_tokens
+            self.too_long = too_long
+            self.shuffle = shuffle
+            self.bucket_batches = bucket_batches
+            self.seed = whole_seed(seed)
+            self.drop_last = drop_last
+            self.targets = targets
+            self._prefetch = prefetch
+            self._device = cuda_device(device)
+            self._loss_mask = loss_mask
+            self._fields = tuple(fields)
+            self._spans = spans
+            self._multiple = pad_to_multiple_of
+            self._pad_token_id = pad_token_id
+            self._dtype = numpy_dtype(dtype)
+            self.rank, self.world_size = resolve_rank(rank, world_size)
+            offsets = self.store.doc_offsets
+            self.documents = Documents(offsets, max_tokens, too_long, self.path)
+            self._columns = self._open_columns()
+            self.skip = checked_skip(skip)
+            self.mask_documents = masked_numbers(mask_documents)
+            self._mask()
+            # the same tokens with other boundaries are other documents
+            self._fingerprint = f"{self.store.token_fingerprint}:{len(offsets) - 1}:{crc32_of(offsets.data):08x}"
+            self.epoch = -1  # none yet
+            self._counted: tuple[StepPlan | None, int] = None, 0
+            self.set_epoch(epoch)
 
     def _open_columns(self) -> dict[str, BatchReader]:
         """Open the fields; `ArgumentError` if one is not there, or cannot be a mask."""

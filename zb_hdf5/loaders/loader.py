@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NoReturn, Sel
 
 from zb_hdf5.documents.metadata import DecodeValue, WantedSpans
 from zb_hdf5.errors import ArgumentError, Remedy
+from zb_hdf5.files.paths import on_failure
 from zb_hdf5.formats.batch_reader import Access, BatchReader, Verify, require_choice
 from zb_hdf5.loaders.ahead import cuda_device
 from zb_hdf5.loaders.order import (
@@ -529,8 +530,9 @@ class Loader(EpochLoader[BatchT]):
         if isinstance(source, list | tuple):
             raise ArgumentError(f"a Loader reads one store, found {source!r:.80}; a MixedLoader reads several stores")
         self.seed = whole_seed(seed)
+        ours: BatchReader | None = None  # is closed if an argument is refused; the caller's own stays open
         if not isinstance(source, BatchReader):
-            source = open_for_loader(
+            ours = source = open_for_loader(
                 source,
                 batch_size,
                 seq_len,
@@ -549,36 +551,37 @@ class Loader(EpochLoader[BatchT]):
             )
             if source.layout == STREAM_LAYOUT:
                 batch_size = seq_len = None  # the windows have it
-        self.reader: BatchReader = source
-        self.path = source.path
-        if tokenizer is not None:
-            require_tokenizer(source.meta.tokenizer, tokenizer, source.path)
-        _require_fixed_order(source, shuffle)
-        self._fingerprint = source.fingerprint  # now: a checkpoint must not depend on reading the file again
-        self.rank, self.world_size = resolve_rank(rank, world_size)
-        self.shuffle = shuffle
-        self.block_size = block_size
-        self.last = _last_step(last, drop_last, targets)
-        self.batch_size = source.batch_size if batch_size is None else batch_size
-        self.targets = targets
-        self._length = source.seq_len if seq_len is None else seq_len
-        if whole_number("seq_len", self._length) < 1 or source.seq_len % self._length:
-            raise ArgumentError(f"seq_len must divide the stored {source.seq_len}, found {self._length}")
-        self._options: dict[str, Any] = {
-            "prefetch": prefetch,
-            "device": device,
-            "dtype": dtype,
-            "fields": fields,
-            "documents": documents,
-            "cu_seqlens_capacity": cu_seqlens_capacity,
-            "spans": spans,
-        }
-        self.skip = checked_skip(skip)
-        self.mask_documents = masked_numbers(mask_documents)
-        self._mask()
-        self.epoch = -1  # none yet
-        self.set_epoch(epoch)
-        self.set_batch_size(self.batch_size)
+        with on_failure(ours.close) if ours is not None else contextlib.nullcontext():
+            self.reader: BatchReader = source
+            self.path = source.path
+            if tokenizer is not None:
+                require_tokenizer(source.meta.tokenizer, tokenizer, source.path)
+            _require_fixed_order(source, shuffle)
+            self._fingerprint = source.fingerprint  # now: a checkpoint must not depend on reading the file again
+            self.rank, self.world_size = resolve_rank(rank, world_size)
+            self.shuffle = shuffle
+            self.block_size = block_size
+            self.last = _last_step(last, drop_last, targets)
+            self.batch_size = source.batch_size if batch_size is None else batch_size
+            self.targets = targets
+            self._length = source.seq_len if seq_len is None else seq_len
+            if whole_number("seq_len", self._length) < 1 or source.seq_len % self._length:
+                raise ArgumentError(f"seq_len must divide the stored {source.seq_len}, found {self._length}")
+            self._options: dict[str, Any] = {
+                "prefetch": prefetch,
+                "device": device,
+                "dtype": dtype,
+                "fields": fields,
+                "documents": documents,
+                "cu_seqlens_capacity": cu_seqlens_capacity,
+                "spans": spans,
+            }
+            self.skip = checked_skip(skip)
+            self.mask_documents = masked_numbers(mask_documents)
+            self._mask()
+            self.epoch = -1  # none yet
+            self.set_epoch(epoch)
+            self.set_batch_size(self.batch_size)
 
     def _mask(self) -> None:
         self.steps = StepReader(

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import numpy as np
 
@@ -277,7 +277,7 @@ class StoreHolder(Holder):
 
     def open_batches(self, opening: Opening) -> BatchReader:
         path = opening.path
-        index = opening.index or ShardIndex.load(path)
+        index = _index_of(opening)
         if isinstance(path, RemotePath) and not index.complete:
             raise IncompleteError(f"{path}: is still written: a store that grows is read on its own machine only")
         if opening.verify == "store":
@@ -293,7 +293,7 @@ class StoreHolder(Holder):
 
     def stream_index(self, opening: Opening) -> ShardIndex:
         path = opening.path
-        index = (opening.index or ShardIndex.load(path)).of_split(opening.split)
+        index = _index_of(opening).of_split(opening.split)
         folder = path if path.is_dir() else path.parent
         values = index.table.values
         if not all(values["complete"]):
@@ -301,6 +301,11 @@ class StoreHolder(Holder):
             raise IncompleteError(f"{folder / name}: its writer has not finished; make it again")
         require_files(folder, index)
         return index
+
+
+def _index_of(opening: Opening) -> ShardIndex:
+    """Return the index of a store, which `StoreHolder.find` has loaded."""
+    return cast(ShardIndex, opening.index)
 
 
 def _chosen(folder: Path, backend: str, found: dict[str, ShardIndex]) -> str:

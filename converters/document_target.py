@@ -114,6 +114,8 @@ def write_trainer_files(plan: TokensPlan, settings: Settings, workers: Workers) 
     counts = TokenCounts()
     for done in finished:
         counts.add(done.counts)
+    if not source.has_documents:
+        counts.documents = 0
     meta = tasks[0].meta
     max_token = max(done.max_token or 0 for done in finished)
     return Report(
@@ -145,6 +147,8 @@ def _left_behind(source: DocumentSource, row: TrainerFormat) -> str:
         lost.append("the metadata of documents")
     if source.spans_codec:
         lost.append("the spans of documents")
+    if source.left_out:
+        lost.append(source.left_out)
     is_marked = source.boundary_token_id is not None
     if source.has_documents and not is_marked and (row.needs_boundary or not row.holds_documents):
         lost.append("the ends of documents, which no token marks")

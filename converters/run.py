@@ -23,6 +23,7 @@ from zb_hdf5.converters.engines import (
     open_engine,
 )
 from zb_hdf5.converters.options import Settings, ShuffleOptions, Target, TextOptions
+from zb_hdf5.converters.record_source import RecordSource
 from zb_hdf5.converters.reports import DryRun, Report
 from zb_hdf5.converters.settings import refuse_replaced_sources, resolved
 from zb_hdf5.converters.shard_plan import ShardPlan
@@ -99,6 +100,8 @@ def _planned(stack: ExitStack, found: Any, settings: Settings) -> Plan:
     """Enter a source that keeps files while it is used, and plan its conversion."""
     source = cast("BatchSource | DocumentSource", stack.enter_context(found) if hasattr(found, "__enter__") else found)
     target = settings.target
+    if isinstance(source, BatchSource) and target.format in document_targets():
+        source = RecordSource(source)
     if isinstance(source, BatchSource) and target.is_stream:
         raise ArgumentError(f"{source.paths[0]}: expected documents for a stream, found batches")
     written = (target.path, partial_path(target.path), partial_path(scatter_path(target.path)))
@@ -125,8 +128,10 @@ def _workers_of(plan: Plan, settings: Settings) -> int:
     """Return the number of local processes that was asked for, or that a conversion is worth."""
     asked = settings.work.workers
     if isinstance(plan, TokensPlan):
+        is_small = 0 < (plan.source.num_tokens or 0) * plan.source.dtype.itemsize < SMALL_BYTES
+        wanted = 1 if is_small else default_workers()
         num_tasks = 1 if settings.target.is_one_file else len(plan.source.groups)
-        return max(1, min(asked or default_workers(), num_tasks))
+        return max(1, min(asked or wanted, num_tasks))
     if asked is not None:
         return asked
     source = plan.source
@@ -202,9 +207,9 @@ def convert(
         One path or several, of files, folders or stores, or the URL of a store; or an open `BatchSource` or
         `DocumentSource`.
     target
-        "hdf5", "batch" or "npy" for batches, "stream" for an HDF5 stream of documents, or "megatron" or "datatrove" for
-        documents in the files of another trainer; "auto": the format whose suffix the destination has, "hdf5" for a
-        folder.
+        "hdf5", "batch" or "npy" for batches, "stream" for an HDF5 stream of documents, or "megatron", "datatrove",
+        "bin", "llmc" or "olmo" for documents in the files of another trainer; "auto": the format whose suffix the
+        destination has, "hdf5" for a folder.
     destination
         One file if it ends in the suffix of the format, else a folder of shards, of this machine or in a bucket: such
         a store is written to `<its name>-<digest>.upload` in the current folder, uploaded with its index last, and

@@ -78,7 +78,8 @@ def _of_paths(paths: list[Path], conversion: Conversion) -> tuple[Settings, Call
     refuse_unused_options(paths[0], kind, conversion)
     conversion, like = _likened(conversion, {*kind.options_of(conversion.target)}, kind.choices)
     conversion = replace(conversion, source_format=name)
-    settings = _settings(paths, conversion, (*kind.options, *kind.rows), like, bool(kind.rows))
+    is_local = bool(kind.rows) or conversion.target in document_targets()
+    settings = _settings(paths, conversion, (*kind.options, *kind.rows), like, is_local)
     return settings, lambda: kind.open(paths, settings)
 
 

@@ -244,13 +244,15 @@ def target_names() -> tuple[str, ...]:
 def target_of(destination: Path) -> str:
     """Return the format that a destination names by its suffix; "hdf5" if it names none: a folder.
 
+    Formats of batches go first: `.npy` is an array with a header.
+
     Raises
     ------
     ArgumentError
-        If several formats have this suffix.
+        If several formats of other trainers have this suffix.
     """
     found = [name for name in target_names() if destination.suffix in _suffixes_of(name)]
-    if len(found) > 1:
+    if len(found) > 1 and found[0] not in FORMATS:
         raise ArgumentError(
             f"{destination}: {' and '.join(found)} files end in {destination.suffix}: pass target with one of them",
             options=["target"],

@@ -256,7 +256,7 @@ def completed(*words):
     (("convert", "tokens", "--to"), ["--tokenizer", "--tokens-only", "--to"]),
     (("convert", "tokens", "out", "--packing", "b"), ["best-fit"]),
     (("convert", "--from", "j"), ["jsonl"]),
-    (("convert", "tokens", "--to", "b"), ["batch"]),
+    (("convert", "tokens", "--to", "b"), ["batch", "bin"]),
     (("convert", "np"), ["file", "npy-to-batch", "npy-to-hdf5", "npy-to-stream"]),
     (("convert", ""), ["file"]),
     (("convert", "tokens", ""), ["file"]),

@@ -1,6 +1,7 @@
 """Files for other trainers: byte for byte those of their own libraries, in one file and in folders of shards."""
 
 import errno
+import gzip
 import json
 import os
 import shutil
@@ -14,10 +15,13 @@ from interrupted import Failing, Stops
 from peers.truth import LARGE_VOCAB, SMALL_VOCAB, documents, loss_mask
 from processes import killed_when
 
-from zb_hdf5 import HDF5ShardWriter, StoreMeta, convert, open_stream
+from zb_hdf5 import HDF5ShardWriter, StoreMeta, convert, open_reader, open_stream
 from zb_hdf5.converters import stream_source
+from zb_hdf5.converters.sources import target_of
+from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError, ExistsError, ZbError
 from zb_hdf5.formats import document_writer
+from zb_hdf5.trainers import bin as trainer_bin
 from zb_hdf5.trainers.megatron import MegatronWriter
 
 GOLDEN = Path(__file__).parents[1] / "data" / "trainers"
@@ -278,3 +282,117 @@ def test_a_writer_that_was_closed_takes_no_more(tmp_path):
         pass
     assert documents_in(tmp_path / "empty.bin") == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.bin", "empty.idx", "out.bin", "out.idx"]
+
+
+def ids_in(path, dtype, offset=0):
+    return np.fromfile(path, dtype, offset=offset).tolist()
+
+
+def test_ids_alone_are_written_for_nanogpt(streams, tmp_path):
+    source = GOLDEN / "bin" / "nanogpt" / "train.bin"
+    with pytest.raises(ConvertError, match="leaves behind the ends of documents, which no token marks"):
+        convert(streams / "small.h5", "bin", tmp_path / "out.bin")
+    convert(streams / "small.h5", "bin", tmp_path / "out.bin", tokens_only=True)
+    assert (tmp_path / "out.bin").read_bytes() == source.read_bytes()
+    convert(streams / "large.h5", "bin", tmp_path / "large.bin", tokens_only=True)
+    expected = np.concatenate(documents(LARGE_VOCAB)).tolist()
+    assert ids_in(tmp_path / "large.bin", "<u4") == expected
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["large.bin", "out.bin"]
+
+
+@pytest.mark.parametrize("golden", ["gpt2", "llama3"])
+def test_the_header_of_llmc(golden, tmp_path):
+    """A file that tells no documents apart has none to lose, and is cut where it is asked for."""
+    files = sorted((GOLDEN / "bin" / golden).glob("*.bin"))
+    convert(files, "llmc", tmp_path / "out", workers=1)
+    assert list(files_of(tmp_path / "out").values()) == [file.read_bytes() for file in files]
+    report = convert(files, "llmc", tmp_path / "cut", shards=5, workers=1)
+    assert len(report.shards) == 5
+    with open_stream(tmp_path / "cut") as stream, open_stream(files[0].parent) as whole:
+        np.testing.assert_array_equal(
+            stream.get_slice(0, stream.num_tokens), whole.get_slice(0, whole.num_tokens)
+        )  # fmt: skip
+    assert "documents" not in dict(report.lines())
+
+
+def test_a_file_of_llmc_has_as_many_ids_as_its_header_can_count(streams, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer_bin, "MAX_TOKENS", 19_343)
+    with pytest.raises(ConvertError, match=r"at most 19,343 ids, .* pass a larger number of shards"):
+        convert(streams / "small.h5", "llmc", tmp_path / "out.bin", tokens_only=True)
+    convert(streams / "small.h5", "llmc", tmp_path / "out", tokens_only=True, shards=2, workers=1)
+    assert len(files_of(tmp_path / "out")) == 2
+
+
+def olmo_source(path, vocab_size, boundary_token_id=-1):
+    """Write the documents of the golden files with the ids, sources and rows that they have there."""
+    found = documents(vocab_size)
+    names = [f'a "name", {number}'.encode() for number in range(len(found))]
+    rows = DocumentRows(["part,\n0.json.gz"], np.zeros(len(found), "u4"), np.arange(len(found), dtype="u8"), names)
+    with HDF5ShardWriter(
+        path, dtype="uint32", vocab_size=vocab_size, boundary_token_id=boundary_token_id
+    ) as writer:  # fmt: skip
+        writer.write_documents(np.concatenate(found), [len(each) for each in found], documents=rows)
+    return path
+
+
+@pytest.mark.parametrize(("golden", "vocab_size"), [("uint16", SMALL_VOCAB), ("uint32", LARGE_VOCAB)])
+def test_olmo(golden, vocab_size, tmp_path):
+    source = olmo_source(tmp_path / "in.h5", vocab_size)
+    with pytest.raises(ConvertError, match="leaves behind the ends of documents, which no token marks"):
+        convert(source, "olmo", tmp_path / "out.npy")
+    convert(source, "olmo", tmp_path / "ids.npy", tokens_only=True)
+    assert not (tmp_path / "ids.csv.gz").exists()
+    source = olmo_source(tmp_path / "ended.h5", vocab_size, boundary_token_id=0)
+    convert(source, "olmo", tmp_path / "out.npy")
+    expected = GOLDEN / "olmo" / golden / "part-0-00000.npy"
+    assert (tmp_path / "out.npy").read_bytes() == (tmp_path / "ids.npy").read_bytes() == expected.read_bytes()
+    rows = [gzip.decompress(each.with_suffix(".csv.gz").read_bytes()) for each in (expected, tmp_path / "out.npy")]
+    assert rows[0] == rows[1]
+    convert(source, "olmo", tmp_path / "again", workers=1)
+    part = tmp_path / "again" / "train-00000-of-00001.csv.gz"
+    assert part.read_bytes() == (tmp_path / "out.csv.gz").read_bytes()
+    with open_stream(tmp_path / "again", source_dtype=golden) as stream:
+        assert np.diff(stream.doc_offsets).tolist() == [len(each) for each in documents(vocab_size)]
+
+
+def test_the_suffix_of_a_destination_chooses_a_format_where_it_is_of_one(streams, tmp_path):
+    convert(streams / "small.h5", "auto", tmp_path / "out.ds")
+    assert len(documents_in(tmp_path / "out.ds")) == 60
+    with pytest.raises(ArgumentError, match=r"megatron and bin and llmc files end in \.bin"):
+        convert(streams / "small.h5", "auto", tmp_path / "out.bin")
+    assert target_of(tmp_path / "out.npy") == "npy"
+
+
+@pytest.mark.parametrize("target", ["megatron", "bin", "llmc"])
+def test_records_of_a_store_are_documents_of_other_trainers(target, tmp_path):
+    """Those of padding are none, in each split."""
+    ids = np.random.default_rng(3).integers(0, 900, (23, 8)).astype(np.uint16)
+    np.save(tmp_path / "in.npy", ids)
+    convert(tmp_path / "in.npy", "hdf5", tmp_path / "store", batch_size=4, shuffle=False, shards=2, remainder="pad")
+    report = convert(tmp_path / "store", target, tmp_path / "out", workers=1)
+    assert len(report.shards) == 2
+    parts = ["train-00000-of-00002.bin", "train-00001-of-00002.bin"]
+    if target == "megatron":
+        assert [row for part in parts for row in documents_in(tmp_path / "out" / part)] == ids.tolist()
+    offset = 1024 if target == "llmc" else 0
+    assert [each for part in parts for each in ids_in(tmp_path / "out" / part, "<u2", offset)] == ids.ravel().tolist()
+    assert "documents" not in report.to_json()
+    convert(tmp_path / "store", target, tmp_path / "one.bin")
+    assert ids_in(tmp_path / "one.bin", "<u2", offset) == ids.ravel().tolist()
+
+
+def test_the_places_of_documents_in_records_are_left_behind_if_asked_for(streams, tmp_path):
+    convert(streams / "loss.h5", "hdf5", tmp_path / "rows", seq_len=64, batch_size=2, packing="best-fit")
+    with pytest.raises(ConvertError, match="leaves behind the places of documents in the records"):
+        convert(tmp_path / "rows", "datatrove", tmp_path / "out.ds")
+    report = convert(tmp_path / "rows", "datatrove", tmp_path / "out.ds", tokens_only=True)
+    with open_reader(tmp_path / "rows") as reader:
+        tokens = np.concatenate([reader.read_batch(k).ravel() for k in range(reader.num_batches)])
+        mask = np.concatenate([reader.field("loss_mask").read_batch(k).ravel() for k in range(reader.num_batches)])
+    assert ids_in(tmp_path / "out.ds", "<u2") == tokens[: report.tokens_stored].tolist()
+    assert ids_in(tmp_path / "out.ds.loss", "u1") == mask[: report.tokens_stored].tolist()
+
+
+def test_a_bucket_takes_no_files_of_other_trainers(streams):
+    with pytest.raises(ZbError, match="s3"):
+        convert(streams / "small.h5", "megatron", "s3://bucket/out")

@@ -12,9 +12,11 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from zb_hdf5.errors import FormatError, IncompleteError
+from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
 from zb_hdf5.files.paths import regular
+from zb_hdf5.formats.document_writer import FlatWriter, small_dtype
 from zb_hdf5.formats.flat import FlatFormat, FlatTokens
+from zb_hdf5.spec import StoreMeta, TokenArray
 
 LLMC_HEADER_BYTES: Final = 256 * 4
 #: Magic number -> version and dtype of the ids.
@@ -68,3 +70,41 @@ class BinFiles(FlatFormat):
         if size != end:
             raise IncompleteError(f"{path}: expected {end:,} bytes for {num_tokens:,} ids, found {size:,}")
         return FlatTokens(path, num_tokens, dtype, LLMC_HEADER_BYTES)
+
+
+class BinWriter(FlatWriter):
+    """Writes the bytes of the ids alone, as nanoGPT does."""
+
+    backend: ClassVar = "bin"
+    suffix: ClassVar = ".bin"
+
+    @classmethod
+    def dtype_of(cls, meta: StoreMeta) -> np.dtype[Any]:
+        return small_dtype(meta)
+
+
+class LlmcWriter(FlatWriter):
+    """Writes a `.bin` with the header of llm.c, which tells the dtype and the number of the ids."""
+
+    backend: ClassVar = "llmc"
+    suffix: ClassVar = ".bin"
+    token_offset: ClassVar = LLMC_HEADER_BYTES
+
+    @classmethod
+    def dtype_of(cls, meta: StoreMeta) -> np.dtype[Any]:
+        return small_dtype(meta)
+
+    def _write_ids(self, tokens: TokenArray, start: int) -> None:
+        if self.token_count + len(tokens) > MAX_TOKENS:
+            raise ConvertError(
+                f"{self.path}: expected at most {MAX_TOKENS:,} ids, which a header of llm.c can count, found more: "
+                "pass a larger number of shards",
+                options=["shards"],
+            )
+        super()._write_ids(tokens, start)
+
+    def _complete(self) -> None:
+        header = np.zeros(LLMC_HEADER_BYTES // 4, "<i4")
+        magic, version = next((each, found[0]) for each, found in TOKEN_MAGICS.items() if found[1] == self.dtype)
+        header[:3] = magic, version, self.token_count
+        self._ids.write_at(0, header)

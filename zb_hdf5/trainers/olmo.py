@@ -9,24 +9,32 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import FormatError, IncompleteError
 from zb_hdf5.files.paths import regular
+from zb_hdf5.formats.document_writer import FlatWriter, small_dtype
 from zb_hdf5.formats.flat import FlatFormat, FlatTokens
+from zb_hdf5.spec import NO_BOUNDARY, StoreMeta
 
 OLMO_DOCUMENTS_SUFFIX: Final = ".csv.gz"
 #: Characters of a line of documents at most: a longer one is no line.
 MAX_LINE: Final = 1 << 20
+#: The level of compression of the documents.
+GZIP_LEVEL: Final = 6
+#: The window of zlib that makes it write a gzip file, whose header has no time.
+GZIP_WINDOW: Final = 31
 
 
 class OlmoFiles(FlatFormat):
@@ -112,3 +120,46 @@ def _rows(documents: Path) -> Iterator[tuple[int, int]]:
         raise FormatError(
             f"{documents}: expected the first id and the end of each document, found other values in row {number:,}"
         ) from error
+
+
+class OlmoWriter(FlatWriter):
+    """Writes headerless ids named `.npy`, and the `.csv.gz` of their documents if a boundary token ends each."""
+
+    backend: ClassVar = "olmo"
+    suffix: ClassVar = ".npy"
+
+    @classmethod
+    def dtype_of(cls, meta: StoreMeta) -> np.dtype[Any]:
+        return small_dtype(meta)
+
+    @classmethod
+    def files(cls, path: Path, meta: StoreMeta) -> list[Path]:
+        return [path] if meta.boundary_token_id == NO_BOUNDARY else [path, _documents_of(path)]
+
+    def _begin(self) -> None:
+        self._packer = None
+        if self._others:  # no name and no time: equal documents give equal bytes
+            self._packer = zlib.compressobj(level=GZIP_LEVEL, wbits=GZIP_WINDOW)
+
+    def _take_documents(
+        self,
+        lengths: npt.NDArray[np.int64],
+        fields: Mapping[str, npt.NDArray[Any]],
+        documents: DocumentRows,
+    ) -> None:
+        if self._packer is None or not len(lengths):
+            return
+        count = len(lengths)
+        ends = (self.token_count - int(lengths.sum()) + np.cumsum(lengths)).tolist()
+        starts = [ends[0] - int(lengths[0]), *ends[:-1]]
+        ids = [b""] * count if documents.ids is None else documents.ids
+        places = range(1, count + 1) if documents.rows is None else documents.rows.tolist()
+        source = documents.names[0] if documents.names else ""
+        text = io.StringIO()
+        texts = (each.decode("utf-8") for each in ids)
+        csv.writer(text).writerows(zip(starts, ends, texts, repeat(source), places, strict=False))
+        self._others[0].append(self._packer.compress(text.getvalue().encode("utf-8", "surrogateescape")))
+
+    def _complete(self) -> None:
+        if self._packer is not None:
+            self._others[0].append(self._packer.flush())

@@ -88,13 +88,26 @@ TRAINER_FORMATS: Final[dict[str, TrainerFormat]] = {
         holds_fields=("loss_mask",),
     ),
     "olmo": TrainerFormat(
-        "headerless .npy files of OLMo", (".npy",), flat="zb_hdf5.trainers.olmo:OlmoFiles", lacks_header=True
+        "headerless .npy files of OLMo",
+        (".npy",),
+        flat="zb_hdf5.trainers.olmo:OlmoFiles",
+        lacks_header=True,
+        writer="zb_hdf5.trainers.olmo:OlmoWriter",
+        needs_boundary=True,
+        holds_ids=True,
     ),
     "bin": TrainerFormat(
         ".bin files of llm.c or nanoGPT",
         (".bin",),
         flat="zb_hdf5.trainers.bin:BinFiles",
         lacks_header=True,
+        writer="zb_hdf5.trainers.bin:BinWriter",
+        holds_documents=False,
+    ),
+    "llmc": TrainerFormat(
+        ".bin files of llm.c, written with their header",
+        (".bin",),
+        writer="zb_hdf5.trainers.bin:LlmcWriter",
         holds_documents=False,
     ),
     "hf": TrainerFormat(

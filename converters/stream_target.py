@@ -201,7 +201,9 @@ def facts_of(encoded: Encoded) -> DocumentRows:
 def refused(encoded: Encoded, source: DocumentSource, error: ConvertError) -> ConvertError:
     """Return the error of documents that a writer has refused: it names the first token that cannot be stored."""
     message = _named_token(encoded, source)
-    return out_of_range(message, source.suspects) if message else ConvertError(f"{encoded.source}: {error}")
+    if message:
+        return out_of_range(message, source.suspects)
+    return ConvertError(f"{encoded.source}: {error}", options=error.options)
 
 
 def _named_token(encoded: Encoded, source: DocumentSource) -> str:

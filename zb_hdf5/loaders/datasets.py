@@ -19,6 +19,7 @@ from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.order import STEPS_AT_ONCE, TABLE_POSITIONS, Request, StepPlan
 from zb_hdf5.loaders.state import require_count, require_fields
 from zb_hdf5.loaders.steps import BatchT
+from zb_hdf5.loaders.stored_targets import StoredTargets, has_targets, values_of
 
 
 class SharedEpoch:
@@ -233,7 +234,8 @@ class RecordDataset(Dataset[dict[str, torch.Tensor]]):
     """All records of a store, in stored order, as `{"input_ids", "labels"}`: tensors of int64, shape (S,).
 
     For trainers that shuffle, batch and distribute by themselves, and whose models shift the labels. Labels are the
-    tokens; padding has -100, in stores that keep which columns are padding.
+    tokens, or the fields `labels` and `loss_mask` of the store; padding has -100, in stores that keep which columns are
+    padding.
 
     Parameters
     ----------
@@ -247,6 +249,7 @@ class RecordDataset(Dataset[dict[str, torch.Tensor]]):
     def __init__(self, reader: BatchReader, *, documents: bool = False) -> None:
         self._reader = reader
         self._documents = documents
+        self._targets = StoredTargets(reader) if has_targets(reader) else None
         if documents:
             reader.read_pieces(np.empty(0, np.int64))  # names what is missing
 
@@ -260,10 +263,11 @@ class RecordDataset(Dataset[dict[str, torch.Tensor]]):
         """Return several records, gathered at once."""
         records = np.asarray(indices, dtype=np.int64)
         records = np.where(records < 0, records + len(self), records)
-        stored = np.empty((len(records), self._reader.seq_len), self._reader.dtype)
-        self._reader.read_records_into(records, stored)
-        tokens = stored.astype(np.int64)
-        values = {"input_ids": tokens, "labels": tokens.copy()}
+        tokens = values_of(self._reader, records).astype(np.int64)
+        labels = tokens.copy()
+        if self._targets is not None:
+            labels = self._targets.labels_of(tokens, lambda name: values_of(self._reader.field(name), records))
+        values = {"input_ids": tokens, "labels": labels}
         if self._documents or self._reader.has_padding:
             pieces = self._reader.read_pieces(records)
             padding = pieces.is_padding

@@ -280,6 +280,8 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         mask = self._loss_mask
         if mask is not None and not self.targets:
             raise ArgumentError(f"loss_mask={mask!r} tells which targets count; pass targets=True too")
+        if self.collate == "pack" and "position_ids" in self._fields:
+            raise ArgumentError(f"{self.path}: collate='pack' gives position_ids of its own: leave the field out")
         columns = {name: self.store.field(name) for name in self._fields}
         if mask is None:
             return columns

@@ -357,6 +357,9 @@ class Loader(EpochLoader[BatchT]):
         True: yield `(x, y)`, the records without their last and without their first token: views of one tensor. Where
         it is stored which parts of the records are padding, y is -100 there, and with `documents` or `spans` also where
         the next token belongs to another document.
+        A store that has a field `labels` gives these as y: each of its own token, or of the token after it, whichever
+        the labels are, and -100 for a negative one. Where it has a field `loss_mask`, y is -100 for a value of 0: that
+        of the token that y is, or that of the labels.
     tokenizer
         As for `load_tokenizer`, or a tokenizer: refuse a store whose tokens another one has made.
     fields

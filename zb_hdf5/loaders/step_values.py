@@ -20,6 +20,7 @@ from zb_hdf5.documents.pieces import Pieces, spans_of_pieces
 from zb_hdf5.errors import ArgumentError, ZbError
 from zb_hdf5.formats.batch_reader import BatchReader, from_numpy, require_choice
 from zb_hdf5.loaders.order import STEPS_AT_ONCE, StoredRequest, requests_in
+from zb_hdf5.loaders.stored_targets import StoredTargets, has_targets
 
 if TYPE_CHECKING:
     import torch
@@ -111,6 +112,8 @@ class StepValues:
         The steps are dictionaries; else they are tokens, or pairs (x, y).
     needs_pieces
         The values follow from the pieces of the records.
+    has_targets
+        The targets follow from fields of the store.
     """
 
     def __init__(
@@ -138,16 +141,22 @@ class StepValues:
         if cu_seqlens_capacity is not None and "cu_seqlens" not in self._documents:
             raise ArgumentError("cu_seqlens_capacity needs documents=True, or 'cu_seqlens' in documents")
         values = DOCUMENT_VALUES | {"cu_seqlens": partial(views.cu_seqlens, capacity=cu_seqlens_capacity)}
+        self._stored_targets = StoredTargets(reader) if targets and has_targets(reader) else None
         self._values = [(name, values[name]) for name in self._documents if name in values]
         self._ends_documents = bool(self._documents or spans)
         self.as_dict = bool(fields) or self._ends_documents
         self.needs_pieces = self._ends_documents or bool(mask_documents) or (targets and reader.has_padding)
+        self.has_targets = self._stored_targets is not None
         self._require_stored()
 
     def _require_stored(self) -> None:
         """Raise `ArgumentError` or `BackendError` if the store has no such field, or no documents."""
         reader = self._reader
         for name in self._fields:
+            if name in self._documents:
+                raise ArgumentError(
+                    f"{reader.path}: {name} is asked for as a field, and of the documents: leave out one of them"
+                )
             reader.field(name)
         if (self._ends_documents or self._masked) and not reader.has_pieces:
             reader.read_pieces(np.empty(0, np.int64))  # its error names the thing that is missing
@@ -177,7 +186,7 @@ class StepValues:
         inputs = tokens if self._num_inputs == self._seq_len else tokens[:, : self._num_inputs]
         step: dict[str, Any] = {"tokens": inputs}
         if self._targets:
-            step["targets"] = as_tensor(self._targets_of(tokens.numpy(), pieces))
+            step["targets"] = as_tensor(self._targets_of(tokens.numpy(), pieces, request))
         if not self.as_dict:
             return tokens[:, :-1], step["targets"][:, : tokens.shape[1] - 1]
         for name in self._fields:
@@ -200,17 +209,25 @@ class StepValues:
             step["spans"] = spans
             step["span_index"] = from_numpy()(index)
 
-    def _targets_of(self, tokens: npt.NDArray[Any], pieces: Pieces | None) -> npt.NDArray[np.int64]:
+    def _targets_of(
+        self, tokens: npt.NDArray[Any], pieces: Pieces | None, request: StoredRequest
+    ) -> npt.NDArray[np.int64]:
         """Return the next token of each input, or -100: shape (rows, inputs)."""
         if pieces is not None and self._ends_documents:
             found = views.targets(tokens, pieces)
         else:
             found = views.next_tokens(tokens, pieces)
+        if self._stored_targets is not None:
+            self._stored_targets.put_into(found, partial(self._all_values, request=request, num_rows=len(found)))
         if pieces is not None and self._masked:
             views.ignore(found, pieces, np.isin(self._table.number_of(pieces.offsets), self._masked))
         return found[:, : self._num_inputs]
 
     def _field(self, name: str, request: StoredRequest, num_rows: int) -> npt.NDArray[Any]:
+        """Return the values of the inputs of a request."""
+        return self._all_values(name, request, num_rows)[:, : self._num_inputs]
+
+    def _all_values(self, name: str, request: StoredRequest, num_rows: int) -> npt.NDArray[Any]:
         """Return the values of the records of a request, and 0 in the rows after them."""
         values = self._reader.field(name)
         shape = value_shape(values)
@@ -221,7 +238,7 @@ class StepValues:
         else:
             out = np.zeros((num_rows, row_values), values.dtype)
             values.read_records_into(request, out[: len(request)])
-        return out.reshape(num_rows, self._seq_len, *shape)[:, : self._num_inputs]
+        return out.reshape(num_rows, self._seq_len, *shape)
 
     def pieces_of_request(self, request: StoredRequest) -> Pieces | None:
         """Return the pieces of a stored batch, or of records, if the values need them."""

@@ -28,6 +28,7 @@ from zb_hdf5.formats.batch_reader import BatchReader, from_numpy
 from zb_hdf5.loaders.ahead import Depth, depth_of, hint_ahead, read_to, require_prefetch
 from zb_hdf5.loaders.order import PaddedRecords, Request, StepPlan, StoredRequest, requests_in
 from zb_hdf5.loaders.step_values import REREAD_S, StepValues
+from zb_hdf5.loaders.stored_targets import has_targets
 from zb_hdf5.packages import require_package
 from zb_hdf5.spec import NO_CODEC, STREAM_LAYOUT
 
@@ -269,7 +270,7 @@ class StepReader:
         self._device = device
         self._values: StepValues | None = None  # the steps are tokens, or two views of them
         asked = (fields != (), documents is not False, cu_seqlens_capacity is not None, spans, mask_documents)
-        if any(asked) or (targets and reader.has_padding):
+        if any(asked) or (targets and (reader.has_padding or has_targets(reader))):
             values = StepValues(
                 reader,
                 seq_len,
@@ -280,7 +281,7 @@ class StepReader:
                 cu_seqlens_capacity=cu_seqlens_capacity,
                 spans=spans,
             )
-            if values.as_dict or values.needs_pieces:
+            if values.as_dict or values.needs_pieces or values.has_targets:
                 self._values = values
         self.as_dict = self._values is not None and self._values.as_dict
         self._splits = targets and self._values is None

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
+from zb_hdf5.field import LOSS_MASK
 from zb_hdf5.files.paths import regular
 from zb_hdf5.formats.document_writer import FlatWriter, small_dtype
 from zb_hdf5.formats.flat import FlatFormat, FlatTokens
@@ -26,8 +27,6 @@ from zb_hdf5.text.tokenizers import tokenizer_named
 #: Bytes of an id -> dtype.
 DTYPE_BY_BYTES: Final[dict[int, np.dtype[Any]]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 END_BYTES: Final = 8
-#: The field that becomes `.ds.loss`.
-LOSS_MASK: Final = "loss_mask"
 UNKNOWN_TOKENIZER: Final = "Unknown Tokenizer"
 UNIT_PREFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
 

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import re
 import shutil
 import struct
 from pathlib import Path
@@ -15,6 +17,7 @@ from packed import tokens_of
 
 from zb_hdf5 import DocumentLoader, Loader, convert, errors, open_reader, open_stream
 from zb_hdf5.commands.zb import zb
+from zb_hdf5.formats import npy
 from zb_hdf5.trainers.bin import LLMC_HEADER_BYTES
 
 GOLDEN = Path(__file__).parents[1] / "data" / "trainers"
@@ -229,3 +232,48 @@ def test_a_folder_of_other_files_is_refused_as_before(tmp_path):
     is_refused(errors.FormatError, lambda: open_reader(tmp_path), match=r"x\.bin: .* source_dtype='uint16'$")
     (tmp_path / "x.bin").rename(tmp_path / "x.dat")
     is_refused(errors.FormatError, lambda: open_reader(tmp_path), match="no shards.json")
+
+
+def test_mixed_dtypes_are_no_ids_of_one_tokenizer(tmp_path):
+    for number, (magic, version, dtype) in enumerate(
+        [(20240520, 1, "<u2"), (20240520, 1, "<u2"), (20240801, 7, "<u4")]
+    ):
+        write_llmc(tmp_path / f"{number}.bin", np.arange(100, dtype=dtype), magic, version)
+    is_refused(
+        errors.FormatError, lambda: open_stream(tmp_path), match=r"2\.bin: expected ids of uint16, as 0\.bin has"
+    )
+
+
+def test_the_ids_of_an_index_may_be_missing(copied):
+    folder = copied("megatron/uint16")
+    ids_file(folder).unlink()
+    is_refused(errors.IncompleteError, lambda: open_stream(index_of(folder)), match="found no file")
+    assert "found no file" in one_error(run_zb("info", index_of(folder)))
+
+
+def test_a_folder_is_opened_by_one_look_at_each_header(tmp_path, monkeypatch):
+    for number in range(200):
+        write_llmc(tmp_path / f"{number:03}.bin", np.arange(100, dtype="<u2"))
+    opened = []
+    real = os.open
+    monkeypatch.setattr(os, "open", lambda path, *rest, **more: opened.append(str(path)) or real(path, *rest, **more))
+    with open_reader(tmp_path, batch_size=2, seq_len=8) as reader:
+        assert reader.num_batches == 1250
+    headers = [path for path in opened if path.endswith(".bin")]
+    assert len(headers) <= 200 + 3  # the first one is recognised, and opened to be read
+
+
+@pytest.mark.parametrize("array", [
+    np.arange(10, dtype="u1"), np.arange(10, dtype=">i8"), np.zeros((3, 4), "<u2"), np.zeros((0, 4), "<u2"),
+    np.zeros(0, "<i4"), np.asfortranarray(np.zeros((3, 4), "<i2")), np.zeros((2, 3, 4), "<u4"), np.zeros((), "<u4"),
+    np.zeros(3, "f4"), np.zeros(3, "i2,i2"),
+])  # fmt: skip
+@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
+def test_a_plain_header_of_numpy_is_read_as_its_parser_does(array, version, tmp_path, monkeypatch):
+    path = tmp_path / "a.npy"
+    with open(path, "wb") as file:
+        np.lib.format.write_array(file, array, version)
+    found = npy.read_npy_header(path)
+    monkeypatch.setattr(npy, "PLAIN_HEADER", re.compile(b"never"))
+    assert npy.read_npy_header(path) == found
+    assert found[0] == array.shape

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple, Never, Self, TypedDict
+from typing import Any, ClassVar, Final, NamedTuple, Self, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, BackendError, ChecksumError, FormatError, IncompleteError, Remedy
+from zb_hdf5.errors import ArgumentError, BackendError, ChecksumError, IncompleteError, Remedy
 from zb_hdf5.files.checked import Crc32Rows
 from zb_hdf5.files.foreign_ids import ForeignIds
 from zb_hdf5.files.paths import Identity
@@ -221,9 +221,12 @@ class FlatFormat(ABC):
     ----------
     sign
         The content by which its files are recognised, for the message that a file is none of them; "": there is none.
+    mixes_dtypes
+        Whether the files of a folder may have ids of several dtypes.
     """
 
     sign: ClassVar[str]
+    mixes_dtypes: ClassVar[bool] = False
 
     def __init__(self, suffixes: tuple[str, ...], headerless: Headerless | None = None) -> None:
         self.suffixes = suffixes
@@ -232,33 +235,19 @@ class FlatFormat(ABC):
     def files(self, path: Path) -> list[Path]:
         """Return the files of the ids at a path, by name; none if the path holds none. Hidden ones are left out.
 
+        A folder is of the format if its first file is: one of another format is an error of `look`, so that none is
+        left out without a word.
+
         Parameters
         ----------
         path
             A file of the format, or a folder of such files.
-
-        Raises
-        ------
-        FormatError
-            If a folder has other files of that suffix too: one that is damaged would be left out without a word.
         """
         if not path.is_dir():
             is_named = self.headerless is not None or path.name.endswith(self.suffixes[0])
             return [path] if is_named and self.recognises(path) else []
-        named = [path / name for name in names_in(path, self.suffixes[0])]
-        found = [file for file in named if self.recognises(file)]
-        if found and len(found) < len(named):
-            self._refuse_other(next(file for file in named if file not in found), found[0])
-        return found
-
-    def _refuse_other(self, other: Path, known: Path) -> Never:
-        """Raise `FormatError` for a file that is not of this format, in the folder of one that is."""
-        kind = "another one"
-        if len(self.suffixes) > 1:
-            kind = f"another one, or no {self.suffixes[1]} file of its name"
-        raise FormatError(
-            f"{other}: expected the format of {known.name}, found {kind}; restore it, or move it to another folder"
-        )
+        names = names_in(path, self.suffixes[0])
+        return [path / name for name in names] if names and self.recognises(path / names[0]) else []
 
     @abstractmethod
     def recognises(self, path: Path) -> bool:

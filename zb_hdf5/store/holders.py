@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from zb_hdf5.files.paths import RemotePath, any_path, local_path, on_failure, re
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.formats.batch_reader import BatchReader, require_choice, require_options
 from zb_hdf5.formats.batch_writer import FieldDigest
-from zb_hdf5.formats.flat import HEADERLESS, FlatDigest, Headerless
+from zb_hdf5.formats.flat import HEADERLESS, FlatDigest, FlatTokens, Headerless
 from zb_hdf5.formats.registry import AXES, FORMATS, backend_in, no_known_file, require_datasets
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.spec import (
@@ -35,7 +36,7 @@ from zb_hdf5.store.digests import Digests, needs_no_digests
 from zb_hdf5.store.headerless import headerless_name
 from zb_hdf5.store.index import ShardIndex, find_index, require_files
 from zb_hdf5.store.lost_index import no_index
-from zb_hdf5.store.shard_table import ShardEntry
+from zb_hdf5.store.shard_table import ShardEntry, ShardTable
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.store_documents import StoreDocuments
 from zb_hdf5.store.window_reader import FLAT_DTYPE, WindowReader
@@ -83,6 +84,8 @@ class Opening:
         The tokens of a lone HDF5 file; None: of another format, or a store.
     headerless
         The ids of files without a header; None: of other files.
+    files
+        The files of a flat format that the look has found; (): they are still to be found.
     shape
         The shape of batches as it is asked for.
     access, verify, dataset, axes, split, digests
@@ -96,6 +99,7 @@ class Opening:
     index: ShardIndex | None = None
     column: Column | None = None
     headerless: Headerless | None = None
+    files: tuple[Path, ...] = ()
     shape: Shape = ANY_SHAPE
     access: str = "auto"
     verify: str = "auto"
@@ -344,18 +348,19 @@ class FlatHolder(Holder):
 
     def find(self, path: Path, backend: str, dataset: str | None) -> Opening | None:
         is_asked_for = backend == self.name and path.is_dir()
-        if not is_asked_for and not flat_files(self.name, path):
+        files = tuple(flat_files(self.name, path))
+        if not is_asked_for and not files:
             return None
         if backend not in ("auto", self.name):
             raise BackendError(f"{path}: asked for backend {backend!r}, found a {self.name!r} stream")
-        return Opening(path, self.name, STREAM_LAYOUT, self.name)
+        return Opening(path, self.name, STREAM_LAYOUT, self.name, files=files)
 
     def stream_index(self, opening: Opening) -> ShardIndex:
         """Return the index of the files. Ids become uint16 where that holds the dtypes of all, else uint32."""
         _require_no_split(opening, "none")
         headerless = opening.headerless
         flat = flat_format(self.name, headerless)
-        files = flat_files(self.name, opening.path, headerless)
+        files = opening.files or flat_files(self.name, opening.path, headerless)
         if flat is None or not files:
             suffix = TRAINER_FORMATS[self.name].suffixes[0]
             raise FormatError(f"{opening.path}: no {suffix} files of the format {self.name!r} in this folder")
@@ -363,27 +368,38 @@ class FlatHolder(Holder):
         digests: dict[str, FlatDigest] = {}
         if opening.digests is not None:
             digests = Digests.load(opening.digests).require_all(opening.path, self.name, found)
-        is_small = all(each.dtype.kind == "u" and each.dtype.itemsize <= 2 for each in found)
-        dtype = stored_dtype("uint16" if is_small else "uint32")
-        meta = StoreMeta(1, DEFAULT_CHUNK_TOKENS, dtype, layout=STREAM_LAYOUT)
-        entries = [
-            ShardEntry(
-                each.path.name,
-                self.name,
-                0,
-                -(-each.num_tokens // DEFAULT_CHUNK_TOKENS),
-                each.num_tokens,
-                NO_SHA256,
-                crc32=crc32_of(digests[each.path.name].rows()) if digests else NOT_KNOWN,
-                document_count=NOT_KNOWN if each.num_documents is None else each.num_documents,
+        dtypes = {each.dtype: each.path for each in reversed(found)}  # the first file of each
+        if len(dtypes) > 1 and not flat.mixes_dtypes:
+            (first, path), (other, odd), *_ = reversed(dtypes.items())
+            raise FormatError(
+                f"{odd}: expected ids of {first}, as {path.name} has them, found {other}: the ids of one tokenizer are "
+                "alike; move the others to another folder"
             )
-            for each in found
-        ]
-        dtypes = [each.dtype for each in found]
+        is_small = all(dtype.kind == "u" and dtype.itemsize <= 2 for dtype in dtypes)
+        stored = stored_dtype("uint16" if is_small else "uint32")
+        meta = StoreMeta(1, DEFAULT_CHUNK_TOKENS, stored, layout=STREAM_LAYOUT)
         source: dict[str, Any] = {FLAT_DTYPE: np.result_type(*dtypes).str}
         if headerless is not None:
             source[HEADERLESS] = headerless.names
-        return ShardIndex(meta, entries, source=source, digests=digests)
+        return ShardIndex(meta, _table_of(self.name, found, digests), source=source, digests=digests)
+
+
+def _table_of(name: str, found: list[FlatTokens], digests: Mapping[str, FlatDigest]) -> ShardTable:
+    """Return the table of flat files: an entry for each would take as long as its header."""
+    counts = np.array([each.num_tokens for each in found], np.int64)
+    names = [os.path.basename(each.path) for each in found]
+    return ShardTable.of_files(
+        names,
+        backend=name,
+        num_bytes=0,
+        num_batches=-(-counts // DEFAULT_CHUNK_TOKENS),
+        token_count=counts,
+        sha256=NO_SHA256,
+        crc32=[crc32_of(digests[each].rows()) for each in names] if digests else NOT_KNOWN,
+        document_count=[NOT_KNOWN if each.num_documents is None else each.num_documents for each in found],
+        split=DEFAULT_SPLIT,
+        complete=True,
+    )
 
 
 class FileHolder(Holder):

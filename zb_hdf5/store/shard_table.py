@@ -187,6 +187,26 @@ class ShardTable(Sequence[ShardEntry]):
         }
         return cls(values, columns, fields, optional)
 
+    @classmethod
+    def of_files(cls, paths: list[str], **facts: Any) -> Self:
+        """Return the table of files without an index, whose columns are not known.
+
+        Parameters
+        ----------
+        paths
+            Their paths, relative to the folder.
+        **facts
+            The other facts of an entry, by their names: an array of them, or the one value that all have.
+        """
+        values: dict[str, Any] = {}
+        for key, (name, kind) in INDEX_SHARD_KEYS.items():
+            value = paths if name == "path" else facts[name]
+            if kind is int:
+                values[key] = np.broadcast_to(np.asarray(value, np.int64), len(paths))
+            else:
+                values[key] = value if isinstance(value, list) else [value] * len(paths)
+        return cls(values, {})
+
     def __len__(self) -> int:
         return len(self.values["path"])
 

@@ -287,7 +287,7 @@ class Sharded(Tokens):
         unit = (start - self._starts[number]) // self.unit
         found = self._open_by_index(path, entry, unit, known)
         if found is None:
-            found = self._open_by_file(path, number, unit, known)
+            found = self._open_by_file(path, entry, number, unit, known)
         self.identities[number] = found.identity
         return found
 
@@ -343,9 +343,8 @@ class Sharded(Tokens):
                 ranges.close()
         return found
 
-    def _open_by_file(self, path: Path, number: int, unit: int, identity: Identity | None) -> Tokens:
+    def _open_by_file(self, path: Path, entry: ShardEntry, number: int, unit: int, identity: Identity | None) -> Tokens:
         """Open a shard by the facts of its file, and compare them with the index."""
-        entry = self.index.shards[number]
         flat = flat_format(entry.backend, Headerless.in_source(self.index.source))
         if flat is not None:
             digest = self.index.digests.get(entry.path)

@@ -131,8 +131,8 @@ class StreamDocuments(RecordDocuments):
     ----------
     path
         The stream: its file, its folder or its index.
-    paths
-        Its files.
+    folder
+        The folder that the paths of the index are relative to.
     index
         The index of its files.
     starts
@@ -150,7 +150,7 @@ class StreamDocuments(RecordDocuments):
     def __init__(
         self,
         path: Path,
-        paths: Sequence[Path],
+        folder: Path,
         index: ShardIndex,
         starts: Sequence[int],
         identities: Mapping[int, Identity],
@@ -159,7 +159,8 @@ class StreamDocuments(RecordDocuments):
         windows: Windows,
     ) -> None:
         self._path = path
-        self._paths = paths
+        self._folder = folder
+        self._names: Sequence[str] = index.table.values["path"]  # a path for each would take longer than a header
         self._index = index
         self._starts = starts
         self._identities = identities
@@ -184,8 +185,8 @@ class StreamDocuments(RecordDocuments):
             with finding(self):
                 if self._all is None:
                     with Readers(FAR_THREADS, "zb-edges") as readers:
-                        look = readers.map if isinstance(self._paths[0], RemotePath) else map
-                        rows = look(self._rows, range(len(self._paths)))
+                        look = readers.map if isinstance(self._folder, RemotePath) else map
+                        rows = look(self._rows, range(len(self._names)))
                         # sums, not views, which would keep the files mapped
                         ends = [each[1:] + np.uint64(start) for each, start in zip(rows, self._starts, strict=False)]
                     self._all = np.concatenate([np.zeros(1, np.uint64), *ends])
@@ -193,7 +194,7 @@ class StreamDocuments(RecordDocuments):
 
     def near(self, starts: npt.NDArray[np.int64], length: int) -> tuple[npt.NDArray[np.uint64], int]:
         """Return the part of `edges()` that windows need, by their first tokens, and where the last document ends."""
-        if self._all is not None or (self._keeps and len(self._paths) - len(self._files.known) <= FEW_FILES):
+        if self._all is not None or (self._keeps and len(self._names) - len(self._files.known) <= FEW_FILES):
             edges = self.edges()
             return edges, int(edges[-1])
         ordered = np.sort(starts)
@@ -202,8 +203,8 @@ class StreamDocuments(RecordDocuments):
         found: list[npt.NDArray[np.uint64]] = []
         done: dict[int, int] = {}  # rows of each file that were taken: what two runs need is there once
         for start, stop in zip(ordered[is_first].tolist(), stops.tolist(), strict=True):
-            first = bisect_right(self._starts, start, hi=len(self._paths)) - 1
-            last = bisect_left(self._starts, stop, hi=len(self._paths)) - 1
+            first = bisect_right(self._starts, start, hi=len(self._names)) - 1
+            last = bisect_left(self._starts, stop, hi=len(self._names)) - 1
             for here in range(first, last + 1):
                 rows = self._rows(here)
                 base = self._starts[here]
@@ -212,7 +213,7 @@ class StreamDocuments(RecordDocuments):
                 low = max(low - 1, done.get(here, 0))
                 found.append(rows[low:high] + np.uint64(base))
                 done[here] = max(low, high)
-        last = len(self._paths) - 1  # where no window reaches it, the end of all tokens will do
+        last = len(self._names) - 1  # where no window reaches it, the end of all tokens will do
         end = self._starts[last] + int(self._rows(last)[-1]) if last in done else self._starts[-1]
         return np.concatenate(found), end
 
@@ -235,7 +236,7 @@ class StreamDocuments(RecordDocuments):
         headerless = Headerless.in_source(self._index.source)
         flat = flat_format(self._index.table.values["backend"][number], headerless)
         if flat is not None:
-            found = flat.look(self._paths[number])
+            found = flat.look(self._folder / self._names[number])
             if found.num_tokens != num_tokens:
                 raise FormatError(
                     f"{found.path}: was replaced: expected {num_tokens:,} tokens, found {found.num_tokens:,}; open it "
@@ -247,7 +248,7 @@ class StreamDocuments(RecordDocuments):
                 digest.require_documents(found.path, offsets)
             return KnownOffsets(found.path, offsets)
         known = self._identities.get(number)
-        return DocumentOffsets(self._paths[number], num_tokens, known, self._verify, self._access)
+        return DocumentOffsets(self._folder / self._names[number], num_tokens, known, self._verify, self._access)
 
     def _open_table(self) -> DocumentTable:
         """Open the tables of the files; of one that has none, its offsets."""
@@ -266,4 +267,4 @@ class StreamDocuments(RecordDocuments):
             known.get(name, DocumentPart(name, 0, ""))._replace(split="", token_count=tokens, document_count=documents)
             for name, (tokens, documents) in zip(values["path"], counts, strict=True)
         )
-        return DocumentTable(self._paths[0].parent, parts, self._verify, self.open, self._access)
+        return DocumentTable((self._folder / self._names[0]).parent, parts, self._verify, self.open, self._access)

@@ -7,18 +7,22 @@ them. The `meta.pkl` beside them is never read.
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
-from zb_hdf5.files.paths import regular
+from zb_hdf5.files.paths import head_of
 from zb_hdf5.formats.document_writer import FlatWriter, small_dtype
 from zb_hdf5.formats.flat import FlatFormat, FlatTokens
 from zb_hdf5.spec import StoreMeta, TokenArray
 
 LLMC_HEADER_BYTES: Final = 256 * 4
+#: The first three of them: the magic number, the version and the number of ids.
+FACTS: Final = struct.Struct("<iii")
+MAGIC_BYTES: Final = 4
 #: Magic number -> version and dtype of the ids.
 TOKEN_MAGICS: Final[dict[int, tuple[int, np.dtype[Any]]]] = {
     20240520: (1, np.dtype("<u2")),
@@ -38,24 +42,25 @@ class BinFiles(FlatFormat):
     def recognises(self, path: Path) -> bool:
         if self.headerless is not None:
             return True
-        with open(path, "rb", opener=regular) as file:
-            magic = int.from_bytes(file.read(4), "little")
+        magic = int.from_bytes(head_of(path, MAGIC_BYTES)[0], "little")
         return magic in TOKEN_MAGICS or magic == EVALUATION_MAGIC
 
     def look(self, path: Path) -> FlatTokens:
         if self.headerless is not None:
             return self.look_without_header(path, self.headerless)
-        with open(path, "rb", opener=regular) as file:
-            head = np.frombuffer(file.read(12), "<i4")
-        if len(head) < 3:
-            raise IncompleteError(
-                f"{path}: expected a header of {LLMC_HEADER_BYTES} bytes, found {path.stat().st_size}"
-            )
-        magic, version, num_tokens = head.tolist()
+        head, size = head_of(path, FACTS.size)
+        magic = int.from_bytes(head[:MAGIC_BYTES], "little")
         if magic == EVALUATION_MAGIC:
             raise FormatError(f"{path}: expected tokens, found an evaluation file of llm.c")
+        if magic not in TOKEN_MAGICS:
+            raise FormatError(
+                f"{path}: expected {self.sign}, as other files have it, found {magic}; restore it, or move it to "
+                "another folder"
+            )
+        if len(head) < FACTS.size:
+            raise IncompleteError(f"{path}: expected a header of {LLMC_HEADER_BYTES} bytes, found {size}")
+        _, version, num_tokens = FACTS.unpack(head)
         known, dtype = TOKEN_MAGICS[magic]
-        size = path.stat().st_size
         if (size - LLMC_HEADER_BYTES) // dtype.itemsize > MAX_TOKENS:
             raise FormatError(
                 f"{path}: expected at most {MAX_TOKENS:,} ids, which a header of llm.c can count, found a file of "

@@ -7,6 +7,7 @@ loss mask of one byte for each id. Files have no magic: the bytes of an id follo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from glob import escape
 from pathlib import Path
@@ -27,6 +28,7 @@ from zb_hdf5.text.tokenizers import tokenizer_named
 #: Bytes of an id -> dtype.
 DTYPE_BY_BYTES: Final[dict[int, np.dtype[Any]]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 END_BYTES: Final = 8
+INDEX_SUFFIX: Final = ".index"
 UNKNOWN_TOKENIZER: Final = "Unknown Tokenizer"
 UNIT_PREFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
 
@@ -41,42 +43,41 @@ class Datatrove(FlatFormat):
         return path.name.endswith(self.suffixes[0])
 
     def look(self, path: Path) -> FlatTokens:
-        index = _index_of(path)
+        index = f"{path}{INDEX_SUFFIX}"
+        name = os.path.basename(index)
         try:
-            num_bytes = index.stat().st_size
+            fd = regular(index)
         except FileNotFoundError as error:
-            raise IncompleteError(f"{path}: expected the ends of documents in {index.name}, found no file") from error
+            raise IncompleteError(f"{path}: expected the ends of documents in {name}, found no file") from error
+        try:
+            num_bytes = os.fstat(fd).st_size
+            last = os.pread(fd, END_BYTES, num_bytes - END_BYTES) if num_bytes >= END_BYTES else b""
+        finally:
+            os.close(fd)
         num_documents, rest = divmod(num_bytes, END_BYTES)
         if rest:
             raise IncompleteError(f"{index}: expected {END_BYTES} bytes for each document, found {num_bytes:,} bytes")
-        num_tokens = 0
-        if num_documents:
-            with open(index, "rb", opener=regular) as file:
-                file.seek(-END_BYTES, 2)
-                num_tokens = int.from_bytes(file.read(END_BYTES), "little")
-        size = path.stat().st_size
+        num_tokens = int.from_bytes(last, "little")
+        size = os.stat(path).st_size
         for itemsize, dtype in DTYPE_BY_BYTES.items():
             if size == num_tokens * itemsize:
                 return FlatTokens(path, num_tokens, dtype, num_documents=num_documents)
         raise IncompleteError(
-            f"{path}: expected {num_tokens:,} ids of 2 or 4 bytes, as {index.name} has it, found {size:,} bytes: it "
-            "was cut short, or belongs to another index"
+            f"{path}: expected {num_tokens:,} ids of 2 or 4 bytes, as {name} has it, found {size:,} bytes: it was "
+            "cut short, or belongs to another index"
         )
 
     def beside(self, path: Path) -> list[Path]:
         return sorted(file for file in path.parent.glob(f"{escape(path.name)}.*") if file.is_file())
 
     def document_offsets(self, found: FlatTokens) -> npt.NDArray[np.uint64]:
-        index = _index_of(found.path)
-        ends = np.fromfile(index, "<u8")
+        index = f"{found.path}{INDEX_SUFFIX}"
+        with open(index, "rb", opener=regular) as file:
+            ends = np.fromfile(file, "<u8")
         offsets = np.concatenate([np.zeros(1, np.uint64), ends])
         if int(offsets[-1]) != found.num_tokens or (offsets[1:] < offsets[:-1]).any():
             raise FormatError(f"{index}: expected ends of documents that ascend to {found.num_tokens:,}, found others")
         return offsets
-
-
-def _index_of(path: Path) -> Path:
-    return path.with_name(f"{path.name}.index")
 
 
 class DatatroveWriter(FlatWriter):

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
-from zb_hdf5.files.paths import regular
+from zb_hdf5.files.paths import head_of, regular
 from zb_hdf5.formats.document_writer import FlatWriter, small_dtype
 from zb_hdf5.formats.flat import FlatFormat, FlatTokens
 from zb_hdf5.spec import StoreMeta
@@ -36,9 +36,11 @@ ID_DTYPES: Final[dict[int, np.dtype[Any]]] = {
     5: np.dtype("<i8"),
     8: np.dtype("<u2"),
 }
-#: Bytes of a sequence in `.idx`: its length and its offset.
-SEQUENCE_BYTES: Final = 12
-EDGE_BYTES: Final = 8
+#: The length of a sequence, and the edge of a document.
+LENGTH: Final = struct.Struct("<i")
+EDGE: Final = struct.Struct("<q")
+#: The offset of the last sequence, and the first edge, which follows it.
+OFFSET_AND_EDGE: Final = struct.Struct("<qq")
 #: Ids of a vocabulary of at most this size become uint16, as Megatron decides.
 SMALL_VOCAB_SIZE: Final = 65_499
 #: Ids of a sequence at most.
@@ -48,9 +50,10 @@ ROWS_AT_ONCE: Final = 1 << 20
 
 
 class _Index(NamedTuple):
-    """The header of an `.idx`, whose size fits it."""
+    """An open `.idx`, whose size fits its header."""
 
-    path: Path
+    fd: int
+    path: str
     dtype: np.dtype[Any]
     num_sequences: int
     num_edges: int
@@ -58,12 +61,43 @@ class _Index(NamedTuple):
     @property
     def offsets_at(self) -> int:
         """The first byte of the offsets of the sequences."""
-        return HEADER.size + 4 * self.num_sequences
+        return HEADER.size + LENGTH.size * self.num_sequences
 
     @property
     def edges_at(self) -> int:
         """The first byte of the edges of the documents."""
-        return HEADER.size + SEQUENCE_BYTES * self.num_sequences
+        return self.offsets_at + EDGE.size * self.num_sequences
+
+    @property
+    def name(self) -> str:
+        """Its name, for messages."""
+        return os.path.basename(self.path)
+
+    def end_of_ids(self) -> int:
+        """Return the byte of `.bin` at which the last sequence ends, from the ends of each table.
+
+        Raises
+        ------
+        FormatError
+            If that is nowhere, or the documents are not those of all sequences.
+        """
+        length = 0
+        if self.num_sequences:
+            (length,) = LENGTH.unpack(os.pread(self.fd, LENGTH.size, self.offsets_at - LENGTH.size))
+        offset, first = OFFSET_AND_EDGE.unpack(os.pread(self.fd, OFFSET_AND_EDGE.size, self.edges_at - EDGE.size))
+        (last,) = EDGE.unpack(os.pread(self.fd, EDGE.size, self.edges_at + (self.num_edges - 1) * EDGE.size))
+        if (first, last) != (0, self.num_sequences):
+            raise FormatError(
+                f"{self.path}: expected documents from sequence 0 to {self.num_sequences:,}, found {first:,} to "
+                f"{last:,}"
+            )
+        if not self.num_sequences:
+            return 0
+        if length < 0 or offset < 0:
+            raise FormatError(
+                f"{self.path}: expected the last sequence in its .bin, found {length:,} ids at byte {offset:,}"
+            )
+        return int(offset + length * self.dtype.itemsize)
 
 
 class Megatron(FlatFormat):
@@ -77,50 +111,33 @@ class Megatron(FlatFormat):
 
     def recognises(self, path: Path) -> bool:
         try:
-            with open(path.with_suffix(".idx"), "rb", opener=regular) as file:
-                return file.read(len(MAGIC)) == MAGIC
+            return head_of(_index_of(path), len(MAGIC))[0] == MAGIC
         except FileNotFoundError:
             return False
 
     def look(self, path: Path) -> FlatTokens:
-        index = _read_header(path.with_suffix(".idx"))
-        num_documents = index.num_edges - 1
-        end = 0
-        with open(index.path, "rb", opener=regular) as file:
-            if index.num_sequences:
-                file.seek(index.offsets_at - 4)
-                length = int.from_bytes(file.read(4), "little", signed=True)
-                file.seek(index.edges_at - 8)
-                offset = int.from_bytes(file.read(8), "little", signed=True)
-                end = offset + length * index.dtype.itemsize
-                if length < 0 or offset < 0:
-                    raise FormatError(
-                        f"{index.path}: expected the last sequence in {path.name}, found {length:,} ids at byte "
-                        f"{offset:,}"
-                    )
-            file.seek(index.edges_at)
-            first_edge = int.from_bytes(file.read(EDGE_BYTES), "little", signed=True)
-            file.seek(index.edges_at + num_documents * EDGE_BYTES)
-            last_edge = int.from_bytes(file.read(EDGE_BYTES), "little", signed=True)
-        if (first_edge, last_edge) != (0, index.num_sequences):
-            raise FormatError(
-                f"{index.path}: expected documents from sequence 0 to {index.num_sequences:,}, found {first_edge:,} to "
-                f"{last_edge:,}"
-            )
-        num_bytes = path.stat().st_size
+        index = _open_index(path)
+        try:
+            end = index.end_of_ids()
+        finally:
+            os.close(index.fd)
+        try:
+            num_bytes = os.stat(path).st_size
+        except FileNotFoundError as error:
+            raise IncompleteError(f"{path}: expected the ids of {index.name} in it, found no file") from error
         if num_bytes != end:
             raise IncompleteError(
-                f"{path}: expected {end:,} bytes, as {index.path.name} has it, found {num_bytes:,}: it was cut short, "
-                "or belongs to another index"
+                f"{path}: expected {end:,} bytes, as {index.name} has it, found {num_bytes:,}: it was cut short, or "
+                "belongs to another index"
             )
-        return FlatTokens(path, end // index.dtype.itemsize, index.dtype, num_documents=num_documents)
+        return FlatTokens(path, end // index.dtype.itemsize, index.dtype, num_documents=index.num_edges - 1)
 
     def beside(self, path: Path) -> list[Path]:
-        return [path.with_suffix(".idx")]
+        return [Path(_index_of(path))]
 
     def document_offsets(self, found: FlatTokens) -> npt.NDArray[np.uint64]:
-        index = _read_header(found.path.with_suffix(".idx"))
-        with open(index.path, "rb", opener=regular) as file:
+        index = _open_index(found.path)
+        with open(index.fd, "rb") as file:
             file.seek(HEADER.size)
             lengths = np.fromfile(file, "<i4", index.num_sequences)
             offsets = np.fromfile(file, "<i8", index.num_sequences)
@@ -136,10 +153,31 @@ class Megatron(FlatFormat):
         return starts
 
 
-def _read_header(path: Path) -> _Index:
-    """Return the header of an `.idx`. Raises as `FlatFormat.look`."""
-    with open(path, "rb", opener=regular) as file:
-        head = file.read(HEADER.size)
+def _index_of(path: Path) -> str:
+    """Return the path of the `.idx` beside a file of ids."""
+    return f"{str(path).removesuffix('.bin')}.idx"
+
+
+def _open_index(path: Path) -> _Index:
+    """Open the `.idx` of a file of ids, whose size fits its header. Raises as `FlatFormat.look`."""
+    name = _index_of(path)
+    try:
+        fd = regular(name)
+    except FileNotFoundError as error:
+        raise FormatError(
+            f"{path}: expected its documents beside it, as those of other files, found no .idx file of its name; "
+            "restore it, or move this one to another folder"
+        ) from error
+    try:
+        return _read_header(fd, name)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _read_header(fd: int, path: str) -> _Index:
+    num_bytes = os.fstat(fd).st_size
+    head = os.pread(fd, HEADER.size, 0)
     if len(head) < HEADER.size:
         raise IncompleteError(f"{path}: expected a header of {HEADER.size} bytes, found {len(head)}")
     magic, version, code, num_sequences, num_edges = HEADER.unpack(head)
@@ -151,9 +189,8 @@ def _read_header(path: Path) -> _Index:
         )
     if num_edges < 1:
         raise FormatError(f"{path}: expected the edges of its documents, found none")
-    index = _Index(path, ID_DTYPES[code], num_sequences, num_edges)
-    end = index.edges_at + num_edges * EDGE_BYTES
-    num_bytes = path.stat().st_size
+    index = _Index(fd, path, ID_DTYPES[code], num_sequences, num_edges)
+    end = index.edges_at + num_edges * EDGE.size
     if num_bytes == end + num_sequences and num_sequences:
         raise FormatError(f"{path}: has the mode of each sequence: multimodal data are not read")
     if num_bytes != end:

@@ -6,9 +6,11 @@ written as a target; and one row. The commands, the options and the messages fol
 
 from __future__ import annotations
 
+import os
+from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from zb_hdf5.errors import FormatError, Remedy
 from zb_hdf5.files.paths import RemotePath
@@ -157,8 +159,14 @@ def flat_format(name: str, headerless: Headerless | None = None) -> FlatFormat |
     row = TRAINER_FORMATS.get(name)
     if row is None or not row.flat:
         return None
-    found: FlatFormat = resolve_name(row.flat)(row.suffixes, headerless)
+    found: FlatFormat = _part_of(row.flat)(row.suffixes, headerless)
     return found
+
+
+@cache
+def _part_of(name: str) -> Any:
+    """Import a part of a format by its name, once: thousands of files are opened by it."""
+    return resolve_name(name)
 
 
 def document_writer(name: str) -> type[DocumentWriter]:
@@ -180,7 +188,7 @@ def _has_suffix(path: Path, suffixes: tuple[str, ...]) -> bool:
     if isinstance(path, RemotePath):
         return False
     if path.is_dir():
-        return any(each.name.endswith(suffixes) for each in path.iterdir())
+        return any(name.endswith(suffixes) for name in os.listdir(path))
     return path.name.endswith(suffixes)
 
 

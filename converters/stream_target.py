@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -178,11 +179,12 @@ def _write_stream(task: TokensTask, progress: OnProgress) -> Finished:
 def read_documents(task: TokensTask, counts: TokenCounts, progress: OnProgress) -> Iterator[Encoded]:
     """Yield the documents of a task, count them, and note how far they were read when the next ones are asked for."""
     done = 0
-    for encoded, read in task.route.read(task.source, task.num_threads, counts):
-        yield encoded
-        progress(read - done)
-        done = read
-        task.note.write_text(str(done))
+    with open(task.note, "wb", buffering=0) as note:
+        for encoded, read in task.route.read(task.source, task.num_threads, counts):
+            yield encoded
+            progress(read - done)
+            done = read
+            os.pwrite(note.fileno(), b"%020d" % done, 0)  # a file that is cut and written again waits for the disk
     progress(task.amount - done)
 
 

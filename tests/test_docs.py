@@ -41,6 +41,9 @@ def names_in(header):
     return [row[0] for row in rows_of("formats.md", header)]
 
 
+EXAMPLE = re.compile(r"```python\n(.*?)```", re.DOTALL)
+
+
 def blocks_of(text):
     return re.findall(r"^```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
@@ -253,6 +256,12 @@ FILES_OF_TRAINERS = {
     "datatrove/uint16/00000_unshuffled.ds": "tokens.ds",
     "datatrove/uint16/00000_unshuffled.ds.index": "tokens.ds.index",
     "datatrove/uint16/00000_unshuffled.ds.metadata": "tokens.ds.metadata",
+    "hf/saved": "saved",
+    "hf/records.parquet": "records.parquet",
+    "hf/corpus.parquet": "corpus.parquet",
+    "mds/ndarray": "mds",
+    "mds/bytes": "mds-bytes",
+    "litdata/tensor": "litdata",
 }
 
 
@@ -285,7 +294,7 @@ SLOW_PAGES = {"coming_from.md"}
     [
         pytest.param(name, marks=[pytest.mark.slow] if name in SLOW_PAGES else [])
         for name, text in TEXT.items()
-        if "```python" in text
+        if "```python" in text and name != "recipes.md"
     ],
 )
 def test_python_examples_run(page, tmp_path, monkeypatch, capsys):
@@ -327,6 +336,63 @@ def test_python_examples_run(page, tmp_path, monkeypatch, capsys):
     assert len(seen) == steps.get(page, 0)
 
 
+#: Heading on the page of recipes -> the library that it needs.
+RECIPES = {
+    "A plain loop with DDP": "torch",
+    "The Trainer of Hugging Face": "transformers",
+    "accelerate": "accelerate",
+    "Lightning": "lightning",
+    "StatefulDataLoader of torchdata": "torchdata",
+    "Context parallel: a slice of each row": "torch",
+}
+#: The names that a recipe takes from its reader; no recipe is to look for an MPI.
+OF_THE_READER = """import sys
+
+sys.modules["mpi4py"] = None
+import torch
+
+model = torch.nn.Sequential(torch.nn.Embedding(300, 8), torch.nn.Linear(8, 300))
+optimizer = torch.optim.SGD(model.parameters())
+step = print
+"""
+CAUSAL_LM = """
+from transformers import GPT2Config, GPT2LMHeadModel
+
+causal_lm = GPT2LMHeadModel(GPT2Config(vocab_size=300, n_positions=64, n_embd=8, n_layer=1, n_head=2))
+"""
+
+
+def recipes():
+    """Return heading -> the Python below it."""
+    _, *sections = re.split(r"^## ", TEXT["recipes.md"], flags=re.MULTILINE)
+    return {section.partition("\n")[0]: "".join(EXAMPLE.findall(section)) for section in sections}
+
+
+def test_every_recipe_runs_or_says_that_it_does_not():
+    found = recipes()
+    assert {name for name, code in found.items() if code} == RECIPES.keys()
+    for name in found.keys() - RECIPES.keys():
+        assert f"## {name}\n\nNot run: " in TEXT["recipes.md"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_runs(name, tmp_path):
+    pytest.importorskip(RECIPES[name])
+    with zb_hdf5.HDF5ShardWriter(tmp_path / "stream.h5", dtype="uint16") as writer:
+        for number in range(400):
+            writer.write_document(np.arange(number, number + 50) % 300)
+    shape = ["--batch-size", "8", "--seq-len", "64", "--packing", "best-fit", "--workers", "1", "--quiet"]
+    arguments = ["stream-to-hdf5", str(tmp_path / "stream.h5"), str(tmp_path / "train-h5"), *shape]
+    assert CliRunner().invoke(convert, arguments).exit_code == 0
+    (tmp_path / "recipe.py").write_text(OF_THE_READER + CAUSAL_LM * ("causal_lm" in recipes()[name]) + recipes()[name])
+    variables = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    variables |= {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-W", "ignore", "recipe.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("width", [128, 2048])
 def test_the_first_commands_convert_rows_of_any_length(width, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -349,7 +415,6 @@ def test_an_example_imports_public_names_only(path):
     assert {alias.name for node in imports for alias in node.names} <= set(zb_hdf5.__all__)
 
 
-EXAMPLE = re.compile(r"```python\n(.*?)```", re.DOTALL)
 #: The names that an example takes from its reader.
 GIVEN = """from collections.abc import Iterator
 from typing import Any
@@ -370,7 +435,7 @@ def documents() -> Iterator[npt.NDArray[np.uint16]]: raise NotImplementedError
 def examples():
     """Yield a module for each page: its examples follow each other, as a reader meets them."""
     for page, text in TEXT.items():
-        if found := EXAMPLE.findall(text):
+        if page != "recipes.md" and (found := EXAMPLE.findall(text)):  # those are of libraries with types of their own
             yield Path(page).stem.replace("-", "_"), "\n".join(found)
 
 

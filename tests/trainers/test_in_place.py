@@ -24,6 +24,7 @@ GOLDEN = Path(__file__).parents[1] / "data" / "trainers"
 #: Written by the trainers' own libraries: see .ci/peers.
 WRITTEN = [
     "megatron/uint16", "megatron/int32", "megatron/sentences", "datatrove/uint16", "datatrove/uint32",
+    "datatrove/loss",
 ]  # fmt: skip
 SHAPE = {"batch_size": 4, "seq_len": 64}
 
@@ -277,3 +278,50 @@ def test_a_plain_header_of_numpy_is_read_as_its_parser_does(array, version, tmp_
     monkeypatch.setattr(npy, "PLAIN_HEADER", re.compile(b"never"))
     assert npy.read_npy_header(path) == found
     assert found[0] == array.shape
+
+
+def mask_of(lengths):
+    """Return the loss mask that the golden files have: see `peers/truth.py`."""
+    return np.concatenate([np.arange(length) % 3 != 0 for length in lengths]).astype(np.uint8)
+
+
+def test_a_loss_mask_is_a_field(tmp_path):
+    golden = GOLDEN / "datatrove" / "loss"
+    expected = mask_of(json.loads((golden / "truth.json").read_text())["lengths"])
+    with open_stream(golden) as stream:
+        assert [field.name for field in stream.fields] == ["loss_mask"]
+        np.testing.assert_array_equal(stream.field("loss_mask").get_slice(0, stream.num_tokens), expected)
+        tokens = np.array(stream.get_slice(0, stream.num_tokens)).astype(np.int64)
+    for access in ("auto", "mmap", "pread"):
+        with Loader(golden, **SHAPE, access=access, fields=["loss_mask"], rank=0, world_size=1, seed=4) as loader:
+            for batch in loader:  # the values of a field are those of their ids
+                row = batch["tokens"][0].numpy()
+                start = next(k for k in range(0, len(tokens), 64) if np.array_equal(tokens[k : k + 64], row))
+                np.testing.assert_array_equal(batch["loss_mask"][0], expected[start : start + 64])
+    with Loader(golden, **SHAPE, shuffle="sequential", targets=True, rank=0, world_size=1) as loader:
+        y = torch.cat([y.reshape(-1) for _, y in loader]).numpy()
+    np.testing.assert_array_equal(y, np.where(expected == 1, tokens, -100)[1 : len(y) + 1])
+    assert report_of(zb, "info", golden)["fields"].keys() == {"loss_mask"}
+    convert(golden, "datatrove", tmp_path / "out", workers=1)  # and back: the same bytes
+    written = next((tmp_path / "out").glob("*.ds.loss"))
+    assert written.read_bytes() == next(golden.glob("*.ds.loss")).read_bytes()
+    convert(golden, "hdf5", tmp_path / "rows", seq_len=64, batch_size=4, packing="concat", shuffle=False, workers=1)
+    with open_reader(tmp_path / "rows") as reader:
+        np.testing.assert_array_equal(reader.field("loss_mask").read_batch(2).ravel(), expected[512:768])
+
+
+def test_a_loss_mask_of_other_ids_is_refused(copied):
+    folder = copied("datatrove/loss")
+    loss = next(folder.glob("*.loss"))
+    for name in ("1.ds", "1.ds.index"):  # a file without a mask beside one that has it
+        shutil.copy(folder / f"00000_unshuffled{name[1:]}", folder / name)
+    is_refused(errors.FormatError, lambda: open_stream(folder), match=r"1\.ds: expected loss_mask, as .* found none")
+    shutil.copy(loss, folder / "1.ds.loss")
+    with open_stream(folder) as stream:
+        assert stream.field("loss_mask").num_tokens == 2 * 19_344
+    with open_stream(folder) as stream:
+        loss.unlink()
+        is_refused(errors.FormatError, lambda: stream.field("loss_mask").get_slice(0, 9), match="was replaced")
+    loss.write_bytes(b"\1" * 19_343)
+    words = "loss: expected a byte for each of 19,344 ids, found 19,343 bytes"
+    is_refused(errors.IncompleteError, lambda: open_stream(folder), match=words)

@@ -17,12 +17,13 @@ from typing import Any, ClassVar, Final, NamedTuple, Self, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, BackendError, ChecksumError, IncompleteError, Remedy
+from zb_hdf5.errors import ArgumentError, BackendError, ChecksumError, FormatError, IncompleteError, Remedy
+from zb_hdf5.field import Field
 from zb_hdf5.files.checked import Crc32Rows
 from zb_hdf5.files.foreign_ids import ForeignIds
 from zb_hdf5.files.paths import Identity
 from zb_hdf5.files.ranges import Extents, Range, Run
-from zb_hdf5.files.tokens import Tokens, open_extents
+from zb_hdf5.files.tokens import FileTokens, Tokens, open_extents
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import StoreMeta
 
@@ -112,6 +113,8 @@ class FlatTokens(NamedTuple):
         The first byte of the first id.
     num_documents
         Documents whose ends are stored; None: none are, and the file counts as one document.
+    fields
+        The fields whose values are stored beside the ids, each in a file of its own.
     """
 
     path: Path
@@ -119,6 +122,7 @@ class FlatTokens(NamedTuple):
     dtype: np.dtype[Any]
     byte_offset: int = 0
     num_documents: int | None = None
+    fields: tuple[Field, ...] = ()
 
 
 class FlatDigest(NamedTuple):
@@ -269,6 +273,10 @@ class FlatFormat(ABC):
         """Return the other files that belong to a file of ids, and are there."""
         return []
 
+    def file_of_field(self, path: Path, name: str) -> Path:
+        """Return the file of the values of a field, which `look` has found: those of each id, one after the other."""
+        raise NotImplementedError
+
     def look_without_header(self, path: Path, headerless: Headerless) -> FlatTokens:
         """Return the facts of a file that has ids and nothing else, from its size. Raises as `look`."""
         dtype, skip_bytes = headerless
@@ -317,12 +325,30 @@ class FlatFormat(ABC):
         if access == "h5py":
             raise BackendError(f"{path}: access='h5py' needs an HDF5 file, found a {self.suffixes[0]} file")
         found = self.look(path)
-        num_bytes = found.num_tokens * found.dtype.itemsize
-        extents = Extents([Run(found.byte_offset, num_bytes, 1)] if num_bytes else [], num_bytes)
-        tokens = open_extents(path, extents, found.dtype, found.num_tokens, access, identity)
         if found.num_documents is not None:
             meta = replace(meta, document_count=found.num_documents)
+        if meta.field is not None:
+            return self._open_field(found, meta, access, identity)
+        tokens = _open_run(path, found.dtype, found.num_tokens, access, identity, found.byte_offset)
         return FlatReader(path, meta, tokens, digest)
+
+    def _open_field(self, found: FlatTokens, meta: StoreMeta, access: str, identity: Identity | None) -> FlatReader:
+        """Open the values of a field, of which no digests are made."""
+        field = meta.field
+        if field is None or field not in found.fields:
+            raise FormatError(f"{found.path}: was replaced: expected {meta.column} with it, found none; open it again")
+        path = self.file_of_field(found.path, field.name)
+        tokens = _open_run(path, field.dtype, found.num_tokens * field.size, access, identity)
+        return FlatReader(path, meta, tokens, None)
+
+
+def _open_run(
+    path: Path, dtype: np.dtype[Any], count: int, access: str, identity: Identity | None, byte_offset: int = 0
+) -> FileTokens:
+    """Open values that follow each other in a file."""
+    num_bytes = count * dtype.itemsize
+    extents = Extents([Run(byte_offset, num_bytes, 1)] if num_bytes else [], num_bytes)
+    return open_extents(path, extents, dtype, count, access, identity)
 
 
 def names_in(folder: Path, suffix: str) -> list[str]:

@@ -368,20 +368,33 @@ class FlatHolder(Holder):
         digests: dict[str, FlatDigest] = {}
         if opening.digests is not None:
             digests = Digests.load(opening.digests).require_all(opening.path, self.name, found)
-        dtypes = {each.dtype: each.path for each in reversed(found)}  # the first file of each
-        if len(dtypes) > 1 and not flat.mixes_dtypes:
-            (first, path), (other, odd), *_ = reversed(dtypes.items())
-            raise FormatError(
-                f"{odd}: expected ids of {first}, as {path.name} has them, found {other}: the ids of one tokenizer are "
-                "alike; move the others to another folder"
-            )
+        dtypes = {each.dtype for each in found}
+        _require_alike(found, mixes_dtypes=flat.mixes_dtypes)
         is_small = all(dtype.kind == "u" and dtype.itemsize <= 2 for dtype in dtypes)
         stored = stored_dtype("uint16" if is_small else "uint32")
-        meta = StoreMeta(1, DEFAULT_CHUNK_TOKENS, stored, layout=STREAM_LAYOUT)
+        meta = StoreMeta(1, DEFAULT_CHUNK_TOKENS, stored, layout=STREAM_LAYOUT, fields=found[0].fields)
         source: dict[str, Any] = {FLAT_DTYPE: np.result_type(*dtypes).str}
         if headerless is not None:
             source[HEADERLESS] = headerless.names
         return ShardIndex(meta, _table_of(self.name, found, digests), source=source, digests=digests)
+
+
+def _require_alike(found: list[FlatTokens], *, mixes_dtypes: bool) -> None:
+    """Raise `FormatError` if the files of a folder differ: one that is of another corpus would be read unseen."""
+    first = found[0]
+    for each in found:
+        if each.dtype != first.dtype and not mixes_dtypes:
+            raise FormatError(
+                f"{each.path}: expected ids of {first.dtype}, as {first.path.name} has them, found {each.dtype}: "
+                "the ids of one tokenizer are alike; move the others to another folder"
+            )
+        if each.fields != first.fields:
+            expected = " and ".join(field.name for field in first.fields) or "no field"
+            names = " and ".join(field.name for field in each.fields) or "none"
+            raise FormatError(
+                f"{each.path}: expected {expected}, as {first.path.name} has it, found {names}; restore what is "
+                "missing, or move the others to another folder"
+            )
 
 
 def _table_of(name: str, found: list[FlatTokens], digests: Mapping[str, FlatDigest]) -> ShardTable:
@@ -390,6 +403,7 @@ def _table_of(name: str, found: list[FlatTokens], digests: Mapping[str, FlatDige
     names = [os.path.basename(each.path) for each in found]
     return ShardTable.of_files(
         names,
+        [field.name for field in found[0].fields],
         backend=name,
         num_bytes=0,
         num_batches=-(-counts // DEFAULT_CHUNK_TOKENS),

@@ -188,13 +188,15 @@ class ShardTable(Sequence[ShardEntry]):
         return cls(values, columns, fields, optional)
 
     @classmethod
-    def of_files(cls, paths: list[str], **facts: Any) -> Self:
+    def of_files(cls, paths: list[str], fields: Iterable[str] = (), **facts: Any) -> Self:
         """Return the table of files without an index, whose columns are not known.
 
         Parameters
         ----------
         paths
             Their paths, relative to the folder.
+        fields
+            The names of their fields, which have no digests.
         **facts
             The other facts of an entry, by their names: an array of them, or the one value that all have.
         """
@@ -205,7 +207,8 @@ class ShardTable(Sequence[ShardEntry]):
                 values[key] = np.broadcast_to(np.asarray(value, np.int64), len(paths))
             else:
                 values[key] = value if isinstance(value, list) else [value] * len(paths)
-        return cls(values, {})
+        unknown = _arrays([FieldDigest()] * len(paths), INDEX_FIELD_KEYS)
+        return cls(values, {}, dict.fromkeys(fields, unknown))
 
     def __len__(self) -> int:
         return len(self.values["path"])

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
-from zb_hdf5.field import LOSS_MASK
+from zb_hdf5.field import LOSS_MASK, Field
 from zb_hdf5.files.paths import regular
 from zb_hdf5.formats.document_writer import FlatWriter, small_dtype
 from zb_hdf5.formats.flat import FlatFormat, FlatTokens
@@ -29,6 +29,9 @@ from zb_hdf5.text.tokenizers import tokenizer_named
 DTYPE_BY_BYTES: Final[dict[int, np.dtype[Any]]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 END_BYTES: Final = 8
 INDEX_SUFFIX: Final = ".index"
+LOSS_SUFFIX: Final = ".loss"
+#: The loss mask, as a field.
+LOSS_FIELD: Final = Field(LOSS_MASK, np.dtype("u1"))
 UNKNOWN_TOKENIZER: Final = "Unknown Tokenizer"
 UNIT_PREFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
 
@@ -61,11 +64,15 @@ class Datatrove(FlatFormat):
         size = os.stat(path).st_size
         for itemsize, dtype in DTYPE_BY_BYTES.items():
             if size == num_tokens * itemsize:
-                return FlatTokens(path, num_tokens, dtype, num_documents=num_documents)
+                fields = _fields_of(path, num_tokens)
+                return FlatTokens(path, num_tokens, dtype, num_documents=num_documents, fields=fields)
         raise IncompleteError(
             f"{path}: expected {num_tokens:,} ids of 2 or 4 bytes, as {name} has it, found {size:,} bytes: it was "
             "cut short, or belongs to another index"
         )
+
+    def file_of_field(self, path: Path, name: str) -> Path:
+        return path.with_name(f"{path.name}{LOSS_SUFFIX}")
 
     def beside(self, path: Path) -> list[Path]:
         return sorted(file for file in path.parent.glob(f"{escape(path.name)}.*") if file.is_file())
@@ -78,6 +85,18 @@ class Datatrove(FlatFormat):
         if int(offsets[-1]) != found.num_tokens or (offsets[1:] < offsets[:-1]).any():
             raise FormatError(f"{index}: expected ends of documents that ascend to {found.num_tokens:,}, found others")
         return offsets
+
+
+def _fields_of(path: Path, num_tokens: int) -> tuple[Field, ...]:
+    """Return the loss mask of a file, if it has one."""
+    loss = f"{path}{LOSS_SUFFIX}"
+    try:
+        num_bytes = os.stat(loss).st_size
+    except FileNotFoundError:
+        return ()
+    if num_bytes != num_tokens:
+        raise IncompleteError(f"{loss}: expected a byte for each of {num_tokens:,} ids, found {num_bytes:,} bytes")
+    return (LOSS_FIELD,)
 
 
 class DatatroveWriter(FlatWriter):

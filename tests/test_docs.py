@@ -19,6 +19,7 @@ from commandline import commands_of
 import zb_hdf5
 from zb_hdf5 import open_writer, spec
 from zb_hdf5.commands.zb import zb
+from zb_hdf5.converters.cli import convert_any
 from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.formats.native import BATCH_HEADER_FIELDS
 from zb_hdf5.formats.registry import backends
@@ -139,6 +140,28 @@ def test_every_command_line_is_a_command(page):
     lines = [line for block in blocks_of(TEXT[page]) for line in block.splitlines()]
     lines += re.findall(r"`([^`\n]+)`", outside_of_blocks(TEXT[page]))
     assert not [line for line in lines if re.match(r"zb( |$)", line) and not is_command(line)]
+
+
+def unknown_options(line):
+    """Return the options of a line that its command does not have."""
+    words = [word.rstrip(";") for word in shlex.split(line, comments=True)[1:]]
+    command = zb
+    while words and isinstance(command, click.Group):
+        named = command.get_command(click.Context(command), words[0])
+        if named is None:
+            break
+        command = named
+        words.pop(0)
+    if isinstance(command, click.Group):
+        command = convert_any
+    known = {name for param in command.get_params(click.Context(command)) for name in param.opts}
+    return [word for word in words if word.startswith("-") and word not in known]
+
+
+@pytest.mark.parametrize("page", TEXT)
+def test_every_option_in_a_block_is_one_of_its_command(page):
+    lines = [line for block in blocks_of(TEXT[page]) for line in block.splitlines() if line.startswith("zb ")]
+    assert not [(line, unknown) for line in lines if (unknown := unknown_options(line))]
 
 
 @pytest.mark.parametrize("name", ["demo", "test", "bench", "docs"])
@@ -334,6 +357,24 @@ def test_python_examples_run(page, tmp_path, monkeypatch, capsys):
     steps = {"README.md": 3 * len(tokens), "train.md": 3 * len(tokens) + 20}
     steps |= dict.fromkeys(("operate.md", "remote.md", "index.md"), len(tokens))
     assert len(seen) == steps.get(page, 0)
+
+
+def messages():
+    """Return the texts of the package, with `…` for each value in them."""
+    for path in (*(ROOT / "zb_hdf5").rglob("*.py"), *(ROOT / "converters").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_the_errors_are_messages_of_the_package():
+    documented = re.findall(r"^\*\*`(.+)`\*\*$", TEXT["errors.md"], re.MULTILINE)
+    assert len(documented) > 40
+    assert len(documented) == TEXT["errors.md"].count("**`")
+    known = set(messages())
+    assert not [text for text in documented if text not in known]
 
 
 #: Heading on the page of recipes -> the library that it needs.

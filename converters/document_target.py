@@ -16,9 +16,9 @@ from zb_hdf5.converters.batch_source import TokenCounts
 from zb_hdf5.converters.engines import OnProgress, Workers, no_progress
 from zb_hdf5.converters.journal import NOTHING_KEPT, Finished, Kept, digests_of, require_unchanged
 from zb_hdf5.converters.options import LossOptions, Settings
-from zb_hdf5.converters.reports import Report
+from zb_hdf5.converters.reports import FilesDryRun, Report
 from zb_hdf5.converters.routes import no_documents
-from zb_hdf5.converters.shard_plan import require_room
+from zb_hdf5.converters.shard_plan import free_room, require_room
 from zb_hdf5.converters.stream_target import TokensPlan, TokensTask, facts_of, read_documents, refused
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.publishing import PartialDirectory, partial_path, refuse_existing
@@ -100,13 +100,7 @@ def write_trainer_files(plan: TokensPlan, settings: Settings, workers: Workers) 
     start_s = time.monotonic()
     source = plan.source
     target = settings.target
-    row = TRAINER_FORMATS[target.format]
-    lost = _left_behind(source, row)
-    if lost and not settings.of(LossOptions).tokens_only:
-        raise ConvertError(
-            f"{source.paths[0]}: {row.noun} have no place for all of it: the conversion {lost}",
-            remedy=Remedy.TOKENS_ONLY,
-        )
+    lost = _require_place(source, settings)
     if target.is_one_file:
         tasks, finished, kept = _write_one(plan, settings, workers)
     else:
@@ -132,6 +126,44 @@ def write_trainer_files(plan: TokensPlan, settings: Settings, workers: Workers) 
         dtype=tasks[0].writer.dtype_of(tasks[0].written).name,
         lacks_vocab_size=_would_be_smaller(tasks[0], max_token),
     )
+
+
+def dry_run_of_files(plan: TokensPlan, settings: Settings, workers: Workers) -> FilesDryRun:
+    """Return the files that a conversion would write, and the space that they need."""
+    source = plan.source
+    target = settings.target
+    if source.num_tokens is None:
+        raise ArgumentError(f"{source.paths[0]}: the tokens of text are known when it is tokenized")
+    if not settings.work.force and (target.is_one_file or not settings.work.resume):
+        refuse_existing(target.path)
+    lost = _require_place(source, settings)
+    tasks = _tasks(plan, settings, workers)
+    itemsize = tasks[0].meta.dtype.itemsize
+    shares = [sum(group.num_bytes for group in route.groups) for route in plan.routes]
+    return FilesDryRun(
+        path=str(target.path),
+        num_tokens=source.num_tokens,
+        dtype=tasks[0].writer.dtype_of(tasks[0].written).name,
+        num_shards=len(tasks),
+        largest_shard_bytes=max(shares) // source.dtype.itemsize * itemsize,
+        total_bytes=source.num_tokens * itemsize,
+        inodes=sum(len(task.paths) for task in tasks) + (not target.is_one_file),
+        left_behind=lost,
+        workers=min(workers.engine.workers, len(tasks)),
+        free=free_room(target.path.absolute().parent),
+    )
+
+
+def _require_place(source: DocumentSource, settings: Settings) -> str:
+    """Return the words for all that is left behind; `ConvertError` if the conversion does not allow it."""
+    row = TRAINER_FORMATS[settings.target.format]
+    lost = _left_behind(source, row)
+    if lost and not settings.of(LossOptions).tokens_only:
+        raise ConvertError(
+            f"{source.paths[0]}: {row.noun} have no place for all of it: the conversion {lost}",
+            remedy=Remedy.TOKENS_ONLY,
+        )
+    return lost
 
 
 def _left_behind(source: DocumentSource, row: TrainerFormat) -> str:
@@ -167,12 +199,7 @@ def _would_be_smaller(task: FileTask, max_token: int) -> bool:
 def _write_one(plan: TokensPlan, settings: Settings, workers: Workers) -> tuple[list[FileTask], list[Finished], Kept]:
     """Write one file in this process."""
     target = settings.target
-    if len(plan.routes) > 1:
-        splits = dict.fromkeys(route.split for route in plan.routes)
-        raise ArgumentError(
-            f"{target.path}: is one file, and the source has the splits {', '.join(splits)}: name a folder"
-        )
-    task = _task(plan, 0, target.path, settings, workers)
+    [task] = _tasks(plan, settings, workers)
     if not task.overwrite:
         refuse_existing(target.path)
     _require_room(plan, [task], target.path.absolute().parent)
@@ -187,13 +214,27 @@ def _write_folder(
 ) -> tuple[list[FileTask], list[Finished], Kept]:
     """Fill a folder, with a journal, which is gone when the folder has its name."""
     target = settings.target
-    paths = [partial_path(target.path) / name for name in _shard_names(plan, target.format)]
-    tasks = [_task(plan, number, path, settings, workers) for number, path in enumerate(paths)]
+    tasks = _tasks(plan, settings, workers)
     with PartialDirectory(target.path, overwrite=settings.work.force, names=_names_like(tasks[0])) as folder:
         _require_room(plan, tasks, folder.partial_path)
         how = {"target": target.format, "dtype": tasks[0].meta.dtype.name}
         done = plan.complete(folder, dict(enumerate(tasks)), write_file, how, settings.work, workers)
     return tasks, done.finished, done.kept
+
+
+def _tasks(plan: TokensPlan, settings: Settings, workers: Workers) -> list[FileTask]:
+    """Return the task of each file."""
+    target = settings.target
+    if not target.is_one_file:
+        names = _shard_names(plan, target.format)
+        folder = partial_path(target.path)
+        return [_task(plan, number, folder / name, settings, workers) for number, name in enumerate(names)]
+    if len(plan.routes) > 1:
+        splits = dict.fromkeys(route.split for route in plan.routes)
+        raise ArgumentError(
+            f"{target.path}: is one file, and the source has the splits {', '.join(splits)}: name a folder"
+        )
+    return [_task(plan, 0, target.path, settings, workers)]
 
 
 def _task(plan: TokensPlan, number: int, path: Path, settings: Settings, workers: Workers) -> FileTask:

@@ -21,6 +21,8 @@ from zb_hdf5.spec import TokenArray, require_integers, stored_dtype
 
 #: Tokens in which boundary tokens are looked for at once; documents that end in them are written together.
 BLOCK_TOKENS: Final = 1 << 22
+#: Tokens of a part of a file whose documents are a group.
+PART_TOKENS: Final = 1 << 26
 #: Shape, Fortran order, dtype, and byte offset of the data.
 Header: TypeAlias = tuple[tuple[int, ...], bool, np.dtype[Any], int]
 
@@ -114,6 +116,14 @@ class NpySource(ArraySource):
         super().__init__([ArrayAt(path, kind.read_header(path)) for path in kind.expand(paths)], kind.name, **options)
 
 
+class _Part(NamedTuple):
+    """A part of a file: the documents that begin in it are a group."""
+
+    start: int
+    stop: int
+    row: int  # of the first document that begins in it, counted from 1
+
+
 class CutSource(DocumentSource):
     """1-D arrays, cut into documents at a boundary token, which is the last one of each, or the first one.
 
@@ -148,8 +158,13 @@ class CutSource(DocumentSource):
             self._files.append(ArrayAt(path, header))
         is_auto = options.dtype == "auto"
         self.dtype = stored_dtype(fitting_dtype(self._files, self.vocab_size) if is_auto else options.dtype)
-        sizes = [file.num_tokens * file.dtype.itemsize for file in self._files]
-        self.groups = [DocumentGroup(number, 0, size, size) for number, size in enumerate(sizes)]
+        self._parts = [self._parts_of(number) for number in range(len(self._files))]
+        self.groups = [
+            DocumentGroup(number, group, size, size)
+            for number, parts in enumerate(self._parts)
+            for group, part in enumerate(parts)
+            for size in [(part.stop - part.start) * self._files[number].dtype.itemsize]
+        ]
         self.description = {
             "format": kind.name,
             "files": [str(path) for path in self.paths],
@@ -158,12 +173,35 @@ class CutSource(DocumentSource):
         }
         self.identity: dict[str, Any] = {"dtype": self.dtype.name, "vocab_size": self.vocab_size}
 
+    def _parts_of(self, number: int) -> list[_Part]:
+        """Cut a file into groups. A large one is read for it: documents are known by their rows in the file."""
+        num_tokens = self._files[number].num_tokens
+        parts: list[_Part] = []
+        row = 1
+        for start in range(0, max(1, num_tokens), PART_TOKENS):
+            parts.append(_Part(start, min(start + PART_TOKENS, num_tokens), row))
+            if parts[-1].stop < num_tokens:
+                row += sum(map(len, self._starts(number, start, parts[-1].stop)))
+        return parts
+
+    def _starts(self, number: int, start: int, stop: int) -> Iterator[npt.NDArray[np.int64]]:
+        """Yield the first tokens of the documents that begin in a part of a file, those of a block at once."""
+        tokens = self._files[number].map()
+        shift = int(self._boundary == "after")
+        for block in range(start, stop, BLOCK_TOKENS):
+            first = max(block, 1)  # token 0 begins a document, whatever it is
+            end = min(block + BLOCK_TOKENS, stop)
+            found = np.flatnonzero(tokens[first - shift : end - shift] == self.boundary_token_id) + first
+            yield found if block else np.concatenate([[0], found])
+
     def read(self, group: DocumentGroup, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
         file = self._files[group.file_number]
+        part = self._parts[group.file_number][group.number]
         tokens = file.map()
-        first = 1
-        for start, lengths in _cut(tokens, self.boundary_token_id, self._boundary):
-            stop = start + int(lengths.sum())
+        first = part.row
+        for edges in self._edges(group.file_number, part):
+            start, stop = int(edges[0]), int(edges[-1])
+            lengths = np.diff(edges)
             rows = np.arange(first, first + len(lengths), dtype=np.uint64)
             first += len(lengths)
             chosen = tokens[start:stop]
@@ -172,21 +210,20 @@ class CutSource(DocumentSource):
                 chosen = chosen[np.repeat(wanted, lengths)]
                 lengths = lengths[wanted]
                 rows = rows[wanted]
-            yield Encoded(chosen, lengths, str(file.path), rows, read=stop * file.dtype.itemsize)
+            yield Encoded(chosen, lengths, str(file.path), rows, read=(stop - part.start) * file.dtype.itemsize)
 
-
-def _cut(tokens: TokenArray, boundary_token_id: int, boundary: str) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-    """Yield the documents of a stream, many at a time: the offset of the first one, and their lengths."""
-    start = 0
-    for block in range(0, len(tokens), BLOCK_TOKENS):
-        found = np.flatnonzero(tokens[block : block + BLOCK_TOKENS] == boundary_token_id) + block
-        edges = found if boundary == "before" else found + 1
-        edges = edges[edges > start]
-        if len(edges):
-            yield start, np.diff(edges, prepend=start)
-            start = int(edges[-1])
-    if start < len(tokens):
-        yield start, np.array([len(tokens) - start])
+    def _edges(self, number: int, part: _Part) -> Iterator[npt.NDArray[np.int64]]:
+        """Yield the starts of documents that begin in a part and end in one block, and the end of the last of them."""
+        begun = np.empty(0, np.int64)
+        for starts in self._starts(number, part.start, part.stop):
+            edges = np.concatenate([begun, starts])
+            if len(edges) > 1:
+                yield edges
+            begun = edges[-1:]
+        if len(begun):
+            num_tokens = self._files[number].num_tokens
+            later = (int(starts[0]) for starts in self._starts(number, part.stop, num_tokens) if len(starts))
+            yield np.append(begun, next(later, num_tokens))
 
 
 def open_arrays(paths: list[Path], settings: Settings, kind: ArrayKind = NPY) -> NpySource:

@@ -333,3 +333,52 @@ class DryRun:
             ("inodes", f"{self.inodes:,} of {free_inodes} that are free"),
             ("workers", f"{self.workers}, at most {format_bytes(self.memory_bytes)} of memory together"),
         ]
+
+
+@dataclass(frozen=True)
+class FilesDryRun:
+    """The report of a conversion to files of another trainer that would be done.
+
+    Attributes
+    ----------
+    path
+        The result.
+    num_tokens, dtype
+        The ids, and their dtype in the files.
+    num_shards, largest_shard_bytes, total_bytes, inodes
+        The files: bytes of ids alone, about.
+    left_behind
+        The words for all that the documents have and the files do not hold; "": they hold everything.
+    workers
+        The processes that would write.
+    free
+        The bytes and inodes that are free; None where the file system does not count inodes.
+    """
+
+    path: str
+    num_tokens: int
+    dtype: str
+    num_shards: int
+    largest_shard_bytes: int
+    total_bytes: int
+    inodes: int
+    left_behind: str
+    workers: int
+    free: dict[str, int | None]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report for programs."""
+        return asdict(self)
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Return the report for people."""
+        free_inodes = "an uncounted number" if self.free["inodes"] is None else f"{self.free['inodes']:,}"
+        return [
+            ("would write", self.path),
+            ("tokens", f"{self.num_tokens:,} of {self.dtype}"),
+            ("shards", f"{self.num_shards:,}, the largest {format_bytes(self.largest_shard_bytes)}"),
+            ("disk", f"{format_bytes(self.total_bytes)} of {format_bytes(self.free['bytes'] or 0)} that are free"),
+            *([("note", self.left_behind)] if self.left_behind else []),
+            ("inodes", f"{self.inodes:,} of {free_inodes} that are free"),
+            ("workers", f"{self.workers}"),
+        ]

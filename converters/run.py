@@ -13,7 +13,7 @@ from zb_hdf5.console import Progress
 from zb_hdf5.converters.batch_source import NOTE, BatchSource
 from zb_hdf5.converters.batch_target import dry_run, shard_plan_of, write_batches
 from zb_hdf5.converters.conversion import Conversion, refuse_unknown
-from zb_hdf5.converters.document_target import write_trainer_files
+from zb_hdf5.converters.document_target import dry_run_of_files, write_trainer_files
 from zb_hdf5.converters.engines import (
     Engine,
     ProgressCalls,
@@ -24,7 +24,7 @@ from zb_hdf5.converters.engines import (
 )
 from zb_hdf5.converters.options import Settings, ShuffleOptions, Target, TextOptions
 from zb_hdf5.converters.record_source import RecordSource
-from zb_hdf5.converters.reports import DryRun, Report
+from zb_hdf5.converters.reports import DryRun, FilesDryRun, Report
 from zb_hdf5.converters.settings import refuse_replaced_sources, resolved
 from zb_hdf5.converters.shard_plan import ShardPlan
 from zb_hdf5.converters.shuffle import scatter_path
@@ -56,7 +56,7 @@ def run(conversion: Conversion, shown: Progress | None = None) -> Report | None:
     return _with_plan(conversion, shown or ProgressCalls(conversion.progress), _write)
 
 
-def plan(conversion: Conversion) -> DryRun | None:
+def plan(conversion: Conversion) -> DryRun | FilesDryRun | None:
     """Return the shards that a conversion to batches would write, and the space that they need."""
     return _with_plan(conversion, ProgressCalls(), _describe)
 
@@ -68,7 +68,9 @@ def _write(plan: Plan, settings: Settings, workers: Workers) -> Report:
     return write_batches(plan, settings, workers)
 
 
-def _describe(plan: Plan, settings: Settings, workers: Workers) -> DryRun:
+def _describe(plan: Plan, settings: Settings, workers: Workers) -> DryRun | FilesDryRun:
+    if isinstance(plan, TokensPlan) and settings.target.format in document_targets():
+        return dry_run_of_files(plan, settings, workers)
     if isinstance(plan, TokensPlan):
         raise ArgumentError(f"{plan.source.paths[0]}: rows of documents are known when their tokens are")
     return dry_run(plan, settings, workers)

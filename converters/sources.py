@@ -352,7 +352,9 @@ def _is_kept(name: str, conversion: Conversion) -> bool:
     is_in_place = name == STREAM or (row is not None and bool(row.flat))
     if name == "npy":  # to a stream, and with a boundary token, it is cut into documents
         return conversion.target in document_targets() and conversion.boundary_token_id is None
-    return is_in_place and (conversion.is_stream or conversion.boundary_token_id is not None)
+    several = isinstance(conversion.source, list | tuple) and len(conversion.source) > 1
+    has_more = (several or bool(conversion.val_fraction)) and (row is None or row.holds_documents)
+    return is_in_place and (conversion.is_stream or conversion.boundary_token_id is not None or has_more)
 
 
 def _found(path: Path, conversion: Conversion) -> str:

@@ -232,15 +232,17 @@ def save(folder, *streams, dtype="u2"):
     st.lists(st.lists(st.integers(0, END), max_size=40), min_size=1, max_size=3).filter(any),
     st.sampled_from(["after", "before"]),
     st.integers(1, 7),
+    st.integers(1, 30),
 )
-def test_documents_are_those_of_a_cut_token_by_token(tmp_path_factory, streams, boundary, block):
+def test_documents_are_those_of_a_cut_token_by_token(tmp_path_factory, streams, boundary, block, part):
     folder = tmp_path_factory.mktemp("npy")
     source = save(folder / "tokens", *streams)
-    before, npy_source.BLOCK_TOKENS = npy_source.BLOCK_TOKENS, block  # documents straddle blocks
+    before = npy_source.BLOCK_TOKENS, npy_source.PART_TOKENS
+    npy_source.BLOCK_TOKENS, npy_source.PART_TOKENS = block, part  # documents straddle blocks and parts
     try:
         report = convert([source], "stream", folder / "stream", boundary_token_id=END, boundary=boundary, workers=1)
     finally:
-        npy_source.BLOCK_TOKENS = before
+        npy_source.BLOCK_TOKENS, npy_source.PART_TOKENS = before
     expected = [(number, document) for number, tokens in enumerate(streams) for document in reference(tokens, boundary)]
     assert report.counts.documents == len(expected)
     with MmapTokenStore(folder / "stream") as store:
@@ -253,6 +255,21 @@ def test_documents_are_those_of_a_cut_token_by_token(tmp_path_factory, streams, 
         counts[number] += 1
         assert place.row == counts[number]
     assert not [each.problem for each in verify_store(folder / "stream") if each.problem]
+
+
+def test_a_large_file_is_cut_into_parts_for_many_shards(tmp_path, monkeypatch):
+    tokens = np.random.default_rng(2).integers(0, END + 1, 2000)
+    source = save(tmp_path / "tokens", tokens)
+    convert([source], "stream", tmp_path / "one", boundary_token_id=END, workers=1)
+    monkeypatch.setattr(npy_source, "PART_TOKENS", 100)
+    report = convert([source], "stream", tmp_path / "many", boundary_token_id=END, shards=6, workers=1)
+    assert len(report.shards) == 6
+    facts = []
+    for name in ("one", "many"):
+        with MmapTokenStore(tmp_path / name) as store:
+            documents = [store.documents.document(k) for k in range(store.document_count)]
+            facts.append((store.get_slice(0, 2000).tolist(), documents))
+    assert facts[0] == facts[1]
 
 
 def test_packed_batches_know_their_documents(tmp_path):

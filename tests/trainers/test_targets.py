@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commandline import run_zb
 from contract import is_refused
 from damage import flip
 from interrupted import Failing, Stops
@@ -17,6 +18,8 @@ from processes import killed_when
 
 from zb_hdf5 import HDF5ShardWriter, StoreMeta, convert, open_reader, open_stream
 from zb_hdf5.converters import stream_source
+from zb_hdf5.converters.conversion import Conversion
+from zb_hdf5.converters.run import plan
 from zb_hdf5.converters.sources import target_of
 from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError, ExistsError, ZbError
@@ -396,3 +399,30 @@ def test_the_places_of_documents_in_records_are_left_behind_if_asked_for(streams
 def test_a_bucket_takes_no_files_of_other_trainers(streams):
     with pytest.raises(ZbError, match="s3"):
         convert(streams / "small.h5", "megatron", "s3://bucket/out")
+
+
+def test_a_dry_run_names_the_files_and_the_space(streams, tmp_path):
+    how = {"source": streams / "large.h5", "target": "megatron", "destination": tmp_path / "out", "shards": 3}
+    facts = plan(Conversion(**how, val_fraction=0.2)).to_json()
+    assert (facts["num_tokens"], facts["dtype"], facts["num_shards"]) == (19_344, "int32", 4)
+    assert (facts["total_bytes"], facts["inodes"]) == (19_344 * 4, 9)
+    assert not [*tmp_path.iterdir()]
+    done = run_zb("convert", streams / "large.h5", tmp_path / "out", "--to", "megatron", "--dry-run", code=0)
+    assert "19,344 of int32" in done.output
+    (tmp_path / "a.jsonl").write_text('{"text": "one document"}\n')
+    with pytest.raises(ArgumentError, match="the tokens of text are known when it is tokenized"):
+        plan(Conversion(tmp_path / "a.jsonl", "megatron", tmp_path / "out", tokenizer="byte"))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ExistsError):
+        plan(Conversion(**how))
+
+
+def test_several_files_and_held_out_documents_become_rows(tmp_path):
+    for number, name in enumerate(("uint16", "sentences")):
+        for file in (GOLDEN / "megatron" / name).glob("corpus*"):
+            shutil.copy(file, tmp_path / f"{number}{file.suffix}")
+    how = {"seq_len": 64, "batch_size": 4, "packing": "best-fit", "workers": 1}
+    report = convert([tmp_path / "0.bin", tmp_path / "1.bin"], "hdf5", tmp_path / "rows", **how, val_fraction=0.2)
+    assert report.counts.documents == 120
+    assert {*report.batches_of_split} == {"train", "val"}
+    assert report.counts.tokens_in == 2 * 19_344

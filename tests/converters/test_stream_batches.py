@@ -316,6 +316,7 @@ def test_other_sources_are_refused(tmp_path, stream):
         assert message in re.sub(r"\s+", " ", done.output)
     with pytest.raises(ArgumentError, match="packing belongs to stream"):
         convert(tmp_path / "x.npy", "hdf5", tmp_path / "out", packing="pad")
-    is_refused(ArgumentError, lambda: convert(stream, "hdf5", tmp_path / "out", vocab_size=9), match="vocab_size")
+    small = {"batch_size": 2, "seq_len": 8, "workers": 1, "vocab_size": 9}
+    is_refused(ConvertError, lambda: convert(stream, "hdf5", tmp_path / "out", **small), match=r"token ids in 0\.\.8")
     is_refused(ConvertError, lambda: pack(stream, stream, shard_size=None), match="is or holds the source")
     is_refused(ConvertError, lambda: pack(stream, tmp_path / "nowhere" / "out"), match="no such folder")

@@ -179,8 +179,8 @@ def test_a_path_of_the_lesson_names_a_file_of_its_folder(corpus):
 @pytest.mark.parametrize("dataset", ["stream", "records", "batches"])
 def test_data_sets_of_others_are_converted(dataset, target, foreign, tmp_path):
     path, tokens = foreign
-    shape = {"batch_size": 2, "seq_len": 32} if dataset == "stream" else {}
-    options = {"source_format": "hdf5", "dataset": dataset, "workers": 1, **shape}
+    shape = {"stream": {"batch_size": 2, "seq_len": 32}, "records": {"batch_size": 2}}.get(dataset, {})
+    options = {"source_format": "hdf5", "dataset": dataset, "shuffle": False, **shape}
     out = tmp_path / {"hdf5": "out.h5", "batch": "out.batch", "npy": "out.npy"}[target]
     convert(path, target, out, **options)
     if target == "npy":

@@ -134,18 +134,18 @@ def test_blocks_and_groups_are_small(tmp_path, monkeypatch):
         assert sum(group.num_bytes for group in source.groups) > 0
 
 
-def test_labels_and_masks_are_fields_and_position_ids_are_left_out(path):
+def test_labels_and_masks_are_fields_and_document_ids_are_left_out(path):
     numbers = [list(range(len(row))) for row in ROWS]
     bools = pa.array([[True] * len(row) for row in ROWS], pa.list_(pa.bool_()))
     words = [["a"] * len(row) for row in ROWS]
-    write(path, table_of(position_ids=numbers, mask=bools, words=words, **{"a b": numbers}))
-    with pytest.warns(UserWarning, match="column '(position_ids|a b)' is left out: expected a name") as warned:
+    write(path, table_of(document_ids=numbers, position_ids=numbers, mask=bools, words=words, **{"a b": numbers}))
+    with pytest.warns(UserWarning, match="column '(document_ids|a b)' is left out: expected a name") as warned:
         source = open_hf([path])
     assert len(warned) == 2
-    assert [field.name for field in source.fields] == ["mask"]
+    assert [field.name for field in source.fields] == ["mask", "position_ids"]
     assert documents_of(source).fields["mask"] == bools.to_pylist()
     assert open_hf([path], field_columns=[]).fields == ()
-    is_refused(ArgumentError, lambda: open_hf([path], field_columns=["position_ids"]), match="found 'position_ids'")
+    is_refused(ArgumentError, lambda: open_hf([path], field_columns=["document_ids"]), match="found 'document_ids'")
     is_refused(
         ConvertError, lambda: open_hf([path], field_columns=["words"]), match="expected lists of numbers, found l"
     )

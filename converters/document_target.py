@@ -53,10 +53,12 @@ class FileTask(TokensTask):
 
     @property
     def written(self) -> StoreMeta:
-        """The tokens of the source, with the fields that the format keeps."""
+        """The tokens of the source, with the fields that the format keeps. The largest id bounds the vocabulary."""
         kept = TRAINER_FORMATS[self.target].holds_fields
         fields = tuple(field for field in self.source.fields if kept is None or field.name in kept)
-        return replace(super().meta, fields=fields)
+        largest = self.source.max_token
+        vocab_size = self.source.vocab_size or (0 if largest is None else largest + 1)
+        return replace(super().meta, fields=fields, vocab_size=vocab_size)
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -190,7 +192,7 @@ def _left_behind(source: DocumentSource, row: TrainerFormat) -> str:
 def _would_be_smaller(task: FileTask, max_token: int) -> bool:
     """Return whether the size of a vocabulary, which is not known, would have made the ids smaller."""
     written = task.written
-    if written.vocab_size:
+    if written.vocab_size or not task.source.has_documents:  # records have the vocabulary of their store
         return False
     known = replace(written, vocab_size=max_token + 1)
     return task.writer.dtype_of(known).itemsize < task.writer.dtype_of(written).itemsize

@@ -130,6 +130,8 @@ class StreamSource(DocumentSource):
         self.paths = [*(file.path for file in self._files), *(each for file in self._files for each in _beside(file))]
         self.splits = [file.split for file in self._files]
         self.num_tokens = sum(stream.num_tokens for stream in self._streams.values())
+        largest = [stream.max_token for stream in self._streams.values()]
+        self.max_token = None if None in largest else max(each or 0 for each in largest)
         self._take_facts(options)
         self._take_documents()
         self.groups = [

@@ -426,3 +426,24 @@ def test_several_files_and_held_out_documents_become_rows(tmp_path):
     assert report.counts.documents == 120
     assert {*report.batches_of_split} == {"train", "val"}
     assert report.counts.tokens_in == 2 * 19_344
+
+
+def test_the_largest_id_of_a_store_bounds_its_vocabulary(tmp_path):
+    """A store has it, and a lone file does not."""
+    with HDF5ShardWriter(tmp_path / "in.h5", dtype="uint32") as writer:
+        writer.write_document([1, 2, 65_498])
+    convert(tmp_path / "in.h5", "stream", tmp_path / "store", workers=1)
+    assert convert(tmp_path / "in.h5", "megatron", tmp_path / "lone.bin").to_json()["dtype"] == "int32"
+    assert convert(tmp_path / "store", "megatron", tmp_path / "out.bin").to_json()["dtype"] == "uint16"
+    assert documents_in(tmp_path / "out.bin") == [[1, 2, 65_498]]
+
+
+def test_a_disk_that_is_too_small_has_no_file_at_the_end(tmp_path, mount_disk):
+    """The number of tokens of a text is not known before, so that the disk is found full."""
+    lines = [json.dumps({"text": "some words " * 400}) + "\n" for _ in range(40)]
+    (tmp_path / "a.jsonl").write_text("".join(lines))
+    disk = mount_disk(128)
+    for destination in (disk / "out.bin", disk / "out"):
+        with pytest.raises(OSError, match="No space left"):
+            convert(tmp_path / "a.jsonl", "megatron", destination, tokenizer="byte", workers=1)
+        assert not [*disk.iterdir()]

@@ -153,6 +153,8 @@ class DocumentSource(Protocol):
         The tokens of all documents; None: known when they are read.
     record_tokens
         The tokens of each document, if all are records, which become rows as they are; None: they are documents.
+    max_token
+        The largest id of all; None: known when they are read.
     left_out
         The words for all that its files have and it does not give; "": it gives everything.
     """
@@ -175,6 +177,7 @@ class DocumentSource(Protocol):
     splits: Sequence[str] = ()
     num_tokens: int | None = None
     record_tokens: int | None = None
+    max_token: int | None = None
     left_out: str = ""
 
     def read(self, group: DocumentGroup, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:

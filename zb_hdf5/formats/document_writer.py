@@ -270,7 +270,7 @@ class FlatWriter(DocumentWriter):
         """Write what is known at the end: headers, and files about all documents."""
 
 
-def small_dtype(meta: StoreMeta, vocab_size: int = 1 << 16) -> np.dtype[Any]:
-    """Return uint16 for ids of a vocabulary of at most this size, or that are stored so; else uint32."""
-    is_small = meta.vocab_size <= vocab_size if meta.vocab_size else meta.dtype.itemsize == 2
+def small_dtype(meta: StoreMeta, most: int = 1 << 16) -> np.dtype[Any]:
+    """Return uint16 for ids of a vocabulary of at most this size, or that are stored so if it is not known."""
+    is_small = meta.vocab_size <= most if meta.vocab_size else meta.dtype.itemsize == 2
     return np.dtype("<u2" if is_small else "<u4")

@@ -345,5 +345,5 @@ def test_a_wrong_argument_does_not_command_the_terminal():
         assert result.exit_code == 2
         assert "\x1b" not in result.stderr
         assert "\\x1b[31m" in result.stderr
-    result = CliRunner().invoke(zb, ["convert", "tokens", "zz"])
+    result = CliRunner().invoke(zb, ["convert", "npy-to-hdf", "tokens", "zz"])
     assert (result.exit_code, "npy-to-hdf5" in result.stderr) == (2, True)  # those that exist

@@ -131,6 +131,7 @@ WRITERS = {
         lambda path, made: zb_hdf5.ShardedTokenizationPipeline(["a text"]).run(path),
     ),
     "a cache": ("cache", lambda path, made: zb_hdf5.open_reader(made / "store", cache=path).close()),
+    "write_digests": ("digests.json", lambda path, made: zb_hdf5.write_digests(made / "npy", path)),
     "train_tokenizer": ("tok.json", lambda path, made: train(path, made)),
 }
 

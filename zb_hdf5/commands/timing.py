@@ -174,7 +174,7 @@ def require_equal(ways: Sequence[Way], path: Path) -> None:
 def _first_batches(way: Way) -> list[torch.Tensor]:
     batches, close = way.batches()
     try:
-        return [batch.to(torch.int64) for batch in islice(batches, COMPARED)]
+        return [batch.to(torch.int32) for batch in islice(batches, COMPARED)]  # whose 32 bits are those of the id
     finally:
         del batches
         close()

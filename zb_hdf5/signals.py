@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, wait
 from types import FrameType
@@ -27,7 +28,7 @@ POLL_S: Final = 0.2
 #: Seconds that work beside the main thread may take to end by itself before a signal abandons it.
 LEFT_BEHIND_S: Final = 1.0
 #: How soon a signal is sent again whose exception was swallowed: the finalizer has ended by then.
-AGAIN_S: Final = 0.01
+AGAIN_S: Final = 0.05
 
 _keeping = False
 _waiting: list[int] = []
@@ -145,6 +146,15 @@ def end_by(error: BaseException) -> End | None:
     return None if number is None else END_OF[number]
 
 
+def _send_after(is_over: threading.Event, number: int) -> None:
+    """Send a signal to the main thread once more, after the hook that has asked for it, and its finalizer."""
+    is_over.wait()
+    time.sleep(AGAIN_S)
+    main = threading.main_thread().ident
+    if main is not None:
+        signal.pthread_kill(main, number)
+
+
 @contextlib.contextmanager
 def unwinding_signals() -> Generator[None]:
     """Have Ctrl+C and SIGTERM raise in the main thread, also if a finalizer has swallowed their first exception."""
@@ -158,10 +168,11 @@ def unwinding_signals() -> Generator[None]:
         number = _signal_of(unraisable.exc_value)
         if number is None:
             hook(unraisable)
-        else:  # from a thread: raised in here, it would be swallowed again
-            send = threading.Timer(AGAIN_S, signal.pthread_kill, (threading.main_thread().ident, number))
-            send.daemon = True
-            send.start()
+            return
+        is_over = threading.Event()
+        # from a thread: raised in here, it would be swallowed again
+        threading.Thread(target=_send_after, args=(is_over, number), daemon=True).start()
+        is_over.set()
 
     try:
         sys.unraisablehook = send_again

@@ -8,6 +8,7 @@ failed, 8 the same and then another conversion was right, 7 that one was wrong. 
 """
 
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -19,9 +20,12 @@ from zb_hdf5 import convert, verify_store
 #: Loaded before the forks, which then have nothing to import.
 PRELOADED = (
     "zb_hdf5.commands.zb",
+    "zb_hdf5.converters.npy_source",
     "zb_hdf5.converters.run",
+    "zb_hdf5.converters.text_source",
     "zb_hdf5.formats.h5_writer",
     "zb_hdf5.formats.stream_writer",
+    "zb_hdf5.store.verify",
 )
 shim = ctypes.CDLL(None)
 
@@ -45,6 +49,8 @@ def convert_once(at, error, place, source, target, options):
 
 for module in PRELOADED:
     importlib.import_module(module)
+gc.collect()
+gc.freeze()  # a collection in a fork would copy each page of what is imported
 folder, error, numbers, source, target, options = sys.argv[1:]
 for at in json.loads(numbers):
     place = f"{folder}/{at}"

@@ -155,7 +155,7 @@ def convert(
     text_column: str | None = None,
     ids_column: str | None = None,
     field_columns: tuple[str, ...] | None = None,
-    rows: str | None = None,
+    rows: Literal["documents", "records"] | None = None,
     id_column: str | None = None,
     metadata_columns: tuple[str, ...] | None = None,
     boundary_token: str | None = None,

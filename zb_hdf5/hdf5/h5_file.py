@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import h5py
 
@@ -15,6 +16,10 @@ from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbErr
 from zb_hdf5.files.objects import ObjectFile, RemoteObject
 from zb_hdf5.files.paths import Handle, Identity, RemotePath, identity_of, on_failure, require_identity, require_regular
 from zb_hdf5.files.publishing import NO_LOCKS, PARTIAL_SUFFIX
+
+#: How often a growing file is opened that seems to be truncated, and the pause between two tries.
+GROWING_TRIES: Final = 10
+GROWING_PAUSE_S: Final = 0.005
 
 
 def open_h5(path: Path | str, mode: str = "r", **options: Any) -> h5py.File:
@@ -50,10 +55,7 @@ def open_h5_for_reading(path: Path, identity: Identity | None = None) -> h5py.Fi
     try:
         h5 = open_h5(path)
     except UnavailableError:
-        try:
-            h5 = open_h5(path, swmr=True)
-        except IncompleteError:  # its writer has made it longer after HDF5 looked at its size, and before it read that
-            h5 = open_h5(path, swmr=True)
+        h5 = _open_growing(path)
     except FileNotFoundError as error:
         if identity is None or not path.name.endswith(PARTIAL_SUFFIX):
             raise
@@ -66,6 +68,15 @@ def open_h5_for_reading(path: Path, identity: Identity | None = None) -> h5py.Fi
         with on_failure(h5.close):
             require_identity(handle_of_h5(h5), identity, path)
     return h5
+
+
+def _open_growing(path: Path) -> h5py.File:
+    """Open a file in SWMR mode. Its writer may make it longer while HDF5 looks at its size and reads what it says."""
+    for _ in range(GROWING_TRIES - 1):
+        with contextlib.suppress(IncompleteError):
+            return open_h5(path, swmr=True)
+        time.sleep(GROWING_PAUSE_S)
+    return open_h5(path, swmr=True)
 
 
 def h5_identity(h5: h5py.File, *, growing: bool) -> Identity:

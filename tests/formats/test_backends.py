@@ -16,6 +16,8 @@ from processes import forked
 
 from examples import examples
 from zb_hdf5 import ArgumentError, BackendError, open_reader
+from zb_hdf5.files.threads import Left, Readers, pause
+from zb_hdf5.formats import batch_reader
 from zb_hdf5.formats.h5_reader import HDF5Reader
 
 #: name of what is stored -> the accesses that can serve it
@@ -153,6 +155,29 @@ def test_eight_threads_share_more_shards_than_may_be_open(backends, access, tmp_
 def fingerprint(path, **options):
     with open_reader(path, **options) as reader:
         return reader.fingerprint
+
+
+def test_a_read_of_all_batches_ends_when_nobody_wants_it(tmp_path, write_file, tokens, monkeypatch):
+    monkeypatch.setattr(batch_reader, "GROUP_BYTES", 1)
+    path = write_file(tmp_path / "x.h5", tokens).path
+    begun = threading.Event()
+    seen = []
+
+    def read():
+        for first, _ in reader.groups():
+            seen.append(first)
+            begun.set()
+            with pytest.raises(Left):
+                pause(20)
+
+    with open_reader(path) as reader:
+        assert [first for first, _ in reader.groups()] == [*range(len(tokens))]
+        readers = Readers(1, "zb-test")
+        future = readers.submit(read)
+        begun.wait()
+        readers.close()
+        assert isinstance(future.exception(), Left)
+    assert seen == [0]
 
 
 def test_the_same_batches_have_one_fingerprint_in_every_form(tokens, tmp_path, make_stored, write_file, gzip_copy):

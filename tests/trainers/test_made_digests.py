@@ -542,7 +542,7 @@ def test_a_file_that_changes_meanwhile_is_refused(long, tmp_path):
 
 @pytest.mark.slow
 def test_sigterm_leaves_nothing_half_written(tmp_path):
-    np.lib.format.open_memmap(tmp_path / "large.npy", "w+", "<u2", (2 << 30,))  # a file of holes
+    np.lib.format.open_memmap(tmp_path / "large.npy", "w+", "<u2", (6 << 30,))  # a file of holes
     digests = tmp_path / "x.json"
     with running(started("from zb_hdf5.__main__ import zb; zb()", "index", "digests", tmp_path, "-o", digests)) as one:
         wait_until(digests.with_name("x.json.partial").exists, one)

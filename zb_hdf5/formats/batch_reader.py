@@ -26,6 +26,7 @@ from zb_hdf5.files.checked import VERIFIED, Crc32Rows, checked, crc32_of
 from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.forks import OwnLock
 from zb_hdf5.files.ranges import Extents, Run
+from zb_hdf5.files.threads import require_wanted
 from zb_hdf5.files.tokens import ClosedTokens, Tokens
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.packages import require_package
@@ -386,11 +387,12 @@ class BatchReader:
         """Yield all batches as digests cover them, many at a time, with the number of the first.
 
         Shape `(count, B, S)`; of a last chunk that holds fewer tokens `(1, 1, tokens)`. The array is used again for the
-        next group.
+        next group. In a thread of `Readers` it ends by `Left` between two groups, when nobody wants the result.
         """
         group = np.empty((max(1, GROUP_BYTES // self.meta.batch_bytes), *self.meta.shape), self.tokens.dtype)
         whole, rest = divmod(self.token_count, self.meta.batch_tokens)
         for start in range(0, whole, len(group)):
+            require_wanted()
             batches = group[: min(len(group), whole - start)]
             self._fill(start, batches)
             yield start, batches

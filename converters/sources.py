@@ -226,14 +226,21 @@ KEPT: Final = SourceKind(
 
 def sources() -> dict[str, SourceKind]:
     """Return all kinds of sources: stores of each format that has a reader, formats of other trainers, `SOURCES`."""
-    stores = {name: _store(row) for name, row in FORMATS.items() if row.holds_batches and row.as_source}
-    stores[_HDF5] = _any_hdf5(stores[_HDF5])
-    trainers = {
-        name: _of_trainer(row) if row.source else _flat(row)
-        for name, row in TRAINER_FORMATS.items()
-        if name not in SOURCES and (row.source or row.flat)
-    }
-    return {**stores, **SOURCES, **trainers}
+    found = {name: _kind_of_format(name) for name in (*FORMATS, *SOURCES, *TRAINER_FORMATS)}
+    return {name: kind for name, kind in found.items() if kind is not None}
+
+
+def _kind_of_format(name: str) -> SourceKind | None:
+    """Return the kind of the sources of a format; None if it has none. One that a program plugs in goes first."""
+    if name in SOURCES:
+        return SOURCES[name]
+    of_trainer = TRAINER_FORMATS.get(name)
+    if of_trainer is not None and (of_trainer.source or of_trainer.flat):
+        return _of_trainer(of_trainer) if of_trainer.source else _flat(of_trainer)
+    row = FORMATS.get(name)
+    if row is None or not row.holds_batches or not row.as_source:
+        return None
+    return _any_hdf5(_store(row)) if name == _HDF5 else _store(row)
 
 
 def target_names() -> tuple[str, ...]:
@@ -338,12 +345,12 @@ def kind_named(name: str, conversion: Conversion) -> SourceKind:
         return KEPT
     if name == "npy" and (conversion.is_stream or conversion.boundary_token_id is not None):
         return CUT
-    kinds = sources()
-    if name != "auto" and name not in kinds:
+    kind = _kind_of_format(_HDF5 if name == "auto" else name)
+    if kind is None:
         raise ArgumentError(
-            f"source_format must be one of auto, {', '.join(kinds)}, found {name!r}", options=["source_format"]
+            f"source_format must be one of auto, {', '.join(sources())}, found {name!r}", options=["source_format"]
         )
-    return kinds["hdf5" if name == "auto" else name]
+    return kind
 
 
 def _is_kept(name: str, conversion: Conversion) -> bool:

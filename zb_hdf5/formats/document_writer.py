@@ -164,6 +164,10 @@ class FlatWriter(DocumentWriter):
             self._ids.num_bytes = self.token_offset
             self._begin()
 
+    @classmethod
+    def dtype_of(cls, meta: StoreMeta) -> np.dtype[Any]:
+        return small_dtype(meta)
+
     def write_documents(
         self,
         tokens: TokenArray,

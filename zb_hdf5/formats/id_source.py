@@ -13,12 +13,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.documents.metadata import id_bytes, metadata_bytes
 from zb_hdf5.errors import ArgumentError, ConvertError
 from zb_hdf5.field import LABELS, Field
 from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
 from zb_hdf5.spec import TokenArray, stored_dtype
-from zb_hdf5.text.corpus import IDS_COLUMNS, Reason, row_of_source
+from zb_hdf5.text.corpus import IDS_COLUMNS, facts_of_document, row_of_source
 
 #: Ids that are handed over together, about.
 BLOCK_OF_IDS: Final = 1 << 20
@@ -259,15 +258,9 @@ def facts_of_rows(
     ids: list[bytes] = []
     metadata: list[bytes] = []
     for number, more in enumerate(values, first):
-        where = row_of_source(path, number)
-        for name, value in zip(columns.more, more, strict=True):
-            if isinstance(value, Reason):
-                raise ConvertError(f"{where}: column {name!r} is {value}; name another column")
-        if columns.id:
-            ids.append(id_bytes(more[0], f"{where}: column {columns.id!r}"))
-        if columns.metadata:
-            named = zip(columns.metadata, more[-len(columns.metadata) :], strict=True)
-            metadata.append(metadata_bytes(dict(named), where))
+        id, described = facts_of_document(columns.id, columns.metadata, more, row_of_source(path, number))
+        ids.append(id)
+        metadata.append(described)
     return (ids if columns.id else None), (metadata if columns.metadata else None)
 
 

@@ -178,14 +178,35 @@ class DocumentFile(ABC):
 
     def _add_more(self, block: Block, values: Sequence[Any], where: str) -> None:
         """Add the values of other columns of a document."""
-        for name, value in zip(self.more_columns, values, strict=True):
-            if isinstance(value, Reason):
-                raise ConvertError(f"{where}: column {name!r} is {value}; name another column")
+        id, metadata = facts_of_document(self.id_column, self.metadata_columns, values, where)
         if self.id_column:
-            block.ids.append(id_bytes(values[0], f"{where}: column {self.id_column!r}"))
-            values = values[1:]
+            block.ids.append(id)
         if self.metadata_columns:
-            block.metadata.append(metadata_bytes(dict(zip(self.metadata_columns, values, strict=True)), where))
+            block.metadata.append(metadata)
+
+
+def facts_of_document(
+    id_column: str, metadata_columns: Sequence[str], values: Sequence[Any], where: str
+) -> tuple[bytes, bytes]:
+    """Return the id and the metadata of a document, as they are stored; b"" for what it has no column of.
+
+    Parameters
+    ----------
+    id_column, metadata_columns
+        As for `DocumentFile`.
+    values
+        The value of each of these columns, that of the id first.
+    where
+        The row, for messages.
+    """
+    columns = (id_column, *metadata_columns) if id_column else metadata_columns
+    for name, value in zip(columns, values, strict=True):
+        if isinstance(value, Reason):
+            raise ConvertError(f"{where}: column {name!r} is {value}; name another column")
+    named = dict(zip(columns, values, strict=True))
+    id = id_bytes(values[0], f"{where}: column {id_column!r}") if id_column else b""
+    metadata = metadata_bytes({name: named[name] for name in metadata_columns}, where) if metadata_columns else b""
+    return id, metadata
 
 
 class ParquetFile(DocumentFile):

@@ -15,9 +15,9 @@ import numpy as np
 
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
 from zb_hdf5.files.paths import head_of
-from zb_hdf5.formats.document_writer import FlatWriter, small_dtype
+from zb_hdf5.formats.document_writer import FlatWriter
 from zb_hdf5.formats.flat import FlatFormat, FlatTokens
-from zb_hdf5.spec import StoreMeta, TokenArray
+from zb_hdf5.spec import TokenArray
 
 LLMC_HEADER_BYTES: Final = 256 * 4
 #: The first three of them: the magic number, the version and the number of ids.
@@ -83,10 +83,6 @@ class BinWriter(FlatWriter):
     backend: ClassVar = "bin"
     suffix: ClassVar = ".bin"
 
-    @classmethod
-    def dtype_of(cls, meta: StoreMeta) -> np.dtype[Any]:
-        return small_dtype(meta)
-
 
 class LlmcWriter(FlatWriter):
     """Writes a `.bin` with the header of llm.c, which tells the dtype and the number of the ids."""
@@ -94,10 +90,6 @@ class LlmcWriter(FlatWriter):
     backend: ClassVar = "llmc"
     suffix: ClassVar = ".bin"
     token_offset: ClassVar = LLMC_HEADER_BYTES
-
-    @classmethod
-    def dtype_of(cls, meta: StoreMeta) -> np.dtype[Any]:
-        return small_dtype(meta)
 
     def _write_ids(self, tokens: TokenArray, start: int) -> None:
         if self.token_count + len(tokens) > MAX_TOKENS:

@@ -20,7 +20,7 @@ from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
 from zb_hdf5.field import LOSS_MASK, Field
 from zb_hdf5.files.paths import regular
-from zb_hdf5.formats.document_writer import FlatWriter, small_dtype
+from zb_hdf5.formats.document_writer import FlatWriter
 from zb_hdf5.formats.flat import FlatFormat, FlatTokens
 from zb_hdf5.spec import StoreMeta
 from zb_hdf5.text.tokenizers import tokenizer_named
@@ -104,10 +104,6 @@ class DatatroveWriter(FlatWriter):
 
     backend: ClassVar = "datatrove"
     suffix: ClassVar = ".ds"
-
-    @classmethod
-    def dtype_of(cls, meta: StoreMeta) -> np.dtype[Any]:
-        return small_dtype(meta)
 
     @classmethod
     def files(cls, path: Path, meta: StoreMeta) -> list[Path]:

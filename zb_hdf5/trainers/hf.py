@@ -6,7 +6,6 @@ lines. The library itself is not needed, and nothing is unpickled. Source: `data
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +18,7 @@ from zb_hdf5.formats.id_source import Columns, IdFile, IdSource, Wanted
 from zb_hdf5.spec import is_file_name
 from zb_hdf5.text.corpus import IDS_COLUMNS, JsonLinesFile
 from zb_hdf5.trainers.id_tables import JsonLinesIds, kind_of_file
+from zb_hdf5.trainers.index_folder import json_object
 
 #: The name of the format.
 HF: Final = "hf"
@@ -51,7 +51,7 @@ def files_of(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     if (path / SPLITS_NAME).exists():
-        splits = _strings(_loaded(path / SPLITS_NAME).get("splits"), path / SPLITS_NAME)
+        splits = _strings(json_object(path / SPLITS_NAME).get("splits"), path / SPLITS_NAME)
         raise ConvertError(f"{path}: has the splits {', '.join(splits)}: name the folder of one, such as {splits[0]}")
     if (path / STATE_NAME).exists():
         return _saved_files(path)
@@ -75,7 +75,7 @@ def files_of(path: Path) -> list[Path]:
 
 def _saved_files(folder: Path) -> list[Path]:
     """Return the files of a folder of `save_to_disk`: other files there are caches of the library."""
-    state = _loaded(folder / STATE_NAME)
+    state = json_object(folder / STATE_NAME)
     if state.get("_indices_data_files"):
         raise ConvertError(
             f"{folder / STATE_NAME}: expected rows in their order, found a table of their numbers: save it again with "
@@ -89,16 +89,6 @@ def _saved_files(folder: Path) -> list[Path]:
     if missing is not None:
         raise IncompleteError(f"{missing}: expected a file, as {STATE_NAME} has it, found none")
     return files
-
-
-def _loaded(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: expected JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise FormatError(f"{path}: expected a JSON object, found {type(found).__name__}")
-    return found
 
 
 def _strings(value: Any, path: Path) -> list[str]:

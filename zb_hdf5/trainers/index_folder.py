@@ -81,13 +81,18 @@ def read_index(folder: Path) -> Entry:
         if inside:
             raise ConvertError(f"{folder}: has the data sets {', '.join(inside)}: name the folders of those to read")
         raise ConvertError(f"{folder}: expected a folder with {FOLDER_INDEX}, found none")
+    return Entry(folder, str(path), json_object(path))
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object that a file holds; `FormatError` if it is none."""
     try:
         found = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: expected JSON: {error}") from error
     if not isinstance(found, dict):
         raise FormatError(f"{path}: expected a JSON object, found {type(found).__name__}")
-    return Entry(folder, str(path), found)
+    return found
 
 
 def present_size(path: Path) -> int:

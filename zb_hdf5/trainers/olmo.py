@@ -24,7 +24,7 @@ import numpy.typing as npt
 from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import FormatError, IncompleteError
 from zb_hdf5.files.paths import regular
-from zb_hdf5.formats.document_writer import FlatWriter, small_dtype
+from zb_hdf5.formats.document_writer import FlatWriter
 from zb_hdf5.formats.flat import FlatFormat, FlatTokens
 from zb_hdf5.spec import NO_BOUNDARY, StoreMeta
 
@@ -127,10 +127,6 @@ class OlmoWriter(FlatWriter):
 
     backend: ClassVar = "olmo"
     suffix: ClassVar = ".npy"
-
-    @classmethod
-    def dtype_of(cls, meta: StoreMeta) -> np.dtype[Any]:
-        return small_dtype(meta)
 
     @classmethod
     def files(cls, path: Path, meta: StoreMeta) -> list[Path]:

@@ -45,10 +45,10 @@ if TYPE_CHECKING:  # for type checkers, which do not read the table; a test comp
     from zb_hdf5.loaders.document_loader import DocumentLoader as DocumentLoader
     from zb_hdf5.loaders.following import FollowingLoader as FollowingLoader
     from zb_hdf5.loaders.loader import Loader as Loader
-    from zb_hdf5.loaders.loader import TokenLoader as TokenLoader
     from zb_hdf5.loaders.mixture import MixedLoader as MixedLoader
     from zb_hdf5.loaders.order import resolve_rank as resolve_rank
     from zb_hdf5.loaders.text_loader import TextLoader as TextLoader
+    from zb_hdf5.loaders.token_loader import TokenLoader as TokenLoader
     from zb_hdf5.spec import StoreMeta as StoreMeta
     from zb_hdf5.store.digests import write_digests as write_digests
     from zb_hdf5.store.index import ShardIndex as ShardIndex
@@ -93,10 +93,10 @@ _MODULES: Final = {
     "DocumentLoader": "zb_hdf5.loaders.document_loader",
     "FollowingLoader": "zb_hdf5.loaders.following",
     "Loader": "zb_hdf5.loaders.loader",
-    "TokenLoader": "zb_hdf5.loaders.loader",
     "MixedLoader": "zb_hdf5.loaders.mixture",
     "resolve_rank": "zb_hdf5.loaders.order",
     "TextLoader": "zb_hdf5.loaders.text_loader",
+    "TokenLoader": "zb_hdf5.loaders.token_loader",
     "StoreMeta": "zb_hdf5.spec",
     "write_digests": "zb_hdf5.store.digests",
     "ShardIndex": "zb_hdf5.store.index",

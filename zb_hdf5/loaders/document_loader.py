@@ -22,7 +22,6 @@ from zb_hdf5.files.paths import on_failure
 from zb_hdf5.formats.batch_reader import BatchReader, require_choice
 from zb_hdf5.loaders.ahead import cuda_device, depth_of, read_to, require_prefetch
 from zb_hdf5.loaders.document_order import Documents, LengthOrder, packed_steps
-from zb_hdf5.loaders.loader import EpochLoader, masked_numbers
 from zb_hdf5.loaders.order import (
     GlobalOrder,
     IndexArray,
@@ -38,6 +37,7 @@ from zb_hdf5.loaders.order import (
 from zb_hdf5.loaders.state import STATE_VERSION
 from zb_hdf5.loaders.step_values import as_tensor, require_masked, value_shape
 from zb_hdf5.loaders.steps import numpy_dtype
+from zb_hdf5.loaders.token_loader import EpochLoader, masked_numbers
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_DOCUMENT
 from zb_hdf5.store.opening import open_reader
 from zb_hdf5.store.window_reader import WindowReader

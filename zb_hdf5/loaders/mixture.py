@@ -15,10 +15,11 @@ from zb_hdf5.documents.metadata import DecodeValue, WantedSpans
 from zb_hdf5.errors import ArgumentError, Remedy, StateError
 from zb_hdf5.files.threads import read_ahead
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.loaders.loader import Loader, TokenLoader, with_positions
+from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import IndexArray, Request, resolve_rank
 from zb_hdf5.loaders.state import STATE_VERSION, require_count, require_fields, require_kind, shown
 from zb_hdf5.loaders.steps import BatchT
+from zb_hdf5.loaders.token_loader import TokenLoader, with_positions
 
 if TYPE_CHECKING:
     from zb_hdf5.loaders.loader_options import DocumentValue, PairBatch, SourceOptions, TokenBatch

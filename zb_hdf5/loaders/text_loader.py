@@ -25,10 +25,10 @@ from zb_hdf5.files.publishing import require_present
 from zb_hdf5.files.threads import Readers
 from zb_hdf5.formats.batch_reader import from_numpy, require_choice
 from zb_hdf5.loaders.ahead import cuda_device, read_to, require_prefetch
-from zb_hdf5.loaders.loader import TokenLoader
 from zb_hdf5.loaders.order import require_positive, resolve_rank
 from zb_hdf5.loaders.state import STATE_VERSION, require_count, require_fields
 from zb_hdf5.loaders.steps import BatchT
+from zb_hdf5.loaders.token_loader import TokenLoader
 from zb_hdf5.spec import DEFAULT_SPLIT, SPLITS
 from zb_hdf5.text.corpus import ParquetFile
 from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, Tokenizer, load_tokenizer, with_boundaries

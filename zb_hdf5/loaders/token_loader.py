@@ -1,0 +1,260 @@
+"""The base of all loaders: iterations, a position, the epochs, and the batches that were given."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from abc import abstractmethod
+from collections.abc import Collection, Generator, Iterator
+from operator import index
+from typing import Any, ClassVar, Generic, Self
+
+from zb_hdf5.errors import ArgumentError, Remedy
+from zb_hdf5.loaders.order import StepPlan, checked_skip, whole_number
+from zb_hdf5.loaders.state import MAX_COUNT, Resumable, require_count, require_fields
+from zb_hdf5.loaders.stats import LoaderStats, bytes_of
+from zb_hdf5.loaders.steps import BatchT
+
+
+class TokenLoader(Resumable, Generic[BatchT]):
+    """Gives batches, and counts the batches that it gave. A loader with epochs has a length; an endless one has none.
+
+    Notes
+    -----
+    `iter(loader)` yields one epoch, or, without epochs, all that follows. `next(loader)` and `get_batch()` give the
+    next batch without it; all share one position. A change of the epoch, the position or the shape holds from the next
+    batch on. Not thread-safe. A pickled loader reads nothing: its copy continues at the same position.
+
+    A reading is a generator of batches, each with the position after it: a state counts yielded batches, and no batch
+    that was read ahead.
+    """
+
+    epoch: int
+    _position: Any
+    _reading: Generator[tuple[BatchT, Any]] | None = None
+    #: The next iteration continues at the position.
+    _resumed = False
+    #: The epoch of the last iteration, if that went from its beginning to its end.
+    _passed: int | None = None
+    _closed = False
+    _endless = False
+    _num_given = 0
+    _bytes_given = 0
+    _waited_s = 0.0
+    #: The time at which the first batch was asked for.
+    _first_asked_s: float | None = None
+
+    @abstractmethod
+    def _read_from(self, position: Any) -> Generator[tuple[BatchT, Any]]:
+        """Return a reading, which does not refer to the loader if it has threads: they end with the loader."""
+
+    @abstractmethod
+    def _start(self, epoch: int) -> Any:
+        """Prepare an epoch, and return its first position."""
+
+    def __iter__(self) -> Iterator[BatchT]:
+        """Yield the batches of one epoch; for an endless loader, all from the current position on."""
+        is_whole = not self._resumed and not self._endless
+        if is_whole:
+            self._begin_pass()
+            self._go_to(0)
+        reading = None
+        try:
+            while True:
+                asked_s = time.perf_counter()
+                reading = self._reading or self._begin()
+                for batch, self._position in reading:
+                    self._count(batch, asked_s)
+                    yield batch
+                    if self._reading is not reading:  # a change, or another iteration
+                        if self._closed:
+                            return
+                        break
+                    asked_s = time.perf_counter()
+                else:
+                    self._passed = self.epoch if is_whole else None
+                    return
+        finally:
+            if self._reading is reading:
+                self._stop_reading()
+
+    def _begin_pass(self) -> None:
+        """Called by the first `next` of an iteration over a whole epoch."""
+
+    def __next__(self) -> BatchT:
+        """Return the next batch, as `get_batch` does."""
+        return self.get_batch()
+
+    def get_batch(self) -> BatchT:
+        """Return the next batch, endlessly: after the last one of an epoch comes the first one of the next epoch."""
+        while (batch := self._next_of_epoch()) is None:
+            self.set_epoch(self.epoch + 1)
+        return batch
+
+    def _next_of_epoch(self) -> BatchT | None:
+        """Return the next batch, or None at the end of the epoch. After an error the next call tries again."""
+        asked_s = time.perf_counter()
+        reading = self._reading or self._begin()
+        try:
+            batch, self._position = next(reading)
+        except BaseException as error:
+            self._reading = None
+            if isinstance(error, StopIteration):
+                return None
+            raise
+        self._count(batch, asked_s)
+        return batch
+
+    def _count(self, batch: BatchT, asked_s: float) -> None:
+        """Count a batch that the caller has asked for at a time, and now gets."""
+        if self._first_asked_s is None:
+            self._first_asked_s = asked_s
+        self._waited_s += time.perf_counter() - asked_s
+        self._num_given += 1
+        self._bytes_given += bytes_of(batch)
+
+    def stats(self) -> LoaderStats:
+        """Return what was given so far, and how long the caller has waited for it.
+
+        Batches that a `DataLoader` takes from `dataset()` or `records()` are not counted. A pickled copy begins anew.
+        """
+        elapsed_s = 0.0 if self._first_asked_s is None else time.perf_counter() - self._first_asked_s
+        return LoaderStats(self._num_given, self._bytes_given, self._waited_s, elapsed_s, self._num_fetched())
+
+    def _num_fetched(self) -> int | None:
+        """Return the units that were fetched into a cache; None: there is no cache."""
+        return None
+
+    def _begin(self) -> Generator[tuple[BatchT, Any]]:
+        reading = self._reading = self._read_from(self._position)
+        self._resumed = False
+        return reading
+
+    def _go_to(self, position: Any, *, resumed: bool = False) -> None:
+        """Continue at a position with the next batch."""
+        self._stop_reading()
+        self._position = position
+        self._resumed = resumed
+
+    def _stop_reading(self) -> None:
+        """End the reading threads, and drop the steps that were read ahead."""
+        if self._reading is not None:
+            self._reading.close()
+        self._reading = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch to iterate over. A position in this epoch is kept."""
+        if not 0 <= whole_number("epoch", epoch) <= MAX_COUNT:
+            raise ArgumentError(f"epoch must be in 0..{MAX_COUNT:,}, found {epoch}")
+        if epoch != self.epoch:
+            self._go_to(self._start(epoch))
+
+    def close(self) -> None:
+        """End the reading threads, and close the readers."""
+        self._closed = True
+        self._stop_reading()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        resumed = self._resumed or self._reading is not None
+        counted = {"_num_given": 0, "_bytes_given": 0, "_waited_s": 0.0, "_first_asked_s": None}
+        return {**self.__dict__, "_reading": None, "_resumed": resumed, "_passed": None, **counted}
+
+
+def with_positions(reading: Generator[BatchT], positions: Iterator[int]) -> Generator[tuple[BatchT, int]]:
+    """Yield the batches of a reading, each with the position after it; the reading ends with this."""
+    with contextlib.closing(reading):
+        yield from zip(reading, positions, strict=False)
+
+
+class EpochLoader(TokenLoader[BatchT]):
+    """A loader of epochs. A position counts the records or documents consumed by all ranks in the epoch."""
+
+    plan: StepPlan
+    shuffle: str
+    skip: tuple[tuple[int, int, int], ...]
+    mask_documents: tuple[int, ...]
+    _changed_by_state: ClassVar[tuple[str, ...]] = (
+        "epoch",
+        "plan",
+        "skip",
+        "mask_documents",
+        "_position",
+        "_resumed",
+    )
+    _last_epoch = MAX_COUNT
+    _counts = "records"
+    #: The warning of an epoch that is read again was given.
+    _warned = False
+
+    def _begin_pass(self) -> None:
+        if self._passed != self.epoch or self.shuffle == "sequential" or self._warned:
+            return
+        self._warned = True
+        warnings.warn(
+            f"{self.path}: epoch {self.epoch:,} was read to its end, and is read again in the same order: call "
+            "set_epoch(e) before each epoch, or take batches from get_batch(), which goes on to the next epoch",
+            UserWarning,
+            stacklevel=3,  # the loop that asks for the first batch
+        )
+
+    @abstractmethod
+    def plan_of_epoch(self, epoch: int) -> StepPlan:
+        """Return the reads of this rank at each step of an epoch. `plan` has those of the current epoch."""
+
+    @abstractmethod
+    def _mask(self) -> None:
+        """Prepare the reads for the documents in `mask_documents`, or raise an error."""
+
+    def _end_of_epoch(self, epoch: int) -> int:
+        return self.plan.num_records
+
+    def _start(self, epoch: int) -> Any:
+        self.plan = self.plan_of_epoch(epoch)
+        self.epoch = epoch
+        return 0
+
+    def _place(self) -> dict[str, Any]:
+        place: dict[str, Any] = {
+            "epoch": self.epoch,
+            "position": min(self._position, self._end_of_epoch(self.epoch)),
+        }
+        if self.skip:
+            place["skip"] = [[*triple] for triple in self.skip]
+        if self.mask_documents:
+            place["mask_documents"] = [*self.mask_documents]
+        return place
+
+    def _take_over(self, state: dict[str, Any], force: bool) -> None:
+        skip = (*self.skip, *checked_skip(state.pop("skip", ())))
+        masked = (*self.mask_documents, *masked_numbers(state.pop("mask_documents", ())))
+        if not force:
+            require_fields(self.path, state, self.identity(), ("epoch", "position"), Remedy.FORCE)
+        epoch = require_count(self.path, state, "epoch", self._last_epoch)
+        end = self._end_of_epoch(epoch)
+        position = require_count(self.path, state, "position", end, f"the {self._counts} of an epoch")
+        if skip != self.skip:
+            self.skip = checked_skip(skip)
+            self.plan = self.plan_of_epoch(self.epoch)
+        if masked != self.mask_documents:
+            self.mask_documents = masked_numbers(masked)
+            self._mask()
+        self.set_epoch(epoch)
+        self._go_to(position, resumed=True)
+        self._passed = None
+
+
+def masked_numbers(mask_documents: Collection[int]) -> tuple[int, ...]:
+    """Return numbers of documents, ascending; raise `ArgumentError` if one is not a number."""
+    try:
+        return tuple(sorted({index(number) for number in mask_documents}))
+    except TypeError:
+        raise ArgumentError(
+            f"mask_documents: expected numbers of documents, as in 'documents', found {mask_documents!r:.80}"
+        ) from None

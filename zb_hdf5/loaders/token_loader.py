@@ -62,10 +62,14 @@ class TokenLoader(Resumable, Generic[BatchT]):
         reading = None
         try:
             while True:
-                asked_s = time.perf_counter()
+                asked_s = self._ask()
                 reading = self._reading or self._begin()
                 for batch, self._position in reading:
-                    self._count(batch, asked_s)
+                    # as `_count`, without calls: a loop runs this for each batch
+                    self._waited_s += time.perf_counter() - asked_s
+                    self._num_given += 1
+                    num_bytes = getattr(batch, "nbytes", None)  # of a tensor
+                    self._bytes_given += bytes_of(batch) if num_bytes is None else num_bytes
                     yield batch
                     if self._reading is not reading:  # a change, or another iteration
                         if self._closed:
@@ -94,7 +98,7 @@ class TokenLoader(Resumable, Generic[BatchT]):
 
     def _next_of_epoch(self) -> BatchT | None:
         """Return the next batch, or None at the end of the epoch. After an error the next call tries again."""
-        asked_s = time.perf_counter()
+        asked_s = self._ask()
         reading = self._reading or self._begin()
         try:
             batch, self._position = next(reading)
@@ -106,10 +110,15 @@ class TokenLoader(Resumable, Generic[BatchT]):
         self._count(batch, asked_s)
         return batch
 
-    def _count(self, batch: BatchT, asked_s: float) -> None:
-        """Count a batch that the caller has asked for at a time, and now gets."""
+    def _ask(self) -> float:
+        """Return the time at which a batch is asked for, and keep that of the first one."""
+        asked_s = time.perf_counter()
         if self._first_asked_s is None:
             self._first_asked_s = asked_s
+        return asked_s
+
+    def _count(self, batch: BatchT, asked_s: float) -> None:
+        """Count a batch that the caller has asked for at a time, and now gets."""
         self._waited_s += time.perf_counter() - asked_s
         self._num_given += 1
         self._bytes_given += bytes_of(batch)

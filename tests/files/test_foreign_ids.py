@@ -9,6 +9,7 @@ from zb_hdf5 import Loader, errors, open_reader, open_stream
 from zb_hdf5.loaders.order import SHUFFLES
 
 IDS = np.random.default_rng(5).integers(0, 120, 4000)
+IDS.flags.writeable = False  # for all tests
 #: Dtype of the file -> the largest id that it may have.
 DTYPES = {
     "u1": 2**8 - 1, "i1": 2**7 - 1, "u2": 2**16 - 1, "<i2": 2**15 - 1, ">i2": 2**15 - 1, "<u4": 2**32 - 1,
@@ -86,7 +87,7 @@ def test_a_value_that_is_no_id_is_an_error_that_names_its_index(dtype, bad, acce
 
 
 def test_an_error_names_the_index_in_the_file_of_many(tmp_path):
-    parts = np.split(IDS, [1000, 1100])
+    parts = np.split(IDS.copy(), [1000, 1100])
     parts[2][77] = -3
     for number, part in enumerate(parts):
         write(tmp_path / f"{number}.npy", part, "<i4")

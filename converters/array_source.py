@@ -7,7 +7,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ from zb_hdf5.converters.options import ArrayOptions, HeldOut, Settings, Target
 from zb_hdf5.converters.routes import TRAIN, VAL
 from zb_hdf5.converters.shard_plan import number_of_shards
 from zb_hdf5.errors import ArgumentError, ConvertError, Remedy
+from zb_hdf5.field import Field
 from zb_hdf5.files.paths import OpenFiles, any_path
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.files.tokens import Tokens
@@ -82,12 +83,21 @@ class ArrayFile(ABC):
         (tokens,) of a stream, (records, tokens of each) of records.
     dtype
         The dtype of a token in the file: any integer.
+    fields
+        The arrays of values of the tokens, of the same shape, by their names.
     """
 
-    def __init__(self, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], fields: Mapping[str, ArrayFile] | None = None
+    ) -> None:
         self.path = path
         self.shape = shape
         self.dtype = dtype
+        self.fields = dict(fields or {})
+
+    def described_fields(self) -> tuple[Field, ...]:
+        """Return the fields, in the order of their names."""
+        return tuple(Field(name, self.fields[name].dtype.newbyteorder("=")) for name in sorted(self.fields))
 
     @property
     def reads_alone(self) -> bool:
@@ -121,8 +131,25 @@ def fitting_dtype(files: Sequence[ArrayFile], vocab_size: int) -> str:
     return "uint16" if small or 0 < vocab_size <= 2**16 else "uint32"
 
 
+def _fields_of(files: Sequence[ArrayFile]) -> tuple[Field, ...]:
+    """Return the fields that all files have; `ConvertError` for one that lacks some, or has them in another dtype."""
+    first = files[0].described_fields()
+    for file in files[1:]:
+        found = file.described_fields()
+        if found != first:
+            raise ConvertError(
+                f"{file.path}: expected the fields {_in_words(first)} of {files[0].path}, found {_in_words(found)}",
+                remedy=Remedy.TOKENS_ONLY,
+            )
+    return first
+
+
+def _in_words(fields: Sequence[Field]) -> str:
+    return ", ".join(f"{field.name} {field.dtype}" for field in fields) or "none"
+
+
 class ArraySource(BatchSource):
-    """Batches of records from arrays, shuffled or not. The records of a split for validation come last.
+    """Batches of records from arrays, with their fields, shuffled or not. Those of a split for validation come last.
 
     Parameters
     ----------
@@ -175,12 +202,15 @@ class ArraySource(BatchSource):
         counts = [file.num_records(seq_len) for file in files]
         total = sum(counts)
         stored = stored_dtype(fitting_dtype(files, vocab_size) if dtype == "auto" else dtype)
+        fields = _fields_of(files)
         self.lacks_vocab_size = dtype == "auto" and stored == np.uint32 and not vocab_size
-        self.meta = StoreMeta(batch_size, seq_len, stored, seed if shuffle else 0, total, vocab_size=vocab_size)
+        seed_of_store = seed if shuffle else 0
+        self.meta = StoreMeta(batch_size, seq_len, stored, seed_of_store, total, vocab_size=vocab_size, fields=fields)
         require_pad_id(pad_id, self.meta)
         self.shuffle = "global" if shuffle else "none"
         self.reorders = shuffle
-        self.reads_alone = all(file.reads_alone for file in files)
+        columns = [column for file in files for column in (file, *file.fields.values())]
+        self.reads_alone = all(column.reads_alone for column in columns)
         self.description = {
             "format": name,
             "files": [str(path) for path in self.paths],
@@ -249,60 +279,82 @@ class ArraySource(BatchSource):
         return [SourceShard(stop - start, split) for start, stop in cuts]
 
     def read_into(self, start: int, out: TokenArray) -> None:
+        self._read_column("", start, out, self.pad_id)
+
+    def read_field_into(self, name: str, start: int, out: TokenArray) -> None:
+        padding = next(field.padding for field in self.meta.fields if field.name == name)
+        self._read_column(name, start, out, padding)
+
+    def _read_column(self, name: str, start: int, out: TokenArray, padding: Any) -> None:
+        """Fill `out` with consecutive batches of the tokens (""), or of a field."""
         rows = out.reshape(-1, self.meta.seq_len)
         first = start * self.meta.batch_size
         count = min(len(rows), self.meta.total_records - first)
         positions = np.arange(first, first + count)
-        self._gather(positions if self.order is None else self.order.indices(positions), rows[:count])
-        rows[count:] = self.pad_id
+        self._gather(name, positions if self.order is None else self.order.indices(positions), rows[:count])
+        rows[count:] = padding
 
-    def read_records(self, first: int, rows: TokenArray) -> None:
-        self._gather(np.arange(first, first + len(rows)), rows)
+    def read_records(self, first: int, rows: TokenArray, name: str = "") -> None:
+        self._gather(name, np.arange(first, first + len(rows)), rows)
 
     def probe(self, record: int) -> float | None:
         number = int(np.searchsorted(self._ends, record, side="right"))
         seq_len = self.meta.seq_len
         start = int(record - self._firsts[number]) * seq_len
-        tokens = self._open(number)
+        tokens = self._open("", number)
         if tokens.ready(start) and tokens.ready(start + seq_len - 1):
             return None
         start_s = time.perf_counter()
         tokens.read([(start, np.empty(seq_len, tokens.dtype))])
         return time.perf_counter() - start_s
 
-    def _open(self, number: int) -> Tokens:
-        return self._open_files.get(number, lambda number: self._files[number].open())
+    def _open(self, name: str, number: int) -> Tokens:
+        """Open a column of a file: its tokens (""), or a field."""
+        columns = ["", *(field.name for field in self.meta.fields)]
+        file = self._column(name, number)
+        return self._open_files.get(number * len(columns) + columns.index(name), lambda _: file.open())
 
-    def _gather(self, records: npt.NDArray[np.int64], rows: TokenArray) -> None:
+    def _column(self, name: str, number: int) -> ArrayFile:
+        file = self._files[number]
+        return file.fields[name] if name else file
+
+    def _gather(self, name: str, records: npt.NDArray[np.int64], rows: TokenArray) -> None:
         files = np.searchsorted(self._ends, records, side="right")
         for number in np.flatnonzero(np.bincount(files)).tolist():
             here = np.flatnonzero(files == number)
-            self._gather_from(number, records[here] - self._firsts[number], rows, here)
+            self._gather_from(name, number, records[here] - self._firsts[number], rows, here)
 
     def _gather_from(
-        self, number: int, inside: npt.NDArray[np.int64], rows: TokenArray, here: npt.NDArray[np.int64]
+        self, name: str, number: int, inside: npt.NDArray[np.int64], rows: TokenArray, here: npt.NDArray[np.int64]
     ) -> None:
-        """Copy records `inside` one file to the output rows `here`, checked."""
-        file = self._files[number]
+        """Copy records `inside` one file to the output rows `here`; tokens are checked."""
+        file = self._column(name, number)
         seq_len = self.meta.seq_len
         together = len(here) == int(here[-1] - here[0]) + 1
         target = slice(int(here[0]), int(here[-1]) + 1) if together else here
-        direct = together and file.dtype == self.meta.dtype
+        direct = together and file.dtype == rows.dtype
         tokens = rows[target] if direct else np.empty((len(here), seq_len), file.dtype)
-        self._take(number, inside * seq_len, tokens)
-        bad = find_bad_token(tokens, token_limit(self.meta.dtype, self.meta.vocab_size))
-        if bad is not None:
-            row, column = divmod(bad, seq_len)
-            record = int(inside[row])
-            index = f"{record * seq_len + column:,}" if len(file.shape) == 1 else f"[{record:,}, {column:,}]"
-            message = bad_token_message(file.path, f"index {index}", tokens[row, column], self.meta)
-            raise out_of_range(message, self.suspects)
+        self._take(name, number, inside * seq_len, tokens)
+        if not name:
+            self._require_ids(file, inside, tokens)
         if not direct:
             rows[target] = tokens
 
-    def _take(self, number: int, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
-        """Fill `out` with the records of one file that begin at these tokens."""
-        tokens = self._open(number)
+    def _require_ids(self, file: ArrayFile, inside: npt.NDArray[np.int64], tokens: TokenArray) -> None:
+        """Raise `ConvertError` for the first of some records with a token that cannot be stored."""
+        bad = find_bad_token(tokens, token_limit(self.meta.dtype, self.meta.vocab_size))
+        if bad is None:
+            return
+        row, column = divmod(bad, self.meta.seq_len)
+        record = int(inside[row])
+        is_stream = len(file.shape) == 1
+        index = f"{record * self.meta.seq_len + column:,}" if is_stream else f"[{record:,}, {column:,}]"
+        message = bad_token_message(file.path, f"index {index}", tokens[row, column], self.meta)
+        raise out_of_range(message, self.suspects)
+
+    def _take(self, name: str, number: int, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
+        """Fill `out` with the records of a column of one file that begin at these tokens."""
+        tokens = self._open(name, number)
         seq_len = self.meta.seq_len
         if bool(np.all(np.diff(starts) == seq_len)):  # they follow each other
             tokens.read([(int(starts[0]), out.reshape(-1))])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -191,8 +191,22 @@ class BatchSource(ABC):
         """Return the pieces of consecutive batches of one split, if `has_pieces`."""
         raise ConvertError(f"{self.paths[0]}: holds no documents")
 
-    def read_records(self, first: int, rows: TokenArray) -> None:
-        """Fill `rows`, shape `(count, S)` of the stored dtype, with consecutive records, if it has an `order`."""
+    def read_batches(self, start: int, tokens: TokenArray, fields: Mapping[str, TokenArray]) -> None:
+        """Fill `tokens` and the values of fields with consecutive batches, as the two methods above do."""
+        self.read_into(start, tokens)
+        for name, values in fields.items():
+            self.read_field_into(name, start, values)
+
+    def read_records(self, first: int, rows: TokenArray, name: str = "") -> None:
+        """Fill `rows`, shape `(count, S)` of the stored dtype, with consecutive records, if it has an `order`.
+
+        Parameters
+        ----------
+        first
+            The number of the first record in the order of the source.
+        name
+            The field whose values are read; "": the tokens.
+        """
         raise ConvertError(f"{self.paths[0]}: its records have no order")
 
     def probe(self, record: int) -> float | None:
@@ -206,6 +220,11 @@ class BatchSource(ABC):
     def check_reads(self) -> None:
         """From now on compare each batch with its own digest: none of `file_of` covers the batches that are read."""
         return
+
+
+def batch_bytes(meta: StoreMeta) -> int:
+    """Return the bytes of a batch with the values of its fields."""
+    return meta.batch_bytes + sum(meta.of_field(field.name).batch_bytes for field in meta.fields)
 
 
 class BatchGroup:
@@ -233,15 +252,13 @@ class BatchGroup:
         self.in_use()
         self.tokens = self._tokens[:count]
         self.fields = {name: values[:count] for name, values in self._fields.items()}
-        source.read_into(first, self.tokens)
-        for name, values in self.fields.items():
-            source.read_field_into(name, first, values)
+        source.read_batches(first, self.tokens, self.fields)
         return self
 
 
 def read_groups(source: BatchSource, start: int, stop: int) -> Iterator[BatchGroup]:
     """Yield groups of batches: while one is written, those before it are hashed, and the next is read."""
-    size = max(1, GROUP_BYTES // source.meta.batch_bytes)
+    size = max(1, GROUP_BYTES // batch_bytes(source.meta))
     groups = [BatchGroup(source.meta, min(size, stop - start)) for _ in range(GROUPS)]
 
     def read(number: int) -> BatchGroup:

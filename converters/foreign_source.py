@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from zb_hdf5.converters.array_source import ArrayFile, ArraySource, array_options, files_at
-from zb_hdf5.converters.options import ArrayOptions, DatasetOptions, ForeignOptions, Settings
+from zb_hdf5.converters.options import ArrayOptions, DatasetOptions, ForeignOptions, LossOptions, Settings
 from zb_hdf5.errors import ConvertError
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.tokens import Tokens
+from zb_hdf5.formats.dataset_choice import DatasetChoice
 from zb_hdf5.formats.foreign import no_such_axes, require_records
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import H5pyTokens, open_stored
@@ -49,7 +52,8 @@ class ForeignArray(ArrayFile):
         meta = column.meta
         is_stream = meta.layout == STREAM_LAYOUT
         shape = (column.num_tokens,) if is_stream else (column.num_tokens // meta.seq_len, meta.seq_len)
-        super().__init__(column.path, shape, column.dtype)
+        fields = {name: ForeignArray(each) for name, each in column.fields.items()}
+        super().__init__(column.path, shape, column.dtype, fields)
         self._column = column
 
     @property
@@ -93,6 +97,10 @@ def open_foreign(paths: list[Path], settings: Settings) -> ForeignSource:
     """Open files of other programs, and folders of them, as a conversion asks."""
     chosen = settings.of(DatasetOptions)
     columns = _look_at_all(files_at(paths, *SUFFIXES), chosen.dataset, chosen.axes)
+    if settings.of(LossOptions).tokens_only and not FORMATS[settings.target.format].tokens_only:
+        columns = [column._replace(meta=replace(column.meta, fields=()), fields={}) for column in columns]
+    elif left_out := sorted({name for column in columns for name in column.left_out}):
+        warnings.warn(f"{columns[0].path}: left out, as they can be no fields: {', '.join(left_out)}", stacklevel=2)
     batch_size = settings.of(ForeignOptions).batch_size
     return ForeignSource(columns, **{**array_options(settings), "batch_size": batch_size})
 
@@ -105,7 +113,7 @@ def _look_at_all(files: Sequence[Path], dataset: str | None, axes: str | None) -
             raise ConvertError(
                 f"{file}: expected an HDF5 file of another program, found a file of this one: convert it by itself"
             )
-        column = look_at(file, None, dataset=dataset)
+        column = look_at(file, None, choice=DatasetChoice(dataset))
         if column.meta.layout == BATCHES_LAYOUT:
             with closing(H5pyTokens(column)) as tokens:
                 require_records(file, column.name, tokens.dataset(), axes)

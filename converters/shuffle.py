@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,12 +20,14 @@ from statistics import median
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError
 from zb_hdf5.console import counted, format_bytes
-from zb_hdf5.converters.batch_source import GROUPS, BatchSource
+from zb_hdf5.converters.batch_source import GROUPS, BatchSource, batch_bytes
 from zb_hdf5.converters.engines import OnProgress, Workers, no_progress
 from zb_hdf5.errors import BatchIndexError, ChecksumError, IncompleteError
+from zb_hdf5.field import Field
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.publishing import scratch_directory, write_fully
 from zb_hdf5.files.ranges import LocalFile
@@ -46,6 +48,11 @@ PROCESS_BYTES: Final = 96 << 20
 BYTES_PER_RECORD: Final = 48
 
 
+def _token_bytes(dtype: np.dtype[Any], fields: Sequence[Field]) -> int:
+    """Return the bytes of a token with its values."""
+    return dtype.itemsize + sum(each.dtype.itemsize * each.size for each in fields)
+
+
 @dataclass(frozen=True)
 class ScatterPlan:
     """The runs and buckets of records."""
@@ -55,6 +62,7 @@ class ScatterPlan:
     dtype: np.dtype[Any]
     run_records: int  # source records in a run; the last one has fewer
     buckets: tuple[tuple[int, int], ...]  # ascending (start, stop) of stored positions; records of others are left out
+    fields: tuple[Field, ...] = ()  # whose values follow the tokens of each record
 
     @classmethod
     def fit(
@@ -64,6 +72,7 @@ class ScatterPlan:
         dtype: np.dtype[Any],
         ranges: list[tuple[int, int]],
         memory_bytes: int,
+        fields: tuple[Field, ...] = (),
     ) -> ScatterPlan:
         """Return the plan with the largest runs and buckets with which one process stays within its memory.
 
@@ -77,8 +86,10 @@ class ScatterPlan:
             Ascending (start, stop) of stored positions; each bucket is inside of one of them.
         memory_bytes
             Memory of the process.
+        fields
+            The fields of the tokens.
         """
-        record_bytes = record_tokens * dtype.itemsize
+        record_bytes = record_tokens * _token_bytes(dtype, fields)
         fitting = (memory_bytes - PROCESS_BYTES) // (record_bytes + BYTES_PER_RECORD)
         # no more than lets each bucket read a group from each run: touching memory for the first time takes long
         fitting = min(fitting, math.isqrt(order.n * max(1, GROUP_BYTES // record_bytes)) + 1)
@@ -92,7 +103,7 @@ class ScatterPlan:
         for start, stop in ranges:
             number = -(-(stop - start) // fitting)
             buckets += pairwise(start + k * (stop - start) // number for k in range(number + 1))
-        return cls(order, record_tokens, dtype, min(fitting, order.n), tuple(buckets))
+        return cls(order, record_tokens, dtype, min(fitting, order.n), tuple(buckets), fields)
 
     @property
     def num_runs(self) -> int:
@@ -100,7 +111,18 @@ class ScatterPlan:
 
     @property
     def record_bytes(self) -> int:
-        return self.record_tokens * self.dtype.itemsize
+        return self.record_tokens * _token_bytes(self.dtype, self.fields)
+
+    @property
+    def columns(self) -> dict[str, tuple[np.dtype[Any], slice]]:
+        """The dtype of the tokens ("") and of each field, and the place of its values in the bytes of a record."""
+        found = {}
+        end = 0
+        for name, dtype, size in (("", self.dtype, 1), *((each.name, each.dtype, each.size) for each in self.fields)):
+            start = end
+            end += self.record_tokens * size * dtype.itemsize
+            found[name] = dtype, slice(start, end)
+        return found
 
     @property
     def temp_bytes(self) -> int:
@@ -140,10 +162,10 @@ def scatter_run(task: RunTask, progress: OnProgress = no_progress) -> None:
     plan = task.plan
     first = task.run * plan.run_records
     count = plan.records_in(task.run)
-    records = np.empty((count, plan.record_tokens), plan.dtype)
+    records = np.empty((count, plan.record_bytes), np.uint8)
     step = max(1, GROUP_BYTES // plan.record_bytes)
     for start in range(0, count, step):
-        task.source.read_records(first + start, records[start : start + step])
+        _read_run(task, first + start, records[start : start + step])
     positions = plan.order.positions(np.arange(first, first + count))
     limits = np.array(plan.buckets)
     buckets = limits[:, 0].searchsorted(positions, side="right") - 1
@@ -152,7 +174,7 @@ def scatter_run(task: RunTask, progress: OnProgress = no_progress) -> None:
     starts = np.zeros(len(plan.buckets) + 1, "<u8")
     crc32 = np.zeros(len(plan.buckets), "<u8")
     np.cumsum(np.bincount(buckets[by_bucket], minlength=len(plan.buckets)), out=starts[1:])
-    group = np.empty((min(len(by_bucket), step), plan.record_tokens), plan.dtype)
+    group = np.empty((min(len(by_bucket), step), plan.record_bytes), np.uint8)
     with open(task.path, "wb", buffering=0) as file:
         for bucket, (begin, end) in enumerate(pairwise(starts.tolist())):
             for start in range(begin, end, step):
@@ -163,6 +185,17 @@ def scatter_run(task: RunTask, progress: OnProgress = no_progress) -> None:
                 write_fully(file.fileno(), ordered, start * plan.record_bytes)
         write_fully(file.fileno(), np.concatenate([starts, crc32]), len(by_bucket) * plan.record_bytes)
     progress(task.amount)
+
+
+def _read_run(task: RunTask, first: int, records: npt.NDArray[np.uint8]) -> None:
+    """Read consecutive records of the source, the values of their fields after the tokens of each."""
+    for name, (dtype, place) in task.plan.columns.items():
+        if not task.plan.fields:  # in place
+            task.source.read_records(first, records.view(dtype))
+            return
+        values = np.empty((len(records), (place.stop - place.start) // dtype.itemsize), dtype)
+        task.source.read_records(first, values, name)
+        records[:, place] = values.view(np.uint8)
 
 
 class ScatteredSource(BatchSource):
@@ -185,26 +218,46 @@ class ScatteredSource(BatchSource):
         self._folder = folder
         self._number = -1  # of the bucket in memory
         self._ranks = np.empty(0, np.int64)
-        self._records = np.empty((0, plan.record_tokens), plan.dtype)
+        self._records = np.empty((0, plan.record_bytes), np.uint8)
 
     def read_into(self, start: int, out: TokenArray) -> None:
-        rows = out.reshape(-1, self.meta.seq_len)
-        buckets = self._plan.buckets
+        self.read_batches(start, out, {})
+
+    def read_batches(self, start: int, tokens: TokenArray, fields: Mapping[str, TokenArray]) -> None:
+        paddings = {"": np.asarray(self.pad_id)} | {each.name: each.padding for each in self.meta.fields}
         first = start * self.meta.batch_size
+        num_rows = len(tokens) * self.meta.batch_size
+        count = min(num_rows, self._plan.order.n - first)
+        rows = {
+            name: values.reshape(num_rows, math.prod(values.shape[2:]))
+            for name, values in {"": tokens, **fields}.items()
+        }
+        for name, values in rows.items():
+            values[count:] = paddings[name]
         done = 0
-        count = min(len(rows), self._plan.order.n - first)
-        rows[count:] = self.pad_id
         while done < count:
-            position = first + done
-            bucket = bisect_right(buckets, (position, self._plan.order.n + 1)) - 1
-            if bucket < 0 or position >= buckets[bucket][1]:
-                raise BatchIndexError(f"{self._folder}: no bucket has position {position:,}")
-            if self._number != bucket:
-                self._load(bucket)
-            ranks = self._ranks[position - buckets[bucket][0] :][: count - done]
-            # "clip" lets numpy write into `out` without a buffer
-            self._records.take(ranks, axis=0, out=rows[done : done + len(ranks)], mode="clip")
+            ranks = self._ranks_from(first + done)[: count - done]
+            for name, values in rows.items():
+                self._take(name, ranks, values[done : done + len(ranks)])
             done += len(ranks)
+
+    def _ranks_from(self, position: int) -> npt.NDArray[np.int64]:
+        """Load the bucket of a position, and return the ranks of its records from there on."""
+        buckets = self._plan.buckets
+        bucket = bisect_right(buckets, (position, self._plan.order.n + 1)) - 1
+        if bucket < 0 or position >= buckets[bucket][1]:
+            raise BatchIndexError(f"{self._folder}: no bucket has position {position:,}")
+        if self._number != bucket:
+            self._load(bucket)
+        return self._ranks[position - buckets[bucket][0] :]
+
+    def _take(self, name: str, ranks: npt.NDArray[np.int64], out: TokenArray) -> None:
+        """Fill `out` with the values of records of the bucket."""
+        dtype, place = self._plan.columns[name]
+        if self._plan.fields:
+            out[...] = self._records[ranks, place].view(dtype)
+        else:  # "clip" lets numpy write into `out` without a buffer
+            self._records.view(dtype).take(ranks, axis=0, out=out, mode="clip")
 
     def _load(self, bucket: int) -> None:
         """Read a bucket, into the buffer of the one before it, and rank its records by their source numbers."""
@@ -214,7 +267,7 @@ class ScatteredSource(BatchSource):
         done = 0
         if not len(self._records):
             largest = max(stop - start for start, stop in plan.buckets)
-            self._records = np.empty((largest, plan.record_tokens), plan.dtype)
+            self._records = np.empty((largest, plan.record_bytes), np.uint8)
         for run in range(plan.num_runs):
             done += self._read_segment(plan.run_path(self._folder, run), bucket, self._records[done : stop - start])
         if done != stop - start:
@@ -292,20 +345,21 @@ def choose_shuffle(
         return UNSHUFFLED
     if source.order is None:
         return Shuffle("direct", "the source gives the rows in their final order")
-    _require_memory(memory_bytes, workers, meta.batch_bytes)
+    _require_memory(memory_bytes, workers, batch_bytes(meta))
     reason = "as asked"
     if method == "auto":
         method, reason = _probe(source, source.order.n)
     if method == "direct":
         return Shuffle(method, reason)
-    own_bytes = memory_bytes // min(workers, len(ranges)) - GROUPS * max(GROUP_BYTES, meta.batch_bytes)
+    own_bytes = memory_bytes // min(workers, len(ranges)) - GROUPS * max(GROUP_BYTES, batch_bytes(meta))
     in_records = [(start * meta.batch_size, min(stop * meta.batch_size, source.order.n)) for start, stop in ranges]
-    return Shuffle(method, reason, ScatterPlan.fit(source.order, meta.seq_len, meta.dtype, in_records, own_bytes))
+    plan = ScatterPlan.fit(source.order, meta.seq_len, meta.dtype, in_records, own_bytes, meta.fields)
+    return Shuffle(method, reason, plan)
 
 
-def _require_memory(memory_bytes: int, workers: int, batch_bytes: int) -> None:
+def _require_memory(memory_bytes: int, workers: int, one_batch: int) -> None:
     """Raise `ArgumentError` if some processes take more than they may together, even if they only gather directly."""
-    needed = workers * (DIRECT_BYTES + GROUPS * max(0, batch_bytes - GROUP_BYTES))
+    needed = workers * (DIRECT_BYTES + GROUPS * max(0, one_batch - GROUP_BYTES))
     if memory_bytes < needed:
         raise ArgumentError(
             f"memory: {format_bytes(memory_bytes)} is too little for {counted(workers, 'process', 'processes')}: it "

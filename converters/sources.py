@@ -80,6 +80,8 @@ class SourceKind:
         Options of its classes that it does not take.
     suffixes
         Those of its files, by which they are found.
+    drops_fields
+        Whether its fields may be left behind by any target, also by one that holds them.
     """
 
     noun: str
@@ -94,6 +96,7 @@ class SourceKind:
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     hidden: tuple[str, ...] = ()
     suffixes: tuple[str, ...] = ()
+    drops_fields: bool = False
 
     def options_of(self, target: str) -> dict[str, Any]:
         """Return the options that apply to a target, and their defaults."""
@@ -109,7 +112,7 @@ class SourceKind:
             "live": row is None or row.tokens_only or bool(self.rows),
             "val_fraction": row is not None and not row.holds_batches,
             "note": is_of_trainer or (row is not None and not row.holds_batches),
-            "tokens_only": not is_of_trainer and (row is None or not row.tokens_only),
+            "tokens_only": not (self.drops_fields or is_of_trainer) and (row is None or not row.tokens_only),
             "shard_size": is_staged,
             "shard_range": is_staged,
         }
@@ -198,6 +201,7 @@ FOREIGN: Final = SourceKind(
     urls=True,
     choices=_NEW_DTYPES,
     hidden=("val_last_shard",),
+    drops_fields=True,
 )
 #: The format of which there are stores, and files of other programs.
 _HDF5: Final = "hdf5"
@@ -298,6 +302,7 @@ def _any_hdf5(store: SourceKind) -> SourceKind:
         several=True,
         choices={},
         hidden=FOREIGN.hidden,
+        drops_fields=True,
     )
 
 

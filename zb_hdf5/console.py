@@ -26,7 +26,7 @@ import click
 from zb_hdf5.errors import ArgumentError, Remedy, ZbError, parse_size
 from zb_hdf5.errors import counted as counted  # for all commands
 from zb_hdf5.errors import format_bytes as format_bytes
-from zb_hdf5.formats.registry import AXES
+from zb_hdf5.formats.dataset_choice import AXES
 from zb_hdf5.signals import Terminated, end_by, unwinding_signals
 
 BAR_WIDTH: Final = 30

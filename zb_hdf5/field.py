@@ -66,7 +66,7 @@ class Field:
     shape: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name) or self.name in RESERVED_NAMES:
+        if not is_field_name(self.name):
             raise ArgumentError(
                 f"expected a name of letters, digits and _ for a field, none of {', '.join(sorted(RESERVED_NAMES))}; "
                 f"found {self.name!r}"
@@ -151,6 +151,11 @@ def _is_stored(dtype: np.dtype[Any]) -> bool:
     if dtype.names is not None:
         return all(_is_stored(dtype[name].base) for name in dtype.names)
     return dtype.kind in _KINDS and dtype.itemsize > 0 and dtype.isnative
+
+
+def is_field_name(name: str) -> bool:
+    """Return whether a field may have this name."""
+    return _NAME.fullmatch(name) is not None and name not in RESERVED_NAMES
 
 
 def parse_fields(fields: Fields | None) -> tuple[Field, ...]:

@@ -595,7 +595,7 @@ def foreign(path, tokens, **options):
     with h5py.File(path, "w") as h5:
         h5.create_dataset("data/tokens", data=tokens, **options)
         h5["data/flat"] = tokens.reshape(-1)
-        h5["data/float"] = tokens.astype("<f4")
+        h5["data/float"] = tokens[1:].astype("<f4")
     return path
 
 

@@ -17,11 +17,14 @@ from zb_hdf5 import (
     ConvertError,
     FormatError,
     IncompleteError,
+    Loader,
     ShardIndex,
     convert,
+    open_reader,
     verify_store,
 )
 from zb_hdf5.commands.zb import zb
+from zb_hdf5.converters.shuffle import BYTES_PER_RECORD, PROCESS_BYTES, ScatterPlan
 from zb_hdf5.loaders.order import write_order
 
 S = 8
@@ -310,3 +313,125 @@ def test_a_folder_without_hdf5_files_and_one_of_ours_are_no_foreign_ones(tmp_pat
     (store / "shards.json").unlink()
     message = one_error(run_zb("convert", "hdf5-to-batch", store, tmp_path / "o"), 1)
     assert "zb index rebuild" in message
+
+
+# --- fields --------------------------------------------------------------------------------------------------------
+MASK = RECORDS % 3 > 0
+VALUES = {
+    "attention_mask": MASK.astype("<i8"),
+    "labels": np.where(MASK, RECORDS, -100).astype(">i4"),
+    "loss_mask": MASK,
+    "weight": (RECORDS / 7).astype("<f4"),
+}
+FIELDS = {name: values[write_order(120, 3).indices(np.arange(120))] for name, values in VALUES.items()}
+
+
+def write_fields(path, rows, layout=0, leave_out=(), shape=None, **dtypes):
+    """Write the tokens of some records, and their fields, each in a dataset of its own."""
+    write_file(path, RECORDS[rows] if shape is None else RECORDS[rows].reshape(shape), "x/input_ids", layout)
+    with h5py.File(path, "r+") as h5:
+        for name, values in VALUES.items():
+            if name not in leave_out:
+                part = values[rows] if shape is None else values[rows].reshape(shape)
+                how = {"compression": "gzip"} if layout == 2 else {}
+                h5.create_dataset(f"x/{name}", data=part.astype(dtypes.get(name, values.dtype)), **how)
+    return path
+
+
+def require_fields(path):
+    np.testing.assert_array_equal(records_of(path), SHUFFLED)
+    with open_reader(path) as reader:
+        assert {field.name for field in reader.meta.fields} == VALUES.keys()
+        for name, values in FIELDS.items():
+            found = np.array(list(reader.field(name)))
+            np.testing.assert_array_equal(found.reshape(-1, S), values)
+            assert found.dtype == values.dtype.newbyteorder("=")
+    assert {each.outcome for each in verify_store(path)} == {"verified"}
+
+
+@pytest.mark.parametrize("shape", [None, (-1,), (-1, 4, S)])
+@pytest.mark.parametrize("method", ["direct", "two-pass"])
+def test_datasets_beside_the_tokens_become_fields(method, shape, tmp_path):
+    (tmp_path / "in").mkdir()
+    for number, rows in enumerate(np.array_split(np.arange(120), 3)):
+        write_fields(tmp_path / "in" / f"{number}.h5", rows, number, shape=shape)
+    how = {**SHAPE, "seq_len": S, "shards": 2, "shuffle_method": method}
+    report = convert(tmp_path / "in", "hdf5", tmp_path / "out", **how)
+    require_fields(tmp_path / "out")
+    assert report.left_behind == ""
+    with Loader(tmp_path / "out", targets=True, shuffle="sequential", rank=0, world_size=1) as loader:
+        targets = np.concatenate([y.numpy() for _, y in loader])
+    np.testing.assert_array_equal(targets, FIELDS["labels"][:, 1:])
+
+
+def test_fields_of_a_last_batch_are_padded(tmp_path):
+    path = write_fields(tmp_path / "x.h5", np.arange(10))
+    for method in ("direct", "two-pass"):
+        out = tmp_path / method
+        convert(path, "hdf5", out, batch_size=4, remainder="pad", pad_id=9, shuffle_method=method)
+        with open_reader(out) as reader:
+            assert (reader[2][2:] == 9).all()
+            last = {name: reader.field(name)[2][2:] for name in VALUES}
+        assert all((values == (-100 if name == "labels" else 0)).all() for name, values in last.items())
+    convert(path, "hdf5", tmp_path / "plain", batch_size=4, remainder="drop", shuffle=False, val_fraction=0.5)
+    with open_reader(tmp_path / "plain", split="val") as reader:
+        np.testing.assert_array_equal(reader.field("labels")[0], VALUES["labels"][4:8])
+
+
+def test_buckets_in_little_memory_have_the_fields_too(tmp_path, monkeypatch):
+    path = write_fields(tmp_path / "x.h5", np.arange(120))
+    monkeypatch.setattr("zb_hdf5.converters.batch_source.GROUP_BYTES", 1)  # a group is one batch
+    fit = ScatterPlan.fit
+    few = {"memory_bytes": PROCESS_BYTES + 20 * (S * (2 + 8 + 4 + 1 + 4) + BYTES_PER_RECORD)}
+    seen = []
+
+    def in_little_memory(order, tokens, dtype, ranges, memory_bytes, fields):
+        seen.append(fit(order, tokens, dtype, ranges, fields=fields, **few))
+        return seen[-1]
+
+    monkeypatch.setattr(ScatterPlan, "fit", in_little_memory)
+    options = {**SHAPE, "shards": 2, "vocab_size": 50_257, "shuffle_method": "two-pass"}
+    convert(path, "hdf5", tmp_path / "out", **options)
+    assert (len(seen[0].buckets), seen[0].num_runs) == (6, 6)
+    require_fields(tmp_path / "out")
+
+
+def test_targets_without_a_place_for_fields_refuse_them_unless_tokens_suffice(tmp_path):
+    path = write_fields(tmp_path / "x.h5", np.arange(120))
+    for target, out in (("batch", "o.batch"), ("npy", "o.npy")):
+        refused = (lambda target=target, out=out: convert(path, target, tmp_path / out, **SHAPE),)
+        is_refused(ConvertError, *refused, match="the fields attention_mask, labels, loss_mask, weight; .*tokens_only")
+        assert not (tmp_path / out).exists()
+        report = convert(path, target, tmp_path / out, **SHAPE, tokens_only=True)
+        assert "leaves behind the fields attention_mask" in report.left_behind
+    message = one_error(run_zb("convert", "hdf5-to-batch", path, tmp_path / "x.batch"), 1)
+    assert message.endswith("pass --tokens-only to leave them behind")
+    run_zb("convert", "hdf5-to-hdf5", path, tmp_path / "plain", "--tokens-only", "--batch-size", 4, code=0)
+    assert ShardIndex.load(tmp_path / "plain").meta.fields == ()
+
+
+def test_files_must_have_the_same_fields(tmp_path):
+    (tmp_path / "in").mkdir()
+    write_fields(tmp_path / "in" / "0.h5", np.arange(60))
+    second = tmp_path / "in" / "1.h5"
+    first = "expected the fields attention_mask int64, labels int32, loss_mask bool, weight float32 of .*0.h5, found"
+    for how, found in (
+        ({"leave_out": ("labels",)}, "attention_mask int64, loss_mask bool, weight float32"),
+        ({"labels": "<i8"}, "attention_mask int64, labels int64, loss_mask bool, weight float32"),
+        ({"leave_out": VALUES}, "none"),
+    ):
+        write_fields(second, np.arange(60, 120), **how)
+        refused = (lambda: convert(tmp_path / "in", "hdf5", tmp_path / "o", **SHAPE, dataset="x/input_ids"),)
+        is_refused(ConvertError, *refused, match=rf"1\.h5: {first} {found}; .*tokens_only")
+    assert not (tmp_path / "o").exists()
+    convert(tmp_path / "in", "hdf5", tmp_path / "o", **SHAPE, dataset="x/input_ids", tokens_only=True)
+    np.testing.assert_array_equal(records_of(tmp_path / "o"), SHUFFLED)
+
+
+def test_values_that_can_be_no_field_are_named(tmp_path):
+    path = write_fields(tmp_path / "x.h5", np.arange(120))
+    with h5py.File(path, "r+") as h5:
+        h5["x/spans"] = np.zeros(RECORDS.shape, "i1")
+    with pytest.warns(UserWarning, match=r"x\.h5: left out, as they can be no fields: spans"):
+        convert(path, "hdf5", tmp_path / "out", **SHAPE, dataset="x/input_ids")
+    assert {field.name for field in ShardIndex.load(tmp_path / "out").meta.fields} == VALUES.keys()

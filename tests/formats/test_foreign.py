@@ -13,6 +13,7 @@ from contents import batches_of
 from contract import is_refused, random_tokens
 
 from zb_hdf5 import Loader, convert, errors, open_reader, open_stream, verify_store
+from zb_hdf5.field import parse_fields
 
 ONE_RANK = {"rank": 0, "world_size": 1}
 AXES = "batch,record,token"
@@ -468,3 +469,97 @@ def test_a_file_cut_short_is_an_error_in_each_layout(tmp_path):
         os.truncate(path, path.stat().st_size - 100)
         is_refused(errors.IncompleteError, lambda: reader.read_into(7, np.empty((5, 24), "<u4")), match="cut short")
     is_refused(errors.IncompleteError, lambda: open_reader(path), match="truncated")
+
+
+# --- fields beside the tokens ---------------------------------------------------------------------------------------
+MASK = RECORDS % 3 > 0
+VALUES = {
+    "attention_mask": MASK.astype("<i8"),
+    "labels": np.where(MASK, RECORDS, -100).astype(">i4"),
+    "position_ids": np.broadcast_to(np.arange(24), RECORDS.shape).astype("u1"),
+    "weight": (RECORDS / 7).astype("<f4"),
+    "loss_mask": MASK,
+}
+#: The shape of the tokens, and the arguments that give it that of five records.
+WITH_FIELDS = {"records": (40, 24), "batches": (8, 5, 24), "stream": (960,)}
+
+
+@pytest.fixture(params=[{}, {"chunks": True}, {"compression": "gzip"}], ids=["contiguous", "chunks", "gzip"])
+def how(request):
+    return request.param
+
+
+@pytest.fixture(params=WITH_FIELDS)
+def beside(request, how, tmp_path):
+    """Return the path of a file with tokens and fields of the same shape, and the arguments for five records."""
+    shape = WITH_FIELDS[request.param]
+    chunks = {"chunks": (5, *shape[1:])} if how == {"chunks": True} else how
+    with h5py.File(tmp_path / "x.h5", "w") as h5:
+        h5.create_dataset("data/input_ids", data=RECORDS.reshape(shape).astype("<i8"), **chunks)
+        for name, values in VALUES.items():
+            h5.create_dataset(f"data/{name}", data=values.reshape(shape), **chunks)
+        h5["data/lengths"] = np.zeros(40)
+        h5["data/spans"] = np.zeros(shape)  # a loader has spans of its own
+        h5["data/text"] = np.zeros(shape, "S3")
+    given = {"batch_size": 5} | ({"seq_len": 24} if request.param == "stream" else {})
+    return tmp_path / "x.h5", {} if request.param == "batches" else given
+
+
+def test_datasets_of_the_same_shape_are_fields(beside):
+    path, shape = beside
+    with open_reader(path, **shape) as reader:
+        assert reader.meta.fields == parse_fields({name: each.dtype.newbyteorder("=") for name, each in VALUES.items()})
+        np.testing.assert_array_equal(np.array(list(reader)).reshape(40, 24), RECORDS)
+        for name, values in VALUES.items():
+            found = np.array(list(reader.field(name)))
+            assert found.dtype.isnative
+            np.testing.assert_array_equal(found.reshape(40, 24), values)
+    with Loader(path, fields=tuple(VALUES), shuffle="records", seed=2, **shape, **ONE_RANK) as loader:
+        for step in loader:
+            numbers = [int(np.flatnonzero((row == RECORDS).all(axis=1))[0]) for row in step["tokens"].numpy()]
+            for name, values in VALUES.items():
+                np.testing.assert_array_equal(step[name].numpy(), values[numbers])
+    found = report_of_zb("info", path)
+    assert list(found["fields"]) == sorted(VALUES)
+    assert found["dataset"] == "data/input_ids"
+
+
+def test_their_labels_are_the_targets_in_place(beside):
+    path, shape = beside
+    with Loader(path, targets=True, shuffle="sequential", **shape, **ONE_RANK) as loader:
+        targets = torch.cat([y for _, y in loader]).numpy()
+    expected = VALUES["labels"].reshape(-1)
+    if "seq_len" in shape:
+        np.testing.assert_array_equal(targets.reshape(-1), expected[1 : targets.size + 1])
+    else:
+        np.testing.assert_array_equal(targets, expected.reshape(40, 24)[:, 1:])
+
+
+def test_tokens_have_to_be_named_where_fields_do_not_fit(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as h5:
+        for name in ("train", "val"):
+            h5[f"{name}/input_ids"] = RECORDS
+            h5[f"{name}/labels"] = RECORDS
+    is_refused(errors.FormatError, lambda: open_reader(tmp_path / "x.h5"), match="pass dataset= .*train/input_ids")
+    with open_reader(tmp_path / "x.h5", dataset="val/input_ids", batch_size=5) as reader:
+        assert [field.name for field in reader.meta.fields] == ["labels"]
+    with h5py.File(tmp_path / "x.h5", "r+") as h5:
+        del h5["val"]
+        h5["train/other"] = np.zeros(3, "i4")
+    is_refused(errors.FormatError, lambda: open_reader(tmp_path / "x.h5"), match="pass dataset= .*train/other")
+    with h5py.File(tmp_path / "x.h5", "r+") as h5:
+        del h5["train/other"]
+        h5["train/token_ids"] = RECORDS
+    is_refused(errors.FormatError, lambda: open_reader(tmp_path / "x.h5"), match="pass dataset= .*train/token_ids")
+
+
+def test_a_field_that_leads_out_of_the_file_is_left_out(tmp_path):
+    for name in ("x.h5", "other.h5"):
+        with h5py.File(tmp_path / name, "w") as h5:
+            h5["input_ids"] = RECORDS
+            h5["labels"] = RECORDS
+    with h5py.File(tmp_path / "x.h5", "r+") as h5:
+        h5["elsewhere"] = h5py.ExternalLink("other.h5", "labels")
+        h5["again"] = h5py.SoftLink("/labels")
+    with open_reader(tmp_path / "x.h5") as reader:
+        assert [field.name for field in reader.meta.fields] == ["labels"]

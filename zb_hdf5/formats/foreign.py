@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import permutations
 from pathlib import Path
 from typing import Any, Final
@@ -12,10 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy
+from zb_hdf5.field import is_field_name
+from zb_hdf5.formats.dataset_choice import DatasetChoice
 from zb_hdf5.hdf5.h5_chunks import unreadable
 from zb_hdf5.hdf5.h5_dataset import bytes_elsewhere
 from zb_hdf5.hdf5.h5_file import h5_damage
 
+#: Names of datasets that have the tokens, where others beside them have values of the same tokens.
+TOKEN_NAMES: Final = ("input_ids", "tokens", "token_ids")
+#: Kinds of dtypes of such values.
+FIELD_KINDS: Final = "biuf"
 #: Entries of a second axis that may be channels (ids, a mask, labels, position ids) in place of records.
 CHANNELS: Final = range(2, 5)
 #: Items that are looked at in each of three places: at the start, in the middle and at the end.
@@ -38,6 +44,66 @@ def integer_datasets(h5: h5py.File) -> dict[str, h5py.Dataset]:
 
     h5.visititems(visit)
     return dict(sorted(found.items()))
+
+
+def token_name(found: Mapping[str, h5py.Dataset]) -> str | None:
+    """Return the name of the tokens among the integer datasets of a file; None where it has to be named.
+
+    They are the only one; or one of a name in `TOKEN_NAMES`, if all others have values for each of its tokens.
+    """
+    if len(found) == 1:
+        return next(iter(found))
+    named = [name for name in found if _base(name) in TOKEN_NAMES]
+    if len(named) != 1:
+        return None
+    tokens = named[0]
+    others = (name for name in found if name != tokens)
+    is_one = all(_is_beside(name, tokens) and found[name].shape == found[tokens].shape for name in others)
+    return tokens if is_one else None
+
+
+def _base(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _is_beside(name: str, other: str) -> bool:
+    """Return whether two datasets are in one group."""
+    return name.rpartition("/")[0] == other.rpartition("/")[0]
+
+
+def values_beside(h5: h5py.File, name: str, tokens: h5py.Dataset) -> dict[str, h5py.Dataset]:
+    """Return the datasets in the group of one that have a number for each of its tokens, by their names."""
+    group = h5[name].parent
+    hard = (each for each in sorted(group) if isinstance(group.get(each, getlink=True), h5py.HardLink))
+    found = {each: group[each] for each in hard if each != _base(name)}
+    return {
+        each: stored
+        for each, stored in found.items()
+        if isinstance(stored, h5py.Dataset) and stored.shape == tokens.shape and stored.dtype.kind in FIELD_KINDS
+    }
+
+
+def can_be_field(name: str, stored: h5py.Dataset) -> bool:
+    """Return whether values beside tokens are a field of them.
+
+    Not if a loader gives values of this name itself, they are other tokens, or their bytes are in another file.
+    """
+    return is_field_name(name) and name not in TOKEN_NAMES and not bytes_elsewhere(stored)
+
+
+def require_channels(path: Path, name: str, stored: h5py.Dataset, choice: DatasetChoice) -> None:
+    """Raise `FormatError` if channels are chosen that a dataset has not."""
+    if choice.channel is None:
+        return
+    if stored.ndim != 3:
+        found = f"channel={choice.channel} needs a dataset of three axes, found {stored.shape}"
+        raise FormatError(f"{path}: {name}: {found}")
+    for what, number in (("channel", choice.channel), *choice.field_channels):
+        if number >= stored.shape[1]:
+            raise FormatError(
+                f"{path}: {name}: {what}={number}: expected a channel in 0..{stored.shape[1] - 1}, as the axes "
+                f"{stored.shape} have them"
+            )
 
 
 def to_choose(h5: h5py.File, path: Path, problem: str) -> FormatError:

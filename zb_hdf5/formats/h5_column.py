@@ -44,6 +44,12 @@ class Column(NamedTuple):
         The origin of the tokens: see `create_root`. Nobody changes it.
     stored_dtype
         The dtype of a dataset of another program, which may be any of integers; None: that of `meta`.
+    channel
+        The entry of the second of three axes that has the values; None: all have.
+    fields
+        Of a dataset of another program, the columns of its fields, by their names. Nobody changes it.
+    left_out
+        The datasets beside it with a value for each token that are no fields.
     """
 
     path: Path
@@ -61,6 +67,9 @@ class Column(NamedTuple):
     has_crc32: bool = False
     origin: dict[str, Any] = {}  # noqa: RUF012
     stored_dtype: np.dtype[Any] | None = None
+    channel: int | None = None
+    fields: dict[str, Column] = {}  # noqa: RUF012
+    left_out: tuple[str, ...] = ()
 
     @property
     def dtype(self) -> np.dtype[Any]:

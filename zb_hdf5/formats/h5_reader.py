@@ -23,6 +23,7 @@ from zb_hdf5.files.checked import Crc32Rows, stored_crc32
 from zb_hdf5.files.paths import Identity, any_path, on_failure
 from zb_hdf5.files.ranges import Extents
 from zb_hdf5.formats.batch_reader import BatchReader, require_options
+from zb_hdf5.formats.dataset_choice import ANY_DATASET, DatasetChoice
 from zb_hdf5.formats.foreign import CHANNELS, no_such_axes, require_records
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import H5pyTokens, open_column
@@ -40,12 +41,14 @@ class HDF5Reader(BatchReader):
 
     Parameters
     ----------
-    path, access, verify, dataset, axes
+    path, access, verify
         As for `open_reader`.
     layout
         "batches" or "stream": a file of the other layout is refused. None: any.
     field
         The field whose values are read; "": the tokens.
+    choice
+        The dataset of a file of another program, and the sense of its axes.
     identity
         The identity that the file had before; another file of this name is refused. None: any file.
     column
@@ -62,21 +65,20 @@ class HDF5Reader(BatchReader):
         layout: str | None = BATCHES_LAYOUT,
         *,
         field: str = "",
-        dataset: str | None = None,
-        axes: str | None = None,
+        choice: DatasetChoice = ANY_DATASET,
         identity: Identity | None = None,
         column: Column | None = None,
     ) -> None:
         require_options(access, verify)
         if column is None:
-            column = look_at(any_path(path), layout, field=field, dataset=dataset, identity=identity)
+            column = look_at(any_path(path), layout, field=field, choice=choice, identity=identity)
         self._column = column
         if verify in ("batch", "store") and (column.is_foreign or not column.complete):
             missing = _FOREIGN if column.complete else GROWS
             raise UnverifiableError(f"{column.path}: {column.name} cannot be verified: {missing}")
         super().__init__(column.path, column.meta, column.num_units, open_column(column, access))
         with on_failure(self.close):
-            _require_records(column, axes)
+            _require_records(column, choice)
         self.complete = column.complete
         self.sha256 = column.sha256
         self.columns = column.columns
@@ -129,6 +131,9 @@ class HDF5Reader(BatchReader):
             self.complete = bool(state["complete"])  # at last: whoever sees it sees all batches
 
     def _field_reader(self, name: str) -> HDF5Reader:
+        column = self._column.fields.get(name)
+        if column is not None:
+            return HDF5Reader(self.path, self._access, self._reads, self.layout, column=column)
         return HDF5Reader(self.path, self._access, self._reads, self.layout, field=name)
 
     def doc_offsets(self) -> npt.NDArray[np.uint64]:
@@ -150,12 +155,13 @@ class HDF5Reader(BatchReader):
         return sha256, checks
 
 
-def _require_records(column: Column, axes: str | None) -> None:
+def _require_records(column: Column, choice: DatasetChoice) -> None:
     """Look into a dataset of another program whose second axis may have anything but records."""
+    axes = choice.axes
     if not column.is_foreign or column.meta.layout != BATCHES_LAYOUT:
         if axes is not None:
             raise no_such_axes(column.path, axes)
-    elif axes is not None or column.meta.batch_size in CHANNELS:
+    elif axes is not None or (column.meta.batch_size in CHANNELS and column.meta.field is None):
         with closing(H5pyTokens(column)) as tokens:
             require_records(column.path, column.name, tokens.dataset(), axes)
 

@@ -18,7 +18,7 @@ from zb_hdf5.files.forks import OwnLock
 from zb_hdf5.files.paths import Handle, cut_short, size_of
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.files.ranges import Extents, open_ranges
-from zb_hdf5.files.tokens import Tokens, Wait, open_extents
+from zb_hdf5.files.tokens import Converted, Tokens, Wait, open_extents
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.hdf5.h5_attributes import read_marker
 from zb_hdf5.hdf5.h5_chunks import codec_of, register_filters, unreadable
@@ -37,8 +37,10 @@ def open_column(column: Column, access: str) -> Tokens:
         As for `open_reader`; `BackendError` if the column cannot be read in this way.
     """
     tokens = open_stored(column, access)
-    if column.dtype == column.meta.dtype or column.meta.field is not None:
+    if column.dtype == column.meta.dtype:
         return tokens
+    if column.meta.field is not None:
+        return Converted(tokens, column.meta.dtype)
     ids = ForeignIds(tokens, column.meta)
     ids.name = f"{column.path}: {column.name}"
     return ids
@@ -103,10 +105,11 @@ class H5pyTokens(UnitTokens):
         self._open = opened
         self._stored = stored
         register_filters(stored)
-        self._row_values = math.prod(stored.shape[1:])
+        axes = stored.shape if self._column.channel is None else (len(stored), *stored.shape[2:])
+        self._row_values = math.prod(axes[1:])
         # an unfiltered chunk that is one unit is read past HDF5's chunk cache: 6 µs instead of 9 for 64 KiB
         rows = max(1, self.unit // max(1, self._row_values))
-        is_unit = stored.chunks == (rows, *stored.shape[1:]) and rows * self._row_values == self.unit
+        is_unit = stored.chunks == (rows, *axes[1:]) and rows * self._row_values == self.unit
         is_plain_chunk = is_unit and codec_of(stored) == NO_CODEC
         self._is_direct = is_plain_chunk and stored.dtype == self.dtype and is_plain(stored)
         self._handle = handle_of_h5(opened.h5)
@@ -128,7 +131,8 @@ class H5pyTokens(UnitTokens):
                 values = self._row_values
                 first = start // values
                 stop = -(-(start + len(out)) // values)
-                found = stored[first:stop].reshape(-1)[start - first * values :][: len(out)]
+                rows = stored[first:stop] if self._column.channel is None else stored[first:stop, self._column.channel]
+                found = rows.reshape(-1)[start - first * values :][: len(out)]
                 if meta.field is None and not self._column.is_foreign:
                     found = as_stored(found, meta, f"{self.name}: {self._column.name} ({meta.noun} {number:,})")
                 out[...] = found

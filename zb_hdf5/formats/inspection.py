@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +13,15 @@ from zb_hdf5.errors import ArgumentError, FormatError
 from zb_hdf5.field import Field
 from zb_hdf5.files.paths import Identity
 from zb_hdf5.files.ranges import Extents, Run
-from zb_hdf5.formats.foreign import integer_datasets, to_choose
+from zb_hdf5.formats.dataset_choice import ANY_DATASET, DatasetChoice
+from zb_hdf5.formats.foreign import (
+    can_be_field,
+    integer_datasets,
+    require_channels,
+    to_choose,
+    token_name,
+    values_beside,
+)
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.hdf5.h5_attributes import read_marker, read_origin, read_root, stored_sha256, text_of
 from zb_hdf5.hdf5.h5_chunks import ChunkExtents, chunk_extents, codec_of, column_runs, row_extents
@@ -61,12 +68,13 @@ def is_ours(path: Path) -> bool:
         return _is_ours(h5)
 
 
-def _foreign_tokens(h5: h5py.File, path: Path) -> str | None:
-    """Return the name of the tokens in a file of others: of a corpus, or of the only dataset of integers; or None."""
+def _foreign_tokens(h5: h5py.File, path: Path, choice: DatasetChoice) -> str | None:
+    """Return the name of the tokens in a file of others, as it is chosen, or as the file tells it; or None."""
+    if choice.name is not None:
+        return choice.name
     if _is_corpus(h5, path):
         return TOKENS
-    found = [] if _is_ours(h5) else list(integer_datasets(h5))
-    return found[0] if len(found) == 1 else None
+    return None if _is_ours(h5) else token_name(integer_datasets(h5))
 
 
 def _is_corpus(h5: h5py.File, path: Path) -> bool:
@@ -85,7 +93,7 @@ def look_at(
     layout: str | None = BATCHES_LAYOUT,
     *,
     field: str = "",
-    dataset: str | None = None,
+    choice: DatasetChoice = ANY_DATASET,
     identity: Identity | None = None,
 ) -> Column:
     """Look into an HDF5 file, and return the column of its tokens or of a field.
@@ -96,17 +104,19 @@ def look_at(
         "batches" or "stream": a file of the other layout is refused. None: any.
     field
         The field whose values are the column; "": the tokens.
-    dataset
-        A dataset of another program; None: the tokens of a file of ours, or the only integer dataset of another one.
+    choice
+        The dataset of another program; any: the tokens of a file of ours, or the only integer dataset of another one,
+        or one of a known name with fields beside it.
     identity
         The identity that the file had before; another file of this name is refused. None: any file.
     """
     with h5_damage(path):
         h5 = open_h5_for_reading(path, identity)
     with h5_damage(path), HANDLES, h5:
-        name = _foreign_tokens(h5, path) if dataset is None else dataset
+        name = _foreign_tokens(h5, path, choice)
         if name is not None:
-            return _of_layout(layout, _foreign_column(h5, path, name))
+            column = _of_layout(layout, _foreign_column(h5, path, name, choice))
+            return _field_of(column, field) if field else column
         if layout is None:
             layout = STREAM_LAYOUT if text_of(h5.attrs.get("format")) == STREAM_FORMAT else BATCHES_LAYOUT
         column, stored = _own_column(h5, path, layout)
@@ -231,40 +241,73 @@ def _of_layout(layout: str | None, column: Column) -> Column:
     raise FormatError(f"{column.path}: {column.name}: expected a 1-D stream, found batches of {column.meta.shape}")
 
 
-def _foreign_column(h5: h5py.File, path: Path, dataset: str) -> Column:
+def _foreign_column(h5: h5py.File, path: Path, dataset: str, choice: DatasetChoice) -> Column:
     """Return a column of integers: a unit is one batch of three axes, one record of two, 65,536 tokens of one."""
     stored = own_dataset(h5, path, dataset)
     if stored is None or stored.ndim not in (1, 2, 3):
         raise to_choose(h5, path, f"expected a dataset {dataset!r} of one, two or three axes, found {stored!r}")
     if stored.dtype.kind not in "iu":
         raise FormatError(f"{path}: {dataset}: expected integers, found {stored.dtype}")
+    require_channels(path, dataset, stored, choice)
+    channel = choice.channel
     dtype: np.dtype[Any] = stored.dtype if stored.dtype in CODE_BY_DTYPE else DTYPE_BY_NAME["uint32"]
     layout = STREAM_LAYOUT if stored.ndim == 1 else BATCHES_LAYOUT
     rows, length = {1: (1, FOREIGN_CHUNK_TOKENS), 2: (1, stored.shape[-1])}.get(stored.ndim, stored.shape[1:])
-    count = math.prod(stored.shape)
+    if channel is not None:
+        rows = 1
+    count = len(stored) if stored.ndim == 1 else len(stored) * rows * length
     sha256: str | None = None
-    if stored.ndim == 1 and "token_count" in stored.attrs:  # the last chunk may be filled up
-        found = int(stored.attrs["token_count"])
-        if not 0 <= found <= count:
-            raise FormatError(f"{path}: {dataset}: expected token_count from 0 to {count:,}, found {found:,}")
-        count = found
-        if "sha256" in stored.attrs and stored.dtype in SAME_BYTES:
-            sha256 = stored_sha256(stored.attrs["sha256"], f"{path}: {dataset}")
-    require_stored(count * stored.dtype.itemsize, h5, stored, path)
-    num_rows = count if stored.ndim == 1 else len(stored)
-    unit_tokens = count if stored.ndim == 1 else rows * length
-    extents, obstacle = row_extents(stored, num_rows, unit_tokens * stored.dtype.itemsize)
-    return Column(
-        path,
-        dataset,
-        StoreMeta(rows, length, dtype, layout=layout),
-        count,
-        h5_identity(h5, growing=False),
-        sha256=sha256,
-        extents=extents,
-        obstacle=obstacle,
-        stored_dtype=stored.dtype,
+    if stored.ndim == 1:
+        count, sha256 = _end_of_stream(stored, f"{path}: {dataset}")
+    beside = values_beside(h5, dataset, stored) if channel is None else {}
+    values: dict[str, tuple[h5py.Dataset, int | None]]
+    values = {name: (each, None) for name, each in beside.items() if can_be_field(name, each)}
+    values |= {name: (stored, number) for name, number in choice.field_channels}
+    fields = tuple(Field(name, each.dtype.newbyteorder("=")) for name, (each, _) in sorted(values.items()))
+    meta = StoreMeta(rows, length, dtype, layout=layout, fields=fields)
+    tokens = Column(path, dataset, meta, count, h5_identity(h5, growing=False), sha256=sha256)
+    columns = {
+        name: _with_values(h5, _named_field(tokens, name, each), each, entry) for name, (each, entry) in values.items()
+    }
+    return _with_values(h5, tokens, stored, channel)._replace(
+        fields=columns, left_out=tuple(sorted(beside.keys() - values.keys()))
     )
+
+
+def _end_of_stream(stored: h5py.Dataset, what: str) -> tuple[int, str | None]:
+    """Return the number of tokens of a stream, whose last chunk may be filled up, and the digest of these, or None."""
+    count = len(stored)
+    if "token_count" not in stored.attrs:
+        return count, None
+    found = int(stored.attrs["token_count"])
+    if not 0 <= found <= count:
+        raise FormatError(f"{what}: expected token_count from 0 to {count:,}, found {found:,}")
+    has_digest = "sha256" in stored.attrs and stored.dtype in SAME_BYTES
+    return found, stored_sha256(stored.attrs["sha256"], what) if has_digest else None
+
+
+def _named_field(tokens: Column, name: str, stored: h5py.Dataset) -> Column:
+    """Return the column of a field of a dataset of another program, without its extents."""
+    meta = tokens.meta.of_field(name)
+    return tokens._replace(name=stored.name.removeprefix("/"), meta=meta, sha256=None)
+
+
+def _with_values(h5: h5py.File, column: Column, stored: h5py.Dataset, channel: int | None) -> Column:
+    """Add the extents of a dataset of another program, or the obstacle to reading it without HDF5."""
+    is_stream = stored.ndim == 1
+    values = column.num_tokens if channel is None else column.num_tokens * stored.shape[1]
+    require_stored(values * stored.dtype.itemsize, h5, stored, column.path)
+    num_rows = column.num_tokens if is_stream else len(stored)
+    unit_values = column.num_tokens if is_stream else column.meta.batch_tokens
+    extents, obstacle = row_extents(stored, num_rows, unit_values * stored.dtype.itemsize, channel)
+    return column._replace(extents=extents, obstacle=obstacle, stored_dtype=stored.dtype, channel=channel)
+
+
+def _field_of(column: Column, name: str) -> Column:
+    """Return the column of a field of a dataset of another program."""
+    if name not in column.fields:
+        raise FormatError(f"{column.path}: expected a field {name!r}, found {sorted(column.fields)}")
+    return column.fields[name]
 
 
 # --- fields ----------------------------------------------------------------------------------------------------------

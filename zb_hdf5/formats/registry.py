@@ -18,11 +18,10 @@ from zb_hdf5.files.paths import Identity, any_path, on_failure, open_file
 if TYPE_CHECKING:
     from zb_hdf5.formats.batch_reader import BatchReader, BrokenFile
     from zb_hdf5.formats.batch_writer import BatchWriter, FileWriter
+    from zb_hdf5.formats.dataset_choice import DatasetChoice
     from zb_hdf5.formats.h5_column import Column
     from zb_hdf5.spec import StoreMeta
 
-#: The axes of an HDF5 dataset of another program that holds batches.
-AXES: Final = "batch,record,token"
 #: The magic bytes of every format are in this part of a file.
 HEAD_BYTES: Final = 4096
 
@@ -120,7 +119,7 @@ class FileFormat:
             raise ArgumentError(f"{path}: {self.name} files hold tokens only: write fields to an HDF5 file")
         return self.writer_class()(path, meta, **options)
 
-    def column_of(self, path: Path, dataset: str | None) -> Column | None:
+    def column_of(self, path: Path, choice: DatasetChoice) -> Column | None:
         """Look into a file whose tokens may be batches or a stream, or of another program; None: it has batches."""
         return None
 
@@ -183,10 +182,10 @@ class HDF5Format(FileFormat):
     magic_offsets = (0, 512, 1024, 2048)  # after a user block HDF5 doubles the offset; nobody uses more
     any_layout: ClassVar = {"layout": None}
 
-    def column_of(self, path: Path, dataset: str | None) -> Column | None:
+    def column_of(self, path: Path, choice: DatasetChoice) -> Column | None:
         from zb_hdf5.formats.inspection import look_at
 
-        return look_at(path, None, dataset=dataset)
+        return look_at(path, None, choice=choice)
 
     def open_column(
         self,
@@ -202,6 +201,7 @@ class HDF5Format(FileFormat):
 
         if meta.field is None and meta.layout == BATCHES_LAYOUT:
             return self.open(path, access=access, verify="none")
+        from zb_hdf5.formats.dataset_choice import DatasetChoice
         from zb_hdf5.formats.h5_reader import HDF5Reader
 
         return HDF5Reader(
@@ -210,7 +210,7 @@ class HDF5Format(FileFormat):
             "none",
             meta.layout,
             field="" if meta.field is None else meta.field.name,
-            dataset=dataset,
+            choice=DatasetChoice(dataset),
             identity=identity,
             column=column,
         )
@@ -280,14 +280,14 @@ def backend_in(path: Path) -> str:
     return ""
 
 
-def open_chunks(path: Path, **choice: str | None) -> BatchReader:
+def open_chunks(path: Path, choice: DatasetChoice | None = None) -> BatchReader:
     """Open a file as its batches, or as the chunks of a stream. No read is checked.
 
-    `choice` has the dataset, and its axes, of an HDF5 file of another program. One without a digest is refused by an
-    `UnverifiableError`: nothing in it can be compared, saved or indexed.
+    A dataset of another program, which may be chosen, is refused by an `UnverifiableError` where it has no digest:
+    nothing in it can be compared, saved or indexed.
     """
     row = FORMATS[detect_backend(path)]
-    chosen = {name: value for name, value in choice.items() if value is not None}
+    chosen = {"choice": choice} if choice is not None and choice.is_made else {}
     reader = row.open(path, verify="none", **row.any_layout, **chosen)
     if reader.foreign_dataset is not None and reader.sha256 is None:
         reader.close()
@@ -295,18 +295,17 @@ def open_chunks(path: Path, **choice: str | None) -> BatchReader:
     return reader
 
 
-def require_datasets(path: Path, **choice: str | None) -> None:
+def require_datasets(path: Path, choice: DatasetChoice) -> None:
     """Raise `BackendError` if a dataset, or its axes, are chosen of anything but an HDF5 file."""
-    named = [f"{name}={value!r}" for name, value in choice.items() if value is not None]
-    if not named:
+    if not choice.is_made:
         return
     from zb_hdf5.spec import INDEX_NAME
 
     if path.is_dir() or path.name == INDEX_NAME:
-        raise BackendError(f"{path}: {named[0]} needs an HDF5 file, found a folder")
+        raise BackendError(f"{path}: {choice.in_words} needs an HDF5 file, found a folder")
     found = detect_backend(path)
     if FORMATS[found].tokens_only:
-        raise BackendError(f"{path}: {named[0]} needs an HDF5 file, found a {found!r} file")
+        raise BackendError(f"{path}: {choice.in_words} needs an HDF5 file, found a {found!r} file")
 
 
 def format_of(path: Path) -> FileFormat:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -77,7 +78,9 @@ def chunk_extents(
     return CodedChunks(codec, table[:, :2].copy()), "it is compressed"
 
 
-def row_extents(stored: h5py.Dataset, num_rows: int, unit_bytes: int) -> tuple[Extents | None, str]:
+def row_extents(
+    stored: h5py.Dataset, num_rows: int, unit_bytes: int, channel: int | None = None
+) -> tuple[Extents | None, str]:
     """Return the extents of the first rows of a dataset of any program, or None and the obstacle.
 
     Parameters
@@ -86,6 +89,8 @@ def row_extents(stored: h5py.Dataset, num_rows: int, unit_bytes: int) -> tuple[E
         Rows along the first axis. Their bytes are known to fit the file.
     unit_bytes
         The unit of contiguous rows: all of them are a multiple of it. The unit of chunked ones is a chunk.
+    channel
+        The entry of the second axis that is the whole of a row, and a unit; None: a row has all entries.
     """
     if codec_of(stored) != NO_CODEC:
         return None, "it is compressed or filtered"
@@ -98,13 +103,40 @@ def row_extents(stored: h5py.Dataset, num_rows: int, unit_bytes: int) -> tuple[E
         base = stored.id.get_offset()
         if base is None:
             return None, "it has no place of its own in this file"
+        if channel is not None:
+            return _channel_extents(np.array([base]), num_rows, num_rows, row_bytes, unit_bytes, channel), ""
         return Extents([Run(base, unit_bytes, num_rows * row_bytes // unit_bytes)], unit_bytes), ""
     if stored.chunks[1:] != stored.shape[1:]:
         return None, f"its chunks {stored.chunks} have parts of its rows {stored.shape[1:]}"
     table = chunk_table(stored, -(-num_rows // stored.chunks[0]))
     if (table[:, 0] < 0).any():
         return None, "some of its chunks were never written"
+    if channel is not None:
+        rows = stored.chunks[0]
+        return _channel_extents(table[:, 0], rows, num_rows, row_bytes, unit_bytes, channel), ""
     return Extents.from_offsets(table[:, 0], stored.chunks[0] * row_bytes), ""
+
+
+def _channel_extents(
+    offsets: npt.NDArray[np.int64], chunk_rows: int, num_rows: int, row_bytes: int, unit_bytes: int, channel: int
+) -> Extents:
+    """Return the extents of one entry of each row.
+
+    Parameters
+    ----------
+    offsets, chunk_rows
+        The byte offset of each chunk of rows, and its rows.
+    num_rows, row_bytes
+        All rows: the last chunk may have more; and the bytes of one, all entries together.
+    unit_bytes, channel
+        The bytes of an entry, and its number.
+    """
+    begins = np.flatnonzero(np.diff(offsets) != chunk_rows * row_bytes) + 1  # chunks that do not follow the one before
+    runs: list[Run] = []
+    for first, stop in pairwise([0, *begins.tolist(), len(offsets)]):
+        rows = min(stop * chunk_rows, num_rows) - first * chunk_rows
+        runs.append(Run(int(offsets[first]) + channel * unit_bytes, row_bytes, rows))
+    return Extents(runs, unit_bytes)
 
 
 def column_runs(

@@ -18,8 +18,9 @@ from zb_hdf5.files.paths import RemotePath, any_path, local_path, on_failure, re
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.formats.batch_reader import BatchReader, require_choice, require_options
 from zb_hdf5.formats.batch_writer import FieldDigest
+from zb_hdf5.formats.dataset_choice import ANY_DATASET, DatasetChoice
 from zb_hdf5.formats.flat import HEADERLESS, FlatDigest, FlatTokens, Headerless
-from zb_hdf5.formats.registry import AXES, FORMATS, backend_in, no_known_file, require_datasets
+from zb_hdf5.formats.registry import FORMATS, backend_in, no_known_file, require_datasets
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.spec import (
     BATCHES_LAYOUT,
@@ -88,7 +89,9 @@ class Opening:
         The files of a flat format that the look has found; (): they are still to be found.
     shape
         The shape of batches as it is asked for.
-    access, verify, dataset, axes, split, digests
+    choice
+        The dataset of an HDF5 file of another program.
+    access, verify, split, digests
         The arguments of `open_reader`.
     """
 
@@ -103,8 +106,7 @@ class Opening:
     shape: Shape = ANY_SHAPE
     access: str = "auto"
     verify: str = "auto"
-    dataset: str | None = None
-    axes: str | None = None
+    choice: DatasetChoice = ANY_DATASET
     split: str | None = None
     digests: Path | None = None
 
@@ -129,7 +131,7 @@ class Opening:
             Windows.of(batch_size, seq_len, overlap),
             access=self.access,
             verify=self.verify,
-            dataset=self.dataset,
+            dataset=self.choice.name,
             columns=self.columns,
         )
         if not reader.num_records:
@@ -161,7 +163,7 @@ class Opening:
         """Compare the digests of all files of the split, as `verify="store"` asks for. Raises as `open_reader`."""
         from zb_hdf5.store.verify import require_digests
 
-        require_digests(self.path, self.split, self.dataset, self.digests, self.headerless)
+        require_digests(self.path, self.split, self.choice.name, self.digests, self.headerless)
 
 
 def look(
@@ -195,24 +197,23 @@ def look(
     path = any_path(path)
     require_options(access, verify)
     require_choice("backend", backend, tuple(dict.fromkeys(("auto", *FORMATS, *flat_names()))))
-    if axes is not None:
-        require_choice("axes", axes, (AXES,))
+    choice = DatasetChoice.of(dataset, axes)
     require_remote_access(path, access)
     require_present(path)
     headerless = Headerless.of(source_dtype, skip_bytes)
-    if dataset is not None or axes is not None:
+    if choice.is_made:
         if headerless is not None:
             raise ArgumentError(
                 f"{path}: source_dtype is for files without a header, dataset and axes are for HDF5 files: pass either",
                 options=["source_dtype", "dataset", "axes"],
             )
-        require_datasets(path, dataset=dataset, axes=axes)
+        require_datasets(path, choice)
     found: Opening | None
     if headerless is not None:
         name = headerless_name(path, backend)
         found = Opening(path, name, STREAM_LAYOUT, name, headerless=headerless)
     else:
-        openings = (holder.find(path, backend, dataset) for holder in HOLDERS.values())
+        openings = (holder.find(path, backend, choice) for holder in HOLDERS.values())
         found = next((opening for opening in openings if opening is not None), None)
     if found is None:
         raise not_recognised(path) or no_index(path)
@@ -225,8 +226,7 @@ def look(
         shape=shape,
         access=access,
         verify=verify,
-        dataset=dataset,
-        axes=axes,
+        choice=choice,
         split=split,
         digests=None if digests is None else local_path(digests),
     )
@@ -238,15 +238,15 @@ class Holder(ABC):
     name: str
 
     @abstractmethod
-    def find(self, path: Path, backend: str, dataset: str | None) -> Opening | None:
+    def find(self, path: Path, backend: str, choice: DatasetChoice) -> Opening | None:
         """Return the opening of a path of this kind; None if it is of another kind.
 
         Parameters
         ----------
         backend
             The format that is asked for, or "auto".
-        dataset
-            The dataset that is asked for; None: the only one.
+        choice
+            The dataset that is asked for.
         """
 
     def open_batches(self, opening: Opening) -> BatchReader:
@@ -263,7 +263,7 @@ class StoreHolder(Holder):
 
     name = "store"
 
-    def find(self, path: Path, backend: str, dataset: str | None) -> Opening | None:
+    def find(self, path: Path, backend: str, choice: DatasetChoice) -> Opening | None:
         if find_index(path):
             index = ShardIndex.load(path)
         else:
@@ -346,7 +346,7 @@ class FlatHolder(Holder):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def find(self, path: Path, backend: str, dataset: str | None) -> Opening | None:
+    def find(self, path: Path, backend: str, choice: DatasetChoice) -> Opening | None:
         is_asked_for = backend == self.name and path.is_dir()
         files = tuple(flat_files(self.name, path))
         if not is_asked_for and not files:
@@ -421,7 +421,7 @@ class FileHolder(Holder):
 
     name = "file"
 
-    def find(self, path: Path, backend: str, dataset: str | None) -> Opening | None:
+    def find(self, path: Path, backend: str, choice: DatasetChoice) -> Opening | None:
         if path.is_dir():
             return None
         found = backend_in(path)
@@ -430,7 +430,7 @@ class FileHolder(Holder):
         if backend not in ("auto", found):
             facts = f"{path}: asked for backend {backend!r}, found a {found!r} file"
             raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=found)
-        column = FORMATS[found].column_of(path, dataset)
+        column = FORMATS[found].column_of(path, choice)
         layout = BATCHES_LAYOUT if column is None else column.meta.layout
         return Opening(path, self.name, layout, found, column=column)
 
@@ -438,7 +438,7 @@ class FileHolder(Holder):
         _require_no_split(opening, "one file")
         looked: dict[str, object] = {}
         if opening.column is not None:
-            looked = {"column": opening.column, "axes": opening.axes}
+            looked = {"column": opening.column, "choice": opening.choice}
         reader = FORMATS[opening.backend].open(opening.path, access=opening.access, verify=opening.verify, **looked)
         with on_failure(reader.close):
             if reader.foreign_dataset is not None:

@@ -144,7 +144,7 @@ def _refuse_shape_of_batches(opening: Opening) -> None:
     """Raise `ArgumentError` if stored batches are asked for in the shape of windows. Named records are joined."""
     batch_size, seq_len, overlap = opening.shape
     is_shape_of_windows = overlap > 0 or (batch_size is not None and seq_len is not None)
-    if is_shape_of_windows and opening.layout == BATCHES_LAYOUT and opening.dataset is None:
+    if is_shape_of_windows and opening.layout == BATCHES_LAYOUT and opening.choice.name is None:
         raise ArgumentError(
             f"{opening.path}: is no token stream: its batches have the shape that they were stored with"
         )

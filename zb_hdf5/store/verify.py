@@ -19,6 +19,7 @@ from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, 
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.threads import Readers
 from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.dataset_choice import ANY_DATASET, DatasetChoice
 from zb_hdf5.formats.flat import NO_NAMES, FlatFormat, FlatTokens, Headerless
 from zb_hdf5.formats.registry import FORMATS, backend_in, format_of, open_chunks, require_datasets
 from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, documents_path, pieces_path
@@ -242,7 +243,8 @@ def verify_store(
         If digests are given for files that hold their own.
     """
     path = any_path(path)
-    require_datasets(path, dataset=dataset, axes=axes)
+    choice = DatasetChoice.of(dataset, axes)
+    require_datasets(path, choice)
     headerless = Headerless.of(source_dtype, skip_bytes)
     if digests is not None:
         return _verify_flat(path, Digests.load(digests), headerless, workers, progress, announce)
@@ -250,7 +252,7 @@ def verify_store(
         return _verify_each(path, stores, split, workers, progress, announce)
     files = [] if find_index(path) and headerless is None else _lone_files(path, headerless)
     index = None if files else ShardIndex.load(path).of_split(split)
-    check = _Check(index, progress, announce, dataset, axes, headerless)
+    check = _Check(index, progress, announce, choice, headerless)
     with Readers(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
         if index is None:
             return readers.map(check.lone_file, files)
@@ -277,7 +279,7 @@ def _verify_flat(
         raise needs_no_digests(path, digests.path)
     digests.require_format(name)
     files = flat_files(name, path, headerless)
-    check = _Check(None, progress, announce, None, None, headerless, digests)
+    check = _Check(None, progress, announce, headerless=headerless, digests=digests)
     announce(sum(digests.files[file.name].num_tokens for file in files if file.name in digests.files))
     with Readers(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
         reports = readers.map(check.lone_file, files)
@@ -365,8 +367,10 @@ class _Check:
     ----------
     index
         The index of the shards; None: the files are lone ones.
-    progress, announce, dataset, axes
+    progress, announce
         As for `verify_store`.
+    choice
+        The dataset of a file of another program.
     headerless
         The ids of files without a header.
     digests
@@ -376,22 +380,21 @@ class _Check:
     index: ShardIndex | None
     progress: Count
     announce: Count
-    dataset: str | None
-    axes: str | None
+    choice: DatasetChoice = ANY_DATASET
     headerless: Headerless | None = None
     digests: Digests | None = None
 
     def lone_file(self, path: Path) -> ShardReport:
         """Check a file without an index."""
         report = ShardReport(str(path))
-        with _recorded(report, is_lone=True, is_named=self.dataset is not None):
+        with _recorded(report, is_lone=True, is_named=self.choice.name is not None):
             self._file(path, None, None, report)
         return report
 
     def shard(self, path: Path, entry: ShardEntry, table: DocumentPart | None) -> ShardReport:
         """Check a shard; `table` has its documents, if it is a stream that has a table of them."""
         report = ShardReport(str(path))
-        with _recorded(report, is_named=self.dataset is not None):
+        with _recorded(report, is_named=self.choice.name is not None):
             self._file(path, entry, table, report)
         return report
 
@@ -408,7 +411,7 @@ class _Check:
         if not row.holds_batches:
             report.token_count, report.missing = row.look_at(path)
             return
-        with open_chunks(path, dataset=self.dataset, axes=self.axes) as reader:
+        with open_chunks(path, self.choice) as reader:
             if self.index is None:  # shards are announced all at once
                 self.announce(reader.token_count)
             report.total_records = reader.meta.total_records

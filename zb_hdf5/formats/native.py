@@ -111,6 +111,7 @@ class BatchFileWriter(FileWriter):
 
     def finish(self) -> ShardInfo:
         """Publish the file, and then its sidecar, which is locked meanwhile: no rival publishes between the two."""
+        self._require_open()  # before the lock: the child of a fork would hold it against its parent
         with on_failure(self.abort), replaced(crc32_path(self._file.path)) as sidecar:
             info = super().finish()
             write_fully(sidecar.fd, info.crc32.tobytes(), 0)

@@ -33,7 +33,7 @@ from zb_hdf5.errors import ArgumentError, ConvertError, FormatError
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import local_path, on_failure
 from zb_hdf5.files.publishing import PartialFile, disk_errors, replaced, write_fully
-from zb_hdf5.hdf5.h5_attributes import CREATOR, create_texts
+from zb_hdf5.hdf5.h5_attributes import CREATOR, create_attribute, create_texts
 from zb_hdf5.hdf5.h5_chunks import creation_of
 from zb_hdf5.hdf5.h5_file import open_h5
 from zb_hdf5.hdf5.written_file import WrittenFile, hdf5_writes
@@ -155,10 +155,11 @@ class TableWriter:
         """Make all objects of the file; return the offset of the rows of each dataset."""
         h5 = written.h5
         texts = {name: value for name, value in attributes.items() if isinstance(value, str)}
-        create_texts(h5, format=TABLES_FORMAT, creator=CREATOR, kind=self.kind, **texts)
-        h5.attrs.create("format_version", TABLES_VERSION, dtype="<u4")
+        root = h5["/"]
+        create_texts(root, format=TABLES_FORMAT, creator=CREATOR, kind=self.kind, **texts)
+        create_attribute(root, "format_version", TABLES_VERSION, "<u4")
         for name in attributes.keys() - texts.keys():
-            h5.attrs.create(name, attributes[name], dtype="<u8")
+            create_attribute(root, name, attributes[name], "<u8")
         how = {"fill_time": "never", "dcpl": creation_of()}
         offsets = {}
         for name, column in sorted(self._columns.items()):

@@ -32,7 +32,7 @@ from zb_hdf5.files.codecs import CompressedTokens, Encoder, require_codec
 from zb_hdf5.files.publishing import disk_errors, write_fully
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.formats.batch_writer import FieldDigest, FileWriter, ShardInfo, TokenWriter
-from zb_hdf5.hdf5.h5_attributes import create_root
+from zb_hdf5.hdf5.h5_attributes import create_attribute, create_root
 from zb_hdf5.hdf5.h5_chunks import chunk_offsets, chunk_runs, chunk_table, creation_of
 from zb_hdf5.hdf5.h5_file import open_h5
 from zb_hdf5.hdf5.superblock import end_of_file, set_end_of_file
@@ -140,7 +140,7 @@ class WrittenColumn:
         self.is_field = meta.field is not None
         self.sha256 = hashlib.sha256()  # of the values of a field
         if self.is_field:
-            self.stored.attrs.create("sha256", NO_SHA256.encode(), dtype=FIELD_ATTRIBUTES["sha256"])
+            create_attribute(self.stored, "sha256", NO_SHA256.encode(), FIELD_ATTRIBUTES["sha256"])
 
     def note_new_chunks(self) -> Iterator[tuple[int, int]]:
         """Find the offsets of the chunks that were allocated since; yield the ranges of bytes that they fill."""
@@ -262,7 +262,7 @@ class HDF5Writer(TokenWriter):
         self._written = WrittenFile(h5)
         create_root(h5, self.meta, self._origin)
         if self.meta.layout == STREAM_LAYOUT:
-            h5.attrs.create(DOCUMENTS_SHA256, b"", dtype=f"S{SHA256_CHARS}")
+            create_attribute(h5["/"], DOCUMENTS_SHA256, b"", f"S{SHA256_CHARS}")
             self._offsets = Rows(h5, DOC_OFFSETS, "<u8", DOC_OFFSETS_CHUNK_ROWS)
         self._columns = tuple(WrittenColumn(h5, meta, self._encode, alignment) for meta in metas)
         self._fields = {field.name: column for field, column in zip(self.meta.fields, self._columns, strict=False)}
@@ -270,7 +270,7 @@ class HDF5Writer(TokenWriter):
         facts = ("boundary_token_id", "chunk_tokens")
         first = {"sha256": NO_SHA256.encode(), **{name: getattr(self.meta, name) for name in facts}}
         for name, dtype in self._attributes.items():
-            self._main.stored.attrs.create(name, first.get(name, 0), dtype=dtype)
+            create_attribute(self._main.stored, name, first.get(name, 0), dtype)
         for column in self._columns if self._offsets is None else ():
             for axis, label in enumerate(BATCHES_LABELS):
                 column.stored.dims[axis].label = label

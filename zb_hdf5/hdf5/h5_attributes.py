@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import h5py
 import numpy as np
+import numpy.typing as npt
 
 from zb_hdf5.errors import FormatError
 from zb_hdf5.spec import (
@@ -29,6 +30,8 @@ from zb_hdf5.version import __version__
 
 #: Optional root attributes that are numbers.
 OPTIONAL_NUMBERS: Final = tuple(name for name in OPTIONAL_ATTRIBUTES if name != "tokenizer")
+
+_SCALAR: Final = h5py.h5s.create(h5py.h5s.SCALAR)
 
 CREATOR: Final = f"zb_hdf5 {__version__} (h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version})"
 
@@ -53,14 +56,31 @@ def stored_sha256(value: object, where: object) -> str:
     return sha256
 
 
-def create_texts(h5: h5py.File, **texts: str) -> None:
-    """Create root attributes of fixed length.
+def create_attribute(owner: h5py.Group | h5py.Dataset, name: str, value: object, dtype: npt.DTypeLike) -> None:
+    """Create an attribute of one value, as `owner.attrs.create` does in three times the time.
+
+    A small file has twenty attributes; they take half of the time in which it is written.
+
+    Parameters
+    ----------
+    owner
+        A dataset, or a group: of a file, its root group.
+    name
+        A name that `owner` does not have yet.
+    """
+    kind = np.dtype(dtype)
+    attribute = h5py.h5a.create(owner.id, name.encode(), h5py.h5t.py_create(kind, logical=True), _SCALAR)
+    attribute.write(np.asarray(value, kind), mtype=h5py.h5t.py_create(kind))
+
+
+def create_texts(root: h5py.Group, **texts: str) -> None:
+    """Create attributes of fixed length.
 
     The heap of other texts has no checksum: one flipped bit there can send HDF5 2.0 into an endless loop.
     """
     for name, text in texts.items():
         data = text.encode("utf-8", "replace")
-        h5.attrs.create(name, data, dtype=h5py.string_dtype("utf-8", max(1, len(data))))
+        create_attribute(root, name, data, h5py.string_dtype("utf-8", max(1, len(data))))
 
 
 def create_root(h5: h5py.File, meta: StoreMeta, origin: Mapping[str, Any]) -> None:
@@ -82,21 +102,22 @@ def create_root(h5: h5py.File, meta: StoreMeta, origin: Mapping[str, Any]) -> No
         "packing": source.get("packing"),
         "tokenizer": meta.tokenizer,
     }
+    root = h5["/"]  # once: h5py looks it up for each use of `h5.attrs`
     create_texts(
-        h5,
+        root,
         format=STREAM_FORMAT if is_stream else HDF5_FORMAT,
         description=DESCRIPTIONS[meta.layout],
         creator=CREATOR,
         **{name: str(text) for name, text in texts.items() if text},
     )
-    h5.attrs.create("format_version", HDF5_VERSION, dtype="<u4")
+    create_attribute(root, "format_version", HDF5_VERSION, "<u4")
     numbers = {name: getattr(meta, name) or None for name in OPTIONAL_NUMBERS}
     if not is_stream:  # the marker of a stream has its shape, its boundary and the number of its documents
         numbers |= {"batch_size": meta.batch_size, "seq_len": meta.seq_len}
         numbers |= {name: source.get(name) for name in ("boundary_token_id", "pad_id")}
     for name, number in numbers.items():
         if isinstance(number, (int, np.integer)) and 0 <= number < 2**64:
-            h5.attrs.create(name, number, dtype="<u8")
+            create_attribute(root, name, number, "<u8")
 
 
 def _source_text(source: Mapping[str, Any]) -> str:
@@ -110,13 +131,16 @@ def _source_text(source: Mapping[str, Any]) -> str:
 
 def read_root(h5: h5py.File) -> dict[str, Any]:
     """Return the optional root attributes that describe all tokens of a file, as `StoreMeta` has them."""
-    found: dict[str, Any] = {name: int(h5.attrs.get(name, 0)) for name in OPTIONAL_NUMBERS}
-    return found | {"tokenizer": str(text_of(h5.attrs.get("tokenizer", "")))}
+    attributes = h5.attrs
+    found: dict[str, Any] = {name: int(attributes.get(name, 0)) for name in OPTIONAL_NUMBERS}
+    return found | {"tokenizer": str(text_of(attributes.get("tokenizer", "")))}
 
 
 def read_origin(h5: h5py.File) -> dict[str, Any]:
     """Return the origin of the tokens that `create_root` was given, as far as it can be read."""
-    texts = {name: str(text_of(h5.attrs[name])) for name in ("source", "shuffle", "split") if name in h5.attrs}
+    attributes = h5.attrs
+    names = [name for name in ("source", "shuffle", "split") if name in attributes]
+    texts = {name: str(text_of(attributes[name])) for name in names}
     try:
         source = json.loads(texts.pop("source", "{}"))
     except ValueError:
@@ -127,8 +151,9 @@ def read_origin(h5: h5py.File) -> dict[str, Any]:
 def read_marker(stored: h5py.Dataset, path: Path) -> dict[str, Any]:
     """Return the attributes of a dataset of tokens: its commit marker, and facts. "sha256": or None."""
     found: dict[str, Any] = {}
+    attributes = stored.attrs
     for name, dtype in (BATCHES_ATTRIBUTES if stored.ndim == 3 else TOKENS_ATTRIBUTES).items():
-        value = stored.attrs.get(name)
+        value = attributes.get(name)
         if value is None or np.asarray(value).dtype.kind != dtype.kind or np.ndim(value) != 0:
             raise FormatError(f"{path}: {stored.name}: expected attribute {name!r} of {dtype}, found {value!r}")
         found[name] = value if dtype.kind == "S" else int(value)

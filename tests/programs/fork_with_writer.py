@@ -46,7 +46,7 @@ def refused(use):
 
 
 def make_no_file(event, arguments):
-    """End the child where it makes a file, as a hook of the interpreter: its locks would be in the way of its parent."""
+    """End the child where it makes a file, as a hook of the interpreter: its locks are in the way of its parent."""
     if event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_CREAT:
         print(f"the child has made {arguments[0]}", file=sys.stderr, flush=True)
         os._exit(3)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from truth import digest
+from truth import digest, loss_mask
 
 from zb_hdf5 import FormatError, open_stream
 
@@ -13,11 +13,15 @@ from zb_hdf5 import FormatError, open_stream
 def check(folder):
     """Compare the ids and the documents of a folder with what its writer was given."""
     truth = json.loads((folder / "truth.json").read_text())
-    with open_stream(folder) as stream:
+    with open_stream(folder, source_dtype=truth.get("source_dtype")) as stream:
         tokens = stream.get_slice(0, stream.num_tokens)
         lengths = np.diff(stream.doc_offsets).tolist()
+        masks = [stream.field(field.name).get_slice(0, stream.num_tokens) for field in stream.fields]
     if lengths != truth["lengths"] or digest([tokens]) != truth["sha256"]:
         sys.exit(f"{folder}: other ids or documents")
+    expected = [np.concatenate([loss_mask(range(length)) for length in lengths])] if truth.get("loss") else []
+    if len(masks) != len(expected) or not all(map(np.array_equal, masks, expected)):
+        sys.exit(f"{folder}: another loss mask")
     print(f"{folder.name}: {len(tokens):,} ids in {len(lengths)} documents, as they were written")
 
 

@@ -23,6 +23,16 @@ def write(path, ids, dtype):
     return path
 
 
+def write_parts(folder):
+    """Write two files, of which the second one has a value that is no id where the fingerprint takes no sample."""
+    folder.mkdir()
+    ids = np.resize(IDS, 130_000)
+    for number, part in enumerate(np.split(ids, [1001])):
+        part[6000 if number else 0] = -3 if number else 1
+        write(folder / f"{number}.npy", part, "<i4")
+    return folder
+
+
 def batches_of(path, **how):
     with Loader(path, **SHAPE, seed=2, **how) as loader:
         return torch.stack(list(loader))
@@ -86,6 +96,27 @@ def test_a_value_that_is_no_id_is_an_error_that_names_its_index(dtype, bad, acce
         assert len(stream.get_slice(6001, 7000)) == 999
 
 
+@pytest.mark.parametrize("dtype", ["u1", "<u2", "<u4", "<i4", ">i4", "<i8"])
+def test_batches_of_many_files_are_those_of_one(dtype, tmp_path):
+    (tmp_path / "many").mkdir()
+    for number, part in enumerate(np.split(IDS, [1, 700, 1333, 1340, 3000])):  # some batches lie in two files, or three
+        write(tmp_path / "many" / f"{number}.npy", part, dtype)
+    one = write(tmp_path / "one.npy", IDS, dtype)
+    for how in ({}, {"dtype": torch.int32}, {"targets": True}, {"shuffle": "block", "block_size": 3}):
+        with Loader(one, **SHAPE, access="pread", prefetch=0, **how) as loader:
+            expected = list(loader)
+        for access in ("auto", "mmap", "pread"):
+            with Loader(tmp_path / "many", **SHAPE, access=access, **how) as loader:
+                for epoch in (0, 1, 0):
+                    loader.set_epoch(epoch)
+                    found = list(loader)
+                pairs = zip(found, expected, strict=True)
+                if "targets" in how:
+                    assert all(torch.equal(x, a) and torch.equal(y, b) for (x, y), (a, b) in pairs)
+                else:
+                    assert all(torch.equal(x, a) for x, a in pairs)
+
+
 def test_an_error_names_the_index_in_the_file_of_many(tmp_path):
     parts = np.split(IDS.copy(), [1000, 1100])
     parts[2][77] = -3
@@ -94,6 +125,12 @@ def test_an_error_names_the_index_in_the_file_of_many(tmp_path):
     words = r"2\.npy: expected token ids in 0\.\.2,147,483,647, found -3 at index 77$"
     with open_reader(tmp_path, batch_size=3, seq_len=50) as reader:
         is_refused(errors.ConvertError, lambda: list(reader), match=words)
+    with Loader(write_parts(tmp_path / "large"), **SHAPE) as loader:
+        large = r"1\.npy: expected token ids in 0\.\.2,147,483,647, found -3 at index 6,000$"
+        is_refused(errors.ConvertError, lambda: list(loader), match=large)
+        loader.set_epoch(1)
+        is_refused(errors.ConvertError, lambda: list(loader), match=large)
+    with open_reader(tmp_path, batch_size=3, seq_len=50) as reader:
         is_refused(errors.ConvertError, lambda: reader.read_record(23), match=words)
 
 

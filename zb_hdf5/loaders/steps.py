@@ -26,6 +26,7 @@ from zb_hdf5.files.threads import read_ahead
 from zb_hdf5.files.tokens import FileTokens, StoredIds, Wait
 from zb_hdf5.formats.batch_reader import BatchReader, from_numpy
 from zb_hdf5.loaders.ahead import Depth, depth_of, hint_ahead, read_to, require_prefetch
+from zb_hdf5.loaders.mapped_windows import MappedWindows
 from zb_hdf5.loaders.order import PaddedRecords, Request, StepPlan, StoredRequest, requests_in
 from zb_hdf5.loaders.step_values import REREAD_S, StepValues
 from zb_hdf5.loaders.stored_targets import has_targets
@@ -289,8 +290,8 @@ class StepReader:
         narrow = self._dtype == np.int32
         self._read_batch = reader.read_batch_int32 if narrow else reader.read_batch_torch
         self._whole = WholeBatches(reader, narrow) if WholeBatches.serves(reader) else None
-        #: By the number of a batch of windows: whether its ids were compared, where another program has stored them.
-        self._compared = bytearray()
+        is_stream = reader.layout == STREAM_LAYOUT
+        self._windows = MappedWindows(reader, self._dtype, self._tokens) if is_stream else None
 
     # --- one step ------------------------------------------------------------------------------------------------
 
@@ -385,37 +386,14 @@ class StepReader:
         return map(values.step_of, requests, tokens, values.pieces_in(block) if values.needs_pieces else repeat(None))
 
     def _from_map(self, requests: list[Any]) -> Iterator[torch.Tensor]:
-        """Read records or windows from one mapping of all, if there is one; its files' sizes are asked for once."""
+        """Read records or windows from mappings, if there are any; the sizes of files are asked for once."""
         reader = self._reader
-        stored = reader.tokens.stored_ids()
-        if stored is None:
-            return map(self._tokens, requests)
-        ids, limit = stored
         if isinstance(requests[0], int):
-            is_view = limit is None and ids.itemsize >= self._dtype.itemsize  # which is no copy
-            if reader.layout == STREAM_LAYOUT and not is_view:
-                batches = reader.windows.batches_in(ids, reader.num_batches)
-                return self._windows_of(batches, requests) if limit is None else self._ids_of(batches, limit, requests)
-        elif len(ids) % self._seq_len == 0 and not reader.overlap:
+            return self._windows.read_all(requests) if self._windows else map(self._tokens, requests)
+        stored = reader.tokens.stored_ids()
+        if stored is not None and len(stored.ids) % self._seq_len == 0 and not reader.overlap:
             return self._records_of(stored, requests)
         return map(self._tokens, requests)
-
-    def _windows_of(self, batches: npt.NDArray[Any], requests: list[int]) -> Iterator[torch.Tensor]:
-        """Yield batches of windows, which may overlap, from all tokens."""
-        return (from_numpy()(batches[number].astype(self._dtype)) for number in requests)
-
-    def _ids_of(self, batches: npt.NDArray[Any], limit: int, requests: list[int]) -> Iterator[torch.Tensor]:
-        """Yield batches of windows from ids as another program has stored them, each compared when it is first read."""
-        compared = self._compared
-        compared.extend(bytes(len(batches) - len(compared)))
-        is_same = batches.itemsize == self._dtype.itemsize and batches.dtype.isnative
-        source = batches.view(self._dtype) if is_same else batches  # a plain copy is faster than a conversion
-        for number in requests:
-            if not compared[number] and batches[number].max() > limit:
-                yield self._tokens(number)  # raises the error
-                continue
-            compared[number] = True
-            yield from_numpy()(source[number].astype(self._dtype))
 
     def _records_of(self, stored: StoredIds, requests: list[npt.NDArray[np.int64]]) -> Iterator[torch.Tensor]:
         """Yield steps of records from all tokens."""

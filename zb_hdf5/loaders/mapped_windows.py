@@ -1,0 +1,112 @@
+"""Batches of windows of a stream, widened from the mappings of its files."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.files.tokens import StoredIds
+from zb_hdf5.formats.batch_reader import BatchReader, from_numpy
+
+if TYPE_CHECKING:
+    import torch
+
+#: Files whose mapping a block of batches keeps at hand. Each of them stays open for as long.
+MAX_FILES: Final = 32
+
+
+class MappedWindows:
+    """Reads batches of windows, which may overlap, without a copy before the one that widens them.
+
+    The sizes of the files are asked for once in a block of batches. Ids that another program has stored are compared
+    when a batch is read for the first time: their maximum alone, as that of unsigned integers.
+
+    Parameters
+    ----------
+    reader
+        The windows of a stream.
+    dtype
+        The dtype of the tensors.
+    read
+        Reads a batch by its number: one that no mapping holds, or whose ids are none. It raises the error.
+    """
+
+    def __init__(self, reader: BatchReader, dtype: np.dtype[Any], read: Callable[[int], torch.Tensor]) -> None:
+        self._reader = reader
+        self._dtype = dtype
+        self._read = read
+        #: By the number of a batch: whether its ids were compared.
+        self._compared = bytearray()
+
+    def read_all(self, numbers: list[int]) -> Iterator[torch.Tensor]:
+        """Yield each of some batches, in order. They are in the page cache."""
+        reader = self._reader
+        self._compared.extend(bytes(max(0, reader.num_batches - len(self._compared))))
+        stored = reader.tokens.stored_ids()
+        if stored is None:
+            return self._from_files(numbers)
+        if self._is_view(stored):
+            return map(self._read, numbers)
+        batches = reader.windows.batches_in(stored.ids, reader.num_batches)
+        if stored.limit is None:
+            return (from_numpy()(batches[number].astype(self._dtype)) for number in numbers)
+        return self._from_one(batches, self._as_copied(batches), stored.limit, numbers)
+
+    def _is_view(self, stored: StoredIds) -> bool:
+        """Return whether a batch is a view of the mapping, which is no copy."""
+        return stored.limit is None and stored.ids.itemsize >= self._dtype.itemsize
+
+    def _as_copied(self, ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return ids of the size of those of the tensors as these are: a plain copy is faster than a conversion."""
+        return ids.view(self._dtype) if ids.itemsize == self._dtype.itemsize and ids.dtype.isnative else ids
+
+    def _from_one(
+        self, batches: npt.NDArray[Any], copied: npt.NDArray[Any], limit: int, numbers: list[int]
+    ) -> Iterator[torch.Tensor]:
+        """Yield batches from one mapping of all tokens, of which each id is compared once."""
+        for number in numbers:
+            if not self._compared[number] and batches[number].max() > limit:
+                yield self._read(number)  # raises the error
+                continue
+            self._compared[number] = True
+            yield from_numpy()(copied[number].astype(self._dtype))
+
+    def _from_files(self, numbers: list[int]) -> Iterator[torch.Tensor]:
+        """Yield batches from the mappings of their files; one that two files share is read."""
+        reader = self._reader
+        windows = reader.windows
+        starts = reader.tokens.starts
+        num_tokens = windows.batch_stride + windows.overlap
+        met: dict[int, StoredIds | None] = {}
+        for number in numbers:
+            start = number * windows.batch_stride
+            file = bisect_right(starts, start) - 1
+            within = start - starts[file]
+            stored = None
+            if start + num_tokens <= starts[file + 1]:
+                if file not in met:
+                    if len(met) == MAX_FILES:
+                        met.clear()
+                    met[file] = self._met(file, start)
+                stored = met[file]
+            batch = None if stored is None else self._batch_of(stored, number, within, num_tokens)
+            yield self._read(number) if batch is None else batch
+
+    def _met(self, file: int, start: int) -> StoredIds | None:
+        """Open the file of a batch that begins with token `start` of all; None if it gives no views to widen."""
+        tokens = self._reader.tokens
+        stored = (tokens.known.get(file) or tokens.open_file(file, start)).stored_ids()
+        return None if stored is None or self._is_view(stored) else stored
+
+    def _batch_of(self, stored: StoredIds, number: int, within: int, num_tokens: int) -> torch.Tensor | None:
+        """Return a batch from the view of its file; None if it has values that are no ids."""
+        ids = stored.ids[within : within + num_tokens]
+        if not self._compared[number]:
+            if stored.has_others(ids):
+                return None
+            self._compared[number] = True
+        return from_numpy()(self._reader.windows.batches_in(self._as_copied(ids), 1)[0].astype(self._dtype))

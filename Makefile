@@ -4,7 +4,7 @@ BIN := .venv/bin
 # one test process more than there are cores: many tests wait for other processes
 JOBS ?= $(shell expr $$(nproc) + 1)
 
-.PHONY: demo test lint bench docs clean
+.PHONY: demo test lint bench docs pictures clean
 demo: .venv/installed
 	$(BIN)/python examples/demo.py
 
@@ -27,6 +27,10 @@ bench: .venv/installed-dev
 # warnings are errors; the first page is docs/_build/html/index.html
 docs: .venv/installed-docs
 	$(BIN)/sphinx-build -q -W --keep-going docs docs/_build/html
+
+# those of the first page; the report is photographed by Chromium
+pictures: .venv/installed-dev
+	$(BIN)/python docs/pictures.py
 
 # compat: type checkers and editors find an editable install by a path, and not by an import hook
 # the demo needs the package with torch, and nothing else; the tools come on top of it

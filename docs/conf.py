@@ -32,6 +32,7 @@ templates_path = ["_templates"]
 highlight_language = "bash"  # of blocks that name no language: lines to type, and what they print
 
 myst_heading_anchors = 4
+smartquotes = False  # they make one dash of the two of an option
 
 autodoc_typehints = "none"  # numpydoc has the types
 numpydoc_show_class_members = False

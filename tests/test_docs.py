@@ -377,6 +377,16 @@ def test_the_errors_are_messages_of_the_package():
     assert not [text for text in documented if text not in known]
 
 
+def test_the_pictures_show_what_the_commands_print_now():
+    """And are small; `make pictures` makes them again."""
+    spec = importlib.util.spec_from_file_location("docs_pictures", ROOT / "docs" / "pictures.py")
+    pictures = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pictures)
+    for name, text in pictures.terminals().items():
+        assert (pictures.PICTURES / name).read_text(encoding="utf-8") == text, f"{name}: run make pictures"
+    assert all(path.stat().st_size < 100_000 for path in pictures.PICTURES.iterdir())
+
+
 #: Heading on the page of recipes -> the library that it needs.
 RECIPES = {
     "A plain loop with DDP": "torch",

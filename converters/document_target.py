@@ -23,7 +23,7 @@ from zb_hdf5.converters.stream_target import TokensPlan, TokensTask, facts_of, r
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.publishing import PartialDirectory, partial_path, refuse_existing
 from zb_hdf5.formats.document_source import DocumentSource
-from zb_hdf5.formats.document_writer import DocumentWriter
+from zb_hdf5.formats.document_writer import DocumentWriter, WrittenShard
 from zb_hdf5.spec import DEFAULT_CHUNK_TOKENS, NO_CODEC, STREAM_LAYOUT
 from zb_hdf5.store.shard_table import ShardEntry
 from zb_hdf5.trainers.trainer_formats import TRAINER_FORMATS, TrainerFormat, document_writer
@@ -61,6 +61,16 @@ class FileTask(TokensTask):
         return replace(super().meta, fields=fields, vocab_size=vocab_size)
 
     @property
+    def facts(self) -> tuple[str, ...]:
+        """The facts of documents that the source has and the format keeps."""
+        row = TRAINER_FORMATS[self.target]
+        kept = {
+            "ids": row.holds_ids and self.source.has_ids,
+            "metadata": row.holds_metadata and self.source.has_metadata,
+        }
+        return tuple(name for name, is_kept in kept.items() if is_kept)
+
+    @property
     def paths(self) -> tuple[Path, ...]:
         return tuple(self.writer.files(self.path, self.written))
 
@@ -82,7 +92,7 @@ def write_file(task: FileTask, progress: OnProgress = no_progress) -> Finished:
 def _write_file(task: FileTask, progress: OnProgress) -> Finished:
     counts = TokenCounts()
     names = [field.name for field in task.written.fields]
-    with task.writer(task.path, task.written, overwrite=task.overwrite) as writer:
+    with task.writer(task.path, task.written, overwrite=task.overwrite, facts=task.facts) as writer:
         for encoded in read_documents(task, counts, progress):
             fields = {name: encoded.fields[name] for name in names} if encoded.fields else {}
             try:
@@ -221,6 +231,12 @@ def _write_folder(
         _require_room(plan, tasks, folder.partial_path)
         how = {"target": target.format, "dtype": tasks[0].meta.dtype.name}
         done = plan.complete(folder, dict(enumerate(tasks)), write_file, how, settings.work, workers)
+        entries = [each.entry for each in done.finished]
+        files = [
+            WrittenShard(task.path, each.split, each.num_bytes, each.document_count, each.sha256)
+            for task, each in zip(tasks, entries, strict=True)
+        ]
+        tasks[0].writer.complete_folder(folder.partial_path, files, tasks[0].written, tasks[0].facts)
     return tasks, done.finished, done.kept
 
 
@@ -267,7 +283,8 @@ def _shard_names(plan: TokensPlan, target: str) -> list[str]:
 def _names_like(task: FileTask) -> str:
     """Return a regular expression of the names of the files of all tasks, and of those that a killed one has left."""
     endings = [path.name.partition(".")[2] for path in task.paths]
-    return rf"[\w-]+-\d{{5}}-of-\d{{5}}\.({'|'.join(map(escape, endings))})(\.partial|\.progress)?"
+    files = rf"[\w-]+-\d{{5}}-of-\d{{5}}\.({'|'.join(map(escape, endings))})"
+    return rf"({'|'.join([files, *map(escape, task.writer.folder_names)])})(\.partial|\.progress)?"
 
 
 def _require_room(plan: TokensPlan, tasks: Sequence[FileTask], folder: Path) -> None:

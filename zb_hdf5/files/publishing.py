@@ -396,12 +396,14 @@ def is_part_of_store(name: str) -> bool:
 def refuse_foreign_files(folder: Path, names: str = "") -> None:
     """Raise `ConvertError` if `folder` holds anything but a store: replacing it would delete files of others.
 
-    `names` is a regular expression of more names that belong to it.
+    `names` is a regular expression of more names that belong to it, and to folders in it.
     """
     if not folder.is_dir():
         raise ConvertError(f"{folder}: is not a folder; remove it yourself, or choose another output")
     for name in os.listdir(folder):
-        if not is_part_of_store(name) and not re.fullmatch(names, name):
+        if names and (folder / name).is_dir():
+            refuse_foreign_files(folder / name, names)
+        elif not is_part_of_store(name) and not re.fullmatch(names, name):
             raise ConvertError(
                 f"{folder}: holds {name!r}, which is no part of a store; move it away, or choose another output"
             )

@@ -6,9 +6,9 @@ import os
 from abc import abstractmethod
 from array import array
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,8 @@ class DocumentWriter(Writer):
         the format keeps.
     overwrite
         Replace existing files at the end, by rename; otherwise one is an error.
+    facts
+        The facts of documents that all of them have and that the format keeps: "ids", "metadata".
 
     Attributes
     ----------
@@ -54,18 +56,29 @@ class DocumentWriter(Writer):
         The name of the format.
     suffix
         The ending of the file.
+    folder_names
+        The names of the files that `complete_folder` writes.
     token_count, document_count
         Tokens and documents taken so far.
     """
 
     backend: ClassVar[str]
     suffix: ClassVar[str]
+    folder_names: ClassVar[tuple[str, ...]] = ()
     document_count = 0
 
-    def __init__(self, path: str | os.PathLike[str], meta: StoreMeta, *, overwrite: bool = False) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        meta: StoreMeta,
+        *,
+        overwrite: bool = False,
+        facts: Collection[str] = (),
+    ) -> None:
         super().__init__()
         self.path = Path(path)
         self.meta = meta
+        self.facts = facts
         self._overwrite = overwrite
 
     @classmethod
@@ -77,6 +90,22 @@ class DocumentWriter(Writer):
     def files(cls, path: Path, meta: StoreMeta) -> list[Path]:
         """Return all files that are written for one: the file itself first."""
         return [path]
+
+    @classmethod
+    def complete_folder(
+        cls, folder: Path, shards: Sequence[WrittenShard], meta: StoreMeta, facts: Collection[str]
+    ) -> None:
+        """Write what belongs to all files of a folder, such as an index, before the folder has its name.
+
+        Parameters
+        ----------
+        folder
+            The folder, with whole files.
+        shards
+            The files, in order.
+        meta, facts
+            As for each of the writers.
+        """
 
     @abstractmethod
     def write_documents(
@@ -106,6 +135,44 @@ class DocumentWriter(Writer):
         OSError
             If the disk is full or fails.
         """
+
+
+class WrittenShard(NamedTuple):
+    """A file that a writer has finished."""
+
+    path: Path
+    split: str
+    num_bytes: int
+    document_count: int
+    sha256: str
+
+
+def by_split(folder: Path, files: Sequence[WrittenShard]) -> dict[str, tuple[Path, list[WrittenShard]]]:
+    """Return the folder and the files of each split. Of several, each gets a folder of its own; empty files go.
+
+    Parameters
+    ----------
+    folder
+        The folder that holds all files.
+    files
+        The files, in order.
+    """
+    splits: dict[str, list[WrittenShard]] = {}
+    for file in files:
+        if file.document_count:
+            splits.setdefault(file.split, []).append(file)
+        else:
+            file.path.unlink()
+    if len(splits) == 1:
+        return {split: (folder, found) for split, found in splits.items()}
+    moved = {}
+    for split, found in splits.items():
+        place = folder / split
+        place.mkdir(exist_ok=True)
+        for file in found:
+            os.replace(file.path, place / file.path.name)
+        moved[split] = place, [file._replace(path=place / file.path.name) for file in found]
+    return moved
 
 
 class AppendedFile:
@@ -148,8 +215,15 @@ class FlatWriter(DocumentWriter):
     #: The first byte of the first id: the header before it is written at the end.
     token_offset: ClassVar[int] = 0
 
-    def __init__(self, path: str | os.PathLike[str], meta: StoreMeta, *, overwrite: bool = False) -> None:
-        super().__init__(path, meta, overwrite=overwrite)
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        meta: StoreMeta,
+        *,
+        overwrite: bool = False,
+        facts: Collection[str] = (),
+    ) -> None:
+        super().__init__(path, meta, overwrite=overwrite, facts=facts)
         self.dtype = self.dtype_of(meta)
         self._limit = token_limit(self.dtype, meta.vocab_size)
         self._crc32 = array("I")

@@ -31,7 +31,7 @@ QUICK_SHARE = 5
 #: Examples of a property: with --slow, and without.
 ALL_EXAMPLES, QUICK_EXAMPLES = 100, 10
 #: One of so many parameter sets of a test with the mark `thin`.
-THIN_SHARE = 6
+THIN_SHARE = 12
 
 
 # A shell starts what runs in the background with Ctrl+C ignored, and our children would inherit that.
@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(config, items):
     all_cases = config.getoption("--slow")
     for item in items:
         if item.get_closest_marker("thin"):
-            # by a digest: every sixth would take the same value of a parameter again and again
+            # by a digest: every twelfth would take the same value of a parameter again and again
             if item.function in seen and crc32(item.name.encode()) % THIN_SHARE:
                 item.add_marker(pytest.mark.slow)
             seen.add(item.function)

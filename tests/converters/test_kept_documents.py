@@ -130,6 +130,7 @@ def test_every_token_of_a_store_of_text_has_its_document(tmp_path, corpus, packi
 
 
 @pytest.mark.parametrize("num_shards", [None, 3])
+@pytest.mark.thin
 def test_every_token_of_streams_of_text_has_its_document(tmp_path, corpus, num_shards):
     folder, known = corpus
     source = TextSource(open_corpus(folder), "jsonl", BYTES)
@@ -405,6 +406,7 @@ def test_a_stream_without_facts_has_no_table(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["documents-mine.txt", "documents-00000.tables.txt", "documents-.tables"])
+@pytest.mark.thin
 def test_documents_of_others_are_not_replaced(tmp_path, text_store, name):
     run_convert("hdf5-to-hdf5", text_store[0], tmp_path / "out")
     (tmp_path / "out" / name).write_text("mine")

@@ -40,6 +40,7 @@ def attributes(path):
 
 @pytest.mark.parametrize("packing", ["concat", "best-fit", "pad"])
 @pytest.mark.parametrize(("given", "expected"), [(None, 256), (7, 7)])
+@pytest.mark.thin
 def test_packed_shards_name_the_id_of_their_padding(packing, given, expected, texts, tmp_path):
     how = {"tokenizer": "byte", "batch_size": 4, "seq_len": 16, "packing": packing, "pad_id": given, "workers": 1}
     convert(texts, "hdf5", tmp_path / "store", **how)

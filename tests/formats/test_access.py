@@ -181,6 +181,7 @@ def with_documents(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", KINDS_WITH_DOCUMENTS)
+@pytest.mark.thin
 def test_pread_maps_neither_tokens_nor_documents(kind, with_documents):
     path = with_documents[kind]
 

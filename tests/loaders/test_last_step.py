@@ -376,6 +376,7 @@ def test_every_way_of_reading_ends_an_epoch_alike(way, name, last, noted, thinne
 
 @pytest.mark.parametrize("last", ["short", "masked"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*set_vital:UserWarning")
+@pytest.mark.thin
 def test_workers_of_a_data_loader_end_an_epoch_alike(last, noted):
     with opened(noted, "stream.h5", last=last, rank=2, world_size=3) as loader:
         found = taken(loader, len(loader))

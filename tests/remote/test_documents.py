@@ -78,6 +78,7 @@ def streams(served):
 
 
 @pytest.mark.parametrize("shuffle", ["global", "records"])
+@pytest.mark.thin
 def test_windows_bring_all_that_lies_beside_them(streams, shuffle):
     local, url = streams
     options = {**HOW, "fields": ("mask",), "shuffle": shuffle, "batch_size": 2, "seq_len": 16}
@@ -86,6 +87,7 @@ def test_windows_bring_all_that_lies_beside_them(streams, shuffle):
 
 
 @pytest.mark.parametrize("sizes", [{"collate": "pad", "batch_size": 3}, {"collate": "pack", "max_tokens": 100}])
+@pytest.mark.thin
 def test_documents_bring_all_that_lies_beside_them(streams, sizes):
     local, url = streams
     options = {"spans": True, "fields": ("mask",), "rank": 0, "world_size": 1, **sizes}
@@ -187,6 +189,7 @@ def test_many_threads_fetch_what_lies_beside_the_tokens_once(beside, is_copy):
 
 
 @pytest.mark.parametrize("beside", ["lone.h5", "store"], indirect=True)
+@pytest.mark.thin
 def test_threads_that_wait_for_a_table_share_the_error_of_the_one_that_fetches_it(beside, monkeypatch):
     proxy, open_loader = beside
     real = BatchReader.read_batch_pieces

@@ -50,6 +50,7 @@ def test_other_shapes_targets_and_dtypes(web_store):
 
 
 @pytest.mark.parametrize("last", ["fill", "short", "masked"])
+@pytest.mark.thin
 def test_the_last_step_is_that_of_a_local_store(web, last):
     write_stream(web.folder / "s.h5", np.arange(23 * 16 + 1), [100, 269], chunk_tokens=64)
     for rank in range(3):

@@ -106,6 +106,7 @@ def test_every_command_reads_them(folder, truth, tmp_path):
 
 
 @pytest.mark.parametrize("packing", ["best-fit", "concat", "pad"])
+@pytest.mark.thin
 def test_documents_are_packed_into_a_store_as_those_of_our_streams(folder, truth, packing, tmp_path):
     report = convert(folder, "hdf5", tmp_path / "store", seq_len=64, batch_size=4, packing=packing, workers=1)
     assert report.counts.tokens_in == sum(truth["lengths"])

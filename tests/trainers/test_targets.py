@@ -136,6 +136,7 @@ def test_texts_and_cut_arrays_become_files(tmp_path):
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(None, "int32"), (65_499, "uint16"), (65_500, "int32")])
+@pytest.mark.thin
 def test_the_dtype_is_that_of_megatron_itself(vocab_size, dtype, tmp_path):
     with HDF5ShardWriter(tmp_path / "in.h5", dtype="uint32") as writer:
         writer.write_document([1, 2, 65_000])

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import textwrap
-import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from zb_hdf5.console import CommandGroup, Output, PathOrUrl, Progress, output_options
+from zb_hdf5.console import CommandGroup, Output, PathOrUrl, Progress, as_notes, output_options
 from zb_hdf5.converters.command_options import (
     GroupedOption,
     meant,
@@ -267,9 +266,7 @@ def _run(conversion: Conversion, dry_run: bool) -> Output | None:
     if dry_run:
         planned = run.plan(conversion)
         return None if planned is None else Output(planned.to_json(), planned.lines())
-    with Progress("opening", 0) as progress, warnings.catch_warnings():
-        warnings.simplefilter("default")
-        warnings.showwarning = lambda message, *_, **__: click.echo(f"note: {message}", err=True)
+    with Progress("opening", 0) as progress, as_notes():
         report = run.run(conversion, progress)
     return None if report is None else Output(report.to_json(), report.lines())
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from zb_hdf5.console import SIZE, STORE, Parsed, flag_of
+from zb_hdf5.console import CHANNEL_OPTION, SIZE, STORE, Parsed, flag_of
 from zb_hdf5.converters.conversion import OPTION_GROUPS, OPTIONS
 from zb_hdf5.converters.options import DEFAULT_MEMORY_BYTES, InWords
 from zb_hdf5.errors import ArgumentError
@@ -43,6 +43,7 @@ TYPES: Final[Mapping[str, Any]] = {
     "size": SIZE,
     "text": str,
     "names": Parsed("NAME,...", _names),
+    "channels": CHANNEL_OPTION["type"],
     "codec": Parsed("CODEC", _codec),
     "range": Parsed("I/N", _part),
     "store": STORE,
@@ -81,12 +82,13 @@ def option_of(
             flag_of(name), name, cls=GroupedOption, group=option.group, is_flag=True, default=None, help=option.help
         )
     values: Any = choices or option.kind
+    kind = {"type": TYPES[values] if isinstance(values, str) else click.Choice(list(values))}
     return click.option(
         flag_of(name),
         name,
         cls=GroupedOption,
         group=option.group,
-        type=TYPES[values] if isinstance(values, str) else click.Choice(list(values)),
+        **(CHANNEL_OPTION if option.kind == "channels" else kind),
         required=required,
         help=" ".join(filter(None, [option.help, note, _in_words(defaults, option.kind)])),
     )

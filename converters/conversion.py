@@ -57,8 +57,8 @@ class Option(NamedTuple):
     group
         Its group in the help, a key of `OPTION_GROUPS`.
     kind
-        The kind of its values: "positive", "natural", "fraction", "size", "text", "names", "codec", "range", "store" or
-        "flag"; or the words that may be given; or such words, and the value that each stands for.
+        The kind of its values: "positive", "natural", "fraction", "size", "text", "names", "channels", "codec",
+        "range", "store" or "flag"; or the words that may be given; or such words, and the value that each stands for.
     help
         One or two sentences.
     """
@@ -166,6 +166,8 @@ class Conversion:
     val_last_shard: bool | None = _option("layout", "flag", "Hold out the last source file as split val.")
     dataset: str | None = _option("from", "text", "Name of a dataset in an HDF5 file of another program.")
     axes: str | None = _option("from", (AXES,), "The axes of the dataset are these: no entry is a mask or labels.")
+    channel: int | None = _option("from", "natural", "Entry of the second of its three axes that has the ids.")
+    field_channels: Mapping[str, int] | None = _option("from", "channels", "Entry that has a field, as loss_mask=1.")
     memory: int | None = _option("work", "size", "Memory of all processes of this node together.")
     shuffle_method: str | None = _option(
         "work",

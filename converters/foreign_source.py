@@ -14,8 +14,8 @@ from zb_hdf5.converters.options import ArrayOptions, DatasetOptions, ForeignOpti
 from zb_hdf5.errors import ConvertError
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.tokens import Tokens
-from zb_hdf5.formats.dataset_choice import DatasetChoice
-from zb_hdf5.formats.foreign import no_such_axes, require_records
+from zb_hdf5.formats.dataset_choice import ANY_DATASET, DatasetChoice
+from zb_hdf5.formats.foreign import no_such_axes, require_records, warn_of_mask
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import H5pyTokens, open_stored
 from zb_hdf5.formats.inspection import is_ours, look_at
@@ -72,18 +72,29 @@ class ForeignSource(ArraySource):
     ----------
     columns
         The datasets, as looks into their files have found them.
+    choice
+        The choice by which they were found.
     batch_size
         Records of a batch; None: as many as the batches of the first dataset have, or 32 if it has none.
     **options
         As for `ArraySource`.
     """
 
-    def __init__(self, columns: Sequence[Column], *, batch_size: int | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        choice: DatasetChoice = ANY_DATASET,
+        *,
+        batch_size: int | None = None,
+        **options: Any,
+    ) -> None:
         first = columns[0]
         has_batches = first.meta.layout == BATCHES_LAYOUT and first.meta.batch_size > 1
         stored = first.meta.batch_size if has_batches else ArrayOptions.batch_size
         super().__init__(list(map(ForeignArray, columns)), "hdf5", batch_size=batch_size or stored, **options)
         self.description = {**self.description, "dataset": first.name}
+        if choice.channel is not None:
+            self.description |= {"channel": choice.channel, "field_channels": choice.fields}
         self._with_digest = [column.path for column in columns if column.sha256 is not None]
 
     def check_reads(self) -> None:
@@ -95,17 +106,18 @@ class ForeignSource(ArraySource):
 
 def open_foreign(paths: list[Path], settings: Settings) -> ForeignSource:
     """Open files of other programs, and folders of them, as a conversion asks."""
-    chosen = settings.of(DatasetOptions)
-    columns = _look_at_all(files_at(paths, *SUFFIXES), chosen.dataset, chosen.axes)
+    chosen = settings.of(DatasetOptions).choice
+    warn_of_mask(chosen)
+    columns = _look_at_all(files_at(paths, *SUFFIXES), chosen)
     if settings.of(LossOptions).tokens_only and not FORMATS[settings.target.format].tokens_only:
         columns = [column._replace(meta=replace(column.meta, fields=()), fields={}) for column in columns]
     elif left_out := sorted({name for column in columns for name in column.left_out}):
         warnings.warn(f"{columns[0].path}: left out, as they can be no fields: {', '.join(left_out)}", stacklevel=2)
     batch_size = settings.of(ForeignOptions).batch_size
-    return ForeignSource(columns, **{**array_options(settings), "batch_size": batch_size})
+    return ForeignSource(columns, chosen, **{**array_options(settings), "batch_size": batch_size})
 
 
-def _look_at_all(files: Sequence[Path], dataset: str | None, axes: str | None) -> list[Column]:
+def _look_at_all(files: Sequence[Path], choice: DatasetChoice) -> list[Column]:
     """Return the dataset of each file: all have the name of the first one."""
     columns: list[Column] = []
     for file in files:
@@ -113,12 +125,12 @@ def _look_at_all(files: Sequence[Path], dataset: str | None, axes: str | None) -
             raise ConvertError(
                 f"{file}: expected an HDF5 file of another program, found a file of this one: convert it by itself"
             )
-        column = look_at(file, None, choice=DatasetChoice(dataset))
+        column = look_at(file, None, choice=choice)
         if column.meta.layout == BATCHES_LAYOUT:
             with closing(H5pyTokens(column)) as tokens:
-                require_records(file, column.name, tokens.dataset(), axes)
-        elif axes is not None:
-            raise no_such_axes(file, axes)
+                require_records(file, column.name, tokens.dataset(), choice)
+        elif choice.axes is not None:
+            raise no_such_axes(file, choice.axes)
         columns.append(column)
-        dataset = column.name
+        choice = choice._replace(name=column.name)
     return columns

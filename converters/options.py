@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from zb_hdf5.converters.conversion import OPTIONS, WHOLE, Conversion, ShardRange
 from zb_hdf5.errors import ArgumentError
+from zb_hdf5.formats.dataset_choice import DatasetChoice
 
 if TYPE_CHECKING:  # numpy, which the help of the commands does not need
     from zb_hdf5.converters.engines import Engine
@@ -154,6 +155,13 @@ class DatasetOptions:
 
     dataset: str | None = in_words("the only one of integers")
     axes: str | None = off(None)
+    channel: int | None = off(None)
+    field_channels: Mapping[str, int] | None = off(None)
+
+    @property
+    def choice(self) -> DatasetChoice:
+        """The choice that they make; `ArgumentError` if it is none."""
+        return DatasetChoice.of(self.dataset, self.axes, self.channel, self.field_channels)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
 from typing import Any, Final, Literal, Never, TypeAlias, TypeVar, cast
@@ -179,6 +179,8 @@ def convert(
     val_last_shard: bool | None = None,
     dataset: str | None = None,
     axes: str | None = None,
+    channel: int | None = None,
+    field_channels: Mapping[str, int] | None = None,
     memory: int | None = None,
     shuffle_method: Literal["auto", "direct", "two-pass"] | None = None,
     codec: str | None = None,
@@ -280,6 +282,10 @@ def convert(
         The name of a dataset in an HDF5 file of another program.
     axes
         "batch,record,token" if the axes of the dataset are these, and no entry is a mask or labels.
+    channel
+        The entry of the second of its three axes that has the ids, such as 0 of ids, mask and labels.
+    field_channels
+        The entries that have fields, such as `{"loss_mask": 1, "labels": 2}`; it needs `channel`.
     memory
         Bytes that all processes of a node may take together.
     shuffle_method

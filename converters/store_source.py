@@ -22,6 +22,7 @@ from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.paths import any_path
+from zb_hdf5.formats.dataset_choice import ANY_DATASET, DatasetChoice
 from zb_hdf5.spec import NO_CODEC, STREAM_LAYOUT, TokenArray, documents_path, find_bad_token, stored_dtype
 from zb_hdf5.store.holders import look
 from zb_hdf5.store.shards import StoreReader
@@ -53,31 +54,28 @@ class StoreSource(BatchSource):
         A store, or a lone file.
     backend
         The format of its files, or "auto".
-    dataset
-        The name of the dataset in an HDF5 file of another program.
+    choice
+        The dataset of an HDF5 file of another program.
     dtype
         The dtype of the batches; "keep": the stored one.
     windows
         Batch size and sequence length, of a stream without documents.
-    axes
-        The axes of the dataset, where they are not certain.
     """
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         backend: str,
-        dataset: str | None = None,
+        choice: DatasetChoice = ANY_DATASET,
         dtype: str = "keep",
         windows: tuple[int, int] | None = None,
-        axes: str | None = None,
     ) -> None:
         path = any_path(path)
         self.paths = [path]
         self._path = path
         self._backend = backend
         batch_size, seq_len = windows or (None, None)
-        reader = open_reader(path, backend=backend, dataset=dataset, axes=axes, batch_size=batch_size, seq_len=seq_len)
+        reader = open_reader(path, backend=backend, batch_size=batch_size, seq_len=seq_len, **choice.arguments)
         self._reader = reader
         stream = reader if isinstance(reader, WindowReader) else None
         if stream and stream.has_documents:
@@ -94,8 +92,8 @@ class StoreSource(BatchSource):
         self.counts = TokenCounts(self.num_batches * self.meta.batch_tokens + dropped)
         self.counts.drop("remainder", dropped)
         self.description = {"format": backend, "path": str(path)}
-        self._dataset = dataset
-        self.identity = {"fingerprint": reader.fingerprint, "dataset": dataset or reader.foreign_dataset}
+        self._dataset = choice.name
+        self.identity = {"fingerprint": reader.fingerprint, "dataset": choice.name or reader.foreign_dataset}
         is_own = not (reader.foreign_dataset or windows)
         # the file and the digest of batches that are one
         self._files = {(0, self.num_batches): (reader.path, reader.sha256)} if is_own else {}
@@ -248,20 +246,19 @@ def open_stores(paths: list[Path], settings: Settings) -> StoreSource:
     """Open the store of a conversion: as it is, in another layout if one is named, or a stream of others, cut."""
     path = paths[0]
     options = settings.of(StoreOptions)
-    dataset = settings.of(DatasetOptions).dataset
+    choice = settings.of(DatasetOptions).choice
     is_relaid = options.batch_size is not None or options.seq_len is not None
     windows = None
-    if look(path, dataset=dataset).layout == STREAM_LAYOUT:
+    if look(path, **choice.arguments).layout == STREAM_LAYOUT:
         if options.seq_len is None:
             raise ArgumentError(f"{path}: is a token stream: pass seq_len, the tokens of a record", options=["seq_len"])
         windows = (options.batch_size or DEFAULT_BATCH_SIZE, options.seq_len)
     source = StoreSource(
         path,
         options.source_format,
-        dataset=dataset,
+        choice=choice,
         dtype=options.dtype,
         windows=windows,
-        axes=settings.of(DatasetOptions).axes,
     )
     if windows is not None:
         dropped = sum(source.counts.dropped.values())

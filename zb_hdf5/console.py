@@ -16,7 +16,9 @@ import textwrap
 import threading
 import time
 import unicodedata
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, Self, TextIO
@@ -61,7 +63,8 @@ TYPED: Final = {
     Remedy.CRC32: "restore it, or make one of the batches as they are now with 'zb index crc32 {at}'",
     Remedy.CONVERT: "'zb convert --help' lists what becomes a store",
     Remedy.DATASET: "pass --dataset to 'zb info', 'zb show' or 'zb convert', with one of its integer datasets: {at}",
-    Remedy.AXES: "copy the ids into a dataset of two axes, or pass --axes batch,record,token if all are records",
+    Remedy.CHANNELS: "pass the channel of the ids, and those of their fields, such as --channel 0 --field-channel "
+    "loss_mask=1 --field-channel labels=2; or --axes batch,record,token if all are records",
     Remedy.SOURCE_DTYPE: "if it has ids and no header, pass their dtype, such as --source-dtype uint16",
     Remedy.TEXT_COLUMN: "pass --text-column with one of their keys: {at}",
     Remedy.IDS: "its column {at} has ids: pass --from hf, and no --tokenizer",
@@ -109,7 +112,7 @@ class CommandGroup(click.Group):
 
 
 #: The flags of arguments whose names they do not have.
-OTHER_FLAGS: Final = {"source_format": "--from", "target": "--to"}
+OTHER_FLAGS: Final = {"source_format": "--from", "target": "--to", "field_channels": "--field-channel"}
 
 
 def flag_of(name: str) -> str:
@@ -195,17 +198,32 @@ def headerless_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return dtype(skip(command))
 
 
+@contextmanager
+def as_notes() -> Iterator[None]:
+    """Print warnings as notes for people."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        warnings.showwarning = lambda message, *_, **__: click.echo(f"note: {message}", err=True)
+        yield
+
+
 def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options for the files of other programs: of HDF5, without a header, without digests: see `Choice`."""
 
     @click.option("--dataset", help="Dataset of an HDF5 file of another program. [default: the only one of integers]")
     @click.option("--axes", type=click.Choice([AXES]), help="Its axes are these: no entry is a mask or labels.")
+    @click.option("--channel", type=click.IntRange(0), help="Entry of its second axis that has the ids, such as 0.")
+    @click.option(
+        "--field-channel", "field_channels", help="Entry that has a field, such as loss_mask=1.", **CHANNEL_OPTION
+    )
     @headerless_options
     @click.option("--digests", type=LOCAL, help="The file that 'zb index digests' has made of files that hold none.")
     @functools.wraps(command)
     def run(
         dataset: str | None,
         axes: str | None,
+        channel: int | None,
+        field_channels: dict[str, int] | None,
         source_dtype: str | None,
         skip_bytes: int,
         digests: Path | None,
@@ -214,11 +232,14 @@ def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
         choice = {
             "dataset": dataset,
             "axes": axes,
+            "channel": channel,
+            "field_channels": field_channels,
             "source_dtype": source_dtype,
             "skip_bytes": skip_bytes,
             "digests": digests,
         }
-        return command(choice=choice, **given)
+        with as_notes():
+            return command(choice=choice, **given)
 
     return run
 
@@ -312,6 +333,30 @@ class Parsed(click.ParamType[Any]):
             self.fail(str(error), param, ctx)
 
 
+def _named_channel(text: str) -> tuple[str, int]:
+    """Return the field and the channel of NAME=N."""
+    name, _, number = text.partition("=")
+    if not (name.strip() and number.strip().isdecimal()):
+        raise ArgumentError(f"{text!r} is no channel of a field: expected NAME=N, such as loss_mask=1")
+    return name.strip(), int(number)
+
+
+def _channels_by_name(_: click.Context, __: click.Parameter, found: Any) -> dict[str, int] | None:
+    """Return the channels of all fields, by their names; None: there are none."""
+    named: dict[str, int] = {}
+    for name, number in found or ():
+        if name in named:
+            raise click.BadParameter(f"{name} has a channel already: {named[name]}")
+        named[name] = number
+    return named or None
+
+
+#: The facts of an option for the channels of fields.
+CHANNEL_OPTION: Final[dict[str, Any]] = {
+    "type": Parsed("NAME=N", _named_channel),
+    "multiple": True,
+    "callback": _channels_by_name,
+}
 #: A number of bytes: 4096, 64k, 512MB (10**6), 1GiB (2**30).
 SIZE: Final = Parsed("size", parse_size)
 FROM_0: Final = click.IntRange(0)

@@ -39,7 +39,10 @@ class Remedy(StrEnum):
     CRC32 = "restore it, or make one for the batches as they are now with add_crc32_file"
     CONVERT = "to make a store of other files, run convert('{at}', 'hdf5', destination)"
     DATASET = "pass dataset= with one of its integer datasets: {at}"
-    AXES = "copy the ids into a dataset of two axes, or pass axes='batch,record,token' if all are records"
+    CHANNELS = (
+        "pass the channel of the ids, and those of their fields, such as channel=0, field_channels={{'loss_mask': 1, "
+        "'labels': 2}}; or axes='batch,record,token' if all are records"
+    )
     SOURCE_DTYPE = "if it has ids and no header, pass their dtype, such as source_dtype='uint16'"
     TEXT_COLUMN = "pass text_column= with one of their keys: {at}"
     IDS = "its column {at} has ids: pass source_format='hf'"

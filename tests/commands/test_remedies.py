@@ -112,8 +112,8 @@ def another_program(tmp_path):
     import h5py
 
     with h5py.File(tmp_path / "x.h5", "w") as h5:
-        h5["tokens"], h5["mask"] = np.ones((2, 4), "u2"), np.ones((2, 4), "u1")
-    expected = "; pass --dataset to 'zb info', 'zb show' or 'zb convert', with one of its integer datasets: mask (2, 4)"
+        h5["tokens"], h5["mask"] = np.ones((2, 4), "u2"), np.ones((2, 3), "u1")
+    expected = "; pass --dataset to 'zb info', 'zb show' or 'zb convert', with one of its integer datasets: mask (2, 3)"
     return "info", tmp_path / "x.h5", 1, expected
 
 

@@ -435,3 +435,59 @@ def test_values_that_can_be_no_field_are_named(tmp_path):
     with pytest.warns(UserWarning, match=r"x\.h5: left out, as they can be no fields: spans"):
         convert(path, "hdf5", tmp_path / "out", **SHAPE, dataset="x/input_ids")
     assert {field.name for field in ShardIndex.load(tmp_path / "out").meta.fields} == VALUES.keys()
+
+
+# --- channels ---------------------------------------------------------------------------------------------------------
+def write_channels(path, rows, layout=0):
+    """Write tokens, masks and labels as the channels of one dataset."""
+    items = np.stack([RECORDS, MASK, np.where(MASK, RECORDS, -100)], axis=1)[rows]
+    how, dtype, user_block = LAYOUTS[layout]
+    with h5py.File(path, "w", userblock_size=user_block) as h5:
+        h5.create_dataset("data", data=items.astype(dtype), **({**how, "chunks": (7, 3, S)} if how else {}))
+    return path
+
+
+@pytest.mark.parametrize("method", ["direct", "two-pass"])
+def test_channels_become_tokens_and_fields(method, tmp_path):
+    (tmp_path / "in").mkdir()
+    for number, rows in enumerate(np.array_split(np.arange(120), 3)):
+        write_channels(tmp_path / "in" / f"{number}.h5", rows, [1, 1, 2][number])
+    channels = {"channel": 0, "field_channels": {"loss_mask": 1, "labels": 2}}
+    with h5py.File(tmp_path / "in" / "2.h5", "r+") as h5:  # fields of all files have one dtype
+        items = h5["data"][:].astype("<i4")
+        del h5["data"]
+        h5.create_dataset("data", data=items, chunks=(7, 3, S), compression="gzip")
+    convert(tmp_path / "in", "hdf5", tmp_path / "out", **SHAPE, **channels, shards=2, shuffle_method=method)
+    np.testing.assert_array_equal(records_of(tmp_path / "out"), SHUFFLED)
+    with open_reader(tmp_path / "out") as reader:
+        for name, values in (("loss_mask", FIELDS["loss_mask"]), ("labels", FIELDS["labels"])):
+            np.testing.assert_array_equal(np.array(list(reader.field(name))).reshape(-1, S), values)
+    source = ShardIndex.load(tmp_path / "out").source
+    assert (source["channel"], source["field_channels"]) == (0, {"labels": 2, "loss_mask": 1})
+
+
+def test_channels_of_the_command_line_are_converted(tmp_path):
+    path = write_channels(tmp_path / "x.h5", np.arange(120), 1)
+    command = ("convert", path, tmp_path / "out", "--batch-size", 4, "--seed", 3, "--shuffle", "none")
+    message = one_error(run_zb(*command), 1)
+    assert "such as --channel 0 --field-channel loss_mask=1 --field-channel labels=2; or --axes" in message
+    report = report_of(zb, *command, "--channel", 0, "--field-channel", "loss_mask=1", "--field-channel", "labels=2")
+    assert report["num_batches"] == 30
+    channels = {"channel": 0, "field_channels": {"loss_mask": 1, "labels": 2}}
+    with open_reader(path, batch_size=4, **channels) as theirs, open_reader(tmp_path / "out") as ours:
+        np.testing.assert_array_equal(np.array(list(ours)), np.array(list(theirs)))
+        for name in ("labels", "loss_mask"):
+            np.testing.assert_array_equal(np.array(list(ours.field(name))), np.array(list(theirs.field(name))))
+    result = run_zb("convert", "npy-to-hdf5", tmp_path, tmp_path / "o", "--channel", 0)
+    assert result.exit_code == 2
+    result = run_zb("convert", tmp_path / "out", tmp_path / "o", "--channel", 0)
+    assert result.exit_code > 0
+    assert "channel=0 needs an HDF5 file" in result.output
+
+
+def test_a_mask_that_is_converted_without_its_labels_is_a_note(tmp_path):
+    path = write_channels(tmp_path / "x.h5", np.arange(120))
+    how = ("--channel", 0, "--field-channel", "loss_mask=1")
+    result = run_zb("convert", path, tmp_path / "out", "--batch-size", 4, *how)
+    assert result.exit_code == 0
+    assert "note: channel 1 is taken as the loss_mask" in result.stderr

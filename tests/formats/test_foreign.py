@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 
 import h5py
@@ -187,7 +188,8 @@ def test_the_command_line_refuses_masks_and_takes_axes(tmp_path):
     path = written(tmp_path / "x.h5", model_zoo())
     message = one_error(run_zb("info", path, "--dataset", "data"), 1)
     assert "entry 1 holds only 0 and 1" in message
-    assert message.endswith("pass --axes batch,record,token if all are records")
+    assert "such as --channel 0 --field-channel loss_mask=1 --field-channel labels=2" in message
+    assert message.endswith("or --axes batch,record,token if all are records")
     found = report_of_zb("info", path, "--dataset", "data", "--axes", AXES)
     assert (found["num_batches"], found["batch_size"], found["seq_len"]) == (100, 3, 32)
     to_batch = ("convert", "hdf5-to-batch", path, tmp_path / "o.batch", "--dataset", "data")
@@ -563,3 +565,102 @@ def test_a_field_that_leads_out_of_the_file_is_left_out(tmp_path):
         h5["again"] = h5py.SoftLink("/labels")
     with open_reader(tmp_path / "x.h5") as reader:
         assert [field.name for field in reader.meta.fields] == ["labels"]
+
+
+# --- channels ---------------------------------------------------------------------------------------------------------
+CHANNELS = {"channel": 0, "field_channels": {"loss_mask": 1, "labels": 2}}
+AS_CHANNELS = ("--channel", 0, "--field-channel", "loss_mask=1", "--field-channel", "labels=2")
+
+
+@pytest.fixture
+def zoo(how, tmp_path):
+    """Return a file of ids, masks and labels, 100 of (3, 32), and its items."""
+    items = model_zoo()
+    chunks = {"chunks": (7, 3, 32)} if how == {"chunks": True} else how
+    with h5py.File(tmp_path / "zoo.h5", "w") as h5:
+        h5.create_dataset("data", data=items, **chunks)
+    return tmp_path / "zoo.h5", items
+
+
+@pytest.mark.parametrize("access", ["auto", "h5py"])
+def test_channels_are_tokens_and_their_fields(access, zoo):
+    path, items = zoo
+    with open_reader(path, batch_size=10, access=access, **CHANNELS) as reader:
+        assert reader.meta.fields == parse_fields({"loss_mask": "i4", "labels": "i4"})
+        np.testing.assert_array_equal(np.concatenate(list(reader)), items[:, 0])
+        assert (reader.num_batches, reader.batch_size, reader.seq_len) == (10, 10, 32)
+        for name, number in CHANNELS["field_channels"].items():
+            np.testing.assert_array_equal(np.concatenate(list(reader.field(name))), items[:, number])
+        copy = pickle.loads(pickle.dumps(reader))
+        np.testing.assert_array_equal(copy.field("labels")[9], items[90:, 2])
+        copy.close()
+
+
+def test_the_labels_of_channels_are_targets_as_they_lie(zoo):
+    path, items = zoo
+    how = {"batch_size": 7, "shuffle": "records", "seed": 1, "targets": True, "last": "fill"}
+    with Loader(path, **how, **CHANNELS, **ONE_RANK) as loader:
+        assert len(loader) == 15
+        for x, y in loader:
+            numbers = [int(np.flatnonzero((row == items[:, 0, :-1]).all(axis=1))[0]) for row in x.numpy()]
+            expected = np.where(items[numbers, 1] == 1, items[numbers, 2], -100)
+            np.testing.assert_array_equal(y.numpy(), expected[:, :-1])
+
+
+def test_channels_of_the_command_line(zoo):
+    path, items = zoo
+    found = report_of_zb("info", path, *AS_CHANNELS)
+    assert (found["num_batches"], found["seq_len"], sorted(found["fields"])) == (100, 32, ["labels", "loss_mask"])
+    rows = report_of_zb("show", path, *AS_CHANNELS, "--all", "--batch", 0)["rows"]
+    assert rows[0]["parts"][0]["tokens"] == items[0, 0].tolist()
+    assert report_of_zb("verify", path, *AS_CHANNELS, code=6)
+    for words, message in (
+        (("--channel", 0, "--field-channel", "labels"), "'labels' is no channel of a field: expected NAME=N"),
+        (("--field-channel", "labels=1"), "--field-channel needs --channel"),
+        (("--channel", 0, "--axes", AXES), "pass either --axes or --channel"),
+    ):
+        result = run_zb("info", path, *words)
+        assert (result.exit_code > 0, message in result.output) == (True, True), result.output
+    result = run_zb("info", path, "--channel", 0, "--field-channel", "labels=1", "--field-channel", "labels=2")
+    assert "labels has a channel already: 1" in one_error_of_usage(result)
+
+
+def test_a_mask_without_its_labels_is_a_warning(tmp_path):
+    path = written(tmp_path / "x.h5", model_zoo())
+    mask = {"channel": 0, "field_channels": {"loss_mask": 1}}
+    with pytest.warns(UserWarning, match="channel 1 is taken as the loss_mask .*off by one token.* labels too"):
+        open_reader(path, **mask).close()
+    result = run_zb("info", path, "--channel", 0, "--field-channel", "loss_mask=1")
+    assert result.exit_code == 0
+    assert result.stderr.startswith("note: channel 1 is taken as the loss_mask")
+
+
+def test_channels_that_a_file_lacks_are_refused(tmp_path, write_file):
+    path = written(tmp_path / "x.h5", model_zoo())
+    with h5py.File(tmp_path / "flat.h5", "w") as h5:
+        h5["ids"] = np.arange(100)
+    own = write_file(tmp_path / "own.h5", random_tokens(8, 3, 32)).path
+    batch = write_file(tmp_path / "own.batch", random_tokens(8, 3, 32)).path
+    for error, message, where, how in (
+        (errors.FormatError, "channel=3: expected a channel in 0..2", path, {"channel": 3}),
+        (errors.FormatError, "labels=4: expected .* 0..2", path, {"channel": 0, "field_channels": {"labels": 4}}),
+        (
+            errors.FormatError,
+            r"channel=0 needs a dataset of three axes, found \(100,\)",
+            tmp_path / "flat.h5",
+            {"channel": 0},
+        ),
+        (errors.ArgumentError, "channel=0 needs a dataset of three axes", own, {"channel": 0}),
+        (errors.BackendError, "channel=0 needs an HDF5 file, found a 'batch' file", batch, {"channel": 0}),
+        (errors.ArgumentError, "field_channels needs channel", path, {"field_channels": {"labels": 2}}),
+        (errors.ArgumentError, "names and their channels, found 2", path, {"channel": 0, "field_channels": 2}),
+        (errors.ArgumentError, "whole numbers from 0 on, found -1", path, {"channel": -1}),
+        (
+            errors.ArgumentError,
+            "whole numbers from 0 on, found 'a'",
+            path,
+            {"channel": 0, "field_channels": {"x": "a"}},
+        ),
+        (errors.ArgumentError, "expected a name of letters", path, {"channel": 0, "field_channels": {"spans": 1}}),
+    ):
+        is_refused(error, lambda where=where, how=how: open_reader(where, **how), match=message)

@@ -155,7 +155,7 @@ def test_a_dtype_is_refused_where_a_header_has_it(tmp_path):
     ({"source_dtype": "uint64"}, None, ""),
     ({"source_dtype": "uint64", "skip_bytes": 2}, errors.IncompleteError, r"multiple of 8 bytes, .* found 5,998"),
     ({"source_dtype": "uint16", "skip_bytes": 6001}, errors.IncompleteError, "at least the 6,001 bytes of skip_bytes"),
-    ({"source_dtype": "uint16", "dataset": "ids"}, errors.ArgumentError, "dataset and axes are for HDF5 files"),
+    ({"source_dtype": "uint16", "dataset": "ids"}, errors.ArgumentError, "axes and channel are for HDF5 files"),
 ])  # fmt: skip
 def test_other_values_are_refused(how, kind, words, train):
     if kind is None:

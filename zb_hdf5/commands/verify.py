@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from zb_hdf5.store.opening import Choice
 
 #: Remedies of errors that are no verdict: the path is neither a store nor a part of one, or its dataset is not told.
-_WRONG_PATH: Final = (Remedy.CONVERT, Remedy.AXES, Remedy.DATASET, Remedy.SOURCE_DTYPE)
+_WRONG_PATH: Final = (Remedy.CONVERT, Remedy.CHANNELS, Remedy.DATASET, Remedy.SOURCE_DTYPE)
 
 
 @click.command("verify")

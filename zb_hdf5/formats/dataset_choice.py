@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, TypedDict
 
 from zb_hdf5.errors import ArgumentError
 
 #: The axes of a dataset of another program that holds batches.
 AXES: Final = "batch,record,token"
+
+
+class DatasetArguments(TypedDict):
+    """The arguments of `open_reader` for an HDF5 file of another program."""
+
+    dataset: str | None
+    axes: str | None
+    channel: int | None
+    field_channels: Mapping[str, int] | None
 
 
 class DatasetChoice(NamedTuple):
@@ -61,6 +70,16 @@ class DatasetChoice(NamedTuple):
     def is_made(self) -> bool:
         """Whether anything is chosen: then the path is an HDF5 file of another program."""
         return self != ANY_DATASET
+
+    @property
+    def arguments(self) -> DatasetArguments:
+        """The arguments of `open_reader` that make it."""
+        return DatasetArguments(dataset=self.name, axes=self.axes, channel=self.channel, field_channels=self.fields)
+
+    @property
+    def fields(self) -> dict[str, int]:
+        """The channels of fields, by their names."""
+        return dict(self.field_channels)
 
     @property
     def in_words(self) -> str:

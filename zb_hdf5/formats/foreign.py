@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import permutations
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy
-from zb_hdf5.field import is_field_name
+from zb_hdf5.field import LABELS, LOSS_MASK, is_field_name
 from zb_hdf5.formats.dataset_choice import DatasetChoice
 from zb_hdf5.hdf5.h5_chunks import unreadable
 from zb_hdf5.hdf5.h5_dataset import bytes_elsewhere
@@ -106,6 +107,18 @@ def require_channels(path: Path, name: str, stored: h5py.Dataset, choice: Datase
             )
 
 
+def warn_of_mask(choice: DatasetChoice) -> None:
+    """Warn of a mask without its labels: in files for Cerebras it is that of the labels, the tokens shifted by one."""
+    fields = choice.fields
+    if LOSS_MASK in fields and LABELS not in fields:
+        warnings.warn(
+            f"channel {fields[LOSS_MASK]} is taken as the {LOSS_MASK} of the ids themselves; "
+            f"where it is that of their labels, as in files for Cerebras, each value is off by one token: name the "
+            f"channel of the {LABELS} too",
+            stacklevel=3,
+        )
+
+
 def to_choose(h5: h5py.File, path: Path, problem: str) -> FormatError:
     """Return the error of a file whose dataset of tokens has to be named; it lists the datasets."""
     found = integer_datasets(h5)
@@ -122,8 +135,10 @@ def no_such_axes(path: Path, axes: str) -> ArgumentError:
     return ArgumentError(f"{path}: axes={axes!r} needs a dataset of three axes that another program has written")
 
 
-def require_records(path: Path, name: str, stored: h5py.Dataset, axes: str | None) -> None:
+def require_records(path: Path, name: str, stored: h5py.Dataset, choice: DatasetChoice) -> None:
     """Refuse a dataset whose second axis has ids, a mask or labels in place of records, unless its axes are named.
+
+    Nothing is refused where the channel of the ids is chosen.
 
     Raises
     ------
@@ -132,9 +147,11 @@ def require_records(path: Path, name: str, stored: h5py.Dataset, axes: str | Non
     FormatError
         If the axis has few entries, and one of them looks like a mask or labels in each item that is looked at.
     """
+    axes = choice.axes
     if axes is not None and stored.ndim != 3:
         raise no_such_axes(path, axes)
-    if axes is not None or stored.ndim != 3 or stored.shape[1] not in CHANNELS or not stored.shape[0]:
+    is_chosen = axes is not None or choice.channel is not None
+    if is_chosen or stored.ndim != 3 or stored.shape[1] not in CHANNELS or not stored.shape[0]:
         return
     try:
         with h5_damage(path):
@@ -148,7 +165,7 @@ def require_records(path: Path, name: str, stored: h5py.Dataset, axes: str | Non
     raise FormatError(
         f"{path}: {name}: expected records along its second axis, found {stored.shape[1]} entries of which {sign}; in "
         f"the first item they begin with {shown}",
-        remedy=Remedy.AXES,
+        remedy=Remedy.CHANNELS,
     )
 
 

@@ -133,7 +133,10 @@ class HDF5Reader(BatchReader):
     def _field_reader(self, name: str) -> HDF5Reader:
         column = self._column.fields.get(name)
         if column is not None:
-            return HDF5Reader(self.path, self._access, self._reads, self.layout, column=column)
+            found = HDF5Reader(self.path, self._access, self._reads, self.layout, column=column)
+            if self.meta.batch_size != column.meta.batch_size:
+                found.join_records(self.meta.batch_size)
+            return found
         return HDF5Reader(self.path, self._access, self._reads, self.layout, field=name)
 
     def doc_offsets(self) -> npt.NDArray[np.uint64]:
@@ -163,7 +166,7 @@ def _require_records(column: Column, choice: DatasetChoice) -> None:
             raise no_such_axes(column.path, axes)
     elif axes is not None or (column.meta.batch_size in CHANNELS and column.meta.field is None):
         with closing(H5pyTokens(column)) as tokens:
-            require_records(column.path, column.name, tokens.dataset(), axes)
+            require_records(column.path, column.name, tokens.dataset(), choice)
 
 
 def _rows_by_library(path: Path, identity: Identity, name: str, num_rows: int) -> npt.NDArray[np.uint32]:

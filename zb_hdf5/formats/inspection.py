@@ -117,6 +117,11 @@ def look_at(
         if name is not None:
             column = _of_layout(layout, _foreign_column(h5, path, name, choice))
             return _field_of(column, field) if field else column
+        if choice.channel is not None:
+            raise ArgumentError(
+                f"{path}: channel={choice.channel} needs a dataset of three axes that another program has written",
+                options=["channel"],
+            )
         if layout is None:
             layout = STREAM_LAYOUT if text_of(h5.attrs.get("format")) == STREAM_FORMAT else BATCHES_LAYOUT
         column, stored = _own_column(h5, path, layout)

@@ -183,8 +183,10 @@ class HDF5Format(FileFormat):
     any_layout: ClassVar = {"layout": None}
 
     def column_of(self, path: Path, choice: DatasetChoice) -> Column | None:
+        from zb_hdf5.formats.foreign import warn_of_mask
         from zb_hdf5.formats.inspection import look_at
 
+        warn_of_mask(choice)
         return look_at(path, None, choice=choice)
 
     def open_column(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, TypeAlias, Unpack, overload
 
@@ -70,7 +70,9 @@ class Loader(EpochLoader[BatchT]):
     ----------
     source
         A path for `open_reader`, or a reader.
-    backend, access, verify, dataset, axes, source_dtype, skip_bytes, cache, cache_bytes, digests
+    backend, access, verify, cache, cache_bytes, digests
+        As for `open_reader`; without effect on a reader.
+    dataset, axes, channel, field_channels, source_dtype, skip_bytes
         As for `open_reader`; without effect on a reader.
     split
         The split to read of a store with several.
@@ -254,6 +256,8 @@ class Loader(EpochLoader[BatchT]):
         verify: Verify = "auto",
         dataset: str | None = None,
         axes: str | None = None,
+        channel: int | None = None,
+        field_channels: Mapping[str, int] | None = None,
         source_dtype: str | None = None,
         skip_bytes: int = 0,
         cache: str | os.PathLike[str] | None = None,
@@ -298,6 +302,8 @@ class Loader(EpochLoader[BatchT]):
                 verify=verify,
                 dataset=dataset,
                 axes=axes,
+                channel=channel,
+                field_channels=field_channels,
                 source_dtype=source_dtype,
                 skip_bytes=skip_bytes,
                 split=split,

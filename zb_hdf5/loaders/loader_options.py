@@ -6,7 +6,7 @@ Nothing of this is imported when a program runs. A test compares it with the sig
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
 from zb_hdf5.formats.batch_reader import Access, Verify
@@ -35,6 +35,8 @@ class SourceOptions(TypedDict, total=False):
     verify: Verify
     dataset: str | None
     axes: str | None
+    channel: int | None
+    field_channels: Mapping[str, int] | None
     source_dtype: str | None
     skip_bytes: int
     cache: str | os.PathLike[str] | None

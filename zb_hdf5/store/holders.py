@@ -174,6 +174,8 @@ def look(
     verify: str = "auto",
     dataset: str | None = None,
     axes: str | None = None,
+    channel: int | None = None,
+    field_channels: Mapping[str, int] | None = None,
     source_dtype: str | None = None,
     skip_bytes: int = 0,
     split: str | None = None,
@@ -197,15 +199,16 @@ def look(
     path = any_path(path)
     require_options(access, verify)
     require_choice("backend", backend, tuple(dict.fromkeys(("auto", *FORMATS, *flat_names()))))
-    choice = DatasetChoice.of(dataset, axes)
+    choice = DatasetChoice.of(dataset, axes, channel, field_channels)
     require_remote_access(path, access)
     require_present(path)
     headerless = Headerless.of(source_dtype, skip_bytes)
     if choice.is_made:
         if headerless is not None:
             raise ArgumentError(
-                f"{path}: source_dtype is for files without a header, dataset and axes are for HDF5 files: pass either",
-                options=["source_dtype", "dataset", "axes"],
+                f"{path}: source_dtype is for files without a header; dataset, axes and channel are for HDF5 files: "
+                "pass either",
+                options=["source_dtype", "dataset", "axes", "channel"],
             )
         require_datasets(path, choice)
     found: Opening | None

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, TypedDict
+from typing import Final
 
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.field import Fields, parse_fields
 from zb_hdf5.files.paths import local_path, on_failure
 from zb_hdf5.formats.batch_reader import Access, BatchReader, Verify, require_choice
 from zb_hdf5.formats.batch_writer import BatchWriter
+from zb_hdf5.formats.dataset_choice import DatasetArguments
 from zb_hdf5.formats.registry import FORMATS, backend_of_suffix, backends
 from zb_hdf5.spec import BATCHES_LAYOUT, NO_CODEC, StoreMeta, codec_named, stored_dtype
 from zb_hdf5.store.holders import Opening, Shape, look
 from zb_hdf5.store.token_stream import TokenStream
 
 
-class Choice(TypedDict):
+class Choice(DatasetArguments):
     """The arguments of `open_reader` for files of other programs: of HDF5, without a header, without digests."""
 
-    dataset: str | None
-    axes: str | None
     source_dtype: str | None
     skip_bytes: int
     digests: Path | None
 
 
-NO_CHOICE: Final = Choice(dataset=None, axes=None, source_dtype=None, skip_bytes=0, digests=None)
+NO_CHOICE: Final = Choice(
+    dataset=None, axes=None, channel=None, field_channels=None, source_dtype=None, skip_bytes=0, digests=None
+)
 
 
 def open_reader(
@@ -39,6 +41,8 @@ def open_reader(
     verify: Verify = "auto",
     dataset: str | None = None,
     axes: str | None = None,
+    channel: int | None = None,
+    field_channels: Mapping[str, int] | None = None,
     source_dtype: str | None = None,
     skip_bytes: int = 0,
     split: str | None = None,
@@ -79,6 +83,11 @@ def open_reader(
     axes
         "batch,record,token": the three axes of the dataset are these. None: a dataset whose second axis has two to four
         entries is refused where one of them looks like a mask or labels (see docs/formats.md).
+    channel
+        Entry of the second of three axes that has the ids, such as 0 of ids, mask and labels: each item is then one
+        record. None: that axis has no channels.
+    field_channels
+        Entries that have fields, such as `{"loss_mask": 1, "labels": 2}`; it needs `channel`.
     source_dtype
         Dtype of the ids in a file without a header, or in a folder of them, such as the `train.bin` of nanoGPT or the
         `.npy` of OLMo: "uint16", "uint32", "int32" or another integer. It is never guessed: ids of another dtype are
@@ -120,6 +129,8 @@ def open_reader(
         verify=verify,
         dataset=dataset,
         axes=axes,
+        channel=channel,
+        field_channels=field_channels,
         source_dtype=source_dtype,
         skip_bytes=skip_bytes,
         split=split,
@@ -144,7 +155,7 @@ def _refuse_shape_of_batches(opening: Opening) -> None:
     """Raise `ArgumentError` if stored batches are asked for in the shape of windows. Named records are joined."""
     batch_size, seq_len, overlap = opening.shape
     is_shape_of_windows = overlap > 0 or (batch_size is not None and seq_len is not None)
-    if is_shape_of_windows and opening.layout == BATCHES_LAYOUT and opening.choice.name is None:
+    if is_shape_of_windows and opening.layout == BATCHES_LAYOUT and not opening.choice.is_made:
         raise ArgumentError(
             f"{opening.path}: is no token stream: its batches have the shape that they were stored with"
         )
@@ -240,6 +251,8 @@ def open_for_loader(
     verify: Verify = "auto",
     dataset: str | None = None,
     axes: str | None = None,
+    channel: int | None = None,
+    field_channels: Mapping[str, int] | None = None,
     source_dtype: str | None = None,
     skip_bytes: int = 0,
     split: str | None = None,
@@ -256,6 +269,8 @@ def open_for_loader(
         verify=verify,
         dataset=dataset,
         axes=axes,
+        channel=channel,
+        field_channels=field_channels,
         source_dtype=source_dtype,
         skip_bytes=skip_bytes,
         split=split,

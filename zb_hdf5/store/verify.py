@@ -176,7 +176,7 @@ def _recorded(report: ShardReport, *, is_lone: bool = False, is_named: bool = Fa
     try:
         yield
     except ZbError as error:
-        if is_lone and error.remedy in (Remedy.CONVERT, Remedy.AXES):
+        if is_lone and error.remedy in (Remedy.CONVERT, Remedy.CHANNELS):
             raise
         if is_named and error.remedy is Remedy.DATASET:
             raise
@@ -198,6 +198,8 @@ def verify_store(
     split: str | None = None,
     dataset: str | None = None,
     axes: str | None = None,
+    channel: int | None = None,
+    field_channels: Mapping[str, int] | None = None,
     source_dtype: str | None = None,
     skip_bytes: int = 0,
     workers: int | None = None,
@@ -213,7 +215,7 @@ def verify_store(
     ----------
     split
         Split of a store whose shards alone are checked; None: all of them.
-    dataset, axes
+    dataset, axes, channel, field_channels
         As for `open_reader`, of an HDF5 file of another program.
     source_dtype, skip_bytes
         As for `open_reader`, of files without a header.
@@ -243,7 +245,7 @@ def verify_store(
         If digests are given for files that hold their own.
     """
     path = any_path(path)
-    choice = DatasetChoice.of(dataset, axes)
+    choice = DatasetChoice.of(dataset, axes, channel, field_channels)
     require_datasets(path, choice)
     headerless = Headerless.of(source_dtype, skip_bytes)
     if digests is not None:

@@ -1,8 +1,8 @@
 """Converts on a disk that fails: a fork for each write that fails; it says why, converts elsewhere, and ends.
 
-    python convert_on_failing_disk.py FOLDER ERROR NUMBERS SOURCE TARGET OPTIONS
+    python convert_on_failing_disk.py FOLDER FAULTS SOURCE TARGET OPTIONS
 
-NUMBERS is a JSON list of the writes that fail with the errno ERROR; SOURCE and OPTIONS are the JSON of the arguments of
+FAULTS is a JSON list of the writes that fail, each with its errno; SOURCE and OPTIONS are the JSON of the arguments of
 `convert`. Prints a line of JSON for each: number, exit code, stderr. Exit codes of a fork: 0 no such write, 9 the disk
 failed, 8 the same and then another conversion was right, 7 that one was wrong. `failing_disk.c` is preloaded.
 """
@@ -51,14 +51,14 @@ for module in PRELOADED:
     importlib.import_module(module)
 gc.collect()
 gc.freeze()  # a collection in a fork would copy each page of what is imported
-folder, error, numbers, source, target, options = sys.argv[1:]
-for at in json.loads(numbers):
+folder, faults, source, target, options = sys.argv[1:]
+for at, error in json.loads(faults):
     place = f"{folder}/{at}"
     os.mkdir(place)
     child = os.fork()
     if child == 0:
         os.dup2(os.open(f"{place}/log", os.O_CREAT | os.O_WRONLY), 2)
-        sys.exit(convert_once(at, int(error), place, json.loads(source), target, json.loads(options)))
+        sys.exit(convert_once(at, error, place, json.loads(source), target, json.loads(options)))
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     with open(f"{place}/log") as log:
         said = log.read()

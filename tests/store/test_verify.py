@@ -67,7 +67,7 @@ def others(value):
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, int):
-        return [value + 1, value - 1, value + 4096]
+        return [value + 1, value - 1]
     if value in ("train", "val"):
         return [{"train": "val", "val": "train"}[value]]
     if len(value) == 64:

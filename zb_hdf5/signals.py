@@ -30,6 +30,9 @@ LEFT_BEHIND_S: Final = 1.0
 #: How soon a signal is sent again whose exception was swallowed: the finalizer has ended by then.
 AGAIN_S: Final = 0.05
 
+#: Signals that another process or a timer sends; those of a fault meet the thread that has made it.
+_SENT: Final = frozenset({signal.SIGALRM, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})
+
 _keeping = False
 _waiting: list[int] = []
 _handlers: dict[int, Handler] = {}  # the handlers that `_keep` stands for
@@ -75,6 +78,18 @@ def deliver_signals() -> None:
         _handlers[number](number, None)
 
 
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread, which meets no signal; one that comes meanwhile is met when the thread runs.
+
+    Python waits for the thread with a lock, which would stay locked if a signal raised as it is taken.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SENT)
+    try:
+        thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def beside(work: Callable[[], Result], stop: Callable[[], object] = lambda: None) -> Result:
     """Do work of a library that looks at no signal in a thread: a signal calls `stop`, and soon abandons it."""
     done: Future[Result] = Future()
@@ -85,7 +100,7 @@ def beside(work: Callable[[], Result], stop: Callable[[], object] = lambda: None
         except BaseException as error:
             done.set_exception(error)
 
-    threading.Thread(target=run, name="zb-beside", daemon=True).start()
+    start_thread(threading.Thread(target=run, name="zb-beside", daemon=True))
     try:
         while not done.done():
             deliver_signals()

@@ -46,7 +46,7 @@ def hammered(out, trials, longest_s, *command, seed=0):
         lines, errors = process.communicate(timeout=60 + 30 * trials)
     assert process.returncode == 0, errors
     ends = [End(*json.loads(line)) for line in lines.splitlines()]
-    assert len(ends) == trials, ends[-1]
+    assert len(ends) == trials, f"{ends[-1]}\n{ends[-1].errors}"  # all of it: pytest cuts a long value
     for end in ends:
         assert "Traceback" not in end.errors, end
         assert "ignored" not in end.errors, end

@@ -1,6 +1,9 @@
 """Threads that read: they end with their work, and a wait that is left changes nothing of the caller."""
 
+import signal
+import sys
 import threading
+from concurrent.futures import CancelledError
 from itertools import count
 
 import numpy as np
@@ -117,7 +120,51 @@ def test_no_job_begins_after_the_close():
     threading.Timer(0.1, go.set).start()
     readers.close()
     assert futures[0].result() == 0
-    assert all(future.cancelled() for future in futures[1:])
+    for future in futures[1:]:
+        with pytest.raises(CancelledError):
+            future.result()
+
+
+class Signal(BaseException):
+    """Raised at any moment, as the handler of a signal does."""
+
+
+def interrupted(step, work):
+    """Do work, and raise `Signal` at a step of it: a line, a call or a return of any function. Return whether it did."""
+    left = [step]
+
+    def trace(frame, event, _):
+        if not signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+            left[0] -= 1
+        if left[0] == 0:
+            raise Signal
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    except Signal:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def test_no_thread_waits_for_one_that_a_signal_has_ended_at_any_step(thinned):
+    """The lock of a `Condition` stays locked when the exception comes as its `__enter__` returns."""
+    for step in thinned(range(1, 10_000)):
+        readers = Readers(2, "zb-test")
+        go = threading.Event()
+        was_interrupted = interrupted(step, lambda: readers.map(lambda _: go.wait(0.002), range(2)))
+        go.set()
+        closing = threading.Thread(target=readers.close)
+        closing.start()
+        closing.join(10)
+        assert not closing.is_alive(), f"step {step}"
+        if not was_interrupted:
+            break
+    else:
+        pytest.fail("no step is the last one")
 
 
 def test_a_fork_drops_an_iterator_whose_threads_it_does_not_have():

@@ -7,7 +7,6 @@ import threading
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import BatchIndexError, ChecksumError, Remedy
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.ranges import Extents, Range, Ranges, Run
+from zb_hdf5.files.threads import Answer, Readers
 from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wrapper
 from zb_hdf5.spec import CRC32_CHUNK_ROWS, TokenArray
 
@@ -296,8 +296,8 @@ class GroupDigest(NamedTuple):
     computed while the next groups are written.
     """
 
-    sha256: Future[Any]  # the running sha256, of this group and all before it
-    rest: Future[tuple[list[int], int]]  # the crc32 of each batch, and the largest token
+    sha256: Answer[Any]  # the running sha256, of this group and all before it
+    rest: Answer[tuple[list[int], int]]  # the crc32 of each batch, and the largest token
 
     @property
     def crc32(self) -> list[int]:
@@ -309,7 +309,8 @@ class GroupDigest(NamedTuple):
 
     def wait(self) -> None:
         """Wait for both threads; from then on the group may change."""
-        wait(self)
+        self.sha256.wait()
+        self.rest.wait()
 
 
 class TokenDigest:
@@ -325,17 +326,19 @@ class TokenDigest:
 
     def __init__(self, known_sha256: str | None = None) -> None:
         self._known_sha256 = known_sha256
-        self._sha256: Future[Any] = Future()
-        self._sha256.set_result(hashlib.sha256())
-        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="zb-digest")
-        self._rest = ThreadPoolExecutor(1, thread_name_prefix="zb-digest")
+        self._sha256: Answer[Any] = Answer()
+        self._sha256.give(hashlib.sha256())
+        self._last: GroupDigest | None = None
+        self._hashing = Readers(1, "zb-digest")
+        self._rest = Readers(1, "zb-digest")
 
     def submit(self, batches: TokenArray) -> GroupDigest:
         """Start digesting `batches`, shape `(count, B, S)`, C-contiguous and of the stored dtype."""
         sha256 = self._sha256
         if self._known_sha256 is None:
             sha256 = self._hashing.submit(_hash, sha256, batches)
-        return GroupDigest(sha256, self._rest.submit(_crc32s_and_max, batches))
+        self._last = GroupDigest(sha256, self._rest.submit(_crc32s_and_max, batches))
+        return self._last
 
     def accept(self, group: GroupDigest) -> None:
         """Add a group that is on disk to the running sha256. A group whose write failed is never accepted."""
@@ -347,11 +350,13 @@ class TokenDigest:
 
     def close(self) -> None:
         """Wait for the threads and end them."""
-        self._hashing.shutdown(wait=True)
-        self._rest.shutdown(wait=True)
+        if self._last is not None:  # each thread works in the order of the groups
+            self._last.wait()
+        self._hashing.close()
+        self._rest.close()
 
 
-def _hash(before: Future[Any], batches: TokenArray) -> Any:
+def _hash(before: Answer[Any], batches: TokenArray) -> Any:
     sha256 = before.result().copy()
     sha256.update(batches)
     return sha256

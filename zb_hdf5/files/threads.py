@@ -17,13 +17,13 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from queue import SimpleQueue
 from typing import Any, Final, Generic, Self, TypeAlias, TypeVar, cast
 
 from zb_hdf5.errors import ClosedError
 from zb_hdf5.files.forks import generation
-from zb_hdf5.signals import deliver_signals
+from zb_hdf5.signals import deliver_signals, start_thread
 
 _Key = TypeVar("_Key")
 _Result = TypeVar("_Result")
@@ -31,8 +31,8 @@ _Result = TypeVar("_Result")
 MAX_THREADS: Final = 4
 #: Seconds of one wait at most: a signal that comes right before a wait does not wake it.
 LOOK_S: Final = 0.5
-#: A future, and the call whose result it gets; None: the thread ends.
-_Job: TypeAlias = "tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None"
+#: An answer, and the call that gives it; None: the thread ends.
+_Job: TypeAlias = "tuple[Answer[Any], Callable[..., Any], tuple[Any, ...]] | None"
 
 
 class Left(BaseException):
@@ -227,7 +227,7 @@ class FarThreads:
         try:
             thread = self._resting.pop()
         except IndexError:
-            _FarThread(self, errand).start()
+            start_thread(_FarThread(self, errand))
         else:
             thread.send(errand)
 
@@ -245,6 +245,53 @@ class FarThreads:
                 self._resting.pop().send(None)
 
 
+class Answer(Generic[_Result]):
+    """The result of a call in another thread, or its error, when it is there. Thread-safe.
+
+    A `Future` has a lock of Python. A signal that raises while the main thread takes it would leave it locked for ever,
+    and the thread that has the result would wait for it, and the main thread for the end of that thread.
+    """
+
+    def __init__(self) -> None:
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._is_there = False
+        self._pending = threading.Lock()
+        self._pending.acquire()
+
+    def give(self, result: _Result) -> None:
+        """Set the result, and wake whoever waits."""
+        self._result = result
+        self._end()
+
+    def fail(self, error: BaseException) -> None:
+        """Set the error, and wake whoever waits."""
+        self._error = error
+        self._end()
+
+    def _end(self) -> None:
+        self._is_there = True  # first: a signal may end a waiting thread between its two steps with the lock
+        self._pending.release()
+
+    def wait(self) -> None:
+        """Wait for the result or the error. A signal is met soon, whenever it comes."""
+        while not self._is_there:
+            if self._pending.acquire(timeout=LOOK_S):
+                self._pending.release()  # for the others
+            else:
+                deliver_signals()
+
+    def result(self) -> _Result:
+        """Wait, and return the result, or raise the error."""
+        self.wait()
+        if self._error is None:
+            return cast(_Result, self._result)
+        try:
+            raise self._error
+        finally:
+            del self  # no circle with the traceback, which would keep what the caller holds
+
+
 class _Reader(threading.Thread):
     """A thread that runs jobs until one is None, which it leaves to the others."""
 
@@ -257,15 +304,15 @@ class _Reader(threading.Thread):
     def run(self) -> None:
         _here.work = self._work
         while (job := self._jobs.get()) is not None:
-            future, function, arguments = job
+            answer, function, arguments = job
             if self._work.is_left:
-                future.cancel()
+                answer.fail(CancelledError())
             else:
                 try:
-                    future.set_result(function(*arguments))
+                    answer.give(function(*arguments))
                 except BaseException as error:
-                    future.set_exception(error)
-            del job, future, function, arguments  # while it waits for the next one, nothing is kept
+                    answer.fail(error)
+            del job, answer, function, arguments  # while it waits for the next one, nothing is kept
         self._jobs.put(None)
 
 
@@ -309,34 +356,25 @@ class Readers:
         #: Begins no read any more, leaves the waits for servers, and waits for the reads of this machine.
         self.close = weakref.finalize(self, _end, os.getpid(), self._work, self._jobs, self._threads)
 
-    def submit(self, function: Callable[..., _Result], *arguments: Any) -> Future[_Result]:
-        """Have a thread call a function, in the order of these calls."""
-        future: Future[_Result] = Future()
-        self._jobs.put((future, function, arguments))
+    def submit(self, function: Callable[..., _Result], *arguments: Any) -> Answer[_Result]:
+        """Have a thread call a function, in the order of these calls. After a close it fails by `CancelledError`."""
+        answer: Answer[_Result] = Answer()
+        self._jobs.put((answer, function, arguments))
         if len(self._threads) < self._most:
             self._threads.append(_Reader(self._work, self._jobs, self._name))
-            self._threads[-1].start()
-        return future
+            start_thread(self._threads[-1])
+        return answer
 
     def map(self, function: Callable[..., _Result], *arguments: Iterable[Any]) -> list[_Result]:
         """Return the results of a function for each of some arguments, in order; raise the first error."""
-        futures = [self.submit(function, *each) for each in zip(*arguments, strict=False)]
-        return [result_of(future) for future in futures]
+        answers = [self.submit(function, *each) for each in zip(*arguments, strict=False)]
+        return [answer.result() for answer in answers]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def result_of(future: Future[_Result]) -> _Result:
-    """Return the result of a future, or raise its error, when it is there. A signal is met soon, whenever it comes."""
-    while not future.done():
-        with contextlib.suppress(TimeoutError):
-            return future.result(LOOK_S)
-        deliver_signals()
-    return future.result()
 
 
 def _end(pid: int, work: Work, jobs: SimpleQueue[_Job], threads: Sequence[_Reader]) -> None:
@@ -398,17 +436,17 @@ def read_ahead(
             raise
 
     process = generation()
-    pending: deque[tuple[int, Future[_Result]]] = deque()
+    pending: deque[tuple[int, Answer[_Result]]] = deque()
     ahead = 0
     with Readers(min(depth, threads), "zb-prefetch") as readers:
         for number, request in enumerate(requests):
             pending.append((size(request), readers.submit(read_unless_failed, number, request)))
             ahead += pending[-1][0]
             while ahead > depth:
-                count, future = pending.popleft()
+                count, answer = pending.popleft()
                 ahead -= count
-                yield result_of(future)
+                yield answer.result()
                 require_process(process)
         while pending:
-            yield result_of(pending.popleft()[1])
+            yield pending.popleft()[1].result()
             require_process(process)

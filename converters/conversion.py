@@ -165,6 +165,7 @@ class Conversion:
     )
     val_last_shard: bool | None = _option("layout", "flag", "Hold out the last source file as split val.")
     dataset: str | None = _option("from", "text", "Name of a dataset in an HDF5 file of another program.")
+    offsets: str | None = _option("from", "text", "Dataset of the offsets, or the ends, of the documents in it.")
     axes: str | None = _option("from", (AXES,), "The axes of the dataset are these: no entry is a mask or labels.")
     channel: int | None = _option("from", "natural", "Entry of the second of its three axes that has the ids.")
     field_channels: Mapping[str, int] | None = _option("from", "channels", "Entry that has a field, as loss_mask=1.")

@@ -202,6 +202,8 @@ class FormatOptions:
     id_column: str = off("")
     metadata_columns: tuple[str, ...] = off(())
     rows: str = "documents"
+    dataset: str | None = in_words("found by its content")
+    offsets: str | None = in_words("found by their content")
     max_document_tokens: int | None = off(None)
 
 

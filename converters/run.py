@@ -178,6 +178,7 @@ def convert(
     val_fraction: float | None = None,
     val_last_shard: bool | None = None,
     dataset: str | None = None,
+    offsets: str | None = None,
     axes: str | None = None,
     channel: int | None = None,
     field_channels: Mapping[str, int] | None = None,
@@ -280,6 +281,8 @@ def convert(
         Hold out the last source file as the split "val".
     dataset
         The name of a dataset in an HDF5 file of another program.
+    offsets
+        The dataset in it of the offsets, or the ends, of documents in the values.
     axes
         "batch,record,token" if the axes of the dataset are these, and no entry is a mask or labels.
     channel

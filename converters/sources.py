@@ -203,8 +203,9 @@ FOREIGN: Final = SourceKind(
     hidden=("val_last_shard",),
     drops_fields=True,
 )
-#: The format of which there are stores, and files of other programs.
+#: The format of which there are stores, and files of other programs; those of them that hold documents.
 _HDF5: Final = "hdf5"
+_RAGGED: Final = "ragged"
 
 
 #: Files of ids of which none tells documents apart: records are cut from them.
@@ -375,6 +376,10 @@ def _found(path: Path, conversion: Conversion) -> str:
     from zb_hdf5.store.holders import look
 
     name = source_name_of(path)
+    if name == _RAGGED and conversion.dataset is not None and conversion.offsets is None:
+        from zb_hdf5.trainers.ragged import names_documents
+
+        name = name if names_documents(path, conversion.dataset) else ""  # a dataset of ids has records, or a stream
     takes_dtype = bool(name) and "source_dtype" in TRAINER_FORMATS[name].options
     if conversion.source_dtype is not None and not takes_dtype:
         return headerless_name(path)

@@ -149,6 +149,14 @@ TRAINER_FORMATS: Final[dict[str, TrainerFormat]] = {
         source="zb_hdf5.trainers.litdata:open_litdata",
         options=_ROW_OPTIONS,
     ),
+    "ragged": TrainerFormat(
+        "HDF5 files of documents",
+        (".h5", ".hdf5", ".hdf", ".he5"),
+        recognises="zb_hdf5.trainers.ragged:is_ragged",
+        source="zb_hdf5.trainers.ragged:open_ragged",
+        options=(*_ROW_OPTIONS, "dataset", "offsets", "field_columns"),
+        holds_fields=None,
+    ),
 }
 
 

@@ -1,0 +1,531 @@
+"""HDF5 files of documents, of any program: values with offsets, lists of variable length, a dataset for each document.
+
+*Values with offsets*: one dataset of all ids, and one in its group of where each document begins and the last one ends
+(N + 1 numbers), or of where each one ends (N). *Lists*: one dataset of N lists (`h5py.vlen_dtype`). Other datasets of
+the same shape in the group are fields. *A dataset for each document*: a group of 1-D datasets, in the order of the
+numbers in their names.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.errors import ConvertError, FormatError, ZbError
+from zb_hdf5.field import LABELS, LOSS_MASK
+from zb_hdf5.files.tokens import Tokens
+from zb_hdf5.formats.dataset_choice import DatasetChoice
+from zb_hdf5.formats.h5_tokens import open_stored
+from zb_hdf5.formats.id_source import BLOCK_OF_IDS, IdFile, IdRows, IdSource, RowBlock, Wanted
+from zb_hdf5.formats.inspection import is_ours, look_at
+from zb_hdf5.formats.registry import FORMATS, backend_in
+from zb_hdf5.hdf5.h5_chunks import register_filters, unreadable
+from zb_hdf5.hdf5.h5_dataset import bytes_elsewhere, own_dataset, require_stored
+from zb_hdf5.hdf5.h5_file import h5_damage, open_h5_for_reading
+from zb_hdf5.spec import INDEX_NAME, STREAM_LAYOUT
+from zb_hdf5.text.corpus import IDS_COLUMNS
+
+#: The name of the format.
+RAGGED: Final = "ragged"
+#: The endings of its files.
+_SUFFIXES: Final = (FORMATS["hdf5"].suffix, *FORMATS["hdf5"].other_suffixes)
+#: Names of values that are aligned with ids, and are none.
+_FIELD_NAMES: Final = (LABELS, LOSS_MASK, "attention_mask", "position_ids", "token_type_ids")
+#: The layouts of documents in a file.
+_OFFSETS: Final = "offsets"
+_LISTS: Final = "lists"
+_DATASETS: Final = "datasets"
+#: Datasets of a file that are looked at: of more, each is a document.
+_MAX_LOOKED_AT: Final = 64
+#: Offsets that are looked at.
+_MAX_OFFSETS_SEEN: Final = 4096
+#: Bytes of a group, about, and documents whose offsets are read together.
+_GROUP_BYTES: Final = 64 << 20
+_BLOCK_DOCUMENTS: Final = 1 << 14
+#: Lists that are read together.
+_BLOCK_LISTS: Final = 1 << 8
+#: Bytes of a list in its dataset: its length and its place.
+_LIST_BYTES: Final = 16
+#: The name of a dataset that is one of many.
+_NUMBERED: Final = re.compile(r"(.*?)(\d+)")
+
+
+class Layout(NamedTuple):
+    """The documents of a file as a look has found them.
+
+    Attributes
+    ----------
+    kind
+        "offsets", "lists" or "datasets".
+    name
+        The dataset of the values or lists, or the group of the datasets.
+    offsets
+        Of values, the dataset of their offsets.
+    """
+
+    kind: str
+    name: str
+    offsets: str = ""
+
+    @property
+    def in_words(self) -> str:
+        """The arguments that choose it."""
+        chosen = f"dataset={self.name!r}"
+        return f"{chosen}, offsets={self.offsets!r}" if self.offsets else chosen
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[h5py.File]:
+    with h5_damage(path):
+        h5 = open_h5_for_reading(path)
+    with h5_damage(path), h5:
+        yield h5
+
+
+# --- the look ------------------------------------------------------------------------------------------------------
+
+
+def _first_datasets(h5: h5py.File) -> dict[str, h5py.Dataset]:
+    """Return the first datasets of one axis whose bytes are in this file, by their names."""
+    found: dict[str, h5py.Dataset] = {}
+
+    def visit(name: str, item: Any) -> bool | None:
+        if isinstance(item, h5py.Dataset) and item.ndim == 1 and not bytes_elsewhere(item):
+            found[name] = item
+        return True if len(found) == _MAX_LOOKED_AT else None
+
+    h5.visititems(visit)
+    return found
+
+
+def _is_of_lists(stored: h5py.Dataset) -> bool:
+    base = h5py.check_vlen_dtype(stored.dtype)
+    return isinstance(base, np.dtype) and base.kind in "iu"
+
+
+def _group_of(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _ascends(stored: h5py.Dataset) -> bool:
+    """Return whether numbers ascend from 0 on, or above, as far as they are looked at."""
+    first = stored[:_MAX_OFFSETS_SEEN].astype(np.int64)
+    return bool(first[0] >= 0 and (np.diff(first) >= 0).all())
+
+
+def _pairs_in(numbers: Mapping[str, h5py.Dataset]) -> list[Layout]:
+    """Return the datasets of numbers that ascend to the number of values in one beside them."""
+    lasts = {name: int(stored[-1]) for name, stored in numbers.items() if len(stored)}
+    return [
+        Layout(_OFFSETS, values, offsets)
+        for offsets, last in lasts.items()
+        for values, stored in numbers.items()
+        if offsets != values and last == len(stored) and _group_of(offsets) == _group_of(values)
+        if values.rpartition("/")[2] not in _FIELD_NAMES and _ascends(numbers[offsets])
+    ]
+
+
+def layouts_of(h5: h5py.File) -> list[Layout]:
+    """Return the layouts that the content of a file fits; several if it is not certain."""
+    found = _first_datasets(h5)
+    lists = [name for name, stored in found.items() if _is_of_lists(stored)]
+    if lists:
+        named = [name for name in lists if name.rpartition("/")[2] in IDS_COLUMNS]
+        chosen = named if len(named) == 1 and len({_group_of(name) for name in lists}) == 1 else lists
+        return [Layout(_LISTS, name) for name in chosen]
+    numbers = {name: stored for name, stored in found.items() if stored.dtype.kind in "iu"}
+    pairs = _pairs_in(numbers)
+    named_pairs = [pair for pair in pairs if pair.name.rpartition("/")[2] in IDS_COLUMNS]
+    if pairs:
+        return named_pairs if len(named_pairs) == 1 else pairs
+    groups = {_group_of(name) for name in found}
+    if len(numbers) > 1 and len(numbers) == len(found) and len(groups) == 1:
+        [group] = groups
+        prefixes = {_numbered(name)[0] for name in h5[group or "/"]}
+        if len(prefixes) == 1 and None not in prefixes:
+            return [Layout(_DATASETS, group or "/")]
+    return []
+
+
+def _numbered(name: str) -> tuple[str | None, int]:
+    """Return the words before the number at the end of a name, and the number; None: it has none."""
+    found = _NUMBERED.fullmatch(name)
+    return (None, 0) if found is None else (found[1], int(found[2]))
+
+
+def is_ragged(path: Path) -> bool:
+    """Return whether a path is an HDF5 file of documents, or a folder of such files that is no store."""
+    try:
+        if path.is_dir():
+            first = min((file for file in path.iterdir() if file.name.endswith(_SUFFIXES)), default=None)
+            return first is not None and not (path / INDEX_NAME).exists() and is_ragged(first)
+        if backend_in(path) != "hdf5" or is_ours(path):
+            return False
+        with _opened(path) as h5:
+            return bool(layouts_of(h5))
+    except (OSError, ZbError):
+        return False  # whoever opens it says so
+
+
+def names_documents(path: Path, name: str) -> bool:
+    """Return whether a name in a file, or in the first one of a folder, is that of documents: of lists, or a group."""
+    with _opened(ragged_files(path)[0]) as h5:
+        return _layout_named(h5, path, name) is not None
+
+
+def _layout_named(h5: h5py.File, path: Path, name: str) -> Layout | None:
+    """Return the layout that one name stands for; None if it does not suffice."""
+    name = name.strip("/")
+    if h5.get(name or "/", getclass=True) is h5py.Group:
+        return Layout(_DATASETS, name or "/")
+    stored = own_dataset(h5, path, name)
+    return Layout(_LISTS, name) if stored is not None and _is_of_lists(stored) else None
+
+
+def _layout(path: Path, dataset: str | None, offsets: str | None) -> Layout:
+    """Return the layout of a file, as it is named or found; `ConvertError` if it is not certain."""
+    with _opened(path) as h5:
+        if dataset is not None and offsets is not None:
+            return Layout(_OFFSETS, dataset.strip("/"), offsets.strip("/"))
+        named = None if dataset is None else _layout_named(h5, path, dataset)
+        if named is not None:
+            return named
+        found = layouts_of(h5)
+    fitting = [
+        each
+        for each in found
+        if (dataset is None or each.name == dataset.strip("/"))
+        and (offsets is None or each.offsets == offsets.strip("/"))
+    ]
+    if len(fitting) == 1:
+        return fitting[0]
+    shown = "; ".join(each.in_words for each in found) or "none of these"
+    raise ConvertError(
+        f"{path}: expected documents as values with their ends, as lists, or as a group of datasets, found {shown}: "
+        "name the values, the lists or the group by dataset, and the ends by offsets",
+        options=["dataset", "offsets"],
+    )
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+class _DocumentFile(IdFile):
+    """An HDF5 file of documents, whose groups are equal shares of them.
+
+    Parameters
+    ----------
+    path
+        The file.
+    num_documents
+        Its documents.
+    num_bytes
+        The bytes of all ids, about.
+    """
+
+    def __init__(self, path: Path, num_documents: int, num_bytes: int) -> None:
+        self.path = path
+        self._document_bytes = num_bytes / max(1, num_documents)
+        count = max(1, min(num_documents, -(-num_bytes // _GROUP_BYTES)))
+        self._cuts = [k * num_documents // count for k in range(count + 1)]
+        self.group_bytes = [num_bytes // count] * count
+
+    def rows(self, number: int) -> Iterator[IdRows]:
+        return self._documents(*self._cuts[number : number + 2])
+
+    def _bytes_of(self, num_documents: int) -> int:
+        return int(num_documents * self._document_bytes)
+
+    @abstractmethod
+    def _documents(self, first: int, stop: int) -> Iterator[IdRows]:
+        """Yield documents, numbered from 0, many at a time."""
+
+
+class OffsetFile(_DocumentFile):
+    """A file of values, and of the offsets, or the ends, of the documents in them.
+
+    Parameters
+    ----------
+    path
+        The file.
+    layout
+        Its layout.
+    wanted
+        The fields that are asked for.
+
+    Raises
+    ------
+    FormatError
+        If the first offset or the last one does not fit the values.
+    """
+
+    def __init__(self, path: Path, layout: Layout, wanted: Wanted) -> None:
+        self._values = look_at(path, None, choice=DatasetChoice(layout.name))
+        self._offsets = look_at(path, None, choice=DatasetChoice(layout.offsets))
+        for column in (self._values, self._offsets):
+            if column.meta.layout != STREAM_LAYOUT:
+                raise FormatError(f"{path}: {column.name}: expected a dataset of one axis")
+        fields = {name: each for name, each in self._values.fields.items() if name != layout.offsets.rpartition("/")[2]}
+        kinds: dict[str, np.dtype[Any] | str] = {layout.name: self._values.dtype}
+        kinds |= {name: each.dtype for name, each in fields.items()}
+        self.columns = wanted.columns(path, kinds)
+        self._fields = {field.name: fields[field.name] for field in self.columns.fields}
+        first, last = self._ends()
+        has_start = first == 0
+        self._before = 0 if has_start else 1  # documents that begin before the first number
+        num_documents = self._offsets.num_tokens - 1 + self._before
+        if not self._offsets.num_tokens or last != self._values.num_tokens:
+            raise FormatError(
+                f"{path}: {layout.offsets}: expected offsets that end with the {self._values.num_tokens:,} values of "
+                f"{layout.name}, found {last:,}"
+            )
+        super().__init__(path, num_documents, self._values.num_tokens * self._values.dtype.itemsize)
+
+    def _ends(self) -> tuple[int, int]:
+        """Return the first offset and the last one; -1 where there is none."""
+        count = self._offsets.num_tokens
+        if not count:
+            return -1, -1
+        with closing(open_stored(self._offsets, "auto")) as offsets:
+            found = [int(_read(offsets, place, 1)[0]) for place in (0, count - 1)]
+        return found[0], found[1]
+
+    def _documents(self, first: int, stop: int) -> Iterator[IdRows]:
+        with ExitStack() as stack:
+            columns = {"": self._values, **self._fields}
+            opened = {name: stack.enter_context(closing(open_stored(each, "auto"))) for name, each in columns.items()}
+            offsets = stack.enter_context(closing(open_stored(self._offsets, "auto")))
+            read = 0
+            for begin in range(first, stop, _BLOCK_DOCUMENTS):
+                edges = self._edges(offsets, begin, min(begin + _BLOCK_DOCUMENTS, stop))
+                for start, end in _cuts_of(edges):
+                    place = int(edges[start])
+                    length = int(edges[end]) - place
+                    values = {name: _read(each, place, length) for name, each in opened.items()}
+                    tokens = values.pop("")
+                    read += tokens.nbytes
+                    yield IdRows(begin + start + 1, tokens, np.diff(edges[start : end + 1]), values, read=read)
+
+    def _edges(self, offsets: Tokens, first: int, stop: int) -> npt.NDArray[np.int64]:
+        """Return where documents begin and the last one ends; `FormatError` unless they ascend inside the values."""
+        begin = max(0, first - self._before)
+        found = _read(offsets, begin, stop + 1 - self._before - begin).astype(np.int64)
+        if first < self._before:
+            found = np.concatenate([np.zeros(1, np.int64), found])
+        bad = np.flatnonzero((np.diff(found) < 0) | (found[1:] > self._values.num_tokens))
+        if len(bad) or found[0] < 0:
+            number = int(bad[0]) + 1 if len(bad) else 0
+            raise FormatError(
+                f"{self.path}: {self._offsets.name}: expected offsets that ascend up to "
+                f"{self._values.num_tokens:,}, found {found[number]:,} after {found[max(0, number - 1)]:,}, at "
+                f"document {first + number:,}"
+            )
+        return found
+
+
+def _read(tokens: Tokens, start: int, count: int) -> npt.NDArray[Any]:
+    found = np.empty(count, tokens.dtype)
+    if count:
+        tokens.read([(start, found)])
+    return found
+
+
+def _cuts_of(edges: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Yield runs of documents that are read together: about `BLOCK_OF_IDS` ids, or one longer document."""
+    limits = np.arange(edges[0] + BLOCK_OF_IDS, edges[-1], BLOCK_OF_IDS)
+    cuts = np.searchsorted(edges, limits, side="left")
+    yield from pairwise(np.unique([0, *np.minimum(cuts, len(edges) - 1).tolist(), len(edges) - 1]).tolist())
+
+
+class ListFile(_DocumentFile):
+    """A file of lists of ids, of variable length.
+
+    Parameters
+    ----------
+    path, layout, wanted
+        As for `OffsetFile`.
+    """
+
+    def __init__(self, path: Path, layout: Layout, wanted: Wanted) -> None:
+        self._name = layout.name
+        group = _group_of(layout.name)
+        with _opened(path) as h5:
+            stored = own_dataset(h5, path, layout.name)
+            if stored is None:
+                raise FormatError(f"{path}: expected a dataset {layout.name!r}, found none")
+            kinds: dict[str, np.dtype[Any] | str] = {layout.name: _base_of(stored)}
+            for name in h5[group or "/"]:
+                each = None if name == layout.name.rpartition("/")[2] else _dataset_or_none(h5, path, f"{group}/{name}")
+                if each is not None and each.shape == stored.shape and h5py.check_vlen_dtype(each.dtype) is not None:
+                    kinds[name] = _base_of(each)
+            require_stored(len(stored) * _LIST_BYTES, h5, stored, path)
+            self.columns = wanted.columns(path, kinds)
+            super().__init__(path, len(stored), path.stat().st_size)
+
+    def _documents(self, first: int, stop: int) -> Iterator[IdRows]:
+        block = RowBlock(self.path, self.columns, first + 1)
+        group = _group_of(self._name)
+        names = [self._name, *(f"{group}/{name}" for name in self.columns.lists[1:])]
+        with _opened(self.path) as h5:
+            stored = [h5[name] for name in names]
+            for each in stored:
+                register_filters(each)
+            for begin in range(first, stop, _BLOCK_LISTS):
+                lists = [self._lists(each, begin, min(begin + _BLOCK_LISTS, stop)) for each in stored]
+                for row in zip(*lists, strict=True):
+                    block.add(row)
+                    if block.is_full:
+                        yield from block.take(self._bytes_of(begin - first))
+        yield from block.take(self._bytes_of(stop - first))
+
+    def _lists(self, stored: h5py.Dataset, first: int, stop: int) -> list[npt.NDArray[Any]]:
+        base = _base_of(stored)
+        try:
+            return [np.asarray(each, base) for each in stored[first:stop]]
+        except (OSError, FormatError) as error:
+            raise unreadable(self.path, f"{self._name}: row {first + 1:,}", stored, error) from error
+
+
+def _base_of(stored: h5py.Dataset) -> Any:
+    """Return the dtype of the numbers in lists; words for lists of anything else."""
+    base = h5py.check_vlen_dtype(stored.dtype)
+    return base if isinstance(base, np.dtype) and base.kind in "biuf" else f"lists of {base}"
+
+
+def _dataset_or_none(h5: h5py.File, path: Path, name: str) -> h5py.Dataset | None:
+    """Return a dataset whose bytes are in this file; None for anything else."""
+    try:
+        return own_dataset(h5, path, name)
+    except FormatError:
+        return None
+
+
+class DatasetFile(_DocumentFile):
+    """A file with a group of datasets, each a document: in the order of the numbers in their names, or of the names.
+
+    Parameters
+    ----------
+    path, layout, wanted
+        As for `OffsetFile`; there are no fields.
+    """
+
+    def __init__(self, path: Path, layout: Layout, wanted: Wanted) -> None:
+        self._group = layout.name
+        with _opened(path) as h5:
+            names = _names_in(h5[self._group])
+            if not names:
+                raise FormatError(f"{path}: {self._group}: expected a dataset for each document, found none")
+            first = own_dataset(h5, path, f"{self._group}/{names[0]}")
+            kinds: Mapping[str, np.dtype[Any] | str] = {} if first is None else {self._group: first.dtype}
+            self.columns = wanted.columns(path, kinds)
+        super().__init__(path, len(names), path.stat().st_size)
+
+    def _documents(self, first: int, stop: int) -> Iterator[IdRows]:
+        block = RowBlock(self.path, self.columns, first + 1)
+        with _opened(self.path) as h5:
+            for done, name in enumerate(_names_in(h5[self._group])[first:stop]):
+                block.add([self._document(h5, name)])
+                if block.is_full:
+                    yield from block.take(self._bytes_of(done))
+        yield from block.take(self._bytes_of(stop - first))
+
+    def _document(self, h5: h5py.File, name: str) -> npt.NDArray[Any]:
+        stored = own_dataset(h5, self.path, f"{self._group}/{name}")
+        expected = self.columns.dtype
+        if stored is None or stored.ndim != 1 or stored.dtype != expected:
+            raise FormatError(
+                f"{self.path}: {self._group}/{name}: expected a dataset of one axis of {expected}, as the first "
+                f"document is, found {stored!r}"
+            )
+        require_stored(len(stored) * expected.itemsize, h5, stored, self.path)
+        register_filters(stored)
+        try:
+            return np.asarray(stored[:])
+        except OSError as error:
+            raise unreadable(self.path, f"{self._group}/{name}", stored, error) from error
+
+
+def _names_in(group: h5py.Group) -> list[str]:
+    """Return the names of the documents of a group, in their order."""
+    names = sorted(group)
+    numbered = [_numbered(name) for name in names]
+    if len({words for words, _ in numbered}) > 1 or any(words is None for words, _ in numbered):
+        return names
+    return [name for _, name in sorted(zip((number for _, number in numbered), names, strict=True))]
+
+
+#: The file of each layout.
+_FILES: Final[dict[str, type[OffsetFile | ListFile | DatasetFile]]] = {
+    _OFFSETS: OffsetFile,
+    _LISTS: ListFile,
+    _DATASETS: DatasetFile,
+}
+
+
+def ragged_files(path: Path) -> list[Path]:
+    """Return the files at a path: itself, or all in and below a folder."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.rglob("*") if file.name.endswith(_SUFFIXES) and file.is_file())
+    if not found:
+        raise ConvertError(f"{path}: no {_SUFFIXES[0]} files in this folder, nor below it")
+    return found
+
+
+def open_ragged(
+    paths: Sequence[Path],
+    *,
+    dataset: str | None = None,
+    offsets: str | None = None,
+    field_columns: Sequence[str] | None = None,
+    rows: str = "documents",
+    dtype: str = "auto",
+    vocab_size: int = 0,
+    max_document_tokens: int | None = None,
+) -> IdSource:
+    """Open HDF5 files of documents, and folders of them.
+
+    Parameters
+    ----------
+    paths
+        The files and folders.
+    dataset
+        The dataset of the values or lists, or the group of the datasets; None: found by the content of each file.
+    offsets
+        The dataset of the offsets (N + 1) or the ends (N) of the documents; None: found by the content.
+    field_columns
+        The datasets of values that are aligned with the ids; None: all in the group that have their shape.
+    rows, dtype, vocab_size, max_document_tokens
+        As for `IdSource`.
+
+    Raises
+    ------
+    ConvertError
+        If the datasets of a file are not certain, and have to be named.
+    FormatError
+        If the offsets do not fit the values, or a file is damaged.
+    """
+    files: list[IdFile] = []
+    for path in (file for each in paths for file in ragged_files(each)):
+        layout = _layout(path, dataset, offsets)
+        files.append(_FILES[layout.kind](path, layout, Wanted(layout.name, field_columns)))
+    found = IdSource(
+        files,
+        RAGGED,
+        Wanted(),
+        rows=rows,
+        dtype=dtype,
+        vocab_size=vocab_size,
+        max_document_tokens=max_document_tokens,
+    )
+    found.identity |= {"dataset": dataset, "offsets": offsets}
+    return found

@@ -1,70 +1,137 @@
-"""`python -m benchmarks NAME`: measure, print tables with bars, keep the figures as JSON."""
+"""`python -m benchmarks NAME`: measure; print tables, or write a report: one JSON, a page and plots made from it."""
 
 from __future__ import annotations
 
 import json
+import os
 import tempfile
+import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import click
 
-from benchmarks.measure import AGAINST_OLD, ROOT, Build, Run, machine, report
+from benchmarks import measure as m
+from benchmarks.report import markdown, write
 
-NAMES = ("read", "load", "convert", "remote")
+#: The parts of the report.
+PARTS = ("peers", "read", "load", "convert", "remote")
 #: Rounds of every row by default, and with --quick.
 ROUNDS = 5
 QUICK_ROUNDS = 1
+QUICK_MIB = 8
+#: Tables that `--ours` leaves out: they take minutes.
+LONG = ("Many shards", "A cold disk")
+
+
+def _pythons(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """Return library -> interpreter."""
+    found = {}
+    for value in values:
+        name, equals, path = value.partition("=")
+        if not equals or not os.access(path, os.X_OK):
+            raise click.BadParameter(f"expected NAME=INTERPRETER, found {value!r}")
+        found[name] = path
+    return found
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.argument("name", type=click.Choice(NAMES))
+@click.argument("name", type=click.Choice((*PARTS, "report")))
 @click.option("--quick", is_flag=True, help="Little data and few rounds: shows that it runs, no more.")
 @click.option("--rounds", type=click.IntRange(1), help="Interleaved rounds of every row.")
+@click.option("--mib", type=click.IntRange(1), help="MiB of uint32 tokens of each source. [default: 200]")
 @click.option("--only", default="", help="Only the tables whose title has this text.")
+@click.option("--ours", "is_ours", is_flag=True, help="No other libraries, and no table that takes minutes.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Write report.md and report/ here.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
 @click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="Put the data on this disk.")
 @click.option(
+    "--python",
+    "pythons",
+    multiple=True,
+    callback=_pythons,
+    envvar="ZB_BENCHMARKS_PYTHON",
+    metavar="NAME=INTERPRETER",
+    help="Run a library of benchmarks/peers by this interpreter; several in ZB_BENCHMARKS_PYTHON, with spaces between.",
+)
+@click.option(
     "--old", type=click.Path(exists=True, path_type=Path), help="Compare with this checkout of another build."
 )
-def benchmarks(
-    name: str,
-    quick: bool,
-    rounds: int | None,
-    only: str,
-    json_path: Path | None,
-    folder: Path | None,
-    old: Path | None,
-) -> None:
-    """Measure this package on this machine, against bare reads and writes, and against another build with --old.
+def benchmarks(name: str, only: str, out: Path | None, json_path: Path | None, **options: Any) -> None:
+    """Measure this package against bare reads and writes and other libraries, and with --old against another build.
 
-    read: every backend and access, codecs, windows. load: loaders, data sets, documents, fields and spans, large
-    stores, cold disks. convert: every conversion. remote: a store behind HTTP.
+    report: all parts. peers: loaders of other libraries. read: every backend and access, codecs, windows. load:
+    loaders, documents, fields and spans, files of other trainers, large stores, cold disks. convert: every conversion.
+    remote: a store behind HTTP.
     """
-    module = import_module(f"benchmarks.{name}")
-    known = [title for title in module.TITLES if old or title != AGAINST_OLD]
-    titles = [title for title in known if only.lower() in title.lower()]
-    if not titles:
-        raise click.BadParameter(f"no title has {only!r}; the titles: {'; '.join(known)}", param_hint="--only")
+    start_s = time.monotonic()
+    parts = PARTS if name == "report" else (name,)
+    asked = {part: _titles(part, only, options) for part in parts}
+    if not any(asked.values()):
+        known = "; ".join(title for part in parts for title in _titles(part, "", options))
+        raise click.BadParameter(f"no title has {only!r}; the titles: {known}", param_hint="--only")
+    tables: list[dict[str, Any]] = []
+    for part, titles in asked.items():
+        tables += _measured(part, titles, options) if titles else []
+    result = {
+        "benchmark": name,
+        "machine": m.machine(),
+        "seconds": round(time.monotonic() - start_s),
+        "quick": options["quick"],
+        "tables": tables,
+    }
+    if json_path:
+        json_path.write_text(json.dumps(result, indent=1) + "\n")
+    if out:
+        click.echo(f"written: {write(result, out)}")
+    else:
+        click.echo(markdown(result, None))
+
+
+def _titles(part: str, only: str, options: dict[str, Any]) -> list[str]:
+    titles = import_module(f"benchmarks.{part}").TITLES
+    left_out = (*(() if options["old"] else (m.AGAINST_OLD,)), *(LONG if options["is_ours"] else ()))
+    return [title for title in titles if title not in left_out and only.lower() in title.lower()]
+
+
+def _measured(part: str, titles: list[str], options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the tables of a part, each with what it shows. A part that this machine cannot measure says why."""
+    module = import_module(f"benchmarks.{part}")
+    quick = options["quick"]
+    folder = options["folder"]
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="zb-benchmarks-", dir=folder) as scratch, ExitStack() as stack:
-        builds = [Build(module.__name__, path) for path in dict.fromkeys((ROOT, (old or ROOT).resolve()))]
+        checkouts = dict.fromkeys((m.ROOT, (options["old"] or m.ROOT).resolve()))
+        builds = [m.Build(module.__name__, path) for path in checkouts]
         for build in builds:
             stack.callback(build.close)
-        run = Run(
+        run = m.Run(
             folder=Path(scratch),
             builds=builds,
             quick=quick,
-            rounds=rounds or (QUICK_ROUNDS if quick else ROUNDS),
+            rounds=options["rounds"] or (QUICK_ROUNDS if quick else ROUNDS),
             titles=titles,
+            mib=options["mib"] or (QUICK_MIB if quick else module.MIB),
+            pythons=options["pythons"],
+            is_ours=options["is_ours"],
         )
-        tables = list(module.measure(run))
-    result = {"benchmark": name, "machine": machine(), "quick": quick, "tables": tables}
-    click.echo(report(result))
-    if json_path:
-        json_path.write_text(json.dumps(result, indent=1) + "\n")
+        try:
+            for table in module.measure(run):
+                yield {"mib": run.mib, "note": module.NOTES[table["title"]], **table}
+        except m.UnavailableRow as error:
+            for title in titles:
+                yield {
+                    "title": title,
+                    "note": module.NOTES[title],
+                    "mib": run.mib,
+                    "rounds": 0,
+                    "rows": [],
+                    "skipped": {title: str(error)},
+                }
 
 
 if __name__ == "__main__":

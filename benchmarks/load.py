@@ -1,29 +1,31 @@
 """Loaders against the bare reads that they make, and against an older build: bars of the paths that users take.
 
-Each figure is of a fresh process, page cache warm unless called cold; the clock starts before `iter`. The bare reads
-are those of benchmarks/read.py, of the same files in the same kind of order.
+Each figure is of a fresh process, page cache warm unless called cold. The bare reads are those of benchmarks/read.py,
+of the same files in the same kind of order.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import h5py
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
 
 from benchmarks import measure as m
-from benchmarks.read import BATCHES, QUICK, Epochs, bare, from_memory, make_store, passes
+from benchmarks.peers.ours import ONE_RANK, load
+from benchmarks.read import bare, from_memory, make_store
 from zb_hdf5 import DocumentLoader, HDF5ShardWriter, Loader, ShardIndex, convert
 
-ONE_RANK: Mapping[str, Any] = {"rank": 0, "world_size": 1}
 SHARD_BATCHES = 4096
 WINDOWS = {"batch_size": 4, "seq_len": 4096}
 #: Tokens of a document.
@@ -33,57 +35,61 @@ SPANS = 3
 BOTH = (m.FIRST, m.LATER)
 BAR_AGAINST_OLD = 0.95
 PLUS_1 = "int32 view + 1 µs"
+WINDOWS_OF_MEMMAP = "np.memmap of .bin"
 
 
 # --- ways ---------------------------------------------------------------------------------------------------------
 
 
-class MemmapBatches(Dataset[torch.Tensor]):
-    """Whole batches of a memory map: the shortest data set that there is."""
-
-    def __init__(self, path: Path) -> None:
-        self._batches = np.load(path, mmap_mode="r").view(np.ndarray).reshape(-1, m.BATCH_SIZE, m.SEQ_LEN)
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __getitem__(self, step: int) -> torch.Tensor:
-        return torch.from_numpy(self._batches[step].astype(np.int64))
+def from_cache(path: Path, **options: Any) -> m.Epochs:
+    epochs = load(path, cache=path.parent / "cache", **options)
+    m.us_of(epochs(9))  # fills it
+    return epochs
 
 
-def load(path: Path, make: Callable[..., Any] = Loader, **options: Any) -> Epochs:
-    loader = make(path, **ONE_RANK, **options)
+def write_spans(folder: Path, values: list[tuple[int, int, dict[str, int]]], tokens: Any) -> None:
+    """Write the tokens, the values of spans as JSON, and where they begin and end: the files of a loop of one's own."""
+    texts = [json.dumps(value).encode() for _, _, value in values]
+    ends = np.cumsum([len(text) for text in texts])
+    np.save(folder / "spans.npy", np.array([(start, stop) for start, stop, _ in values]))
+    np.save(folder / "spans-ends.npy", ends)
+    (folder / "spans.json").write_bytes(b"".join(texts))
+    tokens.astype(np.uint16).tofile(folder / "spans.bin")
 
-    def epoch_of(epoch: int) -> Iterable[Any]:
-        loader.set_epoch(epoch)
-        return loader
+
+def windows_of_memmap(path: Path) -> m.Epochs:
+    """Return windows of the ids of a file without a header."""
+    tokens = np.memmap(path, np.uint16, "r").view(np.ndarray)
+    windows = tokens[: tokens.size // m.BATCH_TOKENS * m.BATCH_TOKENS].reshape(-1, *WINDOWS.values())
+
+    def epoch_of(epoch: int) -> Iterator[torch.Tensor]:
+        for number in np.random.default_rng(epoch).permutation(len(windows)).tolist():
+            yield torch.from_numpy(windows[number].astype(np.int64))
 
     return epoch_of
 
 
-def in_data_loader(dataset: Any, shuffle: bool) -> Epochs:
-    loader = DataLoader(dataset, batch_size=None, shuffle=shuffle)
-    return lambda epoch: loader
+def sought(folder: Path) -> m.Epochs:
+    """Return windows of a memory map, each with the values of its spans: a seek and a read for each of them."""
+    spans = np.load(folder / "spans.npy")
+    ends = [0, *np.load(folder / "spans-ends.npy").tolist()]
+    tokens = np.memmap(folder / "spans.bin", np.uint16, "r").view(np.ndarray)
+    file = (folder / "spans.json").open("rb", buffering=0)
+    count = len(tokens) // m.BATCH_TOKENS
 
+    def epoch_of(epoch: int) -> Iterator[dict[str, Any]]:
+        for number in np.random.default_rng(epoch).permutation(count).tolist():
+            start = number * m.BATCH_TOKENS
+            first = int(np.searchsorted(spans[:, 1], start, "right"))
+            last = int(np.searchsorted(spans[:, 0], start + m.BATCH_TOKENS))
+            values = []
+            for span in range(first, last):
+                file.seek(ends[span])
+                values.append(json.loads(file.read(ends[span + 1] - ends[span])))
+            batch = tokens[start : start + m.BATCH_TOKENS].astype(np.int64).reshape(WINDOWS["batch_size"], -1)
+            yield {"tokens": torch.from_numpy(batch), "spans": values}
 
-def of_loader(path: Path, shuffle: bool, **options: Any) -> Epochs:
-    return in_data_loader(Loader(path, **ONE_RANK, **options).dataset(), shuffle)
-
-
-def gathered(path: Path) -> Epochs:
-    tokens = np.load(path, mmap_mode="r").view(np.ndarray)
-
-    def batches(epoch: int) -> Iterator[torch.Tensor]:
-        for rows in np.random.default_rng(epoch).permutation(len(tokens)).reshape(-1, m.BATCH_SIZE):
-            yield torch.from_numpy(tokens[rows].astype(np.int64))
-
-    return batches
-
-
-def from_cache(path: Path, **options: Any) -> Epochs:
-    epochs = load(path, cache=path.parent / "cache", **options)
-    m.us_of(epochs(9))  # fills it
-    return epochs
+    return epoch_of
 
 
 class Row(NamedTuple):
@@ -99,7 +105,7 @@ class Row(NamedTuple):
         The least share of the rate of that row, in one pass and later; None: there is no bar.
     """
 
-    epochs: Callable[[Path], Epochs]
+    epochs: Callable[[Path], m.Epochs]
     baseline: str = ""
     bar: float | None = None
 
@@ -123,21 +129,6 @@ TABLES = {
         "Loader, int32": Row(lambda f: load(f / "four", dtype=torch.int32), PLUS_1, 1.0),
         "Loader, cache": Row(lambda f: from_cache(f / "four"), "Loader", 0.9),
     },
-    "Records": {
-        "rows of a memmap": Row(lambda f: gathered(f / "tokens.npy")),
-        "Loader, records, 1 shard": Row(lambda f: load(f / "one", shuffle="records"), "rows of a memmap", 0.9),
-        "Loader, records, 4 shards": Row(lambda f: load(f / "four", shuffle="records"), "rows of a memmap", 0.9),
-    },
-    "DataLoader without workers": {
-        "memmap": Row(lambda f: in_data_loader(MemmapBatches(f / "tokens.npy"), False)),
-        "memmap, shuffle": Row(lambda f: in_data_loader(MemmapBatches(f / "tokens.npy"), True)),
-        "dataset()": Row(lambda f: of_loader(f / "four", False), "memmap", 0.6),
-        "dataset(), shuffle": Row(lambda f: of_loader(f / "four", True), "memmap, shuffle", 0.6),
-        "dataset(), unchecked": Row(lambda f: of_loader(f / "four", False, verify="none"), "memmap", 0.8),
-        "dataset(), unchecked, shuffle": Row(
-            lambda f: of_loader(f / "four", True, verify="none"), "memmap, shuffle", 0.8
-        ),
-    },
     "Documents, fields and spans": {
         "packed": Row(lambda f: load(f / "packed")),
         "packed, cu_seqlens": Row(lambda f: load(f / "packed", documents=True), "packed", 0.6),
@@ -147,16 +138,37 @@ TABLES = {
         "packed, a field": Row(lambda f: load(f / "packed", fields=("mask",)), "packed", 0.45),
         "windows": Row(lambda f: load(f / "stream.h5", **WINDOWS)),
         "windows, 98 spans a batch": Row(lambda f: load(f / "stream.h5", spans=True, **WINDOWS), "windows"),
+        "windows, a seek for each span": Row(lambda f: sought(f), "windows, 98 spans a batch"),
         "DocumentLoader": Row(
             lambda f: load(f / "stream.h5", DocumentLoader, collate="pack", max_tokens=m.BATCH_TOKENS)
         ),
     },
+    "Files of other trainers, in place": {
+        WINDOWS_OF_MEMMAP: Row(lambda f: windows_of_memmap(f / "raw.bin")),
+        "nanoGPT .bin": Row(lambda f: load(f / "raw.bin", source_dtype="uint16", **WINDOWS), WINDOWS_OF_MEMMAP),
+        "llm.c .bin": Row(lambda f: load(f / "llmc.bin", **WINDOWS), WINDOWS_OF_MEMMAP),
+        "Megatron .idx": Row(lambda f: load(f / "megatron.idx", **WINDOWS), WINDOWS_OF_MEMMAP),
+        "datatrove .ds": Row(lambda f: load(f / "datatrove.ds", **WINDOWS), WINDOWS_OF_MEMMAP),
+        "HDF5 of another program, contiguous": Row(
+            lambda f: load(f / "foreign.h5", dataset="ids", **WINDOWS), WINDOWS_OF_MEMMAP
+        ),
+        "our stream": Row(lambda f: load(f / "stream.h5", **WINDOWS), WINDOWS_OF_MEMMAP),
+    },
+}
+NOTES = {
+    "Whole batches": "A store of 4 shards, against bare reads of the same bytes in the same kind of order.",
+    "Documents, fields and spans": (
+        "Rows of a packed store, and windows of 4 x 4,096 tokens of a stream, with what lies beside the tokens."
+    ),
+    "Files of other trainers, in place": "Windows of 4 x 4,096 tokens of the same stream, uint16, in a shuffled order.",
+    m.AGAINST_OLD: "The same rows by both builds.",
+    "Many shards": "A store of many shards, which are links to one file, against one shard.",
+    "A cold disk": "Pages dropped before each row, against one reader of the file past the page cache.",
 }
 TITLES = (*TABLES, m.AGAINST_OLD, "Many shards", "A cold disk")
 #: Rows that are measured in both builds with --old.
 AGAINST = (
     "Loader",
-    "Loader, records, 4 shards",
     "packed, cu_seqlens",
     "windows",
     "windows, 98 spans a batch",
@@ -166,7 +178,8 @@ AGAINST = (
 
 def row(folder: str, name: str) -> m.Figures:
     [epochs] = [rows[name].epochs for rows in TABLES.values() if name in rows]
-    return {column: value + (name == PLUS_1) for column, value in passes(epochs(Path(folder))).items()}
+    figures = m.passes(partial(epochs, Path(folder)))
+    return figures | {column: figures[column] + (name == PLUS_1) for column in BOTH}
 
 
 # --- data ---------------------------------------------------------------------------------------------------------
@@ -181,18 +194,31 @@ def prepare(folder: str, count: int) -> m.Figures:
     make_store(source, to / "one")
     make_store(source, to / "four", shards=4)
     make_store(source, to / "narrow", shards=4, dtype="uint16")
-    tokens = np.load(source, mmap_mode="r").reshape(-1)
-    with HDF5ShardWriter(to / "stream.h5", dtype="uint16", fields={"mask": "u1"}) as writer:
-        for number, start in enumerate(range(0, tokens.size // 4, DOCUMENT)):
-            document = tokens[start : start + DOCUMENT]
-            edges = np.linspace(0, len(document), 2 * SPANS + 1).astype(int).tolist()
-            spans = [(a, b, {"n": number}) for a, b in zip(edges[:-1:2], edges[1::2], strict=True) if a < b]
-            writer.write_document(document, {"mask": (document % 2).astype("u1")}, id=f"{number}", spans=spans)
+    _write_stream(to, np.load(source, mmap_mode="r").reshape(-1))
+    formats = {"bin": "raw.bin", "llmc": "llmc.bin", "megatron": "megatron.bin", "datatrove": "datatrove.ds"}
+    for target_format, name in formats.items():
+        convert(to / "stream.h5", target_format, to / name, source_format="stream", tokens_only=True)
+    with h5py.File(to / "foreign.h5", "w") as file:
+        file["ids"] = np.fromfile(to / "raw.bin", np.uint16)
     shape = {"batch_size": m.BATCH_SIZE, "seq_len": m.SEQ_LEN}
     convert(to / "stream.h5", "hdf5", to / "packed", source_format="stream", packing="best-fit", shards=4, **shape)
     m.evict(to)  # the page cache then holds all files in pages of the same sizes, however they were written
     m.warm(to)
     return {}
+
+
+def _write_stream(to: Path, tokens: Any) -> None:
+    """Write a quarter of the tokens as documents with a field and spans, and the same for a loop of one's own."""
+    written = tokens[: tokens.size // 4 // DOCUMENT * DOCUMENT]
+    all_spans = []
+    with HDF5ShardWriter(to / "stream.h5", dtype="uint16", fields={"mask": "u1"}) as writer:
+        for number, start in enumerate(range(0, written.size, DOCUMENT)):
+            document = written[start : start + DOCUMENT]
+            edges = np.linspace(0, len(document), 2 * SPANS + 1).astype(int).tolist()
+            spans = [(a, b, {"n": number}) for a, b in zip(edges[:-1:2], edges[1::2], strict=True)]
+            writer.write_document(document, {"mask": (document % 2).astype("u1")}, id=f"{number}", spans=spans)
+            all_spans += [(start + a, start + b, value) for a, b, value in spans]
+    write_spans(to, all_spans, written)
 
 
 def make_many(folder: str, count: int, batches: int) -> m.Figures:
@@ -237,19 +263,18 @@ def cold(folder: str, order: str) -> m.Figures:
 # --- the tables ---------------------------------------------------------------------------------------------------
 
 
-def tables(quick: bool, folder: Path, builds: list[m.Build]) -> Iterator[tuple[str, list[m.Way]]]:
+def tables(run: m.Run) -> Iterator[tuple[str, list[m.Way]]]:
     """Yield titles and ways; the first build is the current one."""
-    build = builds[0]
-    data = folder / "0"
-    patience_s = 0.0 if quick else 3.0
+    build = run.builds[0]
+    data = run.folder / "0"
     for title, rows in TABLES.items():
-        yield title, [_way(build, data, name, row, patience_s) for name, row in rows.items()]
-    if len(builds) > 1:
+        yield title, [_way(build, data, name, row, run.patience_s) for name, row in rows.items()]
+    if len(run.builds) > 1:
         ways: list[m.Way] = []
         for name in AGAINST:
-            ways += m.against_old(builds, name, "row", folder, dict.fromkeys(BOTH, BAR_AGAINST_OLD))
+            ways += m.against_old(run.builds, name, "row", run.folder, dict.fromkeys(BOTH, BAR_AGAINST_OLD))
         yield m.AGAINST_OLD, ways
-    yield "Many shards", _many_shards(build, data, quick)
+    yield "Many shards", _many_shards(build, data, run.quick)
     yield "A cold disk", _cold_disk(build, data)
 
 
@@ -283,10 +308,10 @@ def _cold_disk(build: m.Build, data: Path) -> list[m.Way]:
 def measure(run: m.Run) -> Iterator[dict[str, Any]]:
     """Yield the tables of these titles."""
     for number, build in enumerate(run.builds):
-        build.call("prepare", run.folder / str(number), QUICK if run.quick else BATCHES)
+        build.call("prepare", run.folder / str(number), run.batches)
     if "Many shards" in run.titles:
         for shards in (1, 20) if run.quick else (1, 4400):
             run.builds[0].call("make_many", run.folder / "0", shards, 64 if run.quick else SHARD_BATCHES)
-    for title, ways in tables(run.quick, run.folder, run.builds):
+    for title, ways in tables(run):
         if title in run.titles:
             yield m.compare(title, ways, run.rounds)

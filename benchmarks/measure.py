@@ -1,20 +1,23 @@
-"""Interleaved comparison: builds in processes of their own, rounds in turns, ratios of neighbours, tables, bars.
+"""Interleaved comparison: builds in processes of their own, rounds there and back, ratios of one round, tables, bars.
 
 A way is a function that returns figures. Every round runs each way once, in a fresh process, so that noise meets all of
-them; a ratio compares two ways of the same round, and its median over the rounds is set against the bar.
+them; a ratio compares two ways of the same round, and its median over the rounds is set against the bar. Two ways that
+are compared have read the same tokens, or no figure is shown.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
@@ -23,6 +26,7 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SEED: Final = 42
@@ -32,6 +36,8 @@ BATCH_TOKENS: Final = BATCH_SIZE * SEQ_LEN
 VOCAB_SIZE: Final = 50_257  # GPT-2's: fits uint16 as well
 MIB: Final = 1 << 20
 READ_BYTES: Final = 4 * MIB
+#: Batches of the tokens of 1 MiB, as uint32.
+MIB_BATCHES: Final = MIB // (4 * BATCH_TOKENS)
 #: The title of a table that only --old has.
 AGAINST_OLD: Final = "Against the older build"
 #: A machine on which others use less than this many cores counts as quiet.
@@ -42,6 +48,24 @@ Figures = dict[str, float]
 #: Figures of a batch of `BATCH_TOKENS`.
 FIRST: Final = "one pass, µs"
 LATER: Final = "later, µs"
+P50: Final = "p50, µs"
+P99: Final = "p99, µs"
+OPEN: Final = "first batch, ms"
+OWN: Final = "own MiB"
+MAPPED: Final = "mapped MiB"
+CPU: Final = "CPU s for 1e9 tokens"
+#: After a first pass of so many seconds there is one later pass.
+LONG_PASS_S: Final = 2.0
+#: Of these, no ratio is of use.
+NOT_COMPARED: Final = (P50, P99, MAPPED, CPU)
+#: A number that equal tokens have, in any order of their rows. It is no figure, and shown nowhere.
+SEEN: Final = "tokens seen"
+#: Rows are hashed by these; a double holds a number of so many bits.
+HASH_FACTOR: Final = 0x9E3779B97F4A7C15
+SEEN_BITS: Final = 52
+
+#: Epoch number -> batches.
+Epochs = Callable[[int], Iterable[Any]]
 
 
 # --- data and the page cache -------------------------------------------------------------------------------------
@@ -98,17 +122,91 @@ def direct_bytes_per_s(path: Path) -> float:
 
 def anonymous_mib() -> float:
     """Return the anonymous resident memory of this process."""
+    return _resident_mib("RssAnon:")
+
+
+def _resident_mib(kind: str) -> float:
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon:"))
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(kind))
 
 
 def us_of(batches: Iterable[Any]) -> float:
     """Return the microseconds of each step of an iteration; its `iter` is included."""
+    return float(step_times_us(batches).mean())
+
+
+def passes(make: Callable[[], Epochs]) -> Figures:
+    """Open some data in a fresh process, and time its passes.
+
+    Parameters
+    ----------
+    make
+        Opens the data. The time to the first batch begins here.
+
+    Returns
+    -------
+    Microseconds of a batch in the first pass and in the median of three later ones, or in one where that takes long;
+    the 50th and 99th percentile of those; milliseconds to the first batch, memory and processor time, and the number of
+    the tokens.
+    """
+    import torch
+
+    torch.from_numpy(np.zeros((BATCH_SIZE, SEQ_LEN), np.uint32).astype(np.int64))  # first use of the libraries
+    own = anonymous_mib()
+    mapped = _resident_mib("RssFile:")
     start_s = time.perf_counter()
-    count = 0
-    for count, _ in enumerate(batches, start=1):  # noqa: B007
-        pass
-    return 1e6 * (time.perf_counter() - start_s) / count
+    epochs = make()
+    opened_s = time.perf_counter() - start_s
+    first_ms: list[float] = []
+    start_s = time.perf_counter()
+    figures = {FIRST: us_of(_noting_first(epochs(0), first_ms))}
+    is_long = time.perf_counter() - start_s > LONG_PASS_S
+    busy_s = time.process_time()
+    later_us = [step_times_us(epochs(epoch)) for epoch in ((1,) if is_long else (1, 2, 3))]
+    busy_s = time.process_time() - busy_s
+    all_us = np.concatenate(later_us)
+    return figures | {
+        LATER: statistics.median(float(times.mean()) for times in later_us),
+        P50: float(np.percentile(all_us, 50)),
+        P99: float(np.percentile(all_us, 99)),
+        OPEN: 1e3 * opened_s + first_ms[0],
+        OWN: max(0.0, anonymous_mib() - own),
+        MAPPED: max(0.0, _resident_mib("RssFile:") - mapped),
+        CPU: 1e9 * busy_s / (all_us.size * BATCH_TOKENS),
+        SEEN: tokens_seen(epochs(5)),
+    }
+
+
+def _noting_first(batches: Iterable[Any], first_ms: list[float]) -> Iterator[Any]:
+    """Yield batches, and note the milliseconds to the first one."""
+    start_s = time.perf_counter()
+    steps = iter(batches)
+    batch = next(steps)
+    first_ms.append(1e3 * (time.perf_counter() - start_s))
+    yield batch
+    yield from steps
+
+
+def step_times_us(batches: Iterable[Any]) -> npt.NDArray[np.float64]:
+    """Return the microseconds that a loop waits for each step."""
+    ends_ns = [time.perf_counter_ns()]
+    for _ in batches:
+        ends_ns.append(time.perf_counter_ns())
+    return np.diff(np.array(ends_ns)) / 1e3
+
+
+def tokens_seen(batches: Iterable[Any]) -> float:
+    """Return a number that the rows of some batches have in any order, and others most likely not."""
+    factors = np.random.default_rng(SEED).integers(1, 1 << 62, SEQ_LEN, dtype=np.int64) | 1
+    total = 0
+    for batch in batches:
+        tokens = batch["tokens"] if isinstance(batch, Mapping) else batch
+        ids = np.asarray(tokens).astype(np.int64).reshape(-1)
+        rows = ids[: ids.size // SEQ_LEN * SEQ_LEN].reshape(-1, SEQ_LEN)
+        hashes = (rows * factors).sum(axis=1).view(np.uint64)
+        hashes = (hashes ^ (hashes >> np.uint64(29))) * np.uint64(HASH_FACTOR)
+        total = (total + int((hashes >> np.uint64(20)).sum())) % (1 << SEEN_BITS)
+    return float(total)
 
 
 def _busy_s() -> float:
@@ -142,12 +240,30 @@ def machine() -> str:
 # --- builds ------------------------------------------------------------------------------------------------------
 
 
-class Build:
-    """A process that has imported a module of benchmarks over a build of the package, and forks for each call."""
+class CallError(RuntimeError):
+    """A call in another process has failed; its traceback is the message."""
 
-    def __init__(self, module: str, path: Path = ROOT) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(path), "PYTHONSAFEPATH": "1"}
-        command = [sys.executable, __file__, module]
+
+class Build:
+    """A process that has imported a module of benchmarks over a build of the package, and forks for each call.
+
+    Parameters
+    ----------
+    module
+        The module whose functions are called.
+    path
+        The folder of the build; None: the package is not used.
+    python
+        The interpreter.
+    imported
+        Modules that are imported before the first fork.
+    """
+
+    def __init__(
+        self, module: str, path: Path | None = ROOT, python: str = sys.executable, imported: Sequence[str] = ()
+    ) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(path or ""), "PYTHONSAFEPATH": "1"}
+        command = [python, __file__, module, *imported]
         self._process = subprocess.Popen(
             command, env=environment, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -161,21 +277,31 @@ class Build:
         print(line, file=self._process.stdin, flush=True)
         answer = json.loads(self._process.stdout.readline() or '{"error": "the process ended"}')
         if "error" in answer:
-            raise RuntimeError(f"{function}{arguments}: {answer['error']}")
+            raise CallError(f"{function}{arguments}: {answer['error']}")
         return answer["result"]
 
     def close(self) -> None:
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait()
+        self._process.stdout.close()
 
 
-def serve(module: str) -> None:
-    """Answer calls, one a line, each in a fork: nothing is mapped or allocated there yet, and imports take no time."""
+def serve(module: str, *imported: str) -> None:
+    """Answer calls, one a line, each in a fork: nothing is mapped or allocated there yet, and imports take no time.
+
+    A module that cannot be imported is an error of each call.
+    """
+    answers = os.dup(1)
+    os.dup2(2, 1)  # some libraries print
     package = ModuleType("benchmarks")  # of this checkout, whichever build PYTHONPATH names
     package.__path__ = [str(ROOT / "benchmarks")]
     sys.modules["benchmarks"] = package
     found = import_module(module)
+    with contextlib.suppress(Exception):  # each call imports it again, and says so
+        for name in imported:
+            import_module(name)
     for line in sys.stdin:
         function, arguments = json.loads(line)
         pid = os.fork()
@@ -184,7 +310,7 @@ def serve(module: str) -> None:
                 answer = {"result": getattr(found, function)(*arguments)}
             except BaseException:
                 answer = {"error": traceback.format_exc()}
-            os.write(1, json.dumps(answer).encode() + b"\n")
+            os.write(answers, json.dumps(answer).encode() + b"\n")
             os._exit(0)
         os.waitpid(pid, 0)
 
@@ -204,6 +330,12 @@ class Run(NamedTuple):
         Rounds of every row.
     titles
         The tables that are asked for.
+    mib
+        MiB of uint32 tokens of a source.
+    pythons
+        The interpreters of other libraries, by the name of their file.
+    is_ours
+        Whether other libraries are left out.
     """
 
     folder: Path
@@ -211,6 +343,19 @@ class Run(NamedTuple):
     quick: bool
     rounds: int
     titles: Sequence[str]
+    mib: int
+    pythons: Mapping[str, str] = {}
+    is_ours: bool = False
+
+    @property
+    def batches(self) -> int:
+        """Return the number of batches of a source."""
+        return self.mib * MIB_BATCHES
+
+    @property
+    def patience_s(self) -> float:
+        """Return how long a row waits for a quiet machine."""
+        return 0.0 if self.quick else 1.0
 
 
 # --- comparison --------------------------------------------------------------------------------------------------
@@ -237,27 +382,62 @@ class Way(NamedTuple):
     bars: Mapping[str, float] = {}
 
 
-def quartiles(values: Sequence[float]) -> list[float]:
-    """Return the median, the first and the third quartile."""
-    return np.percentile(values, [50, 25, 75]).tolist()
+class UnequalError(RuntimeError):
+    """Two ways that are compared have read other tokens."""
+
+
+class UnavailableRow(Exception):
+    """A row that this machine cannot measure; the message is the reason."""
+
+
+def spread(values: Sequence[float]) -> list[float]:
+    """Return the median, the least and the largest."""
+    return [float(statistics.median(values)), min(values), max(values)]
+
+
+def turns(ways: Sequence[Way], number: int) -> list[Way]:
+    """Return the ways in the order of a round: there, and in the next round back."""
+    return list(ways if number % 2 == 0 else reversed(ways))
 
 
 def compare(title: str, ways: Sequence[Way], rounds: int) -> dict[str, Any]:
-    """Run all ways in turns and return a table: figures and ratios, each as median and quartiles."""
+    """Run all ways in turns and return a table: figures and ratios, each as median, least and largest.
+
+    A way that raises `UnavailableRow` is left out, with its reason.
+    """
     found: dict[str, list[Figures]] = {way.name: [] for way in ways}
+    skipped: dict[str, str] = {}
     for number in range(rounds):
-        for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
+        for way in turns(ways, number):
+            if way.name in skipped:
+                continue
             print(f"{title}: {way.name}, round {number + 1} of {rounds}", file=sys.stderr, flush=True)
-            found[way.name].append(way.run())
-    rows = []
+            try:
+                found[way.name].append(way.run())
+            except UnavailableRow as error:
+                skipped[way.name] = str(error)
+    measured = [way for way in ways if way.name not in skipped]
+    _require_equal_tokens(measured, found)
+    rows = [_row(way, found) for way in measured]
+    return {"title": title, "rounds": rounds, "rows": rows, "skipped": skipped}
+
+
+def _require_equal_tokens(ways: Sequence[Way], found: Mapping[str, list[Figures]]) -> None:
     for way in ways:
-        columns = list(found[way.name][0])
-        row: dict[str, Any] = {"name": way.name, "baseline": way.baseline, "bars": dict(way.bars)}
-        row["figures"] = {c: quartiles([each[c] for each in found[way.name]]) for c in columns}
-        pairs = list(zip(found.get(way.baseline, []), found[way.name], strict=False))
-        row["ratios"] = {c: quartiles([a[c] / b[c] for a, b in pairs]) for c in columns if pairs and c in pairs[0][0]}
-        rows.append(row)
-    return {"title": title, "rounds": rounds, "rows": rows}
+        for figures, others in zip(found[way.name], found.get(way.baseline, []), strict=False):
+            if figures.get(SEEN) != others.get(SEEN) and SEEN in figures and SEEN in others:
+                raise UnequalError(f"{way.name}: read other tokens than {way.baseline}")
+
+
+def _row(way: Way, found: Mapping[str, list[Figures]]) -> dict[str, Any]:
+    columns = [column for column in found[way.name][0] if column != SEEN]
+    row: dict[str, Any] = {"name": way.name, "baseline": way.baseline, "bars": dict(way.bars)}
+    row["figures"] = {c: spread([each[c] for each in found[way.name]]) for c in columns}
+    baseline = [] if way.baseline == way.name else found.get(way.baseline, [])
+    pairs = list(zip(baseline, found[way.name], strict=False))
+    compared = [c for c in columns if c not in NOT_COMPARED and pairs and c in pairs[0][0]]
+    row["ratios"] = {c: spread([a[c] / b[c] for a, b in pairs]) for c in compared if all(b[c] for _, b in pairs)}
+    return row
 
 
 def way_of(build: Build, function: str, *arguments: Any, patience_s: float = 0.0) -> Callable[[], Figures]:
@@ -290,59 +470,5 @@ def against_old(
     ]
 
 
-# --- reports -----------------------------------------------------------------------------------------------------
-
-
-def report(result: dict[str, Any]) -> str:
-    """Return the tables as markdown, with a verdict for each bar; a --quick run is not judged."""
-    quick = result["quick"]
-    bars = "; a bar is the least ratio of a full run"
-    if quick:
-        bars += ", --quick judges none"
-    lines = [f"{result['machine']}. Rounds in turns; medians, quartiles of ratios in brackets{bars}."]
-    for table in result["tables"]:
-        rounds = f"{table['rounds']} {'round' if table['rounds'] == 1 else 'rounds'}"
-        lines.append(f"\n### {table['title']} ({rounds})\n")
-        lines += _table_lines(table["rows"], quick)
-    return "\n".join(lines)
-
-
-def _table_lines(rows: Sequence[dict[str, Any]], quick: bool) -> list[str]:
-    """Return the header and the rows of a table; where batches are timed, the last column has tokens a second."""
-    columns = list(dict.fromkeys(column for row in rows for column in row["figures"]))
-    headers = ["row", *columns, *(f"{column.partition(',')[0]}, ratio" for column in columns)]
-    if LATER in columns:
-        headers.append("M tokens/s")
-    lines = [_line(headers), _line(["---"] * len(headers))]
-    for row in rows:
-        figures = {column: median for column, (median, _, _) in row["figures"].items()}
-        cells = [row["name"]]
-        cells += [f"{figures[column]:,.2f}" if column in figures else "" for column in columns]
-        cells += [_ratio(row, column, quick) for column in columns]
-        if LATER in columns:
-            cells.append(f"{BATCH_TOKENS / figures[LATER]:,.0f}" if LATER in figures else "")
-        lines.append(_line(cells))
-    return lines
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _ratio(row: dict[str, Any], column: str, quick: bool) -> str:
-    if column not in row["ratios"]:
-        return ""
-    median, low, high = row["ratios"][column]
-    ratio = f"{median:.2f} ({low:.2f}..{high:.2f}) of {row['baseline']}"
-    bar = row["bars"].get(column)
-    if bar is None:
-        return ratio
-    if quick:
-        verdict = "not judged"
-    else:
-        verdict = "met" if median >= bar else "NOT met"
-    return f"{ratio}, bar {bar}: {verdict}"
-
-
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(*sys.argv[1:])

@@ -1,14 +1,13 @@
 """Reading without a loader: bare reads of a store's bytes, every backend and access, codecs, windows of a stream.
 
-Microseconds for a batch of 32 x 512 tokens to int64, in global order, page cache warm: one pass in a fresh process,
-and the median of three later ones. Bare reads have the offsets of all batches; some compare each batch with its crc32.
+Batches of 32 x 512 tokens to int64, in global order, page cache warm. Bare reads have the offsets of all batches; some
+compare each batch with its crc32.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -24,17 +23,21 @@ from isal.isal_zlib import crc32
 from benchmarks import measure as m
 from zb_hdf5 import HDF5ShardWriter, MmapTokenStore, convert, open_reader
 
-#: Epoch number -> batches.
-Epochs = Callable[[int], Iterable[Any]]
 #: The codecs whose package is installed.
 CODECS = ("none", "zstd:1", "zstd:3", "gzip:1") if find_spec("zstandard") else ("none", "gzip:1")
 WINDOW = 2048
 WINDOWS = f"Windows of {WINDOW} tokens of a stream"
 TITLES = ("Backends and accesses", "Codecs", WINDOWS)
-#: Batches of a source.
-BATCHES = 3200
-#: Batches of a source with --quick.
-QUICK = 128
+NOTES = {
+    TITLES[0]: (
+        "`open_reader` over one store, as HDF5 and as native `.batch` files. The limits: tokens in memory, widened "
+        "to int64, and bare reads of the same bytes without a check."
+    ),
+    TITLES[1]: "uint16 tokens, compressed batch by batch. `bytes a token` is the size on disk.",
+    TITLES[2]: "Any 2,048 tokens of one HDF5 file, by h5py and by the mapped extents.",
+}
+#: MiB of the tokens of a source.
+MIB = 200
 
 
 class Store:
@@ -66,7 +69,7 @@ class Store:
         return [self.places[number] for number in np.random.default_rng(epoch).permutation(len(self.places)).tolist()]
 
 
-def bare(folder: Path, how: str, check: bool = False) -> Epochs:
+def bare(folder: Path, how: str, check: bool = False) -> m.Epochs:
     """Return bare reads of a store: read, compare with the crc32 rows if asked to, and widen.
 
     Parameters
@@ -105,26 +108,20 @@ def bare(folder: Path, how: str, check: bool = False) -> Epochs:
     return positioned
 
 
-def from_memory(folder: Path) -> Epochs:
+def from_memory(folder: Path) -> m.Epochs:
     """Widen batches that are in memory: the limit of the machine."""
     store = Store(folder)
     views = [view.copy() for view in store.views]
     return lambda epoch: (torch.from_numpy(views[shard][k].astype(np.int64)) for shard, k in store.order(epoch))
 
 
-def by_reader(folder: Path, **options: Any) -> Epochs:
+def by_reader(folder: Path, **options: Any) -> m.Epochs:
     reader = open_reader(folder, **options)
 
     def batches(epoch: int) -> Iterator[torch.Tensor]:
         return map(reader.read_batch_torch, np.random.default_rng(epoch).permutation(reader.num_batches).tolist())
 
     return batches
-
-
-def passes(epochs: Epochs) -> m.Figures:
-    """Return the time of a batch in the first pass of this process, and the median of three later ones."""
-    torch.from_numpy(np.zeros((m.BATCH_SIZE, m.SEQ_LEN), np.uint32).astype(np.int64))  # first use of the libraries
-    return {m.FIRST: m.us_of(epochs(0)), m.LATER: statistics.median(m.us_of(epochs(epoch)) for epoch in (1, 2, 3))}
 
 
 def make_store(source: Path, target: Path, target_format: str = "hdf5", **options: Any) -> None:
@@ -137,9 +134,9 @@ def make_store(source: Path, target: Path, target_format: str = "hdf5", **option
 # --- ways ---------------------------------------------------------------------------------------------------------
 
 
-def _rows() -> dict[str, Callable[[Path], Epochs]]:
+def _rows() -> dict[str, Callable[[Path], m.Epochs]]:
     """Return name -> a function from the folder of the data to the batches of the row."""
-    rows: dict[str, Callable[[Path], Epochs]] = {
+    rows: dict[str, Callable[[Path], m.Epochs]] = {
         "memory": lambda folder: from_memory(folder / "hdf5"),
         "bare map": lambda folder: bare(folder / "hdf5", "map"),
         "bare preadv": lambda folder: bare(folder / "hdf5", "preadv"),
@@ -152,7 +149,7 @@ def _rows() -> dict[str, Callable[[Path], Epochs]]:
     return rows
 
 
-def _in_folder(store: str, folder: Path, **options: Any) -> Epochs:
+def _in_folder(store: str, folder: Path, **options: Any) -> m.Epochs:
     return by_reader(folder / store, **options)
 
 
@@ -160,19 +157,19 @@ ROWS = _rows()
 
 
 def row(folder: str, name: str) -> m.Figures:
-    return passes(ROWS[name](Path(folder)))
+    return m.passes(partial(ROWS[name], Path(folder)))
 
 
 def codec_row(folder: str, codec: str) -> m.Figures:
     path = Path(folder) / codec
     size = sum(file.stat().st_size for file in m.files_in(path) if file.suffix == ".h5")
-    return passes(by_reader(path)) | {"bytes a token": size / open_reader(path).token_count}
+    return m.passes(partial(by_reader, path)) | {"bytes a token": size / open_reader(path).token_count}
 
 
 def window_row(folder: str, by: str) -> m.Figures:
     path = next((Path(folder) / "stream").glob("*.h5"))
-    starts = np.random.default_rng(m.SEED).integers(0, BATCHES * 100, 2000).tolist()
     tokens: Any = h5py.File(path)["tokens"]
+    starts = np.random.default_rng(m.SEED).integers(0, len(tokens) - WINDOW, 2000).tolist()
     store = MmapTokenStore(path)
     ways = {
         "h5py": lambda at: tokens[at : at + WINDOW],
@@ -197,15 +194,20 @@ def prepare(folder: Path, num_batches: int) -> None:
 
 def measure(run: m.Run) -> Iterator[dict[str, Any]]:
     """Yield the tables of these titles; another build has no rows here."""
-    prepare(run.folder, QUICK if run.quick else BATCHES)
-    rows: dict[str, tuple[str, Iterable[str], str]] = {
-        "Backends and accesses": ("row", ROWS, "memory"),
-        "Codecs": ("codec_row", CODECS, "none"),
-        WINDOWS: ("window_row", ("h5py", "extents"), "h5py"),
+    prepare(run.folder, run.batches)
+    rows: dict[str, tuple[str, Iterable[str], Callable[[str], str]]] = {
+        TITLES[0]: ("row", ROWS, _baseline_of),
+        TITLES[1]: ("codec_row", CODECS, lambda name: "none"),
+        TITLES[2]: ("window_row", ("h5py", "extents"), lambda name: "h5py"),
     }
     if "Codecs" in run.titles and "zstd:1" not in CODECS:
         print("Codecs: the rows of zstd are left out; they need pip install '.[codecs]'", file=sys.stderr)
     for title in run.titles:
-        function, names, baseline = rows[title]
-        ways = [m.Way(name, m.way_of(run.builds[0], function, run.folder, name), baseline) for name in names]
+        function, names, baseline_of = rows[title]
+        ways = [m.Way(name, m.way_of(run.builds[0], function, run.folder, name), baseline_of(name)) for name in names]
         yield m.compare(title, ways, run.rounds)
+
+
+def _baseline_of(name: str) -> str:
+    """Return the row to compare one with: that of HDF5 with the same access for `.batch`."""
+    return name.replace("batch", "hdf5") if name.startswith("batch") else "memory"

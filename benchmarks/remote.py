@@ -15,14 +15,18 @@ import numpy as np
 import torch
 
 from benchmarks import measure as m
-from benchmarks.read import BATCHES, QUICK, Store, make_store
+from benchmarks.read import Store, make_store
 from zb_hdf5 import Loader
-from zb_hdf5.errors import UnavailableError
 
 PORT = 8391
 UNDER_WAY = 16
 BAR = 0.8
 TITLES = ("Behind HTTP, without delay",)
+NOTES = {
+    TITLES[
+        0
+    ]: f"A store on this machine behind nginx, {UNDER_WAY} reads under way, against bare reads of the same client."
+}
 
 
 @contextlib.contextmanager
@@ -30,7 +34,7 @@ def serve(folder: Path) -> Iterator[str]:
     """Serve a folder by nginx on the loopback device, and yield the URL of its store."""
     nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     if nginx is None:
-        raise UnavailableError("needs nginx (Debian: nginx-light)")
+        raise m.UnavailableRow("needs nginx (Debian: nginx-light)")
     folder.chmod(0o755)
     work = folder / "nginx"
     work.mkdir()
@@ -79,7 +83,7 @@ def measure(run: m.Run) -> Iterator[dict[str, Any]]:
     """Yield the one table."""
     folder = run.folder
     build = run.builds[0]
-    m.write_tokens(folder / "tokens.npy", (QUICK if run.quick else BATCHES) * m.BATCH_SIZE)
+    m.write_tokens(folder / "tokens.npy", run.batches * m.BATCH_SIZE)
     make_store(folder / "tokens.npy", folder / "store", shards=4)
     with serve(folder) as url:
         floor = m.Way(f"bare, {UNDER_WAY} reads under way", m.way_of(build, "bare", url, folder, 0))

@@ -63,7 +63,7 @@ def navigation(text: str) -> dict[str, list[str]]:
     parts: dict[str, list[str]] = {}
     met: set[str] = set()
     for heading, below in re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE):
-        pages = [page for page in re.findall(r"\]\((\w+)\.md\)", below) if page not in met]
+        pages = [page for page in re.findall(r"\]\(([\w/]+)\.md\)", below) if page not in met]
         met.update(pages)
         if pages:
             parts[heading] = list(dict.fromkeys(pages))
@@ -72,7 +72,8 @@ def navigation(text: str) -> dict[str, list[str]]:
 
 def prepare(app: Sphinx, docname: str, source: list[str]) -> None:
     """Add the navigation to the index page, and lead links to files of the project to their place."""
-    text = re.sub(r"\]\(\.\./([^)]+)\)", rf"]({BLOB}\1)", source[0])
+    root = "../" * (docname.count("/") + 1)  # of the project, from the folder of the page
+    text = re.sub(rf"\]\({re.escape(root)}([^)]+)\)", rf"]({BLOB}\1)", source[0])
     if docname == "index":
         parts = navigation(text)
         text += "".join(HIDDEN.format(caption=name, pages="\n".join(pages)) for name, pages in parts.items())

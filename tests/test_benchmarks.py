@@ -1,5 +1,6 @@
 """The benchmarks run, and give positive figures in every row; few modules run in the jobs that users do most."""
 
+import ast
 import json
 import os
 import shutil
@@ -12,11 +13,16 @@ import numpy as np
 import pytest
 from commandline import run
 
+from benchmarks import measure as m
+from benchmarks import peers
 from benchmarks.__main__ import benchmarks
+from benchmarks.report import faster, markdown, missed
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Rows of each benchmark.
-ROWS = {"read": 20, "load": 40, "convert": 13, "remote": 3}
+ROWS = {"peers": 13, "read": 20, "load": 39, "convert": 13, "remote": 3}
+#: The run whose page is a part of the documentation.
+RUN = ROOT / "docs" / "report" / "report.json"
 
 
 def measured(name, *options):
@@ -30,7 +36,8 @@ def test_every_row_is_measured(tmp_path, name):
     if name == "remote" and shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") is None:
         pytest.skip("needs nginx (Debian: nginx-light)")
     path = tmp_path / "figures.json"
-    done = measured(name, "--json", path, "--folder", tmp_path)
+    options = ["--ours"] if name == "peers" else []
+    done = measured(name, *options, "--json", path, "--folder", tmp_path)
     assert done.returncode == 0, done.stderr
     assert [entry.name for entry in tmp_path.iterdir()] == ["figures.json"], "the data is removed at the end"
     assert "NOT met" not in done.stdout, "too little was measured to judge by"
@@ -38,7 +45,7 @@ def test_every_row_is_measured(tmp_path, name):
     assert len(rows) == ROWS[name]
     for row in rows:
         assert row["name"] in done.stdout
-        assert all(0 < low <= high for low, _, high in row["figures"].values() if low)
+        assert all(0 < low <= median <= high for median, low, high in row["figures"].values() if low)
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -52,13 +59,173 @@ def test_a_name_of_no_table_is_refused_with_all_names(name):
 @pytest.mark.slow
 def test_a_name_measures_one_table_and_an_older_build_is_measured_beside_this_one(tmp_path):
     done = measured("read", "--only", "windows")
-    assert done.stdout.count("###") == 1, done.stderr
-    assert "### Windows of 2048 tokens of a stream (1 round)" in done.stdout
+    assert done.stdout.count("## ") == 1, done.stderr
+    assert "## Windows of 2048 tokens of a stream" in done.stdout
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "zb_hdf5").symlink_to(ROOT / "zb_hdf5")
     done = measured("convert", "--only", "streams", "--old", tmp_path / "old")
     assert done.returncode == 0, done.stderr
     assert "parquet-to-hdf5, old" in done.stdout
+
+
+# --- comparison --------------------------------------------------------------------------------------------------
+
+
+def way(name, order, us, seen=1.0, baseline="", bar=None):
+    def measure():
+        order.append(name)
+        return {m.LATER: us[len([each for each in order if each == name]) - 1], m.SEEN: seen}
+
+    return m.Way(name, measure, baseline, {m.LATER: bar} if bar else {})
+
+
+def test_rounds_go_there_and_back_and_a_ratio_compares_two_rows_of_one_round():
+    order = []
+    ways = [way("a", order, [10, 20, 30]), way("b", order, [20, 20, 20], baseline="a"), way("c", order, [1, 2, 3])]
+    table = m.compare("title", ways, 3)
+    assert "".join(order) == "abccbaabc"
+    assert table["rows"][0]["figures"] == {m.LATER: [20, 10, 30]}, "the median, the least, the largest"
+    assert table["rows"][1]["ratios"] == {m.LATER: [1, 0.5, 1.5]}
+
+
+def test_rows_that_have_read_other_tokens_are_not_compared():
+    ways = [way("a", [], [10]), way("b", [], [20], seen=2.0, baseline="a")]
+    with pytest.raises(m.UnequalError, match="b: read other tokens than a"):
+        m.compare("title", ways, 1)
+
+
+def test_a_row_that_cannot_be_measured_is_named_with_the_reason():
+    def fail():
+        raise m.UnavailableRow("no such library")
+
+    table = m.compare("title", [m.Way("a", fail), way("b", [], [1, 1])], 2)
+    assert [row["name"] for row in table["rows"]] == ["b"]
+    assert table["skipped"] == {"a": "no such library"}
+
+
+def test_tokens_are_the_same_in_any_order_of_their_rows_and_no_others():
+    tokens = np.random.default_rng(1).integers(0, 50_000, (8, 4, m.SEQ_LEN))
+    shuffled = tokens.reshape(32, -1)[np.random.default_rng(2).permutation(32)].reshape(tokens.shape)
+    assert m.tokens_seen(tokens) == m.tokens_seen([{"tokens": batch} for batch in shuffled.astype(np.int32)])
+    others = tokens.copy()
+    others[0, 0, :2] = others[0, 0, 1::-1]
+    assert m.tokens_seen(others) != m.tokens_seen(tokens)
+    assert m.tokens_seen(np.concatenate([tokens, tokens[:1]])) != m.tokens_seen(tokens)
+
+
+def test_passes_have_all_figures():
+    batches = np.zeros((4, m.BATCH_SIZE, m.SEQ_LEN), np.int64)
+    figures = m.passes(lambda: lambda epoch: iter(batches))
+    assert figures.keys() == {m.FIRST, m.LATER, m.P50, m.P99, m.OPEN, m.OWN, m.MAPPED, m.CPU, m.SEEN}
+    assert 0 < figures[m.P50] <= figures[m.P99]
+
+
+# --- other libraries ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [peers.OURS, peers.MEMMAP, *peers.OTHERS])
+def test_a_file_of_a_library_has_what_is_asked_of_it(name):
+    tree = ast.parse((ROOT / "benchmarks" / "peers" / f"{name}.py").read_text(encoding="utf-8"))
+    targets = [node.targets[0].id for node in tree.body if isinstance(node, ast.Assign)]
+    targets += [node.target.id for node in tree.body if isinstance(node, ast.AnnAssign)]
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert {"LIBRARY", "PACKAGES", "BATCHES", "ROWS"} <= set(targets)
+    assert "prepare" in functions
+
+
+def test_every_file_of_a_library_is_measured():
+    files = {path.stem for path in (ROOT / "benchmarks" / "peers").glob("[!_]*.py")}
+    assert files == {peers.OURS, peers.MEMMAP, *peers.OTHERS}
+
+
+def test_a_library_that_is_missing_is_a_reason():
+    build = m.Build("benchmarks.peers", None, sys.executable, ["benchmarks.peers.nothing"])
+    try:
+        with pytest.raises(m.CallError, match=r"No module named 'benchmarks.peers.nothing'$"):
+            build.call("describe", "nothing")
+    finally:
+        build.close()
+
+
+def test_an_interpreter_that_is_none_is_refused():
+    done = run(benchmarks, "peers", "--python", "hf=nowhere")
+    assert done.exit_code == 2
+    assert "expected NAME=INTERPRETER, found 'hf=nowhere'" in done.stderr
+
+
+# --- the report --------------------------------------------------------------------------------------------------
+
+
+def result_of(*tables, quick=False):
+    return {"machine": "one of 1970", "seconds": 61, "quick": quick, "tables": list(tables)}
+
+
+def table_of(**others):
+    ways = [
+        way("np.memmap loop", [], [10, 10]),
+        way("Loader", [], [16, 20], baseline="np.memmap loop", bar=0.8),
+        way("another", [], [12, 12], baseline="Loader"),
+    ]
+    return m.compare("A table", ways, 2) | {"note": "A note.", "mib": 1, **others}
+
+
+def test_the_page_says_where_it_loses():
+    result = result_of(table_of(libraries={}))
+    assert missed(result) == ["`Loader` has 0.56 of the rate of `np.memmap loop` (later); the bar is 0.80 (A table)."]
+    assert faster(result) == [
+        "`np.memmap loop` (1,638) is ahead of `Loader`.",
+        "`another` (1,365) is ahead of `Loader`.",
+    ]
+    for row in result["tables"][0]["rows"][1:]:
+        row["name"] += " in a DataLoader"
+    assert faster(result) == ["`another in a DataLoader` (1,365) is ahead of `Loader in a DataLoader`."]
+    page = markdown(result_of(table_of()))
+    assert "## Where it loses\n\n- `Loader` has 0.56" in page
+    assert "| Loader | 910 (819 to 1,024) | 0.56 (0.50 to 0.62) of np.memmap loop, bar 0.80: NOT met |" in page
+
+
+def test_a_quick_run_is_not_judged():
+    page = markdown(result_of(table_of(), quick=True))
+    assert "NOT met" not in page
+    assert "Where it loses" not in page
+
+
+#: Writes a report twice, in a process of its own: matplotlib leaves its fonts open.
+WRITE = """
+import json, pathlib, sys
+from benchmarks.report import write
+result = json.load(sys.stdin)
+folder = pathlib.Path(sys.argv[1])
+write(result, folder / "first")
+print(write(result, folder / "second"))
+"""
+
+
+@pytest.mark.slow
+def test_the_report_is_one_json_a_page_and_plots(tmp_path):
+    pytest.importorskip("matplotlib")
+    without_rows = {"title": "Another", "note": "A note.", "mib": 1, "rounds": 0, "rows": [], "skipped": {"it": "why"}}
+    result = result_of(table_of(), without_rows)
+    command = [sys.executable, "-c", WRITE, tmp_path]
+    done = subprocess.run(command, cwd=ROOT, input=json.dumps(result), capture_output=True, text=True, check=True)
+    page = tmp_path / "second" / "report.md"
+    assert done.stdout == f"{page}\n"
+    assert page.read_text() == markdown(result)
+    assert "](report/a-table.svg)" in page.read_text()
+    assert "- Not measured: it: why" in page.read_text()
+    assert json.loads((tmp_path / "second" / "report" / "report.json").read_text()) == result
+    plots = [(tmp_path / name / "report" / "a-table.svg").read_text() for name in ("first", "second")]
+    assert "another" in plots[0]
+    assert plots[0] == plots[1], "the same figures give the same plot"
+
+
+def test_the_page_of_the_documentation_is_made_from_its_run():
+    result = json.loads(RUN.read_text(encoding="utf-8"))
+    assert (ROOT / "docs" / "report.md").read_text(encoding="utf-8") == markdown(result)
+    assert not result["quick"]
+    plots = sorted(path.name for path in RUN.parent.glob("*.svg"))
+    assert len(plots) == sum(bool(table["rows"]) for table in result["tables"])
+    assert all(path.stat().st_size < 100_000 for path in RUN.parent.iterdir() if path.suffix == ".svg")
 
 
 # --- functions ---------------------------------------------------------------------------------------------------

@@ -26,8 +26,16 @@ from zb_hdf5.formats.registry import backends
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-PAGES = sorted((ROOT / "docs").glob("*.md"))
-TEXT = {page.name: page.read_text(encoding="utf-8") for page in (README, *PAGES)}
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.md")])
+
+
+def name_of(page):
+    """Return the name of a page: that of its file, or of its folder and file below `docs/`."""
+    return page.name if page == README else page.relative_to(ROOT / "docs").as_posix()
+
+
+TEXT = {name_of(page): page.read_text(encoding="utf-8") for page in (README, *PAGES)}
+TUTORIALS = {name for name in TEXT if name.startswith("tutorials/")}
 
 
 def rows_of(page, header):
@@ -201,7 +209,7 @@ def test_links_lead_somewhere(page):
 def pages_linked_in(text):
     """Return the pages that a page links, by the names of their files."""
     names = {link.partition("#")[0].removeprefix("docs/") for link in links_of(text)}
-    return names & {page.name for page in PAGES}
+    return names & {name_of(page) for page in PAGES}
 
 
 #: The pages that the README links by itself: those for the first days.
@@ -231,7 +239,7 @@ def test_the_index_links_every_page_and_its_headings_are_the_navigation_of_the_s
     spec.loader.exec_module(conf)
     parts = conf.navigation(TEXT["index.md"])
     pages = [page for pages in parts.values() for page in pages]
-    assert sorted(pages) == sorted(page.stem for page in PAGES if page.name != "index.md")
+    assert sorted(f"{page}.md" for page in pages) == sorted(name_of(page) for page in PAGES if page.name != "index.md")
     assert {f"{page}.md" for page in pages} == pages_linked_in(TEXT["index.md"])
 
 
@@ -260,15 +268,15 @@ def test_links_of_the_readme_are_whole_so_that_they_lead_somewhere_on_an_index_p
     assert defined == {name for name in used if name in defined}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_a_page_begins_with_what_it_is_for(page):
-    title, _, purpose = TEXT[page.name].split("\n", 3)[:3]
+    title, _, purpose = TEXT[name_of(page)].split("\n", 3)[:3]
     assert title.startswith("# ")
     assert purpose.startswith("This page ")
 
 
 #: Pages whose commands run between their Python examples.
-COMMANDS_RUN = {"coming_from.md", "start.md", "train.md"}
+COMMANDS_RUN = {"coming_from.md", "start.md", "train.md", *TUTORIALS}
 #: File or folder of files of another trainer -> its names on the page for those who come from there.
 FILES_OF_TRAINERS = {
     "bin/nanogpt/train.bin": "train.bin",
@@ -343,6 +351,9 @@ def test_python_examples_run(page, tmp_path, monkeypatch, capsys):
         parquet.write_table(table({"text": ["once upon a time"] * 5000}), f"text/{name}.parquet")
     arguments = ["parquet-to-hdf5", "text", "text-h5", "--tokenizer", "byte", "--workers", "1", "--quiet"]
     assert page != "text.md" or CliRunner().invoke(convert, arguments).exit_code == 0
+    if page == "tutorials/text.md":
+        pytest.importorskip("tokenizers")
+        pytest.importorskip("tiktoken")
     if page == "coming_from.md":
         pytest.importorskip("datasets")
         copy_files_of_trainers()
@@ -490,7 +501,7 @@ def examples():
     """Yield a module for each page: its examples follow each other, as a reader meets them."""
     for page, text in TEXT.items():
         if page != "recipes.md" and (found := EXAMPLE.findall(text)):  # those are of libraries with types of their own
-            yield Path(page).stem.replace("-", "_"), "\n".join(found)
+            yield page.removesuffix(".md").replace("/", "_").replace("-", "_"), "\n".join(found)
 
 
 def run_mypy(folder, files):

@@ -1,0 +1,254 @@
+"""The report: a page and plots, made from the JSON of a run and from nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import measure as m
+
+#: The folder of the JSON and of the plots, beside the page.
+FOLDER: Final = "report"
+RATE: Final = "M tokens/s"
+#: Figures that a page has, in this order, where batches are timed. The rate is that of later passes.
+SHOWN: Final = (m.FIRST, m.P50, m.P99, m.OPEN, m.OWN, m.MAPPED, m.CPU)
+#: The ratio of this figure is shown, where batches are timed.
+RATIO: Final = m.LATER
+#: Legible on a light page and on a dark one.
+GREY: Final = "#7d8590"
+OURS_COLOUR: Final = "#2f81f7"
+OTHERS_COLOUR: Final = "#9aa4af"
+WHY: Final = """\
+A loop over a memory map compares nothing, and has no order that another number of ranks can go on with. A checked batch
+is read twice, once for its crc32. A `DataLoader` adds its own time to each batch. The bars are those of a quiet
+machine: the load in the line of the machine is part of each figure."""
+#: Rows of this package are named so.
+OURS: Final = ("Loader", "dataset()", "hdf5", "batch,", "packed", "windows,", "our stream")
+TOP: Final = """\
+# Report
+
+This page compares the loaders and conversions of this package with bare reads and with other libraries. One command has
+made it, with its plots, from the JSON of one run:
+
+```
+pip install '.[bench]'
+python -m benchmarks report --out report/
+```
+"""
+HOW: Final = """\
+The figures are medians of all rounds; the least and the largest are in brackets. Each row runs in a process of its own,
+all rows in turns, there and back, so that the noise of a machine meets all of them; a ratio compares two rows of one
+round. A row and the one that it is compared with have read the same tokens, or there is no report.
+
+- The rate is that of later passes; `one pass` is the first in a fresh process, in microseconds a batch.
+- `first batch` begins before the data are opened, and ends with the batch. Imports are done.
+- `own` is anonymous memory that was added, `mapped` is page cache that the process has mapped.
+"""
+
+
+# --- what is so ---------------------------------------------------------------------------------------------------
+
+
+def rate(row: dict[str, Any]) -> list[float]:
+    """Return millions of tokens a second: the median, the least and the largest."""
+    median, low, high = row["figures"][m.LATER]
+    return [m.BATCH_TOKENS / us for us in (median, high, low)]
+
+
+def missed(result: dict[str, Any]) -> list[str]:
+    """Return a sentence for each bar that is not met."""
+    found = []
+    for table in result["tables"]:
+        for row in table["rows"]:
+            for figure, bar in row["bars"].items():
+                ratio = row["ratios"].get(figure)
+                if ratio and ratio[0] < bar:
+                    found.append(
+                        f"`{row['name']}` has {ratio[0]:.2f} of the rate of `{row['baseline']}` ({_kind(figure)}); "
+                        f"the bar is {bar:.2f} ({table['title']})."
+                    )
+    return found
+
+
+def faster(result: dict[str, Any]) -> list[str]:
+    """Return a sentence for each row of another library that is ahead of ours."""
+    found = []
+    for table in result["tables"]:
+        if "libraries" not in table:
+            continue
+        ours = [row for row in table["rows"] if is_ours(row)]
+        for row in table["rows"]:
+            alike = [each for each in ours if is_in_data_loader(each) == is_in_data_loader(row)]
+            ahead = [each["name"] for each in alike if rate(each)[0] < rate(row)[0]]
+            if ahead and row not in ours:
+                found.append(
+                    f"`{row['name']}` ({rate(row)[0]:,.0f}) is ahead of {_and(f'`{name}`' for name in ahead)}."
+                )
+    return found
+
+
+def is_ours(row: dict[str, Any]) -> bool:
+    return bool(row["name"].startswith(OURS))
+
+
+def is_in_data_loader(row: dict[str, Any]) -> bool:
+    return "in a DataLoader" in row["name"]
+
+
+def _and(words: Iterable[str]) -> str:
+    found = list(words)
+    return " and ".join(filter(None, [", ".join(found[:-1]), found[-1]]))
+
+
+def _kind(figure: str) -> str:
+    return figure.partition(",")[0]
+
+
+# --- the page -----------------------------------------------------------------------------------------------------
+
+
+def markdown(result: dict[str, Any], pictures: str | None = FOLDER) -> str:
+    """Return the page; `pictures` is the folder of its plots, None: it has none."""
+    lines = [TOP, f"The machine: {result['machine']}. The run took {result['seconds'] / 60:,.0f} minutes.", "", HOW]
+    if result["quick"]:
+        lines += ["Little data and few rounds (`--quick`): nothing here is judged.", ""]
+    else:
+        lines += _losses(result)
+    for table in result["tables"]:
+        lines += _section(table, result["quick"], pictures)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _losses(result: dict[str, Any]) -> list[str]:
+    lines = ["## Where it loses", ""]
+    losses = [*missed(result), *faster(result)]
+    lines += [f"- {loss}" for loss in losses] or [
+        "Nowhere in this run: each bar is met, and no other library is ahead."
+    ]
+    lines += ["", WHY] if losses else []
+    return [*lines, ""]
+
+
+def _section(table: dict[str, Any], quick: bool, pictures: str | None) -> list[str]:
+    rounds = f"{table['rounds']} {'round' if table['rounds'] == 1 else 'rounds'}"
+    lines = [f"## {table['title']}", "", f"{table['note']} {table['mib']:,} MiB of data, {rounds}.", ""]
+    if table["rows"]:
+        if pictures:
+            lines += [f"![{table['title']}: bars of all rows]({pictures}/{_file_name(table)})", ""]
+        lines += [*_table(table["rows"], quick), ""]
+    for facts in table.get("libraries", {}).values():
+        versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+        lines.append(f"- {facts['library']}: {versions}")
+    lines += [f"- Not measured: {name}: {reason}" for name, reason in table["skipped"].items()]
+    return [*lines, ""]
+
+
+def _table(rows: Sequence[dict[str, Any]], quick: bool) -> list[str]:
+    has_rates = any(m.LATER in row["figures"] for row in rows)
+    known = list(dict.fromkeys(column for row in rows for column in row["figures"]))
+    columns = [column for column in SHOWN if column in known] if has_rates else known
+    columns += [column for column in known if has_rates and column not in (*columns, m.LATER)]
+    ratios = [column for column in known if any(column in row["ratios"] for row in rows)]
+    ratios = [RATIO] if has_rates else ratios
+    headers = ["row", *([RATE] if has_rates else []), *columns, *(f"{_kind(column)}, ratio" for column in ratios)]
+    lines = [_line(headers), _line(["---", *["---:"] * (len(headers) - 1 - len(ratios)), *["---"] * len(ratios)])]
+    for row in rows:
+        cells = [row["name"].replace("|", "\\|")]
+        cells += [_rate_cell(row)] if has_rates else []
+        cells += [_cell(row, column) for column in columns]
+        cells += [_ratio(row, column, quick) for column in ratios]
+        lines.append(_line(cells))
+    return lines
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _rate_cell(row: dict[str, Any]) -> str:
+    if m.LATER not in row["figures"]:
+        return ""
+    median, low, high = rate(row)
+    return f"{median:,.0f} ({low:,.0f} to {high:,.0f})"
+
+
+def _cell(row: dict[str, Any], column: str) -> str:
+    if column not in row["figures"]:
+        return ""
+    median, low, high = row["figures"][column]
+    if m.LATER in row["figures"]:
+        return f"{median:,.1f}"
+    return f"{median:,.2f} ({low:,.2f} to {high:,.2f})"
+
+
+def _ratio(row: dict[str, Any], column: str, quick: bool) -> str:
+    if column not in row["ratios"]:
+        return ""
+    median, low, high = row["ratios"][column]
+    ratio = f"{median:.2f} ({low:.2f} to {high:.2f}) of {row['baseline']}"
+    bar = row["bars"].get(column)
+    if bar is None:
+        return ratio
+    if quick:
+        verdict = "not judged"
+    else:
+        verdict = "met" if median >= bar else "NOT met"
+    return f"{ratio}, bar {bar:.2f}: {verdict}"
+
+
+# --- the plots ----------------------------------------------------------------------------------------------------
+
+
+def _file_name(table: dict[str, Any]) -> str:
+    words = "".join(c if c.isalnum() else " " for c in table["title"].lower()).split()
+    return f"{'-'.join(words)}.svg"
+
+
+def draw(table: dict[str, Any], path: Path) -> None:
+    """Draw the bars of a table: rates where batches are timed, else its first figure; whiskers to least and largest."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    rows = table["rows"]
+    has_rates = all(m.LATER in row["figures"] for row in rows)
+    shown = [row for row in rows if has_rates or _first(rows) in row["figures"]]
+    values = [rate(row) if has_rates else row["figures"][_first(rows)] for row in shown]
+    settings = {"svg.fonttype": "none", "svg.hashsalt": "report", "font.family": "sans-serif", "font.size": 9}
+    colours = {"text.color": GREY, "axes.labelcolor": GREY, "xtick.color": GREY, "ytick.color": GREY}
+    with mpl.rc_context(settings | colours | {"axes.edgecolor": GREY}):
+        figure = Figure(figsize=(7.2, 0.6 + 0.24 * len(shown)), layout="constrained")
+        axes = figure.subplots()
+        medians = [value[0] for value in values]
+        whiskers = [[value[0] - value[1] for value in values], [value[2] - value[0] for value in values]]
+        names = [f"{number}. {row['name']}" for number, row in enumerate(shown, start=1)]  # two names may be equal
+        bars = axes.barh(names, medians, xerr=whiskers, ecolor=GREY, height=0.7)
+        for bar, row in zip(bars, shown, strict=True):
+            bar.set_color(OURS_COLOUR if is_ours(row) else OTHERS_COLOUR)
+        axes.invert_yaxis()
+        axes.set_xlabel(f"{RATE}, later passes" if has_rates else _first(rows))
+        for side in ("top", "right", "left"):
+            axes.spines[side].set_visible(False)
+        axes.tick_params(axis="y", length=0)
+        figure.savefig(path, format="svg", transparent=True, metadata={"Date": None})
+
+
+def _first(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the first figure that the rows have."""
+    return str(next(iter(rows[0]["figures"])))
+
+
+def write(result: dict[str, Any], folder: Path) -> Path:
+    """Write the JSON, the plots and the page, and return the path of the page."""
+    to = folder / FOLDER
+    to.mkdir(parents=True, exist_ok=True)
+    for old in to.glob("*.svg"):
+        old.unlink()
+    (to / "report.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    for table in result["tables"]:
+        if table["rows"]:
+            draw(table, to / _file_name(table))
+    page = folder / "report.md"
+    page.write_text(markdown(result), encoding="utf-8")
+    return page

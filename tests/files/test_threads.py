@@ -3,7 +3,9 @@
 import signal
 import sys
 import threading
+import time
 from concurrent.futures import CancelledError
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -130,7 +132,7 @@ class Signal(BaseException):
 
 
 def interrupted(step, work):
-    """Do work, and raise `Signal` at a step of it: a line, a call or a return of any function. Return whether it did."""
+    """Do work, raise `Signal` at a step of it, and return whether it did. A step: a line, a call or a return."""
     left = [step]
 
     def trace(frame, event, _):
@@ -154,9 +156,7 @@ def test_no_thread_waits_for_one_that_a_signal_has_ended_at_any_step(thinned):
     """The lock of a `Condition` stays locked when the exception comes as its `__enter__` returns."""
     for step in thinned(range(1, 10_000)):
         readers = Readers(2, "zb-test")
-        go = threading.Event()
-        was_interrupted = interrupted(step, lambda: readers.map(lambda _: go.wait(0.002), range(2)))
-        go.set()
+        was_interrupted = interrupted(step, partial(readers.map, time.sleep, [0.002] * 2))
         closing = threading.Thread(target=readers.close)
         closing.start()
         closing.join(10)

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from zb_hdf5.converters.conversion import STREAM
 from zb_hdf5.converters.sources import SourceKind, sources, target_names
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.trainers.trainer_formats import TRAINER_FORMATS
+from zb_hdf5.trainers.trainer_formats import row_named
 
 
 class Capability(NamedTuple):
@@ -51,7 +51,7 @@ def capabilities() -> dict[str, Capability]:
 
 def _capability(name: str, kind: SourceKind | None, *, is_target: bool) -> Capability:
     ours = FORMATS.get(name)
-    theirs = TRAINER_FORMATS.get(name)
+    theirs = row_named(name)
     options = {} if kind is None else kind.options_of("hdf5")
     holds_all = name == STREAM or (ours is not None and not ours.tokens_only)
     has_documents = kind is not None and bool(kind.rows)

@@ -22,6 +22,7 @@ from zb_hdf5.converters.command_options import (
 from zb_hdf5.converters.conversion import OPTIONS, STREAM, Conversion
 from zb_hdf5.converters.sources import kind_named, sources, target_names
 from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.trainers.trainer_formats import INSTALLED, add_installed
 
 #: The pairs that have a command of their own, in which scripts are written. A format that is added gets none.
 PAIRS: Final = (
@@ -142,14 +143,18 @@ class FormatName(click.ParamType[str]):
         self._known = known
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self._known():
+            add_installed()
         names = tuple(self._known())
         if value not in names:
-            self.fail(f"{value!r} is no format: expected one of {', '.join(names)}", param, ctx)
+            notes = "".join(f"\n{note}" for note in INSTALLED.notes)
+            self.fail(f"{value!r} is no format: expected one of {', '.join(names)}{notes}", param, ctx)
         return str(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> Any:
         from click.shell_completion import CompletionItem
 
+        add_installed()
         return [CompletionItem(name) for name in self._known() if name.startswith(incomplete)]
 
 
@@ -214,6 +219,7 @@ def convert_any(
     if is_listed:
         from zb_hdf5.converters.capabilities import capabilities, capability_lines  # numpy, which help does not need
 
+        add_installed()
         return Output({"formats": {name: each._asdict() for name, each in capabilities().items()}}, capability_lines())
     if not src or dst is None:
         raise click.UsageError("Missing argument 'SRC...'. Pass the sources, then DST.")

@@ -26,7 +26,7 @@ from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.formats.document_writer import DocumentWriter, WrittenShard
 from zb_hdf5.spec import DEFAULT_CHUNK_TOKENS, NO_CODEC, STREAM_LAYOUT
 from zb_hdf5.store.shard_table import ShardEntry
-from zb_hdf5.trainers.trainer_formats import TRAINER_FORMATS, TrainerFormat, document_writer
+from zb_hdf5.trainers.trainer_formats import TrainerFormat, document_writer, format_named
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class FileTask(TokensTask):
     @property
     def written(self) -> StoreMeta:
         """The tokens of the source, with the fields that the format keeps. The largest id bounds the vocabulary."""
-        kept = TRAINER_FORMATS[self.target].holds_fields
+        kept = format_named(self.target).holds_fields
         fields = tuple(field for field in self.source.fields if kept is None or field.name in kept)
         largest = self.source.max_token
         vocab_size = self.source.vocab_size or (0 if largest is None else largest + 1)
@@ -63,7 +63,7 @@ class FileTask(TokensTask):
     @property
     def facts(self) -> tuple[str, ...]:
         """The facts of documents that the source has and the format keeps."""
-        row = TRAINER_FORMATS[self.target]
+        row = format_named(self.target)
         kept = {
             "ids": row.holds_ids and self.source.has_ids,
             "metadata": row.holds_metadata and self.source.has_metadata,
@@ -168,7 +168,7 @@ def dry_run_of_files(plan: TokensPlan, settings: Settings, workers: Workers) -> 
 
 def _require_place(source: DocumentSource, settings: Settings) -> str:
     """Return the words for all that is left behind; `ConvertError` if the conversion does not allow it."""
-    row = TRAINER_FORMATS[settings.target.format]
+    row = format_named(settings.target.format)
     lost = _left_behind(source, row)
     if lost and not settings.of(LossOptions).tokens_only:
         raise ConvertError(

@@ -34,7 +34,8 @@ from zb_hdf5.files.publishing import require_present
 from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import UPLOAD_DIGITS, codec_named
-from zb_hdf5.trainers.trainer_formats import TRAINER_FORMATS, document_targets
+from zb_hdf5.trainers.installed_formats import noted
+from zb_hdf5.trainers.trainer_formats import INSTALLED, add_installed, document_targets, format_named, known_formats
 
 #: The options of a source that is open already: which of them matter depends on it.
 _OF_OPEN_SOURCE = (RowOptions, HeldOut, TextOptions, CutOptions, ShuffleOptions, LossOptions)
@@ -53,9 +54,10 @@ def resolved(conversion: Conversion) -> tuple[Settings, Callable[[], Any]]:
     destination = any_path(conversion.destination)
     target = target_of(destination) if conversion.target == "auto" else conversion.target
     if target not in target_names():
-        raise ArgumentError(
-            f"target must be one of auto, {', '.join(target_names())}, found {target!r}", options=["target"]
-        )
+        add_installed()
+    if target not in target_names():
+        unknown = f"target must be one of auto, {', '.join(target_names())}, found {target!r}"
+        raise noted(ArgumentError(unknown, options=["target"]), INSTALLED.notes)
     conversion = replace(conversion, destination=destination, target=target)
     conversion.require_possible()
     paths = _paths_of(conversion.source)
@@ -173,7 +175,7 @@ def _require_place(path: Path) -> None:
 def _is_one_file(conversion: Conversion, path: Path) -> bool:
     """Return whether a destination is one file, and not a folder of shards."""
     if conversion.target in document_targets():
-        suffix = TRAINER_FORMATS[conversion.target].suffixes[0]
+        suffix = format_named(conversion.target).suffixes[0]
     elif conversion.is_stream:
         return False
     else:
@@ -183,7 +185,7 @@ def _is_one_file(conversion: Conversion, path: Path) -> bool:
     several = conversion.shards or conversion.shard_size or held_out or is_part
     if path.suffix == suffix and several:
         raise ConvertError(f"{path}: is one file; name a folder (no {suffix}) to write shards")
-    others = _suffixes() | {each for row in TRAINER_FORMATS.values() if row.writer for each in row.suffixes}
+    others = _suffixes() | {each for row in known_formats().values() if row.writer for each in row.suffixes}
     if path.suffix in others - {suffix}:
         raise ConvertError(f"{path}: expected a folder or a name that ends in {suffix}")
     return path.suffix == suffix

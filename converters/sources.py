@@ -34,14 +34,20 @@ from zb_hdf5.converters.options import (
     TextOptions,
     defaults_of_all,
 )
-from zb_hdf5.errors import ArgumentError
+from zb_hdf5.errors import ArgumentError, FormatError
 from zb_hdf5.formats.registry import FORMATS, FileFormat
 from zb_hdf5.text.corpus import FILE_KINDS
+from zb_hdf5.trainers.installed_formats import noted
 from zb_hdf5.trainers.trainer_formats import (
-    TRAINER_FORMATS,
+    INSTALLED,
     TrainerFormat,
     document_targets,
-    flat_names,
+    flat_format,
+    format_named,
+    installed_name_of,
+    is_store,
+    known_formats,
+    row_named,
     source_name_of,
 )
 
@@ -107,12 +113,14 @@ class SourceKind:
         if row is not None and row.default_dtype != "auto" and isinstance(found.get("dtype"), InWords):
             found["dtype"] = InWords(row.default_dtype)
         is_staged = bool(self.rows) and self.several
+        takes_files_whole = is_stream and KeptOptions in self.options  # where no documents are told apart
         absent = {
             "codec": is_of_trainer or (row is not None and row.tokens_only),
             "live": row is None or row.tokens_only or bool(self.rows),
             "val_fraction": row is not None and not row.holds_batches,
             "note": is_of_trainer or (row is not None and not row.holds_batches),
-            "tokens_only": not (self.drops_fields or is_of_trainer) and (row is None or not row.tokens_only),
+            "tokens_only": not (self.drops_fields or is_of_trainer or takes_files_whole)
+            and (row is None or not row.tokens_only),
             "shard_size": is_staged,
             "shard_range": is_staged,
         }
@@ -231,7 +239,7 @@ KEPT: Final = SourceKind(
 
 def sources() -> dict[str, SourceKind]:
     """Return all kinds of sources: stores of each format that has a reader, formats of other trainers, `SOURCES`."""
-    found = {name: _kind_of_format(name) for name in (*FORMATS, *SOURCES, *TRAINER_FORMATS)}
+    found = {name: _kind_of_format(name) for name in (*FORMATS, *SOURCES, *known_formats())}
     return {name: kind for name, kind in found.items() if kind is not None}
 
 
@@ -239,7 +247,7 @@ def _kind_of_format(name: str) -> SourceKind | None:
     """Return the kind of the sources of a format; None if it has none. One that a program plugs in goes first."""
     if name in SOURCES:
         return SOURCES[name]
-    of_trainer = TRAINER_FORMATS.get(name)
+    of_trainer = row_named(name)
     if of_trainer is not None and (of_trainer.source or of_trainer.flat):
         return _of_trainer(of_trainer) if of_trainer.source else _flat(of_trainer)
     row = FORMATS.get(name)
@@ -276,7 +284,7 @@ def _suffixes_of(target: str) -> tuple[str, ...]:
     row = FORMATS.get(target)
     if row is not None:
         return (row.suffix, *row.other_suffixes)
-    of_trainer = TRAINER_FORMATS.get(target)
+    of_trainer = row_named(target)
     return () if of_trainer is None else of_trainer.suffixes[:1]
 
 
@@ -353,15 +361,14 @@ def kind_named(name: str, conversion: Conversion) -> SourceKind:
         return CUT
     kind = _kind_of_format(_HDF5 if name == "auto" else name)
     if kind is None:
-        raise ArgumentError(
-            f"source_format must be one of auto, {', '.join(sources())}, found {name!r}", options=["source_format"]
-        )
+        unknown = f"source_format must be one of auto, {', '.join(sources())}, found {name!r}"
+        raise noted(ArgumentError(unknown, options=["source_format"]), INSTALLED.notes)
     return kind
 
 
 def _is_kept(name: str, conversion: Conversion) -> bool:
     """Return whether a source is a token stream whose documents are kept as they lie."""
-    row = None if name in SOURCES else TRAINER_FORMATS.get(name)  # one that a program plugs in goes first
+    row = None if name in SOURCES else row_named(name)  # one that a program plugs in goes first
     is_in_place = name == STREAM or (row is not None and bool(row.flat))
     if name == "npy":  # to a stream, and with a boundary token, it is cut into documents
         return conversion.target in document_targets() and conversion.boundary_token_id is None
@@ -371,16 +378,13 @@ def _is_kept(name: str, conversion: Conversion) -> bool:
 
 
 def _found(path: Path, conversion: Conversion) -> str:
+    """Return the name of the kind of a source that no option names."""
     from zb_hdf5.spec import STREAM_LAYOUT
     from zb_hdf5.store.headerless import headerless_name
     from zb_hdf5.store.holders import look
 
-    name = source_name_of(path)
-    if name == _RAGGED and conversion.dataset is not None and conversion.offsets is None:
-        from zb_hdf5.trainers.ragged import names_documents
-
-        name = name if names_documents(path, conversion.dataset) else ""  # a dataset of ids has records, or a stream
-    takes_dtype = bool(name) and "source_dtype" in TRAINER_FORMATS[name].options
+    name = _name_of_trainer(path, conversion)
+    takes_dtype = bool(name) and "source_dtype" in format_named(name).options
     if conversion.source_dtype is not None and not takes_dtype:
         return headerless_name(path)
     if name and conversion.tokenizer is None:
@@ -394,10 +398,26 @@ def _found(path: Path, conversion: Conversion) -> str:
 
     if conversion.dataset is not None or is_of_others(path):
         return "auto"
-    opening = look(path)
-    if opening.backend in flat_names():
+    try:
+        opening = look(path)
+    except FormatError:
+        name = "" if is_store(path) else installed_name_of(path, [])  # of a package, and not read in place
+        if not name:
+            raise
+        return name
+    if flat_format(opening.backend) is not None:
         return opening.backend
     return STREAM if opening.layout == STREAM_LAYOUT and opening.foreign_dataset is None else "auto"
+
+
+def _name_of_trainer(path: Path, conversion: Conversion) -> str:
+    """Return the name of the format of another trainer that recognises a source; "" if none does."""
+    name = source_name_of(path)
+    if name == _RAGGED and conversion.dataset is not None and conversion.offsets is None:
+        from zb_hdf5.trainers.ragged import names_documents
+
+        return name if names_documents(path, conversion.dataset) else ""  # a dataset of ids has records, or a stream
+    return name
 
 
 def _holds(folder: Path, suffix: str) -> bool:

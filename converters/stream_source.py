@@ -23,7 +23,7 @@ from zb_hdf5.store.holders import look
 from zb_hdf5.store.index import splits_of
 from zb_hdf5.store.token_stream import TokenStream
 from zb_hdf5.text.corpus import row_of_source
-from zb_hdf5.trainers.trainer_formats import TRAINER_FORMATS, flat_format
+from zb_hdf5.trainers.trainer_formats import flat_format, row_named
 
 #: Tokens of a group: those of the documents that begin in it. Groups decide which documents are held out.
 GROUP_TOKENS: Final = 1 << 24
@@ -342,7 +342,7 @@ def open_kept(paths: list[Path], settings: Settings) -> DocumentSource:
         found = flat_files_at(paths, _backend(options), options)
         if found is not None:
             return cut_flat(found, options)
-    row = TRAINER_FORMATS.get(settings.target.format)
+    row = row_named(settings.target.format)
     holds_documents = row is None or row.holds_documents
     if unknown and holds_documents and not settings.of(LossOptions).tokens_only:
         raise ArgumentError(

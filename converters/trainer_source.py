@@ -8,12 +8,18 @@ from typing import cast
 
 from zb_hdf5.converters.options import FormatOptions, Settings
 from zb_hdf5.formats.document_source import DocumentSource
-from zb_hdf5.trainers.trainer_formats import TRAINER_FORMATS
+from zb_hdf5.trainers.guards import GuardedSource
+from zb_hdf5.trainers.installed_formats import errors_of
+from zb_hdf5.trainers.trainer_formats import format_named, package_of
 
 
 def open_trainer_documents(paths: list[Path], settings: Settings) -> DocumentSource:
     """Open files by the function of their format, which gets those of the options that it names."""
     options = settings.of(FormatOptions)
-    row = TRAINER_FORMATS[options.source_format]
-    chosen = {name: getattr(options, name) for name in row.options}
-    return cast("DocumentSource", resolve_name(row.source)(paths, **chosen))
+    name = options.source_format
+    row = format_named(name)
+    package = package_of(name)
+    chosen = {option: getattr(options, option) for option in row.options}
+    with errors_of(package, name):
+        source = cast("DocumentSource", resolve_name(row.source)(paths, **chosen))
+    return cast("DocumentSource", GuardedSource(source, package, name)) if package else source

@@ -108,7 +108,7 @@ class Digests:
         self.require_format(backend)
         digests = {each.path.name: self.require(each) for each in found}
         if path.is_dir():
-            for problem in self.missing(path).values():
+            for problem in self.missing(path, digests).values():
                 raise problem
         return digests
 
@@ -117,9 +117,15 @@ class Digests:
         if backend != self.backend:
             raise FormatError(f"{self.path}: expected digests of {backend!r} files, found those of {self.backend!r}")
 
-    def missing(self, folder: Path) -> dict[str, IncompleteError]:
-        """Return the path of each file that is not in a folder, and the error for it."""
-        absent = self.files.keys() - set(os.listdir(folder))
+    def missing(self, folder: Path, found: Iterable[str]) -> dict[str, IncompleteError]:
+        """Return the path of each file that is not in a folder, and the error for it.
+
+        Parameters
+        ----------
+        found
+            The names of files that are there, some perhaps below the folder.
+        """
+        absent = self.files.keys() - set(os.listdir(folder)) - set(found)
         return {
             str(folder / name): IncompleteError(
                 f"{folder / name}: is not there, and {self.path.name} has digests of it; restore it"
@@ -152,7 +158,7 @@ class Digests:
             if found != expected:
                 raise FormatError(f"{where}: expected {key} {expected!r}, found {found!r}")
         backend = require_field(value, "backend", str, where)
-        if backend not in flat_names():
+        if flat_format(backend) is None:
             raise FormatError(f"{where}: expected backend {' or '.join(flat_names())}, found {backend!r}")
         arrays = require_arrays(require_field(value, "files", dict, where), DIGESTS_FILE_KEYS, f"{where}: files")
         names, *columns = (array if isinstance(array, list) else array.tolist() for array in arrays.values())

@@ -41,12 +41,15 @@ from zb_hdf5.store.shard_table import ShardEntry, ShardTable
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.store_documents import StoreDocuments
 from zb_hdf5.store.window_reader import FLAT_DTYPE, WindowReader
+from zb_hdf5.trainers.installed_formats import noted
 from zb_hdf5.trainers.trainer_formats import (
-    TRAINER_FORMATS,
+    INSTALLED,
     flat_files,
     flat_format,
     flat_names,
+    installed_name_of,
     not_recognised,
+    row_named,
 )
 
 if TYPE_CHECKING:  # h5py, which a finished store does not need
@@ -118,7 +121,7 @@ class Opening:
     def open(self) -> BatchReader:
         """Return the reader of its batches, or of the windows of its stream. Raises as `open_reader`."""
         if self.layout == BATCHES_LAYOUT:
-            return HOLDERS[self.holder].open_batches(self)
+            return holder_named(self.holder).open_batches(self)
         index = self.stream_index()
         batch_size, seq_len, overlap = self.shape
         if batch_size is None or seq_len is None:
@@ -157,7 +160,7 @@ class Opening:
         """
         if self.layout != STREAM_LAYOUT:
             raise FormatError(f"{self.path}: expected a token stream, found batches; open_reader opens them")
-        return HOLDERS[self.holder].stream_index(self)
+        return holder_named(self.holder).stream_index(self)
 
     def compare_digests(self) -> None:
         """Compare the digests of all files of the split, as `verify="store"` asks for. Raises as `open_reader`."""
@@ -198,7 +201,7 @@ def look(
     """
     path = any_path(path)
     require_options(access, verify)
-    require_choice("backend", backend, tuple(dict.fromkeys(("auto", *FORMATS, *flat_names()))))
+    _require_backend_name(backend)
     choice = DatasetChoice.of(dataset, axes, channel, field_channels)
     require_remote_access(path, access)
     require_present(path)
@@ -218,11 +221,14 @@ def look(
     else:
         openings = (holder.find(path, backend, choice) for holder in HOLDERS.values())
         found = next((opening for opening in openings if opening is not None), None)
+    notes: list[str] = []
     if found is None:
-        raise not_recognised(path) or no_index(path)
+        found = _of_installed(path, backend, notes)
+    if found is None:
+        raise noted(_unknown(path), notes)
     if axes is not None and found.layout == STREAM_LAYOUT:
         raise ArgumentError(f"{path}: is a token stream, which has one axis: leave out axes={axes!r}")
-    if digests is not None and found.backend not in flat_names():
+    if digests is not None and flat_format(found.backend) is None:
         raise needs_no_digests(path, digests)
     return replace(
         found,
@@ -233,6 +239,39 @@ def look(
         split=split,
         digests=None if digests is None else local_path(digests),
     )
+
+
+def _require_backend_name(backend: str) -> None:
+    """Raise `ArgumentError` for a backend that neither we nor an installed package have."""
+    ours = tuple(dict.fromkeys(("auto", *FORMATS, *flat_names())))
+    if backend in ours or flat_format(backend) is not None:
+        return
+    try:
+        require_choice("backend", backend, ours)
+    except ArgumentError as error:
+        raise noted(error, INSTALLED.notes) from None
+
+
+def _of_installed(path: Path, backend: str, notes: list[str]) -> Opening | None:
+    """Return the opening of a path that no format of ours has, by a package; None: by none. Those that fail add notes.
+
+    Parameters
+    ----------
+    backend
+        The format that is asked for, or "auto".
+    """
+    name = installed_name_of(path, notes) if backend == "auto" else backend
+    if name in HOLDERS or flat_format(name) is None:
+        return None
+    return FlatHolder(name).find(path, backend, ANY_DATASET)
+
+
+def _unknown(path: Path) -> FormatError:
+    """Return the error of a path that no format has."""
+    unknown = not_recognised(path)
+    if unknown is None:
+        unknown = no_index(path) if path.is_dir() else no_known_file(path)
+    return unknown
 
 
 class Holder(ABC):
@@ -365,8 +404,9 @@ class FlatHolder(Holder):
         flat = flat_format(self.name, headerless)
         files = opening.files or flat_files(self.name, opening.path, headerless)
         if flat is None or not files:
-            suffix = TRAINER_FORMATS[self.name].suffixes[0]
-            raise FormatError(f"{opening.path}: no {suffix} files of the format {self.name!r} in this folder")
+            row = row_named(self.name)
+            suffix = "" if row is None else f"{row.suffixes[0]} "
+            raise FormatError(f"{opening.path}: no {suffix}files of the format {self.name!r} in this folder")
         found = [flat.look(file) for file in files]
         digests: dict[str, FlatDigest] = {}
         if opening.digests is not None:
@@ -379,7 +419,11 @@ class FlatHolder(Holder):
         source: dict[str, Any] = {FLAT_DTYPE: np.result_type(*dtypes).str}
         if headerless is not None:
             source[HEADERLESS] = headerless.names
-        return ShardIndex(meta, _table_of(self.name, found, digests), source=source, digests=digests)
+        folder = os.path.join(opening.path if opening.path.is_dir() else opening.path.parent, "")
+        names = [os.fspath(each.path).removeprefix(folder) for each in found]
+        digests = {name: digests[each.path.name] for name, each in zip(names, found, strict=True) if digests}
+        table = _table_of(self.name, names, found, digests)
+        return ShardIndex(meta, table, source=source, digests=digests)
 
 
 def _require_alike(found: list[FlatTokens], *, mixes_dtypes: bool) -> None:
@@ -400,14 +444,13 @@ def _require_alike(found: list[FlatTokens], *, mixes_dtypes: bool) -> None:
             )
 
 
-def _table_of(name: str, found: list[FlatTokens], digests: Mapping[str, FlatDigest]) -> ShardTable:
-    """Return the table of flat files: an entry for each would take as long as its header."""
+def _table_of(backend: str, names: list[str], found: list[FlatTokens], digests: Mapping[str, FlatDigest]) -> ShardTable:
+    """Return the table of flat files, by their names: an entry for each would take as long as its header."""
     counts = np.array([each.num_tokens for each in found], np.int64)
-    names = [os.path.basename(each.path) for each in found]
     return ShardTable.of_files(
         names,
         [field.name for field in found[0].fields],
-        backend=name,
+        backend=backend,
         num_bytes=0,
         num_batches=-(-counts // DEFAULT_CHUNK_TOKENS),
         token_count=counts,
@@ -429,7 +472,7 @@ class FileHolder(Holder):
             return None
         found = backend_in(path)
         if not found:
-            raise not_recognised(path) or no_known_file(path)
+            return None
         if backend not in ("auto", found):
             facts = f"{path}: asked for backend {backend!r}, found a {found!r} file"
             raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=found)
@@ -495,3 +538,8 @@ def _require_no_split(opening: Opening, found: str) -> None:
 HOLDERS: Final[dict[str, Holder]] = {
     row.name: row for row in (StoreHolder(), *map(FlatHolder, flat_names()), FileHolder())
 }
+
+
+def holder_named(name: str) -> Holder:
+    """Return the holder of this name; one that is no row is that of a flat format of an installed package."""
+    return HOLDERS.get(name) or FlatHolder(name)

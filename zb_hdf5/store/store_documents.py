@@ -243,7 +243,7 @@ class StreamDocuments(RecordDocuments):
                     "again"
                 )
             offsets = flat.document_offsets(found)
-            digest = self._index.digests.get(found.path.name)
+            digest = self._index.digests.get(self._index.table.values["path"][number])
             if digest is not None and self._verify != "none":
                 digest.require_documents(found.path, offsets)
             return KnownOffsets(found.path, offsets)

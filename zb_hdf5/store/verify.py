@@ -252,9 +252,11 @@ def verify_store(
         return _verify_flat(path, Digests.load(digests), headerless, workers, progress, announce)
     if headerless is None and (stores := stores_by_format(path)):
         return _verify_each(path, stores, split, workers, progress, announce)
-    files = [] if find_index(path) and headerless is None else _lone_files(path, headerless)
+    is_store = find_index(path) and headerless is None
+    name = "" if is_store else flat_name(path, headerless)
+    files = [] if is_store else _lone_files(path, name, headerless)
     index = None if files else ShardIndex.load(path).of_split(split)
-    check = _Check(index, progress, announce, choice, headerless)
+    check = _Check(index, progress, announce, choice, name, headerless)
     with Readers(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
         if index is None:
             return readers.map(check.lone_file, files)
@@ -281,17 +283,16 @@ def _verify_flat(
         raise needs_no_digests(path, digests.path)
     digests.require_format(name)
     files = flat_files(name, path, headerless)
-    check = _Check(None, progress, announce, headerless=headerless, digests=digests)
+    check = _Check(None, progress, announce, flat=name, headerless=headerless, digests=digests)
     announce(sum(digests.files[file.name].num_tokens for file in files if file.name in digests.files))
     with Readers(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
         reports = readers.map(check.lone_file, files)
-    missing = digests.missing(path) if path.is_dir() else {}
+    missing = digests.missing(path, [file.name for file in files]) if path.is_dir() else {}
     return reports + [ShardReport(file, backend=name, problem=error) for file, error in missing.items()]
 
 
-def _lone_files(path: Path, headerless: Headerless | None) -> list[Path]:
-    """Return the files of a flat stream at a path; the path itself if it is another file; none of another folder."""
-    name = flat_name(path, headerless)
+def _lone_files(path: Path, name: str, headerless: Headerless | None) -> list[Path]:
+    """Return the files of a flat format at a path; the path itself if it is another file; none of another folder."""
     if name:
         return flat_files(name, path, headerless)
     if path.is_dir() or not backend_in(path):
@@ -373,6 +374,8 @@ class _Check:
         As for `verify_store`.
     choice
         The dataset of a file of another program.
+    flat
+        The name of the flat format of lone files; "": they are of another one.
     headerless
         The ids of files without a header.
     digests
@@ -383,6 +386,7 @@ class _Check:
     progress: Count
     announce: Count
     choice: DatasetChoice = ANY_DATASET
+    flat: str = ""
     headerless: Headerless | None = None
     digests: Digests | None = None
 
@@ -402,10 +406,9 @@ class _Check:
 
     def _file(self, path: Path, entry: ShardEntry | None, table: DocumentPart | None, report: ShardReport) -> None:
         """Fill the report of a file."""
-        name = flat_name(path, self.headerless) if entry is None else ""  # no shard of a store is flat
-        flat = flat_format(name, self.headerless)
-        if flat is not None and (self.digests is not None or name not in FORMATS):
-            report.backend = name
+        flat = flat_format(self.flat, self.headerless)
+        if flat is not None and (self.digests is not None or self.flat not in FORMATS):
+            report.backend = self.flat
             self._flat_file(flat, flat.look(path), report)
             return
         row = format_of(path)

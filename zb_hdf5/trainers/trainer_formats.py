@@ -1,7 +1,8 @@
 """The table of the formats of other trainers: a row for each, read before the file of the format is imported.
 
 A format plugs in here: one file with what it is, read in place if its ids lie flat, opened as a source of documents,
-written as a target; and one row. The commands, the options and the messages follow from the row.
+written as a target; and one row. The commands, the options and the messages follow from the row. Formats of installed
+packages have such rows too, and are asked only where no format of this table is meant.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from zb_hdf5.errors import FormatError, Remedy
+from zb_hdf5.errors import ArgumentError, FormatError, Remedy
 from zb_hdf5.files.paths import RemotePath
+from zb_hdf5.formats.registry import FORMATS, backend_in
+from zb_hdf5.trainers.installed_formats import Installed, errors_of, first_of, load_installed, noted
 
 if TYPE_CHECKING:  # numpy, which the help of the commands does not need
     from zb_hdf5.formats.document_writer import DocumentWriter
@@ -160,14 +163,56 @@ TRAINER_FORMATS: Final[dict[str, TrainerFormat]] = {
 }
 
 
+#: Words that stand where the name of a format does, and name none of these.
+_OTHER_WORDS: Final = ("", "auto", "stream")
+#: The formats of installed packages, once they were asked for.
+INSTALLED: Final[Installed[TrainerFormat]] = Installed({}, {}, [])
+
+
+@cache
+def add_installed() -> None:
+    """Load the formats of installed packages, once. Those that cannot be loaded become notes of `INSTALLED`."""
+    found = load_installed(TrainerFormat, (*FORMATS, *TRAINER_FORMATS, *_OTHER_WORDS))
+    INSTALLED.rows.update(found.rows)
+    INSTALLED.packages.update(found.packages)
+    INSTALLED.notes[:] = found.notes
+
+
+def known_formats() -> dict[str, TrainerFormat]:
+    """Return our formats, and those of installed packages if they were asked for."""
+    return {**TRAINER_FORMATS, **INSTALLED.rows}
+
+
+def row_named(name: str) -> TrainerFormat | None:
+    """Return the row of a format; None if it has none. Packages are asked for a name that is none of ours."""
+    row = TRAINER_FORMATS.get(name)
+    if row is None and name not in FORMATS and name not in _OTHER_WORDS:
+        add_installed()
+        row = INSTALLED.rows.get(name)
+    return row
+
+
+def format_named(name: str) -> TrainerFormat:
+    """Return the row of a format. Raises `ArgumentError` if it has none."""
+    row = row_named(name)
+    if row is None:
+        raise noted(ArgumentError(f"expected the name of a format, found {name!r}"), INSTALLED.notes)
+    return row
+
+
+def package_of(name: str) -> str:
+    """Return the package that has a format, with its version; "": this one."""
+    return "" if name in TRAINER_FORMATS else INSTALLED.packages.get(name, "")
+
+
 def flat_names() -> list[str]:
-    """Return the names of the formats that are read in place."""
+    """Return the names of our formats that are read in place."""
     return [name for name, row in TRAINER_FORMATS.items() if row.flat]
 
 
 def document_targets() -> list[str]:
     """Return the names of the formats that are written as documents."""
-    return [name for name, row in TRAINER_FORMATS.items() if row.writer]
+    return [name for name, row in known_formats().items() if row.writer]
 
 
 def flat_format(name: str, headerless: Headerless | None = None) -> FlatFormat | None:
@@ -178,11 +223,19 @@ def flat_format(name: str, headerless: Headerless | None = None) -> FlatFormat |
     headerless
         The ids of files without a header.
     """
-    row = TRAINER_FORMATS.get(name)
+    row = row_named(name)
     if row is None or not row.flat:
         return None
-    found: FlatFormat = _part_of(row.flat)(row.suffixes, headerless)
-    return found
+    package = package_of(name)
+    found: FlatFormat
+    if not package:
+        found = _part_of(row.flat)(row.suffixes, headerless)
+        return found
+    from zb_hdf5.trainers.guards import GuardedFlat  # numpy, which the help of the commands does not need
+
+    with errors_of(package, name):
+        found = resolve_name(row.flat)(row.suffixes, headerless)
+        return GuardedFlat(found, package, name)
 
 
 @cache
@@ -193,16 +246,36 @@ def _part_of(name: str) -> Any:
 
 def document_writer(name: str) -> type[DocumentWriter]:
     """Return the writer of a format that is a target."""
-    found: type[DocumentWriter] = resolve_name(TRAINER_FORMATS[name].writer)
-    return found
+    row = format_named(name)
+    package = package_of(name)
+    with errors_of(package, name):
+        found: type[DocumentWriter] = resolve_name(row.writer)
+    if not package:
+        return found
+    from zb_hdf5.trainers.guards import guarded_writer
+
+    return guarded_writer(found, package, name)
 
 
 def source_name_of(path: Path) -> str:
-    """Return the name of the format that a path holds, of those that are not read in place; "": none."""
-    for name, row in TRAINER_FORMATS.items():
-        if row.recognises and _has_suffix(path, row.suffixes) and resolve_name(row.recognises)(path):
-            return name
-    return ""
+    """Return the name of our format that a path holds, of those that are not read in place; "": none."""
+    return next((name for name in TRAINER_FORMATS if _recognises(name, path)), "")
+
+
+def _recognises(name: str, path: Path) -> bool:
+    """Return whether a format that is not read in place recognises a path."""
+    row = row_named(name)
+    if row is None or not row.recognises or not _has_suffix(path, row.suffixes):
+        return False
+    with errors_of(package_of(name), name):
+        return bool(resolve_name(row.recognises)(path))
+
+
+def installed_name_of(path: Path, notes: list[str]) -> str:
+    """Return the name of the format of an installed package that a path holds; "": none. Those that fail add notes."""
+    add_installed()
+    notes += INSTALLED.notes
+    return first_of(INSTALLED.rows, lambda name: bool(flat_files(name, path)) or _recognises(name, path), notes)
 
 
 def _has_suffix(path: Path, suffixes: tuple[str, ...]) -> bool:
@@ -220,15 +293,16 @@ def flat_files(name: str, path: Path, headerless: Headerless | None = None) -> l
     Parameters
     ----------
     name
-        The format, a row of `TRAINER_FORMATS` that is flat.
+        The format, which is flat.
     path
         A file, or a folder of files.
     headerless
         The ids of files without a header, which may have any suffix.
     """
-    if isinstance(path, RemotePath):
+    row = row_named(name)
+    if row is None or isinstance(path, RemotePath):
         return []
-    is_named = headerless is not None or _has_suffix(path, TRAINER_FORMATS[name].suffixes)
+    is_named = headerless is not None or _has_suffix(path, row.suffixes)
     found = flat_format(name, headerless) if is_named else None
     return [] if found is None else found.files(path)
 
@@ -261,7 +335,20 @@ def not_recognised(path: Path) -> FormatError | None:
 
 def flat_name_of(path: Path) -> str:
     """Return the name of the flat format that a path holds, which has a header; "": none."""
-    return next((name for name in flat_names() if flat_files(name, path)), "")
+    ours = next((name for name in flat_names() if flat_files(name, path)), "")
+    if ours or is_store(path):
+        return ours
+    found = installed_name_of(path, [])
+    return found if flat_format(found) is not None else ""
+
+
+def is_store(path: Path) -> bool:
+    """Return whether a path is a store, or a file with the magic bytes of one. No package reads a URL."""
+    from zb_hdf5.spec import INDEX_NAME  # numpy, which the help of the commands does not need
+
+    if isinstance(path, RemotePath):
+        return True
+    return (path / INDEX_NAME).exists() if path.is_dir() else path.name == INDEX_NAME or bool(backend_in(path))
 
 
 def flat_name_in(path: Path) -> str:

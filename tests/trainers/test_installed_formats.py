@@ -1,0 +1,258 @@
+"""Formats of installed packages: found by their entry points, asked last, and never a traceback."""
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from commandline import report_of, run_zb, succeed
+from contract import check_loader, check_reader, is_refused
+from installed import ZARR, forget_installed, install, install_zarr, write_zarr
+
+from zb_hdf5 import ArgumentError, FormatError, IncompleteError, Loader, convert, open_reader, open_stream
+from zb_hdf5.commands.zb import zb
+from zb_hdf5.formats.document_source import DocumentSource
+from zb_hdf5.formats.document_writer import DocumentWriter
+from zb_hdf5.formats.flat import FlatFormat
+from zb_hdf5.store.holders import look
+from zb_hdf5.trainers.guards import GuardedFlat, GuardedSource, guarded_writer
+from zb_hdf5.trainers.trainer_formats import flat_format
+
+TOKENS = np.random.default_rng(2).integers(0, 50_000, 24 * 4 * 50).astype(np.uint16)
+SHAPE = {"batch_size": 4, "seq_len": 50}
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    yield
+    forget_installed()
+
+
+@pytest.fixture(params=["npy", "zarr 2", "zarr 3"])
+def path(request, tmp_path, monkeypatch):
+    """Return the same ids in a format of ours, and in that of the package of the examples."""
+    if request.param == "npy":
+        np.save(tmp_path / "a.npy", TOKENS)
+        return tmp_path / "a.npy"
+    install_zarr(tmp_path, monkeypatch)
+    return write_zarr(tmp_path / "a.zarr", TOKENS, int(request.param[-1]))
+
+
+def message_of(result):
+    """Return the message of a failed command, which may hold the name of an error of a package."""
+    assert result.exit_code != 0
+    assert (result.stdout, "Traceback" in result.stderr) == ("", False)
+    assert result.stderr.startswith("Error: ")
+    return result.stderr
+
+
+# --- the contract ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("access", ["auto", "mmap", "pread"])
+def test_it_is_read_in_place_as_the_contract_says(access, path):
+    with open_reader(path, **SHAPE, access=access) as reader:
+        check_reader(reader, TOKENS.reshape(-1, 4, 50))
+
+
+@pytest.mark.parametrize("shuffle", ["global", "records", "sequential"])
+def test_it_is_trained_from_as_the_contract_says(shuffle, path):
+    check_loader(lambda **given: Loader(path, **{**SHAPE, "shuffle": shuffle, "rank": 0, "world_size": 1, **given}))
+
+
+def test_every_command_reads_it(path, tmp_path):
+    facts = report_of(zb, "info", path)
+    assert (facts["kind"], facts["tokens"], facts["dtype"]) == ("stream", TOKENS.size, "uint16")
+    shape = ("--batch-size", 4, "--seq-len", 50)
+    succeed(zb, "show", path, "--batch", 0, *shape)
+    succeed(zb, "which", path, "--batch", 1, *shape)
+    assert "hold no digests" in run_zb("verify", path, code=6).output
+    succeed(zb, "index", "digests", path, "-o", tmp_path / "digests")
+    succeed(zb, "verify", path, "--digests", tmp_path / "digests")
+    with Loader(path, **SHAPE, digests=tmp_path / "digests", shuffle="sequential", rank=0, world_size=1) as loader:
+        np.testing.assert_array_equal(next(loader), TOKENS[:200].reshape(4, 50))
+
+
+def test_it_is_converted_to_a_store_and_a_stream(path, tmp_path):
+    succeed(zb, "convert", path, tmp_path / "out", "--batch-size", 4, "--seq-len", 50, "--no-shuffle")
+    with open_reader(tmp_path / "out") as reader:
+        assert np.concatenate(list(reader)).ravel().tolist() == TOKENS[: reader.token_count].tolist()
+        assert reader.token_count == TOKENS.size
+    succeed(zb, "verify", tmp_path / "out")
+    name = look(path).backend
+    how = ("--boundary-token-id", 7) if name == "npy" else ("--tokens-only",)
+    succeed(zb, "convert", "--from", name, "--to", "stream", path, tmp_path / "stream", *how)
+    with open_stream(tmp_path / "stream") as stream:
+        np.testing.assert_array_equal(stream.get_slice(0, TOKENS.size), TOKENS)
+    convert(tmp_path / "out", "hdf5", tmp_path / "ours")  # formats of ours are converted as before
+    assert report_of(zb, "convert", "--list")["formats"]["npy"]["in_place"]
+
+
+def test_it_is_listed_and_named_like_a_format_of_ours(tmp_path, monkeypatch):
+    install_zarr(tmp_path, monkeypatch)
+    folder = write_zarr(tmp_path / "a.zarr", TOKENS)
+    listed = report_of(zb, "convert", "--list")["formats"]["zarr"]
+    assert (listed["in_place"], listed["is_source"], listed["is_target"]) == (True, True, False)
+    assert "--source-dtype" in succeed(zb, "convert", "--from", "zarr", "--help").stdout
+    with open_reader(folder, **SHAPE, backend="zarr") as reader:
+        assert pickle.loads(pickle.dumps(reader)).num_batches == reader.num_batches
+
+
+@pytest.mark.parametrize(("version", "changes", "error", "message"), [
+    (2, {"compressor": {"id": "zstd"}}, FormatError, "expected a 1-D array of integers in uncompressed chunks"),
+    (2, {"shape": [10, 10]}, FormatError, "expected a 1-D array of integers"),
+    (2, {"dtype": "<f4"}, FormatError, "expected a 1-D array of integers, found"),
+    (3, {"codecs": [{"name": "bytes"}, {"name": "zstd"}]}, FormatError, r"codecs \['bytes', 'zstd'\]"),
+    (3, {"shape": [2**60]}, IncompleteError, "expected 1,152,921,504,606,847 chunks, found 5"),
+    (2, {"zarr_format": 9}, FormatError, "uncompressed chunks, found 9"),
+])  # fmt: skip
+def test_an_array_that_it_cannot_read_is_one_message(version, changes, error, message, tmp_path, monkeypatch):
+    install_zarr(tmp_path, monkeypatch)
+    folder = write_zarr(tmp_path / "a.zarr", TOKENS, version, **changes)
+    is_refused(error, lambda: open_stream(folder), match=message)
+    message_of(run_zb("info", folder))
+
+
+def test_a_chunk_that_was_cut_short_is_refused(tmp_path, monkeypatch):
+    install_zarr(tmp_path, monkeypatch)
+    folder = write_zarr(tmp_path / "a.zarr", TOKENS)
+    os.truncate(folder / "4", 100)
+    is_refused(IncompleteError, lambda: open_stream(folder), match="expected 2,000 bytes")
+
+
+# --- packages that fail ------------------------------------------------------------------------------------------
+#: A package that fails where it is asked, and the words of its note.
+FORMAT = """
+from zb_hdf5.formats.flat import FlatFormat, FlatTokens
+from zb_hdf5.trainers.trainer_formats import TrainerFormat
+import numpy as np
+class Odd(FlatFormat):
+    sign = "anything"
+    def recognises(self, path):
+        {recognises}
+    def look(self, path):
+        {look}
+ROW = TrainerFormat("odd files", (".odd",), flat=__name__ + ":Odd", holds_documents=False)
+"""
+SPOILED = [
+    ("raise RuntimeError('no luck\\nat all')", "cannot be loaded: RuntimeError: no luck"),
+    ("import no_such_module", "cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'"),
+    ("ROW = 5", "cannot be loaded: TypeError: expected a TrainerFormat, found 5"),
+    ("def ROW(): return 1 / 0", "cannot be loaded: ZeroDivisionError: division by zero"),
+    ("OTHER = 1", "cannot be loaded: AttributeError: "),
+    (FORMAT.format(recognises="return path.no_such", look="pass"), "failed: AttributeError: "),
+]
+
+
+@pytest.mark.parametrize(("text", "note"), SPOILED)
+def test_a_package_that_fails_is_a_note_with_its_name(text, note, tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, "spoiled", text)
+    (tmp_path / "x.odd").write_bytes(bytes(100))
+    (tmp_path / "y.odd").mkdir()
+    message = message_of(run_zb("info", tmp_path / "x.odd"))
+    assert "no known file" in message
+    assert f"the package spoiled 1.0: its format spoiled {note}" in message
+    with pytest.raises(FormatError) as caught:
+        Loader(tmp_path / "x.odd", **SHAPE)
+    assert any(note in each for each in caught.value.__notes__)
+    if "cannot be loaded" in note:
+        for use in (
+            lambda: convert(tmp_path / "x.odd", "hdf5", tmp_path / "out", source_format="spoiled"),
+            lambda: convert(tmp_path / "x.odd", "spoiled", tmp_path / "out"),
+            lambda: open_reader(tmp_path / "x.odd", backend="spoiled"),
+        ):
+            with pytest.raises(ArgumentError) as refused:
+                use()
+            assert any(note in each for each in refused.value.__notes__)
+        result = run_zb("convert", "--from", "spoiled", tmp_path / "x.odd", tmp_path / "out", code=2)
+        assert note in result.stderr
+    np.save(tmp_path / "a.npy", TOKENS)  # formats of ours ask no package
+    with open_reader(tmp_path / "a.npy", **SHAPE) as reader:
+        assert reader.num_batches == 24
+
+
+def test_a_package_that_fails_later_is_one_error_with_its_name(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, "spoiled", FORMAT.format(recognises="return True", look="return {}['x']"))
+    (tmp_path / "x.odd").write_bytes(bytes(100))
+    expected = "the package spoiled 1.0: its format spoiled failed: KeyError: 'x'"
+    for command in (("info", tmp_path / "x.odd"), ("convert", tmp_path / "x.odd", tmp_path / "out")):
+        assert expected in message_of(run_zb(*command))
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_packages_are_asked_when_one_fails_and_no_name_of_ours_is_taken(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, "spoiled", "raise RuntimeError('no')")
+    install(tmp_path, monkeypatch, "other", FORMAT.format(recognises="return False", look="pass"), "megatron")
+    install_zarr(tmp_path, monkeypatch)
+    folder = write_zarr(tmp_path / "a.zarr", TOKENS)
+    with open_stream(folder) as stream:
+        assert stream.num_tokens == TOKENS.size
+    (tmp_path / "x.odd").write_bytes(bytes(100))
+    message = message_of(run_zb("info", tmp_path / "x.odd"))
+    assert "the package other 1.0: its format megatron has a name that is taken" in message
+    assert flat_format("megatron").__class__.__module__ == "zb_hdf5.trainers.megatron"
+
+
+SOURCE = """
+from zb_hdf5.trainers.trainer_formats import TrainerFormat
+import lines_format
+class Source(lines_format.LinesSource):
+    def read(self, group, choose, num_threads):
+        yield from super().read(group, choose, num_threads)
+        {end}
+def open_it(paths, *, vocab_size):
+    return Source(paths, vocab_size)
+ROW = lines_format.ROW._replace(noun="lines", source=__name__ + ":open_it")
+def make():
+    return ROW
+"""
+
+
+@pytest.mark.parametrize(("name", "attribute"), [("lines_pack", "ROW"), ("made_lines", "make")])
+def test_a_source_of_documents_of_a_package_is_converted(name, attribute, tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, name, SOURCE.format(end="pass"), attribute=attribute)
+    (tmp_path / "x.lines").write_text("1 2 3\n4 5\n")
+    for options in ({}, {"source_format": name}):
+        destination = tmp_path / f"stream-{len(options)}"
+        convert(tmp_path / "x.lines", "stream", destination, vocab_size=9, workers=1, **options)
+        with open_stream(destination) as stream:
+            assert [stream.document(k).tolist() for k in range(2)] == [[1, 2, 3], [4, 5]]
+    message = message_of(run_zb("info", tmp_path / "x.lines"))
+    assert "no known file" in message
+
+
+def test_a_source_of_a_package_that_fails_leaves_nothing_half_written(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, "bad_lines", SOURCE.format(end="raise LookupError('lost')"))
+    (tmp_path / "x.lines").write_text("1 2 3\n4 5\n")
+    work = ("--vocab-size", 9, "--workers", 1, "--to", "stream")
+    message = message_of(run_zb("convert", tmp_path / "x.lines", tmp_path / "out", *work))
+    assert "the package bad-lines 1.0: its format bad_lines failed: LookupError: lost" in message
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("interface", "guard"), [
+    (FlatFormat, GuardedFlat),
+    (DocumentSource, GuardedSource),
+    (DocumentWriter, guarded_writer(DocumentWriter, "a package", "name")),
+])  # fmt: skip
+def test_every_method_of_an_interface_is_guarded(interface, guard):
+    methods = {name for name in vars(interface) if callable(getattr(interface, name)) and not name.startswith("_")}
+    assert methods <= vars(guard).keys()
+
+
+# --- a real installation -----------------------------------------------------------------------------------------
+@pytest.mark.slow
+def test_pip_installs_the_package_of_the_examples(tmp_path):
+    source = shutil.copytree(ZARR.parent, tmp_path / "format_zarr")
+    how = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet"]
+    command = [sys.executable, "-m", "pip", "install", *how, "--target", tmp_path / "site", source]
+    subprocess.run(command, check=True)
+    folder = write_zarr(tmp_path / "a.zarr", TOKENS, 3)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), str(ZARR.parents[2])])}
+    for words in (("info", folder), ("convert", folder, tmp_path / "out", "--seq-len", 50, "--workers", 2)):
+        command = [sys.executable, "-m", "zb_hdf5", *map(str, words)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    with open_reader(tmp_path / "out") as reader:
+        assert reader.token_count == TOKENS.size // (32 * 50) * 32 * 50

@@ -1,0 +1,147 @@
+"""The code of installed packages, called: an exception in it becomes an error that names the package."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.documents.metadata import DocumentRows
+from zb_hdf5.files.paths import Identity
+from zb_hdf5.formats.batch_writer import ShardInfo
+from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
+from zb_hdf5.formats.document_writer import DocumentWriter, WrittenShard
+from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatReader, FlatTokens, Headerless
+from zb_hdf5.spec import StoreMeta, TokenArray
+from zb_hdf5.trainers.installed_formats import errors_of
+
+
+class GuardedFlat(FlatFormat):
+    """A flat format of a package.
+
+    Parameters
+    ----------
+    flat
+        The format, as the package has it.
+    package, name
+        The package and the format, for messages.
+    """
+
+    def __init__(self, flat: FlatFormat, package: str, name: str) -> None:
+        super().__init__(flat.suffixes, flat.headerless)
+        self._flat = flat
+        self._package = package
+        self._name = name
+        self.sign = flat.sign  # type: ignore[misc]
+        self.mixes_dtypes = flat.mixes_dtypes  # type: ignore[misc]
+
+    def files(self, path: Path) -> list[Path]:
+        with errors_of(self._package, self._name):
+            return self._flat.files(path)
+
+    def recognises(self, path: Path) -> bool:
+        with errors_of(self._package, self._name):
+            return self._flat.recognises(path)
+
+    def look(self, path: Path) -> FlatTokens:
+        with errors_of(self._package, self._name):
+            return self._flat.look(path)
+
+    def beside(self, path: Path) -> list[Path]:
+        with errors_of(self._package, self._name):
+            return self._flat.beside(path)
+
+    def file_of_field(self, path: Path, name: str) -> Path:
+        with errors_of(self._package, self._name):
+            return self._flat.file_of_field(path, name)
+
+    def look_without_header(self, path: Path, headerless: Headerless) -> FlatTokens:
+        with errors_of(self._package, self._name):
+            return self._flat.look_without_header(path, headerless)
+
+    def document_offsets(self, found: FlatTokens) -> npt.NDArray[np.uint64]:
+        with errors_of(self._package, self._name):
+            return self._flat.document_offsets(found)
+
+    def open(
+        self,
+        path: Path,
+        meta: StoreMeta,
+        access: str = "auto",
+        identity: Identity | None = None,
+        digest: FlatDigest | None = None,
+    ) -> FlatReader:
+        with errors_of(self._package, self._name):
+            return self._flat.open(path, meta, access, identity, digest)
+
+
+class GuardedSource:
+    """A source of documents of a package, as a `DocumentSource`. Picklable, as that is.
+
+    Parameters
+    ----------
+    source
+        The source, as the package has it.
+    package, name
+        The package and the format, for messages.
+    """
+
+    def __init__(self, source: DocumentSource, package: str, name: str) -> None:
+        self._source = source
+        self._package = package
+        self._name = name
+        with errors_of(package, name):
+            for attribute in DocumentSource.__annotations__:
+                setattr(self, attribute, getattr(source, attribute))
+
+    def read(self, group: DocumentGroup, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
+        with errors_of(self._package, self._name):
+            yield from self._source.read(group, choose, num_threads)
+
+
+def guarded_writer(writer: type[DocumentWriter], package: str, name: str) -> type[DocumentWriter]:
+    """Return a writer of a package whose errors name it."""
+
+    class GuardedWriter(writer):  # type: ignore[valid-type, misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            with errors_of(package, name):
+                super().__init__(*args, **options)
+
+        @classmethod
+        def dtype_of(cls, meta: StoreMeta) -> np.dtype[Any]:
+            with errors_of(package, name):
+                found: np.dtype[Any] = super().dtype_of(meta)
+                return found
+
+        @classmethod
+        def files(cls, path: Path, meta: StoreMeta) -> list[Path]:
+            with errors_of(package, name):
+                found: list[Path] = super().files(path, meta)
+                return found
+
+        @classmethod
+        def complete_folder(
+            cls, folder: Path, shards: Sequence[WrittenShard], meta: StoreMeta, facts: Collection[str]
+        ) -> None:
+            with errors_of(package, name):
+                super().complete_folder(folder, shards, meta, facts)
+
+        def write_documents(
+            self,
+            tokens: TokenArray,
+            lengths: npt.NDArray[np.int64],
+            fields: Mapping[str, npt.NDArray[Any]] | None = None,
+            documents: DocumentRows | None = None,
+        ) -> None:
+            with errors_of(package, name):
+                super().write_documents(tokens, lengths, fields, documents)
+
+        def finish(self) -> ShardInfo:
+            with errors_of(package, name):
+                info: ShardInfo = super().finish()
+                return info
+
+    return GuardedWriter

@@ -21,8 +21,10 @@ from zb_hdf5 import open_writer, spec
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert_any
 from zb_hdf5.converters.cli import convert_commands as convert
+from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.formats.native import BATCH_HEADER_FIELDS
 from zb_hdf5.formats.registry import backends
+from zb_hdf5.trainers.trainer_formats import TrainerFormat
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -241,6 +243,18 @@ def test_the_index_links_every_page_and_its_headings_are_the_navigation_of_the_s
     pages = [page for pages in parts.values() for page in pages]
     assert sorted(f"{page}.md" for page in pages) == sorted(name_of(page) for page in PAGES if page.name != "index.md")
     assert {f"{page}.md" for page in pages} == pages_linked_in(TEXT["index.md"])
+
+
+def first_words_in(header):
+    """Return the names in the first column of a table of the page of new formats, without their arguments."""
+    cells = [row[0] for row in rows_of("add_a_format.md", header)]
+    return [name for cell in cells for name in re.findall(r"\w+", cell.partition("(")[0])]
+
+
+def test_the_page_of_new_formats_names_every_part_of_a_row_and_every_member_without_a_default():
+    assert first_words_in("| part of the row | names |") == list(TrainerFormat._fields)
+    needed = {name for name in DocumentSource.__annotations__ if not hasattr(DocumentSource, name)}
+    assert set(first_words_in("| member | value |")) == {*needed, "read"}
 
 
 def test_the_api_page_lists_every_public_name():

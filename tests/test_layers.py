@@ -11,6 +11,7 @@ import pytest
 from modules import FILES, MODULES, ROOT
 
 import zb_hdf5
+from zb_hdf5.trainers.trainer_formats import TRAINER_FORMATS
 
 #: From the ground up. Each folder has a floor of its own; the files of the ground share one.
 FLOORS = (
@@ -179,6 +180,22 @@ def test_no_file_imports_or_reaches_into_the_private_parts_of_another():
     names = [(module, name) for module, name in names if name.startswith("zb_hdf5")]
     assert not [pair for pair in names if any(re.match("_[^_]", part) for part in pair[1].split("."))]
     assert not [reach for module in MODULES for reach in private_reaches_of(module)]
+
+
+#: What the files of several formats are made of.
+SHARED_BY_FORMATS = {"zb_hdf5.trainers.id_tables", "zb_hdf5.trainers.index_folder"}
+
+
+def test_a_format_of_another_trainer_imports_no_other_one():
+    parts = [
+        {text.partition(":")[0] for text in row if isinstance(text, str) and ":" in text}
+        for row in TRAINER_FORMATS.values()
+    ]
+    formats = {module for modules in parts for module in modules if module.startswith("zb_hdf5.trainers")}
+    for module in formats:
+        own = set().union(*(modules for modules in parts if module in modules))
+        others = {need for need in needs_of(module) if need.startswith("zb_hdf5.trainers.")} - own - SHARED_BY_FORMATS
+        assert not others, f"{module} imports {others}"
 
 
 #: An import of a file of tests: the first statement of a line, or a later one.

@@ -427,6 +427,9 @@ class ShardedTokenizationPipeline:
         self._num_shards = num_shards
         self._recipe = Recipe(spec, boundary)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(tokenizer={self._recipe.tokenizer!r}, num_shards={self._num_shards})"
+
     def run(self, destination: str | os.PathLike[str], *, workers: int = 1, overwrite: bool = False) -> Report:
         """Write the store; meanwhile, texts are in `<destination>.texts.partial/`.
 

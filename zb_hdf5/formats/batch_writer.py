@@ -206,6 +206,11 @@ class TokenWriter(Writer):
         with on_failure(self.abort), disk_errors(self._file.partial_path):
             self._begin()
 
+    def __repr__(self) -> str:
+        state = "open" if self._open else "ended"
+        facts = f"dtype={self.meta.dtype.name}, token_count={self.token_count}"
+        return f"{type(self).__name__}({str(self._file.path)!r}, {facts}, {state})"
+
     def finish(self) -> ShardInfo:
         """Complete the file and publish it under its final name."""
         self._require_open()

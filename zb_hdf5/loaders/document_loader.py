@@ -275,6 +275,12 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
             self._counted: tuple[StepPlan | None, int] = None, 0
             self.set_epoch(epoch)
 
+    def __repr__(self) -> str:
+        sizes = f"collate={self.collate!r}, batch_size={self.batch_size}, max_tokens={self.max_tokens}"
+        order = f"shuffle={self.shuffle!r}, seed={self.seed}, epoch={self.epoch}"
+        where = f"rank={self.rank}, world_size={self.world_size}"
+        return f"{type(self).__name__}({str(self.path)!r}, {sizes}, {order}, {where})"
+
     def _open_columns(self) -> dict[str, BatchReader]:
         """Open the fields; `ArgumentError` if one is not there, or cannot be a mask."""
         mask = self._loss_mask

@@ -261,6 +261,14 @@ class MixedLoader(TokenLoader[BatchT]):
         self._schedules = [s for s in self._schedules if s.start < self._position] + [schedule]
         self._stop_reading()
 
+    def __repr__(self) -> str:
+        sources = {name: str(loader.path) for name, loader in self.loaders.items()}
+        weights = dict(zip(self.loaders, self._schedules[-1].weights, strict=True))
+        first = next(iter(self.loaders.values()))
+        where = f"position={self._position}, rank={self.rank}, world_size={self.world_size}"
+        shape = f"batch_size={first.batch_size}, seq_len={first.seq_len}"
+        return f"{type(self).__name__}({sources}, {weights}, {shape}, {where})"
+
     def _start(self, epoch: int) -> int:
         raise ArgumentError(f"a mixture makes one endless epoch, 0, found {epoch}; its sources count their own")
 

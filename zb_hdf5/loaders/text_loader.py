@@ -225,6 +225,12 @@ class TextLoader(TokenLoader[BatchT]):
         groups = [(file, number) for file in files for number in range(file.num_row_groups)]
         return dict(list(enumerate(groups))[rank :: self.world_size])
 
+    def __repr__(self) -> str:
+        shape = f"batch_size={self.batch_size}, seq_len={self.seq_len}"
+        where = f"epoch={self.epoch}, rank={self.rank}, world_size={self.world_size}"
+        text = f"tokenizer={self.tokenizer.spec!r}, split={self.split!r}"
+        return f"{type(self).__name__}({str(self.path)!r}, {text}, {shape}, {where})"
+
     @property
     def epoch(self) -> int:  # type: ignore[override]
         """The number of times that this rank has seen all of its row groups."""

@@ -122,6 +122,11 @@ class LiveStoreWriter(BatchWriter):
         with on_failure(lambda: shutil.rmtree(folder)):
             self._grow(())
 
+    def __repr__(self) -> str:
+        state = "open" if self._open else "ended"
+        facts = f"dtype={self.meta.dtype.name}, token_count={self.token_count}, shard_batches={self.shard_batches}"
+        return f"{type(self).__name__}({str(self.folder)!r}, {facts}, {state})"
+
     def count(self, batches: TokenArray, digest: GroupDigest) -> None:
         """Add batches that the growing shard has committed."""
         self.num_batches += len(batches)

@@ -94,6 +94,9 @@ class Tokenizer(ABC):
             raise ArgumentError(f"tokenizer {self.spec}: no special token {text!r}; it has: {known}")
         return self.special_tokens[text]
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.spec!r}, vocab_size={self.vocab_size}, digest={self.digest[:8]!r})"
+
     @property
     def description(self) -> dict[str, Any]:
         """The description of its tokenizer that a store keeps."""

@@ -442,7 +442,8 @@ def refuse_unused_options(path: Path, kind: SourceKind, conversion: Conversion) 
     if unknown:
         belong = "belong" if len(unknown) > 1 else "belongs"
         facts = f"{path}: {', '.join(unknown)} {belong} to {_owners(unknown)}, found {kind.noun}"
-        raise _unused(facts, kind, conversion, unknown)
+        instead = f"; target {STREAM} writes a token stream" if conversion.is_stream else ""
+        raise _unused(f"{facts}{instead}", kind, conversion, [*unknown, "target"])
     unknown = sorted(conversion.given - {*kind.options_of(conversion.target)})
     if unknown:
         does = "do" if len(unknown) > 1 else "does"

@@ -167,6 +167,7 @@ def test_the_script_convert_is_the_same(inputs, tmp_path, monkeypatch):
      "options are --batch-size, --codec, "),
     ("hdf5", ["--seed", "1", "--pad-id", "2"], "--pad-id, --seed belong to npy, "),
     ("hdf5", ["--to", "npy", "--codec", "zstd"], "--codec does not apply to an HDF5 store as npy; the options are "),
+    ("npy", ["--layout", "stream"], "found 1-D .npy files; --to stream writes a token stream; the options are "),
     ("jsonl", ["--tokenizer", "byte", "--shard-range", "0/2"], "--shard-range "),
     ("hdf5", ["--tokens-only"], "--tokens-only does not apply to an HDF5 store as hdf5; the options are "),
 ])  # fmt: skip

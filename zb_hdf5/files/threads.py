@@ -262,15 +262,13 @@ class Answer(Generic[_Result]):
     def give(self, result: _Result) -> None:
         """Set the result, and wake whoever waits."""
         self._result = result
-        self._end()
+        self._is_there = True  # first: a signal may end a waiting thread between its two steps with the lock
+        self._pending.release()
 
     def fail(self, error: BaseException) -> None:
         """Set the error, and wake whoever waits."""
         self._error = error
-        self._end()
-
-    def _end(self) -> None:
-        self._is_there = True  # first: a signal may end a waiting thread between its two steps with the lock
+        self._is_there = True
         self._pending.release()
 
     def wait(self) -> None:

@@ -442,8 +442,7 @@ def refuse_unused_options(path: Path, kind: SourceKind, conversion: Conversion) 
     if unknown:
         belong = "belong" if len(unknown) > 1 else "belongs"
         facts = f"{path}: {', '.join(unknown)} {belong} to {_owners(unknown)}, found {kind.noun}"
-        instead = f"; target {STREAM} writes a token stream" if conversion.is_stream else ""
-        raise _unused(f"{facts}{instead}", kind, conversion, [*unknown, "target"])
+        raise _unused(facts, kind, conversion, unknown)
     unknown = sorted(conversion.given - {*kind.options_of(conversion.target)})
     if unknown:
         does = "do" if len(unknown) > 1 else "does"
@@ -469,6 +468,9 @@ def refuse_unused_options(path: Path, kind: SourceKind, conversion: Conversion) 
 def _unused(facts: str, kind: SourceKind, conversion: Conversion, names: list[str]) -> ArgumentError:
     """Return the error for options that do not apply, with those that do."""
     known = sorted(kind.options_of(conversion.target))
+    if conversion.is_stream and "layout" in names:
+        facts += f"; target {STREAM} writes a token stream"
+        names = [*names, "target"]
     return ArgumentError(f"{facts}; the options are {', '.join(known)}", options=[*names, *known])
 
 

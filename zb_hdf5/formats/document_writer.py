@@ -60,6 +60,8 @@ class DocumentWriter(Writer):
         The names of the files that `complete_folder` writes.
     token_count, document_count
         Tokens and documents taken so far.
+    dtype
+        The dtype of an id in the files.
     """
 
     backend: ClassVar[str]
@@ -80,6 +82,24 @@ class DocumentWriter(Writer):
         self.meta = meta
         self.facts = facts
         self._overwrite = overwrite
+        self.dtype = self.dtype_of(meta)
+        self._limit = token_limit(self.dtype, meta.vocab_size)
+
+    def abort(self) -> None:
+        """Remove the unfinished files. Files with the final names are untouched."""
+        self._require_own_process(self.path)
+        if self._open:
+            self._open = False
+            self._remove()
+
+    def _require_open(self) -> None:
+        self._require_own_process(self.path)
+        if not self._open:
+            raise ClosedError(f"{self.path}: this writer was closed")
+
+    @abstractmethod
+    def _remove(self) -> None:
+        """Close and remove the unfinished files."""
 
     @classmethod
     @abstractmethod
@@ -224,8 +244,6 @@ class FlatWriter(DocumentWriter):
         facts: Collection[str] = (),
     ) -> None:
         super().__init__(path, meta, overwrite=overwrite, facts=facts)
-        self.dtype = self.dtype_of(meta)
-        self._limit = token_limit(self.dtype, meta.vocab_size)
         self._crc32 = array("I")
         self._behind: deque[GroupDigest] = deque()  # groups whose digests are still computed
         self._unsent_bytes = 0
@@ -289,7 +307,7 @@ class FlatWriter(DocumentWriter):
         """Complete the files, and give them their names."""
         self._require_open()
         self._open = False
-        with on_failure(self._discard):
+        with on_failure(self._remove):
             self._wait_for_digests(0)
             self._complete()
             self._digest.close()
@@ -316,22 +334,10 @@ class FlatWriter(DocumentWriter):
             self.document_count,
         )
 
-    def abort(self) -> None:
-        """Remove the unfinished files. Files with the final names are untouched."""
-        self._require_own_process(self.path)
-        if self._open:
-            self._open = False
-            self._discard()
-
-    def _discard(self) -> None:
+    def _remove(self) -> None:
         self._digest.close()
         for part in self._parts:
             part.file.discard()
-
-    def _require_open(self) -> None:
-        self._require_own_process(self.path)
-        if not self._open:
-            raise ClosedError(f"{self.path}: this writer was closed")
 
     def _begin(self) -> None:
         """Prepare the files that belong to that of the ids: `_others`, in the order of `files`."""

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.documents.metadata import DocumentRows
-from zb_hdf5.errors import ClosedError, ConvertError
+from zb_hdf5.errors import ConvertError
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.formats.batch_writer import ShardInfo
 from zb_hdf5.formats.document_writer import AppendedFile, DocumentWriter
-from zb_hdf5.spec import DEFAULT_CHUNK_TOKENS, StoreMeta, TokenArray, find_bad_token, require_integers, token_limit
+from zb_hdf5.spec import DEFAULT_CHUNK_TOKENS, StoreMeta, TokenArray, find_bad_token, require_integers
 
 #: Ids, and rows, that are written together; a longer document is written alone.
 BLOCK_IDS_WRITTEN: Final = 1 << 20
@@ -65,8 +65,6 @@ class RowWriter(DocumentWriter):
         facts: Collection[str] = (),
     ) -> None:
         super().__init__(path, meta, overwrite=overwrite, facts=facts)
-        self.dtype = self.dtype_of(meta)
-        self._limit = token_limit(self.dtype, meta.vocab_size)
         self._digest = hashlib.sha256()
         self._waiting: list[WrittenRows] = []
         self._waiting_ids = 0
@@ -147,21 +145,9 @@ class RowWriter(DocumentWriter):
             document_count=self.document_count,
         )
 
-    def abort(self) -> None:
-        """Remove the unfinished file. One with the final name is untouched."""
-        self._require_own_process(self.path)
-        if self._open:
-            self._open = False
-            self._remove()
-
     def _remove(self) -> None:
         self._discard()
         self._file.file.discard()
-
-    def _require_open(self) -> None:
-        self._require_own_process(self.path)
-        if not self._open:
-            raise ClosedError(f"{self.path}: this writer was closed")
 
     @abstractmethod
     def _begin(self) -> None:

@@ -129,6 +129,10 @@ def guarded_writer(writer: type[DocumentWriter], package: str, name: str) -> typ
             with errors_of(package, name):
                 super().complete_folder(folder, shards, meta, facts)
 
+        def abort(self) -> None:
+            with errors_of(package, name):
+                super().abort()
+
         def write_documents(
             self,
             tokens: TokenArray,

@@ -98,7 +98,7 @@ def _titles(part: str, only: str, options: dict[str, Any]) -> list[str]:
 
 
 def _measured(part: str, titles: list[str], options: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the tables of a part, each with what it shows. A part that this machine cannot measure says why."""
+    """Yield the tables of a part; in place of one that this machine cannot measure, the reason stands."""
     module = import_module(f"benchmarks.{part}")
     quick = options["quick"]
     folder = options["folder"]

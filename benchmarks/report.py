@@ -48,7 +48,7 @@ round. A row and the one that it is compared with have read the same tokens, or 
 """
 
 
-# --- what is so ---------------------------------------------------------------------------------------------------
+# --- rates and bars -----------------------------------------------------------------------------------------------
 
 
 def rate(row: dict[str, Any]) -> list[float]:

@@ -18,7 +18,7 @@ PACKAGES = ("numpy", "torch")
 
 
 def prepare(folder: Path) -> None:
-    """The source is what is read."""
+    """Do nothing: the source is read as it lies."""
 
 
 class MemmapBatches(Dataset[torch.Tensor]):

@@ -3,9 +3,11 @@
 import errno
 import hashlib
 import io
+import os
 import re
 import shutil
 import subprocess
+import threading
 import zlib
 
 import h5py
@@ -23,6 +25,7 @@ from zb_hdf5 import StoreMeta, __version__, errors, open_reader, open_writer, ve
 from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.formats.h5_reader import HDF5Reader
 from zb_hdf5.formats.h5_writer import HDF5BatchWriter
+from zb_hdf5.hdf5.h5_file import open_h5_for_reading
 from zb_hdf5.spec import BATCHES_ATTRIBUTES, CRC32_CHUNK_ROWS, DESCRIPTIONS, NO_SHA256, ROOT_ATTRIBUTES
 
 needs_h5dump = pytest.mark.skipif(shutil.which("h5dump") is None, reason="h5dump is not installed")
@@ -505,3 +508,28 @@ def test_a_file_that_hdf5_holds_for_writing_is_unavailable(path):
         is_refused(errors.UnavailableError, lambda: open_reader(path), match="a writer has it open, or was killed")
         writer.stdin.close()
     open_reader(path).close()
+
+
+def test_a_partial_file_that_grows_while_hdf5_looks_at_it_is_opened(tmp_path):
+    path = tmp_path / "lone.h5.partial"
+    with h5py.File(path, "w") as h5:
+        h5["tokens"] = np.arange(4096)
+    whole = path.read_bytes()
+    os.truncate(path, len(whole) - 1000)
+    writer = threading.Timer(0.02, path.write_bytes, [whole])
+    writer.start()
+    try:
+        with open_h5_for_reading(path) as h5:
+            assert np.array_equal(h5["tokens"], np.arange(4096))
+    finally:
+        writer.join()
+
+
+@pytest.mark.parametrize("name", ["lone.h5.partial", "lone.h5"])
+def test_a_file_that_stays_truncated_is_refused_as_truncated(name, tmp_path):
+    path = tmp_path / name
+    with h5py.File(path, "w") as h5:
+        h5["tokens"] = np.arange(4096)
+    os.truncate(path, path.stat().st_size - 1000)
+    with pytest.raises(errors.IncompleteError, match="truncated"):
+        open_h5_for_reading(path)

@@ -56,6 +56,10 @@ def open_h5_for_reading(path: Path, identity: Identity | None = None) -> h5py.Fi
         h5 = open_h5(path)
     except UnavailableError:
         h5 = _open_growing(path)
+    except IncompleteError:
+        if not path.name.endswith(PARTIAL_SUFFIX):
+            raise
+        h5 = _open_growing(path)
     except FileNotFoundError as error:
         if identity is None or not path.name.endswith(PARTIAL_SUFFIX):
             raise
@@ -71,12 +75,25 @@ def open_h5_for_reading(path: Path, identity: Identity | None = None) -> h5py.Fi
 
 
 def _open_growing(path: Path) -> h5py.File:
-    """Open a file in SWMR mode. Its writer may make it longer while HDF5 looks at its size and reads what it says."""
+    """Open a file that a writer may have open. It may grow while HDF5 compares its size with what it says, and again.
+
+    In either mode: HDF5 looks at the size first, and then finds that there is a writer.
+    """
     for _ in range(GROWING_TRIES - 1):
         with contextlib.suppress(IncompleteError):
-            return open_h5(path, swmr=True)
+            return _open_at_once(path)
         time.sleep(GROWING_PAUSE_S)
-    return open_h5(path, swmr=True)
+    return _open_at_once(path)
+
+
+def _open_at_once(path: Path) -> h5py.File:
+    """Open a file once: in SWMR mode, or without if it has no writer any more."""
+    try:
+        return open_h5(path, swmr=True)
+    except FormatError as error:
+        if isinstance(error, IncompleteError):
+            raise
+        return open_h5(path)
 
 
 def h5_identity(h5: h5py.File, *, growing: bool) -> Identity:

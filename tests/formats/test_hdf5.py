@@ -516,7 +516,12 @@ def test_a_partial_file_that_grows_while_hdf5_looks_at_it_is_opened(tmp_path):
         h5["tokens"] = np.arange(4096)
     whole = path.read_bytes()
     os.truncate(path, len(whole) - 1000)
-    writer = threading.Timer(0.02, path.write_bytes, [whole])
+
+    def grow():
+        with path.open("ab") as file:
+            file.write(whole[-1000:])
+
+    writer = threading.Timer(0.02, grow)
     writer.start()
     try:
         with open_h5_for_reading(path) as h5:

@@ -233,6 +233,8 @@ def test_a_store_of_shards_has_the_fields_of_its_shards_also_with_a_new_index(fi
     assert [field.name for field in index.meta.fields] == sorted(FIELDS)
     assert ShardIndex.from_json(index.to_json(), field_store).to_json() == index.to_json()
     assert {f"field {name}" for name in FIELDS} <= {*verify_store(field_store)[0].checks}
+    said = run_zb("verify", field_store, code=0).stdout
+    assert all(said.count(f"field {name}") == 1 for name in FIELDS)
     (field_store / "shards.json").unlink()
     made = rebuild_index(field_store)
     assert (made.shards, made.meta.fields) == (index.shards, index.meta.fields)

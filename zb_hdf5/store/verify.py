@@ -48,7 +48,7 @@ class ShardReport:
     document_count
         Documents of a document table; 0 of any other file.
     checks
-        The digests that agreed: "crc32", "sha256", "index", "documents", "pieces".
+        The digests that agreed: "crc32", "sha256", "index", "documents", "pieces", and "field NAME" of each field.
     missing
         The digest that is missing, and the way to get it; empty if the tokens were compared, and readers can do so.
     problem

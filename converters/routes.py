@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -104,8 +105,8 @@ def route(
                 f"the source has the splits {', '.join(splits)} already: leave out val_fraction and val_last_shard",
                 options=["val_fraction", "val_last_shard"],
             )
-        return _routes_of_splits(splits, num_shards)
-    runs = _cut(source.groups, num_shards)
+        return _routes_of_splits(source.paths[0], splits, num_shards)
+    runs = _cut(source.paths[0], source.groups, num_shards)
     if val_last_shard:
         if len(runs) < 2:
             raise ConvertError(
@@ -129,7 +130,7 @@ def _groups_by_split(source: DocumentSource) -> dict[str, list[DocumentGroup]]:
     return dict(sorted(found.items(), key=lambda each: each[0] != TRAIN))
 
 
-def _routes_of_splits(splits: dict[str, list[DocumentGroup]], num_shards: int | None) -> list[Route]:
+def _routes_of_splits(path: Path, splits: dict[str, list[DocumentGroup]], num_shards: int | None) -> list[Route]:
     """Deal each split to files of its own, of about the same weight: the first one to `num_shards`."""
     weights = {split: sum(group.weight for group in groups) for split, groups in splits.items()}
     first = next(iter(splits))
@@ -138,14 +139,14 @@ def _routes_of_splits(splits: dict[str, list[DocumentGroup]], num_shards: int | 
         count = num_shards
         if num_shards is not None and split != first:
             count = max(1, min(len(groups), round(num_shards * weights[split] / max(1.0, weights[first]))))
-        routes += [Route(run, split) for run in _cut(groups, count)]
+        routes += [Route(run, split) for run in _cut(path, groups, count)]
     return routes
 
 
-def _cut(groups: list[DocumentGroup], num_shards: int | None) -> list[list[DocumentGroup]]:
+def _cut(path: Path, groups: list[DocumentGroup], num_shards: int | None) -> list[list[DocumentGroup]]:
     """Cut into the runs of each file: as many as are asked for, or one for each file of the source."""
     if num_shards is not None:
-        return _cut_evenly(groups, num_shards)
+        return _cut_evenly(path, groups, num_shards)
     return [list(run) for _, run in groupby(groups, key=lambda group: group.file_number)]
 
 
@@ -155,11 +156,13 @@ def no_documents(source: DocumentSource, dropped: Dropped) -> str:
     return f"no documents in {counted(len(source.paths), 'file')} ({reasons or 'they are empty'})"
 
 
-def _cut_evenly(groups: list[DocumentGroup], num_shards: int) -> list[list[DocumentGroup]]:
+def _cut_evenly(path: Path, groups: list[DocumentGroup], num_shards: int) -> list[list[DocumentGroup]]:
     """Cut into runs of about the same weight, none of them empty."""
     if num_shards > len(groups):
         raise ConvertError(
-            f"{len(groups):,} row groups cannot fill {num_shards:,} shards", remedy=Remedy.FILL_THE_SHARDS
+            f"{path}: each of {num_shards:,} shards needs a part of the source of its own, and it is read in "
+            f"{counted(len(groups), 'part')}",
+            remedy=Remedy.FILL_THE_SHARDS,
         )
     ends = np.cumsum([group.weight + 1 for group in groups])
     cuts = np.searchsorted(ends, ends[-1] * np.arange(1, num_shards) / num_shards)

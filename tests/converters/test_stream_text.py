@@ -1,6 +1,7 @@
 """Text and `.npy` files to token streams: every document is recovered, whatever the shards, workers and threads."""
 
 import json
+import re
 from functools import partial
 from itertools import pairwise
 
@@ -194,7 +195,8 @@ def test_long_documents_are_cut(boundary, texts, limit):
 
 def test_routing_errors(files):
     source, groups = TextSource(files, "jsonl", BYTES), sum(file.num_row_groups for file in files)
-    with pytest.raises(ConvertError, match=f"{groups} row groups cannot fill {groups + 1} shards"):
+    message = f"each of {groups + 1} shards needs a part of the source of its own, and it is read in {groups} parts"
+    with pytest.raises(ConvertError, match=f"^{re.escape(str(source.paths[0]))}: {message}"):
         route(source, groups + 1)
     assert [len(plan.groups) for plan in route(source, groups)] == [1] * groups
     is_refused(ArgumentError, lambda: route(source, val_fraction=1), match="must be at least 0 and below 1, found 1")

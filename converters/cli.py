@@ -12,16 +12,17 @@ import click
 
 from zb_hdf5.console import CommandGroup, Output, PathOrUrl, Progress, as_notes, output_options
 from zb_hdf5.converters.command_options import (
-    GroupedOption,
+    GROUP_HEADINGS,
+    ConversionCommand,
     meant,
     no_shuffle_option,
     option_of,
     with_default,
-    write_groups,
 )
 from zb_hdf5.converters.conversion import OPTIONS, STREAM, Conversion
 from zb_hdf5.converters.sources import kind_named, sources, target_names
 from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.option_groups import GroupedOption
 from zb_hdf5.trainers.trainer_formats import INSTALLED, add_installed
 
 #: The pairs that have a command of their own, in which scripts are written. A format that is added gets none.
@@ -105,7 +106,7 @@ class _NamedAsItsGroup(click.Context):
         return "" if self.parent is None else self.parent.command_path
 
 
-class OneCommand(click.Command):
+class OneCommand(ConversionCommand):
     """The command of all formats. Its help has the options in groups, of the formats that are named before --help."""
 
     context_class = _NamedAsItsGroup
@@ -114,7 +115,7 @@ class OneCommand(click.Command):
         defaults = _defaults_of(ctx.params.get("source_format"), ctx.params.get("target"))
         options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
         shown = [each for each in options if each.name in defaults or each.name not in OPTIONS]
-        write_groups([with_default(each, defaults.get(str(each.name), ())) for each in shown], ctx, formatter)
+        self.write_options([with_default(each, defaults.get(str(each.name), ())) for each in shown], ctx, formatter)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         text = f"Pairs are commands of their own: {', '.join(PAIRS)}."
@@ -179,7 +180,7 @@ def _all_options(command: Callable[..., Any]) -> Any:
     "--from",
     "source_format",
     cls=GroupedOption,
-    group="from",
+    group=GROUP_HEADINGS["from"],
     type=FormatName(sources),
     is_eager=True,  # --help after it shows the options of this format
     help="Format of the sources. [default: that of the first one, by its name and content]",
@@ -188,7 +189,7 @@ def _all_options(command: Callable[..., Any]) -> Any:
     "--to",
     "target",
     cls=GroupedOption,
-    group="to",
+    group=GROUP_HEADINGS["to"],
     type=FormatName(target_names),
     is_eager=True,
     help="Format that is written. [default: that of the suffix of DST; hdf5 for a folder]",
@@ -260,7 +261,7 @@ def _add_pair(name: str) -> None:
     urls = row is not None and row.holds_batches and not kind.rows
     decorated = click.argument("dst", type=PathOrUrl(urls=urls, new=True))(decorated)
     source = click.argument("src", type=_Sources(urls=kind.urls), nargs=-1 if kind.several else 1, required=True)
-    convert_commands.command(name)(source(decorated))
+    convert_commands.command(name, cls=ConversionCommand)(source(decorated))
 
 
 def _run(conversion: Conversion, dry_run: bool) -> Output | None:

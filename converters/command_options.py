@@ -12,9 +12,10 @@ from zb_hdf5.console import CHANNEL_OPTION, SIZE, STORE, Parsed, flag_of
 from zb_hdf5.converters.conversion import OPTION_GROUPS, OPTIONS
 from zb_hdf5.converters.options import DEFAULT_MEMORY_BYTES, InWords
 from zb_hdf5.errors import ArgumentError
+from zb_hdf5.option_groups import GroupedCommand, GroupedOption
 
-#: The group of options that are no options of a conversion, such as --json.
-_LAST_GROUP: Final = "work"
+#: The heading of each group of options in the help.
+GROUP_HEADINGS: Final = {group: f"{group.capitalize()} ({subject})" for group, subject in OPTION_GROUPS.items()}
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -50,12 +51,11 @@ TYPES: Final[Mapping[str, Any]] = {
 }
 
 
-class GroupedOption(click.Option):
-    """An option that stands in a group of the help."""
+class ConversionCommand(GroupedCommand):
+    """A command that converts: its help has the groups of `OPTION_GROUPS`."""
 
-    def __init__(self, *names: Any, group: str = _LAST_GROUP, **attributes: Any) -> None:
-        super().__init__(*names, **attributes)
-        self.group = group
+    headings = tuple(GROUP_HEADINGS.values())
+    last = GROUP_HEADINGS["work"]
 
 
 def option_of(
@@ -79,7 +79,13 @@ def option_of(
     option = OPTIONS[name]
     if option.kind == "flag":
         return click.option(
-            flag_of(name), name, cls=GroupedOption, group=option.group, is_flag=True, default=None, help=option.help
+            flag_of(name),
+            name,
+            cls=GroupedOption,
+            group=GROUP_HEADINGS[option.group],
+            is_flag=True,
+            default=None,
+            help=option.help,
         )
     values: Any = choices or option.kind
     kind = {"type": TYPES[values] if isinstance(values, str) else click.Choice(list(values))}
@@ -87,7 +93,7 @@ def option_of(
         flag_of(name),
         name,
         cls=GroupedOption,
-        group=option.group,
+        group=GROUP_HEADINGS[option.group],
         **(CHANNEL_OPTION if option.kind == "channels" else kind),
         required=required,
         help=" ".join(filter(None, [option.help, note, _in_words(defaults, option.kind)])),
@@ -122,7 +128,7 @@ no_shuffle_option: Final = click.option(
     "--no-shuffle",
     "shuffle",
     cls=GroupedOption,
-    group=OPTIONS["shuffle"].group,
+    group=GROUP_HEADINGS[OPTIONS["shuffle"].group],
     flag_value="none",
     help="The same as --shuffle none.",
 )
@@ -136,15 +142,3 @@ def meant(given: Mapping[str, Any]) -> dict[str, Any]:
 def _meant(name: str, value: Any) -> Any:
     kind = OPTIONS[name].kind
     return kind[value] if isinstance(kind, Mapping) else value
-
-
-def write_groups(parameters: Iterable[click.Option], ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    """Write the options of a command, each group under its heading."""
-    records: dict[str, list[tuple[str, str]]] = {group: [] for group in OPTION_GROUPS}
-    for parameter in parameters:
-        record = parameter.get_help_record(ctx)
-        if record is not None:
-            records[getattr(parameter, "group", _LAST_GROUP)].append(record)
-    for group, subject in OPTION_GROUPS.items():
-        with formatter.section(f"{group.capitalize()} ({subject})"):
-            formatter.write_dl(records[group])

@@ -24,6 +24,7 @@ FLOORS = (
     ("trainers",),
     ("store",),
     ("loaders",),
+    ("option_groups",),
     ("console",),
     ("converters",),
     ("commands",),

@@ -29,6 +29,7 @@ from zb_hdf5.errors import ArgumentError, Remedy, ZbError, parse_size
 from zb_hdf5.errors import counted as counted  # for all commands
 from zb_hdf5.errors import format_bytes as format_bytes
 from zb_hdf5.formats.dataset_choice import AXES
+from zb_hdf5.option_groups import option_group
 from zb_hdf5.signals import Terminated, end_by, unwinding_signals
 
 BAR_WIDTH: Final = 30
@@ -189,11 +190,15 @@ def output_options(command: Callable[..., Output | None]) -> Callable[..., None]
     return run
 
 
+#: Adds an option for files that other programs have written.
+foreign_option: Final = option_group("Files of other programs")
+
+
 def headerless_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--source-dtype` and `--skip-bytes`, which name the ids of files without a header."""
-    dtype = click.option("--source-dtype", help="Dtype of the ids in files without a header, such as uint16.")
-    skip = click.option(
-        "--skip-bytes", type=click.IntRange(0), default=0, help="Bytes of each such file before its ids. [default: 0]"
+    dtype = foreign_option("--source-dtype", help="Dtype of the ids in files without a header, such as uint16.")
+    skip = foreign_option(
+        "--skip-bytes", type=click.IntRange(0), default=0, help="Bytes of each such file before its ids."
     )
     return dtype(skip(command))
 
@@ -210,14 +215,14 @@ def as_notes() -> Iterator[None]:
 def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options for the files of other programs: of HDF5, without a header, without digests: see `Choice`."""
 
-    @click.option("--dataset", help="Dataset of an HDF5 file of another program. [default: the only one of integers]")
-    @click.option("--axes", type=click.Choice([AXES]), help="Its axes are these: no entry is a mask or labels.")
-    @click.option("--channel", type=click.IntRange(0), help="Entry of its second axis that has the ids, such as 0.")
-    @click.option(
+    @foreign_option("--dataset", help="Dataset of an HDF5 file of another program. [default: the only one of integers]")
+    @foreign_option("--axes", type=click.Choice([AXES]), help="Its axes are these: no entry is a mask or labels.")
+    @foreign_option("--channel", type=click.IntRange(0), help="Entry of its second axis that has the ids, such as 0.")
+    @foreign_option(
         "--field-channel", "field_channels", help="Entry that has a field, such as loss_mask=1.", **CHANNEL_OPTION
     )
     @headerless_options
-    @click.option("--digests", type=LOCAL, help="The file that 'zb index digests' has made of files that hold none.")
+    @foreign_option("--digests", type=LOCAL, help="The file that 'zb index digests' has made of files that hold none.")
     @functools.wraps(command)
     def run(
         dataset: str | None,
@@ -244,7 +249,9 @@ def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-tokenizer_option = click.option(
+#: Adds an option for the tokens that are shown as text.
+text_option: Final = option_group("Text")
+tokenizer_option = text_option(
     "--tokenizer",
     help="byte, tok.json, tok.tiktoken, or tiktoken:NAME. "
     "[default: the one that the store names, if it is in its folder]",

@@ -27,6 +27,7 @@ from zb_hdf5 import ChecksumError, FormatError, HDF5ShardWriter, ShardIndex, Una
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.files.publishing import PartialDirectory
+from zb_hdf5.option_groups import GroupedOption
 from zb_hdf5.spec import INDEX_NAME
 
 SEQ_LEN = 8
@@ -81,13 +82,25 @@ def test_help_fits_a_terminal_of_80_columns_and_has_an_example(name, option):
     result = CliRunner().invoke(zb, [*words, option], terminal_width=80)
     assert (result.exit_code, result.stderr) == (0, "")
     assert [line for line in result.stdout.splitlines() if len(line) > 80] == []
-    listed = result.stdout.partition("Commands:")[2].strip().splitlines()
-    assert not any("..." in line or len(line.split()) <= 2 for line in listed)  # a summary that is cut off
-    if name in LEAVES or name == "convert":
-        example = next(line.split("Example:")[1] for line in result.stdout.splitlines() if "Example:" in line)
-        assert words[-1] in example
-    else:
-        assert len(listed) >= len(COMMANDS[name].list_commands(click.Context(COMMANDS[name])))
+    example = next(line.split("Example:")[1] for line in result.stdout.splitlines() if "Example:" in line)
+    assert " ".join(["zb", *words]) in example
+    if name not in LEAVES and name != "convert":
+        lines = [line.split(maxsplit=1) for line in result.stdout.splitlines() if re.match(r"  \w+  +\w", line)]
+        assert sorted(first for first, _ in lines) == COMMANDS[name].list_commands(click.Context(COMMANDS[name]))
+        assert not any("..." in line or " " not in line for _, line in lines)  # a summary that is cut off
+
+
+def test_the_options_of_each_command_stand_by_their_purpose():
+    for name in LEAVES:
+        shown = run(zb, *name.split(), "--help", code=0).stdout
+        headings = re.findall(r"^(\w.*):$", shown, re.MULTILINE)
+        of_own = {option.group for option in COMMANDS[name].params if isinstance(option, GroupedOption)}
+        assert of_own <= {*headings}
+        assert len(headings) == len({*headings}) > bool(of_own)
+        assert "--help" in shown.rpartition(":\n")[2]
+        assert not re.search(r"\[default[^]]*\]\s+\[default", shown), shown
+        ungrouped = [each for each in COMMANDS[name].params if type(each) is click.Option]
+        assert len(ungrouped) <= 4, name  # --json and --quiet, and those of a lone heading
 
 
 def test_every_option_says_what_it_does_without_pointing_at_another_line_and_has_one_note():

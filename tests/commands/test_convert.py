@@ -1,8 +1,12 @@
 """`zb convert SRC... DST`: the formats follow from the names, and it is the command of each pair too."""
 
 import json
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -18,9 +22,11 @@ from zb_hdf5.__main__ import convert as script
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.console import flag_of
 from zb_hdf5.converters.cli import PAIRS, convert_any, convert_commands
+from zb_hdf5.converters.command_options import GROUP_HEADINGS
 from zb_hdf5.converters.conversion import OPTION_GROUPS, OPTIONS
 from zb_hdf5.converters.sources import sources, target_names
 
+ROOT = Path(__file__).parents[2]
 TOKENS = np.random.default_rng(5).integers(0, 9, 20 * 64).astype(np.uint16)
 TEXT = ("--tokenizer", "byte", "--seq-len", 16, "--batch-size", 2)
 
@@ -187,7 +193,7 @@ def test_a_name_of_no_format_is_refused_from_python_too(inputs, tmp_path):
 def test_the_command_takes_every_option_of_a_conversion_in_its_group():
     options = [each for each in convert_any.params if isinstance(each, click.Option)]
     groups = {each.name: each.group for each in options if each.name in OPTIONS}
-    assert groups == {name: option.group for name, option in OPTIONS.items()}
+    assert groups == {name: GROUP_HEADINGS[option.group] for name, option in OPTIONS.items()}
     text = CliRunner().invoke(zb, ["convert", "--help"], terminal_width=80).stdout
     headings = re.findall(r"^(\w+) \(.*\):$", text, re.MULTILINE)
     assert [heading.lower() for heading in headings] == list(OPTION_GROUPS)
@@ -262,6 +268,43 @@ def completed(*words):
     (("convert", ""), ["file"]),
     (("convert", "tokens", ""), ["file"]),
     (("convert", "npy-to-hdf5", "--bat"), ["--batch-size"]),
+    (("ve",), ["verify"]),
+    (("index", "d"), ["digests"]),
+    (("show", "train", "--to"), ["--tokenizer", "--tokens"]),
+    *(((name, ""), ["file"]) for name in ("info", "report", "stage", "which")),
 ])  # fmt: skip
 def test_a_shell_completes_options_formats_paths_and_pairs(words, expected):
     assert sorted(completed(*words)) == sorted(expected)
+
+
+def lines_of_completion():
+    """Return the line of each shell on the page of commands: that is added to its start."""
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^echo '(.*)' >> ~/(\S+)$", text, re.MULTILINE)
+    return {re.search(r"=(\w+)_source zb", line)[1]: (line, file) for line, file in lines}
+
+
+def test_the_page_has_the_line_of_each_shell_and_it_gives_a_script():
+    assert {shell: file for shell, (_, file) in lines_of_completion().items()} == {
+        "bash": ".bashrc", "zsh": ".zshrc", "fish": ".config/fish/config.fish",
+    }  # fmt: skip
+    for group, name, variable in ((zb, "zb", "_ZB_COMPLETE"), (convert_commands, "convert", "_CONVERT_COMPLETE")):
+        for shell, word in (("bash", "complete -o"), ("zsh", "compdef"), ("fish", "complete --no-files")):
+            done = CliRunner().invoke(group, [], prog_name=name, env={variable: f"{shell}_source"})
+            assert (done.exit_code, word in done.stdout, f"{variable}={shell}_complete" in done.stdout) == (
+                0,
+                True,
+                True,
+            )
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_the_line_of_bash_completes_in_bash(tmp_path):
+    (tmp_path / "zb").write_text(f"#!{sys.executable}\nfrom zb_hdf5.__main__ import zb\nzb()\n")
+    (tmp_path / "zb").chmod(0o755)
+    line, _ = lines_of_completion()["bash"]
+    script = f"{line}\nCOMP_WORDS=(zb ver) COMP_CWORD=1\n_zb_completion zb\necho ${{COMPREPLY[@]}}; complete -p zb"
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    command = ["bash", "--norc", "-c", script]
+    done = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True)
+    assert (done.stdout.split()[0], "_zb_completion" in done.stdout, done.stderr) == ("verify", True, "")

@@ -24,13 +24,14 @@ TEXTS = [" ".join(map(str, RNG.integers(0, 10_000, 600))) for _ in range(60)]
 
 
 COMMANDS = {name: command for name, command in commands_of(zb) if not isinstance(command, click.Group)}
+GROUPS = {name: command for name, command in commands_of(zb) if isinstance(command, click.Group)}
 
 
 def examples_of(name):
     """Return the lines of the examples in the help of a command, as arguments."""
     if name == "fetch":  # what is there already needs no server; tests/remote/test_fetch.py has one
         return [["zb", "fetch", "http://localhost/s_{}.parquet", "-n", "1", "-o", "."]]
-    text = COMMANDS[name].help.partition("Example: ")[2].replace("\\\n", " ").replace("Example: ", "")
+    text = {**COMMANDS, **GROUPS}[name].help.partition("Example: ")[2].replace("\\\n", " ").replace("Example: ", "")
     return [shlex.split(line.replace("$TMPDIR", "tmp")) for line in text.strip().splitlines()]
 
 
@@ -98,7 +99,21 @@ def data(folder, tmp_path_factory):
     return made
 
 
-#: All examples as they are printed; with the options of reports, some for every day.
+def test_each_example_of_a_group_is_that_of_a_command():
+    shown = {shlex.join(line) for name in COMMANDS for line in examples_of(name)}
+    for name in GROUPS.keys() - {"zb", "convert"}:
+        assert {shlex.join(line) for line in examples_of(name)} <= shown, name
+
+
+def test_the_examples_of_zb_run_one_after_the_other(folder, tmp_path, monkeypatch):
+    assert [" ".join(line) for line in examples_of("zb")] == [*FIRST][:2]
+    shutil.copytree(folder / "tokens", tmp_path / "tokens")
+    monkeypatch.chdir(tmp_path)
+    for line in FIRST:
+        if not line.startswith("zb bench"):  # its own example runs, with fewer rounds
+            assert succeed(zb, *shlex.split(line)[1:]).stdout
+
+
 def test_zb_alone_names_the_commands_that_are_typed_first():
     done = run_zb(code=0)
     shown = re.findall(r"^  (zb (\w+) .*?)  ", done.stdout, re.MULTILINE)
@@ -107,6 +122,7 @@ def test_zb_alone_names_the_commands_that_are_typed_first():
     assert max(map(len, done.stdout.splitlines())) <= 100
 
 
+#: All examples as they are printed; with the options of reports, some for every day.
 REPORTS = [
     pytest.param(name, option, marks=pytest.mark.thin if option else ())
     for option in ("", "--json", "--quiet")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from zb_hdf5.console import FROM_1, STORE, Output, Progress, dataset_options, output_options
+from zb_hdf5.option_groups import GroupedCommand, option_group
 
 if TYPE_CHECKING:
     from zb_hdf5.store.opening import Choice
@@ -15,13 +16,15 @@ if TYPE_CHECKING:
 #: Characters of the bar of the fastest way.
 RATE_BAR_WIDTH: Final = 20
 
+_timed_option = option_group("Reads that are timed")
 
-@click.command("bench")
+
+@click.command("bench", cls=GroupedCommand)
 @click.argument("path", type=STORE)
-@click.option("--seconds", type=click.FloatRange(1), default=45.0, help="Time for all rounds together.")
-@click.option("--batch-size", type=FROM_1, help="Records of a batch. [default: as stored; of a token stream 32]")
-@click.option("--seq-len", type=FROM_1, help="Tokens of a record. [default: as stored; of a token stream 512]")
-@click.option("--split", help="Time this split alone.")
+@_timed_option("--seconds", type=click.FloatRange(1), default=45.0, help="Time for all rounds together.")
+@_timed_option("--batch-size", type=FROM_1, help="Records of a batch. [default: as stored; of a token stream 32]")
+@_timed_option("--seq-len", type=FROM_1, help="Tokens of a record. [default: as stored; of a token stream 512]")
+@_timed_option("--split", help="Time this split alone.")
 @dataset_options
 @output_options
 def zb_bench(

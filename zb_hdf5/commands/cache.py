@@ -12,7 +12,11 @@ from zb_hdf5.console import LOCAL, Output, counted, format_bytes, output_options
 
 @click.group("cache")
 def zb_cache() -> None:
-    """Show and free the stores in a cache folder."""
+    """Show and free the stores in a cache folder.
+
+    \b
+    Example: zb cache ls $TMPDIR/cache
+    """
 
 
 @zb_cache.command("ls", short_help="Show the stores in a cache folder.")

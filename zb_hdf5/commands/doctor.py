@@ -9,12 +9,13 @@ import click
 
 from zb_hdf5.console import STORE, Output, dataset_options, output_options
 from zb_hdf5.errors import UnavailableError
+from zb_hdf5.option_groups import GroupedCommand
 
 if TYPE_CHECKING:
     from zb_hdf5.store.opening import Choice
 
 
-@click.command("doctor")
+@click.command("doctor", cls=GroupedCommand)
 @click.argument("path", type=STORE)
 @dataset_options
 @output_options

@@ -8,15 +8,19 @@ from typing import Any
 import click
 
 from zb_hdf5.console import FROM_0, FROM_1, LOCAL, NEW, Output, Progress, counted, format_bytes, output_options
+from zb_hdf5.option_groups import GroupedCommand, option_group
+
+_files_option = option_group("Files to fetch")
+_work_option = option_group("Work")
 
 
-@click.command("fetch")
+@click.command("fetch", cls=GroupedCommand)
 @click.argument("template", metavar="URL_TEMPLATE")
-@click.option("-n", "--count", required=True, type=FROM_1, help="Number of files.")
-@click.option("--first", type=FROM_0, default=0, help="Number of the first file.")
-@click.option("-w", "--workers", type=FROM_1, default=4, help="Files at the same time.")
-@click.option("-o", "--output", "folder", type=NEW, default=".", help="Folder for the files.")
-@click.option("--sha256-file", type=LOCAL, help="Expected digests, as sha256sum writes them.")
+@_files_option("-n", "--count", required=True, type=FROM_1, help="Number of files.")
+@_files_option("--first", type=FROM_0, default=0, help="Number of the first file.")
+@_work_option("-w", "--workers", type=FROM_1, default=4, help="Files at the same time.")
+@_files_option("-o", "--output", "folder", type=NEW, default=".", help="Folder for the files.")
+@_files_option("--sha256-file", type=LOCAL, help="Expected digests, as sha256sum writes them.")
 @output_options
 def zb_fetch(count: int, sha256_file: Path | None, **how: Any) -> Output:
     """Download the numbered files of URL_TEMPLATE, whose number is a format field; continue an earlier run.

@@ -9,14 +9,22 @@ import click
 
 from zb_hdf5.console import FROM_1, LOCAL, NEW, Output, Progress, counted, headerless_options, output_options
 from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.option_groups import GroupedCommand, option_group
 
 if TYPE_CHECKING:
     from zb_hdf5.store.index import ShardIndex
 
+_digests_option = option_group("File of digests")
+_work_option = option_group("Work")
+
 
 @click.group("index")
 def zb_index() -> None:
-    """Work on the `shards.json` of stores, and on the digests of other files."""
+    """Work on the `shards.json` of stores, and on the digests of other files.
+
+    \b
+    Example: zb index rebuild data/train
+    """
 
 
 @zb_index.command("merge", short_help="Publish the store that the jobs of an array have written.")
@@ -103,11 +111,13 @@ def zb_index_crc32(files: tuple[Path, ...]) -> Output:
     )
 
 
-@zb_index.command("digests", short_help="Write digests of files that hold none, to verify them with.")
+@zb_index.command(
+    "digests", cls=GroupedCommand, short_help="Write digests of files that hold none, to verify them with."
+)
 @click.argument("path", type=LOCAL)
-@click.option("-o", "--output", type=NEW, required=True, help="The file to write, a JSON.")
-@click.option("--force", is_flag=True, help="Replace an existing file of digests when the new one is whole.")
-@click.option("--workers", type=FROM_1, help="Files read at the same time. [default: the cores]")
+@_digests_option("-o", "--output", type=NEW, required=True, help="The file to write, a JSON.")
+@_digests_option("--force", is_flag=True, help="Replace an existing file of digests when the new one is whole.")
+@_work_option("--workers", type=FROM_1, help="Files read at the same time. [default: the cores]")
 @headerless_options
 @output_options
 def zb_index_digests(

@@ -8,17 +8,22 @@ from typing import TYPE_CHECKING
 import click
 
 from zb_hdf5.console import FROM_1, STORE, Output, dataset_options, output_options
+from zb_hdf5.option_groups import GroupedCommand, option_group
 
 if TYPE_CHECKING:
     from zb_hdf5.store.opening import Choice
 
+_epoch_option = option_group("Epoch of a loader")
 
-@click.command("info")
+
+@click.command("info", cls=GroupedCommand)
 @click.argument("path", type=STORE)
+@_epoch_option(
+    "--batch-size", type=FROM_1, help="Show the epoch of a loader with this batch size. [default: as stored]"
+)
+@_epoch_option("--seq-len", type=FROM_1, help="Show the epoch of a loader of so many tokens. [default: as stored]")
+@_epoch_option("--world-size", type=FROM_1, help="Show the epoch of a loader on so many ranks. [default: 1]")
 @dataset_options
-@click.option("--batch-size", type=FROM_1, help="Show the epoch of a loader with this batch size. [default: as stored]")
-@click.option("--seq-len", type=FROM_1, help="Show the epoch of a loader of so many tokens. [default: as stored]")
-@click.option("--world-size", type=FROM_1, help="Show the epoch of a loader on so many ranks. [default: 1]")
 @output_options
 def zb_info(
     path: Path,

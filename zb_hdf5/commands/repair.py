@@ -7,13 +7,16 @@ from pathlib import Path
 import click
 
 from zb_hdf5.console import LOCAL, NEW, Output, output_options
+from zb_hdf5.option_groups import GroupedCommand, option_group
+
+_new_option = option_group("New file")
 
 
-@click.command("repair")
+@click.command("repair", cls=GroupedCommand)
 @click.argument("path", type=LOCAL)
-@click.option("--output", type=NEW, help="New file; by default in the folder of PATH.")
-@click.option("--force", is_flag=True, help="Replace an existing output.")
-@click.option("--dry-run", is_flag=True, help="Print the plan; write nothing.")
+@_new_option("--output", type=NEW, help="New file; by default in the folder of PATH.")
+@_new_option("--force", is_flag=True, help="Replace an existing output.")
+@_new_option("--dry-run", is_flag=True, help="Print the plan; write nothing.")
 @output_options
 def zb_repair(path: Path, output: Path | None, force: bool, dry_run: bool) -> Output:
     """Save the good batches of PATH in a new file, or the good documents of a token stream.

@@ -20,19 +20,23 @@ from zb_hdf5.console import (
     tokenizer_option,
 )
 from zb_hdf5.errors import ArgumentError
+from zb_hdf5.option_groups import GroupedCommand, option_group
 
 if TYPE_CHECKING:
     from zb_hdf5.store.opening import Choice
 
+_page_option = option_group("Page")
+_counts_option = option_group("Counts and samples")
 
-@click.command("report")
+
+@click.command("report", cls=GroupedCommand)
 @click.argument("path", type=STORE)
-@click.option("--output", "-o", type=NEW, required=True, help="HTML file to write.")
-@click.option("--sample-batches", type=FROM_1, help="Look at so many batches, evenly spread. [default: all]")
-@click.option("--sample", type=FROM_0, default=SAMPLE, help="Rows shown as text.")
-@click.option("--seed", type=FROM_0, default=0, help="Draws the rows.")
+@_page_option("--output", "-o", type=NEW, required=True, help="HTML file to write.")
+@_counts_option("--sample-batches", type=FROM_1, help="Look at so many batches, evenly spread. [default: all]")
+@_counts_option("--sample", type=FROM_0, default=SAMPLE, help="Rows shown as text.")
+@_counts_option("--seed", type=FROM_0, default=0, help="Draws the rows.")
 @tokenizer_option
-@click.option("--force", is_flag=True, help="Replace an existing output.")
+@_page_option("--force", is_flag=True, help="Replace an existing output.")
 @dataset_options
 @output_options
 def zb_report(

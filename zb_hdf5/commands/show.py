@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from zb_hdf5.console import FROM_0, FROM_1, STORE, Output, dataset_options, output_options, tokenizer_option
+from zb_hdf5.console import (
+    FROM_0,
+    FROM_1,
+    STORE,
+    Output,
+    dataset_options,
+    output_options,
+    text_option,
+    tokenizer_option,
+)
+from zb_hdf5.option_groups import GroupedCommand, option_group
 
 if TYPE_CHECKING:
     from zb_hdf5.store.opening import Choice
@@ -16,18 +26,20 @@ if TYPE_CHECKING:
 SAMPLE: Final = 3
 NO_TOKENIZER: Final = "not known here, so ids are shown; pass --tokenizer to see text"
 
+_rows_option = option_group("Rows to show")
 
-@click.command("show")
+
+@click.command("show", cls=GroupedCommand)
 @click.argument("path", type=STORE)
-@click.option("--batch", type=FROM_0, help="Show the rows of this batch.")
-@click.option("--document", type=FROM_0, help="Show this document.")
-@click.option("--sample", type=FROM_1, help=f"Show so many rows from anywhere. [default: {SAMPLE}]")
-@click.option("--seed", type=FROM_0, default=0, help="Draws the sample.")
+@_rows_option("--batch", type=FROM_0, help="Show the rows of this batch.")
+@_rows_option("--document", type=FROM_0, help="Show this document.")
+@_rows_option("--sample", type=FROM_1, help=f"Show so many rows from anywhere. [default: {SAMPLE}]")
+@_rows_option("--seed", type=FROM_0, default=0, help="Draws the sample.")
 @tokenizer_option
-@click.option("--tokens", type=FROM_1, default=256, help="Tokens shown of each row.")
-@click.option("--all", "all_tokens", is_flag=True, help="Show all tokens of each row.")
-@click.option("--batch-size", type=FROM_1, help="Rows of a batch of a token stream. [default: 1]")
-@click.option("--seq-len", type=FROM_1, help="Tokens of a row of a token stream. [default: 512]")
+@text_option("--tokens", type=FROM_1, default=256, help="Tokens shown of each row.")
+@text_option("--all", "all_tokens", is_flag=True, help="Show all tokens of each row.")
+@_rows_option("--batch-size", type=FROM_1, help="Rows of a batch of a token stream. [default: 1]")
+@_rows_option("--seq-len", type=FROM_1, help="Tokens of a row of a token stream. [default: 512]")
 @dataset_options
 @output_options
 def zb_show(path: Path, all_tokens: bool, choice: Choice, **given: Any) -> Output:

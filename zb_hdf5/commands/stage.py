@@ -24,6 +24,7 @@ from zb_hdf5.console import (
     output_options,
 )
 from zb_hdf5.errors import ArgumentError
+from zb_hdf5.option_groups import GroupedCommand, option_group
 from zb_hdf5.packages import require_package
 
 
@@ -36,25 +37,29 @@ def ranks_named(text: str) -> list[range]:
     return ranks
 
 
-@click.command("stage")
+_order_option = option_group("Loader, as in training")
+_node_option = option_group("Node")
+
+
+@click.command("stage", cls=GroupedCommand)
 @click.argument("store", type=STORE)
 @click.argument("folder", type=NEW)
-@click.option("--state", "state_path", type=LOCAL, help="Loader state, as JSON: go on from there to the epoch's end.")
-@click.option("--seed", type=int, default=42, help="Seed of the loader; a state has its own.")
-@click.option(
+@_order_option("--state", "state_path", type=LOCAL, help="Loader state, as JSON: go on from there to the epoch's end.")
+@_order_option("--seed", type=int, default=42, help="Seed of the loader; a state has its own.")
+@_order_option(
     "--shuffle",
     type=click.Choice(["global", "records", "block", "sequential"]),
     default="global",
     help="Order of the loader; a state has its own.",
 )
-@click.option("--epoch", type=FROM_0, default=0, help="Epoch of the loader; a state has its own.")
-@click.option("--batch-size", type=FROM_1, help="Batch size of the loader. [default: as stored]")
-@click.option("--seq-len", type=FROM_1, help="Record length of the loader. [default: as stored]")
-@click.option("--targets", is_flag=True, help="The loader of a token stream has targets=True.")
-@click.option("--field", "fields", multiple=True, help="Copy the values of this field too; may be given repeatedly.")
-@click.option("--ranks", type=Parsed("ranks", ranks_named), help="The ranks of this node, such as 8-15. [default: all]")
-@click.option("--world-size", type=FROM_1, default=1, help="Ranks of the whole job.")
-@click.option("--cache-bytes", type=SIZE, help="Bytes that FOLDER may hold. [default: 90 % of the free space]")
+@_order_option("--epoch", type=FROM_0, default=0, help="Epoch of the loader; a state has its own.")
+@_order_option("--batch-size", type=FROM_1, help="Batch size of the loader. [default: as stored]")
+@_order_option("--seq-len", type=FROM_1, help="Record length of the loader. [default: as stored]")
+@_order_option("--targets", is_flag=True, help="The loader of a token stream has targets=True.")
+@_order_option("--field", "fields", multiple=True, help="Copy the values of this field too; may be given repeatedly.")
+@_node_option("--ranks", type=Parsed("ranks", ranks_named), help="The ranks of this node, such as 8-15. [default: all]")
+@_node_option("--world-size", type=FROM_1, default=1, help="Ranks of the whole job.")
+@_node_option("--cache-bytes", type=SIZE, help="Bytes that FOLDER may hold. [default: 90 % of the free space]")
 @output_options
 def zb_stage(
     store: Path,

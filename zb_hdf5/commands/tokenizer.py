@@ -8,19 +8,27 @@ from pathlib import Path
 import click
 
 from zb_hdf5.console import FROM_1, LOCAL, NEW, Output, Progress, is_quiet, output_options
+from zb_hdf5.option_groups import GroupedCommand, option_group
+
+_tokenizer_option = option_group("Tokenizer")
+_corpus_option = option_group("Text")
 
 
 @click.group("tokenizer")
 def zb_tokenizer() -> None:
-    """Make a tokenizer."""
+    """Make a tokenizer.
+
+    \b
+    Example: zb tokenizer train corpus/ --vocab-size 32768 -o tok.json
+    """
 
 
-@zb_tokenizer.command("train", short_help="Train byte-level BPE on text.")
+@zb_tokenizer.command("train", cls=GroupedCommand, short_help="Train byte-level BPE on text.")
 @click.argument("src", type=LOCAL, nargs=-1, required=True)
-@click.option("--output", "-o", type=NEW, required=True, help="tokenizer.json to write.")
-@click.option("--vocab-size", type=FROM_1, default=32768, help="Tokens, the boundary token included.")
-@click.option("--text-column", default="text", help="Column (or JSON key) that holds the text.")
-@click.option("--force", is_flag=True, help="Replace an existing result when the new one is whole.")
+@_tokenizer_option("--output", "-o", type=NEW, required=True, help="tokenizer.json to write.")
+@_tokenizer_option("--vocab-size", type=FROM_1, default=32768, help="Tokens, the boundary token included.")
+@_corpus_option("--text-column", default="text", help="Column (or JSON key) that holds the text.")
+@_tokenizer_option("--force", is_flag=True, help="Replace an existing result when the new one is whole.")
 @output_options
 def zb_tokenizer_train(
     src: tuple[Path, ...],

@@ -9,6 +9,7 @@ import click
 
 from zb_hdf5.console import FROM_1, STORE, Output, Progress, dataset_options, output_options
 from zb_hdf5.errors import FormatError, Remedy
+from zb_hdf5.option_groups import GroupedCommand, option_group
 
 if TYPE_CHECKING:
     from zb_hdf5.store.opening import Choice
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
 #: Remedies of errors that are no verdict: the path is neither a store nor a part of one, or its dataset is not told.
 _WRONG_PATH: Final = (Remedy.CONVERT, Remedy.CHANNELS, Remedy.DATASET, Remedy.SOURCE_DTYPE)
 
+_work_option = option_group("Work")
 
-@click.command("verify")
+
+@click.command("verify", cls=GroupedCommand)
 @click.argument("path", type=STORE)
-@click.option("--workers", type=FROM_1, help="Shards checked at the same time. [default: the cores]")
+@_work_option("--workers", type=FROM_1, help="Shards checked at the same time. [default: the cores]")
 @dataset_options
 @output_options
 def zb_verify(path: Path, workers: int | None, choice: Choice) -> Output:

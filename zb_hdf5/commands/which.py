@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from zb_hdf5.console import FROM_0, FROM_1, LOCAL, Output, dataset_options, output_options, tokenizer_option
+from zb_hdf5.console import (
+    FROM_0,
+    FROM_1,
+    LOCAL,
+    Output,
+    dataset_options,
+    output_options,
+    text_option,
+    tokenizer_option,
+)
+from zb_hdf5.option_groups import GroupedCommand, option_group
 
 if TYPE_CHECKING:
     from zb_hdf5.store.opening import Choice
@@ -15,22 +25,31 @@ if TYPE_CHECKING:
 #: Rows that are printed.
 ROWS_SHOWN: Final = 16
 
+_place_option = option_group("Step or batch")
 
-@click.command("which")
-@click.argument("stores", nargs=-1, required=True, metavar="STORE | NAME=STORE...")
-@click.option("--batch", type=FROM_0, help="A stored batch of STORE; needs no state.")
-@click.option("--state", "state_path", type=LOCAL, help="A loader's state_dict() as JSON.")
-@click.option("--step", type=FROM_0, help="Step of the state's epoch (of the run, if mixed).")
-@click.option(
+
+def _files(_: click.Context, __: click.Parameter, incomplete: str) -> list[Any]:
+    """Let the shell complete the name of a file."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
+
+
+@click.command("which", cls=GroupedCommand)
+@click.argument("stores", nargs=-1, required=True, metavar="STORE | NAME=STORE...", shell_complete=_files)
+@_place_option("--batch", type=FROM_0, help="A stored batch of STORE; needs no state.")
+@_place_option("--state", "state_path", type=LOCAL, help="A loader's state_dict() as JSON.")
+@_place_option("--step", type=FROM_0, help="Step of the state's epoch (of the run, if mixed).")
+@_place_option(
     "--batch-size",
     type=FROM_1,
     help="Records per rank and step, or of --batch of a stream. [default: stored, 1]",
 )
-@click.option("--seq-len", type=FROM_1, help="Tokens of a row of --batch of a token stream. [default: 512]")
-@click.option("--world-size", type=FROM_1, default=1, help="Ranks of the run.")
-@click.option("--text", is_flag=True, help="Print the text of the parts too.")
+@_place_option("--seq-len", type=FROM_1, help="Tokens of a row of --batch of a token stream. [default: 512]")
+@_place_option("--world-size", type=FROM_1, default=1, help="Ranks of the run.")
+@text_option("--text", is_flag=True, help="Print the text of the parts too.")
 @tokenizer_option
-@click.option("--all", "all_rows", is_flag=True, help=f"Print all rows and text, not the first {ROWS_SHOWN} rows.")
+@text_option("--all", "all_rows", is_flag=True, help=f"Print all rows and text, not the first {ROWS_SHOWN} rows.")
 @dataset_options
 @output_options
 def zb_which(

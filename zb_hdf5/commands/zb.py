@@ -14,30 +14,44 @@ from zb_hdf5.version import __version__
 class Listed(NamedTuple):
     """A command in the help of `zb`."""
 
+    purpose: str  # a heading of the help
     summary: str
     place: str  # module and name: it is imported only when it is called
 
 
+_MAKE: Final = "Make a store"
+_LOOK: Final = "Look at it"
+_CHECK: Final = "Check and mend it"
+_TRAIN: Final = "Train from it"
+#: In the order of the help.
 COMMANDS: Final = {
-    "bench": Listed("Time the batches of a training from your own data.", "zb_hdf5.commands.bench:zb_bench"),
-    "cache": Listed("Show and free the stores in a cache folder.", "zb_hdf5.commands.cache:zb_cache"),
-    "convert": Listed("Convert .npy, HDF5, .batch and text to each other.", "zb_hdf5.converters.cli:convert_commands"),
-    "doctor": Listed("Check this machine for problems that would stop training.", "zb_hdf5.commands.doctor:zb_doctor"),
-    "fetch": Listed("Download numbered files from a web server or a bucket.", "zb_hdf5.commands.fetch:zb_fetch"),
-    "index": Listed("Work on the `shards.json` of stores.", "zb_hdf5.commands.index:zb_index"),
-    "info": Listed("Describe a file, store or unfinished conversion.", "zb_hdf5.commands.info:zb_info"),
-    "repair": Listed("Save the good batches or documents in a new file.", "zb_hdf5.commands.repair:zb_repair"),
-    "report": Listed("Write a page with the statistics of a store.", "zb_hdf5.commands.report:zb_report"),
-    "show": Listed("Show rows or documents as text.", "zb_hdf5.commands.show:zb_show"),
-    "stage": Listed("Copy the batches of a node's ranks to its own disk.", "zb_hdf5.commands.stage:zb_stage"),
-    "tokenizer": Listed("Make a tokenizer.", "zb_hdf5.commands.tokenizer:zb_tokenizer"),
-    "verify": Listed("Compare every batch with its stored digests.", "zb_hdf5.commands.verify:zb_verify"),
-    "which": Listed("Name the rows and documents of a training step or a batch.", "zb_hdf5.commands.which:zb_which"),
+    "convert": Listed(
+        _MAKE, "Convert .npy, HDF5, .batch and text to each other.", "zb_hdf5.converters.cli:convert_commands"
+    ),
+    "fetch": Listed(_MAKE, "Download numbered files from a web server or a bucket.", "zb_hdf5.commands.fetch:zb_fetch"),
+    "tokenizer": Listed(_MAKE, "Make a tokenizer.", "zb_hdf5.commands.tokenizer:zb_tokenizer"),
+    "index": Listed(
+        _MAKE, "Merge the parts of a job array; write indexes and digests.", "zb_hdf5.commands.index:zb_index"
+    ),
+    "info": Listed(_LOOK, "Describe a file, store or unfinished conversion.", "zb_hdf5.commands.info:zb_info"),
+    "show": Listed(_LOOK, "Show rows or documents as text.", "zb_hdf5.commands.show:zb_show"),
+    "report": Listed(_LOOK, "Write a page with the statistics of a store.", "zb_hdf5.commands.report:zb_report"),
+    "verify": Listed(_CHECK, "Compare every batch with its stored digests.", "zb_hdf5.commands.verify:zb_verify"),
+    "repair": Listed(_CHECK, "Save the good batches or documents in a new file.", "zb_hdf5.commands.repair:zb_repair"),
+    "doctor": Listed(
+        _CHECK, "Check this machine for problems that would stop training.", "zb_hdf5.commands.doctor:zb_doctor"
+    ),
+    "bench": Listed(_TRAIN, "Time the batches of a training from your own data.", "zb_hdf5.commands.bench:zb_bench"),
+    "stage": Listed(_TRAIN, "Copy the batches of a node's ranks to its own disk.", "zb_hdf5.commands.stage:zb_stage"),
+    "cache": Listed(_TRAIN, "Show and free the stores in a cache folder.", "zb_hdf5.commands.cache:zb_cache"),
+    "which": Listed(
+        _TRAIN, "Name the rows and documents of a training step or a batch.", "zb_hdf5.commands.which:zb_which"
+    ),
 }
 
 
 class ZbGroup(CommandGroup):
-    """The commands of `COMMANDS`: the help lists them without an import of any."""
+    """The commands of `COMMANDS`: the help lists them by their purpose, without an import of any."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
@@ -49,9 +63,16 @@ class ZbGroup(CommandGroup):
         command: click.Command = resolve_name(row.place)
         return command
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.format_commands(ctx, formatter)
+        click.Command.format_options(self, ctx, formatter)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name].summary) for name in self.list_commands(ctx)])
+        width = max(map(len, COMMANDS))
+        for purpose in dict.fromkeys(row.purpose for row in COMMANDS.values()):
+            rows = [(f"{name:<{width}}", row.summary) for name, row in COMMANDS.items() if row.purpose == purpose]
+            with formatter.section(purpose):
+                formatter.write_dl(rows)
 
 
 #: The commands that most people type first: an example of each, and its effect.
@@ -72,7 +93,12 @@ FIRST: Final = {
 @click.version_option(__version__)
 @click.pass_context
 def zb(ctx: click.Context) -> None:
-    """Token batches in HDF5 and .batch files: look at them, check them, convert them."""
+    """Token batches in HDF5 and .batch files for language-model training.
+
+    \b
+    Example: zb convert tokens/ train-h5
+    Example: zb info train-h5
+    """
     if ctx.invoked_subcommand is not None:
         return
     width = max(map(len, FIRST))

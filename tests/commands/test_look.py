@@ -199,7 +199,7 @@ def test_a_document_is_shown_by_its_number_and_what_cannot_be_shown_is_told(kind
         ((made["h5"], "--batch", 4), 1, "no batch 4: it has 4"),
         ((made["h5"], "--batch", 1, "--sample", 2), 2, "exclude each other"),
         ((made["h5"], "--tokenizer", "abc"), 2, "expected byte"),
-        ((made["h5"], "--seq-len", 4), 2, "is no token stream"),
+        ((made["h5"], "--seq-len", 4), 2, "as its batches are stored, found 4; leave it out"),
     ):
         result = run(zb, "show", *arguments)
         assert (result.exit_code, result.stdout) == (code, "")

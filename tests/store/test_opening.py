@@ -74,6 +74,8 @@ def test_a_foreign_dataset_is_a_stream_records_or_batches_by_its_axes(foreign):
         np.testing.assert_array_equal(reader.read_record(9), tokens.reshape(-1, 64)[9])
     with open_reader(path, dataset="records") as reader:
         assert (reader.batch_size, reader.num_batches) == (1, 24)
+    with open_reader(path, dataset="records", batch_size=4, seq_len=64) as reader:
+        np.testing.assert_array_equal(np.stack(list(reader)), tokens)
     with open_reader(path, dataset="stream", batch_size=3, seq_len=50, overlap=1) as reader:
         flat, starts = tokens.reshape(-1), np.arange(reader.num_batches * 3) * 50
         expected = flat[starts[:, np.newaxis] + np.arange(51)].reshape(-1, 3, 51)
@@ -204,6 +206,22 @@ def test_the_corpus_of_the_lesson_is_converted_after_a_check(corpus, tmp_path):
     with h5py.File(corpus / "shard-0001.h5", "r+") as h5:
         h5["tokens"][5] ^= 1
     is_refused(errors.ChecksumError, lambda: convert(corpus, "hdf5", tmp_path / "again", **shape))
+
+
+@pytest.mark.parametrize("dataset", ["records", "batches"])
+def test_stored_batches_have_no_other_shape_than_their_own(dataset, foreign):
+    path, _ = foreign
+    for how, found in (
+        ({"seq_len": 32}, "expected seq_len=64, as its batches are stored, found 32"),
+        ({"batch_size": 4, "seq_len": 32}, "expected seq_len=64, as its batches are stored, found 32"),
+        ({"overlap": 1}, "is no token stream"),
+    ):
+        is_refused(errors.ArgumentError, lambda how=how: open_reader(path, dataset=dataset, **how), match=found)
+    if dataset == "batches":
+        with pytest.raises(errors.ArgumentError, match="expected batch_size=4, as its batches are stored, found 3"):
+            open_reader(path, dataset=dataset, batch_size=3)
+    with open_reader(path, dataset=dataset, batch_size=4, seq_len=64) as reader:
+        assert (reader.batch_size, reader.seq_len, reader.num_batches) == (4, 64, 6)
 
 
 @pytest.mark.parametrize(("name", "dataset"), [("foreign.h5", "x"), ("stream.npy", None)])

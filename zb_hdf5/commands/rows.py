@@ -140,7 +140,7 @@ def open_to_look(
 ) -> BatchReader:
     """Open batches, which have a shape, or a stream as batches of windows: of one row, unless another is asked for."""
     if look(path, **choice).layout != STREAM_LAYOUT:
-        return open_reader(path, batch_size=batch_size or seq_len, seq_len=seq_len or batch_size, **choice)
+        return open_reader(path, batch_size=batch_size, seq_len=seq_len, **choice)
     with open_chosen_stream(path, choice) as store:
         length = min(STREAM_SEQ_LEN, max(1, store.num_tokens))
     return open_reader(path, batch_size=batch_size or 1, seq_len=seq_len or length, **choice)

@@ -98,7 +98,8 @@ def open_reader(
         Split of a store whose shards alone are read ("train", "val"); None: all shards. A lone file is "train".
     batch_size, seq_len, overlap
         For a token stream (an HDF5 stream, a store of them, 1-D `.npy` files, token files of another trainer): the
-        shape of its windows, and how many tokens each of them shares with the next. See `WindowReader`.
+        shape of its windows, and how many tokens each of them shares with the next. See `WindowReader`. Of a dataset
+        of records `batch_size` are joined to a batch. Stored batches have no other shape than their own.
     cache, cache_bytes
         A folder on a fast local disk, in which batches are kept when they are first read, and how much it may hold in
         all (200 * 2**30 or "200GiB"; None: nine tenths of the free space). Several readers, processes and jobs may
@@ -137,12 +138,13 @@ def open_reader(
         shape=Shape(batch_size, seq_len, overlap),
         digests=digests,
     )
-    _refuse_shape_of_batches(opening)
+    _refuse_shape_of_windows(opening)
     if cache is None and cache_bytes is None:
         reader = opening.open()
     else:
         reader = _open_cached(opening, cache, cache_bytes)
     with on_failure(reader.close):
+        _require_shape(opening, reader)
         if reader.rest and not reader.num_batches:
             raise ArgumentError(
                 f"{path}: {reader.num_records:,} records do not fill one batch of {reader.batch_size:,} x "
@@ -151,14 +153,29 @@ def open_reader(
     return reader
 
 
-def _refuse_shape_of_batches(opening: Opening) -> None:
-    """Raise `ArgumentError` if stored batches are asked for in the shape of windows. Named records are joined."""
+def _refuse_shape_of_windows(opening: Opening) -> None:
+    """Raise `ArgumentError` if stored batches are asked for as windows. Named records have a shape that is compared."""
     batch_size, seq_len, overlap = opening.shape
-    is_shape_of_windows = overlap > 0 or (batch_size is not None and seq_len is not None)
-    if is_shape_of_windows and opening.layout == BATCHES_LAYOUT and not opening.choice.is_made:
+    is_whole = batch_size is not None and seq_len is not None and not opening.choice.is_made
+    if opening.layout == BATCHES_LAYOUT and (overlap > 0 or is_whole):
         raise ArgumentError(
             f"{opening.path}: is no token stream: its batches have the shape that they were stored with"
         )
+
+
+def _require_shape(opening: Opening, reader: BatchReader) -> None:
+    """Raise `ArgumentError` if stored batches have another shape than the one that is asked for."""
+    if opening.layout != BATCHES_LAYOUT:
+        return
+    stored = {"batch_size": reader.batch_size, "seq_len": reader.seq_len}
+    asked = {"batch_size": opening.shape.batch_size, "seq_len": opening.shape.seq_len}
+    for name, expected in stored.items():
+        if asked[name] not in (None, expected):
+            raise ArgumentError(
+                f"{opening.path}: expected {name}={expected}, as its batches are stored, found {asked[name]}; leave "
+                "it out, or let a loader cut and join the records",
+                options=[name],
+            )
 
 
 def open_stream(

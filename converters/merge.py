@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,12 @@ from zb_hdf5.spec import DOCUMENTS_PREFIX, INDEX_NAME, SHARD_PREFIX, stored_dtyp
 from zb_hdf5.store.agreement import require_agreement
 
 
-def merge_parts(destination: str | os.PathLike[str], *, force: bool = False) -> ShardIndex:
+def merge_parts(
+    destination: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    progress: Callable[[int, int], None] = lambda checked, total: None,
+) -> ShardIndex:
     """Publish a folder whose shards were written by several jobs, each with its `shard_range`.
 
     Parameters
@@ -29,6 +35,8 @@ def merge_parts(destination: str | os.PathLike[str], *, force: bool = False) -> 
         The folder that the jobs were given.
     force
         Replace an existing result when the new one is whole.
+    progress
+        Called with the files that were checked since the last call, and the number of all of them.
 
     Returns
     -------
@@ -54,20 +62,23 @@ def merge_parts(destination: str | os.PathLike[str], *, force: bool = False) -> 
             plan["source"],
             documents=tuple(DocumentPart(*part) for part in plan["documents"]) if indexed else (),
         ).with_max_token(done.max_token for done in finished.values())
-        _require_whole(waiting, plan["target"], index)
+        _require_whole(waiting, plan["target"], index, progress)
         if indexed:
             index.save(waiting)
     return index
 
 
-def _require_whole(folder: Path, target: str, index: ShardIndex) -> None:
+def _require_whole(folder: Path, target: str, index: ShardIndex, progress: Callable[[int, int], None]) -> None:
     """Check every shard once more, and then remove other files: parts of an earlier plan."""
     if FORMATS[target].holds_batches:
+        total = len(index.shards) + len(index.documents)
         for entry in index.shards:
             with open_reader(folder / entry.path) as reader:
                 require_agreement(index, entry, reader)
+            progress(1, total)
         for part in index.documents:
             check_documents(folder / part.path, part)
+            progress(1, total)
     named = {path.name for entry in index.shards for path in files_of_shard(Path(entry.path))}
     named |= {part.path for part in index.documents}
     for name in os.listdir(folder):

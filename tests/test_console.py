@@ -1,6 +1,8 @@
 """The console: sizes, numbers for people, the progress bar, and the handler of SIGTERM."""
 
+import contextlib
 import io
+import itertools
 import math
 import os
 import re
@@ -75,7 +77,7 @@ def test_a_terminal_shows_one_line_clears_it_and_is_not_flooded(bar):
 def test_the_bar_fills_and_the_numbers_are_right_also_of_what_was_kept_and_of_a_total_that_comes_late(bar):
     shown = bar(4000, (10, "advance", 1000))
     assert " 25%  100 tok/s  0:30 left" in shown
-    assert shown.count("█") == round(0.25 * console.BAR_WIDTH)
+    assert shown.count("█") == int(0.25 * console.BAR_WIDTH)
     shown = bar(10**13, (3000, "advance", 10**11), name="npy-to-batch")
     assert max(len(update) for update in shown.split("\r\x1b[K")) < 80
     first = (1, "advance", 10)
@@ -91,9 +93,9 @@ def test_a_log_gets_plain_lines_now_and_then(bar):
     shown = bar(100, *[(1, "advance", 2)] * 50, stream=io.StringIO)
     lines = shown.splitlines()
     assert len(lines) == 5
-    assert all(re.fullmatch(r"convert: \d+%  .*tok/s  .* left", line) for line in lines)
+    assert all(re.fullmatch(r"convert: \d+%  .*tok/s  .* left", line) for line in lines[:-1])
     assert not {"\r", "\x1b"} & set(shown)
-    assert lines[-1].startswith("convert: 100%")
+    assert lines[-1] == "convert: 100%  2 tok/s  in 0:50"
 
 
 def test_odd_totals_are_shown_without_fuss_and_disabled_progress_and_short_work_in_a_log_are_silent(bar):
@@ -101,6 +103,69 @@ def test_odd_totals_are_shown_without_fuss_and_disabled_progress_and_short_work_
         assert re.search(r"\b(0|100)%", bar(total, (20, "advance", done), stream=io.StringIO))
     for stream, seconds, enabled in ((io.StringIO, 100, False), (Terminal, 100, False), (io.StringIO, 5, True)):
         assert bar(100, (seconds, "advance", 100), stream=stream, enabled=enabled) == ""
+
+
+@pytest.fixture
+def estimates(clock):
+    """Return `estimates(parts)`: by the percent, the seconds that a log names as left, and those that are."""
+
+    def found(parts):
+        stream = io.StringIO()
+        ends = [0.0, *itertools.accumulate(parts)]
+        told = {}
+        with Progress("verify", len(parts), stream=stream) as progress:
+            for number, seconds in enumerate(parts, 1):
+                clock.now += seconds
+                progress.advance(1)
+                line = stream.getvalue()
+                stream.seek(stream.truncate(0))
+                if match := re.fullmatch(r"verify: (\d+)%.*  (?:(\d+):)?(\d+):(\d+) left\n", line):
+                    percent, hours, minutes, seconds_left = (int(each or 0) for each in match.groups())
+                    told[percent] = (3600 * hours + 60 * minutes + seconds_left, ends[-1] - ends[number])
+        return told
+
+    return found
+
+
+@pytest.mark.parametrize(("parts", "percents", "tolerance"), [
+    ([1.0] * 1000, (10, 50, 90), 0.02),
+    ([0.1] * 500 + [1.0] * 500, (70, 90), 0.05),  # the first half was in the page cache
+    ([0.0] * 49 + [50.0] + [0.0] * 49 + [50.0] + ([0.0] * 49 + [50.0]) * 18, (50, 90), 0.15),  # bursts
+], ids=["steady", "throttled", "bursts"])  # fmt: skip
+def test_the_time_that_is_left_is_that_of_the_rest(estimates, parts, percents, tolerance):
+    told = estimates(parts)
+    for percent in percents:
+        found, expected = told[min(told, key=lambda each: abs(each - percent))]
+        assert abs(found - expected) <= tolerance * expected + 1, (percent, found, expected)
+
+
+def test_a_log_names_the_end_of_each_phase_and_no_share_is_rounded_up_to_all(clock):
+    stream = io.StringIO()
+    with Progress("tokenizing", 1000, unit="B", stream=stream) as progress:
+        for amount in (500, 499, 1):
+            clock.now += 9
+            progress.advance(amount)
+        progress.begin("writing", 10)
+        clock.now += 1
+        progress.advance(10)
+        progress.begin("uploading", 10)
+        clock.now += 11
+        progress.advance(4)
+    assert stream.getvalue().splitlines() == [
+        "tokenizing: 99%  55.5 B/s  0:00 left",
+        "tokenizing: 100%  37 B/s  in 0:27",  # writing took too little time for a line
+        "uploading: 40%  0.364 tok/s  0:16 left",
+        "uploading: 40%  0.364 tok/s  in 0:11",  # all there was to do
+    ]
+
+
+def test_a_log_has_no_end_of_work_that_failed(clock):
+    stream = io.StringIO()
+    with contextlib.suppress(OSError), Progress("convert", 10, stream=stream) as progress:
+        clock.now += 20
+        progress.advance(5)
+        raise OSError("no")
+    assert stream.getvalue() == "convert: 50%  0.25 tok/s  0:20 left\n"
 
 
 def test_a_terminal_is_cleared_after_an_error_too(clock):

@@ -24,7 +24,7 @@ FLOORS = (
     ("trainers",),
     ("store",),
     ("loaders",),
-    ("option_groups",),
+    ("option_groups", "pace"),
     ("console",),
     ("converters",),
     ("commands",),

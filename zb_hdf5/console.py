@@ -30,6 +30,7 @@ from zb_hdf5.errors import counted as counted  # for all commands
 from zb_hdf5.errors import format_bytes as format_bytes
 from zb_hdf5.formats.dataset_choice import AXES
 from zb_hdf5.option_groups import option_group
+from zb_hdf5.pace import Pace
 from zb_hdf5.signals import Terminated, end_by, unwinding_signals
 
 BAR_WIDTH: Final = 30
@@ -386,7 +387,7 @@ class Progress:
     enabled
         Whether anything is shown; None: unless --quiet was given.
     unit
-        "tok" or "B".
+        "tok", "B" or another one.
     stream
         None: stderr.
     """
@@ -404,16 +405,19 @@ class Progress:
         self._stream = stream or sys.stderr
         self._bar = self._stream.isatty()
         self._lock = threading.Lock()
+        self._is_open = False  # whether a line was shown, and the one of its end was not
         self.begin(label, total, unit)
 
     def begin(self, label: str, total: int, unit: str = "tok") -> None:
-        """Begin another phase of the work."""
+        """Begin another phase of the work, which ends the one before."""
+        self._end()
         self._label = label
         self._total = total
         self._unit = unit
         self._done = 0
         self._kept = 0
-        self._start = self._shown = time.monotonic()
+        self._shown_s = time.monotonic()
+        self._pace = Pace(self._shown_s)
 
     def advance(self, amount: int, total: int | None = None) -> None:
         """Count an amount as done, of a total that is better known by now; may be called from any thread."""
@@ -421,36 +425,51 @@ class Progress:
             self._done += amount
             if total is not None:
                 self._total = total
-            now = time.monotonic()
-            if self._enabled and now - self._shown >= (0.1 if self._bar else LOG_INTERVAL_S):
-                self._shown = now
-                self._show(now - self._start)
+            now_s = time.monotonic()
+            if self._enabled and amount:
+                self._pace.reach(now_s, self._done - self._kept)
+            if self._enabled and now_s - self._shown_s >= (0.1 if self._bar else LOG_INTERVAL_S):
+                self._shown_s = now_s
+                self._show(now_s)
 
     def keep(self, amount: int) -> None:
         """Count an amount as done that was there before: it is of the whole, but never of the rate."""
         with self._lock:
             if self._done == self._kept:
-                self._start = time.monotonic()  # until now, the kept shards were checked
+                self._pace = Pace(time.monotonic())  # until now, the kept shards were checked
             self._done += amount
             self._kept += amount
 
-    def _show(self, elapsed_s: float) -> None:
-        share = min(1.0, self._done / self._total) if self._total else 0.0
+    def _show(self, now_s: float, is_over: bool = False) -> None:
+        """Show the share, the rate, and the time that is left; or the time of all, of work that is over."""
+        self._is_open = not is_over and not self._done >= self._total > 0
+        percent = min(100, 100 * self._done // self._total) if self._total else 0  # 100 is all of it, and no less
         new = self._done - self._kept
-        text = f"{share:4.0%}  {format_count(new / elapsed_s if elapsed_s else 0.0)}{self._unit}/s"
-        if new and self._total:  # else the time of the rest is not known
-            text += f"  {format_seconds(elapsed_s / new * max(0, self._total - self._done))} left"
+        rate = self._pace.rate(now_s, new) if self._is_open else self._pace.overall(now_s, new)
+        text = f"{percent:3}%  {format_count(rate)}{self._unit}/s"
+        if not self._is_open:
+            text += f"  in {format_seconds(now_s - self._pace.start_s)}"
+        elif rate and self._total:  # else the time of the rest is not known
+            text += f"  {format_seconds((self._total - self._done) / rate)} left"
         if self._bar:
-            full = "█" * round(share * BAR_WIDTH)
+            full = "█" * (percent * BAR_WIDTH // 100)
             self._stream.write(f"\r\x1b[K{self._label} {full:·<{BAR_WIDTH}} {text}")
         else:
             self._stream.write(f"{self._label}: {text.strip()}\n")
         self._stream.flush()
 
+    def _end(self) -> None:
+        """Have a last line in a log that has some of this phase."""
+        if self._is_open and not self._bar:
+            self._show(time.monotonic(), is_over=True)
+        self._is_open = False
+
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._end()
         if self._enabled and self._bar:
             self._stream.write("\r\x1b[K")
             self._stream.flush()

@@ -83,19 +83,27 @@ def test_the_advice_is_the_fastest_setting_that_checks_as_much():
 
 def test_rounds_are_made_in_turns_and_end_with_the_time(monkeypatch):
     seen = []
+    shares = []
     now_s = [0.0]
     monkeypatch.setattr(timing, "_pass", lambda times, steps: seen.append(times.way.name))
     monkeypatch.setattr(timing.time, "monotonic", lambda: now_s[0])
 
-    def progress():
+    def progress(share):
         now_s[0] += 1.0
+        shares.append(share)
 
     ways = [timing.Way(name, lambda: None, is_checked=True) for name in "ABC"]
     timing.measured(ways, 4, 0.5, progress)
     assert "".join(seen) == "ABCCBAABC"
+    assert shares[1:] == pytest.approx([number / 9 for number in range(2, 10)])
     seen.clear()
+    shares.clear()
     timing.measured(ways, 4, 10.0, progress)
     assert "".join(seen) == "ABCCBAABCCBA"
+    assert (shares == sorted(shares), shares[-2] < 1.0, shares[-1]) == (True, True, 1.0)
+    shares.clear()
+    timing.measured(ways, 4, 1e6, progress)
+    assert shares == pytest.approx([number / 27 for number in range(1, 28)])
 
 
 def test_one_batch_is_too_little_to_time(tmp_path):

@@ -89,7 +89,9 @@ def test_stores_and_streams_record_their_largest_id_and_copies_stay_equal(tokens
     assert files[0] == files[1]
     for number in range(2):
         convert(tokens, "hdf5", tmp_path / "parts", **shape, shard_range=(number, 2))
-    merge_parts(tmp_path / "parts")
+    checked = []
+    merge_parts(tmp_path / "parts", progress=lambda *counts: checked.append(counts))
+    assert checked == [(1, 2), (1, 2)]
     assert (tmp_path / "parts/shards.json").read_bytes() == (tmp_path / "store/shards.json").read_bytes()
     assert convert(tokens, "hdf5", tmp_path / "store", **shape, resume=True).kept.shards == 2
     np.save(tmp_path / "flat.npy", ROWS.reshape(-1))

@@ -140,6 +140,15 @@ def test_progress_counts_bytes_and_expects_all_files_to_be_alike(fetch):
     assert {expected for _, expected in seen} == {400_000}
 
 
+def test_progress_expects_only_what_was_not_there_before(server, fetch, tmp_path):
+    server.faults[NAMES[0]] = [None, None, *[{"status": 503}] * 5]
+    only_problem(fetch())  # it keeps 20,000 bytes of the first file
+    (tmp_path / "out" / NAMES[2]).write_bytes(server.files[NAMES[2]])
+    seen = []
+    fetch(4, workers=1, progress=lambda received, expected: seen.append((received, expected)))
+    assert (sum(received for received, _ in seen), seen[-1]) == (280_000, (0, 280_000))
+
+
 # --- what is tried again ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("faults", [
     *([{"status": status}] * 4 for status in (500, 503, 429, 408)),

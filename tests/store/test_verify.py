@@ -12,6 +12,7 @@ from damage import flip_stored, write_batches, write_streams
 from zb_hdf5 import Loader, errors, verify_store
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert_commands as convert
+from zb_hdf5.formats.registry import open_chunks
 from zb_hdf5.spec import INDEX_NAME
 
 #: Keys of an index that no file need have: free words, and facts of the whole that only the index may know.
@@ -176,3 +177,21 @@ def test_of_many_shards_the_text_names_the_bad_ones_and_counts_the_others(tmp_pa
     ]  # fmt: skip
     assert "6 of 8 verified: 6 batches" in result.stdout
     assert len(report_of(zb, "verify", store, code=result.exit_code)["files"]) == 8
+
+
+@pytest.mark.parametrize("kind", ["fields", "streams"])
+def test_progress_has_the_fields_and_ends_at_the_total_behind_a_bad_shard_and_one_that_is_gone(kind, tmp_path):
+    store = KINDS[kind](tmp_path)
+    seen, totals = [], []
+    how = {"progress": seen.append, "announce": totals.append, "workers": 1}
+    assert {report.outcome for report in verify_store(store, **how)} == {"verified"}
+    assert [sum(seen)] == totals
+    assert max(seen) < totals[0]
+    shards = sorted(store.glob("s*.h5"))
+    with open_chunks(shards[0]) as reader:
+        stored = next(iter(reader.groups()))[1][0].copy()
+    flip_stored(shards[0], stored, mask=4)
+    shards[1].unlink()
+    seen.clear()
+    assert {report.outcome for report in verify_store(store, **how)} > {"bad"}
+    assert [sum(seen)] * 2 == totals

@@ -11,6 +11,7 @@ from zb_hdf5.console import FROM_1, STORE, Output, Progress, dataset_options, ou
 from zb_hdf5.option_groups import GroupedCommand, option_group
 
 if TYPE_CHECKING:
+    from zb_hdf5.commands.timing import Way, WayTimes
     from zb_hdf5.store.opening import Choice
 
 #: Characters of the bar of the fastest way.
@@ -58,14 +59,28 @@ def zb_bench(
         batch_tokens = reader.batch_size * reader.seq_len
         ways = timing.ways_of(path, reader, options)
         timing.require_equal(ways, path)
-        with Progress("timing", timing.LEAST_ROUNDS * len(ways) * steps * batch_tokens) as progress:
-            times = timing.measured(ways, steps, seconds, lambda: progress.advance(steps * batch_tokens))
+        times = _timed(ways, steps, batch_tokens, seconds)
         rows = [each.to_json(batch_tokens) for each in times]
         shape = f"{steps:,} of {reader.num_batches:,} batches of {reader.batch_size:,} x {reader.seq_len:,}"
     lines = [("path", str(path)), ("machine", timing.machine()), ("a pass", shape)]
     advice = timing.advice(rows)
     report = {"path": str(path), "machine": timing.machine(), "steps": steps, "rows": rows, "advice": advice}
     return Output(report, lines, [*_table(rows), "", f"choose  {advice}"])
+
+
+def _timed(ways: list[Way], steps: int, batch_tokens: int, seconds: float) -> list[WayTimes]:
+    """Time all ways, and show the progress."""
+    from zb_hdf5.commands.timing import measured
+
+    tokens = 0
+    with Progress("timing", 0) as progress:
+
+        def after_pass(share: float) -> None:
+            nonlocal tokens
+            tokens += steps * batch_tokens
+            progress.advance(steps * batch_tokens, round(tokens / share))
+
+        return measured(ways, steps, seconds, after_pass)
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:

@@ -26,7 +26,7 @@ from zb_hdf5.files.threads import Readers
 _DIGEST_LINE: Final = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
 #: A strong ETag, or a time of change as the client has it where there is none; 1970 stands for neither.
 _VERSION: Final = re.compile(r'".*|(?!1970)\d{4}-.*')
-Received = Callable[[str, int, int], None]  # URL, bytes received since the last call, size of the file
+Received = Callable[[str, int, int], None]  # URL, bytes received since the last call, bytes that are left
 
 
 @dataclass
@@ -71,14 +71,12 @@ def fetch_shards(
     reports = _reports(template, range(first, first + count), folder, sha256)
     folder.mkdir(parents=True, exist_ok=True)
     stopped = threading.Event()
-    sizes = dict[str, int]()
+    expected = _Expected(count)
 
-    def advance(url: str, received: int, size: int) -> None:
+    def advance(url: str, received: int, left: int) -> None:
         if stopped.is_set():
             raise UnavailableError(f"{url}: stopped, because another file failed or the program ends")
-        sizes[url] = size
-        known = list(sizes.values())  # the others are expected to be like these
-        progress(received, sum(known) * count // len(known))
+        progress(received, expected.total(url, received, left))
 
     def fetch(report: FetchReport) -> None:
         path = Path(report.path)
@@ -90,6 +88,7 @@ def fetch_shards(
                     _download(report.url, path, None if sha256 is None else sha256[path.name], advance)
                     report.fetched = True
                 report.byte_count = path.stat().st_size
+                progress(0, expected.total(report.url, 0, 0))
             except FileNotFoundError as error:
                 report.problem = UnavailableError(f"{report.url}: {error.strerror}")
             except ZbError as error:
@@ -98,6 +97,35 @@ def fetch_shards(
     with Readers(workers, "zb-fetch") as readers, on_failure(stopped.set):
         readers.map(fetch, reports)  # after Ctrl+C as well: the threads end before their next read
     return reports
+
+
+class _Expected:
+    """The bytes that all downloads together receive, as far as it is known.
+
+    Parameters
+    ----------
+    count
+        The number of files.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._lock = threading.Lock()
+        self._received = 0
+        self._left: dict[str, int] = {}
+        self._begun: dict[str, int] = {}
+
+    def total(self, url: str, received: int, left: int) -> int:
+        """Return it, after so many more bytes of a file were received, and so many are left."""
+        with self._lock:
+            self._received += received
+            self._left[url] = left
+            if received or left:
+                self._begun.setdefault(url, received + left)
+            if not self._begun:
+                return 0
+            alike = sum(self._begun.values()) // len(self._begun)  # the others are expected to be like these
+            return self._received + sum(self._left.values()) + alike * (self._count - len(self._left))
 
 
 def read_digests(path: Path) -> dict[str, str]:
@@ -181,8 +209,8 @@ def _receive(url: str, fd: int, version: Path, sha256: str | None, advance: Rece
     offset = min(size, os.fstat(fd).st_size) if is_same else 0
     os.ftruncate(fd, offset)
     version.write_text(identity, encoding="utf-8")
-    advance(url, 0, size)
+    advance(url, 0, size - offset)
     for part in source.parts(offset):
         write_fully(fd, part, offset)
         offset += len(part)
-        advance(url, len(part), size)
+        advance(url, len(part), size - offset)

@@ -39,7 +39,8 @@ def zb_index_merge(path: Path, force: bool) -> Output:
     """
     from zb_hdf5.converters.merge import merge_parts
 
-    merged = merge_parts(path, force=force)
+    with Progress("merge", 0, unit="files") as progress:
+        merged = merge_parts(path, force=force, progress=progress.advance)
     report = {"path": str(path), "num_shards": len(merged.shards), "num_batches": merged.num_batches}
     return Output(
         {**report, "sha256": merged.sha256},

@@ -98,7 +98,7 @@ def stage_units(readers: list[BatchReader], needed: npt.NDArray[np.int64], progr
         progress.keep(present * unit_bytes)
         todo.append((reader, column, absent, unit_bytes))
     for reader, column, absent, unit_bytes in todo:
-        read = partial(_copy, reader.tokens, progress)
+        read = partial(_copy, reader.tokens, unit_bytes, progress)
         for _ in read_ahead(read, runs_of(absent, unit_bytes), 2 * THREADS, threads=THREADS):
             if column.full:
                 break
@@ -126,9 +126,9 @@ def runs_of(units: npt.NDArray[np.int64], unit_bytes: int) -> Iterator[tuple[int
             yield int(units[first]), min(most, stop - first)
 
 
-def _copy(tokens: Tokens, progress: Progress, run: tuple[int, int]) -> None:
+def _copy(tokens: Tokens, unit_bytes: int, progress: Progress, run: tuple[int, int]) -> None:
     """Read a run of units, which leaves them in the cache."""
     start = run[0] * tokens.unit
     out = np.empty(min(run[1] * tokens.unit, tokens.num_tokens - start), tokens.dtype)
     tokens.read([(start, out)])
-    progress.advance(out.nbytes)
+    progress.advance(run[1] * unit_bytes)

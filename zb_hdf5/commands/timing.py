@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
@@ -180,7 +181,7 @@ def _first_batches(way: Way) -> list[torch.Tensor]:
         close()
 
 
-def measured(ways: Sequence[Way], steps: int, seconds: float, progress: Callable[[], None]) -> list[WayTimes]:
+def measured(ways: Sequence[Way], steps: int, seconds: float, progress: Callable[[float], None]) -> list[WayTimes]:
     """Time all ways in turns, A B C and then C B A, until the time is over.
 
     Parameters
@@ -192,17 +193,24 @@ def measured(ways: Sequence[Way], steps: int, seconds: float, progress: Callable
     seconds
         The time that all rounds together may take; three rounds are made in any case.
     progress
-        Called after each pass.
+        Called after each pass, with the share of all passes that are done, as far as it is known.
     """
     times = [WayTimes(way) for way in ways]
-    deadline_s = time.monotonic() + seconds
+    begin_s = time.monotonic()
     for number in range(MOST_ROUNDS):
-        if number >= LEAST_ROUNDS and time.monotonic() > deadline_s:
+        if number >= LEAST_ROUNDS and time.monotonic() > begin_s + seconds:
             break
-        for each in times if number % 2 == 0 else reversed(times):
+        for place, each in enumerate(times if number % 2 == 0 else reversed(times), 1):
             _pass(each, steps)
-            progress()
+            rounds = number + place / len(times)
+            progress(rounds / _expected_rounds(rounds, (time.monotonic() - begin_s) / seconds))
     return times
+
+
+def _expected_rounds(rounds: float, share_of_time: float) -> int:
+    """Return how many rounds will be made, after some of them in a share of the time."""
+    by_time = MOST_ROUNDS if share_of_time <= rounds / MOST_ROUNDS else math.ceil(rounds / share_of_time)
+    return max(LEAST_ROUNDS, math.ceil(rounds), by_time)
 
 
 def _pass(times: WayTimes, steps: int) -> None:

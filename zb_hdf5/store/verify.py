@@ -22,7 +22,7 @@ from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.dataset_choice import ANY_DATASET, DatasetChoice
 from zb_hdf5.formats.flat import NO_NAMES, FlatFormat, FlatTokens, Headerless
 from zb_hdf5.formats.registry import FORMATS, backend_in, format_of, open_chunks, require_datasets
-from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, documents_path, pieces_path
+from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, StoreMeta, documents_path, pieces_path
 from zb_hdf5.store.agreement import require_agreement
 from zb_hdf5.store.both_formats import require_same_tokens, stores_by_format
 from zb_hdf5.store.digests import CHUNKS_OF_FLAT_FILES, Count, Digests, needs_no_digests
@@ -362,6 +362,39 @@ def _check_records(folder: Path, index: ShardIndex, reports: list[ShardReport]) 
         )
 
 
+class _Counted:
+    """The tokens of one file that are checked, for its progress: one counts when the values of its fields are, too.
+
+    Parameters
+    ----------
+    progress
+        As for `verify_store`.
+    """
+
+    def __init__(self, progress: Count) -> None:
+        self._progress = progress
+        self._token_bytes = 1
+        self._num_bytes = 0
+        self._told = 0
+
+    def columns(self, meta: StoreMeta) -> list[tuple[str | None, Count]]:
+        """Return each column, None for the tokens, and its progress, which is called with the values that were read."""
+        sizes: list[tuple[str | None, int]] = [(None, meta.dtype.itemsize)]
+        sizes += [(each.name, each.dtype.itemsize) for each in meta.fields]
+        self._token_bytes = meta.dtype.itemsize + sum(each.dtype.itemsize * each.size for each in meta.fields)
+        return [(name, partial(self._read, size)) for name, size in sizes]
+
+    def _read(self, value_bytes: int, num_values: int) -> None:
+        self._num_bytes += num_values * value_bytes
+        self.reach(self._num_bytes // self._token_bytes)
+
+    def reach(self, num_tokens: int) -> None:
+        """Have so many tokens done; also those behind a bad one, which nobody looks at any more."""
+        if num_tokens > self._told:
+            self._progress(num_tokens - self._told)
+            self._told = num_tokens
+
+
 @dataclass(frozen=True)
 class _Check:
     """The check of one file, a lone one or a shard of an index.
@@ -393,23 +426,40 @@ class _Check:
     def lone_file(self, path: Path) -> ShardReport:
         """Check a file without an index."""
         report = ShardReport(str(path))
+        counted = _Counted(self.progress)
         with _recorded(report, is_lone=True, is_named=self.choice.name is not None):
-            self._file(path, None, None, report)
+            self._file(path, None, None, report, counted)
+        counted.reach(self._announced(path, report))
         return report
+
+    def _announced(self, path: Path, report: ShardReport) -> int:
+        """Return the tokens of a lone file that were announced."""
+        if self.digests is not None:
+            return self.digests.files[path.name].num_tokens if path.name in self.digests.files else 0
+        return report.token_count if report.backend in FORMATS and FORMATS[report.backend].holds_batches else 0
 
     def shard(self, path: Path, entry: ShardEntry, table: DocumentPart | None) -> ShardReport:
         """Check a shard; `table` has its documents, if it is a stream that has a table of them."""
         report = ShardReport(str(path))
+        counted = _Counted(self.progress)
         with _recorded(report, is_named=self.choice.name is not None):
-            self._file(path, entry, table, report)
+            self._file(path, entry, table, report, counted)
+        counted.reach(entry.token_count)
         return report
 
-    def _file(self, path: Path, entry: ShardEntry | None, table: DocumentPart | None, report: ShardReport) -> None:
+    def _file(
+        self,
+        path: Path,
+        entry: ShardEntry | None,
+        table: DocumentPart | None,
+        report: ShardReport,
+        counted: _Counted,
+    ) -> None:
         """Fill the report of a file."""
         flat = flat_format(self.flat, self.headerless)
         if flat is not None and (self.digests is not None or self.flat not in FORMATS):
             report.backend = self.flat
-            self._flat_file(flat, flat.look(path), report)
+            self._flat_file(flat, flat.look(path), report, counted)
             return
         row = format_of(path)
         report.backend = row.name
@@ -422,9 +472,11 @@ class _Check:
             report.total_records = reader.meta.total_records
             report.token_count = reader.token_count
             report.num_batches = reader.num_batches if reader.layout == BATCHES_LAYOUT else 0
-            report.sha256, report.checks = reader.compare_digests(self.progress)
-            for column in reader.meta.fields:
-                report.fields[column.name], _ = reader.field(column.name).compare_digests()
+            for name, progress in counted.columns(reader.meta):
+                if name is None:
+                    report.sha256, report.checks = reader.compare_digests(progress)
+                else:
+                    report.fields[name], _ = reader.field(name).compare_digests(progress)
             if self.index is None or entry is None:
                 check_beside(reader, report)
             else:
@@ -433,12 +485,14 @@ class _Check:
                 report.missing = reader.missing_digests()
             report.checks += [f"field {name}" for name in report.fields]
             if not reader.complete:
-                counted = f"{report.num_batches:,} batches" if report.num_batches else f"{report.token_count:,} tokens"
+                committed = (
+                    f"{report.num_batches:,} batches" if report.num_batches else f"{report.token_count:,} tokens"
+                )
                 raise IncompleteError(
-                    f"{path}: its writer has not finished: {counted} are committed", remedy=Remedy.REPAIR, at=path
+                    f"{path}: its writer has not finished: {committed} are committed", remedy=Remedy.REPAIR, at=path
                 )
 
-    def _flat_file(self, flat: FlatFormat, found: FlatTokens, report: ShardReport) -> None:
+    def _flat_file(self, flat: FlatFormat, found: FlatTokens, report: ShardReport, counted: _Counted) -> None:
         """Fill the report of a file of another trainer."""
         report.token_count = found.num_tokens
         if self.digests is None:
@@ -449,7 +503,7 @@ class _Check:
             return
         digest = self.digests.require(found)
         with flat.open(found.path, CHUNKS_OF_FLAT_FILES, digest=digest) as reader:
-            report.sha256, report.checks = reader.compare_digests(self.progress)
+            report.sha256, report.checks = reader.compare_digests(counted.columns(reader.meta)[0][1])
         if digest.documents_sha256:
             digest.require_documents(found.path, flat.document_offsets(found))
             report.checks.append("documents")

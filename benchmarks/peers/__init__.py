@@ -51,6 +51,7 @@ BARS: Mapping[str, tuple[str, float | None]] = {
     "dataset() in a DataLoader": ("np.memmap in a DataLoader", None),
     'dataset() in a DataLoader, verify="none"': ("np.memmap in a DataLoader", 0.85),
     'Loader, shuffle="records"': ("np.memmap, gather of rows", 0.9),
+    "np.memmap loop, crc32": ("np.memmap loop", None),
     "np.memmap loop": ("", None),
     "np.memmap, gather of rows": ("", None),
 }

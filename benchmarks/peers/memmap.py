@@ -1,4 +1,7 @@
-"""numpy: loops over a memory map, and data sets over it in a `DataLoader`."""
+"""numpy: loops over a memory map, and data sets over it in a `DataLoader`.
+
+One of the loops computes a crc32 of each batch, as whoever checks batches would: a limit for a loader that does.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from isal import isal_zlib
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks import measure as m
 from benchmarks.peers import order, source
 
 LIBRARY = "np.memmap"
-PACKAGES = ("numpy", "torch")
+PACKAGES = ("numpy", "torch", "isal")
 
 
 def prepare(folder: Path) -> None:
@@ -62,6 +66,17 @@ def loop(folder: Path) -> m.Epochs:
     return epoch_of
 
 
+def loop_with_crc32(folder: Path) -> m.Epochs:
+    batches = source(folder).reshape(-1, m.BATCH_SIZE, m.SEQ_LEN)
+
+    def epoch_of(epoch: int) -> Iterator[torch.Tensor]:
+        for step in order(len(batches), epoch):
+            isal_zlib.crc32(batches[step])
+            yield torch.from_numpy(batches[step].astype(np.int64))
+
+    return epoch_of
+
+
 def gather(folder: Path) -> m.Epochs:
     tokens = source(folder)
 
@@ -74,6 +89,7 @@ def gather(folder: Path) -> m.Epochs:
 
 BATCHES: dict[str, Callable[[Path], m.Epochs]] = {
     "np.memmap in a DataLoader": lambda f: repeated(DataLoader(MemmapBatches(f), batch_size=None, shuffle=True)),
+    "np.memmap loop, crc32": loop_with_crc32,
     "np.memmap loop": loop,
 }
 ROWS: dict[str, Callable[[Path], m.Epochs]] = {

@@ -24,7 +24,7 @@ from benchmarks import measure as m
 OURS = "ours"
 MEMMAP = "memmap"
 #: The files of the other libraries.
-OTHERS = ("pytorch", "plain_h5py", "hf", "mds", "litdata", "grain", "datatrove", "megatron")
+OTHERS = ("pytorch", "plain_h5py", "hf", "mds", "litdata", "grain", "datatrove", "megatron", "olmo")
 WHOLE = "Other loaders: whole batches"
 ANEW = "Other loaders: rows shuffled anew in each epoch"
 TITLES = (WHOLE, ANEW)

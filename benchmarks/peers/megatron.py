@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 from torch.utils.data import DataLoader, Dataset
 
@@ -44,6 +46,36 @@ def rows(folder: Path) -> m.Epochs:
     return lambda epoch: loader
 
 
+class EndOfDocument:
+    """The members of a tokenizer that a `GPTDataset` asks for."""
+
+    eod = 0
+    vocab_size = m.VOCAB_SIZE
+    unique_identifiers = ("none",)
+
+
+def gpt_samples(folder: Path) -> m.Epochs:
+    """Return the epochs of samples in the order that the data set has computed; a sample has labels and masks too."""
+    prefix = str(folder / "megatron")
+    config = GPTDatasetConfig(
+        random_seed=1,
+        sequence_length=m.SEQ_LEN,
+        blend=([prefix], None),
+        split="1,0,0",
+        path_to_cache=str(folder / "megatron-cache"),
+        tokenizer=EndOfDocument(),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        create_attention_mask=False,
+        add_extra_token_to_sequence=False,
+    )
+    count = len(IndexedDataset(prefix))
+    samples, _, _ = BlendedMegatronDatasetBuilder(GPTDataset, [count, None, None], lambda: True, config).build()
+    loader: DataLoader[Any] = DataLoader(samples, batch_size=m.BATCH_SIZE)
+    return lambda epoch: loader
+
+
 def slices(folder: Path) -> m.Epochs:
     sequences = IndexedDataset(str(folder / "megatron"))
 
@@ -56,4 +88,7 @@ def slices(folder: Path) -> m.Epochs:
 
 
 BATCHES: dict[str, Callable[[Path], m.Epochs]] = {"Megatron IndexedDataset, a slice for each batch": slices}
-ROWS: dict[str, Callable[[Path], m.Epochs]] = {"Megatron IndexedDataset, a row each": rows}
+ROWS: dict[str, Callable[[Path], m.Epochs]] = {
+    "Megatron GPTDataset": gpt_samples,
+    "Megatron IndexedDataset, a row each": rows,
+}

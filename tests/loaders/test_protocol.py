@@ -134,7 +134,8 @@ def test_an_argument_that_is_refused_leaves_no_file_open(name, data):
             make(data / file, **options)
         assert open_files() == before, options
         del error  # whose traceback has held the loader
-    with zb_hdf5.open_reader(data / file, batch_size=None if name == "Loader" else 1, seq_len=1) as reader:
+    shape = {} if name == "Loader" else {"batch_size": 1, "seq_len": 1}
+    with zb_hdf5.open_reader(data / file, **shape) as reader:
         for options in refused:
             with pytest.raises(zb_hdf5.ZbError):
                 make(reader, **options)

@@ -15,6 +15,8 @@ from contract import is_refused, random_tokens
 
 from zb_hdf5 import Loader, convert, errors, open_reader, open_stream, verify_store
 from zb_hdf5.field import parse_fields
+from zb_hdf5.formats import foreign
+from zb_hdf5.store.holders import look
 
 ONE_RANK = {"rank": 0, "world_size": 1}
 AXES = "batch,record,token"
@@ -313,7 +315,29 @@ def test_of_several_integer_datasets_the_option_and_all_of_them_are_named(tmp_pa
     with h5py.File(path, "r+") as h5:
         for number in range(20):
             h5[f"more/{number:02}"] = np.zeros(3, "<i4")
-    is_refused(errors.FormatError, lambda: open_reader(path), match="more/07.* and 12 more$")
+    is_refused(errors.FormatError, lambda: open_reader(path), match=r"more/07.* and 12 more\nits documents")
+
+
+def test_a_look_at_a_file_of_many_datasets_ends_and_says_where(tmp_path, monkeypatch):
+    path = tmp_path / "documents.h5"
+    with h5py.File(path, "w") as h5:
+        for number in range(70):
+            h5[f"docs/doc{number:02}"] = np.arange(5, dtype="<i4")
+    message = one_error(run_zb("info", path), 1)
+    assert "docs/doc09 (5,) int32 and 54 more (only its first 64 integer datasets were looked at)" in message
+    assert message.endswith("convert reads them, as the format 'ragged'")
+    with h5py.File(path, "r+") as h5:
+        h5["docs/labels"] = np.arange(5, dtype="<i4")
+    column = look(path, dataset="docs/doc69").column  # other documents are no fields
+    assert [field.name for field in column.meta.fields] == ["labels"]
+    monkeypatch.setattr(foreign, "MAX_OBJECTS", 9)
+    with h5py.File(path, "w") as h5:
+        for number in range(10):
+            h5[f"a/{number}"] = np.zeros(5)
+        h5["ids"] = np.zeros((20, 32), "<i4")
+    with pytest.raises(errors.FormatError, match=r"none is seen \(only its first 9 objects were looked at\)$"):
+        open_reader(path)
+    assert batches_of(path, dataset="ids").shape == (20, 1, 32)
 
 
 def test_a_dataset_of_a_wrong_name_is_no_other_one(lone):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import permutations
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import h5py
 import numpy as np
@@ -21,6 +21,11 @@ from zb_hdf5.hdf5.h5_file import h5_damage
 
 #: Names of datasets that have the tokens, where others beside them have values of the same tokens.
 TOKEN_NAMES: Final = ("input_ids", "tokens", "token_ids")
+#: Names of values that are aligned with ids, and are none.
+FIELD_NAMES: Final = (LABELS, LOSS_MASK, "attention_mask", "position_ids", "token_type_ids")
+#: Integer datasets of a file, and objects of any kind, that are looked at. Each takes about 0.3 ms.
+MAX_DATASETS: Final = 64
+MAX_OBJECTS: Final = 4096
 #: Kinds of dtypes of such values.
 FIELD_KINDS: Final = "biuf"
 #: Entries of a second axis that may be channels (ids, a mask, labels, position ids) in place of records.
@@ -34,24 +39,54 @@ IDS_SHOWN: Final = 5
 DATASETS_SHOWN: Final = 10
 
 
-def integer_datasets(h5: h5py.File) -> dict[str, h5py.Dataset]:
-    """Return the datasets that may hold tokens, by their names: integers of one to three axes, in this file."""
-    found: dict[str, h5py.Dataset] = {}
+class Seen(NamedTuple):
+    """The integer datasets of a file, as far as it was looked at.
 
-    def visit(name: str, item: Any) -> None:
+    Attributes
+    ----------
+    datasets
+        Those that may hold tokens, by their names: integers of one to three axes, in this file.
+    limit
+        The objects that were looked at of more than these, in words; "": all were.
+    """
+
+    datasets: dict[str, h5py.Dataset]
+    limit: str = ""
+
+
+def integer_datasets(h5: h5py.File) -> Seen:
+    """Return the datasets that may hold tokens, of a look that ends after many of them, or after many objects.
+
+    A file may have a dataset for each of a million documents.
+    """
+    found: dict[str, h5py.Dataset] = {}
+    num_objects = 0
+
+    def visit(name: str, item: Any) -> str | None:
+        nonlocal num_objects
+        if len(found) == MAX_DATASETS:
+            return f"its first {MAX_DATASETS} integer datasets"
+        if num_objects == MAX_OBJECTS:
+            return f"its first {MAX_OBJECTS:,} objects"
+        num_objects += 1
         inside = isinstance(item, h5py.Dataset) and not bytes_elsewhere(item)
         if inside and item.ndim in (1, 2, 3) and item.dtype.kind in "iu":
             found[name] = item
+        return None
 
-    h5.visititems(visit)
-    return dict(sorted(found.items()))
+    limit = h5.visititems(visit)
+    return Seen(dict(sorted(found.items())), limit or "")
 
 
-def token_name(found: Mapping[str, h5py.Dataset]) -> str | None:
+def token_name(seen: Seen) -> str | None:
     """Return the name of the tokens among the integer datasets of a file; None where it has to be named.
 
-    They are the only one; or one of a name in `TOKEN_NAMES`, if all others have values for each of its tokens.
+    They are the only one; or one of a name in `TOKEN_NAMES`, if all others have values for each of its tokens. Where
+    not all of a file was looked at, nothing is certain.
     """
+    found = seen.datasets
+    if seen.limit:
+        return None
     if len(found) == 1:
         return next(iter(found))
     named = [name for name in found if _base(name) in TOKEN_NAMES]
@@ -73,9 +108,13 @@ def _is_beside(name: str, other: str) -> bool:
 
 
 def values_beside(h5: h5py.File, name: str, tokens: h5py.Dataset) -> dict[str, h5py.Dataset]:
-    """Return the datasets in the group of one that have a number for each of its tokens, by their names."""
+    """Return the datasets in the group of one that have a number for each of its tokens, by their names.
+
+    In a group of many datasets most are documents: those of `FIELD_NAMES` alone are looked at.
+    """
     group = h5[name].parent
-    hard = (each for each in sorted(group) if isinstance(group.get(each, getlink=True), h5py.HardLink))
+    names = sorted(group) if len(group) <= MAX_DATASETS else [each for each in FIELD_NAMES if each in group]
+    hard = (each for each in names if isinstance(group.get(each, getlink=True), h5py.HardLink))
     found = {each: group[each] for each in hard if each != _base(name)}
     return {
         each: stored
@@ -121,13 +160,18 @@ def warn_of_mask(choice: DatasetChoice) -> None:
 
 def to_choose(h5: h5py.File, path: Path, problem: str) -> FormatError:
     """Return the error of a file whose dataset of tokens has to be named; it lists the datasets."""
-    found = integer_datasets(h5)
-    if not found:
+    found, limit = integer_datasets(h5)
+    if not found and not limit:
         facts = f"{path}: {problem}; it has no integer dataset of one to three axes"
         return FormatError(facts, remedy=Remedy.CONVERT, at=path)
     named = [f"{name} {stored.shape} {stored.dtype}" for name, stored in found.items()]
-    more = f" and {len(named) - DATASETS_SHOWN:,} more" if len(named) > DATASETS_SHOWN else ""
-    return FormatError(f"{path}: {problem}", remedy=Remedy.DATASET, at=", ".join(named[:DATASETS_SHOWN]) + more)
+    shown = ", ".join(named[:DATASETS_SHOWN]) or "none is seen"
+    left = len(named) - DATASETS_SHOWN
+    if left > 0:
+        shown += f" and {left:,} more"
+    if limit:
+        shown += f" (only {limit} were looked at)"
+    return FormatError(f"{path}: {problem}", remedy=Remedy.DATASET, at=shown)
 
 
 def no_such_axes(path: Path, axes: str) -> ArgumentError:

@@ -50,6 +50,7 @@ from zb_hdf5.trainers.trainer_formats import (
     installed_name_of,
     not_recognised,
     row_named,
+    source_name_of,
 )
 
 if TYPE_CHECKING:  # h5py, which a finished store does not need
@@ -476,7 +477,12 @@ class FileHolder(Holder):
         if backend not in ("auto", found):
             facts = f"{path}: asked for backend {backend!r}, found a {found!r} file"
             raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=found)
-        column = FORMATS[found].column_of(path, choice)
+        try:
+            column = FORMATS[found].column_of(path, choice)
+        except FormatError as error:
+            if error.remedy is Remedy.DATASET and not choice.is_made and (name := source_name_of(path)):
+                error.add_note(f"its documents as a whole are no dataset: convert reads them, as the format {name!r}")
+            raise
         layout = BATCHES_LAYOUT if column is None else column.meta.layout
         return Opening(path, self.name, layout, found, column=column)
 

@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ConvertError, FormatError, ZbError
-from zb_hdf5.field import LABELS, LOSS_MASK
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.dataset_choice import DatasetChoice
+from zb_hdf5.formats.foreign import FIELD_NAMES, MAX_DATASETS, MAX_OBJECTS
 from zb_hdf5.formats.h5_tokens import open_stored
 from zb_hdf5.formats.id_source import BLOCK_OF_IDS, IdFile, IdRows, IdSource, RowBlock, Wanted
 from zb_hdf5.formats.inspection import is_ours, look_at
@@ -38,14 +38,10 @@ from zb_hdf5.text.corpus import IDS_COLUMNS
 RAGGED: Final = "ragged"
 #: The endings of its files.
 _SUFFIXES: Final = (FORMATS["hdf5"].suffix, *FORMATS["hdf5"].other_suffixes)
-#: Names of values that are aligned with ids, and are none.
-_FIELD_NAMES: Final = (LABELS, LOSS_MASK, "attention_mask", "position_ids", "token_type_ids")
 #: The layouts of documents in a file.
 _OFFSETS: Final = "offsets"
 _LISTS: Final = "lists"
 _DATASETS: Final = "datasets"
-#: Datasets of a file that are looked at: of more, each is a document.
-_MAX_LOOKED_AT: Final = 64
 #: Offsets that are looked at.
 _MAX_OFFSETS_SEEN: Final = 4096
 #: Bytes of a group, about, and documents whose offsets are read together.
@@ -95,13 +91,19 @@ def _opened(path: Path) -> Iterator[h5py.File]:
 
 
 def _first_datasets(h5: h5py.File) -> dict[str, h5py.Dataset]:
-    """Return the first datasets of one axis whose bytes are in this file, by their names."""
+    """Return the first datasets of one axis whose bytes are in this file, by their names: of more, each is a document.
+
+    A file whose datasets have more axes is not visited to its end.
+    """
     found: dict[str, h5py.Dataset] = {}
+    num_objects = 0
 
     def visit(name: str, item: Any) -> bool | None:
+        nonlocal num_objects
+        num_objects += 1
         if isinstance(item, h5py.Dataset) and item.ndim == 1 and not bytes_elsewhere(item):
             found[name] = item
-        return True if len(found) == _MAX_LOOKED_AT else None
+        return True if len(found) == MAX_DATASETS or num_objects == MAX_OBJECTS else None
 
     h5.visititems(visit)
     return found
@@ -130,7 +132,7 @@ def _pairs_in(numbers: Mapping[str, h5py.Dataset]) -> list[Layout]:
         for offsets, last in lasts.items()
         for values, stored in numbers.items()
         if offsets != values and last == len(stored) and _group_of(offsets) == _group_of(values)
-        if values.rpartition("/")[2] not in _FIELD_NAMES and _ascends(numbers[offsets])
+        if values.rpartition("/")[2] not in FIELD_NAMES and _ascends(numbers[offsets])
     ]
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
-from typing import Any, Final, Literal, Never, TypeAlias, TypeVar, cast
+from typing import Any, Final, Literal, Never, TypeAlias, TypeVar
 
 from zb_hdf5 import ArgumentError
 from zb_hdf5.console import Progress
@@ -30,7 +30,7 @@ from zb_hdf5.converters.shard_plan import ShardPlan
 from zb_hdf5.converters.shuffle import scatter_path
 from zb_hdf5.converters.stream_target import TokensPlan, tokens_plan, write_documents
 from zb_hdf5.files.publishing import partial_path
-from zb_hdf5.formats.document_source import DocumentSource
+from zb_hdf5.formats.document_source import CompletedSource, DocumentSource
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.trainers.trainer_formats import document_targets
 
@@ -100,7 +100,10 @@ def _with_plan(
 
 def _planned(stack: ExitStack, found: Any, settings: Settings) -> Plan:
     """Enter a source that keeps files while it is used, and plan its conversion."""
-    source = cast("BatchSource | DocumentSource", stack.enter_context(found) if hasattr(found, "__enter__") else found)
+    opened = stack.enter_context(found) if hasattr(found, "__enter__") else found
+    source: BatchSource | DocumentSource = opened
+    if not isinstance(opened, BatchSource | DocumentSource):
+        source = CompletedSource(opened)
     target = settings.target
     if isinstance(source, BatchSource) and target.format in document_targets():
         source = RecordSource(source)

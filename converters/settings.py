@@ -31,7 +31,7 @@ from zb_hdf5.converters.options import (
 from zb_hdf5.converters.sources import kind_of, refuse_unused_options, target_names, target_of
 from zb_hdf5.files.paths import RemotePath, any_path, local_path
 from zb_hdf5.files.publishing import require_present
-from zb_hdf5.formats.document_source import DocumentSource
+from zb_hdf5.formats.document_source import missing_members
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import UPLOAD_DIGITS, codec_named
 from zb_hdf5.trainers.installed_formats import noted
@@ -64,7 +64,7 @@ def resolved(conversion: Conversion) -> tuple[Settings, Callable[[], Any]]:
     if paths:
         return _of_paths(paths, conversion)
     source = conversion.source
-    is_of_documents = isinstance(source, DocumentSource)
+    is_of_documents = not missing_members(source)
     known = defaults_of_all((RowOptions, *ALWAYS) if is_of_documents else ALWAYS)
     conversion, like = _likened(conversion, {*known}, {})
     return _settings([], conversion, _OF_OPEN_SOURCE, like, is_of_documents), lambda: source
@@ -119,7 +119,7 @@ def _paths_of(source: Any) -> list[Path]:
     if isinstance(source, str | os.PathLike):
         return [any_path(source)]
     if not isinstance(source, Sequence):
-        if not isinstance(source, BatchSource | DocumentSource) and not hasattr(source, "__enter__"):
+        if not isinstance(source, BatchSource) and not hasattr(source, "__enter__") and missing_members(source):
             raise ArgumentError(f"source: expected a path, or an open source, found {source!r:.80}")
         return []
     if not source:

@@ -21,5 +21,5 @@ def open_trainer_documents(paths: list[Path], settings: Settings) -> DocumentSou
     package = package_of(name)
     chosen = {option: getattr(options, option) for option in row.options}
     with errors_of(package, name):
-        source = cast("DocumentSource", resolve_name(row.source)(paths, **chosen))
-    return cast("DocumentSource", GuardedSource(source, package, name)) if package else source
+        source = resolve_name(row.source)(paths, **chosen)
+    return GuardedSource(source, package, name) if package else cast("DocumentSource", source)

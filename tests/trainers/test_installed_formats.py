@@ -1,5 +1,6 @@
 """Formats of installed packages: found by their entry points, asked last, and never a traceback."""
 
+import importlib
 import os
 import pickle
 import shutil
@@ -207,6 +208,56 @@ ROW = lines_format.ROW._replace(noun="lines", source=__name__ + ":open_it")
 def make():
     return ROW
 """
+
+
+OBJECT = """
+import numpy as np
+from zb_hdf5.formats.document_source import DocumentGroup, Encoded
+from zb_hdf5.trainers.trainer_formats import TrainerFormat
+class Words:  # no base class, and no member that has a default
+    tokenizer = ""
+    boundary_token_id = None
+    has_ids = False
+    dtype = np.dtype("uint16")
+    vocab_size = 100
+    description = {{"format": "words"}}
+    identity = {{}}
+    def __init__(self, paths):
+        self.paths = paths
+        self.groups = [DocumentGroup(number, 0, 1.0, 1) for number in range(len(paths))]
+    def read(self, group, choose, num_threads):
+        path = self.paths[group.file_number]
+        ids = np.array(path.read_text().split(), np.int64)
+        yield Encoded(ids, np.array([len(ids)]), str(path), np.ones(1, np.uint64))
+{spoil}
+def recognises(path):
+    return True
+ROW = TrainerFormat("words", (".words",), recognises=__name__ + ":recognises", source=__name__ + ":Words")
+"""
+
+
+def test_any_object_with_the_members_of_a_source_is_one(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, "words", OBJECT.format(spoil=""))
+    (tmp_path / "x.words").write_text("1 2 3")
+    convert(tmp_path / "x.words", "stream", tmp_path / "a", workers=2)
+    words = importlib.import_module("words")
+    convert(words.Words([tmp_path / "x.words"]), "stream", tmp_path / "b", workers=1)
+    convert(tmp_path / "x.words", "hdf5", tmp_path / "c", seq_len=3, batch_size=1)
+    for made in ("a", "b"):
+        with open_stream(tmp_path / made) as stream:
+            assert stream.document(0).tolist() == [1, 2, 3]
+    with open_reader(tmp_path / "c") as reader:
+        assert reader.read_batch(0).tolist() == [[1, 2, 3]]
+    monkeypatch.delattr(words.Words, "has_ids")
+    is_refused(ArgumentError, lambda: convert(words.Words([]), "stream", tmp_path / "d"), match="or an open source")
+
+
+def test_a_source_that_lacks_members_is_named_with_its_package(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, "less", OBJECT.format(spoil="    del identity, has_ids"))
+    (tmp_path / "x.words").write_text("1 2 3")
+    message = message_of(run_zb("convert", tmp_path / "x.words", tmp_path / "out", "--to", "stream"))
+    assert "the package less 1.0: its format less failed: TypeError: expected a source of documents" in message
+    assert "found a Words without has_ids, identity" in message
 
 
 @pytest.mark.parametrize(("name", "attribute"), [("lines_pack", "ROW"), ("made_lines", "make")])

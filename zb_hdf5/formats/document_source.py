@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -115,6 +115,8 @@ class DocumentGroup(NamedTuple):
 class DocumentSource(Protocol):
     """Documents to convert, in order. Picklable: other processes read their groups themselves.
 
+    Any object that has the members without a default is one; a subclass has the others by their defaults.
+
     Attributes
     ----------
     paths
@@ -182,3 +184,41 @@ class DocumentSource(Protocol):
 
     def read(self, group: DocumentGroup, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
         """Yield the documents of a group, or those that are chosen, some at a time."""
+
+
+#: The members of a source that have no default.
+REQUIRED: Final = (*(name for name in DocumentSource.__annotations__ if not hasattr(DocumentSource, name)), "read")
+
+
+def missing_members(source: object) -> list[str]:
+    """Return the members without a default that an object lacks: one that has them all is a source of documents."""
+    return [name for name in REQUIRED if not hasattr(source, name)]
+
+
+class CompletedSource(DocumentSource):
+    """Any object that has the members without a default, as a source that has the others too. Picklable, as that is.
+
+    Parameters
+    ----------
+    source
+        The object.
+    """
+
+    paths: list[Path]
+    groups: list[DocumentGroup]
+    dtype: np.dtype[Any]
+    vocab_size: int
+    tokenizer: str
+    boundary_token_id: int | None
+    has_ids: bool
+    description: dict[str, Any]
+    identity: dict[str, Any]
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        for name in DocumentSource.__annotations__:
+            if hasattr(source, name):
+                setattr(self, name, getattr(source, name))
+
+    def read(self, group: DocumentGroup, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
+        yield from self._source.read(group, choose, num_threads)

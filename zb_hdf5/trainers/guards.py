@@ -12,7 +12,7 @@ import numpy.typing as npt
 from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.files.paths import Identity
 from zb_hdf5.formats.batch_writer import ShardInfo
-from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
+from zb_hdf5.formats.document_source import Choose, CompletedSource, DocumentGroup, Encoded, missing_members
 from zb_hdf5.formats.document_writer import DocumentWriter, WrittenShard
 from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatReader, FlatTokens, Headerless
 from zb_hdf5.spec import StoreMeta, TokenArray
@@ -78,28 +78,36 @@ class GuardedFlat(FlatFormat):
             return self._flat.open(path, meta, access, identity, digest)
 
 
-class GuardedSource:
+class GuardedSource(CompletedSource):
     """A source of documents of a package, as a `DocumentSource`. Picklable, as that is.
 
     Parameters
     ----------
     source
-        The source, as the package has it.
+        The source, as the package has it: any object that has the members without a default.
     package, name
         The package and the format, for messages.
+
+    Raises
+    ------
+    PackageError
+        If it lacks such members.
     """
 
-    def __init__(self, source: DocumentSource, package: str, name: str) -> None:
-        self._source = source
+    def __init__(self, source: Any, package: str, name: str) -> None:
         self._package = package
         self._name = name
         with errors_of(package, name):
-            for attribute in DocumentSource.__annotations__:
-                setattr(self, attribute, getattr(source, attribute))
+            missing = missing_members(source)
+            if missing:
+                raise TypeError(
+                    f"expected a source of documents, found a {type(source).__name__} without {', '.join(missing)}"
+                )
+            super().__init__(source)
 
     def read(self, group: DocumentGroup, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
         with errors_of(self._package, self._name):
-            yield from self._source.read(group, choose, num_threads)
+            yield from super().read(group, choose, num_threads)
 
 
 def guarded_writer(writer: type[DocumentWriter], package: str, name: str) -> type[DocumentWriter]:

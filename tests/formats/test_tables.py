@@ -117,6 +117,15 @@ def test_the_same_rows_give_the_same_bytes(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_attributes_lie_in_the_order_of_their_names(tmp_path):
+    names = [f"number_{letter}" for letter in "fbdaec"]
+    with PiecesWriter(tmp_path / "x.h5") as writer:
+        writer.publish(**dict.fromkeys(names, 1))
+    stored = (tmp_path / "x.h5.pieces").read_bytes()
+    places = [stored.index(name.encode()) for name in sorted(names)]
+    assert places == sorted(places)
+
+
 def test_a_forked_reader_reads(tmp_path):
     some_tables(tmp_path / "x.h5")
     with closing(TableFile(tmp_path / "x.h5", PIECES)) as file, forked(lambda: file.read("offsets", 2, 3)[0] == 90):

@@ -155,11 +155,12 @@ class TableWriter:
         """Make all objects of the file; return the offset of the rows of each dataset."""
         h5 = written.h5
         texts = {name: value for name, value in attributes.items() if isinstance(value, str)}
+        numbers = {name: value for name, value in attributes.items() if not isinstance(value, str)}
         root = h5["/"]
         create_texts(root, format=TABLES_FORMAT, creator=CREATOR, kind=self.kind, **texts)
         create_attribute(root, "format_version", TABLES_VERSION, "<u4")
-        for name in attributes.keys() - texts.keys():
-            create_attribute(root, name, attributes[name], "<u8")
+        for name, value in sorted(numbers.items()):  # the bytes of a file depend on the order
+            create_attribute(root, name, value, "<u8")
         how = {"fill_time": "never", "dcpl": creation_of()}
         offsets = {}
         for name, column in sorted(self._columns.items()):

@@ -257,10 +257,22 @@ def test_a_field_that_has_the_name_of_another_column_is_refused(target, tmp_path
 
 def test_ids_that_do_not_fit_are_refused(target, tmp_path):
     with HDF5ShardWriter(tmp_path / "in.h5", dtype="uint32") as writer:
+        writer.write_document([7, 8, 9])
         writer.write_document([1, 2**31])
-    with pytest.raises(ConvertError, match=r"token id 2147483648 at index 1 is outside 0\.\.2,147,483,647 \(int32\)"):
+    expected = r"token id 2147483648 at index 1 of row 2 is outside 0\.\.2,147,483,647 \(int32\)"
+    with pytest.raises(ConvertError, match=expected):
         convert(tmp_path / "in.h5", target, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["in.h5"]
+
+
+def test_ids_beyond_the_vocabulary_are_refused_with_their_row(target, tmp_path):
+    meta = StoreMeta(1, 16, np.dtype("<u4"), layout="stream", vocab_size=100)
+    with WRITERS[target](tmp_path / f"x{WRITERS[target].suffix}", meta) as writer:
+        writer.write_documents(np.arange(5), np.array([3, 2]))
+        with pytest.raises(
+            ConvertError, match=r"token id 100 at index 0 of row 5 is outside 0\.\.99 \(vocab_size 100\)"
+        ):
+            writer.write_documents(np.array([1, 2, 100, 200]), np.array([2, 0, 2]))
 
 
 def test_spans_have_no_place(target, tmp_path):

@@ -97,6 +97,12 @@ class DocumentWriter(Writer):
         if not self._open:
             raise ClosedError(f"{self.path}: this writer was closed")
 
+    def _out_of_range(self, value: object, where: str) -> ConvertError:
+        """Return the error of an id that the file cannot hold, or that is beyond the vocabulary."""
+        size = self.meta.vocab_size
+        reason = f"vocab_size {size:,}" if self._limit == size - 1 else self.dtype.name
+        return ConvertError(f"{self.path}: token id {value} at {where} is outside 0..{self._limit:,} ({reason})")
+
     @abstractmethod
     def _remove(self) -> None:
         """Close and remove the unfinished files."""
@@ -279,10 +285,7 @@ class FlatWriter(DocumentWriter):
         """Append ids, and begin to digest them."""
         bad = find_bad_token(tokens, self._limit)
         if bad is not None:
-            reason = "the size of the vocabulary" if self._limit == self.meta.vocab_size - 1 else self.dtype.name
-            raise ConvertError(
-                f"{self.path}: token id {tokens[bad]} at index {start + bad:,} is outside 0..{self._limit:,} ({reason})"
-            )
+            raise self._out_of_range(tokens[bad], f"index {start + bad:,}")
         stored = np.ascontiguousarray(tokens, self.dtype)
         group = self._digest.submit(stored[np.newaxis])
         self._behind.append(group)

@@ -92,10 +92,10 @@ class RowWriter(DocumentWriter):
         require_integers(tokens, self.path)
         bad = find_bad_token(tokens, self._limit)
         if bad is not None:
-            raise ConvertError(
-                f"{self.path}: token id {tokens[bad]} at index {bad:,} is outside 0..{self._limit:,} "
-                f"({self.dtype.name})"
-            )
+            ends = np.cumsum(lengths)
+            row = int(np.searchsorted(ends, bad, side="right"))
+            place = bad - int(ends[row] - lengths[row])
+            raise self._out_of_range(tokens[bad], f"index {place:,} of row {self.document_count + row + 1:,}")
         stored = np.ascontiguousarray(tokens, self.dtype)
         self._digest.update(stored)
         self.max_token = max(self.max_token, int(stored.max(initial=0)))

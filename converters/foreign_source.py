@@ -100,7 +100,7 @@ class ForeignSource(ArraySource):
     def check_reads(self) -> None:
         """Compare the files that have a digest with it, once: records are read from anywhere in them."""
         for path in self._with_digest:
-            require_digests(path, dataset=self.description["dataset"])
+            require_digests(path, choice=DatasetChoice(self.description["dataset"]))
         self._with_digest = []
 
 

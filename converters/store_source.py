@@ -236,7 +236,7 @@ class StoreSource(BatchSource):
         if self._reader.layout == STREAM_LAYOUT:
             # a stream is compared once, where it has digests: rows are cut from it anywhere
             if isinstance(self._reader, StoreReader) and self._reader.index.has_digests:
-                require_digests(self._path, dataset=self._dataset)
+                require_digests(self._path, choice=DatasetChoice(self._dataset))
         elif self._reader.sha256 is not None:
             self._reader.close()
             self._reader = open_reader(self._path, backend=self._backend, verify="batch")

@@ -354,6 +354,10 @@ def test_python_examples_run(page, tmp_path, monkeypatch, capsys):
         writer.write(tokens)
     with h5py.File("other.h5", "w") as file:
         file["tokens"] = tokens.reshape(-1)
+    Path("theirs").mkdir()
+    for number, part in enumerate(tokens):
+        with h5py.File(f"theirs/{number}.h5", "w") as file:
+            file["tokens"] = part.reshape(-1)
     ids = tokens.reshape(-1, 512)
     with h5py.File("zoo.h5", "w") as file:
         file["data"] = np.stack([ids, np.ones_like(ids), np.roll(ids, -1, axis=1)], axis=1)

@@ -213,12 +213,22 @@ def as_notes() -> Iterator[None]:
         yield
 
 
+def one_dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--dataset`, `--axes` and `--channel`, which name the ids of HDF5 files of other programs."""
+    dataset = foreign_option(
+        "--dataset", help="Dataset of an HDF5 file of another program. [default: the only one of integers]"
+    )
+    axes = foreign_option("--axes", type=click.Choice([AXES]), help="Its axes are these: no entry is a mask or labels.")
+    channel = foreign_option(
+        "--channel", type=click.IntRange(0), help="Entry of its second axis that has the ids, such as 0."
+    )
+    return dataset(axes(channel(command)))
+
+
 def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options for the files of other programs: of HDF5, without a header, without digests: see `Choice`."""
 
-    @foreign_option("--dataset", help="Dataset of an HDF5 file of another program. [default: the only one of integers]")
-    @foreign_option("--axes", type=click.Choice([AXES]), help="Its axes are these: no entry is a mask or labels.")
-    @foreign_option("--channel", type=click.IntRange(0), help="Entry of its second axis that has the ids, such as 0.")
+    @one_dataset_options
     @foreign_option(
         "--field-channel", "field_channels", help="Entry that has a field, such as loss_mask=1.", **CHANNEL_OPTION
     )

@@ -262,13 +262,19 @@ def test_nothing_is_promised_that_compares_what_has_no_digest(lone):
         assert "reads        not checked: no crc32 is stored" in text
         assert 'verify="batch"' not in text
         verdict = report_of_zb("verify", path, *options, code=6)
-        assert [file["missing"] for file in verdict["files"]] == [f"group/ids: {MISSING}"]
+        assert [file["missing"] for file in verdict["files"]] == [f"group/ids: {missing(path)}"]
         text = run_zb("verify", path, *options).output
         assert text.splitlines()[-1].endswith("NOT VERIFIED: there is nothing to compare the file with")
     assert [report.missing for report in verify_store(path)] == [f"group/ids: {MISSING}"]
 
 
-MISSING = "a dataset of another origin has no digests; convert it to a store, which keeps them from then on"
+LACKING = "a dataset of another origin has no digests; make a file of digests with "
+MISSING = f"{LACKING}write_digests, or convert them to a store"
+
+
+def missing(path):
+    """Return the digests that a file lacks, as the command line says it."""
+    return f"{LACKING}'zb index digests {path} -o FILE', or convert them to a store"
 
 
 def test_every_command_that_looks_finds_the_dataset_and_takes_its_name(lone, tmp_path):
@@ -350,7 +356,7 @@ def test_repair_and_rebuild_leave_files_of_other_programs_alone(lone):
     path = lone[0].rename(lone[0].with_name("shard-00000.h5"))
     before = path.read_bytes()
     for command in (("repair", path), ("index", "rebuild", path.parent)):
-        assert one_error(run_zb(*command), 6) == f"{path}: group/ids: {MISSING}"
+        assert one_error(run_zb(*command), 6) == f"{path}: group/ids: {missing(path)}"
     assert (path.read_bytes(), list(path.parent.iterdir())) == (before, [path])
 
 
@@ -366,7 +372,7 @@ def test_axes_are_taken_by_every_command_that_takes_a_dataset(tmp_path):
         assert "entry 1 holds only 0 and 1" in one_error(run_zb(*command), 1)
         assert run_zb(*command, "--axes", AXES).exit_code == 0
     assert "entry 1 holds only 0 and 1" in one_error(run_zb("verify", path), 1)  # it is no damage
-    assert report_of_zb("verify", path, "--axes", AXES, code=6)["files"][0]["missing"] == f"data: {MISSING}"
+    assert report_of_zb("verify", path, "--axes", AXES, code=6)["files"][0]["missing"] == f"data: {missing(path)}"
     for command in ("info", "show", "verify", "doctor"):
         is_stream = written(tmp_path / "stream.h5", np.arange(100))
         assert "axes='batch,record,token'" in run_zb(command, is_stream, "--axes", AXES).output

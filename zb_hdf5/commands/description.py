@@ -36,6 +36,7 @@ from zb_hdf5.store.opening import (
     open_for_loader,
     open_reader,
 )
+from zb_hdf5.store.record_reader import RecordReader
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.window_reader import WindowReader
 from zb_hdf5.text.tokenizers import tokenizer_named
@@ -58,6 +59,9 @@ def describe(path: str | os.PathLike[str], choice: Choice = NO_CHOICE) -> dict[s
             return _describe(path, stream, _describe_stream(stream), stream.paths, index, opening)
     with open_reader(path, **choice) as reader:
         own = _describe_batches(reader)
+        if isinstance(reader, RecordReader):
+            own |= {"kind": "folder" if path.is_dir() else "file", "num_files": len(reader.paths)}
+            return _describe(path, reader, own, reader.paths, None, opening)
         if isinstance(reader, StoreReader):
             return _describe(path, reader, own, reader.paths, reader.index, opening)
         return _describe(path, reader, own, [reader.path], None, opening)
@@ -105,10 +109,14 @@ def _describe(
 
 
 def _describe_reads(opening: Opening) -> dict[str, Any]:
-    """Return how a dataset of another program is read: by its extents, past HDF5, or not; {} of other paths."""
-    column = opening.column
-    if column is None or opening.foreign_dataset is None:
+    """Return how datasets of another program are read: by their extents, past HDF5, or not; {} of other paths.
+
+    Of several files it is the first one that only HDF5 can read; else the first one.
+    """
+    columns = opening.foreign or ((opening.column,) if opening.column is not None else ())
+    if not columns or opening.foreign_dataset is None:
         return {}
+    column = next((each for each in columns if not isinstance(each.extents, Extents)), columns[0])
     extents = column.extents if isinstance(column.extents, Extents) else None
     return {
         "layout": describe_layout(extents, column.meta.batch_tokens * column.dtype.itemsize),
@@ -369,11 +377,16 @@ def _shape_lines(d: dict[str, Any]) -> Lines:
     elif d["seed"]:
         records += f", shuffled with seed {d['seed']}"
     return [
-        ("kind", f"{d['backend']} {d['kind']}, {d['state']}"),
+        ("kind", f"{d['backend']} {d['kind']}{_files_text(d)}, {d['state']}"),
         ("batches", f"{d['num_batches']:,} of {d['batch_size']:,} x {d['seq_len']:,} {d['dtype']}"),
         ("tokens", size),
         ("records", records),
     ]
+
+
+def _files_text(d: dict[str, Any]) -> str:
+    """Return the number of the files in a folder without an index; "" of anything else."""
+    return f" of {counted(d['num_files'], 'file')}" if d["kind"] == "folder" else ""
 
 
 def _storage_lines(d: dict[str, Any]) -> Lines:

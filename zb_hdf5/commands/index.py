@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from zb_hdf5.console import FROM_1, LOCAL, NEW, Output, Progress, counted, headerless_options, output_options
+from zb_hdf5.console import (
+    FROM_1,
+    LOCAL,
+    NEW,
+    Output,
+    Progress,
+    counted,
+    headerless_options,
+    one_dataset_options,
+    output_options,
+)
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.option_groups import GroupedCommand, option_group
 
@@ -119,16 +129,15 @@ def zb_index_crc32(files: tuple[Path, ...]) -> Output:
 @_digests_option("-o", "--output", type=NEW, required=True, help="The file to write, a JSON.")
 @_digests_option("--force", is_flag=True, help="Replace an existing file of digests when the new one is whole.")
 @_work_option("--workers", type=FROM_1, help="Files read at the same time. [default: the cores]")
+@one_dataset_options
 @headerless_options
 @output_options
-def zb_index_digests(
-    path: Path, output: Path, force: bool, workers: int | None, source_dtype: str | None, skip_bytes: int
-) -> Output:
+def zb_index_digests(path: Path, output: Path, force: bool, workers: int | None, **names: Any) -> Output:
     """Write the digests of PATH: a sha256 of each file and a crc32 of each chunk, as they are now.
 
     PATH is a file of another trainer, or a folder of such files, which is read in place: .npy, Megatron, datatrove,
-    OLMo, llm.c and nanoGPT. From then on 'zb verify PATH --digests FILE' and the loaders (digests=FILE) compare the
-    files with it.
+    OLMo, llm.c, nanoGPT, and HDF5 of other programs. From then on 'zb verify PATH --digests FILE' and the loaders
+    (digests=FILE) compare the files with it.
 
     \b
     Example: zb index digests corpus.idx -o corpus.digests.json
@@ -140,9 +149,8 @@ def zb_index_digests(
             path,
             output,
             overwrite=force,
-            source_dtype=source_dtype,
-            skip_bytes=skip_bytes,
             workers=workers,
+            **names,
             progress=progress.advance,
             announce=lambda total: progress.advance(0, total),
         )

@@ -30,10 +30,10 @@ from zb_hdf5.loaders.mixture import MixedLoader
 from zb_hdf5.loaders.order import IndexArray, records_in
 from zb_hdf5.loaders.state import MAX_COUNT, require_kind, shown
 from zb_hdf5.spec import DEFAULT_SPLIT, STREAM_LAYOUT
+from zb_hdf5.store.cut_reader import CutReader
 from zb_hdf5.store.holders import Shape, look
 from zb_hdf5.store.opening import NO_CHOICE, Choice, open_for_loader
 from zb_hdf5.store.shards import StoreReader
-from zb_hdf5.store.window_reader import WindowReader
 from zb_hdf5.text.tokenizers import Tokenizer
 
 #: Lines of text that are printed of a part.
@@ -254,7 +254,7 @@ def _shards(reader: BatchReader, records: IndexArray, seq_len: int) -> Iterator[
     if isinstance(reader, StoreReader):
         starts = np.array(reader.tokens.starts)
         paths = reader.paths
-    if isinstance(reader, WindowReader):
+    if isinstance(reader, CutReader):
         for row, first in enumerate(first_tokens(reader, records, seq_len).tolist()):
             edges = starts[(first < starts) & (starts < first + seq_len)].tolist()
             for start, stop in pairwise([first, *dict.fromkeys(edges), first + seq_len]):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple, Self, TypedDict
+from typing import Any, ClassVar, Final, NamedTuple, Self, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from zb_hdf5.files.paths import Identity
 from zb_hdf5.files.ranges import Extents, Range, Run
 from zb_hdf5.files.tokens import FileTokens, Tokens, open_extents
 from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.dataset_choice import DatasetChoice
 from zb_hdf5.spec import StoreMeta
 
 #: The dtypes of ids in files without a header, by which they are named: little-endian.
@@ -33,6 +34,8 @@ SOURCE_DTYPES: Final = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", 
 
 #: The key of the names of ids without a header, in the source of an index that is made of their files.
 HEADERLESS: Final = "headerless"
+#: The key of the chosen dataset, in the source of an index that is made of HDF5 files of another program.
+DATASET: Final = "dataset"
 
 
 class HeaderlessNames(TypedDict):
@@ -96,6 +99,17 @@ class Headerless(NamedTuple):
     def names(self) -> HeaderlessNames:
         """The arguments that name these ids."""
         return {"source_dtype": self.dtype.name, "skip_bytes": self.skip_bytes}
+
+
+#: The ids of files as the user names them: those of files without a header, or datasets of HDF5 files.
+NamedIds: TypeAlias = Headerless | DatasetChoice
+
+
+def ids_named_in(source: Mapping[str, Any]) -> NamedIds | None:
+    """Return the ids of the files of an index as the user has named them, by its source; None: the files tell."""
+    if DATASET in source:
+        return DatasetChoice.of(**source[DATASET])
+    return Headerless.in_source(source)
 
 
 class FlatTokens(NamedTuple):
@@ -351,11 +365,11 @@ def _open_run(
     return open_extents(path, extents, dtype, count, access, identity)
 
 
-def names_in(folder: Path, suffix: str) -> list[str]:
+def names_in(folder: Path, *suffixes: str) -> list[str]:
     """Return the names of the files of a folder that end in a suffix, in their order. Hidden ones are left out."""
     with os.scandir(folder) as entries:
         return sorted(
             each.name
             for each in entries
-            if each.name.endswith(suffix) and not each.name.startswith(".") and each.is_file()
+            if each.name.endswith(suffixes) and not each.name.startswith(".") and each.is_file()
         )

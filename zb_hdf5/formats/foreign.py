@@ -26,6 +26,8 @@ FIELD_NAMES: Final = (LABELS, LOSS_MASK, "attention_mask", "position_ids", "toke
 #: Integer datasets of a file, and objects of any kind, that are looked at. Each takes about 0.3 ms.
 MAX_DATASETS: Final = 64
 MAX_OBJECTS: Final = 4096
+#: The facts that a dataset of another program lacks.
+NO_DIGESTS: Final = "a dataset of another origin has no digests"
 #: Kinds of dtypes of such values.
 FIELD_KINDS: Final = "biuf"
 #: Entries of a second axis that may be channels (ids, a mask, labels, position ids) in place of records.

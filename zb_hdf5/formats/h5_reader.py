@@ -12,28 +12,24 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.documents.document_offsets import DocumentOffsets
-from zb_hdf5.errors import IncompleteError, UnverifiableError
+from zb_hdf5.errors import IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.files.checked import Crc32Rows, stored_crc32
 from zb_hdf5.files.paths import Identity, any_path, on_failure
 from zb_hdf5.files.ranges import Extents
 from zb_hdf5.formats.batch_reader import BatchReader, require_options
 from zb_hdf5.formats.dataset_choice import ANY_DATASET, DatasetChoice
-from zb_hdf5.formats.foreign import CHANNELS, no_such_axes, require_records
+from zb_hdf5.formats.foreign import CHANNELS, NO_DIGESTS, no_such_axes, require_records
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import H5pyTokens, open_column
 from zb_hdf5.formats.inspection import GROWS, look_at
 from zb_hdf5.hdf5.h5_dataset import require_rows
 from zb_hdf5.hdf5.h5_file import h5_damage, open_h5_for_reading
 from zb_hdf5.spec import BATCHES_LAYOUT, STREAM_LAYOUT, crc32_column
-
-#: The facts that a dataset of another origin lacks.
-_FOREIGN: Final = "a dataset of another origin has no digests; convert it to a store, which keeps them from then on"
 
 
 class HDF5Reader(BatchReader):
@@ -74,8 +70,10 @@ class HDF5Reader(BatchReader):
             column = look_at(any_path(path), layout, field=field, choice=choice, identity=identity)
         self._column = column
         if verify in ("batch", "store") and (column.is_foreign or not column.complete):
-            missing = _FOREIGN if column.complete else GROWS
-            raise UnverifiableError(f"{column.path}: {column.name} cannot be verified: {missing}")
+            facts = f"{column.path}: {column.name} cannot be verified"
+            if not column.complete:
+                raise UnverifiableError(f"{facts}: {GROWS}")
+            raise UnverifiableError(f"{facts}: {NO_DIGESTS}", remedy=Remedy.DIGESTS, at=column.path)
         super().__init__(column.path, column.meta, column.num_units, open_column(column, access))
         with on_failure(self.close):
             _require_records(column, choice)
@@ -109,7 +107,7 @@ class HDF5Reader(BatchReader):
 
     def missing_digests(self) -> str:
         if self._column.is_foreign:
-            return _FOREIGN
+            return f"{NO_DIGESTS}; {Remedy.DIGESTS.about(str(self.path))}"
         return super().missing_digests() if self.complete else GROWS
 
     def refresh(self) -> int:

@@ -48,18 +48,25 @@ def open_column(column: Column, access: str) -> Tokens:
 
 def open_stored(column: Column, access: str) -> Tokens:
     """Open the values of a column as `open_column` does, of the dtype that they have in the file."""
+    require_access(column, access)
     meta, extents = column.meta, column.extents
     if isinstance(extents, Extents) and access != "h5py":
         return open_extents(column.path, extents, column.dtype, column.num_tokens, access, column.identity)
     if isinstance(extents, CodedChunks) and access in ("auto", "pread"):
         ranges = open_ranges(column.path, column.identity, access=access)
         return Decoded(ranges, extents, meta.dtype, meta.batch_tokens, column.num_tokens, meta.noun)
-    if access in ("mmap", "pread"):
+    return H5pyTokens(column)
+
+
+def require_access(column: Column, access: str) -> None:
+    """Raise `BackendError` if a column cannot be read in this way."""
+    extents = column.extents
+    lacks_place = access == "mmap" and not isinstance(extents, Extents)
+    if lacks_place or (access == "pread" and extents is None):
         others = "'h5py' or 'auto'" if extents is None else "'pread', 'h5py' or 'auto'"
         raise BackendError(
             f"{column.path}: access={access!r} needs plain extents, but {column.obstacle}; use access={others}"
         )
-    return H5pyTokens(column)
 
 
 class H5pyTokens(UnitTokens):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from zb_hdf5.errors import ArgumentError, BackendError, ConvertError, FormatError, Remedy, UnverifiableError
-from zb_hdf5.files.paths import Identity, any_path, on_failure, open_file
+from zb_hdf5.files.paths import Identity, RemotePath, any_path, on_failure, open_file
 
 if TYPE_CHECKING:
     from zb_hdf5.formats.batch_reader import BatchReader, BrokenFile
@@ -293,18 +293,37 @@ def open_chunks(path: Path, choice: DatasetChoice | None = None) -> BatchReader:
     reader = row.open(path, verify="none", **row.any_layout, **chosen)
     if reader.foreign_dataset is not None and reader.sha256 is None:
         reader.close()
-        raise UnverifiableError(f"{path}: {reader.foreign_dataset}: {reader.missing_digests()}")
+        from zb_hdf5.formats.foreign import NO_DIGESTS  # h5py, by which it was opened
+
+        facts = f"{path}: {reader.foreign_dataset}: {NO_DIGESTS}"
+        raise UnverifiableError(facts, remedy=Remedy.DIGESTS, at=path)
     return reader
 
 
+def hdf5_suffixes() -> tuple[str, ...]:
+    """Return the endings of the names of HDF5 files."""
+    row = FORMATS["hdf5"]
+    return (row.suffix, *row.other_suffixes)
+
+
+def hdf5_files(folder: Path) -> list[Path]:
+    """Return the files of a folder that are named as HDF5 files are, in the order of their names."""
+    from zb_hdf5.formats.flat import names_in  # numpy, which the help of the commands does not need
+
+    return [folder / name for name in names_in(folder, *hdf5_suffixes())]
+
+
 def require_datasets(path: Path, choice: DatasetChoice) -> None:
-    """Raise `BackendError` if a dataset, or its axes, are chosen of anything but an HDF5 file."""
+    """Raise `BackendError` if a dataset, or its axes, are chosen of anything but HDF5 files that are in no store."""
     if not choice.is_made:
         return
     from zb_hdf5.spec import INDEX_NAME
 
     if path.is_dir() or path.name == INDEX_NAME:
-        raise BackendError(f"{path}: {choice.in_words} needs an HDF5 file, found a folder")
+        is_local = path.is_dir() and not isinstance(path, RemotePath)
+        if not is_local or (path / INDEX_NAME).exists() or not hdf5_files(path):
+            raise BackendError(f"{path}: {choice.in_words} needs an HDF5 file, found a folder")
+        return
     found = detect_backend(path)
     if FORMATS[found].tokens_only:
         raise BackendError(f"{path}: {choice.in_words} needs an HDF5 file, found a {found!r} file")

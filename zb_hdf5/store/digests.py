@@ -8,16 +8,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Self, TypeAlias
+from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
-from zb_hdf5.errors import BackendError, ConvertError, FormatError, IncompleteError
+from zb_hdf5.errors import ArgumentError, BackendError, ConvertError, FormatError, IncompleteError
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import local_path, on_failure, open_file
 from zb_hdf5.files.publishing import PartialFile, require_present, write_fully
 from zb_hdf5.files.threads import Readers
-from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatTokens, Headerless, documents_sha256
+from zb_hdf5.formats.dataset_choice import ANY_DATASET, DatasetChoice
+from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatTokens, Headerless, NamedIds, documents_sha256
+from zb_hdf5.formats.registry import require_datasets
 from zb_hdf5.spec import (
     CRC32_DIGITS,
     DEFAULT_CHUNK_TOKENS,
@@ -31,7 +33,9 @@ from zb_hdf5.spec import (
     is_hexadecimal,
     stored_dtype,
 )
+from zb_hdf5.store.both_formats import stores_by_format
 from zb_hdf5.store.headerless import flat_name
+from zb_hdf5.store.index import find_index
 from zb_hdf5.store.sealed_text import parse_sealed, read_text, sealed_text
 from zb_hdf5.store.shard_table import require_arrays, require_field, require_sha256
 from zb_hdf5.trainers.trainer_formats import flat_files, flat_format, flat_names
@@ -42,6 +46,10 @@ CHUNKS_OF_FLAT_FILES: Final = StoreMeta(1, DEFAULT_CHUNK_TOKENS, stored_dtype("u
 _HEAD_BYTES: Final = 64
 #: Names of files that a message has.
 _MAX_NAMES: Final = 3
+#: The formats of files that hold no digests.
+_DIGESTED: Final = f"{', '.join(flat_names())}, HDF5 of other programs"
+#: The name of the format of HDF5 files, those of other programs included.
+FOREIGN_BACKEND: Final = "hdf5"
 _AGAIN: Final = "make its digests again if it is the right one"
 
 #: Called with a number of tokens.
@@ -60,11 +68,14 @@ class Digests:
         The flat format of the files.
     files
         Name -> the digests of the file, in the order of the stream.
+    choice
+        The dataset of HDF5 files of another program; None: they are other files.
     """
 
     path: Path
     backend: str
     files: Mapping[str, FlatDigest]
+    choice: DatasetChoice | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -117,6 +128,16 @@ class Digests:
         if backend != self.backend:
             raise FormatError(f"{self.path}: expected digests of {backend!r} files, found those of {self.backend!r}")
 
+    def require_dataset(self, choice: DatasetChoice) -> None:
+        """Raise `FormatError` if these are digests of another dataset, or channel of it."""
+        known = self.choice or ANY_DATASET
+        expected = (choice.name, choice.channel)
+        if (known.name, known.channel) != expected:
+            raise FormatError(
+                f"{self.path}: expected digests of {_named(*expected)}, found those of "
+                f"{_named(known.name, known.channel)}; {_AGAIN}"
+            )
+
     def missing(self, folder: Path, found: Iterable[str]) -> dict[str, IncompleteError]:
         """Return the path of each file that is not in a folder, and the error for it.
 
@@ -135,7 +156,7 @@ class Digests:
 
     def to_json(self) -> str:
         """Return the text of the file: each array on one line, and last the digest of all before it."""
-        facts = {
+        facts: dict[str, Any] = {
             "format": DIGESTS_FORMAT,
             "version": DIGESTS_VERSION,
             "backend": self.backend,
@@ -143,6 +164,8 @@ class Digests:
             "token_count": self.num_tokens,
             "sha256": self.sha256,
         }
+        if self.choice is not None:
+            facts |= {"dataset": self.choice.name, "axes": self.choice.axes, "channel": self.choice.channel}
         rows = [(name, *digest) for name, digest in self.files.items()]
         arrays = dict(zip(DIGESTS_FILE_KEYS, map(list, zip(*rows, strict=True)), strict=True))
         return sealed_text(facts, {"files": arrays})
@@ -158,13 +181,15 @@ class Digests:
             if found != expected:
                 raise FormatError(f"{where}: expected {key} {expected!r}, found {found!r}")
         backend = require_field(value, "backend", str, where)
-        if flat_format(backend) is None:
-            raise FormatError(f"{where}: expected backend {' or '.join(flat_names())}, found {backend!r}")
+        choice = _choice_in(value, where) if backend == FOREIGN_BACKEND else None
+        if choice is None and flat_format(backend) is None:
+            known = " or ".join([*flat_names(), FOREIGN_BACKEND])
+            raise FormatError(f"{where}: expected backend {known}, found {backend!r}")
         arrays = require_arrays(require_field(value, "files", dict, where), DIGESTS_FILE_KEYS, f"{where}: files")
         names, *columns = (array if isinstance(array, list) else array.tolist() for array in arrays.values())
         _require_names(names, where)
         files = {name: FlatDigest(*row) for name, row in zip(names, zip(*columns, strict=True), strict=True)}
-        digests = cls(path, backend, files)
+        digests = cls(path, backend, files, choice)
         digests._check(where)
         for key, expected in (("token_count", digests.num_tokens), ("sha256", digests.sha256)):
             if value.get(key) != expected:
@@ -200,6 +225,20 @@ class Digests:
         return cls.from_json(read_text(path), path)
 
 
+def _named(dataset: str | None, channel: int | None) -> str:
+    """Return a dataset, or a channel of it, in words."""
+    return f"dataset {dataset!r}" if channel is None else f"channel {channel} of dataset {dataset!r}"
+
+
+def _choice_in(value: Any, where: str) -> DatasetChoice:
+    """Return the dataset that parsed digests are of."""
+    name = require_field(value, "dataset", str, where)
+    try:
+        return DatasetChoice.of(name, axes=value.get("axes"), channel=value.get("channel"))
+    except ArgumentError as error:
+        raise FormatError(f"{where}: {error}") from error
+
+
 def _require_names(names: list[str], where: str) -> None:
     """Raise `FormatError` unless each name is that of another file of one folder."""
     if not names:
@@ -214,9 +253,74 @@ def _require_names(names: list[str], where: str) -> None:
 def needs_no_digests(path: Path, digests: object) -> BackendError:
     """Return the error for digests of files that are not read in place, or hold their own."""
     return BackendError(
-        f"{path}: digests={str(digests)!r} is for files that hold none ({', '.join(flat_names())}), found others; "
-        "leave it out",
+        f"{path}: digests={str(digests)!r} is for files that hold none ({_DIGESTED}), found others; leave it out",
         options=("digests",),
+    )
+
+
+class Undigested(NamedTuple):
+    """Files that hold no digests, which may be made.
+
+    Attributes
+    ----------
+    backend
+        Their format.
+    ids
+        Their ids, as the user names them; None: the files tell.
+    files
+        The files of ids, in the order of the stream.
+    """
+
+    backend: str
+    ids: NamedIds | None
+    files: list[Path]
+
+
+def undigested(path: Path, headerless: Headerless | None, choice: DatasetChoice) -> Undigested | None:
+    """Return the files at a path that hold no digests; None if they are others. No dataset is looked for.
+
+    Parameters
+    ----------
+    headerless
+        The ids of files without a header.
+    choice
+        The dataset of HDF5 files of another program.
+    """
+    name = flat_name(path, headerless)
+    if name:
+        return Undigested(name, headerless, flat_files(name, path, headerless))
+    if find_index(path) or stores_by_format(path):
+        return None
+    from zb_hdf5.formats.foreign_files import ForeignFiles  # h5py, which no other format needs
+
+    files = ForeignFiles().files(path)
+    return Undigested(FOREIGN_BACKEND, choice, files) if files else None
+
+
+def _with_dataset(found: Undigested) -> Undigested:
+    """Return the same files with the name of their dataset, as the first of them tells.
+
+    Raises
+    ------
+    BackendError
+        If they have digests of their own.
+    FormatError
+        If they are HDF5 files that differ.
+    """
+    if not isinstance(found.ids, DatasetChoice):
+        return found
+    from zb_hdf5.formats.foreign_files import ForeignFiles
+
+    first, *_ = ForeignFiles(found.ids).columns(found.files)
+    if first.sha256 is not None:
+        raise _has_digests(first.path)
+    return found._replace(ids=found.ids._replace(name=first.name))
+
+
+def _has_digests(path: Path) -> BackendError:
+    return BackendError(
+        f"{path}: expected files that hold no digests and are read in place ({_DIGESTED}), found others: stores "
+        "have digests"
     )
 
 
@@ -225,13 +329,16 @@ def write_digests(
     destination: str | os.PathLike[str],
     *,
     overwrite: bool = False,
+    dataset: str | None = None,
+    axes: str | None = None,
+    channel: int | None = None,
     source_dtype: str | None = None,
     skip_bytes: int = 0,
     workers: int | None = None,
     progress: Count = lambda tokens: None,
     announce: Count = lambda tokens: None,
 ) -> Digests:
-    """Write the digests of files of another trainer, as they are now: a sha256 of each, a crc32 of each chunk.
+    """Write the digests of files of other programs, as they are now: a sha256 of each, a crc32 of each chunk.
 
     From then on `digests=` of the readers and loaders, and `verify_store`, compare the files with them. Nothing is
     written before all files were read. Each thread takes 4 MiB, and 16 bytes for each document of its file.
@@ -244,6 +351,8 @@ def write_digests(
         The file to write, a JSON.
     overwrite
         It may exist, if it is a file of digests, and is replaced in one step.
+    dataset, axes, channel
+        As for `open_reader`, of HDF5 files of another program. No digests are made of their fields.
     source_dtype, skip_bytes
         As for `open_reader`, of files without a header.
     workers
@@ -264,15 +373,16 @@ def write_digests(
     """
     path = local_path(path)
     require_present(path)
-    headerless = Headerless.of(source_dtype, skip_bytes)
-    name = flat_name(path, headerless)
-    flat = flat_format(name, headerless)
+    choice = DatasetChoice.of(dataset, axes, channel)
+    require_datasets(path, choice)
+    at_path = undigested(path, Headerless.of(source_dtype, skip_bytes), choice)
+    if at_path is None:
+        raise _has_digests(path)
+    backend, ids, files = _with_dataset(at_path)
+    flat = flat_format(backend, ids)
     if flat is None:
-        raise BackendError(
-            f"{path}: expected files that hold no digests and are read in place ({', '.join(flat_names())}), found "
-            "others: stores have digests, and HDF5 files of other programs get them when they are converted"
-        )
-    found = [flat.look(file) for file in flat_files(name, path, headerless)]
+        raise _has_digests(path)
+    found = [flat.look(file) for file in files]
     destination = local_path(destination)
     if overwrite:
         _refuse_other_file(destination)
@@ -281,7 +391,8 @@ def write_digests(
         announce(sum(each.num_tokens for each in found))
         with Readers(workers or len(os.sched_getaffinity(0)), "zb-digests") as readers:
             made = readers.map(partial(_digest_of, flat, progress), found)
-        digests = Digests(destination, name, {each.path.name: one for each, one in zip(found, made, strict=True)})
+        of_files = {each.path.name: one for each, one in zip(found, made, strict=True)}
+        digests = Digests(destination, backend, of_files, ids if isinstance(ids, DatasetChoice) else None)
         write_fully(file.fd, digests.to_json().encode("utf-8"), 0)
         file.publish()
     return digests

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import numpy as np
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy
-from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import RemotePath, any_path, local_path, on_failure, require_remote_access
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.formats.batch_reader import BatchReader, require_choice, require_options
 from zb_hdf5.formats.batch_writer import FieldDigest
 from zb_hdf5.formats.dataset_choice import ANY_DATASET, DatasetChoice
-from zb_hdf5.formats.flat import HEADERLESS, FlatDigest, FlatTokens, Headerless
-from zb_hdf5.formats.registry import FORMATS, backend_in, no_known_file, require_datasets
+from zb_hdf5.formats.flat import DATASET, HEADERLESS, FlatDigest, FlatTokens, Headerless
+from zb_hdf5.formats.registry import FORMATS, backend_in, hdf5_files, no_known_file, require_datasets
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.spec import (
     BATCHES_LAYOUT,
@@ -33,14 +32,17 @@ from zb_hdf5.spec import (
     stored_dtype,
 )
 from zb_hdf5.store.both_formats import require_same_tokens, stores_by_format
-from zb_hdf5.store.digests import Digests, needs_no_digests
+from zb_hdf5.store.cut_reader import FLAT_DTYPE
+from zb_hdf5.store.digests import FOREIGN_BACKEND, Digests, needs_no_digests
+from zb_hdf5.store.flat_table import flat_table
 from zb_hdf5.store.headerless import headerless_name
 from zb_hdf5.store.index import ShardIndex, find_index, require_files
 from zb_hdf5.store.lost_index import no_index
-from zb_hdf5.store.shard_table import ShardEntry, ShardTable
+from zb_hdf5.store.record_reader import RecordReader
+from zb_hdf5.store.shard_table import ShardEntry
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.store_documents import StoreDocuments
-from zb_hdf5.store.window_reader import FLAT_DTYPE, WindowReader
+from zb_hdf5.store.window_reader import WindowReader
 from zb_hdf5.trainers.installed_formats import noted
 from zb_hdf5.trainers.trainer_formats import (
     INSTALLED,
@@ -86,7 +88,9 @@ class Opening:
     index
         The `shards.json` of a store, with all splits; None: no store.
     column
-        The tokens of a lone HDF5 file; None: of another format, or a store.
+        The tokens of a lone HDF5 file; None: of another format, or of several files.
+    foreign
+        The tokens of several HDF5 files of another program, or of one whose digests were made; (): of any other path.
     headerless
         The ids of files without a header; None: of other files.
     files
@@ -105,6 +109,7 @@ class Opening:
     backend: str
     index: ShardIndex | None = None
     column: Column | None = None
+    foreign: tuple[Column, ...] = ()
     headerless: Headerless | None = None
     files: tuple[Path, ...] = ()
     shape: Shape = ANY_SHAPE
@@ -116,8 +121,23 @@ class Opening:
 
     @property
     def foreign_dataset(self) -> str | None:
-        """The dataset that is read of a lone HDF5 file of another program; None of any other path."""
+        """The dataset that is read of HDF5 files of another program; None of any other path."""
+        if self.foreign:
+            return self.foreign[0].name
         return self.column.name if self.column is not None and self.column.is_foreign else None
+
+    @property
+    def takes_digests(self) -> bool:
+        """Whether its files hold no digests, so that they may have been made."""
+        if self.column is not None:
+            return self.column.is_foreign and self.column.sha256 is None
+        return bool(self.foreign) or flat_format(self.backend) is not None
+
+    def with_digests(self, digests: Path) -> Opening:
+        """Return the opening of the same files, which are compared with digests that were made."""
+        if self.column is None:
+            return replace(self, digests=digests)
+        return replace(self, digests=digests, holder=ForeignHolder.name, column=None, foreign=(self.column,))
 
     def open(self) -> BatchReader:
         """Return the reader of its batches, or of the windows of its stream. Raises as `open_reader`."""
@@ -149,7 +169,9 @@ class Opening:
     @property
     def columns(self) -> dict[int, Column]:
         """The columns of the files that are known already, by the numbers of the files."""
-        return {} if self.column is None else {0: self.column}
+        if self.digests is not None:
+            return {}  # the first read proves each file
+        return {0: self.column} if self.column is not None else dict(enumerate(self.foreign))
 
     def stream_index(self) -> ShardIndex:
         """Return the index of the files of a stream, of the split that is asked for.
@@ -167,7 +189,7 @@ class Opening:
         """Compare the digests of all files of the split, as `verify="store"` asks for. Raises as `open_reader`."""
         from zb_hdf5.store.verify import require_digests
 
-        require_digests(self.path, self.split, self.choice.name, self.digests, self.headerless)
+        require_digests(self.path, self.split, self.choice, self.digests, self.headerless)
 
 
 def look(
@@ -229,17 +251,12 @@ def look(
         raise noted(_unknown(path), notes)
     if axes is not None and found.layout == STREAM_LAYOUT:
         raise ArgumentError(f"{path}: is a token stream, which has one axis: leave out axes={axes!r}")
-    if digests is not None and flat_format(found.backend) is None:
+    found = replace(found, shape=shape, access=access, verify=verify, choice=choice, split=split)
+    if digests is None:
+        return found
+    if not found.takes_digests:
         raise needs_no_digests(path, digests)
-    return replace(
-        found,
-        shape=shape,
-        access=access,
-        verify=verify,
-        choice=choice,
-        split=split,
-        digests=None if digests is None else local_path(digests),
-    )
+    return found.with_digests(local_path(digests))
 
 
 def _require_backend_name(backend: str) -> None:
@@ -423,7 +440,7 @@ class FlatHolder(Holder):
         folder = os.path.join(opening.path if opening.path.is_dir() else opening.path.parent, "")
         names = [os.fspath(each.path).removeprefix(folder) for each in found]
         digests = {name: digests[each.path.name] for name, each in zip(names, found, strict=True) if digests}
-        table = _table_of(self.name, names, found, digests)
+        table = flat_table(self.name, names, found, digests)
         return ShardIndex(meta, table, source=source, digests=digests)
 
 
@@ -443,24 +460,6 @@ def _require_alike(found: list[FlatTokens], *, mixes_dtypes: bool) -> None:
                 f"{each.path}: expected {expected}, as {first.path.name} has it, found {names}; restore what is "
                 "missing, or move the others to another folder"
             )
-
-
-def _table_of(backend: str, names: list[str], found: list[FlatTokens], digests: Mapping[str, FlatDigest]) -> ShardTable:
-    """Return the table of flat files, by their names: an entry for each would take as long as its header."""
-    counts = np.array([each.num_tokens for each in found], np.int64)
-    return ShardTable.of_files(
-        names,
-        [field.name for field in found[0].fields],
-        backend=backend,
-        num_bytes=0,
-        num_batches=-(-counts // DEFAULT_CHUNK_TOKENS),
-        token_count=counts,
-        sha256=NO_SHA256,
-        crc32=[crc32_of(digests[each].rows()) for each in names] if digests else NOT_KNOWN,
-        document_count=[NOT_KNOWN if each.num_documents is None else each.num_documents for each in found],
-        split=DEFAULT_SPLIT,
-        complete=True,
-    )
 
 
 class FileHolder(Holder):
@@ -539,10 +538,70 @@ def _require_no_split(opening: Opening, found: str) -> None:
         raise ArgumentError(f"{opening.path}: split={opening.split!r} needs a store, found {found}")
 
 
+class ForeignHolder(Holder):
+    """A folder of HDF5 files of another program: their streams as one, or the records or batches of all."""
+
+    name = "foreign"
+
+    def find(self, path: Path, backend: str, choice: DatasetChoice) -> Opening | None:
+        if isinstance(path, RemotePath) or not path.is_dir() or not hdf5_files(path):
+            return None
+        from zb_hdf5.formats.foreign import warn_of_mask
+        from zb_hdf5.formats.foreign_files import ForeignFiles  # h5py, which a finished store does not need
+
+        files = ForeignFiles().files(path)
+        if not files:
+            return None
+        if backend not in ("auto", FOREIGN_BACKEND):
+            facts = f"{path}: asked for backend {backend!r}, found HDF5 files of another program"
+            raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=FOREIGN_BACKEND)
+        warn_of_mask(choice)
+        columns = ForeignFiles(choice).columns(files)
+        return Opening(path, self.name, columns[0].meta.layout, FOREIGN_BACKEND, foreign=columns)
+
+    def open_batches(self, opening: Opening) -> BatchReader:
+        meta = opening.foreign[0].meta
+        size = meta.batch_size
+        if size == 1:
+            size = opening.shape.batch_size or size
+        if opening.verify == "store":
+            opening.compare_digests()
+        return RecordReader(
+            opening.path,
+            self.stream_index(opening),
+            Windows.of(size, meta.seq_len),
+            access=opening.access,
+            verify=opening.verify,
+            dataset=opening.foreign_dataset,
+            columns=opening.columns,
+        )
+
+    def stream_index(self, opening: Opening) -> ShardIndex:
+        """Return the index of the files as chunks of one stream, whatever the axes of their datasets are."""
+        from zb_hdf5.formats.h5_tokens import require_access
+
+        _require_no_split(opening, "none")
+        columns = opening.foreign
+        for column in columns:
+            require_access(column, opening.access)
+        first = columns[0]
+        choice = opening.choice._replace(name=first.name)
+        found = [FlatTokens(each.path, each.num_tokens, each.dtype, fields=each.meta.fields) for each in columns]
+        digests: dict[str, FlatDigest] = {}
+        if opening.digests is not None:
+            made = Digests.load(opening.digests)
+            digests = made.require_all(opening.path, FOREIGN_BACKEND, found)
+            made.require_dataset(choice)
+        names = [each.path.name for each in columns]
+        meta = StoreMeta(1, DEFAULT_CHUNK_TOKENS, first.meta.dtype, layout=STREAM_LAYOUT, fields=first.meta.fields)
+        table = flat_table(FOREIGN_BACKEND, names, found, digests)
+        return ShardIndex(meta, table, source={DATASET: choice.arguments}, digests=digests)
+
+
 #: The one table of holders, in the order in which a path is compared with them. A flat format of another trainer is one
 #: more row of `TRAINER_FORMATS`; another kind of path that is read in place is one more row here.
 HOLDERS: Final[dict[str, Holder]] = {
-    row.name: row for row in (StoreHolder(), *map(FlatHolder, flat_names()), FileHolder())
+    row.name: row for row in (StoreHolder(), *map(FlatHolder, flat_names()), FileHolder(), ForeignHolder())
 }
 
 

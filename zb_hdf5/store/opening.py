@@ -60,7 +60,8 @@ def open_reader(
     path
         A path of this machine, or a URL: `s3://`, `gs://`, `az://`, `https://`. From a bucket `shards.json` is read,
         and nothing else; batches are ranged reads. Or a folder that has a store of the same tokens for each format,
-        named by it: `books/hdf5/` and `books/batch/`.
+        named by it: `books/hdf5/` and `books/batch/`. Or a folder of HDF5 files of another program, in the order of
+        their names: streams as one, or the records or batches of all, of the same dtype, length and fields.
     backend
         "auto" looks at the magic bytes; "batch" or "hdf5" demands that format. "npy" demands a file or folder of 1-D
         arrays, "megatron", "datatrove", "olmo" or "bin" token files of that trainer (see docs/train.md). Of a folder
@@ -78,8 +79,9 @@ def open_reader(
         batches, or chunks of a stream, are read. "store": check every digest before returning. "none".
         `reader.verified` names the reads that are compared.
     dataset
-        Name of an integer dataset in an HDF5 file of another origin: of three axes it holds batches, of two records (in
-        batches of `batch_size`, by default 1), of one a token stream. None: the only integer dataset of such a file.
+        Name of an integer dataset in an HDF5 file of another origin, or in each file of a folder of them: of three axes
+        it holds batches, of two records (in batches of `batch_size`, by default 1), of one a token stream. None: the
+        only integer dataset of such a file.
     axes
         "batch,record,token": the three axes of the dataset are these. None: a dataset whose second axis has two to four
         entries is refused where one of them looks like a mask or labels (see docs/formats.md).
@@ -105,8 +107,9 @@ def open_reader(
         all (200 * 2**30 or "200GiB"; None: nine tenths of the free space). Several readers, processes and jobs may
         share it. Later reads come from there as copies, compared with their crc32. Not for a store that still grows.
     digests
-        The file that `write_digests` has made of files of another trainer, which hold none: `verify` compares them with
-        it, and whatever `verify` is, the size of each file and its first read. States fit with and without it.
+        The file that `write_digests` has made of files of another trainer or program, which hold none: `verify`
+        compares them with it, and whatever `verify` is, the size of each file and its first read. States fit with and
+        without it.
 
     Raises
     ------
@@ -195,7 +198,8 @@ def open_stream(
     ----------
     path
         An HDF5 stream, a folder with a `shards.json` of them, or its URL; a 1-D `.npy` file or a token file of another
-        trainer, or a folder of such files in the order of their names (files of other suffixes are not looked at).
+        trainer or program, or a folder of such files in the order of their names (files of other suffixes are not
+        looked at).
     split
         Split of a store whose shards alone are read ("train", "val"); None: all shards.
     access
@@ -204,8 +208,8 @@ def open_stream(
         "auto": compare nothing, because tokens are read as they are asked for, which is seldom a whole chunk. "batch":
         read whole chunks, and compare each with its crc32. "store": check every digest before returning. "none".
     dataset
-        Name of an integer dataset of one axis in an HDF5 file of another program; None: the only integer dataset of
-        such a file.
+        Name of an integer dataset of one axis in an HDF5 file of another program, or in each file of a folder of them;
+        None: the only integer dataset of such a file.
     source_dtype, skip_bytes, digests
         As for `open_reader`.
 

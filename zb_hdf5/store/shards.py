@@ -31,7 +31,7 @@ from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath, on_failure
 from zb_hdf5.files.ranges import Extents, open_ranges
 from zb_hdf5.files.tokens import FileTokens, StoredIds, TokenRun, Tokens, Wait, gather_from, read_together
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.formats.flat import Headerless
+from zb_hdf5.formats.flat import ids_named_in
 from zb_hdf5.formats.native import sidecar_rows
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import (
@@ -345,7 +345,7 @@ class Sharded(Tokens):
 
     def _open_by_file(self, path: Path, entry: ShardEntry, number: int, unit: int, identity: Identity | None) -> Tokens:
         """Open a shard by the facts of its file, and compare them with the index."""
-        flat = flat_format(entry.backend, Headerless.in_source(self.index.source))
+        flat = flat_format(entry.backend, ids_named_in(self.index.source))
         if flat is not None:
             digest = self.index.digests.get(entry.path)
             reader: BatchReader = flat.open(path, self.index.meta, self.asked, identity, digest)

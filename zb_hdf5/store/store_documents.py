@@ -17,7 +17,7 @@ from zb_hdf5.files.forks import kept_property
 from zb_hdf5.files.paths import Identity, RemotePath, finding
 from zb_hdf5.files.threads import Readers
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.formats.flat import Headerless
+from zb_hdf5.formats.flat import ids_named_in
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.spec import DOCUMENTS_SUFFIX, INDEX_NAME, NO_SHA256, pieces_path
 from zb_hdf5.store.index import ShardIndex
@@ -233,8 +233,7 @@ class StreamDocuments(RecordDocuments):
         from zb_hdf5.documents.document_offsets import DocumentOffsets, KnownOffsets
 
         num_tokens = self._starts[number + 1] - self._starts[number]
-        headerless = Headerless.in_source(self._index.source)
-        flat = flat_format(self._index.table.values["backend"][number], headerless)
+        flat = flat_format(self._index.table.values["backend"][number], ids_named_in(self._index.source))
         if flat is not None:
             found = flat.look(self._folder / self._names[number])
             if found.num_tokens != num_tokens:

@@ -20,12 +20,12 @@ from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.threads import Readers
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.dataset_choice import ANY_DATASET, DatasetChoice
-from zb_hdf5.formats.flat import NO_NAMES, FlatFormat, FlatTokens, Headerless
+from zb_hdf5.formats.flat import NO_NAMES, FlatFormat, FlatTokens, Headerless, NamedIds
 from zb_hdf5.formats.registry import FORMATS, backend_in, format_of, open_chunks, require_datasets
 from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, StoreMeta, documents_path, pieces_path
 from zb_hdf5.store.agreement import require_agreement
 from zb_hdf5.store.both_formats import require_same_tokens, stores_by_format
-from zb_hdf5.store.digests import CHUNKS_OF_FLAT_FILES, Count, Digests, needs_no_digests
+from zb_hdf5.store.digests import CHUNKS_OF_FLAT_FILES, Count, Digests, needs_no_digests, undigested
 from zb_hdf5.store.headerless import flat_name
 from zb_hdf5.store.index import ShardIndex, find_index
 from zb_hdf5.store.rebuild import entry_of
@@ -249,12 +249,12 @@ def verify_store(
     require_datasets(path, choice)
     headerless = Headerless.of(source_dtype, skip_bytes)
     if digests is not None:
-        return _verify_flat(path, Digests.load(digests), headerless, workers, progress, announce)
+        return _verify_flat(path, Digests.load(digests), headerless, choice, workers, progress, announce)
     if headerless is None and (stores := stores_by_format(path)):
         return _verify_each(path, stores, split, workers, progress, announce)
     is_store = find_index(path) and headerless is None
     name = "" if is_store else flat_name(path, headerless)
-    files = [] if is_store else _lone_files(path, name, headerless)
+    files = [] if is_store else _lone_files(path, name, headerless, choice)
     index = None if files else ShardIndex.load(path).of_split(split)
     check = _Check(index, progress, announce, choice, name, headerless)
     with Readers(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
@@ -273,17 +273,22 @@ def _verify_flat(
     path: Path,
     digests: Digests,
     headerless: Headerless | None,
+    choice: DatasetChoice,
     workers: int | None,
     progress: Count,
     announce: Count,
 ) -> list[ShardReport]:
     """Check files of another trainer, and that those which were digested are there."""
-    name = flat_name(path, headerless)
-    if not name:
+    found = undigested(path, headerless, choice)
+    if found is None:
         raise needs_no_digests(path, digests.path)
+    name, ids, files = found
     digests.require_format(name)
-    files = flat_files(name, path, headerless)
-    check = _Check(None, progress, announce, flat=name, headerless=headerless, digests=digests)
+    if isinstance(ids, DatasetChoice) and digests.choice is not None:
+        if ids.is_made:
+            digests.require_dataset(ids._replace(name=ids.name or digests.choice.name))
+        ids = digests.choice
+    check = _Check(None, progress, announce, flat=name, ids=ids, digests=digests)
     announce(sum(digests.files[file.name].num_tokens for file in files if file.name in digests.files))
     with Readers(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
         reports = readers.map(check.lone_file, files)
@@ -291,10 +296,21 @@ def _verify_flat(
     return reports + [ShardReport(file, backend=name, problem=error) for file, error in missing.items()]
 
 
-def _lone_files(path: Path, name: str, headerless: Headerless | None) -> list[Path]:
-    """Return the files of a flat format at a path; the path itself if it is another file; none of another folder."""
+def _lone_files(path: Path, name: str, headerless: Headerless | None, choice: DatasetChoice) -> list[Path]:
+    """Return the files at a path that are in no store; the path itself if it is another file; none of another folder.
+
+    Parameters
+    ----------
+    name
+        The flat format of the path; "": of another one.
+    headerless, choice
+        As for `undigested`.
+    """
     if name:
         return flat_files(name, path, headerless)
+    found = undigested(path, headerless, choice) if path.is_dir() else None
+    if found is not None:
+        return found.files
     if path.is_dir() or not backend_in(path):
         problem = not_recognised(path)
         if problem is not None:
@@ -333,13 +349,13 @@ def _verify_each(
 def require_digests(
     path: Path,
     split: str | None = None,
-    dataset: str | None = None,
+    choice: DatasetChoice = ANY_DATASET,
     digests: Path | None = None,
     headerless: Headerless | None = None,
 ) -> None:
     """Compare a store or stream with its digests; raise the first problem, or `UnverifiableError` where one lacks."""
     names = NO_NAMES if headerless is None else headerless.names
-    for report in verify_store(path, split=split, dataset=dataset, digests=digests, **names):
+    for report in verify_store(path, split=split, digests=digests, **choice.arguments, **names):
         if report.problem:
             raise report.problem
         if report.missing:
@@ -409,8 +425,8 @@ class _Check:
         The dataset of a file of another program.
     flat
         The name of the flat format of lone files; "": they are of another one.
-    headerless
-        The ids of files without a header.
+    ids
+        The ids of files of a flat format, as the user names them; None: the files tell.
     digests
         Those of files that hold none, where they were made.
     """
@@ -420,7 +436,7 @@ class _Check:
     announce: Count
     choice: DatasetChoice = ANY_DATASET
     flat: str = ""
-    headerless: Headerless | None = None
+    ids: NamedIds | None = None
     digests: Digests | None = None
 
     def lone_file(self, path: Path) -> ShardReport:
@@ -456,7 +472,7 @@ class _Check:
         counted: _Counted,
     ) -> None:
         """Fill the report of a file."""
-        flat = flat_format(self.flat, self.headerless)
+        flat = flat_format(self.flat, self.ids)
         if flat is not None and (self.digests is not None or self.flat not in FORMATS):
             report.backend = self.flat
             self._flat_file(flat, flat.look(path), report, counted)

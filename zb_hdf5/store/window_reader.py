@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import copy
-import hashlib
-from bisect import bisect_right
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, UnverifiableError
+from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.paths import on_failure
-from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.spec import NOT_KNOWN, StoreMeta
+from zb_hdf5.store.cut_reader import CutReader
 from zb_hdf5.store.index import ShardIndex
-from zb_hdf5.store.shards import Sharded, StoreReader
 from zb_hdf5.store.store_documents import StreamDocuments
 
 if TYPE_CHECKING:  # h5py, which a store with an index does not need
     from zb_hdf5.formats.h5_column import Column
 
-#: Places that a sampled fingerprint covers, evenly over all tokens.
-FINGERPRINT_PLACES: Final = 16
-#: Tokens that it covers at each place.
-TOKENS_OF_A_PLACE: Final = 4096
-#: Files whose ends it covers too.
-FINGERPRINT_FILES: Final = 64
-#: The key of the stored dtype in the source of an index that is made of flat files.
-FLAT_DTYPE: Final = "dtype"
 
-
-class WindowReader(StoreReader):
+class WindowReader(CutReader):
     """Reads a token stream as batches of its windows. See `BatchReader`.
 
     Windows after the last whole batch are records as well. Windows are less than a chunk: `verify="auto"` compares
@@ -53,8 +40,6 @@ class WindowReader(StoreReader):
         As for `StoreReader`.
     """
 
-    _auto_compares: ClassVar[bool] = False
-
     def __init__(
         self,
         path: Path,
@@ -69,13 +54,6 @@ class WindowReader(StoreReader):
         super().__init__(path, index, access=access, verify=verify, dataset=dataset, columns=columns)
         with on_failure(self.close):
             self.cut(windows)
-
-    def _require_crc32(self) -> None:
-        if self.index.without_crc32():
-            self._shards.open_file(0, 0)  # names what is missing
-
-    def _attach(self, index: ShardIndex) -> None:
-        """Do nothing: the documents follow from the windows, and a digest of all tokens is none of the windows."""
 
     def cut(self, windows: Windows) -> None:
         """Cut the stream into other windows; `ArgumentError` if no store may have batches of their shape."""
@@ -139,18 +117,6 @@ class WindowReader(StoreReader):
         """Tokens after the last whole batch."""
         return self.num_tokens - self.windows.overlap - self.num_batches * self.windows.batch_stride
 
-    def compared_tokens(self) -> Tokens | None:
-        if self.verify != "auto":
-            return super().compared_tokens()
-        known = self._shards
-        tokens = Sharded(known.folder, self.index, known.asked, "batch", known.dataset)
-        tokens.identities = known.identities
-        try:
-            tokens.open_file(0, 0)
-        except UnverifiableError:
-            return None
-        return tokens
-
     def _field_reader(self, name: str) -> BatchReader:
         values = self.meta.of_field(name).seq_len // self.seq_len
         return WindowReader(self.path, self.index.of_field(name), self.windows.widened(values), **self._options)
@@ -158,39 +124,11 @@ class WindowReader(StoreReader):
     @property
     def token_fingerprint(self) -> str:
         if not self.index.has_digests:
-            return f"sampled:{self._sample().hexdigest()}"
+            return self._sample()
         return f"tokens:{self.index.sha256}:{self.dtype.name}"
-
-    def _sample(self) -> Any:
-        """Return the digest of all sizes and some of the tokens: evenly over all, and the ends of some of the files."""
-        starts = self._shards.starts
-        last_file = len(starts) - 2
-        last = max(0, self.num_tokens - TOKENS_OF_A_PLACE)
-        places = {last * k // (FINGERPRINT_PLACES - 1) for k in range(FINGERPRINT_PLACES)}
-        for file in {last_file * k // (FINGERPRINT_FILES - 1) for k in range(FINGERPRINT_FILES)}:
-            places |= {starts[file], max(starts[file], starts[file + 1] - TOKENS_OF_A_PLACE)}
-        dtype = np.dtype(self.index.source.get(FLAT_DTYPE, self.dtype.str))
-        digest = hashlib.sha256(f"{starts}:{dtype.str}".encode())
-        for start in sorted(place for place in places if place < self.num_tokens):
-            stop = min(start + TOKENS_OF_A_PLACE, starts[bisect_right(starts, start)])
-            part = np.empty(stop - start, self.dtype)
-            self.tokens.read([(start, part)])  # by position: to map a file takes longer than to read so little of it
-            digest.update(np.ascontiguousarray(part, dtype))
-        return digest
 
     def _compute_fingerprint(self) -> str:
         return f"{self.token_fingerprint}:{self.windows.in_text}"
-
-    def serving(self, fingerprint: object) -> BatchReader:
-        """Return a reader of the same windows in batches of another size, if the fingerprint is of such."""
-        if fingerprint == self.fingerprint:
-            return self
-        other = copy.copy(self)
-        try:
-            other.cut(self.windows.resized(Windows.in_fingerprint(fingerprint).size))
-        except ArgumentError:  # no stream has batches of that size
-            return self
-        return other if other.num_records and other.fingerprint == fingerprint else self
 
     @property
     def has_documents(self) -> bool:

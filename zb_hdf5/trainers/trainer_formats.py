@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy
 from zb_hdf5.files.paths import RemotePath
+from zb_hdf5.formats.dataset_choice import DatasetChoice
 from zb_hdf5.formats.registry import FORMATS, backend_in
 from zb_hdf5.trainers.installed_formats import Installed, errors_of, first_of, load_installed, noted
 
 if TYPE_CHECKING:  # numpy, which the help of the commands does not need
     from zb_hdf5.formats.document_writer import DocumentWriter
-    from zb_hdf5.formats.flat import FlatFormat, Headerless
+    from zb_hdf5.formats.flat import FlatFormat, Headerless, NamedIds
 
 
 class TrainerFormat(NamedTuple):
@@ -215,26 +216,30 @@ def document_targets() -> list[str]:
     return [name for name, row in known_formats().items() if row.writer]
 
 
-def flat_format(name: str, headerless: Headerless | None = None) -> FlatFormat | None:
+def flat_format(name: str, ids: NamedIds | None = None) -> FlatFormat | None:
     """Return a flat format by its name; None for a format that is not flat.
 
     Parameters
     ----------
-    headerless
-        The ids of files without a header.
+    ids
+        The ids of files without a header, or the dataset of HDF5 files of another program: these have no row.
     """
+    if isinstance(ids, DatasetChoice):
+        from zb_hdf5.formats.foreign_files import ForeignFiles  # h5py, which no other format needs
+
+        return ForeignFiles(ids)
     row = row_named(name)
     if row is None or not row.flat:
         return None
     package = package_of(name)
     found: FlatFormat
     if not package:
-        found = _part_of(row.flat)(row.suffixes, headerless)
+        found = _part_of(row.flat)(row.suffixes, ids)
         return found
     from zb_hdf5.trainers.guards import GuardedFlat  # numpy, which the help of the commands does not need
 
     with errors_of(package, name):
-        found = resolve_name(row.flat)(row.suffixes, headerless)
+        found = resolve_name(row.flat)(row.suffixes, ids)
         return GuardedFlat(found, package, name)
 
 

@@ -1,0 +1,141 @@
+"""HDF5 files of another program as a flat format: of each, the values of one dataset, whatever its axes are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import ClassVar
+
+from zb_hdf5.errors import FormatError
+from zb_hdf5.files.paths import Identity, RemotePath
+from zb_hdf5.formats.dataset_choice import ANY_DATASET, DatasetChoice
+from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatReader, FlatTokens
+from zb_hdf5.formats.foreign import no_such_axes, require_records
+from zb_hdf5.formats.h5_column import Column
+from zb_hdf5.formats.h5_tokens import H5pyTokens, open_column, open_stored
+from zb_hdf5.formats.inspection import is_ours, look_at
+from zb_hdf5.formats.registry import backend_in, hdf5_files, hdf5_suffixes
+from zb_hdf5.spec import BATCHES_LAYOUT, SHARD_PREFIX, STREAM_LAYOUT, StoreMeta
+
+
+class ForeignFiles(FlatFormat):
+    """HDF5 files of another program, each with one dataset of tokens: a stream, records or batches. See `FlatFormat`.
+
+    Parameters
+    ----------
+    choice
+        The dataset that is read of each file, and the sense of its axes.
+    """
+
+    sign: ClassVar[str] = "HDF5"
+
+    def __init__(self, choice: DatasetChoice = ANY_DATASET) -> None:
+        super().__init__(hdf5_suffixes())
+        self.choice = choice
+
+    def files(self, path: Path) -> list[Path]:
+        """See `FlatFormat`; a folder is of it if its first file is, or cannot be opened and has no name of ours."""
+        if isinstance(path, RemotePath):
+            return []
+        found = hdf5_files(path) if path.is_dir() else [path]
+        return found if found and self.recognises(found[0]) else []
+
+    def recognises(self, path: Path) -> bool:
+        if backend_in(path) != "hdf5":
+            return False
+        try:
+            return not is_ours(path)
+        except FormatError:
+            return not path.name.startswith(SHARD_PREFIX)
+
+    def look(self, path: Path) -> FlatTokens:
+        column = self.column(path)
+        return FlatTokens(path, column.num_tokens, column.dtype, fields=column.meta.fields)
+
+    def column(self, path: Path, identity: Identity | None = None) -> Column:
+        """Return the dataset of a file, as a look into it finds it.
+
+        Parameters
+        ----------
+        identity
+            As for `open`.
+
+        Raises
+        ------
+        FormatError, IncompleteError
+            If the file is ours or damaged, has no such dataset, or its second axis may have anything but records.
+        """
+        if is_ours(path):
+            raise FormatError(
+                f"{path}: expected an HDF5 file of another program, found a file of this one: move it to another folder"
+            )
+        column = look_at(path, None, choice=self.choice, identity=identity)
+        if column.meta.layout == BATCHES_LAYOUT:
+            with closing(H5pyTokens(column)) as tokens:
+                require_records(path, column.name, tokens.dataset(), self.choice)
+        elif self.choice.axes is not None:
+            raise no_such_axes(path, self.choice.axes)
+        return column
+
+    def columns(self, files: Sequence[Path]) -> tuple[Column, ...]:
+        """Return the dataset of each file of a folder: all have the name of the first one. Raises as `column`.
+
+        Raises
+        ------
+        FormatError
+            If one differs from that of the first file in its axes, its dtype or its fields.
+        """
+        first = self.column(files[0])
+        named = ForeignFiles(self.choice._replace(name=first.name))
+        columns = [first]
+        for file in files[1:]:
+            columns.append(named.column(file))
+            _require_alike(first, columns[-1])
+        return tuple(columns)
+
+    def open(
+        self,
+        path: Path,
+        meta: StoreMeta,
+        access: str = "auto",
+        identity: Identity | None = None,
+        digest: FlatDigest | None = None,
+    ) -> FlatReader:
+        column = look_at(path, None, choice=self.choice, identity=identity)
+        if meta.field is None:
+            return FlatReader(path, meta, open_stored(column, access), digest)
+        values = column.fields.get(meta.field.name)
+        if values is None:
+            raise FormatError(f"{path}: was replaced: expected {meta.column} in it, found none; open it again")
+        return FlatReader(path, meta, open_column(values, access), None)
+
+
+def _require_alike(first: Column, found: Column) -> None:
+    """Raise `FormatError` if a file differs from the first one."""
+    for describe in (_axes_of, _dtype_of, _fields_of):
+        expected = describe(first)
+        here = describe(found)
+        if here != expected:
+            raise FormatError(
+                f"{found.path}: {found.name}: expected {expected}, as {first.path.name} has it, found {here}: move the "
+                "others to another folder, or convert each kind by itself"
+            )
+
+
+def _axes_of(column: Column) -> str:
+    meta = column.meta
+    if meta.layout == STREAM_LAYOUT:
+        return "a stream"
+    if meta.batch_size == 1:
+        return f"records of {meta.seq_len:,}"
+    return f"batches of {meta.batch_size:,} x {meta.seq_len:,}"
+
+
+def _dtype_of(column: Column) -> str:
+    return column.dtype.str
+
+
+def _fields_of(column: Column) -> str:
+    named = (f"{field.name} {field.dtype}" for field in column.meta.fields)
+    return f"the fields {', '.join(named)}" if column.meta.fields else "no fields"

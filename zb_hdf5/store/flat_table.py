@@ -1,0 +1,32 @@
+"""The table of files that hold no index: of flat formats, and of HDF5 files of another program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from zb_hdf5.files.checked import crc32_of
+from zb_hdf5.formats.flat import FlatDigest, FlatTokens
+from zb_hdf5.spec import DEFAULT_CHUNK_TOKENS, DEFAULT_SPLIT, NO_SHA256, NOT_KNOWN
+from zb_hdf5.store.shard_table import ShardTable
+
+
+def flat_table(
+    backend: str, names: list[str], found: Sequence[FlatTokens], digests: Mapping[str, FlatDigest]
+) -> ShardTable:
+    """Return the table of flat files, by their names: an entry for each would take as long as its header."""
+    counts = np.array([each.num_tokens for each in found], np.int64)
+    return ShardTable.of_files(
+        names,
+        [field.name for field in found[0].fields],
+        backend=backend,
+        num_bytes=0,
+        num_batches=-(-counts // DEFAULT_CHUNK_TOKENS),
+        token_count=counts,
+        sha256=NO_SHA256,
+        crc32=[crc32_of(digests[each].rows()) for each in names] if digests else NOT_KNOWN,
+        document_count=[NOT_KNOWN if each.num_documents is None else each.num_documents for each in found],
+        split=DEFAULT_SPLIT,
+        complete=True,
+    )

@@ -1,0 +1,76 @@
+"""The records of files of another program, in one file or many, as batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zb_hdf5.files.paths import on_failure
+from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.windows import Windows
+from zb_hdf5.spec import BATCHES_LAYOUT, StoreMeta
+from zb_hdf5.store.cut_reader import CutReader
+from zb_hdf5.store.index import ShardIndex
+
+if TYPE_CHECKING:  # h5py, which a store with an index does not need
+    from zb_hdf5.formats.h5_column import Column
+
+
+class RecordReader(CutReader):
+    """Reads the records of HDF5 files of another program, all of one length, as batches. See `BatchReader`.
+
+    A batch may have records of several files.
+
+    Parameters
+    ----------
+    path
+        The file, or the folder of the files.
+    index
+        The files that are read, as chunks of one stream.
+    windows
+        The records and batches, which do not overlap.
+    dataset
+        The name of the dataset.
+    access, verify, columns
+        As for `StoreReader`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        index: ShardIndex,
+        windows: Windows,
+        *,
+        dataset: str | None,
+        access: str = "auto",
+        verify: str = "auto",
+        columns: Mapping[int, Column] | None = None,
+    ) -> None:
+        super().__init__(path, index, access=access, verify=verify, dataset=dataset, columns=columns)
+        self.foreign_dataset = dataset
+        self.layout = BATCHES_LAYOUT
+        with on_failure(self.close):
+            self.cut(windows)
+
+    def cut(self, windows: Windows) -> None:
+        """Join the records to batches of another size."""
+        stored = self.index.meta
+        self.windows = windows
+        self.num_batches, self.rest = windows.cut(self.tokens.num_tokens)
+        self.meta = StoreMeta(windows.size, windows.length, stored.dtype, fields=stored.fields, field=stored.field)
+        self._fingerprint = None
+        self._fields = {}
+
+    def _field_reader(self, name: str) -> BatchReader:
+        return RecordReader(self.path, self.index.of_field(name), self.windows, **self._options)
+
+    @property
+    def token_fingerprint(self) -> str:
+        return self.fingerprint if len(self.paths) == 1 else self._sample()
+
+    def _compute_fingerprint(self) -> str:
+        """Return that of `HDF5Reader` for one file, so that states fit it; of many files the sizes count, too."""
+        if len(self.paths) == 1:
+            return BatchReader._compute_fingerprint(self)
+        return f"{self.token_fingerprint}:{self.windows.in_text}"

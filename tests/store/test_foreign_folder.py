@@ -200,6 +200,24 @@ def test_a_folder_of_one_file_is_that_file(kind, tmp_path):
         assert torch.equal(next(loader), rest)
 
 
+def test_a_stream_ends_at_the_last_token_of_each_file(tmp_path):
+    (tmp_path / "corpus").mkdir()
+    for number, part in enumerate(np.split(IDS.reshape(-1), [1000, 1010])):
+        path = write_file(tmp_path / "corpus" / f"{number}.h5", np.pad(part, (0, 7)))
+        with h5py.File(path, "r+") as h5:
+            h5["data/input_ids"].attrs["token_count"] = len(part)
+    with open_stream(tmp_path / "corpus") as stream:
+        np.testing.assert_array_equal(stream.get_slice(0, len(stream)), IDS.reshape(-1))
+
+
+def test_batches_are_kept_in_a_cache(kind, tmp_path):
+    folder, _, _ = write_both(tmp_path, kind)
+    shape = KINDS[kind][2]
+    plain = steps_of(folder, **shape)
+    for _ in range(2):
+        require_equal(steps_of(folder, cache=tmp_path / "cache", **shape), plain)
+
+
 def test_streams_are_streams_and_records_are_none(tmp_path):
     folder, _, rows = write_both(tmp_path / "a", "stream")
     with open_stream(folder) as stream:
@@ -282,9 +300,9 @@ def test_verify_says_that_nothing_can_be_compared(kind, tmp_path):
 
 
 # --- digests ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("lone", [False, True], ids=["folder", "file"])
-def test_digests_are_made_and_compared(lone, kind, how, tmp_path):
-    folder, one, _ = write_both(tmp_path, kind, how)
+@pytest.mark.parametrize(("layout", "lone"), [("contiguous", False), ("contiguous", True), ("gzip", False)])
+def test_digests_are_made_and_compared(layout, lone, kind, tmp_path):
+    folder, one, _ = write_both(tmp_path, kind, LAYOUTS[layout])
     path = one if lone else folder
     digests = tmp_path / "x.json"
     found = report_of(zb, "index", "digests", path, "-o", digests)

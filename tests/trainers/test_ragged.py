@@ -39,6 +39,10 @@ def with_ends(path):
     return values_with(path, ENDS, "ends", {"compression": "gzip", "chunks": (16,)})
 
 
+def with_lengths(path):
+    return values_with(path, np.array(LENGTHS, "<u2"), "lengths", {"chunks": (16,)})
+
+
 def lists(path):
     with h5py.File(path, "w") as h5:
         for name, values, dtype in (("input_ids", IDS, "<i4"), ("labels", LABELS, "<i8")):
@@ -55,7 +59,7 @@ def datasets(path):
     return path
 
 
-LAYOUTS = {"offsets": with_offsets, "ends": with_ends, "lists": lists, "datasets": datasets}
+LAYOUTS = {"offsets": with_offsets, "ends": with_ends, "lengths": with_lengths, "lists": lists, "datasets": datasets}
 
 
 @pytest.fixture(params=LAYOUTS)
@@ -66,7 +70,7 @@ def layout(request, tmp_path):
 @pytest.mark.parametrize("block", [1, 50, 1 << 20])
 def test_the_documents_of_each_layout_are_found(layout, block, monkeypatch):
     name, path = layout
-    for limit in ("BLOCK_OF_IDS", "_BLOCK_DOCUMENTS", "_BLOCK_LISTS", "_GROUP_BYTES"):
+    for limit in ("BLOCK_OF_IDS", "_BLOCK_DOCUMENTS", "_BLOCK_LISTS", "_GROUP_BYTES", "_BLOCK_LENGTHS"):
         monkeypatch.setattr(ragged, limit, block)
     assert is_ragged(path)
     source = pickle.loads(pickle.dumps(open_ragged([path])))
@@ -164,8 +168,25 @@ BAD_OFFSETS = {
     "back": (np.concatenate([OFFSETS[:4], [3], OFFSETS[5:]]), "ascend up to 264, found 3 after 4, at document 4"),
     "outside": (np.concatenate([OFFSETS[:4], [1 << 60], OFFSETS[5:]]), "found 1,152,921,504,606,846,976 after 4"),
     "below 0": (np.concatenate([OFFSETS[:4], [-5], OFFSETS[5:]]), "found -5 after 4"),
-    "none": (OFFSETS[:0], "end with the 264 values of x/values, found -1"),
+    "lengths that are too long": (np.array([3, 0, 262]), "or lengths that add up to them, found 262"),
+    "lengths below 0": (np.array([3, -2, 263]), "or lengths that add up to them, found 263"),
+    "lengths that overflow": (np.array([1 << 62, 1 << 62, 1 << 62, (1 << 62) + 263, 1]), "add up to them, found 1"),
+    "none": (OFFSETS[:0], "end with the 264 values of x/values, .*found -1"),
 }
+
+
+def test_lengths_are_found_by_their_name_and_their_sum(tmp_path):
+    found = documents_of(open_ragged([values_with(tmp_path / "x.h5", np.array(LENGTHS), "any")], offsets="x/any",
+                                     dataset="x/values"))  # fmt: skip
+    assert found.tokens == DOCUMENTS
+    assert not is_ragged(tmp_path / "x.h5")  # no number of that name is added up
+    for lengths in (np.array([*LENGTHS[:-1], LENGTHS[-1] + 1]), np.array([-1, *LENGTHS, 1])):
+        assert not is_ragged(values_with(tmp_path / "y.h5", lengths, "lengths"))
+    path = with_lengths(tmp_path / "z.h5")
+    source = open_ragged([path])
+    with h5py.File(path, "r+") as h5:
+        h5["x/lengths"][0] = 5000
+    is_refused(FormatError, lambda: documents_of(source))
 
 
 @pytest.mark.parametrize("name", BAD_OFFSETS)

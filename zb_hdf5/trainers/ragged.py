@@ -1,9 +1,9 @@
 """HDF5 files of documents, of any program: values with offsets, lists of variable length, a dataset for each document.
 
 *Values with offsets*: one dataset of all ids, and one in its group of where each document begins and the last one ends
-(N + 1 numbers), or of where each one ends (N). *Lists*: one dataset of N lists (`h5py.vlen_dtype`). Other datasets of
-the same shape in the group are fields. *A dataset for each document*: a group of 1-D datasets, in the order of the
-numbers in their names.
+(N + 1 numbers), of where each one ends (N), or of their lengths (N). *Lists*: one dataset of N lists
+(`h5py.vlen_dtype`). Other datasets of the same shape in the group are fields. *A dataset for each document*: a group of
+1-D datasets, in the order of the numbers in their names.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ from zb_hdf5.text.corpus import IDS_COLUMNS
 RAGGED: Final = "ragged"
 #: The endings of its files.
 _SUFFIXES: Final = (FORMATS["hdf5"].suffix, *FORMATS["hdf5"].other_suffixes)
+#: Names of datasets that have the lengths of documents: no others are added up.
+_LENGTH_NAMES: Final = frozenset(
+    {"length", "lengths", "lens", "seq_lens", "seq_lengths", "doc_lens", "doc_lengths", "document_lengths"}
+)
 #: The layouts of documents in a file.
 _OFFSETS: Final = "offsets"
 _LISTS: Final = "lists"
@@ -47,6 +51,9 @@ _MAX_OFFSETS_SEEN: Final = 4096
 #: Bytes of a group, about, and documents whose offsets are read together.
 _GROUP_BYTES: Final = 64 << 20
 _BLOCK_DOCUMENTS: Final = 1 << 14
+#: Lengths that are added up together, and the largest one that is believed: their sum is no overflow.
+_BLOCK_LENGTHS: Final = 1 << 17
+_MAX_LENGTH: Final = 1 << 45
 #: Lists that are read together.
 _BLOCK_LISTS: Final = 1 << 8
 #: Bytes of a list in its dataset: its length and its place.
@@ -65,7 +72,7 @@ class Layout(NamedTuple):
     name
         The dataset of the values or lists, or the group of the datasets.
     offsets
-        Of values, the dataset of their offsets.
+        Of values, the dataset of their offsets or lengths.
     """
 
     kind: str
@@ -125,15 +132,44 @@ def _ascends(stored: h5py.Dataset) -> bool:
 
 
 def _pairs_in(numbers: Mapping[str, h5py.Dataset]) -> list[Layout]:
-    """Return the datasets of numbers that ascend to the number of values in one beside them."""
+    """Return the datasets of numbers that ascend to the number of values in one beside them, or are their lengths."""
     lasts = {name: int(stored[-1]) for name, stored in numbers.items() if len(stored)}
-    return [
+    pairs = [
         Layout(_OFFSETS, values, offsets)
         for offsets, last in lasts.items()
         for values, stored in numbers.items()
         if offsets != values and last == len(stored) and _group_of(offsets) == _group_of(values)
         if values.rpartition("/")[2] not in FIELD_NAMES and _ascends(numbers[offsets])
     ]
+    return pairs or _lengths_in(numbers)
+
+
+def _lengths_in(numbers: Mapping[str, h5py.Dataset]) -> list[Layout]:
+    """Return the datasets of this name that add up to the number of values in one beside them."""
+    sums = {name: _sum_of(stored) for name, stored in numbers.items() if name.rpartition("/")[2] in _LENGTH_NAMES}
+    return [
+        Layout(_OFFSETS, values, lengths)
+        for lengths, total in sums.items()
+        for values, stored in numbers.items()
+        if values not in sums and total == len(stored) and _group_of(lengths) == _group_of(values)
+        if values.rpartition("/")[2] not in FIELD_NAMES
+    ]
+
+
+def _sum_of(stored: h5py.Dataset) -> int:
+    """Return the sum of lengths; -1 if one is none."""
+    total = 0
+    for first in range(0, len(stored), _BLOCK_LENGTHS):
+        found = stored[first : first + _BLOCK_LENGTHS].astype(np.int64)
+        if not _are_lengths(found):
+            return -1
+        total += int(found.sum())
+    return total
+
+
+def _are_lengths(found: npt.NDArray[np.int64]) -> bool:
+    """Return whether numbers may be the lengths of documents."""
+    return bool(((found >= 0) & (found <= _MAX_LENGTH)).all())
 
 
 def layouts_of(h5: h5py.File) -> list[Layout]:
@@ -253,7 +289,7 @@ class _DocumentFile(IdFile):
 
 
 class OffsetFile(_DocumentFile):
-    """A file of values, and of the offsets, or the ends, of the documents in them.
+    """A file of values, and of the offsets, the ends or the lengths of the documents in them.
 
     Parameters
     ----------
@@ -267,7 +303,7 @@ class OffsetFile(_DocumentFile):
     Raises
     ------
     FormatError
-        If the first offset or the last one does not fit the values.
+        If the first offset or the last one does not fit the values, and these are no lengths that add up to them.
     """
 
     def __init__(self, path: Path, layout: Layout, wanted: Wanted) -> None:
@@ -282,15 +318,30 @@ class OffsetFile(_DocumentFile):
         self.columns = wanted.columns(path, kinds)
         self._fields = {field.name: fields[field.name] for field in self.columns.fields}
         first, last = self._ends()
-        has_start = first == 0
-        self._before = 0 if has_start else 1  # documents that begin before the first number
-        num_documents = self._offsets.num_tokens - 1 + self._before
-        if not self._offsets.num_tokens or last != self._values.num_tokens:
+        #: The place of the first document of each block of lengths; None: these are offsets or ends.
+        self._places: npt.NDArray[np.int64] | None = None
+        if last != self._values.num_tokens:
+            self._places = self._places_of_lengths()
+        if self._places is None and (not self._offsets.num_tokens or last != self._values.num_tokens):
             raise FormatError(
                 f"{path}: {layout.offsets}: expected offsets that end with the {self._values.num_tokens:,} values of "
-                f"{layout.name}, found {last:,}"
+                f"{layout.name}, or lengths that add up to them, found {last:,}"
             )
+        has_start = first == 0 and self._places is None
+        self._before = 0 if has_start else 1  # documents that begin before the first number
+        num_documents = self._offsets.num_tokens - 1 + self._before
         super().__init__(path, num_documents, self._values.num_tokens * self._values.dtype.itemsize)
+
+    def _places_of_lengths(self) -> npt.NDArray[np.int64] | None:
+        """Return the place of the first document of each block of lengths; None if they do not add up to the values."""
+        places = [0]
+        with closing(open_stored(self._offsets, "auto")) as lengths:
+            for first in range(0, self._offsets.num_tokens, _BLOCK_LENGTHS):
+                found = _read(lengths, first, min(_BLOCK_LENGTHS, self._offsets.num_tokens - first)).astype(np.int64)
+                if not _are_lengths(found):
+                    return None
+                places.append(places[-1] + int(found.sum()))
+        return np.array(places, np.int64) if places[-1] == self._values.num_tokens else None
 
     def _ends(self) -> tuple[int, int]:
         """Return the first offset and the last one; -1 where there is none."""
@@ -319,6 +370,8 @@ class OffsetFile(_DocumentFile):
 
     def _edges(self, offsets: Tokens, first: int, stop: int) -> npt.NDArray[np.int64]:
         """Return where documents begin and the last one ends; `FormatError` unless they ascend inside the values."""
+        if self._places is not None:
+            return self._edges_of_lengths(offsets, self._places, first, stop)
         begin = max(0, first - self._before)
         found = _read(offsets, begin, stop + 1 - self._before - begin).astype(np.int64)
         if first < self._before:
@@ -332,6 +385,21 @@ class OffsetFile(_DocumentFile):
                 f"document {first + number:,}"
             )
         return found
+
+    def _edges_of_lengths(
+        self, lengths: Tokens, places: npt.NDArray[np.int64], first: int, stop: int
+    ) -> npt.NDArray[np.int64]:
+        """Return the same by the lengths, of which those before the first document in its block are added up again."""
+        block = first // _BLOCK_LENGTHS
+        begin = block * _BLOCK_LENGTHS
+        found = _read(lengths, begin, stop - begin).astype(np.int64)
+        edges: npt.NDArray[np.int64] = np.cumsum(np.concatenate([places[block : block + 1], found]))
+        if not _are_lengths(found) or edges[-1] > self._values.num_tokens:
+            raise FormatError(
+                f"{self.path}: {self._offsets.name}: was changed since it was opened: expected lengths that add up to "
+                f"{self._values.num_tokens:,}; open it again"
+            )
+        return edges[first - begin :]
 
 
 def _read(tokens: Tokens, start: int, count: int) -> npt.NDArray[Any]:
@@ -503,7 +571,8 @@ def open_ragged(
     dataset
         The dataset of the values or lists, or the group of the datasets; None: found by the content of each file.
     offsets
-        The dataset of the offsets (N + 1) or the ends (N) of the documents; None: found by the content.
+        The dataset of the offsets (N + 1), the ends (N) or the lengths (N) of the documents; None: found by the
+        content, lengths also by their name.
     field_columns
         The datasets of values that are aligned with the ids; None: all in the group that have their shape.
     rows, dtype, vocab_size, max_document_tokens

@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 import textwrap
@@ -88,8 +89,22 @@ COPY_FIRST: Final = (
 LOCAL_ONLY: Final = frozenset({Remedy.REPAIR, Remedy.REBUILD, Remedy.REBUILD_FORCE, Remedy.CRC32})
 
 
+#: The key of the words that were typed after the name of the program, in the `meta` of a context.
+_WORDS: Final = "zb_hdf5.words"
+
+
+def typed_command() -> str:
+    """Return the running command as it was typed, for a shell."""
+    context = click.get_current_context().find_root()
+    return shlex.join([context.info_name or "zb", *context.meta.get(_WORDS, ())])
+
+
 class CommandGroup(click.Group):
     """A group whose commands always end with one of the exit codes above, and never with a traceback."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta.setdefault(_WORDS, tuple(args))  # of the outermost group
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         ctx.color = False if os.environ.get("NO_COLOR") else None  # None: colours are for terminals

@@ -13,12 +13,14 @@ import sys
 import unicodedata
 from collections import Counter, defaultdict
 from html.parser import HTMLParser
+from itertools import pairwise
 
 import click
 import numpy as np
 import pytest
 from commandline import run
 from contents import measured, write_batches, write_stream
+from damage import flip_stored
 from descriptors import open_files
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +29,8 @@ from packed import write_packed
 from zb_hdf5 import ArgumentError, HDF5ShardWriter, MmapTokenStore, ShardIndex, open_reader, open_writer
 from zb_hdf5.commands import rows as rows_module
 from zb_hdf5.commands import statistics
-from zb_hdf5.commands.page import report_json, report_page, tag
+from zb_hdf5.commands.markup import Mark, fitting, tag
+from zb_hdf5.commands.page import report_json, report_page
 from zb_hdf5.commands.rows import PADDING, UNKNOWN, Row, document_row, row_lines, rows_json, rows_of
 from zb_hdf5.commands.statistics import MAX_COUNTED_ID
 from zb_hdf5.commands.zb import zb
@@ -354,10 +357,81 @@ def test_a_report_of_every_kind(kind, kinds, tmp_path):
     text = harmless(out.read_text(encoding="utf-8"))
     assert f"{257 - len(ids)} of the 257 ids of the vocabulary" in text
     assert "<script>alert('x')</script>" in text  # as text
-    before = out.read_bytes()
+    assert f"zb report {made[kind]} -o {out} --tokenizer byte --json" in text
+    before = out.read_text(encoding="utf-8")
     assert run(zb, "report", made[kind], "-o", out, "--tokenizer", "byte").exit_code == 1  # it exists
     assert run(zb, "report", made[kind], "-o", out, "--tokenizer", "byte", "--force").exit_code == 0
-    assert out.read_bytes() == before
+    moment = r" on <span.*?</span>|<footer.*</footer>"
+    assert re.sub(moment, "", out.read_text(encoding="utf-8")) == re.sub(moment, "", before)
+
+
+def first_sentence(page):
+    return "".join(Page(re.search(r"<p class=\"health[^>]*>.*?</p>", page)[0]).text)
+
+
+def test_the_first_sentence_says_whether_it_is_healthy(kinds, tmp_path, write_file):
+    _, made = kinds
+    out = tmp_path / "r.html"
+
+    def sentence(path, *options):
+        assert run(zb, "report", path, "-o", out, "--force", *options).exit_code == 0
+        return first_sentence(out.read_text(encoding="utf-8"))
+
+    (made["batch"].parent / "a.batch.crc32").rename(tmp_path / "kept")
+    for kind in ("h5", "store", "stream"):
+        healthy = r"Healthy\. All 1,280 tokens agreed with their crc32 .* on \d{4}-\d\d-\d\d at \d\d:\d\d UTC\."
+        assert re.fullmatch(healthy, sentence(made[kind])), kind
+    for kind in ("batch", "npy", "npys"):
+        text = "Not verified. No crc32 is stored that its tokens could be compared with. "
+        assert sentence(made[kind]) == f"{text}Run zb verify {made[kind]}, which names the way to one."
+    text = sentence(made["h5"], "--sample-batches", 2)
+    assert text == f"Not verified. This page has looked at a sample only. Run zb verify {made['h5']}."
+    packed = write_packed(tmp_path / "p.h5", [10, 0, 30])
+    assert sentence(packed.path).endswith(
+        f"The command zb verify {packed.path} compares the fields and documents as well."
+    )
+    flip_stored(made["stream"], ids_of(TEXT)[70:90], mask=1)
+    assert "crc32" in run(zb, "report", made["stream"], "-o", out, "--force").stderr
+
+
+def test_a_report_has_each_split_and_no_internal_key(tmp_path):
+    for name, count in (("a", 60), ("b", 20)):
+        (tmp_path / f"{name}.jsonl").write_text((json.dumps({"text": f"{name} text " * 5}) + "\n") * count)
+    how = ("--tokenizer", "byte", "--val-last-shard", "--packing", "pad", "--batch-size", 2, "--seq-len", 64)
+    command = ("jsonl-to-hdf5", tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "store", *how)
+    assert run(convert, *command).exit_code == 0
+    found = json.loads(run(zb, "report", tmp_path / "store", "-o", tmp_path / "r.html", "--json").stdout)
+    whole = measured(tmp_path / "store")
+    assert [each.name for each in whole.splits] == [*found["splits"]] == ["train", "val"]
+    assert sum(each.counts for each in whole.splits).tolist() == whole.counts.tolist()
+    assert sum(each.padding for each in whole.splits) == whole.packing["padding"]
+    assert sum(each.tokens for each in whole.splits) == whole.num_tokens
+    for each, letter, other in zip(whole.splits, "ab", "ba", strict=True):
+        with open_reader(tmp_path / "store", split=each.name) as reader:
+            alone = statistics.measure(reader, None, lambda *_: None)
+        assert (each.tokens, alone.splits) == (alone.num_tokens, [])
+        assert (each.counts[ord(letter)] > 0, each.counts[ord(other)]) == (True, 0)
+        assert each.counts.tolist() == alone.counts.tolist()
+        assert sorted(each.lengths) == sorted(alone.lengths)
+    text = harmless((tmp_path / "r.html").read_text(encoding="utf-8"))
+    facts = text.partition("Facts")[2].partition("Tokens")[0]
+    assert not re.search(r"\w_\w|\bwork\b|None|null", facts.replace(str(tmp_path), ""))
+    assert all(f"{name}: How many" in text for name in ("train", "val"))
+
+
+@given(st.lists(st.integers(1, 2**40), min_size=1, max_size=40, unique=True), st.integers(100, 900))
+def test_labels_of_an_axis_do_not_overlap(values, width_px):
+    marks = [Mark(float(number), f"{value:,}") for number, value in enumerate(sorted(values))]
+    length = max(1, len(marks) - 1)
+    shown = fitting(marks, length, width_px)
+    assert shown[0] == marks[0]
+    assert marks[-1] in shown or width_px < 7 * (len(marks[0].text) + len(marks[-1].text)) + 10
+    at = [width_px * mark.position / length for mark in shown]
+    half = [7 * len(mark.text) / 2 for mark in shown]
+    for (left, right), (size, after) in zip(pairwise(at), pairwise(half), strict=True):
+        ends = left + (2 * size if left == 0 else size)
+        begins = right - (2 * after if right == width_px else after)
+        assert ends < begins
 
 
 def test_nothing_in_metadata_harms_a_page(tmp_path, write_store):

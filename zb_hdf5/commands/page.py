@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Iterator
 from importlib.resources import files
-from itertools import pairwise
-from math import log10
 from pathlib import Path
 from string import Template
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from zb_hdf5.commands.description import describe, describe_lines
+from zb_hdf5.commands.markup import Mark, Markup, bars, facts, shares, table, tag
 from zb_hdf5.commands.rows import (
     COLOURS,
     PADDING,
@@ -22,9 +22,10 @@ from zb_hdf5.commands.rows import (
     origin_text,
     value_text,
 )
-from zb_hdf5.commands.statistics import Counts, Statistics
+from zb_hdf5.commands.statistics import Counts, SplitStatistics, Statistics
 from zb_hdf5.console import (
     counted,
+    format_bytes,
     format_count,
     printable,
 )
@@ -34,6 +35,7 @@ from zb_hdf5.store.index import source_files
 from zb_hdf5.store.opening import NO_CHOICE, Choice
 from zb_hdf5.text.readable import NEWLINE, readable, readable_runs
 from zb_hdf5.text.tokenizers import Tokenizer
+from zb_hdf5.version import __version__
 
 #: So many of each kind are shown.
 FREQUENT: Final = 30
@@ -48,13 +50,26 @@ MUCH_PADDING: Final = 0.05
 MANY_COPIES: Final = 0.01
 QUANTILES: Final = {"min": 0, "5%": 0.05, "25%": 0.25, "50%": 0.5, "75%": 0.75, "95%": 0.95, "max": 1}
 #: Facts of `zb info` that depend on the machine, or that the page has elsewhere.
-NOT_ON_THE_PAGE: Final = ("kind", "tokens", "layout", "access", "reads", "source", "sha256", "fingerprint")
-#: The size of a figure, and the margins of its bars.
-WIDTH: Final = 900
-HEIGHT: Final = 190
-LEFT: Final = 64
-BOTTOM: Final = 22
-TOP: Final = 14
+NOT_ON_THE_PAGE: Final = (
+    "access", "fastest", "fingerprint", "health", "identity", "kind", "layout", "pieces", "reads", "sha256", "source",
+    "tokenizer digest", "tokens",
+)  # fmt: skip
+#: Splits that have figures of their own.
+SPLITS_DRAWN: Final = 4
+#: Keys of a source that are for programs, or that other facts name.
+NOT_FOR_PEOPLE: Final = ("files", "path", "note", "format", "work", "max_token", "vocab_size", "packing")
+#: Keys of a source: their names for people, and their values in words.
+IN_WORDS: Final = {
+    "boundary_token_id": ("boundary token", "id {:,}"),
+    "boundary": ("its place", "{} each document"),
+    "max_document_tokens": ("longest document", "{:,} tokens, longer ones were cut"),
+    "val_fraction": ("held out", "{:.3g} of the documents or records"),
+    "val_seed": ("drawn with", "seed {}"),
+    "pad_id": ("padding token", "id {:,}"),
+    "remainder": ("records that fill no batch", "{}"),
+    "dataset": ("dataset", "{}"),
+}
+REMAINDERS: Final = {"drop": "dropped", "pad": "filled up with padding", "error": "there were none"}
 
 
 def report_json(path: Path, found: Statistics, vocab_size: int) -> dict[str, Any]:
@@ -66,6 +81,7 @@ def report_json(path: Path, found: Statistics, vocab_size: int) -> dict[str, Any
         "path": str(path),
         "tokens": found.num_tokens,
         "tokens_counted": found.tokens,
+        "compared": found.compared,
         f"{found.unit}s": found.num_units,
         f"{found.unit}s_compared": found.units,
         "vocab_size": vocab_size or None,
@@ -79,6 +95,16 @@ def report_json(path: Path, found: Statistics, vocab_size: int) -> dict[str, Any
         "duplicates": found.duplicates,
         "duplicate_tokens": found.duplicate_tokens,
         "duplicate_groups": [group.units for group in found.duplicate_groups],
+        "splits": {each.name: _split_json(each) for each in found.splits},
+    }
+
+
+def _split_json(split: SplitStatistics) -> dict[str, Any]:
+    return {
+        "tokens": split.tokens,
+        "ids_used": int(np.count_nonzero(split.counts)),
+        "padding": split.padding,
+        "document_lengths": None if split.lengths is None else _length_facts(split.lengths),
     }
 
 
@@ -97,6 +123,7 @@ def report_page(
     rows: list[Row],
     tokenizer: Tokenizer | None,
     choice: Choice = NO_CHOICE,
+    making: Making | None = None,
 ) -> str:
     """Return the page. The same files, with the same times, give the same bytes.
 
@@ -106,6 +133,8 @@ def report_page(
         The result of `report_json`.
     rows
         The rows that are shown as text; as ids without a tokenizer.
+    making
+        The command that makes the page, and the time; None: neither is on it.
     """
     d = describe(numbers["path"], choice)
     name = printable(any_path(numbers["path"]).resolve().name)
@@ -121,6 +150,7 @@ def report_page(
     )
     sections: dict[str, list[Markup]] = {
         "Facts": [facts(_facts(d))],
+        **({"Splits": [_splits(found)]} if found.splits else {}),
         "Tokens": _token_parts(found, numbers, tokenizer),
         "Documents": _document_parts(d, found, numbers["document_lengths"]),
         **({"Sources": [_sources(found)]} if found.sources else {}),
@@ -129,13 +159,70 @@ def report_page(
     }
     content = [
         tag("h1", name),
+        _health(d, found, making),
         tag("p", subtitle, class_="soft"),
         _cards(d, found, numbers, reader),
         *([tag("p", sample, class_="box")] if found.tokens < found.num_tokens else []),
         *(tag("section", tag("h2", title), *parts) for title, parts in sections.items()),
+        *([_footer(making)] if making else []),
     ]
     template = Template(files("zb_hdf5.commands").joinpath("report.html").read_text(encoding="utf-8"))
     return template.substitute(title=html.escape(name), content="\n".join([*content, ""]))
+
+
+class Making(NamedTuple):
+    """How and when a page is made."""
+
+    command: str  # as it was typed
+    time: str
+
+
+def _health(d: dict[str, Any], found: Statistics, making: Making | None) -> Markup:
+    """Return the first sentence: whether the store is as it was written, as far as this page has seen it."""
+    verify = tag("code", printable(f"zb verify {shlex.quote(d['path'])}"))
+    problem = (d["document_tables"] or {}).get("problem")
+    if problem:
+        return tag("p", tag("b", "Damaged."), f" {printable(problem)}. Run ", verify, ".", class_="health bad")
+    if d.get("state", "complete") != "complete":
+        text = " Its writer is at work, or was killed. The page has what was committed."
+        return tag("p", tag("b", "Not finished."), text, class_="health open")
+    if not found.compared:
+        text = " No crc32 is stored that its tokens could be compared with. Run "
+        return tag("p", tag("b", "Not verified."), text, verify, ", which names the way to one.", class_="health open")
+    if found.tokens < found.num_tokens:
+        text = " This page has looked at a sample only. Run "
+        return tag("p", tag("b", "Not verified."), text, verify, ".", class_="health open")
+    when = [" on ", tag("span", making.time, class_="moment")] if making else []
+    text = f" All {found.num_tokens:,} tokens agreed with their crc32 when this page was made"
+    others = "fields" if d["fields"] else ""
+    if d["document_tables"]:
+        others = "fields and documents" if others else "documents"
+    rest = [" The command ", verify, f" compares the {others} as well."] if others else []
+    return tag("p", tag("b", "Healthy."), text, *when, ".", *rest, class_="health good")
+
+
+def _footer(making: Making) -> Markup:
+    text = f"Made by zb_hdf5 {__version__} on {making.time} with "
+    return tag("footer", text, tag("code", printable(making.command)), class_="soft")
+
+
+def _splits(found: Statistics) -> Markup:
+    """Return a table of the splits."""
+    has_padding = found.packing is not None
+    has_lengths = found.lengths is not None
+    head = ["split", "#tokens", "#share", "#ids used"]
+    head += ["#documents", "#mean length in tokens"] if has_lengths else []
+    head += ["#padding"] if has_padding else []
+    rows = []
+    for each in found.splits:
+        row = [printable(each.name), *shares(each.tokens, found.num_tokens)[:2]]
+        row.append(f"{np.count_nonzero(each.counts):,}")
+        if each.lengths is not None:
+            row += [f"{len(each.lengths):,}", f"{each.lengths.mean() if len(each.lengths) else 0:,.1f}"]
+        if has_padding:
+            row.append(f"{each.padding / max(1, each.tokens):.2%}")
+        rows.append(row)
+    return table(head, rows)
 
 
 def _cards(d: dict[str, Any], found: Statistics, numbers: dict[str, Any], reader: BatchReader) -> Markup:
@@ -146,7 +233,7 @@ def _cards(d: dict[str, Any], found: Statistics, numbers: dict[str, Any], reader
     items = [
         (True, format_count(found.num_tokens), "tokens", False),
         (d["documents"], f"{d['documents'] or 0:,}", f"{noun}s", False),
-        (d["kind"] != "stream", f"{reader.num_records:,}", "records", False),
+        (d["kind"] != "stream", f"{reader.num_records:,}", "records in batches", False),
         (found.packing, f"{padding:.2%}", "padding", padding > MUCH_PADDING),
         (True, f"{numbers['ids_used']:,}", f"ids used of {vocab_size:,}" if vocab_size else "ids used", False),
         (outside, f"{outside:,}", "tokens outside the vocabulary", True),
@@ -165,17 +252,30 @@ def _facts(d: dict[str, Any]) -> list[tuple[str, str]]:
     source = d.get("source") or {}
     names = source_files(source)
     more = len(names) - FILES_SHOWN
-    others = [key for key, value in source.items() if key not in ("files", "path", "note") and value is not None]
     return [
         ("path", d["path"]),
-        ("tokens", f"{d['tokens']:,} {d['dtype']}"),
+        ("tokens", f"{d['tokens']:,} of {d['dtype']}, {format_bytes(d['bytes'])} on disk"),
         *(line for line in describe_lines(d)[1:] if line[0] not in NOT_ON_THE_PAGE),
+        *([("made from", str(source["format"]))] if source.get("format") else []),
         *(("" if number else "source", str(name)) for number, name in enumerate(names[:FILES_SHOWN])),
         *([("", f"and {more:,} files more")] if more > 0 else []),
-        *((f"source {key}", value_text(source[key])) for key in others),
+        *_source_facts(source),
         *([("sha256", d["sha256"] or "none stored")] if "sha256" in d else []),
         ("fingerprint", d["fingerprint"]),
     ]
+
+
+def _source_facts(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the facts of a source in words; those of a format that nobody here knows by their own names."""
+    for key, value in source.items():
+        if key in NOT_FOR_PEOPLE or value is None:
+            continue
+        name, words = IN_WORDS.get(key, (str(key).replace("_", " "), "{}"))
+        known = REMAINDERS.get(str(value), value) if key == "remainder" else value
+        try:
+            yield name, words.format(known)
+        except (TypeError, ValueError):  # the source is free JSON
+            yield name, value_text(value)
 
 
 def _token_parts(found: Statistics, numbers: dict[str, Any], tokenizer: Tokenizer | None) -> list[Markup]:
@@ -186,20 +286,33 @@ def _token_parts(found: Statistics, numbers: dict[str, Any], tokenizer: Tokenize
         [str(token), *([_token(tokenizer, token)] if tokenizer else []), *shares(count, total, most)]
         for token, count in numbers["most_frequent"]
     ]
-    counts = np.pad(found.counts, (0, max(0, vocab_size - len(found.counts), 1 - len(found.counts))))
-    step = -(-len(counts) // BINS)
-    starts = np.arange(0, len(counts), step)
-    values = np.add.reduceat(counts, starts).tolist()
-    size = len(values)
-    half = size // 2 * step
-    marks = [(0.0, "0"), (size / 2, f"{half:,}"), (float(size), f"id {len(counts) - 1:,}")]
-    caption = f"How often ids occur; a bar is {counted(step, 'id')}; logarithmic."
+    size = max(1, vocab_size, len(found.counts))
+    counts = np.pad(found.counts, (0, size - len(found.counts)))
+    drawn = [(each.name, each.counts) for each in found.splits[:SPLITS_DRAWN]] or [("", found.counts)]
     return [
-        bars(values, [*starts.tolist(), len(counts)], marks, log=True, caption=caption),
-        tag("p", f"The {len(rows)} most frequent of them:"),
-        table(["#id", *(["token"] if tokenizer else []), "#count", "#share", ""], rows),
+        *(_id_figure(name, of_split, size) for name, of_split in drawn),
+        tag("p", f"The {len(rows)} most frequent ids{' of all splits' if found.splits else ''}:"),
+        table(["#id", *(["token"] if tokenizer else []), "#times", "#share", ""], rows),
         *_never_used(counts[:vocab_size], tokenizer),
     ]
+
+
+def _id_figure(split: str, found: Counts, size: int) -> Markup:
+    """Return the figure of how often the ids below `size` occur in a split; "": there is one only."""
+    counts = np.pad(found, (0, size - len(found)))
+    step = -(-size // BINS)
+    starts = np.arange(0, size, step)
+    values = np.add.reduceat(counts, starts).tolist()
+    quarters = [len(values) * part // 4 for part in (1, 2, 3)]
+    between = [Mark(float(at), f"{at * step:,}") for at in quarters if 0 < at < len(values)]
+    marks = [Mark(0.0, "0"), *between, Mark(float(len(values)), f"id {size - 1:,}")]
+    each = f"{counted(step, 'id')} a bar" if step > 1 else "a bar for each id"
+    caption = f"{_of_split(split)}How many times ids occur: {each}, from id 0 at the left; logarithmic."
+    return bars(values, [*starts.tolist(), size], marks, log=True, caption=caption)
+
+
+def _of_split(split: str) -> str:
+    return f"{printable(split)}: " if split else ""
 
 
 def _never_used(counts: Counts, tokenizer: Tokenizer | None) -> list[Markup]:
@@ -233,16 +346,31 @@ def _document_parts(d: dict[str, Any], found: Statistics, named: dict[str, float
         return [tag("p", count + "The documents of the tokens, and the padding, are not stored with these batches.")]
     if not len(found.lengths):
         return [tag("p", "There are none.")]
-    powers = np.bincount(np.frexp(found.lengths.astype(np.float64))[1])  # 2**(k-1) <= length < 2**k
-    low = int(np.flatnonzero(powers)[0])
-    edges = [1 << k >> 1 for k in range(low, len(powers) + 1)]
-    marks = [(float(number), f"{edge:,}") for number, edge in enumerate(edges)]
-    caption = f"Lengths of {found.unit}s, in tokens; each bar is twice as wide as the one before."
+    of_splits = [(each.name, each.lengths) for each in found.splits if each.lengths is not None and len(each.lengths)]
+    drawn = [*of_splits[:SPLITS_DRAWN]] or [("", found.lengths)]
+    names = ["all", *(name for name, _ in of_splits)] if of_splits else []
+    known = [named, *(_length_facts(lengths) for _, lengths in of_splits)]
+    rows = [[f"{value:,}" for value in each.values()] for each in known]
+    if names:
+        rows = [[printable(name), *row] for name, row in zip(names, rows, strict=True)]
+    head = ["split", *(f"#{name}" for name in named)] if names else [f"#{name}" for name in named]
     return [
-        bars(powers[low:].tolist(), edges, marks, log=False, caption=caption),
-        table([f"#{name}" for name in named], [[f"{value:,}" for value in named.values()]]),
+        *(_length_figure(name, lengths, found.unit) for name, lengths in drawn),
+        tag("p", f"Tokens of a {found.unit}: the shortest, the quantiles, the longest, and the mean."),
+        table(head, rows),
         _packing(found),
     ]
+
+
+def _length_figure(split: str, lengths: Counts, unit: str) -> Markup:
+    """Return the figure of the lengths of the documents of a split; "": there is one only."""
+    powers = np.bincount(np.frexp(lengths.astype(np.float64))[1])  # 2**(k-1) <= length < 2**k
+    low = int(np.flatnonzero(powers)[0])
+    edges = [1 << k >> 1 for k in range(low, len(powers) + 1)]
+    marks = [Mark(float(number), f"{edge:,}") for number, edge in enumerate(edges)]
+    marks[-1] = Mark(marks[-1].position, f"{edges[-1]:,} tokens")
+    caption = f"{_of_split(split)}How many {unit}s have a length: each bar is twice as wide as the one before."
+    return bars(powers[low:].tolist(), edges, marks, log=False, caption=caption)
 
 
 def _packing(found: Statistics) -> Markup:
@@ -325,93 +453,3 @@ def _part(row: Row, part: Part, tokenizer: Tokenizer | None) -> Markup:
 def _lines(text: str) -> str:
     """Return text with its line breaks, and without other control characters."""
     return f"{NEWLINE}\n".join(printable(line) for line in text.split("\n"))
-
-
-# --- elements --------------------------------------------------------------------------------------------------
-
-
-class Markup(str):
-    """Text that is HTML already. All other text is escaped when it becomes part of a page."""
-
-    __slots__ = ()
-
-
-def tag(name: str, *children: str, **attributes: str | float | None) -> Markup:
-    """Return an element; a final underscore of an attribute's name is left out (`class_`)."""
-    inner = "".join(child if isinstance(child, Markup) else html.escape(child) for child in children)
-    given = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
-    words = "".join(f' {key}="{html.escape(str(value))}"' for key, value in given.items())
-    return Markup(f"<{name}{words}>{inner}</{name}>")
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
-    """Return a table; a column whose name begins with "#" has numbers, which are aligned to the right."""
-    classes = ["number" if name.startswith("#") else None for name in head]
-
-    def cells(kind: str, row: Sequence[str]) -> Markup:
-        return tag("tr", *(tag(kind, cell, class_=each) for cell, each in zip(row, classes, strict=True)))
-
-    names = [name.removeprefix("#") for name in head]
-    return tag("div", tag("table", cells("th", names), *(cells("td", row) for row in rows)), class_="box")
-
-
-def facts(lines: Iterable[tuple[str, str]]) -> Markup:
-    """Return a table of names and values."""
-    rows = [tag("tr", tag("th", printable(name)), tag("td", printable(value))) for name, value in lines]
-    return tag("div", tag("table", *rows, class_="facts"), class_="box")
-
-
-def shares(count: int, total: int, most: int | None = None) -> list[str]:
-    """Return cells: a count, its share of a total, and a bar that is full at `most`, by default the total."""
-    bar = tag("div", class_="share", style=f"width:{100 * count / (most or total):.1f}%")
-    return [f"{count:,}", f"{count / total:.2%}", bar]
-
-
-def bars(
-    values: list[int],
-    edges: list[int],
-    marks: list[tuple[float, str]],
-    *,
-    log: bool,
-    caption: str,
-) -> Markup:
-    """Return a figure of bars.
-
-    Parameters
-    ----------
-    edges
-        The first value of each bar, and the end of the last one.
-    marks
-        Positions, in bars, and the texts below them.
-    log
-        Whether heights are logarithmic, so that small ones are seen too.
-    """
-    height = HEIGHT - TOP - BOTTOM
-    step = (WIDTH - LEFT) / len(values)
-    top = max(1, *values)
-
-    def level(value: float) -> float:
-        return height * (log10(1 + value) / log10(1 + top) if log else value / top)
-
-    digits = len(str(top))
-    lines = [10**k for k in range(0, digits, max(1, digits // 4))] if log else [top // 2, top]
-    parts = []
-    for line in lines:
-        y = f"{TOP + height - level(line):.1f}"
-        name = tag("text", f"{line:,}", x=LEFT - 6, y=y, dy=4, text_anchor="end")
-        parts += [tag("line", x1=LEFT, x2=WIDTH, y1=y, y2=y, class_="grid"), name]
-    for number, (value, (first, end)) in enumerate(zip(values, pairwise(edges), strict=True)):
-        if value:
-            title = tag("title", f"{first:,} to {max(first, end - 1):,}: {value:,}")
-            box = LEFT + number * step, TOP + height - level(value), max(step - 1, step * 0.8), max(level(value), 1)
-            x, y, width, size = (f"{length:.2f}" for length in box)
-            parts.append(tag("rect", title, x=x, y=y, width=width, height=size, class_="bar"))
-    for position, text in marks:
-        anchor = "middle"
-        if position <= 0:
-            anchor = "start"
-        elif position >= len(values):
-            anchor = "end"
-        parts.append(tag("text", text, x=f"{LEFT + position * step:.1f}", y=HEIGHT - 5, text_anchor=anchor))
-    drawing = tag("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=caption)
-    return tag("figure", drawing, tag("figcaption", caption))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from zb_hdf5.console import (
     dataset_options,
     output_options,
     tokenizer_option,
+    typed_command,
 )
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.option_groups import GroupedCommand, option_group
@@ -52,13 +54,13 @@ def zb_report(
     """Write a page with the statistics of PATH.
 
     It has histograms of tokens and of lengths of documents, tokens that are frequent or never used, repeated
-    documents, and samples as text. It is one HTML file and needs no network. The same files, with the same times, give
-    the same page.
+    documents, and samples as text. Its first sentence tells whether the tokens agree with their
+    crc32. It is one HTML file and needs no network. Only the time and the command differ when it is made again.
 
     \b
     Example: zb report data/train -o report.html
     """
-    from zb_hdf5.commands.page import report_json, report_page
+    from zb_hdf5.commands.page import Making, report_json, report_page
     from zb_hdf5.commands.rows import chosen_rows, open_to_look, tokenizer_to_look
     from zb_hdf5.commands.statistics import measure
     from zb_hdf5.files.publishing import refuse_existing, write_atomically
@@ -74,7 +76,8 @@ def zb_report(
         rows = chosen_rows(reader, sample=sample, seed=seed)
         vocab_size = reader.meta.vocab_size or (known.vocab_size if known else 0)
         numbers = report_json(path, found, vocab_size)
-        page = report_page(numbers, found, reader, rows, known, choice)
+        making = Making(typed_command(), f"{datetime.now(UTC):%Y-%m-%d at %H:%M} UTC")
+        page = report_page(numbers, found, reader, rows, known, choice, making)
         write_atomically(output, page.encode("utf-8"))
     return Output(
         {"output": str(output), **numbers},

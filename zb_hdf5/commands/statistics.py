@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from hashlib import blake2b
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import TokenArray
+from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.window_reader import WindowReader
 
 Counts = npt.NDArray[np.int64]
@@ -45,6 +46,16 @@ class DuplicateGroup(NamedTuple):
         return (len(self.units) - 1) * self.length
 
 
+class SplitStatistics(NamedTuple):
+    """The numbers of one of several splits; all but `tokens`, `lengths` and `padding` may be those of a sample."""
+
+    name: str
+    tokens: int
+    counts: Counts  # of each id, without padding
+    lengths: Counts | None  # of the documents that begin in it
+    padding: int  # tokens of padding
+
+
 class Statistics(NamedTuple):
     """The numbers of a store; all but `num_tokens`, `num_units`, `lengths` and `packing` may be those of a sample."""
 
@@ -61,6 +72,8 @@ class Statistics(NamedTuple):
     duplicates: int  # units that repeat an earlier one, and their tokens
     duplicate_tokens: int
     duplicate_groups: list[DuplicateGroup]  # the `MAX_GROUPS` that repeat most tokens
+    compared: bool  # whether what was read was compared with its crc32
+    splits: list[SplitStatistics]  # of several; none of a lone one
 
 
 class Units:
@@ -81,10 +94,18 @@ class Units:
         "absent"; tokens "lost".
     step
         Tokens that are read at once.
+    compared
+        Whether they are compared with their crc32.
+    splits
+        Positions where the tokens of a split begin, and its name; of one split, or of a lone file, none.
     """
 
     def __init__(self, opened: BatchReader, sampled: bool) -> None:
-        self._tokens = opened.tokens
+        found = opened.compared_tokens()
+        self._tokens = opened.tokens if found is None else found
+        self._owned = None if found is opened.tokens else found
+        self.compared = found is not None
+        self.splits = _splits_of(opened)
         self.packing: dict[str, int] | None = None
         if isinstance(opened, WindowReader):
             self.unit = "document" if opened.has_documents or opened.index.backends[0] == "hdf5" else "file"
@@ -127,6 +148,35 @@ class Units:
             "lost": int(missing.sum()),
         }
 
+    def close(self) -> None:
+        """Close what this has opened, and not the reader."""
+        if self._owned is not None:
+            self._owned.close()
+
+    def splits_in(self, start: int, stop: int) -> Iterator[tuple[int, slice]]:
+        """Yield the number of each split that has tokens of a range, and their place in the range."""
+        begins = np.array([begin for begin, _ in self.splits], np.int64)
+        first = int(begins.searchsorted(start, side="right")) - 1
+        edges = [start, *(begin for begin, _ in self.splits if start < begin < stop), stop]
+        for number, (at, end) in enumerate(pairwise(edges), first):
+            yield number, slice(at - start, end - start)
+
+    def split_parts(self) -> list[tuple[str, int, Counts | None, int]]:
+        """Return the name of each split, its tokens, the lengths of the documents that begin in it, and its padding."""
+        if not self.splits:
+            return []
+        begins = np.array([begin for begin, _ in self.splits], np.int64)
+        sizes = np.diff(begins, append=self.num_tokens)
+        of_run = begins.searchsorted(self.starts, side="right") - 1
+        lengths = np.diff(self.starts, append=self.num_tokens)
+        units, first_runs = np.unique(self.units, return_index=True)
+        parts = []
+        for number, (_, name) in enumerate(self.splits):
+            here = units[(of_run[first_runs] == number) & (units >= 0)]
+            padding = int(lengths[(of_run == number) & (self.units < 0)].sum())
+            parts.append((name, int(sizes[number]), None if self.unit == "record" else self.sizes[here], padding))
+        return parts
+
     def read(self, start: int, stop: int) -> Iterator[TokenArray]:
         """Yield the tokens of a range, in arrays that fit into memory."""
         for at in range(start, stop, self.step):
@@ -143,6 +193,21 @@ class Units:
         return np.diff(starts, append=stop), self.units[first:last], within
 
 
+def _splits_of(opened: BatchReader) -> list[tuple[int, str]]:
+    """Return where the tokens of each split begin, and its name; [] of one split, or of a file without any."""
+    if not isinstance(opened, StoreReader | WindowReader):
+        return []
+    sizes = [each.token_count for each in opened.index.shards]
+    names = opened.index.table.values["split"]
+    begins = np.cumsum([0, *sizes[:-1]]).tolist()
+    found = [
+        (begin, name)
+        for number, (begin, name) in enumerate(zip(begins, names, strict=True))
+        if not number or name != names[number - 1]
+    ]
+    return found if len(found) > 1 and len({name for _, name in found}) == len(found) else []
+
+
 def measure(opened: BatchReader, sample_batches: int | None, progress: Callable[[int, int], None]) -> Statistics:
     """Count the tokens of a file or store, or of evenly spread batches, and find repeated units.
 
@@ -150,7 +215,14 @@ def measure(opened: BatchReader, sample_batches: int | None, progress: Callable[
     """
     if not opened.num_batches:
         raise ArgumentError(f"{opened.path}: expected tokens to count, found none; wait until its writer has committed")
-    source = Units(opened, sample_batches is not None)
+    with closing(Units(opened, sample_batches is not None)) as source:
+        return _measured(opened, source, sample_batches, progress)
+
+
+def _measured(
+    opened: BatchReader, source: Units, sample_batches: int | None, progress: Callable[[int, int], None]
+) -> Statistics:
+    """Return the numbers of `measure`."""
     groups = np.stack([source.cuts[:-1], source.cuts[1:]], axis=1)
     count = min(sample_batches or len(groups), len(groups))
     groups = groups[np.linspace(0, len(groups) - 1, count).round().astype(np.int64)]
@@ -158,14 +230,15 @@ def measure(opened: BatchReader, sample_batches: int | None, progress: Callable[
     hashes = np.zeros(len(source.sizes), np.uint64)
     seen = np.zeros(len(source.sizes), np.int64)
     counts = np.zeros(0, np.int64)
+    of_splits = [counts for _ in source.splits]
     for at, stop in groups.tolist():
         for tokens in source.read(at, stop):
             lengths, units, within = source.runs(at, at + len(tokens))
             is_text = units >= 0
-            before = counts
             is_counted = is_text.repeat(lengths) & (tokens >= 0) & (tokens < MAX_COUNTED_ID)
-            counts = np.bincount(tokens[is_counted].astype(np.int64), minlength=len(before))
-            counts[: len(before)] += before
+            counts = _with(counts, tokens[is_counted])
+            for number, place in source.splits_in(at, at + len(tokens)) if source.splits else ():
+                of_splits[number] = _with(of_splits[number], tokens[place][is_counted[place]])
             np.add.at(hashes, units[is_text], _hashes(tokens, lengths, within)[is_text])
             np.add.at(seen, units[is_text], lengths[is_text])
             progress(len(tokens), total)
@@ -186,7 +259,19 @@ def measure(opened: BatchReader, sample_batches: int | None, progress: Callable[
         duplicates=sum(len(group.units) - 1 for group in duplicates),
         duplicate_tokens=sum(group.repeated for group in duplicates),
         duplicate_groups=duplicates[:MAX_GROUPS],
+        compared=source.compared,
+        splits=[
+            SplitStatistics(name, size, counted, lengths, padding)
+            for counted, (name, size, lengths, padding) in zip(of_splits, source.split_parts(), strict=True)
+        ],
     )
+
+
+def _with(counts: Counts, tokens: TokenArray) -> Counts:
+    """Return counts of ids with those of more tokens."""
+    sums = np.bincount(tokens.astype(np.int64), minlength=len(counts))
+    sums[: len(counts)] += counts
+    return sums
 
 
 def _hashes(tokens: TokenArray, lengths: Counts, within: Counts) -> npt.NDArray[np.uint64]:

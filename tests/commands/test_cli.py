@@ -1,5 +1,6 @@
 """`convert` and `zb` as commands: exit codes, streams, help, and what `zb info`, `verify` and `doctor` say."""
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -24,7 +25,9 @@ from processes import python
 
 import zb_hdf5.converters.run
 from zb_hdf5 import ChecksumError, FormatError, HDF5ShardWriter, ShardIndex, UnavailableError, open_reader, open_writer
+from zb_hdf5.commands.description import describe, describe_lines
 from zb_hdf5.commands.zb import zb
+from zb_hdf5.console import layout_report
 from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.files.publishing import PartialDirectory
 from zb_hdf5.option_groups import GroupedOption
@@ -310,9 +313,9 @@ def test_info_tells_what_a_store_was_made_of_also_of_a_rebuilt_index(text_store)
         }  # fmt: skip
     text = run(zb, "info", text_store).stdout
     for line in (
-        r"documents +80, best-fit packing",
-        r"tokenizer +byte",
-        r"vocabulary +257",
+        r"documents +80, best-fit packing, their places in the records are stored",
+        r"tokenizer +byte, digest [0-9a-f]{16}…",
+        r"vocabulary +257 ids, the largest stored is 256",
         r"source +jsonl: .*a\.jsonl and 1 more",
         r"train +3 shards of 10 batches each, 3,840 tokens",
         r"val +1 shard of 10 batches, 1,280 tokens",
@@ -328,6 +331,60 @@ def test_info_tells_what_a_store_was_made_of_also_of_a_rebuilt_index(text_store)
     assert after["source"]["files"]
     assert after["source"].items() <= before["source"].items()
     assert after | {"source": None} == before | {"source": None}
+
+
+HEALTHY = "complete, not verified now: 'zb verify' compares all of it"
+
+
+@pytest.mark.parametrize(("kind", "health", "fastest"), [
+    ("h5-store", HEALTHY, "whole batches, 4 x 8, in any order; 'zb bench' times them"),
+    ("batch", HEALTHY, "whole batches, 4 x 8, in any order; 'zb bench' times them"),
+    ("flat", "complete, no digest is stored: 'zb verify' names the way to one",
+     "rows of any length, in any order; 'zb bench' times them"),
+    ("gzip", HEALTHY, "whole batches, 4 x 8; without a codec none is decoded"),
+    ("live", "not finished: its writer is at work, or was killed", "whole batches, 4 x 8, in any order"),
+    ("foreign", "complete, no digest is stored", "converted: 'zb convert' makes batches that need no HDF5 lock"),
+])  # fmt: skip
+def test_info_names_the_health_and_the_fastest_reads_in_one_screen(kind, health, fastest, places, tmp_path, gzip_copy):
+    place = places.get(kind, tmp_path / f"{kind}.h5")
+    with contextlib.ExitStack() as stack:
+        if kind == "flat":
+            place = tmp_path / "flat"
+            place.mkdir()
+            np.save(place / "a.npy", np.arange(99, dtype=np.uint16))
+        elif kind == "gzip":
+            gzip_copy(places["h5"], place)
+        elif kind == "live":
+            writer = stack.enter_context(open_writer(place, batch_size=4, seq_len=SEQ_LEN))
+            writer.write(batches(5))
+            place = tmp_path / "live.h5.partial"
+        elif kind == "foreign":
+            with h5py.File(place, "w") as h5:
+                h5.create_dataset("tokens", data=batches(3), compression="lzf")
+        lines = described(place)
+    named = dict(lines)
+    assert (named["health"].startswith(health), named["fastest"].startswith(fastest)) == (True, True), lines
+
+
+def described(path):
+    """Return the lines of `zb info`, which fit a screen of 24 x 80 with the prompt, whatever the path is."""
+    lines = describe_lines(describe(path))
+    wrapped = list(layout_report([(name, text.replace(str(path), "data/train")) for name, text in lines], 80))
+    assert (len(wrapped) <= 22, max(map(len, wrapped)) <= 80) == (True, True), wrapped
+    return lines
+
+
+def test_info_of_a_store_that_has_everything_fits_one_screen(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    packed = write_packed(tmp_path / "p.h5", [10, 0, 30])
+    described(packed.path)
+    said(0, "convert", "hdf5-to-hdf5", "p.h5", "all", "--note", "a licence", "--codec", "gzip")
+    d = describe("all")
+    d |= {"tokenizer": {"name": "hf/of-a-model", "digest": "a" * 64}, "vocab_size": 50_257, "max_token": 50_256}
+    d["splits"] = {f"split-{number}": {**d["splits"]["train"]} for number in range(9)}
+    wrapped = list(layout_report(describe_lines(d), 80))
+    assert any("and 6 more splits, which --json lists" in line for line in wrapped)
+    assert len(wrapped) <= 23, wrapped
 
 
 def test_info_of_a_tokenizer_and_of_a_source_in_other_words(places):
@@ -362,9 +419,8 @@ def test_info_of_a_stream_and_of_documents_and_fields(tmp_path, text_store):
     assert found["fields"]["vector"] == {"dtype": "<f4", "shape": [2]}
     lines = run(zb, "info", packed.path).stdout
     for line in (
-        r"documents +3",
+        r"documents +3, their places in the records are stored",
         r"document facts +ids, metadata \(n\), 2 sources, spans \(json\), in 1 table",
-        r"pieces +the places of documents in the records are stored",
         r"fields +both \['x', 'y'\], mark bytes8, mask uint8, vector float32\[2\]",
     ):
         assert re.search(f"^{line}$", lines, re.MULTILINE), lines

@@ -47,6 +47,8 @@ Lines = list[tuple[str, str]]
 #: The sources of more tables are not counted: each table is opened for them.
 MAX_TABLES: Final = 64
 MAX_RUNS: Final = 16
+#: Splits that have a line of their own.
+SPLITS_SHOWN: Final = 3
 
 
 def describe(path: str | os.PathLike[str], choice: Choice = NO_CHOICE) -> dict[str, Any]:
@@ -306,12 +308,14 @@ def _origin_lines(d: dict[str, Any]) -> Lines:
     if tokenizer:
         kind = tokenizer.get("kind", "")
         name = tokenizer.get("name", "unknown")
-        lines.append(("tokenizer", name if kind in ("", name) else f"{kind}:{name}"))
-        lines.append(("tokenizer digest", str(tokenizer.get("digest", "unknown"))))
+        spec = name if kind in ("", name) else f"{kind}:{name}"
+        lines.append(("tokenizer", f"{spec}, digest {_short(str(tokenizer.get('digest', 'unknown')))}"))
+    largest = d["max_token"]
     if d["vocab_size"]:
-        lines.append(("vocabulary", f"{d['vocab_size']:,}"))
-    if d["max_token"] is not None:
-        lines.append(("largest id", f"{d['max_token']:,}"))
+        stored = "" if largest is None else f", the largest stored is {largest:,}"
+        lines.append(("vocabulary", f"{counted(d['vocab_size'], 'id')}{stored}"))
+    elif largest is not None:
+        lines.append(("largest id", f"{largest:,}"))
     if files := source_files(source):
         more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
         lines.append(("source", f"{source.get('format', 'unknown')}: {files[0]}{more}"))
@@ -333,6 +337,9 @@ def _split_lines(d: dict[str, Any]) -> Lines:
         if "documents" in found:
             text += f", {counted(found['documents'], 'document')}"
         lines.append((split, text))
+    more = len(lines) - SPLITS_SHOWN
+    if more > 1:
+        lines[SPLITS_SHOWN:] = [("", f"and {more:,} more splits, which --json lists")]
     return lines
 
 
@@ -356,12 +363,40 @@ def describe_lines(description: dict[str, Any]) -> Lines:
     lines += _origin_lines(d)
     lines += _split_lines(d)
     lines += _storage_lines(d)
+    lines += [("health", _health_text(d)), ("fastest", _fastest_text(d))]
     if d["written"]:
-        lines.append(("written", d["written"]))
-    if d["kind"] != "stream":
-        lines.append(("sha256", d["sha256"] or "none stored"))
-    short = re.sub(r"[0-9a-f]{64}", lambda match: f"{match[0][:16]}…", d["fingerprint"])  # `--json` has it whole
-    return [*lines, ("fingerprint", short)]
+        lines.append(("written", f"{datetime.fromisoformat(d['written']):%Y-%m-%d %H:%M:%S} UTC"))
+    return [*lines, ("fingerprint", _short(d["fingerprint"]))]
+
+
+def _short(text: str) -> str:
+    """Return a text with the beginnings of its digests, which `--json` has whole."""
+    return re.sub(r"[0-9a-f]{64}", lambda match: f"{match[0][:16]}…", text)
+
+
+def _health_text(d: dict[str, Any]) -> str:
+    """Return whether it is whole, and the command that verifies it."""
+    if problem := (d["document_tables"] or {}).get("problem"):
+        return f"damaged: {problem}"
+    if d.get("state", "complete") != "complete":
+        return "not finished: its writer is at work, or was killed"
+    if d["verified"] == "none" and not d.get("crc32") and not d.get("sha256"):
+        return "complete, no digest is stored: 'zb verify' names the way to one"
+    return "complete, not verified now: 'zb verify' compares all of it"
+
+
+def _fastest_text(d: dict[str, Any]) -> str:
+    """Return the reads that are the fastest of it, or what would make them so."""
+    if d["file_system"] != "local":
+        return "copied to the node's own disk: by 'zb stage', or cache= of a loader"
+    if d["access"] == "h5py" and d.get("state", "complete") == "complete":
+        return "converted: 'zb convert' makes batches that need no HDF5 lock"
+    if d["kind"] == "stream":
+        return "rows of any length, in any order; 'zb bench' times them"
+    shape = f"{d['batch_size']:,} x {d['seq_len']:,}"
+    if "codec" in d:
+        return f"whole batches, {shape}; without a codec none is decoded"
+    return f"whole batches, {shape}, in any order; 'zb bench' times them"
 
 
 def _shape_lines(d: dict[str, Any]) -> Lines:
@@ -370,8 +405,10 @@ def _shape_lines(d: dict[str, Any]) -> Lines:
     size = f"{d['tokens']:,} {d['dtype']}{rounded}, {format_bytes(d['bytes'])} on disk"
     if d["kind"] == "stream":
         return [("kind", f"token stream in {counted(d['num_files'], 'file')}"), ("tokens", size)]
-    records = f"{d['total_records']:,}" if d["total_records"] else "unknown number"
-    records += " before batching"
+    if d["total_records"]:
+        records = f"{d['total_records']:,} before batching"
+    else:
+        records = f"{d['num_batches'] * d['batch_size']:,} in the batches"
     if d.get("shuffle") == "none":
         records += ", not shuffled"
     elif d["seed"]:
@@ -426,15 +463,14 @@ def _document_lines(d: dict[str, Any]) -> Lines:
         parts.append(f"boundary token {'none' if boundary is None else boundary}")
     elif d.get("packing"):
         parts.append(f"{d['packing']} packing")
+    if d["kind"] != "stream":
+        parts.append(f"their places in the records are {'stored' if d['pieces'] else 'not stored'}")
     lines = [("documents", ", ".join(parts))]
     if "problem" in tables:
         return [*lines, ("", tables["problem"])]
     if tables:
         stored = ", ".join(_stored_of_documents(tables)) or "their offsets"
         lines.append(("document facts", f"{stored}, in {counted(tables['count'], 'table')}"))
-    if d["kind"] != "stream":
-        word = "stored" if d["pieces"] else "not stored"
-        lines.append(("pieces", f"the places of documents in the records are {word}"))
     return lines
 
 

@@ -51,8 +51,7 @@ MANY_COPIES: Final = 0.01
 QUANTILES: Final = {"min": 0, "5%": 0.05, "25%": 0.25, "50%": 0.5, "75%": 0.75, "95%": 0.95, "max": 1}
 #: Facts of `zb info` that depend on the machine, or that the page has elsewhere.
 NOT_ON_THE_PAGE: Final = (
-    "access", "fastest", "fingerprint", "health", "identity", "kind", "layout", "pieces", "reads", "sha256", "source",
-    "tokenizer digest", "tokens",
+    "access", "fastest", "fingerprint", "health", "kind", "layout", "reads", "source", "tokens",
 )  # fmt: skip
 #: Splits that have figures of their own.
 SPLITS_DRAWN: Final = 4

@@ -21,6 +21,7 @@ from zb_hdf5.converters.command_options import (
 )
 from zb_hdf5.converters.conversion import OPTIONS, STREAM, Conversion
 from zb_hdf5.converters.sources import kind_named, sources, target_names
+from zb_hdf5.errors import ZbError
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.option_groups import GroupedOption
 from zb_hdf5.trainers.trainer_formats import INSTALLED, add_installed
@@ -267,14 +268,21 @@ def _add_pair(name: str) -> None:
 def _run(conversion: Conversion, dry_run: bool) -> Output | None:
     """Convert, and return the report; None for a rank of an MPI job that only serves the first one."""
     from zb_hdf5.converters import run
+    from zb_hdf5.converters.other_format import line_for_other_format  # numpy, which help does not need
 
     if conversion.live and dry_run:
         raise click.UsageError("--live is written by one process, into a new folder: leave out --dry-run")
-    if dry_run:
-        planned = run.plan(conversion)
-        return None if planned is None else Output(planned.to_json(), planned.lines())
-    with Progress("opening", 0) as progress, as_notes():
-        report = run.run(conversion, progress)
+    try:
+        if dry_run:
+            planned = run.plan(conversion)
+            return None if planned is None else Output(planned.to_json(), planned.lines())
+        with Progress("opening", 0) as progress, as_notes():
+            report = run.run(conversion, progress)
+    except ZbError as error:
+        line = line_for_other_format(conversion, error)
+        if line:
+            error.add_note(line)
+        raise
     return None if report is None else Output(report.to_json(), report.lines())
 
 

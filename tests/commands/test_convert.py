@@ -27,6 +27,7 @@ from zb_hdf5.converters.conversion import OPTION_GROUPS, OPTIONS
 from zb_hdf5.converters.sources import sources, target_names
 
 ROOT = Path(__file__).parents[2]
+TRAINERS = ROOT / "tests" / "data" / "trainers"
 TOKENS = np.random.default_rng(5).integers(0, 9, 20 * 64).astype(np.uint16)
 TEXT = ("--tokenizer", "byte", "--seq-len", 16, "--batch-size", 2)
 
@@ -308,3 +309,46 @@ def test_the_line_of_bash_completes_in_bash(tmp_path):
     command = ["bash", "--norc", "-c", script]
     done = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True)
     assert (done.stdout.split()[0], "_zb_completion" in done.stdout, done.stderr) == ("verify", True, "")
+
+
+#: Folders of other trainers, and the options that name their format.
+WRONG_DOORS = {
+    "megatron/uint16": "--from megatron",
+    "datatrove/uint16": "--from datatrove",
+    "mds/zstd": "--from mds",
+    "litdata/array": "--from litdata",
+    "hf/saved": "--from hf",
+    "bin/gpt2": "--from bin",
+    "bin/nanogpt": "--from bin --source-dtype uint16",
+    "olmo/uint16": "--from olmo --source-dtype uint16",
+    "olmo": "--from olmo --source-dtype uint16",
+}
+
+
+#: Those of them that are token streams.
+STREAMS = {"megatron/uint16", "datatrove/uint16", "bin/gpt2"}
+
+
+@pytest.mark.parametrize(("pair", "folder"), [
+    *(("npy-to-hdf5", folder) for folder in WRONG_DOORS),
+    *(("hdf5-to-batch", folder) for folder in WRONG_DOORS),
+    *(("stream-to-hdf5", folder) for folder in sorted(WRONG_DOORS.keys() - STREAMS)),
+])  # fmt: skip
+def test_a_pair_on_files_of_another_trainer_ends_in_the_line_to_type(pair, folder, tmp_path):
+    message = one_error(run(convert_commands, pair, TRAINERS / folder, tmp_path / "out", "--quiet"))
+    _, _, line = message.splitlines()[-1].partition(": zb convert ")
+    options = WRONG_DOORS[folder] + (" --to batch" if pair == "hdf5-to-batch" else "")
+    source = TRAINERS / ("olmo/uint16" if folder == "olmo" else folder)
+    assert line == f"{source} {tmp_path / 'out'} {options}", message
+    size = ("--batch-size", 2, "--seq-len", 16, "--quiet") if pair == "npy-to-hdf5" else ("--dry-run", "--help")
+    succeed(convert_commands, *shlex.split(line), *size)
+
+
+def test_files_of_the_named_format_get_no_other_line(inputs, tmp_path):
+    (tmp_path / "damaged.npy").write_bytes((inputs["npy"] / "a.npy").read_bytes()[:200])
+    for word in ((), ("--from", "npy"), ("npy-to-hdf5",)):
+        rest = (tmp_path / "damaged.npy", tmp_path / "out")
+        message = one_error(run(convert_commands, *word, *rest))
+        assert "zb convert" not in message
+    message = one_error(run(convert_commands, "--from", "npy", TRAINERS / "megatron/int32", tmp_path / "a b"))
+    assert message.endswith(f"zb convert {TRAINERS / 'megatron/int32'} '{tmp_path / 'a b'}' --from megatron")

@@ -1,0 +1,95 @@
+"""The format that a source has, in place of the one that was named for it: the line to type for it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from zb_hdf5.console import flag_of
+from zb_hdf5.converters.conversion import STREAM, Conversion
+from zb_hdf5.converters.sources import SOURCES, target_of
+from zb_hdf5.errors import Remedy, ZbError
+from zb_hdf5.files.paths import RemotePath, any_path
+from zb_hdf5.trainers.trainer_formats import (
+    TRAINER_FORMATS,
+    flat_format,
+    flat_name_of,
+    format_named,
+    headerless_name_of,
+    source_name_of,
+)
+
+#: The dtype in a line to type for ids without a header, which nobody can tell from them.
+ANY_DTYPE: Final = "uint16"
+#: Folders in a folder that are looked at.
+MAX_FOLDERS: Final = 16
+
+
+def line_for_other_format(conversion: Conversion, error: ZbError) -> str:
+    """Return the words for the format that the first source has, with the line to type; "": none is known.
+
+    Parameters
+    ----------
+    conversion
+        A conversion that names the format of its sources.
+    error
+        The error with which it has ended.
+    """
+    given = conversion.source if isinstance(conversion.source, list | tuple) else [conversion.source]
+    if conversion.source_format == "auto" or not given or not isinstance(given[0], str | os.PathLike):
+        return ""
+    first = any_path(given[0])
+    if isinstance(first, RemotePath):
+        return ""
+    with suppress(OSError, ZbError):
+        for place in _places(first):
+            options = _options_for(place, conversion.source_format, error)
+            if options:
+                others = given[1:] if place == first else []
+                return f"{_facts(place, options)}: {_line([place, *others], conversion, options)}"
+    return ""
+
+
+def _places(path: Path) -> list[Path]:
+    """Return a path, and the first folders in it."""
+    folders = sorted(each for each in path.iterdir() if each.is_dir()) if path.is_dir() else []
+    return [path, *folders[:MAX_FOLDERS]]
+
+
+def _options_for(path: Path, named: str, error: ZbError) -> dict[str, str]:
+    """Return the options that name the format of a path; none if it is the named one, or is not known."""
+    name = source_name_of(path) or flat_name_of(path)
+    if name:
+        is_as_named = name == named or (named == STREAM and flat_format(name) is not None)
+        return {} if is_as_named else {"source_format": name}
+    expected = SOURCES[named].suffixes if named in SOURCES and error.remedy is not Remedy.SOURCE_DTYPE else ()
+    if _may_lack_header(path, expected):
+        return {"source_format": headerless_name_of(path), "source_dtype": ANY_DTYPE}
+    return {}
+
+
+def _may_lack_header(path: Path, expected: tuple[str, ...]) -> bool:
+    """Return whether a path has a suffix of files without a header, other than those that are expected."""
+    suffixes = {row.suffixes[0] for row in TRAINER_FORMATS.values() if row.lacks_header} - {*expected}
+    names = os.listdir(path) if path.is_dir() else [path.name]
+    return any(name.endswith(tuple(suffixes)) for name in names)
+
+
+def _facts(path: Path, options: dict[str, str]) -> str:
+    noun = format_named(options["source_format"]).noun
+    return f"{path}: may have {noun}; if {ANY_DTYPE} is their dtype" if len(options) > 1 else f"{path}: has {noun}"
+
+
+def _line(sources: Sequence[str | os.PathLike[str]], conversion: Conversion, options: dict[str, str]) -> str:
+    """Return the command of a conversion with other options."""
+    destination = any_path(conversion.destination)
+    if conversion.target not in ("auto", target_of(destination)):
+        options = {**options, "target": conversion.target}
+    words = ["zb", "convert", *[os.fspath(each) for each in sources], str(destination)]
+    for name, value in options.items():
+        words += [flag_of(name), value]
+    return shlex.join(words)

@@ -330,14 +330,14 @@ def ran(lines):
     return printed
 
 
-#: Pages that take seconds.
+#: Pages that take seconds, besides all tutorials.
 SLOW_PAGES = {"coming_from.md"}
 
 
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW_PAGES else [])
+        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW_PAGES | TUTORIALS else [])
         for name, text in TEXT.items()
         if "```python" in text and name != "recipes.md"
     ],

@@ -132,6 +132,7 @@ def test_each_value_is_that_of_its_source_token(
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @examples(8)
 @given(**PACKED, parts=st.integers(1, 3))
 def test_it_stays_that_after_other_conversions(tmp_path_factory, documents, shape, parts, **how):

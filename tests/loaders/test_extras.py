@@ -339,6 +339,7 @@ def test_memory_does_not_grow_with_the_documents_of_streams(streams, monkeypatch
         require_little_memory(streams, shuffle=shuffle, **SHAPE)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_documents(streams, tmp_path):
     convert(streams, "hdf5", tmp_path / "store", packing="concat", shuffle=False, shards=10, **SHAPE)
     require_little_memory(tmp_path / "store")

@@ -46,7 +46,7 @@ def read_all(readers):
     return True
 
 
-@pytest.mark.parametrize("forks", [10, pytest.param(1_000, marks=[pytest.mark.slow, pytest.mark.longest])])
+@pytest.mark.parametrize("forks", [5, pytest.param(1_000, marks=[pytest.mark.slow, pytest.mark.longest])])
 def test_no_child_waits_for_a_thread_that_it_does_not_have(forks, stores):
     stream, packed, live = stores
     ended, before = threading.Event(), sys.getswitchinterval()

@@ -198,7 +198,7 @@ def test_all_ranks_make_the_same_steps_to_the_end(count, shard_batches, folder):
     assert not [report.problem for report in verify_store(folder) if report.problem]
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [10, pytest.param(150, marks=pytest.mark.slow)])
 def test_shards_of_one_batch_are_renamed_under_many_readers(count, folder):
     readers = (begun(READER, folder, 60) for _ in range(3))
     with running(begun(WRITER, folder, 1, count, "finish"), *readers) as (writer, *readers):

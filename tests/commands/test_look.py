@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from commandline import run
 from contents import measured, write_batches, write_stream
-from damage import flip_stored
+from damage import flip_stored, flip_token
 from descriptors import open_files
 from hypothesis import given
 from hypothesis import strategies as st
@@ -390,8 +390,11 @@ def test_the_first_sentence_says_whether_it_is_healthy(kinds, tmp_path, write_fi
     assert sentence(packed.path).endswith(
         f"The command zb verify {packed.path} compares the fields and documents as well."
     )
-    flip_stored(made["stream"], ids_of(TEXT)[70:90], mask=1)
-    assert "crc32" in run(zb, "report", made["stream"], "-o", out, "--force").stderr
+    flip_token(made["h5"], 1)
+    flip_token(min(made["store"].glob("shard-*")), 0)
+    flip_stored(made["stream"], ids_of(TEXT)[70:90])
+    for kind in ("h5", "store", "stream"):  # what is called healthy was compared
+        assert "crc32" in run(zb, "report", made[kind], "-o", out, "--force").stderr, kind
 
 
 def test_a_report_has_each_split_and_no_internal_key(tmp_path):

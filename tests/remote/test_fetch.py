@@ -140,6 +140,13 @@ def test_progress_counts_bytes_and_expects_all_files_to_be_alike(fetch):
     assert {expected for _, expected in seen} == {400_000}
 
 
+def test_progress_expects_nothing_of_a_file_that_failed(server, fetch):
+    (server.folder / NAMES[1]).unlink()
+    seen = []
+    fetch(4, workers=1, progress=lambda received, expected: seen.append((received, expected)))
+    assert (sum(received for received, _ in seen), seen[-1]) == (300_000, (0, 300_000))
+
+
 def test_progress_expects_only_what_was_not_there_before(server, fetch, tmp_path):
     server.faults[NAMES[0]] = [None, None, *[{"status": 503}] * 5]
     only_problem(fetch())  # it keeps 20,000 bytes of the first file

@@ -65,7 +65,7 @@ def fetch_shards(
     sha256
         File name -> hexadecimal digest, for all of the files; None: no digest is compared.
     progress
-        Called with the bytes received since its last call, and the expected bytes of all files.
+        Called with the bytes received since its last call, and all that are expected in this run.
     """
     folder = local_path(folder)
     reports = _reports(template, range(first, first + count), folder, sha256)
@@ -88,11 +88,11 @@ def fetch_shards(
                     _download(report.url, path, None if sha256 is None else sha256[path.name], advance)
                     report.fetched = True
                 report.byte_count = path.stat().st_size
-                progress(0, expected.total(report.url, 0, 0))
             except FileNotFoundError as error:
                 report.problem = UnavailableError(f"{report.url}: {error.strerror}")
             except ZbError as error:
                 report.problem = error
+            progress(0, expected.total(report.url, 0, 0))  # it is there, or never comes
 
     with Readers(workers, "zb-fetch") as readers, on_failure(stopped.set):
         readers.map(fetch, reports)  # after Ctrl+C as well: the threads end before their next read

@@ -9,9 +9,11 @@ from typing import NamedTuple
 from zb_hdf5.converters.array_source import array_options
 from zb_hdf5.converters.npy_source import ArrayKind, CutSource, Header, NpySource
 from zb_hdf5.converters.options import CutOptions, FlatOptions, HeaderlessOptions, KeptOptions, Settings
-from zb_hdf5.errors import ArgumentError
+from zb_hdf5.errors import ArgumentError, FormatError
 from zb_hdf5.formats.flat import FlatFormat
+from zb_hdf5.spec import NOT_KNOWN
 from zb_hdf5.store.holders import look
+from zb_hdf5.store.window_reader import WindowReader
 from zb_hdf5.trainers.trainer_formats import flat_format
 
 
@@ -49,6 +51,8 @@ def flat_files_at(paths: list[Path], backend: str, options: HeaderlessOptions) -
         if opening.backend != name:
             raise ArgumentError(f"{opening.path}: expected {name!r} files as {paths[0]}, found {opening.backend!r}")
     files = [file for path in paths for file in flat.files(path)]
+    if not files:
+        raise FormatError(f"{paths[0]}: no {flat.suffixes[0]} files of the format {name!r} in this folder")
     return FlatFiles(files, ArrayKind(name, flat.suffixes[0], partial(_header, flat)))
 
 
@@ -68,6 +72,16 @@ def open_flat(paths: list[Path], settings: Settings) -> NpySource:
     source.suspects = options.suspects
     source.description |= options.described
     return source
+
+
+def without_documents(stream: WindowReader) -> str:
+    """Return the words for the first file of a stream that lacks the file of its documents; "": of another format."""
+    flat = flat_format(stream.backend)
+    if flat is None or not flat.documents_suffix:
+        return ""
+    counts = list(stream.index.table.values["document_count"])
+    name = stream.paths[counts.index(NOT_KNOWN)].name
+    return f" in {name}, which has no {flat.documents_suffix} beside it"
 
 
 def cut_flat(found: FlatFiles, options: KeptOptions) -> CutSource:

@@ -25,6 +25,7 @@ from zb_hdf5.converters.batch_source import (
     require_pad_id,
 )
 from zb_hdf5.converters.conversion import WHOLE
+from zb_hdf5.converters.flat_source import without_documents
 from zb_hdf5.converters.options import RowOptions, Settings, StreamOptions, Target
 from zb_hdf5.converters.shard_plan import number_of_shards
 from zb_hdf5.documents.document_table import DocumentTableFile, documents_name, join_documents, part_of
@@ -537,7 +538,7 @@ def _no_documents(path: Path, store: WindowReader) -> ArgumentError:
     if flat_format(store.backend) is not None:
         cure = "pass boundary_token_id, the token between them, or source_format='bin' to cut records"
     return ArgumentError(
-        f"{path}: expected a stream with documents, found none: {cure}",
+        f"{path}: expected a stream with documents, found none{without_documents(store)}: {cure}",
         options=["boundary_token_id", "source_format"],
     )
 

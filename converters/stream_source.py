@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError, ConvertError, FormatError, open_stream
 from zb_hdf5.converters.conversion import STREAM
-from zb_hdf5.converters.flat_source import cut_flat, flat_files_at
+from zb_hdf5.converters.flat_source import cut_flat, flat_files_at, without_documents
 from zb_hdf5.converters.options import KeptOptions, LossOptions, Settings
 from zb_hdf5.documents.document_table import DocumentTableFile
 from zb_hdf5.documents.metadata import NO_SOURCE, DocumentRows
@@ -335,7 +335,7 @@ def open_kept(paths: list[Path], settings: Settings) -> DocumentSource:
     """Open streams as documents, as a conversion asks; files without documents are cut at boundary tokens."""
     options = settings.of(KeptOptions)
     streams = [open_stream(path, **options.names) for path in paths]
-    unknown = [path for path, stream in zip(paths, streams, strict=True) if not stream.has_documents]
+    unknown = [stream for stream in streams if not stream.has_documents]
     for stream in streams:
         stream.close()
     if unknown and options.boundary_token_id is not None:
@@ -346,8 +346,8 @@ def open_kept(paths: list[Path], settings: Settings) -> DocumentSource:
     holds_documents = row is None or row.holds_documents
     if unknown and holds_documents and not settings.of(LossOptions).tokens_only:
         raise ArgumentError(
-            f"{unknown[0]}: tells no documents apart: pass boundary_token_id, the token between them, or tokens_only "
-            "to take each file as one document",
+            f"{unknown[0].path}: tells no documents apart{without_documents(unknown[0])}: pass boundary_token_id, the "
+            "token between them, or tokens_only to take each file as one document",
             options=["boundary_token_id", "tokens_only"],
         )
     return StreamSource(paths, options, in_pieces=bool(unknown) and not holds_documents)

@@ -206,10 +206,41 @@ def test_documents_are_those_that_were_written(name):
     assert facts["documents"] == len(lengths)
 
 
-def test_without_its_list_a_file_has_no_documents(olmo):
+def test_without_its_list_a_file_has_no_documents(olmo, tmp_path):
+    shutil.copy(olmo, olmo.with_name("part-1-00000.npy"))  # one of two has no list
+    for where in (olmo.parent, olmo.with_name("part-1-00000.npy")):
+        with open_stream(where, source_dtype="uint16") as stream:
+            assert not stream.has_documents
+        assert report_of(zb, "info", where, "--source-dtype", "uint16")["documents"] is None
+        words = r"in part-1-00000\.npy, which has no \.csv\.gz beside it: pass boundary_token_id"
+        for target in ("stream", "hdf5"):
+            refused = lambda where=where, target=target: convert(where, target, tmp_path / "out", source_dtype="uint16")  # noqa: E731
+            is_refused(errors.ArgumentError, refused, match=words)
+
+
+def test_raw_ids_of_a_folder_become_records_or_documents(olmo, tmp_path):
     olmo.with_suffix(".csv.gz").unlink()
-    with open_stream(olmo, source_dtype="uint16") as stream:
-        assert not stream.has_documents
+    shutil.copy(olmo, olmo.with_name("part-1-00000.npy"))
+    ids = np.fromfile(olmo, "<u2")
+    names = {"source_dtype": "uint16", "workers": 1}
+    how = {"seq_len": 64, "batch_size": 2}
+    convert(olmo.parent, "hdf5", tmp_path / "records", source_format="bin", shuffle=False, **how, **names)
+    with open_reader(tmp_path / "records") as reader:
+        found = np.concatenate(list(reader)).reshape(-1)
+    whole = len(ids) // 64 * 64  # the end of each file is no record
+    np.testing.assert_array_equal(found, np.concatenate([ids[:whole]] * 2)[: len(found)])
+    assert len(found) == 2 * whole // 128 * 128
+    convert(olmo.parent, "stream", tmp_path / "stream", boundary_token_id=50_256, **names)
+    with open_stream(tmp_path / "stream") as stream:
+        np.testing.assert_array_equal(stream.get_slice(0, 2 * len(ids)), np.concatenate([ids, ids]))
+        expected = 2 * (np.count_nonzero(ids == 50_256) + (ids[-1] != 50_256))
+        assert stream.document_count == expected
+    (tmp_path / "empty").mkdir()
+    is_refused(
+        errors.FormatError,
+        lambda: convert(tmp_path / "empty", "hdf5", tmp_path / "out", source_format="bin", **how, **names),
+        match="no .bin files of the format 'bin' in this folder",
+    )
 
 
 def rows(*values):
@@ -314,7 +345,7 @@ def test_conversions_need_the_dtype_too(train, tmp_path):
     is_refused(
         errors.ArgumentError,
         lambda: convert(tmp_path / "array.npy", "hdf5", tmp_path / "out", source_dtype="uint16", seq_len=50),
-        match="found none: pass boundary_token_id, the token between them, or source_format='bin' to cut records",
+        match="beside it: pass boundary_token_id, the token between them, or source_format='bin' to cut records",
     )
     is_refused(
         errors.ArgumentError,

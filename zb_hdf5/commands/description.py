@@ -164,7 +164,7 @@ def _describe_stream(store: WindowReader) -> dict[str, Any]:
         "kind": "stream",
         "num_files": len(store.paths),
         "tokens": store.num_tokens,
-        "documents": store.document_count if store.has_documents or store.paths[0].suffix == ".npy" else None,
+        "documents": store.document_count if store.has_documents or store.backend == "npy" else None,
         "boundary_token_id": None if boundary == NO_BOUNDARY else boundary,
         "crc32": _has_crc32(store),
     }

@@ -16,7 +16,7 @@ import numpy as np
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
 from zb_hdf5.files.paths import head_of
 from zb_hdf5.formats.document_writer import FlatWriter
-from zb_hdf5.formats.flat import FlatFormat, FlatTokens
+from zb_hdf5.formats.flat import FlatFormat, FlatTokens, names_in
 from zb_hdf5.spec import TokenArray
 
 LLMC_HEADER_BYTES: Final = 256 * 4
@@ -30,14 +30,25 @@ TOKEN_MAGICS: Final[dict[int, tuple[int, np.dtype[Any]]]] = {
 }
 #: Ids of a file at most: their number is an int32.
 MAX_TOKENS: Final = 2**31 - 1
+#: The ending of files of raw ids that are no arrays of numpy.
+RAW_NPY_SUFFIX: Final = ".npy"
 #: The magic number of evaluation files, which hold questions and no stream of tokens.
 EVALUATION_MAGIC: Final = 20240522
 
 
 class BinFiles(FlatFormat):
-    """`.bin` files of llm.c, modded-nanogpt and nanoGPT. The documents in them are not told apart."""
+    """`.bin` files of llm.c, modded-nanogpt and nanoGPT. The documents in them are not told apart.
+
+    Raw ids in a folder may be named `.npy`, as OLMo names them: read as these, they have no documents.
+    """
 
     sign: ClassVar = "a header that begins with 20240520 or 20240801"
+
+    def files(self, path: Path) -> list[Path]:
+        found = super().files(path)
+        if self.headerless is None or found or not path.is_dir():
+            return found
+        return [path / name for name in names_in(path, RAW_NPY_SUFFIX)]
 
     def recognises(self, path: Path) -> bool:
         if self.headerless is not None:

@@ -37,6 +37,7 @@ class GuardedFlat(FlatFormat):
         self._name = name
         self.sign = flat.sign  # type: ignore[misc]
         self.mixes_dtypes = flat.mixes_dtypes  # type: ignore[misc]
+        self.documents_suffix = flat.documents_suffix  # type: ignore[misc]
 
     def files(self, path: Path) -> list[Path]:
         with errors_of(self._package, self._name):

@@ -41,6 +41,7 @@ class OlmoFiles(FlatFormat):
     """Headerless `.npy` files of OLMo and dolma. Documents are those of the `.csv.gz` beside a file, if it is there."""
 
     sign: ClassVar = ""
+    documents_suffix: ClassVar = OLMO_DOCUMENTS_SUFFIX
 
     def recognises(self, path: Path) -> bool:
         return self.headerless is not None

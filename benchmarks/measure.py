@@ -55,10 +55,11 @@ OPEN: Final = "first batch, ms"
 OWN: Final = "own MiB"
 MAPPED: Final = "mapped MiB"
 CPU: Final = "CPU s for 1e9 tokens"
+WAITING: Final = "waiting, % of the time"
 #: After a first pass of so many seconds there is one later pass.
 LONG_PASS_S: Final = 2.0
 #: Of these, no ratio is of use.
-NOT_COMPARED: Final = (P50, P99, MAPPED, CPU)
+NOT_COMPARED: Final = (P50, P99, MAPPED, CPU, WAITING)
 #: A number that equal tokens have, in any order of their rows. It is no figure, and shown nowhere.
 SEEN: Final = "tokens seen"
 #: Rows are hashed by these; a double holds a number of so many bits.

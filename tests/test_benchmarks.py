@@ -20,7 +20,7 @@ from benchmarks.report import faster, markdown, missed
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Rows of each benchmark.
-ROWS = {"peers": 13, "read": 20, "load": 39, "convert": 13, "remote": 3}
+ROWS = {"peers": 14, "read": 20, "load": 39, "train": 5, "convert": 13, "remote": 3}
 #: The run whose page is a part of the documentation.
 RUN = ROOT / "docs" / "report" / "report.json"
 

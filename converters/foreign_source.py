@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from zb_hdf5.converters.array_source import ArrayFile, ArraySource, array_options, files_at
 from zb_hdf5.converters.options import ArrayOptions, DatasetOptions, ForeignOptions, LossOptions, Settings
-from zb_hdf5.errors import ConvertError
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.dataset_choice import ANY_DATASET, DatasetChoice
-from zb_hdf5.formats.foreign import no_such_axes, require_records, warn_of_mask
+from zb_hdf5.formats.foreign import warn_of_mask
 from zb_hdf5.formats.h5_column import Column
-from zb_hdf5.formats.h5_tokens import H5pyTokens, open_stored
-from zb_hdf5.formats.inspection import is_ours, look_at
+from zb_hdf5.formats.h5_tokens import open_stored
+from zb_hdf5.formats.inspection import is_ours, look_at_foreign
 from zb_hdf5.formats.registry import FORMATS, backend_in
 from zb_hdf5.spec import BATCHES_LAYOUT, STREAM_LAYOUT
 from zb_hdf5.store.both_formats import stores_by_format
@@ -121,16 +119,6 @@ def _look_at_all(files: Sequence[Path], choice: DatasetChoice) -> list[Column]:
     """Return the dataset of each file: all have the name of the first one."""
     columns: list[Column] = []
     for file in files:
-        if is_ours(file):
-            raise ConvertError(
-                f"{file}: expected an HDF5 file of another program, found a file of this one: convert it by itself"
-            )
-        column = look_at(file, None, choice=choice)
-        if column.meta.layout == BATCHES_LAYOUT:
-            with closing(H5pyTokens(column)) as tokens:
-                require_records(file, column.name, tokens.dataset(), choice)
-        elif choice.axes is not None:
-            raise no_such_axes(file, choice.axes)
-        columns.append(column)
-        choice = choice._replace(name=column.name)
+        columns.append(look_at_foreign(file, choice))
+        choice = choice._replace(name=columns[0].name)
     return columns

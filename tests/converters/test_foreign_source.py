@@ -240,7 +240,7 @@ BAD = {
     "another length": (of_another_length, ConvertError, r"1\.h5: expected records of 8 tokens, found 16"),
     "external": (outside_of_it, FormatError, r"1\.h5: 'data/tokens' keeps its data in other files"),
     "virtual": (virtual, FormatError, r"1\.h5: 'data/tokens' is a virtual dataset"),
-    "ours": (of_ours, ConvertError, r"1\.h5: expected an HDF5 file of another program, found a file of this one"),
+    "ours": (of_ours, FormatError, r"1\.h5: expected an HDF5 file of another program, found a file of this one"),
     "cut short": (cut_short, IncompleteError, r"1\.h5: truncated"),
     "four axes": (of_four_axes, FormatError, r"1\.h5: expected a dataset 'data/tokens' of one, two or three axes"),
     "no HDF5": (no_hdf5, FormatError, r"1\.h5: HDF5 cannot read it"),

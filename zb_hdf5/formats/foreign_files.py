@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,12 +10,11 @@ from zb_hdf5.errors import FormatError
 from zb_hdf5.files.paths import Identity, RemotePath
 from zb_hdf5.formats.dataset_choice import ANY_DATASET, DatasetChoice
 from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatReader, FlatTokens
-from zb_hdf5.formats.foreign import no_such_axes, require_records
 from zb_hdf5.formats.h5_column import Column
-from zb_hdf5.formats.h5_tokens import H5pyTokens, open_column, open_stored
-from zb_hdf5.formats.inspection import is_ours, look_at
+from zb_hdf5.formats.h5_tokens import open_column, open_stored
+from zb_hdf5.formats.inspection import is_ours, look_at, look_at_foreign
 from zb_hdf5.formats.registry import backend_in, hdf5_files, hdf5_suffixes
-from zb_hdf5.spec import BATCHES_LAYOUT, SHARD_PREFIX, STREAM_LAYOUT, StoreMeta
+from zb_hdf5.spec import SHARD_PREFIX, STREAM_LAYOUT, StoreMeta
 
 
 class ForeignFiles(FlatFormat):
@@ -50,47 +48,22 @@ class ForeignFiles(FlatFormat):
             return not path.name.startswith(SHARD_PREFIX)
 
     def look(self, path: Path) -> FlatTokens:
-        column = self.column(path)
+        column = look_at_foreign(path, self.choice)
         return FlatTokens(path, column.num_tokens, column.dtype, fields=column.meta.fields)
 
-    def column(self, path: Path, identity: Identity | None = None) -> Column:
-        """Return the dataset of a file, as a look into it finds it.
-
-        Parameters
-        ----------
-        identity
-            As for `open`.
-
-        Raises
-        ------
-        FormatError, IncompleteError
-            If the file is ours or damaged, has no such dataset, or its second axis may have anything but records.
-        """
-        if is_ours(path):
-            raise FormatError(
-                f"{path}: expected an HDF5 file of another program, found a file of this one: move it to another folder"
-            )
-        column = look_at(path, None, choice=self.choice, identity=identity)
-        if column.meta.layout == BATCHES_LAYOUT:
-            with closing(H5pyTokens(column)) as tokens:
-                require_records(path, column.name, tokens.dataset(), self.choice)
-        elif self.choice.axes is not None:
-            raise no_such_axes(path, self.choice.axes)
-        return column
-
     def columns(self, files: Sequence[Path]) -> tuple[Column, ...]:
-        """Return the dataset of each file of a folder: all have the name of the first one. Raises as `column`.
+        """Return the dataset of each file of a folder: all have the name of the first one. Raises as `look_at_foreign`.
 
         Raises
         ------
         FormatError
             If one differs from that of the first file in its axes, its dtype or its fields.
         """
-        first = self.column(files[0])
-        named = ForeignFiles(self.choice._replace(name=first.name))
+        first = look_at_foreign(files[0], self.choice)
+        choice = self.choice._replace(name=first.name)
         columns = [first]
         for file in files[1:]:
-            columns.append(named.column(file))
+            columns.append(look_at_foreign(file, choice))
             _require_alike(first, columns[-1])
         return tuple(columns)
 

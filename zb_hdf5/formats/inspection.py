@@ -17,14 +17,16 @@ from zb_hdf5.formats.dataset_choice import ANY_DATASET, DatasetChoice
 from zb_hdf5.formats.foreign import (
     can_be_field,
     integer_datasets,
+    no_such_axes,
     require_channels,
+    require_records,
     to_choose,
     token_name,
     values_beside,
 )
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.hdf5.h5_attributes import read_marker, read_origin, read_root, stored_sha256, text_of
-from zb_hdf5.hdf5.h5_chunks import ChunkExtents, chunk_extents, codec_of, column_runs, row_extents
+from zb_hdf5.hdf5.h5_chunks import ChunkExtents, chunk_extents, codec_of, column_runs, register_filters, row_extents
 from zb_hdf5.hdf5.h5_dataset import our_tokens, own_dataset, require_rows, require_stored
 from zb_hdf5.hdf5.h5_file import h5_damage, h5_identity, open_h5_for_reading
 from zb_hdf5.hdf5.open_dataset import HANDLES
@@ -128,6 +130,40 @@ def look_at(
         if field:
             column, stored = _field_column(h5, column, field)
         return _with_extents(h5, column, stored) if column.complete else column
+
+
+def look_at_foreign(path: Path, choice: DatasetChoice, identity: Identity | None = None) -> Column:
+    """Look into an HDF5 file of another program, and return the column of its tokens.
+
+    Parameters
+    ----------
+    choice, identity
+        As for `look_at`.
+
+    Raises
+    ------
+    FormatError
+        If the file is one of this project, has no such dataset, or its second axis may have anything but records.
+    """
+    with h5_damage(path):
+        h5 = open_h5_for_reading(path, identity)
+    with h5_damage(path), HANDLES, h5:
+        if _is_ours(h5):
+            raise FormatError(
+                f"{path}: expected an HDF5 file of another program, found a file of this one: read or convert it by "
+                "itself"
+            )
+        name = _foreign_tokens(h5, path, choice)
+        if name is None:
+            raise to_choose(h5, path, "is an HDF5 file of another program")
+        column = _foreign_column(h5, path, name, choice)
+        if column.meta.layout == BATCHES_LAYOUT:
+            stored = own_dataset(h5, path, name)
+            register_filters(stored)
+            require_records(path, name, stored, choice)
+        elif choice.axes is not None:
+            raise no_such_axes(path, choice.axes)
+        return column
 
 
 def token_dataset(h5: h5py.File, path: Path, layout: str) -> h5py.Dataset:

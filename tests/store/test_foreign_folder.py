@@ -29,6 +29,7 @@ from zb_hdf5.store.digests import Digests
 from zb_hdf5.store.verify import Outcome
 
 ONE_RANK = {"rank": 0, "world_size": 1}
+AXES = "batch,record,token"
 #: Each order, with other values of a step.
 ORDERS = {
     "global": {},
@@ -342,7 +343,7 @@ def test_digests_are_those_of_one_dataset(tmp_path):
     path = write_file(tmp_path / "x.h5", IDS, name="a")
     with h5py.File(path, "r+") as h5:
         h5["b"] = IDS[::-1]
-        h5["c"] = np.stack([IDS, IDS + 1], axis=1)
+        h5["c"] = np.stack([IDS, IDS], axis=1)
     is_refused(errors.FormatError, lambda: write_digests(path, tmp_path / "x.json"), match="pass dataset=")
     made = write_digests(path, tmp_path / "x.json", dataset="a")
     assert Digests.load(tmp_path / "x.json").files == made.files
@@ -358,12 +359,19 @@ def test_digests_are_those_of_one_dataset(tmp_path):
     )
     run_zb("index", "digests", path, "--dataset", "c", "--channel", 1, "-o", tmp_path / "c.json", code=0)
     with open_reader(path, dataset="c", channel=1, digests=tmp_path / "c.json", verify="batch") as reader:
-        np.testing.assert_array_equal(reader[7], IDS[7:8] + 1)
+        np.testing.assert_array_equal(reader[7], IDS[7:8])
     is_refused(
         errors.FormatError,
         lambda: open_reader(path, dataset="c", channel=0, digests=tmp_path / "c.json"),
         match="expected digests of channel 0 of dataset 'c', found those of channel 1",
     )
+    run_zb("index", "digests", path, "--dataset", "c", "--axes", AXES, "-o", tmp_path / "axes.json", code=0)
+    with open_reader(path, dataset="c", axes=AXES, digests=tmp_path / "axes.json") as reader:
+        assert reader.meta.shape == (2, 24)
+    [report] = verify_store(path, digests=tmp_path / "axes.json")
+    assert report.outcome is Outcome.VERIFIED
+    lacks_axes = {"dataset": "c", "digests": tmp_path / "axes.json"}
+    is_refused(errors.FormatError, lambda: open_reader(path, **lacks_axes), match="expected records along")
     changed = (tmp_path / "x.json").read_text().replace('"dataset": "a"', '"dataset": 7')
     (tmp_path / "bad.json").write_text(changed)
     is_refused(errors.FormatError, lambda: Digests.load(tmp_path / "bad.json"))

@@ -129,6 +129,8 @@ class Opening:
     @property
     def takes_digests(self) -> bool:
         """Whether its files hold no digests, so that they may have been made."""
+        if isinstance(self.path, RemotePath):
+            return False
         if self.column is not None:
             return self.column.is_foreign and self.column.sha256 is None
         return bool(self.foreign) or flat_format(self.backend) is not None
@@ -137,7 +139,10 @@ class Opening:
         """Return the opening of the same files, which are compared with digests that were made."""
         if self.column is None:
             return replace(self, digests=digests)
-        return replace(self, digests=digests, holder=ForeignHolder.name, column=None, foreign=(self.column,))
+        from zb_hdf5.formats.foreign_files import ForeignFiles
+
+        columns = ForeignFiles(self.choice).columns([self.path])  # looks at its axes, too
+        return replace(self, digests=digests, holder=ForeignHolder.name, column=None, foreign=columns)
 
     def open(self) -> BatchReader:
         """Return the reader of its batches, or of the windows of its stream. Raises as `open_reader`."""

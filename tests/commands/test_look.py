@@ -733,6 +733,11 @@ def test_progress_ends_at_the_total_and_nothing_cannot_be_measured(tmp_path):
     seen = []
     measured(tmp_path / "a.npy", progress=lambda tokens, total: seen.append((tokens, total)))
     assert sum(tokens for tokens, _ in seen) == 1000 == seen[-1][1]
+    np.save(tmp_path / "b.npy", np.zeros(1000, np.uint16))
+    seen.clear()
+    assert measured(tmp_path, progress=lambda tokens, total: seen.append((tokens, total))).duplicates == 1
+    assert sum(tokens for tokens, _ in seen) == 4000 == seen[-1][1]  # both are read again
+    (tmp_path / "b.npy").unlink()
     np.save(tmp_path / "a.npy", np.zeros(0, np.uint16))
     with pytest.raises(ArgumentError, match="0 tokens do not fill one batch"):
         measured(tmp_path / "a.npy")

@@ -244,7 +244,8 @@ def _measured(
             progress(len(tokens), total)
             at += len(tokens)
     whole = seen == source.sizes
-    duplicates = _find_duplicates(source, np.flatnonzero(whole & (source.sizes > 0)), hashes)
+    compared = np.flatnonzero(whole & (source.sizes > 0))
+    duplicates = _find_duplicates(source, compared, hashes, lambda count, again: progress(count, total + again))
     return Statistics(
         unit=source.unit,
         num_tokens=source.num_tokens,
@@ -286,18 +287,25 @@ def _hashes(tokens: TokenArray, lengths: Counts, within: Counts) -> npt.NDArray[
     return np.add.reduceat(mixed, starts)
 
 
-def _find_duplicates(source: Units, units: Counts, hashes: npt.NDArray[np.uint64]) -> list[DuplicateGroup]:
-    """Return groups of equal ones of some units: of those whose hashes are equal, the tokens are compared by digest."""
+def _find_duplicates(
+    source: Units, units: Counts, hashes: npt.NDArray[np.uint64], progress: Callable[[int, int], None]
+) -> list[DuplicateGroup]:
+    """Return groups of equal ones of some units: of those whose hashes are equal, the tokens are compared by digest.
+
+    `progress` is called with the tokens that are read for it since the last call, and with all of these.
+    """
     _, numbers, counts = np.unique(hashes[units], return_inverse=True, return_counts=True)
     runs = np.flatnonzero(np.isin(source.units, units[counts[numbers] > 1]))
     runs = runs[np.lexsort((source.within[runs], source.units[runs]))]
     stops = np.append(source.starts[1:], source.num_tokens)
+    total = int((stops[runs] - source.starts[runs]).sum())
     found = dict[bytes, DuplicateGroup]()
     for unit, of_unit in groupby(runs.tolist(), lambda run: int(source.units[run])):
         digest = blake2b(digest_size=16)
         beginning = np.empty(0, np.int64)
         for run in of_unit:
             for tokens in source.read(int(source.starts[run]), int(stops[run])):
+                progress(len(tokens), total)
                 digest.update(tokens)
                 beginning = np.append(beginning, tokens[: BEGINNING_TOKENS - len(beginning)])
         group = DuplicateGroup([], int(source.sizes[unit]), beginning)

@@ -26,7 +26,7 @@ _TRAIN: Final = "Train from it"
 #: In the order of the help.
 COMMANDS: Final = {
     "convert": Listed(
-        _MAKE, "Convert .npy, HDF5, .batch and text to each other.", "zb_hdf5.converters.cli:convert_commands"
+        _MAKE, "Convert tokens and text in any known format to another.", "zb_hdf5.converters.cli:convert_commands"
     ),
     "fetch": Listed(_MAKE, "Download numbered files from a web server or a bucket.", "zb_hdf5.commands.fetch:zb_fetch"),
     "tokenizer": Listed(_MAKE, "Make a tokenizer.", "zb_hdf5.commands.tokenizer:zb_tokenizer"),

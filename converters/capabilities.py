@@ -24,6 +24,8 @@ class Capability(NamedTuple):
         Whether it tells documents apart, and holds values that are aligned with the tokens.
     resume, shard_range
         Whether its conversion to a store can be resumed after a kill, and divided among jobs.
+    out_in_parts
+        Whether a folder of it can be written by several jobs, each with its `shard_range`.
     """
 
     in_place: bool
@@ -33,10 +35,11 @@ class Capability(NamedTuple):
     fields: bool
     resume: bool
     shard_range: bool
+    out_in_parts: bool
 
 
 #: The heading of each ability.
-HEADINGS: Final = ("in place", "in", "out", "documents", "fields", "--resume", "--shard-range")
+HEADINGS: Final = ("in place", "in", "out", "documents", "fields", "--resume", "--shard-range", "out in parts")
 
 
 def capabilities() -> dict[str, Capability]:
@@ -65,6 +68,7 @@ def _capability(name: str, kind: SourceKind | None, *, is_target: bool) -> Capab
         fields=holds_all or (theirs is not None and theirs.holds_fields != ()),
         resume="resume" in options,
         shard_range="shard_range" in options,
+        out_in_parts=is_target and name != STREAM,
     )
 
 

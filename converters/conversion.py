@@ -22,7 +22,7 @@ STREAM: Final = "stream"
 #: Options that a live store does not take: one process writes it into a new folder.
 _NOT_LIVE: Final = ("workers", "executor", "shard_range", "resume", "force", "codec")
 #: Options that files of another trainer have no use for.
-_NOT_OF_TRAINERS: Final = ("codec", "live", "note", "shard_size", "shard_range", "like")
+_NOT_OF_TRAINERS: Final = ("codec", "live", "note", "shard_size", "like")
 
 
 class ShardRange(NamedTuple):

@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from re import escape
+from typing import Final
 
 import numpy as np
 
 from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
 from zb_hdf5.converters.batch_source import TokenCounts
+from zb_hdf5.converters.conversion import WHOLE
 from zb_hdf5.converters.engines import OnProgress, Workers, no_progress
-from zb_hdf5.converters.journal import NOTHING_KEPT, Finished, Kept, digests_of, require_unchanged
+from zb_hdf5.converters.journal import (
+    NOTHING_KEPT,
+    Finished,
+    Kept,
+    digests_of,
+    meta_to_json,
+    require_unchanged,
+)
 from zb_hdf5.converters.options import LossOptions, Settings
 from zb_hdf5.converters.reports import FilesDryRun, Report
 from zb_hdf5.converters.routes import no_documents
 from zb_hdf5.converters.shard_plan import free_room, require_room
-from zb_hdf5.converters.stream_target import TokensPlan, TokensTask, facts_of, read_documents, refused
+from zb_hdf5.converters.stream_target import (
+    TokensPlan,
+    TokensTask,
+    facts_of,
+    planned_files,
+    read_documents,
+    refused,
+)
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.publishing import PartialDirectory, partial_path, refuse_existing
 from zb_hdf5.formats.document_source import DocumentSource
@@ -27,6 +43,10 @@ from zb_hdf5.formats.document_writer import DocumentWriter, WrittenShard
 from zb_hdf5.spec import DEFAULT_CHUNK_TOKENS, NO_CODEC, STREAM_LAYOUT
 from zb_hdf5.store.shard_table import ShardEntry
 from zb_hdf5.trainers.trainer_formats import TrainerFormat, document_writer, format_named
+
+#: The keys of the plan of a folder that have the tokens which are written, and the facts of documents.
+WRITTEN_META: Final = "meta"
+FACTS_KEPT: Final = "facts"
 
 
 @dataclass(frozen=True)
@@ -122,15 +142,16 @@ def write_trainer_files(plan: TokensPlan, settings: Settings, workers: Workers) 
         counts.add(done.counts)
     if not source.has_documents:
         counts.documents = 0
-    meta = tasks[0].meta
-    max_token = max(done.max_token or 0 for done in finished)
+    part = settings.work.shard_range
+    max_token = max((done.max_token or 0 for done in finished), default=0)
     return Report(
-        destination=target.path,
-        meta=meta,
+        destination=target.path if part == WHOLE else partial_path(target.path),
+        meta=tasks[0].meta,
         shards=[done.entry for done in finished],
         counts=counts,
         seconds=time.monotonic() - start_s,
         max_token=max_token,
+        part=part,
         kept=kept,
         left_behind=lost,
         documents_kept=kept.tokens,
@@ -224,20 +245,33 @@ def _write_one(plan: TokensPlan, settings: Settings, workers: Workers) -> tuple[
 def _write_folder(
     plan: TokensPlan, settings: Settings, workers: Workers
 ) -> tuple[list[FileTask], list[Finished], Kept]:
-    """Fill a folder, with a journal, which is gone when the folder has its name."""
+    """Fill a folder, or the part of it that was asked for, with a journal, which goes when the folder has its name."""
     target = settings.target
+    work = settings.work
     tasks = _tasks(plan, settings, workers)
-    with PartialDirectory(target.path, overwrite=settings.work.force, names=_names_like(tasks[0])) as folder:
+    mine = {number: tasks[number] for number in work.shard_range.shards(len(tasks))}
+    if not mine:  # more jobs than files
+        return tasks, [], NOTHING_KEPT
+    first = tasks[0]
+    names = names_of_files(first.writer, first.written)
+    is_part = work.shard_range != WHOLE
+    with PartialDirectory(target.path, overwrite=work.force, names=names, shared=is_part) as folder:
         _require_room(plan, tasks, folder.partial_path)
-        how = {"target": target.format, "dtype": tasks[0].meta.dtype.name}
-        done = plan.complete(folder, dict(enumerate(tasks)), write_file, how, settings.work, workers)
-        entries = [each.entry for each in done.finished]
-        files = [
-            WrittenShard(task.path, each.split, each.num_bytes, each.document_count, each.sha256)
-            for task, each in zip(tasks, entries, strict=True)
-        ]
-        tasks[0].writer.complete_folder(folder.partial_path, files, tasks[0].written, tasks[0].facts)
+        how = {"target": target.format, WRITTEN_META: meta_to_json(first.written), FACTS_KEPT: list(first.facts)}
+        done = plan.complete(folder, mine, write_file, how, work, workers, planned_files(tasks))
+        if not is_part:
+            files = written_files(folder.partial_path, done.finished)
+            first.writer.complete_folder(folder.partial_path, files, first.written, first.facts)
     return tasks, done.finished, done.kept
+
+
+def written_files(folder: Path, finished: Iterable[Finished]) -> list[WrittenShard]:
+    """Return the files of a folder as the writer of their format takes them."""
+    entries = [done.entry for done in finished]
+    return [
+        WrittenShard(folder / each.path, each.split, each.num_bytes, each.document_count, each.sha256)
+        for each in entries
+    ]
 
 
 def _tasks(plan: TokensPlan, settings: Settings, workers: Workers) -> list[FileTask]:
@@ -280,15 +314,23 @@ def _shard_names(plan: TokensPlan, target: str) -> list[str]:
     return names
 
 
-def _names_like(task: FileTask) -> str:
-    """Return a regular expression of the names of the files of all tasks, and of those that a killed one has left."""
-    endings = [path.name.partition(".")[2] for path in task.paths]
+def names_of_files(writer: type[DocumentWriter], written: StoreMeta) -> str:
+    """Return a regular expression of the names of all files of a folder, and of those that a killed job has left.
+
+    Parameters
+    ----------
+    writer
+        The writer of the format.
+    written
+        The tokens and the fields that are written.
+    """
+    endings = [path.name.partition(".")[2] for path in writer.files(Path(f"x{writer.suffix}"), written)]
     files = rf"[\w-]+-\d{{5}}-of-\d{{5}}\.({'|'.join(map(escape, endings))})"
-    return rf"({'|'.join([files, *map(escape, task.writer.folder_names)])})(\.partial|\.progress)?"
+    return rf"({'|'.join([files, *map(escape, writer.folder_names)])})(\.partial|\.progress)?"
 
 
 def _require_room(plan: TokensPlan, tasks: Sequence[FileTask], folder: Path) -> None:
-    """Raise `ConvertError` unless the disk has space for the ids, if their number is known."""
+    """Raise `ConvertError` unless the disk has space for the ids of all jobs, if their number is known."""
     num_tokens = plan.source.num_tokens
     if num_tokens is not None:
         num_files = sum(len(task.paths) for task in tasks)

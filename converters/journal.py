@@ -27,11 +27,12 @@ from zb_hdf5.converters.conversion import WHOLE, ShardRange
 from zb_hdf5.converters.engines import OnProgress, Workers, no_progress
 from zb_hdf5.converters.options import WorkOptions
 from zb_hdf5.errors import Remedy
+from zb_hdf5.field import Field
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.publishing import LockedFolder, remove, remove_journals, write_atomically, write_fully
 from zb_hdf5.formats.batch_reader import GROUP_BYTES
 from zb_hdf5.signals import deliver_signals
-from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX
+from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX, stored_dtype
 
 #: Before the digest of a line, its last key.
 _CHECK: Final = ', "check": "'
@@ -40,6 +41,18 @@ _UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError, IndexErro
 _NAME: Final = re.compile(rf"{JOURNAL_PREFIX}(\d+)-of-(\d+)\.jsonl")
 #: Size in bytes and mtime in ns.
 FileState = tuple[int, int]
+
+
+def meta_to_json(meta: StoreMeta) -> dict[str, Any]:
+    """Return a shape as the plan of a journal has it."""
+    fields = {field.name: field.to_json() for field in meta.fields}
+    return asdict(meta) | {"dtype": meta.dtype.name, "fields": fields}
+
+
+def meta_from_json(value: dict[str, Any]) -> StoreMeta:
+    """Return the shape of which a plan has the `meta_to_json`."""
+    fields = tuple(Field.from_json(*item) for item in value["fields"].items())
+    return StoreMeta(**{**value, "dtype": stored_dtype(value["dtype"]), "fields": fields})
 
 
 @dataclass(frozen=True)

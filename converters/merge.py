@@ -8,17 +8,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from zb_hdf5 import ConvertError, ShardIndex, StoreMeta, open_reader
+from zb_hdf5 import ConvertError, FormatError, ShardIndex, open_reader
 from zb_hdf5.converters.conversion import ShardRange
-from zb_hdf5.converters.journal import Finished, journal_paths, read_journals, require_same
+from zb_hdf5.converters.document_target import FACTS_KEPT, WRITTEN_META, names_of_files, written_files
+from zb_hdf5.converters.journal import (
+    Finished,
+    journal_paths,
+    meta_from_json,
+    read_journal,
+    read_journals,
+    require_same,
+)
 from zb_hdf5.converters.shard_plan import PLAN_VERSION, SHARDS, files_of_shard
+from zb_hdf5.converters.stream_target import TOKEN_FILES
 from zb_hdf5.documents.document_table import DocumentPart, check_documents
 from zb_hdf5.errors import Remedy
-from zb_hdf5.field import Field
 from zb_hdf5.files.publishing import PartialDirectory, partial_path, remove
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.spec import DOCUMENTS_PREFIX, INDEX_NAME, SHARD_PREFIX, stored_dtype
+from zb_hdf5.spec import DOCUMENTS_PREFIX, INDEX_NAME, JOURNAL_PREFIX, SHARD_PREFIX
 from zb_hdf5.store.agreement import require_agreement
+from zb_hdf5.trainers.trainer_formats import document_writer
 
 
 def merge_parts(
@@ -41,7 +50,7 @@ def merge_parts(
     Returns
     -------
     ShardIndex
-        The index of the merged store.
+        The index of the merged store; of files of another trainer, one that is not written.
     """
     destination = Path(destination)
     waiting = partial_path(destination)
@@ -49,14 +58,15 @@ def merge_parts(
         return ShardIndex.load(destination)  # it was merged before
     if not journal_paths(waiting):
         raise ConvertError(f"{waiting}: no parts of a conversion there", remedy=Remedy.PARTS_FIRST)
+    begun = read_journal(next(iter(journal_paths(waiting).values())))
+    if begun.unit == TOKEN_FILES:
+        return _merge_files(destination, begun.plan, force=force)
     with PartialDirectory(destination, overwrite=force) as folder:
         folder.keep()
-        plan, finished = _collect(waiting)
-        meta = plan["meta"]
+        plan, finished = _collect(waiting, SHARDS)
         indexed = FORMATS[plan["target"]].holds_batches
-        fields = tuple(Field.from_json(*item) for item in meta["fields"].items())
         index = ShardIndex(
-            StoreMeta(**{**meta, "dtype": stored_dtype(meta["dtype"]), "fields": fields}),
+            meta_from_json(plan[WRITTEN_META]),
             tuple(done.entry for _, done in sorted(finished.items())),
             plan["shuffle"],
             plan["source"],
@@ -66,6 +76,51 @@ def merge_parts(
         if indexed:
             index.save(waiting)
     return index
+
+
+def _merge_files(destination: Path, begun: dict[str, Any], *, force: bool) -> ShardIndex:
+    """Publish a folder of files of another trainer. Their sizes are compared, and no byte of them is read."""
+    waiting = partial_path(destination)
+    if FACTS_KEPT not in begun:
+        raise ConvertError(f"{waiting}: expected parts, found a conversion without any", remedy=Remedy.RESUME_WHOLE)
+    writer = document_writer(begun["target"])
+    written = meta_from_json(begun[WRITTEN_META])
+    with PartialDirectory(destination, overwrite=force, names=names_of_files(writer, written)) as folder:
+        folder.keep()
+        plan, found = _collect(waiting, TOKEN_FILES)
+        if plan != begun:
+            raise ConvertError(f"{waiting}: another conversion has begun there meanwhile: merge again")
+        finished = [done for _, done in sorted(found.items())]
+        files = written_files(waiting, finished)
+        named = [path for file in files for path in writer.files(file.path, written)]
+        for file in files:
+            if file.path.stat().st_size != file.num_bytes:
+                raise FormatError(
+                    f"{file.path}: expected {file.num_bytes:,} bytes, as it was written, found "
+                    f"{file.path.stat().st_size:,}; write its part again"
+                )
+        _require_documents(waiting, finished, named)
+        _remove_others(waiting, {path.name for path in named})
+        writer.complete_folder(waiting, files, written, plan[FACTS_KEPT])
+    return ShardIndex(written, tuple(done.entry for done in finished)).with_max_token(
+        done.max_token for done in finished
+    )
+
+
+def _require_documents(folder: Path, finished: list[Finished], named: list[Path]) -> None:
+    """Raise `ConvertError` if there are no documents in all files together, or a file of them is missing."""
+    if not any(done.counts.documents for done in finished):
+        raise ConvertError(f"{folder}: no documents in the files of all parts")
+    for path in named:
+        if not path.exists():
+            raise ConvertError(f"{path}: is missing; write its part again", remedy=Remedy.RESUME_WHOLE)
+
+
+def _remove_others(folder: Path, named: set[str]) -> None:
+    """Remove files of an earlier plan."""
+    for name in os.listdir(folder):
+        if name not in named and not name.startswith(JOURNAL_PREFIX):
+            remove(folder / name)
 
 
 def _require_whole(folder: Path, target: str, index: ShardIndex, progress: Callable[[int, int], None]) -> None:
@@ -86,19 +141,25 @@ def _require_whole(folder: Path, target: str, index: ShardIndex, progress: Calla
             remove(folder / name)
 
 
-def _collect(folder: Path) -> tuple[dict[str, Any], dict[int, Finished]]:
-    """Return the plan that all journals agree on, and every shard."""
-    records = read_journals(folder, SHARDS)
+def _collect(folder: Path, unit: str) -> tuple[dict[str, Any], dict[int, Finished]]:
+    """Return the plan that all journals agree on, and every shard.
+
+    Parameters
+    ----------
+    unit
+        The word for the shards in the journals.
+    """
+    records = read_journals(folder, unit)
     first = next(iter(records.values()), None)
     if first is None:
         raise ConvertError(f"{folder}: another process has merged it")
-    if first.plan.get("version") != PLAN_VERSION:
+    if unit == SHARDS and first.plan.get("version") != PLAN_VERSION:
         raise ConvertError(f"{folder}: was begun by another version", remedy=Remedy.RESTART)
     finished: dict[int, Finished] = {}
     for path, record in records.items():
         require_same(record.plan, first.plan, path)
         finished.update(record.finished)
-    num_shards = len(first.plan["cuts"])
+    num_shards = first.total
     missing = [k for k in range(num_shards) if k not in finished or not (folder / finished[k].entry.path).exists()]
     if missing:
         raise _missing_shards(missing, folder, num_shards)

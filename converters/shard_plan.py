@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from zb_hdf5.converters.journal import (
     Planned,
     Record,
     digests_of,
+    meta_to_json,
     require_unchanged,
 )
 from zb_hdf5.converters.options import Target
@@ -236,11 +237,10 @@ class ShardPlan:
     def head(self) -> Record:
         """Return the first line of the journal: all that decides the bytes; a file stands for its content."""
         meta = self.source.meta
-        fields = {field.name: field.to_json() for field in meta.fields}
         plan = {
             "version": PLAN_VERSION,
             "target": self.target,
-            "meta": asdict(meta) | {"dtype": meta.dtype.name, "fields": fields},
+            "meta": meta_to_json(meta),
             "shuffle": self.source.shuffle,
             "source": self.source.description,
             "identity": self.source.identity,

@@ -122,7 +122,7 @@ class SourceKind:
             "tokens_only": not (self.drops_fields or is_of_trainer or takes_files_whole)
             and (row is None or not row.tokens_only),
             "shard_size": is_staged,
-            "shard_range": is_staged,
+            "shard_range": is_staged and not is_of_trainer,
         }
         return {name: default for name, default in found.items() if not absent.get(name)}
 
@@ -468,6 +468,9 @@ def refuse_unused_options(path: Path, kind: SourceKind, conversion: Conversion) 
 def _unused(facts: str, kind: SourceKind, conversion: Conversion, names: list[str]) -> ArgumentError:
     """Return the error for options that do not apply, with those that do."""
     known = sorted(kind.options_of(conversion.target))
+    if "shard_range" in names:
+        divided = [name for name in target_names() if "shard_range" in kind.options_of(name)]
+        facts += f"; several jobs write the parts of {', '.join(divided) or 'no target'}"
     if conversion.is_stream and "layout" in names:
         facts += f"; target {STREAM} writes a token stream"
         names = [*names, "target"]

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 from zb_hdf5 import ConvertError, HDF5ShardWriter, ShardEntry, ShardIndex, StoreMeta
 from zb_hdf5.converters.batch_source import TokenCounts, out_of_range, require_pad_id
 from zb_hdf5.converters.batch_target import shard_plan_of, write_batches
+from zb_hdf5.converters.conversion import WHOLE
 from zb_hdf5.converters.engines import OnProgress, Workers, no_progress, noted_work
 from zb_hdf5.converters.journal import (
     PLANNED,
@@ -219,6 +220,11 @@ def _named_token(encoded: Encoded, source: DocumentSource) -> str:
     return bad_token_message(encoded.source, where, encoded.tokens[bad], meta)
 
 
+def planned_files(tasks: Iterable[TokensTask]) -> list[Planned]:
+    """Return the facts of the files of some tasks that a journal must not change."""
+    return [Planned(task.path.name, task.route.split) for task in tasks]
+
+
 class Completed(NamedTuple):
     """The files of a conversion of documents, the counts of all documents, and the part that was there already."""
 
@@ -286,7 +292,8 @@ class TokensPlan:
         start_s = time.monotonic()
         source = self.source
         tasks = self._tasks(folder.partial_path, workers.num_threads, codec)
-        made = self.complete(folder, tasks, write_stream, {"codec": codec}, settings.work, workers)
+        planned = planned_files(tasks.values())
+        made = self.complete(folder, tasks, write_stream, {"codec": codec}, settings.work, workers, planned)
         index = self._index(folder.partial_path, tasks, made.finished)
         index.save(folder.partial_path)
         is_auto = settings.of(CutOptions).dtype == settings.of(FormatOptions).dtype == "auto"
@@ -311,6 +318,7 @@ class TokensPlan:
         how: dict[str, Any],
         work: WorkOptions,
         workers: Workers,
+        planned: Sequence[Planned],
     ) -> Completed:
         """Do the tasks that no earlier run has finished, and note each in a journal.
 
@@ -319,16 +327,17 @@ class TokensPlan:
         folder
             The folder of the files.
         tasks
-            One for each route, by its number.
+            One for each route of this job, by its number.
         write
             Does a task.
         how
             JSON of all that decides the bytes of the files, besides the documents and their routes.
+        planned
+            The files of all jobs.
         """
         source = self.source
         num_bytes = sum(task.amount for task in tasks.values())
         workers.shown.begin("tokenizing" if source.tokenizer else "cutting", num_bytes, "B")
-        planned = [Planned(task.path.name, task.route.split) for task in tasks.values()]
         head = Record(TOKEN_FILES, {**self.identity, **how, PLANNED: planned})
         journal = Journal(folder, head, tasks, work, workers)
         kept = dict(journal.finished)
@@ -339,7 +348,7 @@ class TokensPlan:
         counts = TokenCounts()
         for done in finished:
             counts.add(done.counts)
-        if not counts.documents:
+        if not counts.documents and work.shard_range == WHOLE:
             raise ConvertError(f"{source.paths[0]}: {no_documents(source, counts.documents_dropped)}")
         tokens_kept = sum(done.counts.tokens_in for done in kept.values())
         return Completed(finished, counts, journal.kept, tokens_kept)

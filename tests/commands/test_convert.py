@@ -245,9 +245,10 @@ def test_the_list_has_every_format_and_what_it_can():
         "fields",
         "--resume",
         "--shard-range",
+        *("out", "in", "parts"),
     ]
     assert {line.split()[0] for line in lines[1:]} == listed.keys()
-    assert [line.split()[1:] for line in lines if line.startswith("hdf5 ")] == [["yes"] * 7]
+    assert [line.split()[1:] for line in lines if line.startswith("hdf5 ")] == [["yes"] * 8]
     assert succeed(zb, "convert", "--list", "--quiet").stdout == ""
 
 

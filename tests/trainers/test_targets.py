@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commandline import run_zb
+from commandline import one_error, report_of, run_zb
 from contract import is_refused
 from damage import flip
 from interrupted import Failing, Stops
@@ -17,12 +17,15 @@ from peers.truth import LARGE_VOCAB, SMALL_VOCAB, documents, loss_mask
 from processes import killed_when
 
 from zb_hdf5 import HDF5ShardWriter, StoreMeta, convert, open_reader, open_stream
+from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters import stream_source
 from zb_hdf5.converters.conversion import Conversion
+from zb_hdf5.converters.merge import merge_parts
 from zb_hdf5.converters.run import plan
 from zb_hdf5.converters.sources import target_of
 from zb_hdf5.documents.metadata import DocumentRows
-from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError, ExistsError, ZbError
+from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError, ExistsError, FormatError, ZbError
+from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.formats import document_writer
 from zb_hdf5.trainers import bin as trainer_bin
 from zb_hdf5.trainers.megatron import MegatronWriter
@@ -239,6 +242,62 @@ def test_a_finished_file_that_was_changed_is_written_again(streams, tmp_path):
         assert convert(streams / "small.h5", "megatron", tmp_path / "out", **how, resume=True).kept.shards == 1
         assert len(documents_in(tmp_path / "out")) == 60
         shutil.rmtree(tmp_path / "out")
+
+
+def contents_of(folder):
+    """Return the bytes of all files in and below a folder, by their paths in it."""
+    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("target", ["megatron", "datatrove", "olmo", "llmc", "hf", "parquet", "mds"])
+def test_the_jobs_of_an_array_write_the_same_folder(target, streams, tmp_path, monkeypatch):
+    pytest.importorskip("pyarrow")
+    monkeypatch.setattr(stream_source, "GROUP_TOKENS", 500)
+    how = {"shards": 4, "val_fraction": 0.2, "tokens_only": True, "workers": 1}
+    convert(streams / "loss.h5", target, tmp_path / "whole", **how)
+    parts = tmp_path / "parts"
+    for job in (2, 0):
+        report = convert(streams / "loss.h5", target, parts, **how, shard_range=(job, 3))
+        assert report.destination == partial_path(parts)
+        message = one_error(run_zb("index", "merge", parts))
+        assert "with --shard-range I/N for each" in message
+    assert not parts.exists()
+    is_refused(ConvertError, lambda: convert(streams / "loss.h5", target, parts, **how | {"shards": 3},
+                                             shard_range=(1, 3), resume=True), match="another conversion")  # fmt: skip
+    convert(streams / "loss.h5", target, parts, **how, shard_range=(1, 3))
+    merged = report_of(zb, "index", "merge", parts)
+    assert merged["num_shards"] == 5
+    assert contents_of(parts) == contents_of(tmp_path / "whole")
+    assert not partial_path(parts).exists()
+
+
+def test_parts_that_were_lost_or_cut_are_not_merged(streams, tmp_path):
+    how = {"shards": 1, "val_fraction": 0.3, "workers": 1}
+    for job in range(2):
+        convert(streams / "small.h5", "megatron", tmp_path / "out", **how, shard_range=(job, 2))
+    first = partial_path(tmp_path / "out") / "train-00000-of-00001.bin"
+    whole = first.read_bytes()
+    first.write_bytes(whole[:-2])
+    is_refused(FormatError, lambda: merge_parts(tmp_path / "out"), match="00001.bin: expected .* bytes, as it was")
+    first.write_bytes(whole)
+    first.with_suffix(".idx").rename(tmp_path / "kept")
+    is_refused(ConvertError, lambda: merge_parts(tmp_path / "out"), match="00001.idx: is missing")
+    (tmp_path / "kept").rename(first.with_suffix(".idx"))
+    (first.parent / "train-00000-of-00009.bin").touch()  # of an earlier plan
+    assert merge_parts(tmp_path / "out").token_count == sum(map(len, documents(SMALL_VOCAB)))
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        f"{split}-00000-of-00001.{ending}" for split in ("train", "val") for ending in ("bin", "idx")
+    ]
+
+
+def test_one_file_and_streams_have_no_parts_that_jobs_write(streams, tmp_path):
+    refused = lambda target, name: convert(streams / "small.h5", target, tmp_path / name, shard_range=(0, 2))  # noqa: E731
+    is_refused(ConvertError, lambda: refused("megatron", "x.bin"), match="is one file; name a folder")
+    is_refused(
+        ArgumentError,
+        lambda: refused("stream", "out"),
+        match="shard_range does not apply .*; several jobs write the parts of megatron, datatrove, olmo",
+    )
 
 
 def test_a_killed_conversion_is_resumed_to_the_same_bytes(streams, tmp_path):

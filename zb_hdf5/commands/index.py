@@ -99,7 +99,12 @@ def _lost_facts(index: ShardIndex) -> list[str]:
 
 
 def _size_of(index: ShardIndex) -> str:
-    return f"{counted(len(index.shards), 'shard')}, {counted(index.num_batches, 'batch')}"
+    from zb_hdf5.spec import STREAM_LAYOUT  # numpy, which help does not need
+
+    files = counted(len(index.shards), "shard")
+    if index.meta.layout == STREAM_LAYOUT:
+        return f"{files}, {index.token_count:,} tokens"
+    return f"{files}, {counted(index.num_batches, 'batch')}"
 
 
 @zb_index.command("crc32", short_help="Write the .crc32 file that verifies a lone .batch.")

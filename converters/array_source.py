@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -28,8 +26,7 @@ from zb_hdf5.converters.routes import TRAIN, VAL
 from zb_hdf5.converters.shard_plan import number_of_shards
 from zb_hdf5.errors import ArgumentError, ConvertError, Remedy
 from zb_hdf5.field import Field
-from zb_hdf5.files.paths import OpenFiles, any_path
-from zb_hdf5.files.publishing import PARTIAL_SUFFIX
+from zb_hdf5.files.paths import OpenFiles
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.loaders.order import write_order
@@ -37,39 +34,6 @@ from zb_hdf5.spec import StoreMeta, TokenArray, bad_token_message, find_bad_toke
 
 #: Tokens of a record, where neither the caller nor an array of records gives a number.
 DEFAULT_SEQ_LEN: Final = 512
-
-
-def files_at(paths: Sequence[str | os.PathLike[str]], *suffixes: str) -> list[Path]:
-    """Replace folders by the files in and below them, by path; `ConvertError` for none, or one named twice.
-
-    Parameters
-    ----------
-    paths
-        Files, and folders of them.
-    suffixes
-        The endings of the files in folders.
-    """
-    files: list[Path] = []
-    for path in map(any_path, paths):
-        if path.is_dir():
-            found = [
-                file
-                for file in sorted(path.rglob("*"))
-                if file.name.endswith(suffixes)
-                and PARTIAL_SUFFIX not in {parent.suffix for parent in file.relative_to(path).parents}
-            ]
-            if not found:
-                raise ConvertError(f"{path}: no {suffixes[0]} files in this folder, nor below it")
-            files += found
-        elif path.is_file():
-            files.append(path)
-        else:  # a FIFO would block for ever
-            expected = "expected a file or folder, found neither" if path.exists() else "no such file or folder"
-            raise ConvertError(f"{path}: {expected}")
-    for path, count in Counter(file.resolve() for file in files).items():
-        if count > 1:
-            raise ConvertError(f"{path}: is named {count} times; its tokens would be stored as often")
-    return files
 
 
 class ArrayFile(ABC):

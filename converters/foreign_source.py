@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from zb_hdf5.converters.array_source import ArrayFile, ArraySource, array_options, files_at
+from zb_hdf5.converters.array_source import ArrayFile, ArraySource, array_options
 from zb_hdf5.converters.options import ArrayOptions, DatasetOptions, ForeignOptions, LossOptions, Settings
+from zb_hdf5.files.listing import files_at
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.dataset_choice import ANY_DATASET, DatasetChoice

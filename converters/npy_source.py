@@ -10,9 +10,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.converters.array_source import ArrayFile, ArraySource, array_options, files_at, fitting_dtype
+from zb_hdf5.converters.array_source import ArrayFile, ArraySource, array_options, fitting_dtype
 from zb_hdf5.converters.options import CutOptions, Settings
 from zb_hdf5.errors import ConvertError
+from zb_hdf5.files.listing import files_at
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.tokens import TokenRun, Tokens, Wrapper, open_extents
 from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded

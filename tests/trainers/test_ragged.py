@@ -122,6 +122,15 @@ def test_folders_of_such_files(tmp_path):
     assert not is_ragged(tmp_path / "rows")  # a store
 
 
+def test_a_file_that_is_named_twice_is_refused(tmp_path):
+    (tmp_path / "in").mkdir()
+    path = tmp_path / "in" / "a.h5"
+    with_ends(path)
+    (tmp_path / "in" / "folder.h5").mkdir()  # a folder is no file, whatever its name is
+    is_refused(ConvertError, lambda: open_ragged([tmp_path / "in", path]), match=r"a\.h5: is named 2 times")
+    assert open_ragged([tmp_path / "in"]).paths == [path]
+
+
 def test_records_are_rows_of_one_length(tmp_path):
     path = values_with(tmp_path / "x.h5", np.arange(len(IDS) // 4 + 1) * 4)
     with h5py.File(path, "r+") as h5:

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ConvertError, FormatError, ZbError
+from zb_hdf5.files.listing import files_at
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.dataset_choice import DatasetChoice
 from zb_hdf5.formats.foreign import FIELD_NAMES, MAX_DATASETS, MAX_OBJECTS
@@ -216,7 +217,7 @@ def is_ragged(path: Path) -> bool:
 
 def names_documents(path: Path, name: str) -> bool:
     """Return whether a name in a file, or in the first one of a folder, is that of documents: of lists, or a group."""
-    with _opened(ragged_files(path)[0]) as h5:
+    with _opened(files_at([path], *_SUFFIXES)[0]) as h5:
         return _layout_named(h5, path, name) is not None
 
 
@@ -541,16 +542,6 @@ _FILES: Final[dict[str, type[OffsetFile | ListFile | DatasetFile]]] = {
 }
 
 
-def ragged_files(path: Path) -> list[Path]:
-    """Return the files at a path: itself, or all in and below a folder."""
-    if not path.is_dir():
-        return [path]
-    found = sorted(file for file in path.rglob("*") if file.name.endswith(_SUFFIXES) and file.is_file())
-    if not found:
-        raise ConvertError(f"{path}: no {_SUFFIXES[0]} files in this folder, nor below it")
-    return found
-
-
 def open_ragged(
     paths: Sequence[Path],
     *,
@@ -586,7 +577,7 @@ def open_ragged(
         If the offsets do not fit the values, or a file is damaged.
     """
     files: list[IdFile] = []
-    for path in (file for each in paths for file in ragged_files(each)):
+    for path in files_at(paths, *_SUFFIXES):
         layout = _layout(path, dataset, offsets)
         files.append(_FILES[layout.kind](path, layout, Wanted(layout.name, field_columns)))
     found = IdSource(

@@ -1,0 +1,46 @@
+"""The files that paths stand for: folders are searched, and none is named twice."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from zb_hdf5.errors import ConvertError
+from zb_hdf5.files.paths import any_path
+from zb_hdf5.files.publishing import PARTIAL_SUFFIX
+
+
+def files_at(paths: Sequence[str | os.PathLike[str]], *suffixes: str) -> list[Path]:
+    """Replace folders by the files in and below them, by path; `ConvertError` for none, or one named twice.
+
+    Parameters
+    ----------
+    paths
+        Files, and folders of them.
+    suffixes
+        The endings of the files in folders.
+    """
+    files: list[Path] = []
+    for path in map(any_path, paths):
+        if path.is_dir():
+            found = [
+                file
+                for file in sorted(path.rglob("*"))
+                if file.name.endswith(suffixes)
+                and not file.is_dir()
+                and PARTIAL_SUFFIX not in {parent.suffix for parent in file.relative_to(path).parents}
+            ]
+            if not found:
+                raise ConvertError(f"{path}: no {suffixes[0]} files in this folder, nor below it")
+            files += found
+        elif path.is_file():
+            files.append(path)
+        else:  # a FIFO would block for ever
+            expected = "expected a file or folder, found neither" if path.exists() else "no such file or folder"
+            raise ConvertError(f"{path}: {expected}")
+    for path, count in Counter(file.resolve() for file in files).items():
+        if count > 1:
+            raise ConvertError(f"{path}: is named {count} times; its tokens would be stored as often")
+    return files

@@ -166,7 +166,7 @@ def dry_run_of_files(plan: TokensPlan, settings: Settings, workers: Workers) -> 
     source = plan.source
     target = settings.target
     if source.num_tokens is None:
-        raise ArgumentError(f"{source.paths[0]}: the tokens of text are known when it is tokenized")
+        raise ArgumentError(f"{source.paths[0]}: the number of its tokens is known when it is converted")
     if not settings.work.force and (target.is_one_file or not settings.work.resume):
         refuse_existing(target.path)
     lost = _require_place(source, settings)

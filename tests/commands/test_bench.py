@@ -2,6 +2,7 @@
 
 import json
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -24,6 +25,8 @@ def folder(tmp_path_factory):
     np.save(folder / "ids.npy", tokens.reshape(-1))
     convert(folder / "records.npy", "hdf5", folder / "store", batch_size=4, seq_len=16, shards=2, workers=1)
     convert(folder / "records.npy", "batch", folder / "x.batch", batch_size=4, seq_len=16, workers=1)
+    with h5py.File(folder / "foreign.h5", "w") as h5:
+        h5["tokens"] = tokens
     with HDF5ShardWriter(folder / "stream.h5") as writer:
         writer.write_document(tokens.reshape(-1))
     return folder
@@ -52,6 +55,16 @@ def test_each_setting_is_timed_and_gives_the_same_tokens(folder, name, monkeypat
         assert row["first_batch_ms"] > 0
     assert report["rows"][0]["is_checked"] is is_checked
     assert "choose" in run_zb("bench", folder / name, "--seconds", 1, *shape, code=0).stdout
+
+
+def test_batches_that_are_joined_of_records_have_no_bare_mapping(folder, monkeypatch):
+    monkeypatch.setattr(timing, "LEAST_ROUNDS", 1)
+    monkeypatch.setattr(timing, "MOST_ROUNDS", 1)
+    monkeypatch.setattr(timing, "_data_loader", lambda path, options, workers: timing._open_loader(path, options))
+    joined = report_of(zb, "bench", folder / "foreign.h5", "--seconds", 1, "--batch-size", 4)
+    assert "bare mapping" not in [row["way"] for row in joined["rows"]]
+    stored = report_of(zb, "bench", folder / "foreign.h5", "--seconds", 1)
+    assert "bare mapping" in [row["way"] for row in stored["rows"]]
 
 
 @pytest.mark.slow

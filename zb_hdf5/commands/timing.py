@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader
 
-from zb_hdf5.errors import ChecksumError, ZbError
+from zb_hdf5.errors import ArgumentError, ChecksumError, ZbError
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.tokens import Wait
 from zb_hdf5.formats.batch_reader import BatchReader
@@ -130,9 +130,18 @@ def ways_of(path: Path, reader: BatchReader, options: dict[str, Any]) -> list[Wa
     ways.append(Way(f"DataLoader, {workers} workers", partial(_data_loader, path, options, workers), is_checked))
     ways.append(way("dtype=torch.int32", checked=False, kind="other", dtype=torch.int32))
     ways.append(way('shuffle="records"', checked=False, kind="other", shuffle="records"))
-    if reader.tokens.wait is Wait.LOCAL:
+    if reader.tokens.wait is Wait.LOCAL and not _joins_records(path, reader, options):
         ways.append(Way("bare mapping", partial(_bare, path, options), False, "limit"))
     return ways
+
+
+def _joins_records(path: Path, reader: BatchReader, options: dict[str, Any]) -> bool:
+    """Return whether batches are joined of stored records: a loader shuffles these, and a mapping has no such order."""
+    try:
+        with open_reader(path, **{**options, "batch_size": None, "seq_len": None}) as stored:
+            return stored.batch_size != reader.batch_size
+    except ArgumentError:  # a token stream, whose windows need a shape
+        return False
 
 
 def _open_loader(path: Path, options: dict[str, Any]) -> tuple[Iterator[Any], Callable[[], None]]:

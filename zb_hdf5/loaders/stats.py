@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -59,8 +59,14 @@ class LoaderStats:
 
 def bytes_of(batch: Any) -> int:
     """Return the bytes of a batch: a tensor or an array, a pair of them, or a dictionary; other values have none."""
-    if isinstance(batch, Mapping):
-        return sum(map(bytes_of, batch.values()))
     if isinstance(batch, tuple):
-        return sum(map(bytes_of, batch))
-    return int(getattr(batch, "nbytes", 0))
+        parts: Iterable[Any] = batch
+    elif isinstance(batch, dict) or isinstance(batch, Mapping):  # noqa: SIM101 a dictionary is told ten times as fast
+        parts = batch.values()
+    else:
+        return int(getattr(batch, "nbytes", 0))
+    total = 0
+    for part in parts:
+        num_bytes = getattr(part, "nbytes", None)
+        total += bytes_of(part) if num_bytes is None else num_bytes
+    return total

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 from benchmarks import measure as m
+from benchmarks.peers import file_of, prepare
 
 TITLES = ("A small model, end to end",)
 NOTES = {
@@ -56,17 +56,9 @@ class Model(nn.Module):
         return nn.functional.cross_entropy(self.head(hidden).flatten(0, 1), ids[:, 1:].flatten())
 
 
-def prepare(name: str, folder: str) -> m.Figures:
-    """Write the data of a file of `benchmarks/peers`, and bring them into the page cache."""
-    import_module(f"benchmarks.peers.{name}").prepare(Path(folder))
-    m.warm(Path(folder))
-    return {}
-
-
 def train(folder: str, name: str, steps: int) -> m.Figures:
     """Train from the second pass over a source, and return the milliseconds of a step and the share of waiting."""
-    module = import_module(f"benchmarks.peers.{ROWS[name]}")
-    epochs = module.BATCHES[name](Path(folder))
+    epochs = file_of(ROWS[name]).BATCHES[name](Path(folder))
     seen = m.tokens_seen(epochs(0))
     torch.manual_seed(0)
     model = Model()
@@ -94,7 +86,7 @@ def measure(run: m.Run) -> Iterator[dict[str, Any]]:
     build = run.builds[0]
     m.write_tokens(folder / "tokens.npy", run.batches * m.BATCH_SIZE)
     for name in dict.fromkeys(ROWS.values()):
-        build.call("prepare", name, str(folder))
+        prepare(name, str(folder))
     steps = QUICK_STEPS if run.quick else STEPS
     ways = [m.Way(name, m.way_of(build, "train", str(folder), name, steps), BASELINE) for name in ROWS]
     yield m.compare(run.titles[0], ways, run.rounds)

@@ -61,13 +61,14 @@ BASELINES = {WHOLE: "Loader", ANEW: 'Loader, shuffle="records"'}
 # --- in the interpreter of a library -----------------------------------------------------------------------------
 
 
-def _file(name: str) -> Any:
+def file_of(name: str) -> Any:
+    """Return the module of a library."""
     return import_module(f"benchmarks.peers.{name}")
 
 
 def describe(name: str) -> dict[str, Any]:
     """Return the facts of a file: the name of the library, its versions and its ways."""
-    module = _file(name)
+    module = file_of(name)
     return {
         "library": module.LIBRARY,
         "versions": {package: version(package) for package in module.PACKAGES},
@@ -77,13 +78,13 @@ def describe(name: str) -> dict[str, Any]:
 
 def prepare(name: str, folder: str) -> dict[str, Any]:
     """Write the data of a library, and bring them into the page cache."""
-    _file(name).prepare(Path(folder))
+    file_of(name).prepare(Path(folder))
     m.warm(Path(folder))
     return {}
 
 
 def row(name: str, folder: str, title: str, way: str) -> m.Figures:
-    return m.passes(partial(getattr(_file(name), KINDS[title])[way], Path(folder)))
+    return m.passes(partial(getattr(file_of(name), KINDS[title])[way], Path(folder)))
 
 
 def source(folder: Path) -> Any:

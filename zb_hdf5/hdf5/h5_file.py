@@ -90,9 +90,9 @@ def _open_at_once(path: Path) -> h5py.File:
     """Open a file once: in SWMR mode, or without if it has no writer any more."""
     try:
         return open_h5(path, swmr=True)
-    except FormatError as error:
-        if isinstance(error, IncompleteError):
-            raise
+    except IncompleteError:
+        raise
+    except FormatError:
         return open_h5(path)
 
 

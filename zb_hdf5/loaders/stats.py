@@ -61,7 +61,7 @@ def bytes_of(batch: Any) -> int:
     """Return the bytes of a batch: a tensor or an array, a pair of them, or a dictionary; other values have none."""
     if isinstance(batch, tuple):
         parts: Iterable[Any] = batch
-    elif isinstance(batch, dict) or isinstance(batch, Mapping):  # noqa: SIM101 a dictionary is told ten times as fast
+    elif isinstance(batch, (dict, Mapping)):  # a dictionary is told ten times as fast as by `Mapping` alone
         parts = batch.values()
     else:
         return int(getattr(batch, "nbytes", 0))

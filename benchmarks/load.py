@@ -158,7 +158,7 @@ TABLES = {
 NOTES = {
     "Whole batches": "A store of 4 shards, against bare reads of the same bytes in the same kind of order.",
     "Documents, fields and spans": (
-        "Rows of a packed store, and windows of 4 x 4,096 tokens of a stream, with what lies beside the tokens."
+        "Rows of a packed store, and windows of 4 x 4,096 tokens of a stream, with their documents, fields and spans."
     ),
     "Files of other trainers, in place": "Windows of 4 x 4,096 tokens of the same stream, uint16, in a shuffled order.",
     m.AGAINST_OLD: "The same rows by both builds.",

@@ -245,7 +245,7 @@ def _write_one(plan: TokensPlan, settings: Settings, workers: Workers) -> tuple[
 def _write_folder(
     plan: TokensPlan, settings: Settings, workers: Workers
 ) -> tuple[list[FileTask], list[Finished], Kept]:
-    """Fill a folder, or the part of it that was asked for, with a journal, which goes when the folder has its name."""
+    """Fill a folder, or the part of it that was asked for. Its journal goes when the folder gets its name."""
     target = settings.target
     work = settings.work
     tasks = _tasks(plan, settings, workers)

@@ -96,7 +96,7 @@ def of_version_3(folder: Path, found: dict[str, Any]) -> Array:
 
 
 class ZarrArrays(FlatFormat):
-    """The chunks of an array, in order. A folder of an array is what is opened."""
+    """The chunks of an array, in order. The path is the folder of the array."""
 
     sign: ClassVar = "a .zarray or zarr.json that describes a 1-D array"
 

@@ -373,7 +373,7 @@ def _probe(source: BatchSource, num_records: int) -> tuple[str, str]:
     if not source.reads_alone:
         return "two-pass", "a record of a compressed chunk is read with the whole chunk"
     records = np.linspace(0, num_records - 1, PROBES, dtype=np.int64)
-    waits_s = [source.probe(record) for record in np.unique(records).tolist()]
+    waits_s = [source.probe(record) for record in sorted(set(records.tolist()))]
     cold_s = [wait for wait in waits_s if wait is not None]
     warm_share = 1 - len(cold_s) / len(waits_s)
     if warm_share >= WARM_SHARE:

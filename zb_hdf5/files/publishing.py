@@ -24,6 +24,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import ConvertError, ExistsError, NotFoundError, UnavailableError
 from zb_hdf5.files.paths import RemotePath, local_path, on_failure, regular
 from zb_hdf5.files.ranges import libc
+from zb_hdf5.signals import kept_signals
 from zb_hdf5.spec import (
     DOCUMENTS_PREFIX,
     DOCUMENTS_STORE_SUFFIX,
@@ -213,10 +214,22 @@ class LockedFolder:
         self._names = names
 
     def __enter__(self) -> Self:
-        self._fd = self._open(fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX)
-        with on_failure(lambda: os.close(self._fd)):
+        with contextlib.ExitStack() as undo, kept_signals():
+            self._fd = self._open(fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX)
+            undo.enter_context(on_failure(self._leave))
             refuse_foreign_files(self.partial_path, self._names)
+            self._refuse_existing()
         return self
+
+    def _leave(self) -> None:
+        """Give the folder up, and remove it if it is empty: it is then no leftover that somebody could go on with."""
+        if is_at(self._fd, self.partial_path):
+            with contextlib.suppress(OSError):
+                self.partial_path.rmdir()
+        os.close(self._fd)
+
+    def _refuse_existing(self) -> None:
+        """Raise `ExistsError` if the final name is taken and must stay; called while the folder is locked."""
 
     def _open(self, kind: int) -> int:
         """Make the folder, or take over the folder of a dead writer, and take its lock."""
@@ -261,16 +274,18 @@ class PartialDirectory(LockedFolder):
     ) -> None:
         super().__init__(path, shared=shared, names=names)
         self._overwrite = overwrite
-        if not overwrite:
-            refuse_existing(self.path)
-        elif self.path.exists():
+        self._refuse_existing()
+        if self.path.exists():
             refuse_foreign_files(self.path, names)
+
+    def _refuse_existing(self) -> None:
+        if not self._overwrite:
+            refuse_existing(self.path)
 
     def _finish(self) -> None:
         require_at(self._fd, self.partial_path)
         os.fsync(self._fd)
-        if not self._overwrite:
-            refuse_existing(self.path)
+        self._refuse_existing()
         if self.path.exists():
             self._swap()
         else:
@@ -410,13 +425,26 @@ def refuse_foreign_files(folder: Path, names: str = "") -> None:
 
 
 @contextlib.contextmanager
-def replaced(path: Path) -> Generator[PartialFile]:
-    """Give a file that replaces `path` in one step, at the end of the block; other writers are kept away."""
-    file = PartialFile(path, overwrite=True)
-    with on_failure(file.discard):
+def published(path: Path, *, overwrite: bool) -> Generator[PartialFile]:
+    """Give a file that gets the name `path` in one step, at the end of the block; an exception removes it.
+
+    Parameters
+    ----------
+    path, overwrite
+        As for `PartialFile`, which raises as this does.
+    """
+    with contextlib.ExitStack() as undo:
+        with kept_signals():  # one that comes with the file is met when an exception would remove it
+            file = PartialFile(path, overwrite=overwrite)
+            undo.enter_context(on_failure(file.discard))
         with disk_errors(file.partial_path):
             yield file
         file.publish()
+
+
+def replaced(path: Path) -> contextlib.AbstractContextManager[PartialFile]:
+    """Give a file that replaces `path` in one step, at the end of the block; other writers are kept away."""
+    return published(path, overwrite=True)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final, NamedTuple, Self, TypeAlias
@@ -23,6 +24,7 @@ from zb_hdf5.files.paths import on_failure
 from zb_hdf5.files.publishing import PartialFile, disk_errors
 from zb_hdf5.files.ranges import Run
 from zb_hdf5.formats.batch_reader import GROUP_BYTES
+from zb_hdf5.signals import kept_signals
 from zb_hdf5.spec import NO_SHA256, NOT_KNOWN, StoreMeta, TokenArray, as_stored
 
 #: The values of fields: an array for each name, or one structured array.
@@ -201,10 +203,12 @@ class TokenWriter(Writer):
         self._origin = origin or {}
         self._commit_bytes = commit_bytes
         self._crc32 = array("I")
-        self._file = PartialFile(path, overwrite=overwrite)
-        self._digest = TokenDigest(known_sha256)
-        with on_failure(self.abort), disk_errors(self._file.partial_path):
-            self._begin()
+        with ExitStack() as undo, kept_signals():  # a signal is met when `abort` would remove the file
+            self._file = PartialFile(path, overwrite=overwrite)
+            self._digest = TokenDigest(known_sha256)
+            undo.enter_context(on_failure(self.abort))
+            with disk_errors(self._file.partial_path):
+                self._begin()
 
     def __repr__(self) -> str:
         state = "open" if self._open else "ended"

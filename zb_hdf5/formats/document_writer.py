@@ -21,6 +21,7 @@ from zb_hdf5.files.publishing import PartialFile, disk_errors, write_fully
 from zb_hdf5.files.ranges import Run
 from zb_hdf5.formats.batch_reader import GROUP_BYTES
 from zb_hdf5.formats.batch_writer import GROUPS_BEHIND, WRITE_BACK_BYTES, ShardInfo, Writer
+from zb_hdf5.signals import kept_signals
 from zb_hdf5.spec import (
     DEFAULT_CHUNK_TOKENS,
     TOKENS,
@@ -255,7 +256,7 @@ class FlatWriter(DocumentWriter):
         self._unsent_bytes = 0
         self._parts: list[AppendedFile] = []
         self._digest = TokenDigest()
-        with on_failure(self.abort):
+        with on_failure(self.abort), kept_signals():  # a signal is met when `abort` would remove all of them
             for each in self.files(self.path, meta):
                 self._parts.append(AppendedFile(each, overwrite=overwrite))
             self._ids, *self._others = self._parts

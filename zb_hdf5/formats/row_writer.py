@@ -6,6 +6,7 @@ import hashlib
 import os
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from zb_hdf5.errors import ConvertError
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.formats.batch_writer import ShardInfo
 from zb_hdf5.formats.document_writer import AppendedFile, DocumentWriter
+from zb_hdf5.signals import kept_signals
 from zb_hdf5.spec import DEFAULT_CHUNK_TOKENS, StoreMeta, TokenArray, find_bad_token, require_integers
 
 #: Ids, and rows, that are written together; a longer document is written alone.
@@ -72,8 +74,9 @@ class RowWriter(DocumentWriter):
         columns = self.columns_of(meta, facts)
         if len(set(columns)) < len(columns):
             raise ConvertError(f"{self.path}: expected columns of different names, found {', '.join(columns)}")
-        self._file = AppendedFile(self.path, overwrite=overwrite)
-        with on_failure(self.abort):
+        with ExitStack() as undo, kept_signals():  # a signal is met when `abort` would remove the file
+            self._file = AppendedFile(self.path, overwrite=overwrite)
+            undo.enter_context(on_failure(self.abort))
             self._begin()
 
     @classmethod

@@ -14,8 +14,8 @@ import numpy as np
 
 from zb_hdf5.errors import ArgumentError, BackendError, ConvertError, FormatError, IncompleteError
 from zb_hdf5.files.checked import crc32_of
-from zb_hdf5.files.paths import local_path, on_failure, open_file
-from zb_hdf5.files.publishing import PartialFile, require_present, write_fully
+from zb_hdf5.files.paths import local_path, open_file
+from zb_hdf5.files.publishing import published, require_present, write_fully
 from zb_hdf5.files.threads import Readers
 from zb_hdf5.formats.dataset_choice import ANY_DATASET, DatasetChoice
 from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatTokens, Headerless, NamedIds, documents_sha256
@@ -386,15 +386,13 @@ def write_digests(
     destination = local_path(destination)
     if overwrite:
         _refuse_other_file(destination)
-    file = PartialFile(destination, overwrite=overwrite)
-    with on_failure(file.discard):
+    with published(destination, overwrite=overwrite) as file:
         announce(sum(each.num_tokens for each in found))
         with Readers(workers or len(os.sched_getaffinity(0)), "zb-digests") as readers:
             made = readers.map(partial(_digest_of, flat, progress), found)
         of_files = {each.path.name: one for each, one in zip(found, made, strict=True)}
         digests = Digests(destination, backend, of_files, ids if isinstance(ids, DatasetChoice) else None)
         write_fully(file.fd, digests.to_json().encode("utf-8"), 0)
-        file.publish()
     return digests
 
 

@@ -15,8 +15,8 @@ from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
 from zb_hdf5.documents.document_table import DocumentPart
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.errors import Remedy
+from zb_hdf5.files.checked import GROUP_BYTES
 from zb_hdf5.files.threads import read_ahead
-from zb_hdf5.formats.batch_reader import GROUP_BYTES
 from zb_hdf5.loaders.order import GlobalOrder
 from zb_hdf5.signals import deliver_signals
 from zb_hdf5.spec import DEFAULT_SPLIT, TokenArray, bad_token_message, token_limit

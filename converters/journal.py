@@ -28,9 +28,9 @@ from zb_hdf5.converters.engines import OnProgress, Workers, no_progress
 from zb_hdf5.converters.options import WorkOptions
 from zb_hdf5.errors import Remedy
 from zb_hdf5.field import Field
+from zb_hdf5.files.checked import GROUP_BYTES
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.publishing import LockedFolder, remove, remove_journals, write_atomically, write_fully
-from zb_hdf5.formats.batch_reader import GROUP_BYTES
 from zb_hdf5.signals import deliver_signals
 from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX, stored_dtype
 

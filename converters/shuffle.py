@@ -28,10 +28,9 @@ from zb_hdf5.converters.batch_source import GROUPS, BatchSource, batch_bytes
 from zb_hdf5.converters.engines import OnProgress, Workers, no_progress
 from zb_hdf5.errors import BatchIndexError, ChecksumError, IncompleteError
 from zb_hdf5.field import Field
-from zb_hdf5.files.checked import crc32_of
+from zb_hdf5.files.checked import GROUP_BYTES, crc32_of
 from zb_hdf5.files.publishing import scratch_directory, write_fully
 from zb_hdf5.files.ranges import LocalFile
-from zb_hdf5.formats.batch_reader import GROUP_BYTES
 from zb_hdf5.loaders.order import GlobalOrder
 from zb_hdf5.spec import SHARD_PREFIX, TokenArray
 

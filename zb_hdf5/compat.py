@@ -23,10 +23,10 @@ from zb_hdf5.commands.downloads import fetch_shards
 from zb_hdf5.converters.reports import Report
 from zb_hdf5.converters.run import convert
 from zb_hdf5.converters.text_source import Recipe, TextSource
-from zb_hdf5.errors import ArgumentError, ConvertError
+from zb_hdf5.errors import ArgumentError, ConvertError, require_choice
+from zb_hdf5.files.checked import GROUP_BYTES
 from zb_hdf5.files.publishing import refuse_existing, scratch_directory
 from zb_hdf5.formats import native
-from zb_hdf5.formats.batch_reader import GROUP_BYTES, require_choice
 from zb_hdf5.formats.stream_writer import HDF5ShardWriter as HDF5ShardWriter
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.loaders.loader import Loader

@@ -167,6 +167,12 @@ class ClosedError(ZbError, ValueError):
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*((?:[kmgt]i?)?)b?\s*", re.IGNORECASE)
 
 
+def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise `ArgumentError` unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ArgumentError(f"{name} must be one of {', '.join(choices)}, found {value!r}")
+
+
 def parse_size(text: str) -> int:
     """Return a number of bytes, at least 1: "4096", "64k", "512MB" (10**6), "1GiB" (2**30)."""
     match = _SIZE.fullmatch(text)

@@ -27,8 +27,8 @@ from zb_hdf5.files.paths import regular
 from zb_hdf5.files.publishing import write_atomically, write_fully
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.tokens import open_extents
-from zb_hdf5.formats.batch_reader import BrokenFile
 from zb_hdf5.formats.batch_writer import FileWriter
+from zb_hdf5.formats.broken_file import BrokenFile
 from zb_hdf5.formats.native import read_any_crc32_file, sidecar_rows
 from zb_hdf5.formats.registry import FORMATS, FileFormat
 from zb_hdf5.spec import crc32_path

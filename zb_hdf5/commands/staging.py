@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.console import Progress
+from zb_hdf5.files.checked import GROUP_BYTES
 from zb_hdf5.files.threads import read_ahead
 from zb_hdf5.files.tokens import Tokens
-from zb_hdf5.formats.batch_reader import GROUP_BYTES, BatchReader
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import records_in
 from zb_hdf5.spec import STREAM_LAYOUT

@@ -32,6 +32,8 @@ except ImportError:  # it has no wheel for this processor
 crc32_of: Final[Callable[..., int]] = fast_zlib.crc32
 #: Bytes that fit into the cache of one processor core.
 CACHED_BYTES: Final = 512 << 10
+#: Bytes that are moved or digested at once: large enough for the disk, small enough for the cache.
+GROUP_BYTES: Final = 4 << 20
 
 
 def whole_units(start: int, count: int, unit: int, num_tokens: int) -> tuple[int, int]:

@@ -7,9 +7,8 @@ import operator
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Self, SupportsIndex, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -22,14 +21,14 @@ from zb_hdf5.errors import (
     IncompleteError,
     UnverifiableError,
 )
-from zb_hdf5.files.checked import VERIFIED, Crc32Rows, checked, crc32_of
+from zb_hdf5.files.checked import GROUP_BYTES, VERIFIED, Crc32Rows, checked, crc32_of
 from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.forks import OwnLock
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.threads import require_wanted
 from zb_hdf5.files.tokens import ClosedTokens, Tokens
 from zb_hdf5.formats.windows import Windows
-from zb_hdf5.packages import require_package
+from zb_hdf5.packages import from_numpy
 from zb_hdf5.spec import STREAM_LAYOUT, StoreMeta, TokenArray, content_fingerprint, signed
 
 if TYPE_CHECKING:
@@ -38,13 +37,7 @@ if TYPE_CHECKING:
     from zb_hdf5.documents.document_table import DocumentTable, RecordDocuments
     from zb_hdf5.documents.pieces import Pieces
 
-Access: TypeAlias = Literal["auto", "mmap", "pread", "h5py"]
-ACCESSES: Final[tuple[Access, ...]] = get_args(Access)
-Verify: TypeAlias = Literal["auto", "none", "batch", "store"]
-VERIFIES: Final[tuple[Verify, ...]] = get_args(Verify)
 FINGERPRINT_SAMPLES: Final = 16
-#: Bytes that are moved or digested at once: large enough for the disk, small enough for the cache.
-GROUP_BYTES: Final = 4 << 20
 _local = threading.local()
 
 
@@ -688,32 +681,5 @@ class BatchReader:
         )
 
 
-@cache
-def from_numpy() -> Callable[[Any], torch.Tensor]:
-    """Import torch when it is first needed; an import statement would cost a fiftieth of each read."""
-    convert: Callable[[Any], torch.Tensor] = require_package("torch", "torch").from_numpy
-    return convert
-
-
 def _is_fillable(out: TokenArray) -> bool:
     return out.flags.c_contiguous and out.flags.writeable
-
-
-def require_options(access: str, verify: str) -> None:
-    """Raise `ArgumentError` unless both are known."""
-    require_choice("access", access, ACCESSES)
-    require_choice("verify", verify, VERIFIES)
-
-
-def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raise `ArgumentError` unless `value` is one of `choices`."""
-    if value not in choices:
-        raise ArgumentError(f"{name} must be one of {', '.join(choices)}, found {value!r}")
-
-
-class BrokenFile(NamedTuple):
-    """A damaged or unfinished file as far as it can be read."""
-
-    reader: BatchReader  # of the batches that may hold
-    crc32: npt.NDArray[np.uint32] | None  # the stored rows
-    reason: str  # the damage that is known already, or ""

@@ -17,13 +17,12 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, ClosedError
 from zb_hdf5.field import TOKEN
-from zb_hdf5.files.checked import GroupDigest, TokenDigest
+from zb_hdf5.files.checked import GROUP_BYTES, GroupDigest, TokenDigest
 from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.forks import generation
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.files.publishing import PartialFile, disk_errors
 from zb_hdf5.files.ranges import Run
-from zb_hdf5.formats.batch_reader import GROUP_BYTES
 from zb_hdf5.signals import kept_signals
 from zb_hdf5.spec import NO_SHA256, NOT_KNOWN, StoreMeta, TokenArray, as_stored
 

@@ -15,11 +15,10 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import ClosedError, ConvertError
-from zb_hdf5.files.checked import GroupDigest, TokenDigest
+from zb_hdf5.files.checked import GROUP_BYTES, GroupDigest, TokenDigest
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.files.publishing import PartialFile, disk_errors, write_fully
 from zb_hdf5.files.ranges import Run
-from zb_hdf5.formats.batch_reader import GROUP_BYTES
 from zb_hdf5.formats.batch_writer import GROUPS_BEHIND, WRITE_BACK_BYTES, ShardInfo, Writer
 from zb_hdf5.signals import kept_signals
 from zb_hdf5.spec import (

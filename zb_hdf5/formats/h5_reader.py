@@ -21,7 +21,8 @@ from zb_hdf5.errors import IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.files.checked import Crc32Rows, stored_crc32
 from zb_hdf5.files.paths import Identity, any_path, on_failure
 from zb_hdf5.files.ranges import Extents
-from zb_hdf5.formats.batch_reader import BatchReader, require_options
+from zb_hdf5.formats.access import require_options
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.dataset_choice import ANY_DATASET, DatasetChoice
 from zb_hdf5.formats.foreign import CHANNELS, NO_DIGESTS, no_such_axes, require_records
 from zb_hdf5.formats.h5_column import Column

@@ -20,8 +20,10 @@ from zb_hdf5.files.paths import any_path, on_failure, open_file, open_with_room,
 from zb_hdf5.files.publishing import replaced, write_atomically, write_fully
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.tokens import FileTokens, open_extents
-from zb_hdf5.formats.batch_reader import BatchReader, BrokenFile, require_options
+from zb_hdf5.formats.access import require_options
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import FileWriter, ShardInfo
+from zb_hdf5.formats.broken_file import BrokenFile
 from zb_hdf5.spec import (
     BATCH_MAGIC,
     BATCH_VERSION,

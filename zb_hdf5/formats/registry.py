@@ -16,8 +16,9 @@ from zb_hdf5.errors import ArgumentError, BackendError, ConvertError, FormatErro
 from zb_hdf5.files.paths import Identity, RemotePath, any_path, on_failure, open_file
 
 if TYPE_CHECKING:
-    from zb_hdf5.formats.batch_reader import BatchReader, BrokenFile
+    from zb_hdf5.formats.batch_reader import BatchReader
     from zb_hdf5.formats.batch_writer import BatchWriter, FileWriter
+    from zb_hdf5.formats.broken_file import BrokenFile
     from zb_hdf5.formats.dataset_choice import DatasetChoice
     from zb_hdf5.formats.h5_column import Column
     from zb_hdf5.spec import StoreMeta
@@ -135,7 +136,7 @@ class FileFormat:
 
     def open_broken(self, path: Path) -> BrokenFile:
         """Open a damaged or unfinished file."""
-        from zb_hdf5.formats.batch_reader import BrokenFile
+        from zb_hdf5.formats.broken_file import BrokenFile
 
         reader = open_chunks(path)
         with on_failure(reader.close):

@@ -16,10 +16,10 @@ import numpy.typing as npt
 from zb_hdf5.documents import pieces as views
 from zb_hdf5.documents.metadata import WantedSpans
 from zb_hdf5.documents.pieces import Pieces, ends_of, spans_of_pieces
-from zb_hdf5.errors import ArgumentError
+from zb_hdf5.errors import ArgumentError, require_choice
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import on_failure
-from zb_hdf5.formats.batch_reader import BatchReader, require_choice
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.ahead import cuda_device, depth_of, read_to, require_prefetch
 from zb_hdf5.loaders.document_order import Documents, LengthOrder, packed_steps
 from zb_hdf5.loaders.order import (
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import torch
 
     from zb_hdf5.documents.document_table import DocumentTable
-    from zb_hdf5.formats.batch_reader import Access, Verify
+    from zb_hdf5.formats.access import Access, Verify
     from zb_hdf5.loaders.loader_options import Collate, DocumentShuffle, TooLong
 
 

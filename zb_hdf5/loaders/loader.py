@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, TypeAlias, Unpack, overload
 
 from zb_hdf5.documents.metadata import DecodeValue, WantedSpans
-from zb_hdf5.errors import ArgumentError
+from zb_hdf5.errors import ArgumentError, require_choice
 from zb_hdf5.files.paths import on_failure
-from zb_hdf5.formats.batch_reader import Access, BatchReader, Verify, require_choice
+from zb_hdf5.formats.access import Access, Verify
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.ahead import cuda_device
 from zb_hdf5.loaders.order import (
     LASTS,

@@ -9,7 +9,7 @@ import os
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
-from zb_hdf5.formats.batch_reader import Access, Verify
+from zb_hdf5.formats.access import Access, Verify
 from zb_hdf5.text.tokenizers import Tokenizer
 
 if TYPE_CHECKING:

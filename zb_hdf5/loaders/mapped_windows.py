@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.files.tokens import StoredIds
-from zb_hdf5.formats.batch_reader import BatchReader, from_numpy
+from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.packages import from_numpy
 
 if TYPE_CHECKING:
     import torch

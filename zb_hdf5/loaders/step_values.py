@@ -17,10 +17,11 @@ import numpy.typing as npt
 from zb_hdf5.documents import pieces as views
 from zb_hdf5.documents.metadata import WantedSpans
 from zb_hdf5.documents.pieces import Pieces, spans_of_pieces
-from zb_hdf5.errors import ArgumentError, ZbError
-from zb_hdf5.formats.batch_reader import BatchReader, from_numpy, require_choice
+from zb_hdf5.errors import ArgumentError, ZbError, require_choice
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.order import STEPS_AT_ONCE, StoredRequest, requests_in
 from zb_hdf5.loaders.stored_targets import StoredTargets, has_targets
+from zb_hdf5.packages import from_numpy
 
 if TYPE_CHECKING:
     import torch

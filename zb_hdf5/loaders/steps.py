@@ -24,13 +24,13 @@ from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.objects import reads_at_once
 from zb_hdf5.files.threads import read_ahead
 from zb_hdf5.files.tokens import FileTokens, StoredIds, Wait
-from zb_hdf5.formats.batch_reader import BatchReader, from_numpy
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.ahead import Depth, depth_of, hint_ahead, read_to, require_prefetch
 from zb_hdf5.loaders.mapped_windows import MappedWindows
 from zb_hdf5.loaders.order import PaddedRecords, Request, StepPlan, StoredRequest, requests_in
 from zb_hdf5.loaders.step_values import REREAD_S, StepValues
 from zb_hdf5.loaders.stored_targets import has_targets
-from zb_hdf5.packages import require_package
+from zb_hdf5.packages import from_numpy, require_package
 from zb_hdf5.spec import NO_CODEC, STREAM_LAYOUT
 
 if TYPE_CHECKING:

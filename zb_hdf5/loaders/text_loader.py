@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Unpack, overl
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, FormatError, Remedy, StateError
+from zb_hdf5.errors import ArgumentError, FormatError, Remedy, StateError, require_choice
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.files.threads import Readers
-from zb_hdf5.formats.batch_reader import from_numpy, require_choice
 from zb_hdf5.loaders.ahead import cuda_device, read_to, require_prefetch
 from zb_hdf5.loaders.order import require_positive, resolve_rank
 from zb_hdf5.loaders.state import STATE_VERSION, require_count, require_fields
 from zb_hdf5.loaders.steps import BatchT
 from zb_hdf5.loaders.token_loader import TokenLoader
+from zb_hdf5.packages import from_numpy
 from zb_hdf5.spec import DEFAULT_SPLIT, SPLITS
 from zb_hdf5.text.corpus import ParquetFile
 from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, Tokenizer, load_tokenizer, with_boundaries

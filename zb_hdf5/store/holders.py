@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import numpy as np
 
-from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy
+from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy, require_choice
 from zb_hdf5.files.paths import RemotePath, any_path, local_path, on_failure, require_remote_access
 from zb_hdf5.files.publishing import require_present
-from zb_hdf5.formats.batch_reader import BatchReader, require_choice, require_options
+from zb_hdf5.formats.access import require_options
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import FieldDigest
 from zb_hdf5.formats.dataset_choice import ANY_DATASET, DatasetChoice
 from zb_hdf5.formats.flat import DATASET, HEADERLESS, FlatDigest, FlatTokens, Headerless

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from zb_hdf5.errors import ArgumentError
+from zb_hdf5.errors import ArgumentError, require_choice
 from zb_hdf5.field import Fields, parse_fields
 from zb_hdf5.files.paths import local_path, on_failure
-from zb_hdf5.formats.batch_reader import Access, BatchReader, Verify, require_choice
+from zb_hdf5.formats.access import Access, Verify
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import BatchWriter
 from zb_hdf5.formats.dataset_choice import DatasetArguments
 from zb_hdf5.formats.registry import FORMATS, backend_of_suffix, backends

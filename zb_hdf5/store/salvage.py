@@ -25,9 +25,10 @@ from zb_hdf5.errors import (
     ZbError,
     counted,
 )
-from zb_hdf5.files.checked import Crc32Rows, checked, crc32_of
+from zb_hdf5.files.checked import GROUP_BYTES, Crc32Rows, checked, crc32_of
 from zb_hdf5.files.tokens import Tokens
-from zb_hdf5.formats.batch_reader import GROUP_BYTES, BatchReader, BrokenFile
+from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.broken_file import BrokenFile
 from zb_hdf5.formats.h5_reader import HDF5Reader
 from zb_hdf5.formats.registry import FORMATS, backend_of_suffix, open_chunks
 from zb_hdf5.formats.stream_writer import HDF5ShardWriter

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ConvertError
+from zb_hdf5.files.checked import GROUP_BYTES
 from zb_hdf5.files.publishing import disk_errors, fsync_directory, write_atomically
-from zb_hdf5.formats.batch_reader import GROUP_BYTES
 from zb_hdf5.formats.document_writer import WrittenShard, by_split, small_dtype
 from zb_hdf5.formats.row_writer import ID_COLUMN, METADATA_COLUMN, RowWriter, WrittenRows, text_columns
 from zb_hdf5.spec import StoreMeta

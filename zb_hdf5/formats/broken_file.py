@@ -1,0 +1,28 @@
+"""A damaged or unfinished file as far as it can be read."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.formats.batch_reader import BatchReader
+
+
+class BrokenFile(NamedTuple):
+    """A damaged or unfinished file as far as it can be read.
+
+    Attributes
+    ----------
+    reader
+        Reads the batches that may hold.
+    crc32
+        The stored crc32 of each batch; None where there are none.
+    reason
+        The damage that is known already, or "".
+    """
+
+    reader: BatchReader
+    crc32: npt.NDArray[np.uint32] | None
+    reason: str

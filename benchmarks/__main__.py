@@ -119,18 +119,21 @@ def _measured(part: str, titles: list[str], options: dict[str, Any]) -> Iterator
             pythons=options["pythons"],
             is_ours=options["is_ours"],
         )
+        missing = list(titles)
         try:
             for table in module.measure(run):
                 yield {"mib": run.mib, "note": module.NOTES[table["title"]], **table}
-        except m.UnavailableRow as error:
-            for title in titles:
+                missing.remove(table["title"])
+        except (m.UnavailableRow, m.KilledError) as error:
+            reason = error.reason if isinstance(error, m.KilledError) else str(error)
+            for title in missing:
                 yield {
                     "title": title,
                     "note": module.NOTES[title],
                     "mib": run.mib,
                     "rounds": 0,
                     "rows": [],
-                    "skipped": {title: str(error)},
+                    "skipped": {title: reason},
                 }
 
 

@@ -8,10 +8,12 @@ are compared have read the same tokens, or no figure is shown.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import mmap
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -65,6 +67,10 @@ SEEN: Final = "tokens seen"
 #: Rows are hashed by these; a double holds a number of so many bits.
 HASH_FACTOR: Final = 0x9E3779B97F4A7C15
 SEEN_BITS: Final = 52
+
+#: <sys/prctl.h>: the signal for a process whose parent has ended.
+PR_SET_PDEATHSIG: Final = 1
+LIBC: Final = ctypes.CDLL(None)
 
 #: Epoch number -> batches.
 Epochs = Callable[[int], Iterable[Any]]
@@ -256,6 +262,32 @@ class CallError(RuntimeError):
     """A call in another process has failed; its traceback is the message."""
 
 
+class KilledError(CallError):
+    """The process of a call has ended before it had a result.
+
+    Attributes
+    ----------
+    reason
+        How it ended.
+    """
+
+    def __init__(self, call: str, exit_code: int) -> None:
+        self.reason = _end_of(exit_code)
+        super().__init__(f"{call}: {self.reason}")
+
+
+def _end_of(exit_code: int) -> str:
+    """Return how a process has ended, by its exit code, or by the number of a signal below 0."""
+    if exit_code >= 0:
+        return f"the process ended with exit code {exit_code}, and without a result"
+    hint = (
+        ", as the kernel does where memory is short; --mib makes the data smaller"
+        if -exit_code == signal.SIGKILL
+        else ""
+    )
+    return f"killed by {signal.Signals(-exit_code).name}{hint}"
+
+
 class Build:
     """A process that has imported a module of benchmarks over a build of the package, and forks for each call.
 
@@ -274,30 +306,50 @@ class Build:
     def __init__(
         self, module: str, path: Path | None = ROOT, python: str = sys.executable, imported: Sequence[str] = ()
     ) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(path or ""), "PYTHONSAFEPATH": "1"}
-        command = [python, __file__, module, *imported]
-        self._process = subprocess.Popen(
-            command, env=environment, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        self._environment = {**os.environ, "PYTHONPATH": str(path or ""), "PYTHONSAFEPATH": "1"}
+        self._command = [python, __file__, module, *imported]
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self._command, env=self._environment, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def call(self, function: str, *arguments: Any, patience_s: float = 0.0) -> Any:
-        """Call a function of the module in a fork; arguments and result are JSON."""
+        """Call a function of the module in a fork; arguments and result are JSON.
+
+        Raises
+        ------
+        KilledError
+            The fork, or the process that forks, has ended before there was a result. The next call works.
+        CallError
+            The function has failed.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         wait_for_quiet(patience_s)
         line = json.dumps([function, [str(a) if isinstance(a, Path) else a for a in arguments]])
-        print(line, file=self._process.stdin, flush=True)
-        answer = json.loads(self._process.stdout.readline() or '{"error": "the process ended"}')
+        with contextlib.suppress(BrokenPipeError):  # then it has ended, and gives no answer
+            print(line, file=self._process.stdin, flush=True)
+        answer = json.loads(self._process.stdout.readline() or "{}")
+        if not answer:
+            answer = {"exit code": self.close()}
+            self._process = self._start()
+        if "exit code" in answer:
+            raise KilledError(f"{function}{arguments}", answer["exit code"])
         if "error" in answer:
             raise CallError(f"{function}{arguments}: {answer['error']}")
         return answer["result"]
 
-    def close(self) -> None:
+    def close(self) -> int:
+        """End the process, and return its exit code."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        exit_code = self._process.wait()
         self._process.stdout.close()
+        return exit_code
 
 
 def serve(module: str, *imported: str) -> None:
@@ -315,16 +367,26 @@ def serve(module: str, *imported: str) -> None:
         for name in imported:
             import_module(name)
     for line in sys.stdin:
-        function, arguments = json.loads(line)
+        os.write(answers, _forked(found, *json.loads(line), answers) + b"\n")
+
+
+def _forked(module: ModuleType, function: str, arguments: list[Any], answers: int) -> bytes:
+    """Call a function in a fork, and return its answer; that of a fork that was killed is its exit code."""
+    with open(os.memfd_create("answer"), "w+b", buffering=0) as file:  # no reader waits for it, whoever inherits it
         pid = os.fork()
         if pid == 0:
+            os.close(answers)  # whoever reads there is to see its end when this process's parent is killed
+            LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             try:
-                answer = {"result": getattr(found, function)(*arguments)}
+                answer = {"result": getattr(module, function)(*arguments)}
             except BaseException:
                 answer = {"error": traceback.format_exc()}
-            os.write(answers, json.dumps(answer).encode() + b"\n")
+            os.write(file.fileno(), json.dumps(answer).encode())
             os._exit(0)
-        os.waitpid(pid, 0)
+        _, status = os.waitpid(pid, 0)
+        file.seek(0)
+        answer_bytes = file.read() if status == 0 else b""
+    return answer_bytes or json.dumps({"exit code": os.waitstatus_to_exitcode(status)}).encode()
 
 
 class Run(NamedTuple):
@@ -415,7 +477,7 @@ def turns(ways: Sequence[Way], number: int) -> list[Way]:
 def compare(title: str, ways: Sequence[Way], rounds: int) -> dict[str, Any]:
     """Run all ways in turns and return a table: figures and ratios, each as median, least and largest.
 
-    A way that raises `UnavailableRow` is left out, with its reason.
+    A way that raises `UnavailableRow`, or whose process is killed, is left out, with the reason.
     """
     found: dict[str, list[Figures]] = {way.name: [] for way in ways}
     skipped: dict[str, str] = {}
@@ -428,6 +490,9 @@ def compare(title: str, ways: Sequence[Way], rounds: int) -> dict[str, Any]:
                 found[way.name].append(way.run())
             except UnavailableRow as error:
                 skipped[way.name] = str(error)
+            except KilledError as error:
+                skipped[way.name] = f"{error.reason} (round {number + 1} of {rounds})"
+                print(f"{title}: {way.name}: {skipped[way.name]}", file=sys.stderr, flush=True)
     measured = [way for way in ways if way.name not in skipped]
     _require_equal_tokens(measured, found)
     rows = [_row(way, found) for way in measured]

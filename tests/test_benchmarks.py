@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from commandline import run
 
 from benchmarks import measure as m
-from benchmarks import peers
+from benchmarks import peers, read
 from benchmarks.__main__ import benchmarks
 from benchmarks.report import faster, markdown, missed
 
@@ -101,6 +102,75 @@ def test_a_row_that_cannot_be_measured_is_named_with_the_reason():
     table = m.compare("title", [m.Way("a", fail), way("b", [], [1, 1])], 2)
     assert [row["name"] for row in table["rows"]] == ["b"]
     assert table["skipped"] == {"a": "no such library"}
+
+
+#: Functions that end in several ways.
+ENDS = """
+import os, signal
+
+def one():
+    return 1
+
+def kill_itself():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def leave():
+    os._exit(3)
+
+def kill_all():
+    os.kill(os.getppid(), signal.SIGTERM)
+    signal.pause()
+"""
+SIGKILL = "killed by SIGKILL, as the kernel does where memory is short; --mib makes the data smaller"
+
+
+@pytest.fixture
+def build(tmp_path):
+    (tmp_path / "ends.py").write_text(ENDS)
+    build = m.Build("ends", tmp_path)
+    yield build
+    build.close()
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        ("kill_itself", SIGKILL),
+        ("leave", "the process ended with exit code 3, and without a result"),
+        ("kill_all", "killed by SIGTERM"),
+    ],
+)
+def test_a_process_that_is_killed_is_an_error_at_once_and_the_next_call_works(build, function, reason):
+    with pytest.raises(m.KilledError, match=re.escape(f"{function}(): {reason}")):
+        build.call(function)
+    assert build.call("one") == 1
+
+
+def test_a_row_whose_process_is_killed_is_named_with_the_signal_and_the_others_go_on(build, capsys):
+    ways = [
+        m.Way("Loader", m.way_of(build, "kill_itself")),
+        m.Way("loop", lambda: {m.LATER: build.call("one")}, "Loader"),
+    ]
+    table = m.compare("Whole batches", ways, 2)
+    assert [row["name"] for row in table["rows"]] == ["loop"]
+    assert table["skipped"] == {"Loader": f"{SIGKILL} (round 1 of 2)"}
+    assert f"Whole batches: Loader: {SIGKILL} (round 1 of 2)" in capsys.readouterr().err
+
+
+def test_a_preparation_that_is_killed_is_the_reason_for_the_tables_that_it_leaves_out(build, monkeypatch, tmp_path):
+    def measure(run):
+        yield table_of(title="Codecs")
+        raise m.KilledError("prepare()", -9)
+
+    monkeypatch.setattr(read, "measure", measure)
+    monkeypatch.setattr(m, "Build", lambda *_: build)
+    path = tmp_path / "figures.json"
+    done = run(benchmarks, "read", "--quick", "--folder", tmp_path, "--json", path)
+    assert done.exit_code == 0, done.output
+    tables = json.loads(path.read_text())["tables"]
+    assert tables[0]["rows"]
+    titles = [title for title in read.TITLES if title != "Codecs"]
+    assert [table["skipped"] for table in tables[1:]] == [{title: SIGKILL} for title in titles]
 
 
 def test_tokens_are_the_same_in_any_order_of_their_rows_and_no_others():

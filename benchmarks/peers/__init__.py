@@ -143,6 +143,8 @@ def _ways(run: m.Run, title: str, name: str, build: m.Build, facts: Mapping[str,
 def _call(build: m.Build, arguments: tuple[Any, ...], patience_s: float) -> m.Figures:
     try:
         figures: m.Figures = build.call("row", *arguments, patience_s=patience_s)
+    except m.KilledError:
+        raise
     except m.CallError as error:
         raise m.UnavailableRow(_reason(error)) from error
     return figures

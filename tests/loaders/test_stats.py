@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+from packed import write_packed
 
 from zb_hdf5 import DocumentLoader, HDF5ShardWriter, Loader, MixedLoader, open_writer
 from zb_hdf5.loaders.stats import LoaderStats, bytes_of
@@ -92,6 +93,35 @@ def test_mixtures_and_documents_are_counted_too(masked_store, tmp_path):
     with DocumentLoader(stream, collate="pad", batch_size=1, rank=0, world_size=1) as loader:
         found = bytes_of(next(loader))
         assert loader.stats().num_bytes == found > 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"batch_size": 3},
+        {"batch_size": 5, "last": "short"},
+        {"batch_size": 5, "last": "masked", "targets": True},
+        {"documents": ["position_ids", "max_seqlen"]},
+        {"documents": True, "targets": True},
+        {"documents": True, "cu_seqlens_capacity": 40},
+        {"documents": ["documents", "seq_lens"], "batch_size": 3},
+        {"spans": True},
+    ],
+    ids=str,
+)
+def test_the_bytes_of_equal_batches_are_those_of_each_of_them(options, tmp_path):
+    path = write_packed(tmp_path / "packed.h5", [3, 9, 1, 14, 2, 7, 22, 5, 8, 11] * 3).path
+    with Loader(path, rank=0, world_size=1, **options) as loader:
+        expected = 0
+        for step, batch in enumerate(loader):
+            expected += bytes_of(batch)
+            assert loader.stats().num_bytes == expected
+            if step == 1:
+                loader.set_batch_size(2)
+        for _ in range(3):
+            expected += bytes_of(next(loader))
+        assert loader.stats().num_bytes == expected
 
 
 def test_bytes_of_other_values_are_none():

@@ -428,6 +428,10 @@ class Loader(EpochLoader[BatchT]):
 
     # --- iteration -----------------------------------------------------------------------------------------------
 
+    @property
+    def _has_equal_batches(self) -> bool:
+        return self.last != "short" and self.steps.of_one_shape
+
     def _read_from(self, position: int) -> Generator[tuple[Any, int]]:
         return with_positions(self.steps.read_all(self.plan, position), self.plan.positions_from(position))
 

@@ -38,6 +38,8 @@ DOCUMENT_VALUES: Final[dict[str, Callable[[Pieces], Any]]] = {
 }
 #: The value that has the number of the document of each segment.
 DOCUMENT_NUMBERS: Final = "documents"
+#: The values that have an item for each segment of a document in the step.
+_OF_SEGMENTS: Final = frozenset({"cu_seqlens", "seq_lens", DOCUMENT_NUMBERS})
 #: Bytes of an unsigned dtype that torch lacks -> the dtype of its tensors; 8 bytes hold values up to 2**63 - 1.
 _SIGNED: Final = {2: np.int32, 4: np.int64, 8: np.int64}
 #: Steps whose pieces are read together at first.
@@ -115,6 +117,8 @@ class StepValues:
         The values follow from the pieces of the records.
     has_targets
         The targets follow from fields of the store.
+    of_one_shape
+        The values of steps of as many rows have the same shapes.
     """
 
     def __init__(
@@ -148,6 +152,7 @@ class StepValues:
         self.as_dict = bool(fields) or self._ends_documents
         self.needs_pieces = self._ends_documents or bool(mask_documents) or (targets and reader.has_padding)
         self.has_targets = self._stored_targets is not None
+        self.of_one_shape = not spans and _OF_SEGMENTS.isdisjoint(self._documents)
         self._require_stored()
 
     def _require_stored(self) -> None:

@@ -237,6 +237,8 @@ class StepReader:
     ----------
     as_dict
         The steps are dictionaries.
+    of_one_shape
+        Steps of as many records have the same shapes.
 
     Notes
     -----
@@ -285,6 +287,7 @@ class StepReader:
             if values.as_dict or values.needs_pieces or values.has_targets:
                 self._values = values
         self.as_dict = self._values is not None and self._values.as_dict
+        self.of_one_shape = self._values is None or self._values.of_one_shape
         self._splits = targets and self._values is None
         self._dtype = numpy_dtype(dtype)
         narrow = self._dtype == np.int32

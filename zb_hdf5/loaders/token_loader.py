@@ -41,6 +41,8 @@ class TokenLoader(Resumable, Generic[BatchT]):
     _endless = False
     _num_given = 0
     _bytes_given = 0
+    #: The bytes of each batch of the reading; 0: not known yet, or they differ.
+    _equal_bytes = 0
     _waited_s = 0.0
     #: The time at which the first batch was asked for.
     _first_asked_s: float | None = None
@@ -55,6 +57,7 @@ class TokenLoader(Resumable, Generic[BatchT]):
 
     def __iter__(self) -> Iterator[BatchT]:
         """Yield the batches of one epoch; for an endless loader, all from the current position on."""
+        clock = time.perf_counter
         is_whole = not self._resumed and not self._endless
         if is_whole:
             self._begin_pass()
@@ -66,16 +69,15 @@ class TokenLoader(Resumable, Generic[BatchT]):
                 reading = self._reading or self._begin()
                 for batch, self._position in reading:
                     # as `_count`, without calls: a loop runs this for each batch
-                    self._waited_s += time.perf_counter() - asked_s
+                    self._waited_s += clock() - asked_s
                     self._num_given += 1
-                    num_bytes = getattr(batch, "nbytes", None)  # of a tensor
-                    self._bytes_given += bytes_of(batch) if num_bytes is None else num_bytes
+                    self._bytes_given += self._equal_bytes or self._measure(batch)
                     yield batch
                     if self._reading is not reading:  # a change, or another iteration
                         if self._closed:
                             return
                         break
-                    asked_s = time.perf_counter()
+                    asked_s = clock()
                 else:
                     self._passed = self.epoch if is_whole else None
                     return
@@ -121,7 +123,19 @@ class TokenLoader(Resumable, Generic[BatchT]):
         """Count a batch that the caller has asked for at a time, and now gets."""
         self._waited_s += time.perf_counter() - asked_s
         self._num_given += 1
-        self._bytes_given += bytes_of(batch)
+        self._bytes_given += self._equal_bytes or self._measure(batch)
+
+    def _measure(self, batch: BatchT) -> int:
+        """Return the bytes of a batch, and keep them if each batch of the reading has as many."""
+        num_bytes = bytes_of(batch)
+        if self._has_equal_batches:
+            self._equal_bytes = num_bytes
+        return num_bytes
+
+    @property
+    def _has_equal_batches(self) -> bool:
+        """Whether all batches of a reading have as many bytes as its first one: a third of a count is to ask each."""
+        return False
 
     def stats(self) -> LoaderStats:
         """Return what was given so far, and how long the caller has waited for it.
@@ -137,6 +151,7 @@ class TokenLoader(Resumable, Generic[BatchT]):
 
     def _begin(self) -> Generator[tuple[BatchT, Any]]:
         reading = self._reading = self._read_from(self._position)
+        self._equal_bytes = 0
         self._resumed = False
         return reading
 

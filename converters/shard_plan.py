@@ -136,7 +136,7 @@ def _write_shard(task: ShardTask, work: CountedWork) -> Finished:
     crc32 = None
     if path is not None and not isinstance(path, RemotePath):
         with open_reader(path, verify="none") as original:
-            crc32 = original.stored_crc32()
+            crc32 = original.digests.crc32()
     writer = FORMATS[task.target].begin(
         task.path,
         task.meta,

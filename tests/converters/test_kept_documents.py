@@ -336,7 +336,7 @@ def test_a_store_of_tokens_only_made_of_documents_is_asked_for(tmp_path, text_st
         assert lost in run_convert("hdf5-to-batch", source, target, "--tokens-only")
         with open_reader(source) as expected, open_reader(target, verify="batch") as reader:
             assert reader.documents is None
-            assert reader.token_sha256() == expected.token_sha256()
+            assert reader.digests.tokens_sha256() == expected.digests.tokens_sha256()
     assert {path.suffix for path in (tmp_path / "batch").iterdir()} == {".batch", ".crc32", ".json"}
     assert lost in run_convert("hdf5-to-npy", source, tmp_path / "npy", "--tokens-only")
     assert all(path.suffix == ".npy" for path in (tmp_path / "npy").iterdir())

@@ -173,7 +173,7 @@ def require_values(reader, expected, num_batches):
     for name, values in fields_of(expected).items():
         field = reader.field(name)
         assert field.num_batches >= num_batches
-        crc32 = field.stored_crc32()
+        crc32 = field.digests.crc32()
         flat = values.reshape(-1)
         for number in range(num_batches):
             place = slice(number * field.meta.batch_tokens, (number + 1) * field.meta.batch_tokens)

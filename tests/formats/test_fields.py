@@ -143,7 +143,7 @@ def test_any_dtype_and_shape_comes_back(tmp_path_factory, dtype, shape, sizes, d
         field = reader.field("f")
         assert field.meta.field == Field("f", np.dtype(dtype), shape)
         np.testing.assert_array_equal(np.array([np.array(b) for b in field]).reshape(whole), values)
-        assert field.compare_digests()[1] == ["crc32", "sha256"]
+        assert field.digests.compare()[1] == ["crc32", "sha256"]
 
 
 def test_a_field_reader_is_pickled_and_closed_with_its_tokens(path):

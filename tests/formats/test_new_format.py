@@ -207,7 +207,7 @@ def test_it_is_written_and_read_as_the_contract_says(row, tmp_path, write_file):
 
     def read_back(info):
         with open_reader(info.path) as reader:
-            return batches_of(info.path), reader.token_sha256()
+            return batches_of(info.path), reader.digests.tokens_sha256()
 
     check_writer(make, read_back, batches)
     write_file(tmp_path / f"x{row.suffix}", batches)

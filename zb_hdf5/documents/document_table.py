@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,10 +28,10 @@ from zb_hdf5.documents.metadata import (
     first_refused,
     value_decoder,
 )
-from zb_hdf5.documents.pieces import Pieces, ranges
+from zb_hdf5.documents.pieces import ranges
 from zb_hdf5.errors import BatchIndexError, FormatError, IncompleteError
 from zb_hdf5.files.forks import kept_property
-from zb_hdf5.files.paths import OpenFiles, RemotePath, any_path, finding
+from zb_hdf5.files.paths import OpenFiles, RemotePath, any_path
 from zb_hdf5.spec import (
     DEFAULT_SPLIT,
     DOCUMENTS,
@@ -549,50 +548,3 @@ class DocumentTable:
 
     def close(self) -> None:
         self._files.close()
-
-
-class RecordDocuments(ABC):
-    """The documents of the records of a reader, from files that are opened by their numbers. Thread-safe, picklable.
-
-    Parameters
-    ----------
-    path
-        The path of the reader.
-    access
-        The access of the reader: with "pread" nothing is mapped.
-    """
-
-    def __init__(self, path: Path, access: str) -> None:
-        self._access = access
-        self._files: OpenFiles[Any] = OpenFiles(access, far=isinstance(path, RemotePath))
-        self._table: DocumentTable | None = None
-
-    @property
-    @abstractmethod
-    def has_pieces(self) -> bool:
-        """Whether the pieces of every record are stored."""
-
-    @abstractmethod
-    def open(self, number: int) -> Any:
-        """Open a file; the caller closes it."""
-
-    @abstractmethod
-    def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
-        """Return the pieces of records that exist."""
-
-    def documents(self) -> DocumentTable | None:
-        """Return the table of all documents, where one is stored."""
-        if self._table is None:
-            with finding(self):
-                self._table = self._table or self._open_table()
-        return self._table
-
-    @abstractmethod
-    def _open_table(self) -> DocumentTable | None:
-        """Open the table."""
-
-    def close(self) -> None:
-        """Close the files."""
-        self._files.close()
-        if self._table is not None:
-            self._table.close()

@@ -17,16 +17,16 @@ from zb_hdf5.errors import (
     ArgumentError,
     BackendError,
     BatchIndexError,
-    ChecksumError,
     IncompleteError,
     UnverifiableError,
 )
-from zb_hdf5.files.checked import GROUP_BYTES, VERIFIED, Crc32Rows, checked, crc32_of
+from zb_hdf5.files.checked import GROUP_BYTES, VERIFIED, Crc32Rows, checked
 from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.forks import OwnLock
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.threads import require_wanted
 from zb_hdf5.files.tokens import ClosedTokens, Tokens
+from zb_hdf5.formats.batch_digests import BatchDigests
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.packages import from_numpy
 from zb_hdf5.spec import STREAM_LAYOUT, StoreMeta, TokenArray, content_fingerprint, signed
@@ -34,8 +34,9 @@ from zb_hdf5.spec import STREAM_LAYOUT, StoreMeta, TokenArray, content_fingerpri
 if TYPE_CHECKING:
     import torch
 
-    from zb_hdf5.documents.document_table import DocumentTable, RecordDocuments
+    from zb_hdf5.documents.document_table import DocumentTable
     from zb_hdf5.documents.pieces import Pieces
+    from zb_hdf5.documents.record_documents import RecordDocuments
 
 FINGERPRINT_SAMPLES: Final = 16
 _local = threading.local()
@@ -85,7 +86,8 @@ class BatchReader:
     rest: int = 0
     compressed: CompressedTokens | None = None
     foreign_dataset: str | None = None
-    _cure: ClassVar[str] = "restore it, repair it, or convert again"
+    #: The cure of damage that digests find, for its message.
+    cure: ClassVar[str] = "restore it, repair it, or convert again"
 
     def __init__(self, path: Path, meta: StoreMeta, num_batches: int, tokens: Tokens) -> None:
         self.path = path
@@ -162,8 +164,9 @@ class BatchReader:
         return known
 
     def _compute_fingerprint(self) -> str:
-        if self.sha256 is not None:
-            return content_fingerprint([self.sha256], self.meta)
+        return self._sampled_fingerprint() if self.sha256 is None else content_fingerprint([self.sha256], self.meta)
+
+    def _sampled_fingerprint(self) -> str:
         n = self.num_batches
         sample = {i * (n - 1) // (FINGERPRINT_SAMPLES - 1) for i in range(FINGERPRINT_SAMPLES)} if n else set()
         meta = self.meta  # spelled out: this hash is part of every checkpoint
@@ -393,82 +396,22 @@ class BatchReader:
             self._fill(whole, group[:1])
             yield whole, group[:1, :, :rest]
 
-    def token_sha256(self) -> str:
-        """Read every batch and return the sha256 of all token bytes, as stored, in batch order."""
-        digest = hashlib.sha256()
-        for _, batches in self.groups():
-            digest.update(batches)
-        return digest.hexdigest()
-
-    def compare_digests(self, progress: Callable[[int], None] = lambda tokens: None) -> tuple[str, list[str]]:
-        """Read every batch and compare it with all digests that are stored with this file.
-
-        Returns
-        -------
-        (sha256, checks)
-            The sha256 of the token bytes just read, and the kinds of digest that they were compared with: "crc32",
-            "sha256", or none.
-
-        Raises
-        ------
-        ChecksumError
-            If one differs; the message names the first bad batch.
-        """
-        stored = self.stored_crc32()
-        digest = hashlib.sha256()
-        for start, batches in self.groups():
-            digest.update(batches)
-            if stored is not None:
-                self._compare_crc32(start, batches, stored[start : start + len(batches)])
-            progress(batches.size)
-        found = digest.hexdigest()
-        if self.sha256 not in (None, found):
-            raise ChecksumError(f"{self.path}: the file has sha256 {self.sha256}, its tokens give {found}; restore it")
-        checks = []
-        if stored is not None:
-            checks.append("crc32")
-        if self.sha256 is not None:
-            checks.append("sha256")
-        return found, checks
-
-    def _compare_crc32(self, start: int, batches: TokenArray, expected: npt.NDArray[np.uint32]) -> None:
-        """Raise `ChecksumError` if a crc32 differs, of batches that are numbered from `start` on."""
-        found = np.array([*map(crc32_of, batches)], np.uint32)
-        bad = np.flatnonzero(found != expected)
-        if len(bad):
-            first = int(bad[0])
-            raise ChecksumError(
-                f"{self.path}: {self.meta.noun} {start + first:,} is the first bad one: expected crc32 "
-                f"{expected[first]:08x}, found {found[first]:08x}; {self._cure}"
-            )
+    @property
+    def digests(self) -> BatchDigests:
+        """The digests that are stored with this file, and their comparison with its batches."""
+        return BatchDigests(self)
 
     def missing_digests(self) -> str:
         """Return the reason why this file cannot be verified, if it has no digest; else an empty text."""
         return "no digest is stored with it; convert it to a store, which keeps digests from then on"
 
-    def require_digests(self) -> None:
-        """Compare every batch with the stored digests, and keep the sha256 just computed.
-
-        Raises
-        ------
-        ChecksumError
-            If one differs.
-        UnverifiableError
-            If there is nothing to compare with.
-        """
-        found, checks = self.compare_digests()
-        if not checks:
-            raise UnverifiableError(f"{self.path}: cannot be verified: {self.missing_digests()}")
-        self.sha256, self._fingerprint = found, None
-
-    def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
-        """Return the crc32 of each batch as stored with this file, or None where none are."""
-        rows = self.crc32_rows()
-        return None if rows is None else rows.all().copy()  # not a view, which would keep the file open
-
     def crc32_rows(self) -> Crc32Rows | None:
-        """Return the same, read when they are needed."""
+        """Return the crc32 of each batch as stored with this file, read when they are needed; None where none are."""
         return None
+
+    def other_checks(self) -> list[str]:
+        """Check the parts of the file beside its batches and their digests; return the names of the checks."""
+        return []
 
     def check_reads(self, verify: str) -> None:
         """Compare batches with their digests, as `verify` of `open_reader` asks. A reader of a file ends with this.
@@ -482,7 +425,8 @@ class BatchReader:
         """
         self.verify = verify
         if verify == "store":
-            self.require_digests()
+            self.sha256 = self.digests.require()
+            self._fingerprint = None
         elif verify != "none":
             rows = self.crc32_rows()
             if rows is None and verify == "batch":
@@ -550,8 +494,7 @@ class BatchReader:
             )
         if parts == 1:
             return self.record_documents.read_pieces(numbers)
-        stored, places = np.unique(numbers // parts, return_inverse=True)
-        return self.record_documents.read_pieces(stored).cut(length).take(places * parts + numbers % parts)
+        return self.record_documents.read_parts(numbers, parts, length)
 
     def read_batch_pieces(self, index: SupportsIndex) -> Pieces:
         """Return the pieces of documents that are in the records of one batch. Raises as `read_pieces` does."""

@@ -200,7 +200,7 @@ class FlatReader(BatchReader):
         Its digests; None: none were made.
     """
 
-    _cure: ClassVar[str] = "restore it"
+    cure: ClassVar[str] = "restore it"
 
     def __init__(self, path: Path, meta: StoreMeta, tokens: Tokens, digest: FlatDigest | None) -> None:
         super().__init__(path, meta, -(-tokens.num_tokens // meta.chunk_tokens), tokens)

@@ -8,7 +8,6 @@ through h5py.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -143,18 +142,22 @@ class HDF5Reader(BatchReader):
         with closing(DocumentOffsets(self.path, self.token_count, self.identity, access=self._access)) as offsets:
             return offsets.rows().copy()
 
-    def compare_digests(self, progress: Callable[[int], None] = lambda tokens: None) -> tuple[str, list[str]]:
-        sha256, checks = super().compare_digests(progress)
+    def other_checks(self) -> list[str]:
         if not self.complete or self._column.is_foreign:
-            return sha256, checks
+            return []
         if self.meta.layout == STREAM_LAYOUT and self.meta.field is None:
             self.doc_offsets()
-            checks.append("documents")
-        elif self.meta.layout == BATCHES_LAYOUT:
-            with h5_damage(self.path), open_h5_for_reading(self.path, self.identity) as h5:
-                if (rows := len(h5[self.meta.column])) != self.num_batches:
-                    raise IncompleteError(f"{self.path}: expected {rows:,} batches, found {self.num_batches:,}")
-        return sha256, checks
+            return ["documents"]
+        if self.meta.layout == BATCHES_LAYOUT:
+            self._require_all_rows()
+        return []
+
+    def _require_all_rows(self) -> None:
+        """Raise `IncompleteError` if the dataset has other rows than the batches that are committed."""
+        with h5_damage(self.path), open_h5_for_reading(self.path, self.identity) as h5:
+            rows = len(h5[self.meta.column])
+        if rows != self.num_batches:
+            raise IncompleteError(f"{self.path}: expected {rows:,} batches, found {self.num_batches:,}")
 
 
 def _require_records(column: Column, choice: DatasetChoice) -> None:

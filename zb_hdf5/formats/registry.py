@@ -140,7 +140,7 @@ class FileFormat:
 
         reader = open_chunks(path)
         with on_failure(reader.close):
-            return BrokenFile(reader, reader.stored_crc32(), "" if reader.complete else "its writer has not finished")
+            return BrokenFile(reader, reader.digests.crc32(), "" if reader.complete else "its writer has not finished")
 
     def look_at(self, path: Path) -> tuple[int, str]:
         """Return the number of tokens of a file without digests, and the reason why it cannot be verified."""

@@ -158,7 +158,7 @@ def entry_of(reader: BatchReader, split: str | None = None, *, sha256: str = "")
     digests = {}
     for name, field in fields.items():
         columns |= field.columns
-        digests[name] = FieldDigest(num_bytes, field.sha256 or field.token_sha256(), _crc32_of(field))
+        digests[name] = FieldDigest(num_bytes, field.sha256 or field.digests.tokens_sha256(), _crc32_of(field))
     pieces = None
     if not is_stream and pieces_path(reader.path).exists():
         with closing(PiecesFile(reader.path, reader.num_records, reader.seq_len, tokens_sha256=reader.sha256)) as file:
@@ -171,7 +171,7 @@ def entry_of(reader: BatchReader, split: str | None = None, *, sha256: str = "")
         num_bytes=num_bytes,
         num_batches=reader.num_batches,
         token_count=reader.token_count,
-        sha256=sha256 or reader.sha256 or reader.token_sha256(),
+        sha256=sha256 or reader.sha256 or reader.digests.tokens_sha256(),
         crc32=_crc32_of(reader),
         document_count=document_count if document_count or is_stream else NOT_KNOWN,
         split=split or DEFAULT_SPLIT,
@@ -188,7 +188,7 @@ def _num_bytes(path: Path) -> int:
 
 
 def _crc32_of(reader: BatchReader) -> int:
-    rows = reader.stored_crc32()
+    rows = reader.digests.crc32()
     return NOT_KNOWN if rows is None else crc32_of(rows)
 
 

@@ -255,7 +255,7 @@ def _entry_of(report: RepairReport, old: ShardEntry) -> ShardEntry | None:
         if (found := {each.name for each in reader.meta.fields}) != old.fields.keys():
             raise FormatError(f"{path}: {INDEX_NAME} names the fields {sorted(old.fields)}, found {sorted(found)}")
         if old.complete and report.state == "whole":
-            return old if (reader.sha256 or reader.token_sha256()) == old.sha256 else None
+            return old if (reader.sha256 or reader.digests.tokens_sha256()) == old.sha256 else None
         ensure_rows(reader)  # also of a growing shard that was published before its writer was killed
         entry = entry_of(reader, old.split)
         if reader.layout != STREAM_LAYOUT:  # only the index has the number of documents in it

@@ -143,7 +143,7 @@ class Salvage:
         bad_values: set[int] = set()
         for each in reader.meta.fields:
             values = reader.field(each.name)
-            known = values.stored_crc32()
+            known = values.digests.crc32()
             if known is None:
                 bad_values |= set(range(total))
             else:
@@ -168,7 +168,7 @@ class Salvage:
         """Return whether a whole file has exactly the kept batches or documents."""
         try:
             with open_chunks(path) as reader:
-                other = Salvage(BrokenFile(reader, reader.stored_crc32(), ""))
+                other = Salvage(BrokenFile(reader, reader.digests.crc32(), ""))
                 expected, found = ((m.shape, m.layout, m.fields) for m in (self.reader.meta, reader.meta))
                 if expected != found or not reader.complete or other._reasons:
                     return False

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, RecordDocuments, in_order
+from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, in_order
 from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, pieces_of_windows
+from zb_hdf5.documents.record_documents import RecordDocuments
 from zb_hdf5.errors import FormatError
 from zb_hdf5.files.forks import kept_property
 from zb_hdf5.files.paths import Identity, RemotePath, finding

@@ -490,9 +490,9 @@ class _Check:
             report.num_batches = reader.num_batches if reader.layout == BATCHES_LAYOUT else 0
             for name, progress in counted.columns(reader.meta):
                 if name is None:
-                    report.sha256, report.checks = reader.compare_digests(progress)
+                    report.sha256, report.checks = reader.digests.compare(progress)
                 else:
-                    report.fields[name], _ = reader.field(name).compare_digests(progress)
+                    report.fields[name], _ = reader.field(name).digests.compare(progress)
             if self.index is None or entry is None:
                 check_beside(reader, report)
             else:
@@ -519,7 +519,7 @@ class _Check:
             return
         digest = self.digests.require(found)
         with flat.open(found.path, CHUNKS_OF_FLAT_FILES, digest=digest) as reader:
-            report.sha256, report.checks = reader.compare_digests(counted.columns(reader.meta)[0][1])
+            report.sha256, report.checks = reader.digests.compare(counted.columns(reader.meta)[0][1])
         if digest.documents_sha256:
             digest.require_documents(found.path, flat.document_offsets(found))
             report.checks.append("documents")

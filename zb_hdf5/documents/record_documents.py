@@ -1,0 +1,76 @@
+"""The documents of the records of a reader: the pieces in each record, and the table of all."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.documents.pieces import Pieces
+from zb_hdf5.files.paths import OpenFiles, RemotePath, finding
+
+if TYPE_CHECKING:
+    from zb_hdf5.documents.document_table import DocumentTable
+
+
+class RecordDocuments(ABC):
+    """The documents of the records of a reader, from files that are opened by their numbers. Thread-safe, picklable.
+
+    Parameters
+    ----------
+    path
+        The path of the reader.
+    access
+        The access of the reader: with "pread" nothing is mapped.
+    """
+
+    def __init__(self, path: Path, access: str) -> None:
+        self._access = access
+        self._files: OpenFiles[Any] = OpenFiles(access, far=isinstance(path, RemotePath))
+        self._table: DocumentTable | None = None
+
+    @property
+    @abstractmethod
+    def has_pieces(self) -> bool:
+        """Whether the pieces of every record are stored."""
+
+    @abstractmethod
+    def open(self, number: int) -> Any:
+        """Open a file; the caller closes it."""
+
+    @abstractmethod
+    def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
+        """Return the pieces of records that exist."""
+
+    def read_parts(self, numbers: npt.NDArray[np.int64], parts: int, length: int) -> Pieces:
+        """Return the pieces of parts of records, cut at the ends of the parts.
+
+        Parameters
+        ----------
+        numbers
+            Numbers of parts: part p is part `p % parts` of record `p // parts`.
+        parts, length
+            The number of parts of a record, and the tokens of each.
+        """
+        records, places = np.unique(numbers // parts, return_inverse=True)
+        return self.read_pieces(records).cut(length).take(places * parts + numbers % parts)
+
+    def documents(self) -> DocumentTable | None:
+        """Return the table of all documents, where one is stored."""
+        if self._table is None:
+            with finding(self):
+                self._table = self._table or self._open_table()
+        return self._table
+
+    @abstractmethod
+    def _open_table(self) -> DocumentTable | None:
+        """Open the table."""
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.close()
+        if self._table is not None:
+            self._table.close()

@@ -118,9 +118,7 @@ class Conversion:
     target: str
     destination: Any
     source_format: str = field(default="auto", kw_only=True)
-    layout: str | None = _option(
-        "layout", ("batches", STREAM), "batches: packed rows; stream: the documents one after the other."
-    )
+    # the sources, and how they are read
     tokenizer: str | None = _option("from", "text", "byte, tok.json, tok.tiktoken, or tiktoken:NAME.")
     text_column: str | None = _option("from", "text", "Column, or JSON key, that holds the text.")
     ids_column: str | None = _option("from", "text", "Column that has a list of ids in each row.")
@@ -139,6 +137,20 @@ class Conversion:
     boundary_token_id: int | None = _option("from", "natural", "The token between documents, such as 50256.")
     boundary: str | None = _option("from", ("after", "before"), "Side of each document with its boundary token.")
     max_document_tokens: int | None = _option("from", "positive", "Cut longer documents.")
+    source_dtype: str | None = _option(
+        "from", "text", "Dtype of ids in files without a header, or of bytes, as uint16."
+    )
+    skip_bytes: int | None = _option("from", "natural", "Bytes of each such file before its ids.")
+    vocab_size: int | None = _option("from", "positive", "Refuse ids at or above it.")
+    dataset: str | None = _option("from", "text", "Name of a dataset in an HDF5 file of another program.")
+    offsets: str | None = _option("from", "text", "Dataset of the offsets, or the ends, of the documents in it.")
+    axes: str | None = _option("from", (AXES,), "The axes of the dataset are these: no entry is a mask or labels.")
+    channel: int | None = _option("from", "natural", "Entry of the second of its three axes that has the ids.")
+    field_channels: Mapping[str, int] | None = _option("from", "channels", "Entry that has a field, as loss_mask=1.")
+    # records, batches and splits
+    layout: str | None = _option(
+        "layout", ("batches", STREAM), "batches: packed rows; stream: the documents one after the other."
+    )
     packing: str | None = _option("layout", ("concat", "best-fit", "pad"), "How documents become rows.")
     like: str | os.PathLike[str] | None = _option(  # noqa: RUF009 - which takes the type for a mutable one
         "layout",
@@ -152,29 +164,14 @@ class Conversion:
     shuffle: bool | None = _option(
         "layout", {"global": True, "none": False}, "global: all records of a split; none: the order of the source."
     )
-    dtype: str | None = _option("to", ("auto", "keep", "uint32", "uint16"), "Stored dtype.")
-    source_dtype: str | None = _option(
-        "from", "text", "Dtype of ids in files without a header, or of bytes, as uint16."
-    )
-    skip_bytes: int | None = _option("from", "natural", "Bytes of each such file before its ids.")
-    vocab_size: int | None = _option("from", "positive", "Refuse ids at or above it.")
     remainder: str | None = _option("layout", ("drop", "pad", "error"), "Records that do not fill the last batch.")
     pad_id: int | None = _option("layout", "natural", "The token of padding.")
     val_fraction: float | None = _option(
         "layout", "fraction", "Share of the documents, or records of arrays, held out as split val."
     )
     val_last_shard: bool | None = _option("layout", "flag", "Hold out the last source file as split val.")
-    dataset: str | None = _option("from", "text", "Name of a dataset in an HDF5 file of another program.")
-    offsets: str | None = _option("from", "text", "Dataset of the offsets, or the ends, of the documents in it.")
-    axes: str | None = _option("from", (AXES,), "The axes of the dataset are these: no entry is a mask or labels.")
-    channel: int | None = _option("from", "natural", "Entry of the second of its three axes that has the ids.")
-    field_channels: Mapping[str, int] | None = _option("from", "channels", "Entry that has a field, as loss_mask=1.")
-    memory: int | None = _option("work", "size", "Memory of all processes of this node together.")
-    shuffle_method: str | None = _option(
-        "work",
-        ("auto", "direct", "two-pass"),
-        "direct: gather record by record; two-pass: only sequential reads and writes; auto: the faster one.",
-    )
+    # the files that are written
+    dtype: str | None = _option("to", ("auto", "keep", "uint32", "uint16"), "Stored dtype.")
     codec: str | None = _option("to", "codec", "Compress the tokens: zstd[:1-22] or gzip[:1-9].")
     live: bool | None = _option("to", "flag", "Let other processes read the committed batches.")
     tokens_only: bool | None = _option("to", "flag", "Leave fields and documents behind, which such files do not hold.")
@@ -183,6 +180,13 @@ class Conversion:
     shard_size: int | None = _option("to", "size", "Size of a shard, such as 1GiB.")
     shard_per_source: bool | None = _option(
         "to", "flag", "With --layout stream: a shard per source file, as without --shards."
+    )
+    # who does it, and how it is reported
+    memory: int | None = _option("work", "size", "Memory of all processes of this node together.")
+    shuffle_method: str | None = _option(
+        "work",
+        ("auto", "direct", "two-pass"),
+        "direct: gather record by record; two-pass: only sequential reads and writes; auto: the faster one.",
     )
     workers: int | None = _option("work", "positive", "Local processes.")
     threads: int | None = _option("work", "positive", "Threads that tokenize, per process.")

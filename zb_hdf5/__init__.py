@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # for type checkers, which do not read the table; a test comp
     from zb_hdf5.compat import SlidingWindowDataloader as SlidingWindowDataloader
     from zb_hdf5.compat import write_batch_dataset as write_batch_dataset
     from zb_hdf5.compat import write_batch_file as write_batch_file
-    from zb_hdf5.converters.run import convert as convert
+    from zb_hdf5.converters.arguments import convert as convert
     from zb_hdf5.errors import ArgumentError as ArgumentError
     from zb_hdf5.errors import BackendError as BackendError
     from zb_hdf5.errors import BatchIndexError as BatchIndexError
@@ -73,7 +73,7 @@ _MODULES: Final = {
     "SlidingWindowDataloader": "zb_hdf5.compat",
     "write_batch_dataset": "zb_hdf5.compat",
     "write_batch_file": "zb_hdf5.compat",
-    "convert": "zb_hdf5.converters.run",
+    "convert": "zb_hdf5.converters.arguments",
     "ArgumentError": "zb_hdf5.errors",
     "BackendError": "zb_hdf5.errors",
     "BatchIndexError": "zb_hdf5.errors",

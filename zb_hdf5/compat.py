@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.commands.downloads import fetch_shards
+from zb_hdf5.converters.arguments import convert
 from zb_hdf5.converters.reports import Report
-from zb_hdf5.converters.run import convert
 from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.errors import ArgumentError, ConvertError, require_choice
 from zb_hdf5.files.checked import GROUP_BYTES

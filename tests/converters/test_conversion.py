@@ -149,7 +149,7 @@ def test_python_and_the_command_have_one_list_of_names():
 
 @pytest.mark.parametrize(("name", "nearest"), [
     ("num_shards", "did you mean shards"), ("shard_sizes", "shard_size"), ("memory_bytes", "did you mean memory?"),
-    ("batchsize", "did you mean batch_size?"), ("overwrite", "the options are layout, tokenizer"),
+    ("batchsize", "did you mean batch_size?"), ("overwrite", "the options are tokenizer, text_column"),
 ])  # fmt: skip
 def test_a_name_that_no_option_has_is_refused_with_the_nearest(tokens, tmp_path, name, nearest):
     with pytest.raises(ArgumentError, match=f"a conversion has no option {name}; .*{re.escape(nearest)}"):

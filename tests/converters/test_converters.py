@@ -24,9 +24,9 @@ import zb_hdf5.files.publishing
 from examples import examples
 from zb_hdf5 import ConvertError, IncompleteError, ShardIndex, open_reader, open_writer
 from zb_hdf5 import write_batch_file as write_native
+from zb_hdf5.converters.arguments import convert as run_pipe
 from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.converters.npy_source import NpySource
-from zb_hdf5.converters.run import convert as run_pipe
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.loaders.order import write_order
 from zb_hdf5.spec import INDEX_NAME

@@ -22,6 +22,7 @@ from processes import wait_until
 import zb_hdf5
 from zb_hdf5.converters import packed as pack
 from zb_hdf5.converters import stream_target
+from zb_hdf5.converters.arguments import convert as run_conversion
 from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.converters.conversion import WHOLE, Conversion
 from zb_hdf5.converters.engines import Engine, open_engine
@@ -29,7 +30,6 @@ from zb_hdf5.converters.journal import journal_name
 from zb_hdf5.converters.options import RowOptions
 from zb_hdf5.converters.packed import PACKINGS, PackedSource, best_fit, concat, pad
 from zb_hdf5.converters.routes import Route
-from zb_hdf5.converters.run import convert as run_conversion
 from zb_hdf5.converters.run import run as run_one
 from zb_hdf5.converters.settings import resolved
 from zb_hdf5.converters.text_source import Recipe, TextSource

@@ -27,10 +27,10 @@ from interpreter import start_program
 from interrupted import Failing, Recorded, Stops
 from processes import wait_until
 
-import zb_hdf5.converters.run
 from zb_hdf5 import FormatError, ZbError, open_reader, verify_store
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters import engines as executors
+from zb_hdf5.converters.arguments import convert as run_conversion
 from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.converters.conversion import WHOLE, Conversion
 from zb_hdf5.converters.engines import Engine, open_engine
@@ -79,7 +79,7 @@ def interrupt(path, destination, num_shards, note="resume=True", **how):
             raise Stops
 
     with pytest.raises(Stops) as caught:
-        zb_hdf5.converters.run.convert(source, "hdf5", destination, shards=NUM_SHARDS, progress=progress, **how)
+        run_conversion(source, "hdf5", destination, shards=NUM_SHARDS, progress=progress, **how)
     assert note in caught.value.__notes__[0]
     return destination.with_name(destination.name + ".partial")
 
@@ -272,7 +272,7 @@ def test_every_byte_of_a_kept_shard_is_that_of_an_undisturbed_run(target, batch_
     def converted(name, engine=None, resume=False):
         opened = NpySource([tmp_path / "in.npy"], **options)
         path = tmp_path / name
-        return zb_hdf5.converters.run.convert(opened, target, path, shards=8, engine=engine, resume=resume)
+        return run_conversion(opened, target, path, shards=8, engine=engine, resume=resume)
 
     converted("whole")
     whole = files_in(tmp_path / "whole")
@@ -362,7 +362,7 @@ def test_a_source_that_changes_meanwhile_is_told(target, change, message, source
     opened = NpySource([source], batch_size=B, seq_len=S, seed=42)
     how = {"shards": NUM_SHARDS} if target == "out" else {}
     with pytest.raises(ZbError, match=message):
-        zb_hdf5.converters.run.convert(opened, "hdf5", tmp_path / target, progress=lambda _: change(source), **how)
+        run_conversion(opened, "hdf5", tmp_path / target, progress=lambda _: change(source), **how)
     assert {path.name for path in tmp_path.iterdir()} - {"out.partial"} == {"in.npy"}
 
 
@@ -635,7 +635,7 @@ def test_an_engine_that_is_left_early_ends_its_tasks(tmp_path):
 
     how = {"shard_size": 1 << 19, "progress": fail}
     with pytest.raises(KeyboardInterrupt), open_engine("local", 2) as engine:
-        zb_hdf5.converters.run.convert(opened, "hdf5", tmp_path / "out", engine=engine, **how)
+        run_conversion(opened, "hdf5", tmp_path / "out", engine=engine, **how)
     assert not (tmp_path / "out").exists()
     assert not list(tmp_path.glob("out.partial/*.partial"))
     assert threading.active_count() == before

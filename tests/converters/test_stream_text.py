@@ -18,13 +18,13 @@ from examples import examples
 from zb_hdf5 import ArgumentError, ConvertError, Loader, MmapTokenStore, ShardIndex, convert
 from zb_hdf5.commands.description import interrupted
 from zb_hdf5.converters import npy_source
+from zb_hdf5.converters.arguments import convert as run_conversion
 from zb_hdf5.converters.batch_source import TokenCounts
 from zb_hdf5.converters.cli import convert_commands as commands
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.engines import open_engine
 from zb_hdf5.converters.merge import merge_parts
 from zb_hdf5.converters.routes import TRAIN, VAL, Route, route
-from zb_hdf5.converters.run import convert as run_conversion
 from zb_hdf5.converters.run import run as run_one
 from zb_hdf5.converters.settings import resolved
 from zb_hdf5.converters.stream_target import tokens_plan

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from examples import examples
 from zb_hdf5 import ArgumentError, BatchNativeLoader, Loader, StateError, ZbError, open_reader, open_writer
-from zb_hdf5.converters.run import convert
+from zb_hdf5.converters.arguments import convert
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.loaders.order import SHUFFLES, GlobalOrder, make_order, resolve_rank
 from zb_hdf5.store.rebuild import add_crc32_file

@@ -18,8 +18,8 @@ from processes import python
 
 from examples import examples
 from zb_hdf5 import ShardEntry, ShardIndex, StoreMeta, errors, open_reader, verify_store
+from zb_hdf5.converters.arguments import convert
 from zb_hdf5.converters.npy_source import NpySource
-from zb_hdf5.converters.run import convert
 from zb_hdf5.files.ranges import Run
 from zb_hdf5.spec import NO_SHA256, SPLITS
 

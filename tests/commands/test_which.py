@@ -207,7 +207,7 @@ def test_lines_and_the_text_of_a_part_are_limited_and_say_so(tmp_path, packed, m
             assert f", offset {piece['offset']}" in line
     piece = next(piece for piece in found["documents"] if piece["document"] is not None)
     assert any(f"id {piece['id']}, line {piece['source_row']} of {piece['source']}" in line for line in whole)
-    monkeypatch.setattr("zb_hdf5.commands.which.ROWS_SHOWN", 1)
+    monkeypatch.setattr("zb_hdf5.commands.zb_which.ROWS_SHOWN", 1)
     some = printed(packed.path, "--batch", 0)
     assert [line.partition(":")[0] for line in some if " · " in line and line.startswith("row")] == ["row 0"]
     assert some[-1] == "3 rows more; --all shows them, --json has them"

@@ -21,7 +21,7 @@ from types import ModuleType
 PRELOADED = (
     "zb_hdf5.__main__",
     "zb_hdf5.commands.zb",
-    "zb_hdf5.commands.verify",
+    "zb_hdf5.commands.zb_verify",
     "zb_hdf5.converters.cli",
     "zb_hdf5.converters.run",
     "zb_hdf5.converters.npy_source",

@@ -19,7 +19,7 @@ from interpreter import start_program
 
 from zb_hdf5 import ArgumentError, ChecksumError, FormatError, UnavailableError
 from zb_hdf5.commands.downloads import fetch_shards, read_digests
-from zb_hdf5.commands.fetch import zb_fetch
+from zb_hdf5.commands.zb_fetch import zb_fetch
 
 ROOT = Path(__file__).parents[2]
 NAMES = [f"s_{number:02}.parquet" for number in range(4)]

@@ -1,4 +1,4 @@
-"""`zb`: the group of all commands. Each command is in the file that has its name."""
+"""`zb`: the group of all commands. `zb NAME` is the function `zb_NAME` of the file `zb_NAME.py`."""
 
 from __future__ import annotations
 
@@ -28,24 +28,30 @@ COMMANDS: Final = {
     "convert": Listed(
         _MAKE, "Convert tokens and text in any known format to another.", "zb_hdf5.converters.cli:convert_commands"
     ),
-    "fetch": Listed(_MAKE, "Download numbered files from a web server or a bucket.", "zb_hdf5.commands.fetch:zb_fetch"),
-    "tokenizer": Listed(_MAKE, "Make a tokenizer.", "zb_hdf5.commands.tokenizer:zb_tokenizer"),
+    "fetch": Listed(
+        _MAKE, "Download numbered files from a web server or a bucket.", "zb_hdf5.commands.zb_fetch:zb_fetch"
+    ),
+    "tokenizer": Listed(_MAKE, "Make a tokenizer.", "zb_hdf5.commands.zb_tokenizer:zb_tokenizer"),
     "index": Listed(
-        _MAKE, "Merge the parts of a job array; write indexes and digests.", "zb_hdf5.commands.index:zb_index"
+        _MAKE, "Merge the parts of a job array; write indexes and digests.", "zb_hdf5.commands.zb_index:zb_index"
     ),
-    "info": Listed(_LOOK, "Describe a file, store or unfinished conversion.", "zb_hdf5.commands.info:zb_info"),
-    "show": Listed(_LOOK, "Show rows or documents as text.", "zb_hdf5.commands.show:zb_show"),
-    "report": Listed(_LOOK, "Write a page with the statistics of a store.", "zb_hdf5.commands.report:zb_report"),
-    "verify": Listed(_CHECK, "Compare every batch with its stored digests.", "zb_hdf5.commands.verify:zb_verify"),
-    "repair": Listed(_CHECK, "Save the good batches or documents in a new file.", "zb_hdf5.commands.repair:zb_repair"),
+    "info": Listed(_LOOK, "Describe a file, store or unfinished conversion.", "zb_hdf5.commands.zb_info:zb_info"),
+    "show": Listed(_LOOK, "Show rows or documents as text.", "zb_hdf5.commands.zb_show:zb_show"),
+    "report": Listed(_LOOK, "Write a page with the statistics of a store.", "zb_hdf5.commands.zb_report:zb_report"),
+    "verify": Listed(_CHECK, "Compare every batch with its stored digests.", "zb_hdf5.commands.zb_verify:zb_verify"),
+    "repair": Listed(
+        _CHECK, "Save the good batches or documents in a new file.", "zb_hdf5.commands.zb_repair:zb_repair"
+    ),
     "doctor": Listed(
-        _CHECK, "Check this machine for problems that would stop training.", "zb_hdf5.commands.doctor:zb_doctor"
+        _CHECK, "Check this machine for problems that would stop training.", "zb_hdf5.commands.zb_doctor:zb_doctor"
     ),
-    "bench": Listed(_TRAIN, "Time the batches of a training from your own data.", "zb_hdf5.commands.bench:zb_bench"),
-    "stage": Listed(_TRAIN, "Copy the batches of a node's ranks to its own disk.", "zb_hdf5.commands.stage:zb_stage"),
-    "cache": Listed(_TRAIN, "Show and free the stores in a cache folder.", "zb_hdf5.commands.cache:zb_cache"),
+    "bench": Listed(_TRAIN, "Time the batches of a training from your own data.", "zb_hdf5.commands.zb_bench:zb_bench"),
+    "stage": Listed(
+        _TRAIN, "Copy the batches of a node's ranks to its own disk.", "zb_hdf5.commands.zb_stage:zb_stage"
+    ),
+    "cache": Listed(_TRAIN, "Show and free the stores in a cache folder.", "zb_hdf5.commands.zb_cache:zb_cache"),
     "which": Listed(
-        _TRAIN, "Name the rows and documents of a training step or a batch.", "zb_hdf5.commands.which:zb_which"
+        _TRAIN, "Name the rows and documents of a training step or a batch.", "zb_hdf5.commands.zb_which:zb_which"
     ),
 }
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zb_hdf5.commands.show import SAMPLE
+from zb_hdf5.commands.zb_show import SAMPLE
 from zb_hdf5.console import (
     FROM_0,
     FROM_1,

@@ -19,7 +19,6 @@ from source_tokens import ALL, FIELDS, check_step, make_stream, spans_of, write_
 
 from examples import examples
 from zb_hdf5 import ArgumentError, ChecksumError, FormatError, HDF5ShardWriter, Loader, convert, open_reader
-from zb_hdf5.converters import run as pipe
 from zb_hdf5.converters.cli import convert_commands as command
 from zb_hdf5.converters.engines import open_engine
 from zb_hdf5.converters.merge import merge_parts
@@ -155,7 +154,7 @@ def pack(stream, destination, *, target="hdf5", dtype="keep", work=None, **optio
     how = {"batch_size": 2, "seq_len": 8, "packing": "best-fit", **options, **(work or {})}
     if "shards" not in how:
         how.setdefault("shard_size", 96)
-    return pipe.convert(stream, target, destination, dtype=dtype, **how)
+    return convert(stream, target, destination, dtype=dtype, **how)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from zb_hdf5 import (
     repair,
     verify_store,
 )
-from zb_hdf5.converters import run as pipe
+from zb_hdf5.converters.arguments import convert
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.field import Field, parse_fields
 from zb_hdf5.files.publishing import partial_path
@@ -221,7 +221,7 @@ def test_a_flipped_bit_in_a_value_is_found(path):
 def field_store(tmp_path):
     """A store of three shards with fields, in HDF5."""
     write(tmp_path / "lone.h5")
-    pipe.convert(StoreSource(tmp_path / "lone.h5", "hdf5"), "hdf5", tmp_path / "store", shards=3)
+    convert(StoreSource(tmp_path / "lone.h5", "hdf5"), "hdf5", tmp_path / "store", shards=3)
     return tmp_path / "store"
 
 
@@ -242,17 +242,17 @@ def test_a_store_of_shards_has_the_fields_of_its_shards_also_with_a_new_index(fi
 
 
 def test_fields_survive_the_way_to_compressed_live_or_recut_files_and_back(field_store, tmp_path):
-    pipe.convert(StoreSource(field_store, "hdf5"), "hdf5", tmp_path / "cut", shards=4)
-    report = pipe.convert(StoreSource(tmp_path / "cut", "hdf5"), "hdf5", tmp_path / "live", shards=2, live=True)
+    convert(StoreSource(field_store, "hdf5"), "hdf5", tmp_path / "cut", shards=4)
+    report = convert(StoreSource(tmp_path / "cut", "hdf5"), "hdf5", tmp_path / "live", shards=2, live=True)
     assert report.left_behind == ""
     check(tmp_path / "cut")
     check(tmp_path / "live")
     there = tmp_path / "there"
     back = tmp_path / "back"
-    pipe.convert(StoreSource(field_store, "hdf5"), "hdf5", there, codec="gzip:6")
+    convert(StoreSource(field_store, "hdf5"), "hdf5", there, codec="gzip:6")
     check(there, verify="batch")
     assert all(report.problem is None for report in verify_store(there))
-    pipe.convert(StoreSource(there, "hdf5"), "hdf5", back)
+    convert(StoreSource(there, "hdf5"), "hdf5", back)
     check(back)
     before, after = ({p.name: p.read_bytes() for p in folder.glob("shard-*")} for folder in (field_store, back))
     assert before == after
@@ -265,7 +265,7 @@ def test_damage_of_a_field_is_never_copied(field_store, tmp_path):
         assert field.meta.field == reader.field("vector").meta.field
     shard = field_store / field.shards[1].path
     flip(shard, field.shards[1].columns["fields/vector"][0].base + 5)
-    is_refused(errors.ChecksumError, lambda: pipe.convert(StoreSource(field_store, "hdf5"), "hdf5", tmp_path / "out"))
+    is_refused(errors.ChecksumError, lambda: convert(StoreSource(field_store, "hdf5"), "hdf5", tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 

@@ -20,7 +20,7 @@ from interrupted import Failing, Stops
 
 from zb_hdf5 import BatchReader, FormatError, IncompleteError, Loader, ShardIndex, StoreMeta, open_reader, open_writer
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.converters import run as pipe
+from zb_hdf5.converters.arguments import convert
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.files.checked import Crc32Rows
 from zb_hdf5.files.paths import regular
@@ -254,7 +254,7 @@ def test_a_conversion_to_it_is_planned_and_resumed(row, new_store, tmp_path):
     planned = report_of(zb, "convert", tmp_path / "h5", there, "--to", row.name, "--dry-run")
     files = list(new_store.glob("shard-*"))
     assert planned["inodes"] == len(files) + 3
-    is_refused(Stops, lambda: pipe.convert(StoreSource(tmp_path / "h5", "hdf5"), row.name, there, engine=Failing(2)))
+    is_refused(Stops, lambda: convert(StoreSource(tmp_path / "h5", "hdf5"), row.name, there, engine=Failing(2)))
     damaged, _ = sorted((tmp_path / "there.partial").glob(f"*{row.suffix}"))
     with open(damaged, "r+b") as file:
         file.truncate(100)

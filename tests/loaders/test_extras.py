@@ -27,7 +27,6 @@ from zb_hdf5 import (
     convert,
     open_writer,
 )
-from zb_hdf5.converters import run as pipe
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import BackendError, FormatError
@@ -41,7 +40,7 @@ def make(path, lengths, *, batch_size=3, seq_len=8, packing="concat"):
     """Write documents of these lengths, as `make_stream` has them, in batches; padding is 0."""
     stream = make_stream(path.with_name(f"stream-{path.name}"), lengths)
     size = {"batch_size": batch_size, "seq_len": seq_len, "pad_id": 0}
-    pipe.convert(stream, "hdf5", path, shuffle=False, packing=packing, workers=1, **size)
+    convert(stream, "hdf5", path, shuffle=False, packing=packing, workers=1, **size)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +72,7 @@ def test_damaged_pieces_are_an_error_of_their_own_step(tmp_path):
 
 def test_a_store_of_shards_and_a_data_set_give_the_same(lone, tmp_path):
     path, lengths = lone
-    pipe.convert(StoreSource(path, "hdf5"), "hdf5", tmp_path / "store", shards=2)
+    convert(StoreSource(path, "hdf5"), "hdf5", tmp_path / "store", shards=2)
     with Loader(tmp_path / "store", **HOW, **EVERYTHING) as loader:
         steps = list(loader)
         for step in [*steps, *DataLoader(loader.dataset(), batch_size=None)]:

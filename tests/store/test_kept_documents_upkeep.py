@@ -13,7 +13,7 @@ from damage import flip, flip_token
 from packed import damage_table, require_same_pieces
 
 import zb_hdf5
-from zb_hdf5.converters import run as pipe
+from zb_hdf5.converters.arguments import convert
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.documents.pieces import Pieces
@@ -209,12 +209,12 @@ def test_a_damaged_source_is_not_copied(split_store, tmp_path):
     [pieces, *_] = sorted(split_store.glob("*.pieces"))
     damage_table(pieces)
     with pytest.raises(ChecksumError, match=r"pieces: \w+: block 0: expected crc32"):
-        pipe.convert(StoreSource(split_store, "auto"), "hdf5", tmp_path / "out")
+        convert(StoreSource(split_store, "auto"), "hdf5", tmp_path / "out")
     damage_table(pieces)
     table = split_store / "documents-00000.tables"
     damage_table(table)
     with pytest.raises(ChecksumError, match=r"documents-00000\.tables: \w+: block 0: expected crc32"):
-        pipe.convert(StoreSource(split_store, "auto"), "hdf5", tmp_path / "out")
+        convert(StoreSource(split_store, "auto"), "hdf5", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -427,6 +427,33 @@ RECIPES = {
     "Lightning": "lightning",
     "StatefulDataLoader of torchdata": "torchdata",
     "Context parallel: a slice of each row": "torch",
+    "DeepSpeed": "deepspeed",
+    "torchtitan": "torchtitan",
+    "Ray Train": "ray",
+    "grain": "grain",
+    "nanochat": "torch",
+    "Megatron-LM": "torch",
+}
+#: Heading -> the lines that use the objects of a recipe as its framework does.
+USES = {
+    "torchtitan": """
+batch = {"seq_len": 64, "local_batch_size": 8, "tokenizer": None, "snapshot_every_n_steps": None}
+inputs, labels = next(iter(dataloader.build(dp_rank=1, dp_world_size=2, **batch)))
+assert inputs["input"].shape == inputs["positions"].shape == labels.shape == (8, 64)
+""",
+    "Ray Train": """
+assert result.metrics["batches"] == 10, result
+""",
+    "nanochat": """
+again = stored_batches("train-h5", batch_size=8, resume_state_dict=state)
+assert torch.equal(next(again)[0], next(batches)[0])
+""",
+    "Megatron-LM": """
+batch = next(iter(tokens))
+assert {value.shape for value in batch.values()} == {(4, 64)}
+assert set(batch) == {"tokens", "labels", "loss_mask", "position_ids"}
+assert tokens.save_state()["position"] == 4
+""",
 }
 #: The names that a recipe takes from its reader; no recipe is to look for an MPI.
 OF_THE_READER = """import sys
@@ -468,7 +495,8 @@ def test_a_recipe_runs(name, tmp_path):
     shape = ["--batch-size", "8", "--seq-len", "64", "--packing", "best-fit", "--workers", "1", "--quiet"]
     arguments = ["stream-to-hdf5", str(tmp_path / "stream.h5"), str(tmp_path / "train-h5"), *shape]
     assert CliRunner().invoke(convert, arguments).exit_code == 0
-    (tmp_path / "recipe.py").write_text(OF_THE_READER + CAUSAL_LM * ("causal_lm" in recipes()[name]) + recipes()[name])
+    model = CAUSAL_LM if "causal_lm" in recipes()[name] else ""
+    (tmp_path / "recipe.py").write_text(OF_THE_READER + model + recipes()[name] + USES.get(name, ""))
     variables = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     variables |= {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-W", "ignore", "recipe.py"]

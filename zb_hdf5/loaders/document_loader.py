@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Generator, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from functools import partial
 from math import prod
@@ -29,7 +29,6 @@ from zb_hdf5.loaders.order import (
     SequentialOrder,
     Skip,
     StepPlan,
-    checked_skip,
     require_positive,
     resolve_rank,
     whole_seed,
@@ -37,7 +36,7 @@ from zb_hdf5.loaders.order import (
 from zb_hdf5.loaders.state import STATE_VERSION
 from zb_hdf5.loaders.step_values import as_tensor, require_masked, value_shape
 from zb_hdf5.loaders.steps import numpy_dtype
-from zb_hdf5.loaders.token_loader import EpochLoader, masked_numbers
+from zb_hdf5.loaders.token_loader import EpochLoader
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_DOCUMENT
 from zb_hdf5.store.opening import open_reader
 from zb_hdf5.store.window_reader import WindowReader
@@ -234,13 +233,24 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         require_prefetch(prefetch)
         if isinstance(source, BatchReader) and not isinstance(source, WindowReader):
             raise ArgumentError(f"{source.path}: expected a token stream, found batches")
-        ours: BatchReader | None = None  # is closed if an argument is refused; the caller's own stays open
+        undo: AbstractContextManager[None] = nullcontext()  # the caller's own stream stays open
         if not isinstance(source, WindowReader):
-            how: dict[str, Any] = {"cache": cache, "cache_bytes": cache_bytes, "digests": digests}
-            how |= {"split": split, "access": access, "verify": verify, "batch_size": 1, "seq_len": 1}
-            how |= {"source_dtype": source_dtype, "skip_bytes": skip_bytes}
-            ours = source = cast(WindowReader, open_reader(source, **how))
-        with on_failure(ours.close) if ours is not None else nullcontext():
+            opened = open_reader(
+                source,
+                batch_size=1,
+                seq_len=1,
+                split=split,
+                access=access,
+                verify=verify,
+                source_dtype=source_dtype,
+                skip_bytes=skip_bytes,
+                cache=cache,
+                cache_bytes=cache_bytes,
+                digests=digests,
+            )
+            source = cast(WindowReader, opened)
+            undo = on_failure(source.close)
+        with undo:
             self.store = source
             self.path = self.store.path
             if tokenizer is not None:
@@ -263,23 +273,22 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
             self._pad_token_id = pad_token_id
             self._dtype = numpy_dtype(dtype)
             self.rank, self.world_size = resolve_rank(rank, world_size)
-            offsets = self.store.doc_offsets
-            self.documents = Documents(offsets, max_tokens, too_long, self.path)
+            self.documents = Documents(self.store.doc_offsets, max_tokens, too_long, self.path)
             self._columns = self._open_columns()
-            self.skip = checked_skip(skip)
-            self.mask_documents = masked_numbers(mask_documents)
-            self._mask()
-            # the same tokens with other boundaries are other documents
-            self._fingerprint = f"{self.store.token_fingerprint}:{len(offsets) - 1}:{crc32_of(offsets.data):08x}"
-            self.epoch = -1  # none yet
-            self._counted: tuple[StepPlan | None, int] = None, 0
-            self.set_epoch(epoch)
+            self._fingerprint = self._compute_fingerprint()
+            self._counted: tuple[StepPlan | None, int] = (None, 0)
+            self._begin_with(skip, mask_documents, epoch)
 
     def __repr__(self) -> str:
         sizes = f"collate={self.collate!r}, batch_size={self.batch_size}, max_tokens={self.max_tokens}"
         order = f"shuffle={self.shuffle!r}, seed={self.seed}, epoch={self.epoch}"
         where = f"rank={self.rank}, world_size={self.world_size}"
         return f"{type(self).__name__}({str(self.path)!r}, {sizes}, {order}, {where})"
+
+    def _compute_fingerprint(self) -> str:
+        """Return the identity of the documents: the same tokens with other boundaries are other ones."""
+        offsets = self.store.doc_offsets
+        return f"{self.store.token_fingerprint}:{len(offsets) - 1}:{crc32_of(offsets.data):08x}"
 
     def _open_columns(self) -> dict[str, BatchReader]:
         """Open the fields; `ArgumentError` if one is not there, or cannot be a mask."""

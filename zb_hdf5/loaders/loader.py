@@ -6,9 +6,9 @@ A position counts the records that all ranks together have consumed in the epoch
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, TypeAlias, Unpack, overload
 
@@ -22,7 +22,6 @@ from zb_hdf5.loaders.order import (
     LASTS,
     Skip,
     StepPlan,
-    checked_skip,
     make_order,
     require_positive,
     resolve_rank,
@@ -31,7 +30,7 @@ from zb_hdf5.loaders.order import (
 )
 from zb_hdf5.loaders.state import STATE_VERSION
 from zb_hdf5.loaders.steps import BatchT, StepReader
-from zb_hdf5.loaders.token_loader import EpochLoader, masked_numbers, with_positions
+from zb_hdf5.loaders.token_loader import EpochLoader, with_positions
 from zb_hdf5.spec import DEFAULT_SPLIT, LIVE_PREFIX, STREAM_LAYOUT
 from zb_hdf5.store.opening import open_for_loader
 from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
@@ -53,6 +52,12 @@ def _last_step(last: str | None, drop_last: bool, targets: bool) -> str:
     if last == "masked" and not targets:
         raise ArgumentError('last="masked" gives rows of padding the target -100: it needs targets=True')
     return last
+
+
+def _require_divisor(reader: BatchReader, seq_len: int) -> None:
+    """Raise `ArgumentError` unless the records of a loader are whole parts of those that are stored."""
+    if whole_number("seq_len", seq_len) < 1 or reader.seq_len % seq_len:
+        raise ArgumentError(f"seq_len must divide the stored {reader.seq_len}, found {seq_len}")
 
 
 def _require_fixed_order(reader: BatchReader, shuffle: str) -> None:
@@ -291,9 +296,9 @@ class Loader(EpochLoader[BatchT]):
         if isinstance(source, list | tuple):
             raise ArgumentError(f"a Loader reads one store, found {source!r:.80}; a MixedLoader reads several stores")
         self.seed = whole_seed(seed)
-        ours: BatchReader | None = None  # is closed if an argument is refused; the caller's own stays open
+        undo: AbstractContextManager[None] = nullcontext()  # the caller's own reader stays open
         if not isinstance(source, BatchReader):
-            ours = source = open_for_loader(
+            source = open_for_loader(
                 source,
                 batch_size,
                 seq_len,
@@ -312,9 +317,11 @@ class Loader(EpochLoader[BatchT]):
                 cache_bytes=cache_bytes,
                 digests=digests,
             )
+            undo = on_failure(source.close)
             if source.layout == STREAM_LAYOUT:
-                batch_size = seq_len = None  # the windows have it
-        with on_failure(ours.close) if ours is not None else contextlib.nullcontext():
+                batch_size = None  # the windows have both
+                seq_len = None
+        with undo:
             self.reader: BatchReader = source
             self.path = source.path
             if tokenizer is not None:
@@ -325,11 +332,10 @@ class Loader(EpochLoader[BatchT]):
             self.shuffle = shuffle
             self.block_size = block_size
             self.last = _last_step(last, drop_last, targets)
-            self.batch_size = source.batch_size if batch_size is None else batch_size
             self.targets = targets
+            self.batch_size = source.batch_size if batch_size is None else batch_size
             self._length = source.seq_len if seq_len is None else seq_len
-            if whole_number("seq_len", self._length) < 1 or source.seq_len % self._length:
-                raise ArgumentError(f"seq_len must divide the stored {source.seq_len}, found {self._length}")
+            _require_divisor(source, self._length)
             self._options: dict[str, Any] = {
                 "prefetch": prefetch,
                 "device": device,
@@ -339,11 +345,7 @@ class Loader(EpochLoader[BatchT]):
                 "cu_seqlens_capacity": cu_seqlens_capacity,
                 "spans": spans,
             }
-            self.skip = checked_skip(skip)
-            self.mask_documents = masked_numbers(mask_documents)
-            self._mask()
-            self.epoch = -1  # none yet
-            self.set_epoch(epoch)
+            self._begin_with(skip, mask_documents, epoch)
             self.set_batch_size(self.batch_size)
 
     def _mask(self) -> None:

@@ -236,6 +236,14 @@ class EpochLoader(TokenLoader[BatchT]):
     def _mask(self) -> None:
         """Prepare the reads for the documents in `mask_documents`, or raise an error."""
 
+    def _begin_with(self, skip: Collection[tuple[int, int, int]], mask_documents: Collection[int], epoch: int) -> None:
+        """Take the records that are left out and the documents that are no targets, and begin an epoch."""
+        self.skip = checked_skip(skip)
+        self.mask_documents = masked_numbers(mask_documents)
+        self._mask()
+        self.epoch = -1  # none yet
+        self.set_epoch(epoch)
+
     def _end_of_epoch(self, epoch: int) -> int:
         return self.plan.num_records
 

@@ -178,7 +178,7 @@ SOURCES: Final[dict[str, SourceKind]] = {
     STREAM: SourceKind(
         noun="a token stream of documents",
         example="stream {target} \\\n           --seq-len 2048 --packing best-fit{tokens_only}",
-        opener="zb_hdf5.converters.packed:open_packed",
+        opener="zb_hdf5.converters.packed_source:open_packed",
         options=(StreamOptions, LossOptions),
         rows=(RowOptions,),
         note="The documents are packed into rows of --seq-len tokens, with their fields, spans, ids and metadata.",

@@ -42,7 +42,7 @@ from zb_hdf5.converters.options import (
     Settings,
     WorkOptions,
 )
-from zb_hdf5.converters.packed import PackedSource
+from zb_hdf5.converters.packed_source import PackedSource
 from zb_hdf5.converters.reports import Done, Report
 from zb_hdf5.converters.routes import Route, no_documents, route
 from zb_hdf5.converters.shard_plan import COMMIT_BYTES, SHARDS

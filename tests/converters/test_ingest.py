@@ -20,7 +20,6 @@ from packed import places_of
 from processes import wait_until
 
 import zb_hdf5
-from zb_hdf5.converters import packed as pack
 from zb_hdf5.converters import stream_target
 from zb_hdf5.converters.arguments import convert as run_conversion
 from zb_hdf5.converters.cli import convert_commands as convert
@@ -28,7 +27,8 @@ from zb_hdf5.converters.conversion import WHOLE, Conversion
 from zb_hdf5.converters.engines import Engine, open_engine
 from zb_hdf5.converters.journal import journal_name
 from zb_hdf5.converters.options import RowOptions
-from zb_hdf5.converters.packed import PACKINGS, PackedSource, best_fit, concat, pad
+from zb_hdf5.converters.packed_source import PackedSource
+from zb_hdf5.converters.packing import BUFFER_DOCUMENTS, PACKINGS, best_fit, concat, pad
 from zb_hdf5.converters.routes import Route
 from zb_hdf5.converters.run import run as run_one
 from zb_hdf5.converters.settings import resolved
@@ -645,7 +645,7 @@ def test_best_fit_is_the_textbook_algorithm(lengths, seq_len):
 @given(LENGTHS, SEQ_LENS, st.none() | st.integers(1, 20))
 def test_best_fit_loses_nothing_and_splits_only_what_is_longer_than_a_row(lengths, seq_len, buffer_documents):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pack, "BUFFER_DOCUMENTS", buffer_documents or pack.BUFFER_DOCUMENTS)
+        patch.setattr("zb_hdf5.converters.packing.BUFFER_DOCUMENTS", buffer_documents or BUFFER_DOCUMENTS)
         packing = best_fit(lengths, seq_len)
     assert packing.tokens_kept == lengths.sum()
     assert np.all(places_of(packing)[1] + packing.lengths <= seq_len)

@@ -19,7 +19,7 @@ from zb_hdf5.converters import stream_target
 from zb_hdf5.converters.arguments import convert as run_conversion
 from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.converters.engines import Engine, open_engine
-from zb_hdf5.converters.packed import PACKINGS
+from zb_hdf5.converters.packing import PACKINGS
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.documents.document_table import part_of

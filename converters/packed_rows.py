@@ -95,11 +95,13 @@ class PackedRows:
 
     @kept_property
     def _packing(self) -> Packing:
-        return Packing(*(np.load(path, mmap_mode="r").view(np.ndarray) for path in self._plan_paths))
+        offsets, lengths, first = map(_load, self._plan_paths)
+        return Packing(offsets, lengths, first)
 
     def rows_of(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Return the rows of some batches, by their numbers in the store; none is beyond the last row."""
-        first, end = ((batch - self.first_batch) * self._batch_size for batch in (start, stop))
+        first = (start - self.first_batch) * self._batch_size
+        end = (stop - self.first_batch) * self._batch_size
         return self.order.indices(np.arange(first, min(end, self.num_rows)))
 
     def tokens_in(self, rows: npt.NDArray[np.int64]) -> int:
@@ -178,6 +180,12 @@ def _copy_runs(column: Tokens, offsets: IndexArray, out: TokenArray, starts: Ind
         else:
             out[start:stop] = ids
     column.read(waiting)
+
+
+def _load(path: Path) -> npt.NDArray[np.int64]:
+    """Map a file of `_save`."""
+    found: npt.NDArray[np.int64] = np.load(path, mmap_mode="r").view(np.ndarray)
+    return found
 
 
 def _save(path: Path, array: npt.NDArray[np.int64]) -> None:

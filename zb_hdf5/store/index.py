@@ -356,13 +356,17 @@ def require_files(folder: Path, index: ShardIndex) -> None:
     if isinstance(folder, RemotePath):
         return
     paths = index.table.values["path"]
-    paths = paths if index.complete else paths[:-1]  # the last one may be a `.partial`
-    parts = [(parent, name) for parent, _, name in (path.rpartition("/") for path in paths)]
-    present = {
-        parent: set(os.listdir(folder / parent)) if (folder / parent).is_dir() else set()
-        for parent in {parent for parent, _ in parts}
-    }
-    missing = [path for path, (parent, name) in zip(paths, parts, strict=True) if name not in present[parent]]
+    if not index.complete:
+        paths = paths[:-1]  # the last one may be a `.partial`
+    listed: dict[str, set[str]] = {}
+    missing = []
+    for path in paths:
+        parent, _, name = path.rpartition("/")
+        if parent not in listed:
+            inside = folder / parent
+            listed[parent] = set(os.listdir(inside)) if inside.is_dir() else set()
+        if name not in listed[parent]:
+            missing.append(path)
     if missing:
         raise FormatError(
             f"{folder / INDEX_NAME}: names {missing[0]}, which is not there ({len(missing):,} of {len(index.shards):,} "
@@ -387,9 +391,12 @@ def _documents_from_json(value: Any, where: str) -> tuple[DocumentPart, ...]:
     ends: dict[str, tuple[int, int]] = {}
     for part in parts:
         token, document = ends.get(part.split, (0, 0))
-        if part.first_token < token or part.first_document < document or min(part.token_count, part.document_count) < 0:
+        is_possible = part.token_count >= 0 and part.document_count >= 0
+        if not is_possible or part.first_token < token or part.first_document < document:
             raise FormatError(f"{where}: {part.path}: overlaps the table before it", remedy=Remedy.REBUILD)
-        ends[part.split] = part.first_token + part.token_count, part.first_document + part.document_count
+        end_token = part.first_token + part.token_count
+        end_document = part.first_document + part.document_count
+        ends[part.split] = (end_token, end_document)
     return parts
 
 

@@ -18,13 +18,13 @@ from benchmarks import measure as m
 from benchmarks.report import markdown, write
 
 #: The parts of the report.
-PARTS = ("peers", "read", "load", "train", "convert", "remote")
+PARTS = ("peers", "read", "load", "beyond", "train", "convert", "remote")
 #: Rounds of every row by default, and with --quick.
 ROUNDS = 5
 QUICK_ROUNDS = 1
 QUICK_MIB = 8
 #: Tables that `--ours` leaves out: they take minutes.
-LONG = ("Many shards", "A cold disk")
+LONG = ("Many shards", "A cold disk", "Larger than memory")
 
 
 def _pythons(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -64,8 +64,8 @@ def benchmarks(name: str, only: str, out: Path | None, json_path: Path | None, *
     """Measure this package against bare reads and writes and other libraries, and with --old against another build.
 
     report: all parts. peers: loaders of other libraries. read: every backend and access, codecs, windows. load:
-    loaders, documents, fields and spans, files of other trainers, large stores, cold disks. train: a small model.
-    convert: every conversion. remote: a store behind HTTP.
+    loaders, documents, fields and spans, files of other trainers, large stores, cold disks. beyond: data larger than
+    memory. train: a small model. convert: every conversion. remote: a store behind HTTP.
     """
     start_s = time.monotonic()
     parts = PARTS if name == "report" else (name,)

@@ -280,11 +280,7 @@ def _end_of(exit_code: int) -> str:
     """Return how a process has ended, by its exit code, or by the number of a signal below 0."""
     if exit_code >= 0:
         return f"the process ended with exit code {exit_code}, and without a result"
-    hint = (
-        ", as the kernel does where memory is short; --mib makes the data smaller"
-        if -exit_code == signal.SIGKILL
-        else ""
-    )
+    hint = ", as the kernel does where memory is short" if -exit_code == signal.SIGKILL else ""
     return f"killed by {signal.Signals(-exit_code).name}{hint}"
 
 

@@ -139,6 +139,8 @@ def _section(table: dict[str, Any], quick: bool, pictures: str | None) -> list[s
         if pictures:
             lines += [f"![{table['title']}: bars of all rows]({pictures}/{_file_name(table)})", ""]
         lines += [*_table(table["rows"], quick), ""]
+    if table.get("conclusion"):
+        lines += [table["conclusion"], ""]
     for facts in table.get("libraries", {}).values():
         versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
         lines.append(f"- {facts['library']}: {versions}")

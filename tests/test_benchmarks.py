@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from importlib import import_module
@@ -14,21 +15,32 @@ import numpy as np
 import pytest
 from commandline import run
 
+from benchmarks import beyond, memory_cap, peers, read
 from benchmarks import measure as m
-from benchmarks import peers, read
-from benchmarks.__main__ import benchmarks
+from benchmarks.__main__ import PARTS, benchmarks
 from benchmarks.report import faster, markdown, missed
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Rows of each benchmark.
 ROWS = {"peers": 14, "read": 20, "load": 39, "train": 5, "convert": 13, "remote": 3}
+#: Bytes of memory of a process that is capped.
+CAP = 64 << 20
 #: The run whose page is a part of the documentation.
 RUN = ROOT / "docs" / "report" / "report.json"
 
 
-def measured(name, *options):
+@pytest.fixture
+def place():
+    """Return where the memory of a process may be capped."""
+    try:
+        return memory_cap.usable_place(CAP)
+    except memory_cap.NoCapError as error:
+        pytest.skip(str(error))
+
+
+def measured(name, *options, timeout_s=120):
     command = [sys.executable, "-m", "benchmarks", name, "--quick", *options]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
 
 
 @pytest.mark.slow
@@ -49,7 +61,7 @@ def test_every_row_is_measured(tmp_path, name):
         assert all(0 < low <= median <= high for median, low, high in row["figures"].values() if low)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", PARTS)
 def test_a_name_of_no_table_is_refused_with_all_names(name):
     done = run(benchmarks, name, "--quick", "--only", "nonsense")
     known = [title for title in import_module(f"benchmarks.{name}").TITLES if title != "Against the older build"]
@@ -121,7 +133,7 @@ def kill_all():
     os.kill(os.getppid(), signal.SIGTERM)
     signal.pause()
 """
-SIGKILL = "killed by SIGKILL, as the kernel does where memory is short; --mib makes the data smaller"
+SIGKILL = "killed by SIGKILL, as the kernel does where memory is short"
 
 
 @pytest.fixture
@@ -221,6 +233,103 @@ def test_an_interpreter_that_is_none_is_refused():
     done = run(benchmarks, "peers", "--python", "hf=nowhere")
     assert done.exit_code == 2
     assert "expected NAME=INTERPRETER, found 'hf=nowhere'" in done.stderr
+
+
+# --- data that are larger than memory ----------------------------------------------------------------------------
+
+V1 = "4:memory:/user/one\n3:cpu,cpuacct:/\n0::/user\n"
+V1_MOUNTS = """\
+31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755
+32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu,cpuacct
+35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+"""
+V2 = "0::/user.slice/shell.scope\n"
+V2_MOUNTS = "26 23 0:22 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
+
+
+@pytest.mark.parametrize(
+    ("groups", "mounts", "folders"),
+    [
+        (V1, V1_MOUNTS, ["/sys/fs/cgroup/memory/user/one"]),
+        (V1, V1_MOUNTS.replace("0:32 / ", "0:32 /user "), ["/sys/fs/cgroup/memory/one"]),  # of a container
+        (V1, V1_MOUNTS.replace("0:32 / ", "0:32 /other "), []),
+        (V1, V2_MOUNTS, []),
+        (V2, V2_MOUNTS, ["/sys/fs/cgroup/user.slice/shell.scope", "/sys/fs/cgroup/user.slice"]),
+        ("0::/\n", V2_MOUNTS, ["/sys/fs/cgroup"]),
+        ("", "", []),
+    ],
+)
+def test_a_group_is_made_below_that_of_this_process(groups, mounts, folders):
+    assert [str(place.folder) for place in memory_cap.places(groups, mounts)] == folders
+
+
+@pytest.mark.parametrize("kind", [memory_cap.V1, memory_cap.V2])
+def test_a_folder_without_limits_of_memory_is_left_as_it_was(tmp_path, kind):
+    with pytest.raises(FileNotFoundError, match=kind.limit):
+        memory_cap.Group(memory_cap.Place(tmp_path, kind), CAP)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_the_page_cache_of_a_process_is_capped_and_one_that_allocates_more_is_killed(tmp_path, place):
+    path = tmp_path / "large"
+    path.write_bytes(bytes(2 * CAP))
+    m.evict(path)
+    read_it = "f = open(sys.argv[2], 'rb', buffering=0); print(sum(map(len, iter(lambda: f.read(1 << 20), b''))))"
+    enter = "import os, sys; open(sys.argv[1], 'w').write(str(os.getpid())); "
+    with memory_cap.group(place, CAP) as group:
+        command = [sys.executable, "-c", enter + read_it, group.entrance, path]
+        assert subprocess.run(command, capture_output=True, text=True).stdout == f"{2 * CAP}\n"
+        assert CAP / 2 < group.peak_mib() * m.MIB <= CAP
+        done = subprocess.run([sys.executable, "-c", enter + f"bytearray({2 * CAP})", group.entrance])
+        assert done.returncode == -signal.SIGKILL
+    assert not group.folder.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.longest
+@pytest.mark.usefixtures("place")
+def test_data_that_are_larger_than_memory_are_read_and_a_tensor_of_them_is_killed(tmp_path):
+    path = tmp_path / "figures.json"
+    done = measured("beyond", "--json", path, "--folder", tmp_path, timeout_s=400)
+    assert done.returncode == 0, done.stderr
+    [table] = json.loads(path.read_text())["tables"]
+    rows = {row["name"]: row for row in table["rows"]}
+    assert {"Loader", "Loader, .batch, sequential", "np.memmap loop", "O_DIRECT, sequential"} <= rows.keys()
+    cap_mib = table["mib"] / beyond.SHARE
+    assert all(0 < row["figures"][beyond.PEAK][0] <= cap_mib for row in rows.values())
+    killed = table["skipped"]["torch.load, int64 batches in memory, in a DataLoader"]
+    assert killed == f"{SIGKILL} (round 1 of 1)"
+    assert table["conclusion"] in done.stdout
+
+
+def test_a_machine_that_cannot_cap_memory_is_a_reason(build, monkeypatch, tmp_path):
+    monkeypatch.setattr(memory_cap, "places", lambda groups, mounts: [])
+    monkeypatch.setattr(m, "Build", lambda *_: build)
+    done = run(benchmarks, "beyond", "--quick", "--folder", tmp_path)
+    assert done.exit_code == 0, done.output
+    reason = (
+        "the memory of one process cannot be capped here (no control groups of memory are mounted for this process)"
+    )
+    assert f"- Not measured: Larger than memory: {reason}" in done.stdout
+
+
+def test_the_conclusion_is_made_of_the_numbers():
+    ways = [
+        way("Loader", [], [40]),
+        way("Loader, sequential", [], [20]),
+        way("np.memmap loop", [], [400]),
+        way("np.memmap loop, sequential", [], [15]),
+        way("HF datasets, Arrow", [], [800]),
+    ]
+    table = m.compare("title", ways, 1) | {"skipped": {"tensor": f"{SIGKILL} (round 1 of 1)", "hf": "no such library"}}
+    assert beyond.conclusion(table, 1024) == (
+        "With 256 MiB of memory for 1,024 MiB of data, `Loader` reads 410 M tokens/s shuffled, 10 times as many as "
+        "`np.memmap loop`, 20 times as many as `HF datasets, Arrow`; `Loader, sequential` reads 819 M tokens/s in "
+        "sequence, 0.75 times as many as `np.memmap loop, sequential`; `tensor` is killed."
+    )
+    assert "is killed." in markdown(result_of(table_of(conclusion="It is killed.")))
 
 
 # --- the report --------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 A file has `LIBRARY`, the name that people know; `PACKAGES`, whose versions are noted; `prepare`, which writes the
 tokens of `tokens.npy` in its own format; and `BATCHES` and `ROWS`: ways to read whole batches, and rows that are
 shuffled anew in each epoch, in batches of 32 x 512 to int64. The first of each is the default of the library, and the
-last its fastest setting that was found.
+last its fastest setting that was found. Some have `BEYOND` as well: ways to read data that are larger than memory.
 
 This module imports nothing but numpy: the interpreters have no zb_hdf5.
 """
@@ -109,12 +109,12 @@ def measure(run: m.Run) -> Iterator[dict[str, Any]]:
     names = (OURS, MEMMAP) if run.is_ours else (OURS, MEMMAP, *OTHERS)
     try:
         for name in names:
-            builds[name] = _build(name, run)
+            builds[name] = build_of(name, run, __name__)
             try:
                 facts[name] = builds[name].call("describe", name)
                 builds[name].call("prepare", name, run.folder)
             except m.CallError as error:
-                reasons[name] = _reason(error)
+                reasons[name] = reason_of(error)
         usable = [name for name in names if name not in reasons]
         for title in run.titles:
             ways = [way for name in usable for way in _ways(run, title, name, builds[name], facts[name])]
@@ -125,12 +125,13 @@ def measure(run: m.Run) -> Iterator[dict[str, Any]]:
             build.close()
 
 
-def _build(name: str, run: m.Run) -> m.Build:
+def build_of(name: str, run: m.Run, module: str) -> m.Build:
+    """Return a process of the interpreter of a library, which calls the functions of a module."""
     python = run.pythons.get(name)
     modules = [f"benchmarks.peers.{name}"]
     if python is None:
-        return m.Build(__name__, imported=modules)
-    return m.Build(__name__, None, python, modules)
+        return m.Build(module, imported=modules)
+    return m.Build(module, None, python, modules)
 
 
 def _ways(run: m.Run, title: str, name: str, build: m.Build, facts: Mapping[str, Any]) -> Iterator[m.Way]:
@@ -146,10 +147,10 @@ def _call(build: m.Build, arguments: tuple[Any, ...], patience_s: float) -> m.Fi
     except m.KilledError:
         raise
     except m.CallError as error:
-        raise m.UnavailableRow(_reason(error)) from error
+        raise m.UnavailableRow(reason_of(error)) from error
     return figures
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """Return the last line of a traceback."""
     return str(error).strip().splitlines()[-1]

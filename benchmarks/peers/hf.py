@@ -64,6 +64,10 @@ BATCHES: dict[str, Callable[[Path], m.Epochs]] = {
     "HF datasets in a DataLoader": whole,
     "HF datasets, Arrow": arrow,
 }
+BEYOND: dict[str, Callable[[Path], m.Epochs]] = {
+    "HF datasets in a DataLoader": whole,
+    "HF datasets, Arrow": arrow,
+}
 ROWS: dict[str, Callable[[Path], m.Epochs]] = {
     "HF datasets in a DataLoader, a row each": default,
     "HF datasets and a BatchSampler": sampled,

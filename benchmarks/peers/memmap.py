@@ -77,6 +77,11 @@ def loop_with_crc32(folder: Path) -> m.Epochs:
     return epoch_of
 
 
+def in_sequence(folder: Path) -> m.Epochs:
+    batches = source(folder).reshape(-1, m.BATCH_SIZE, m.SEQ_LEN)
+    return lambda epoch: (torch.from_numpy(batch.astype(np.int64)) for batch in batches)
+
+
 def gather(folder: Path) -> m.Epochs:
     tokens = source(folder)
 
@@ -91,6 +96,10 @@ BATCHES: dict[str, Callable[[Path], m.Epochs]] = {
     "np.memmap in a DataLoader": lambda f: repeated(DataLoader(MemmapBatches(f), batch_size=None, shuffle=True)),
     "np.memmap loop, crc32": loop_with_crc32,
     "np.memmap loop": loop,
+}
+BEYOND: dict[str, Callable[[Path], m.Epochs]] = {
+    "np.memmap loop": loop,
+    "np.memmap loop, sequential": in_sequence,
 }
 ROWS: dict[str, Callable[[Path], m.Epochs]] = {
     "np.memmap in a DataLoader, a row each": lambda f: repeated(

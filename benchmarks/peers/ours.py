@@ -49,6 +49,17 @@ BATCHES: dict[str, Callable[[Path], m.Epochs]] = {
     "dataset() in a DataLoader": lambda f: in_data_loader(f / "ours-hdf5"),
     'dataset() in a DataLoader, verify="none"': lambda f: in_data_loader(f / "ours-hdf5", verify="none"),
 }
+BEYOND: dict[str, Callable[[Path], m.Epochs]] = {
+    "Loader": lambda f: load(f / "ours-hdf5"),
+    'Loader, access="mmap"': lambda f: load(f / "ours-hdf5", access="mmap"),
+    'Loader, access="h5py"': lambda f: load(f / "ours-hdf5", access="h5py"),
+    "Loader, .batch": lambda f: load(f / "ours-batch"),
+    'Loader, .batch, access="mmap"': lambda f: load(f / "ours-batch", access="mmap"),
+    "Loader, sequential": lambda f: load(f / "ours-hdf5", shuffle="sequential"),
+    'Loader, access="mmap", sequential': lambda f: load(f / "ours-hdf5", access="mmap", shuffle="sequential"),
+    'Loader, access="h5py", sequential': lambda f: load(f / "ours-hdf5", access="h5py", shuffle="sequential"),
+    "Loader, .batch, sequential": lambda f: load(f / "ours-batch", shuffle="sequential"),
+}
 ROWS: dict[str, Callable[[Path], m.Epochs]] = {
     'Loader, shuffle="records"': lambda f: load(f / "ours-hdf5", shuffle="records"),
     'Loader, .batch, shuffle="records"': lambda f: load(f / "ours-batch", shuffle="records"),

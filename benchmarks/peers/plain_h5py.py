@@ -57,6 +57,7 @@ BATCHES: dict[str, Callable[[Path], m.Epochs]] = {
     "h5py in a DataLoader": lambda f: in_data_loader(f, "batches", None),
     "h5py loop": loop,
 }
+BEYOND: dict[str, Callable[[Path], m.Epochs]] = {"h5py loop": loop}
 ROWS: dict[str, Callable[[Path], m.Epochs]] = {
     "h5py in a DataLoader, a row each": lambda f: in_data_loader(f, "rows", m.BATCH_SIZE)
 }

@@ -43,6 +43,7 @@ def batches(folder: Path) -> m.Epochs:
 
 
 BATCHES: dict[str, Callable[[Path], m.Epochs]] = {"torch.load, int64 batches in memory, in a DataLoader": batches}
+BEYOND: dict[str, Callable[[Path], m.Epochs]] = {"torch.load, int64 batches in memory, in a DataLoader": batches}
 ROWS: dict[str, Callable[[Path], m.Epochs]] = {
     "torch.load, TensorDataset in a DataLoader": rows,
     "torch.load, TensorDataset and a BatchSampler": sampled,

@@ -16,6 +16,7 @@ from zb_hdf5.converters.flat_source import cut_flat, flat_files_at, without_docu
 from zb_hdf5.converters.options import KeptOptions, LossOptions, Settings
 from zb_hdf5.documents.document_table import DocumentTableFile
 from zb_hdf5.documents.metadata import NO_SOURCE, DocumentRows
+from zb_hdf5.files.listing import require_named_once
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
 from zb_hdf5.spec import NO_BOUNDARY, STREAM_LAYOUT, TokenArray, documents_path, stored_dtype
@@ -121,12 +122,14 @@ class StreamSource(DocumentSource):
     def __init__(self, paths: Sequence[Path], options: KeptOptions, *, in_pieces: bool = False) -> None:
         self._in_pieces = in_pieces
         self.has_documents = not in_pieces
+        require_named_once(paths, "documents")
         self._streams = {(path, split): _opened(path, split, options) for path in paths for split in splits_of(path)}
         self._files = [
             StreamFile(stream, number, split, path, _cuts(stream, number, path, in_pieces))
             for (_, split), stream in self._streams.items()
             for number, path in enumerate(stream.paths)
         ]
+        require_named_once((file.path for file in self._files), "documents")
         self.paths = [*(file.path for file in self._files), *(each for file in self._files for each in _beside(file))]
         self.splits = [file.split for file in self._files]
         self.num_tokens = sum(stream.num_tokens for stream in self._streams.values())

@@ -85,6 +85,10 @@ TYPED: Final = {
 COPY_FIRST: Final = (
     "; copy it to this machine first: a store with 'zb convert hdf5-to-hdf5', other files with their own tool"
 )
+#: Characters that a shell does not take as a part of a word.
+_SPECIAL: Final = re.compile(r"""[\s"'$`\\;&|<>()*?\[\]#~!]""")
+#: A path in a command.
+_IN_COMMAND: Final = re.compile(r"'zb [^']* \{at\}[^']*'")
 #: Remedies whose commands take no URL.
 LOCAL_ONLY: Final = frozenset({Remedy.REPAIR, Remedy.REBUILD, Remedy.REBUILD_FORCE, Remedy.CRC32})
 
@@ -154,7 +158,14 @@ def typed(text: str, at: str) -> str:
     facts = text.removesuffix(found.about(at))
     if "://" in at and found in LOCAL_ONLY:
         return f"{facts}{TYPED[found].format(at='COPY')}, where COPY is it, copied to this machine"
-    return facts + TYPED[found].format(at=at)
+    return facts + TYPED[found].format(at=one_word(at) if _IN_COMMAND.search(TYPED[found]) else at)
+
+
+def one_word(path: str) -> str:
+    """Return a path as one word of a command that stands in single quotes: with spaces, in double ones."""
+    if not _SPECIAL.search(path):
+        return path
+    return '"' + re.sub(r'(["\\$`])', r"\\\1", path) + '"'
 
 
 def _fail(ctx: click.Context, error: BaseException, message: str, code: int) -> NoReturn:
@@ -345,7 +356,8 @@ class PathOrUrl(click.Path):
         path: Any = super().convert(value, param, ctx)
         partial = path.with_name(f"{path.name}.partial") if path.name else path
         if not self._new and not os.path.lexists(path) and partial.exists():
-            writer = f"{partial.name} is being written, or its writer died; see 'zb info {partial}'"
+            look = f"see 'zb info {one_word(str(partial))}'"
+            writer = f"{partial.name} is being written, or its writer died; {look}"
             self.fail(f"{path} is not finished: {writer}", param, ctx)
         if not self._new and not path.exists():
             self.fail(f"{path}: no such file or folder", param, ctx)

@@ -67,6 +67,16 @@ def test_batches_that_are_joined_of_records_have_no_bare_mapping(folder, monkeyp
     assert "bare mapping" in [row["way"] for row in stored["rows"]]
 
 
+def test_a_compressed_file_of_another_program_has_no_settings_of_plain_extents(folder, monkeypatch):
+    monkeypatch.setattr(timing, "LEAST_ROUNDS", 1)
+    monkeypatch.setattr(timing, "MOST_ROUNDS", 1)
+    monkeypatch.setattr(timing, "_data_loader", lambda path, options, workers: timing._open_loader(path, options))
+    with h5py.File(folder / "foreign.h5") as plain, h5py.File(folder / "packed.h5", "w") as packed:
+        packed.create_dataset("tokens", data=plain["tokens"][:], compression="gzip", chunks=(8, 16))
+    report = report_of(zb, "bench", folder / "packed.h5", "--seconds", 1, "--batch-size", 4)
+    assert [row["way"] for row in report["rows"]] == [SETTINGS[0], *SETTINGS[4:], *OTHERS[:2]]
+
+
 @pytest.mark.slow
 def test_a_data_loader_with_workers_and_three_rounds(folder):
     report = report_of(zb, "bench", folder / "store", "--seconds", 1)

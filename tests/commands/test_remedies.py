@@ -49,6 +49,14 @@ def test_the_command_to_type_takes_the_place_of_the_words_but_not_in_a_quoted_er
     assert (str(error), error.facts, message_of(error), error.remedy) == ("a: b", "a: b", "a: b", None)
 
 
+def test_a_path_with_spaces_is_one_word_of_a_command():
+    error = IncompleteError("a b$/x.h5: its writer has not finished", remedy=Remedy.REPAIR, at="a b$/x.h5")
+    assert message_of(error).endswith("run 'zb repair \"a b\\$/x.h5\"'")
+    assert message_of(FormatError("no", remedy=Remedy.VERIFY, at="tøkens/x.h5")).endswith("run 'zb verify tøkens/x.h5'")
+    left_out = FormatError("bad", remedy=Remedy.LEAVE_OUT, at="25 batches")
+    assert "leave its 25 batches out" in message_of(left_out)
+
+
 def test_a_remedy_survives_the_way_out_of_a_process(tmp_path):
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         with pytest.raises(IncompleteError) as caught:

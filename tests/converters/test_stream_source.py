@@ -189,3 +189,12 @@ def test_streams_that_differ_are_converted_one_by_one(files, tmp_path):
         ConvertError, lambda: convert([files[0], tmp_path / "other.h5"], "stream", tmp_path / "out"),
         match="expected the same boundary_token_id as in the others, 7, found -1",
     )  # fmt: skip
+
+
+def test_a_file_that_is_named_twice_is_refused(files, tmp_path):
+    ids = GOLDEN / "megatron" / "uint16" / "corpus_text_document.bin"
+    report = convert(files, "stream", tmp_path / "store", workers=1)
+    shard = tmp_path / "store" / report.shards[0].path
+    for paths in ([tmp_path / "store", shard], [files[0], files[0]], [ids, ids.with_suffix(".idx")]):
+        named = lambda paths=paths: convert(paths, "stream", tmp_path / "out")  # noqa: E731
+        is_refused(ConvertError, named, match="is named 2 times; its documents would be stored as often: name it once")

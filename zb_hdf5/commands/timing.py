@@ -123,14 +123,15 @@ def ways_of(path: Path, reader: BatchReader, options: dict[str, Any]) -> list[Wa
         ways.append(way('verify="none"', checked=False, verify="none"))
     if isinstance(path, RemotePath):
         return [*ways, way("prefetch=16", prefetch=16), way("int32", kind="other", dtype=torch.int32)]
-    if reader.tokens.wait is Wait.LOCAL:
+    has_extents = reader.tokens.wait is Wait.LOCAL and reader.access != "h5py"
+    if has_extents:
         ways += [way(f'access="{name}"', access=name) for name in ("mmap", "pread")]
     ways.append(way("prefetch=4", prefetch=4))
     workers = min(2, len(os.sched_getaffinity(0)))
     ways.append(Way(f"DataLoader, {workers} workers", partial(_data_loader, path, options, workers), is_checked))
     ways.append(way("dtype=torch.int32", checked=False, kind="other", dtype=torch.int32))
     ways.append(way('shuffle="records"', checked=False, kind="other", shuffle="records"))
-    if reader.tokens.wait is Wait.LOCAL and not _joins_records(path, reader, options):
+    if has_extents and not _joins_records(path, reader, options):
         ways.append(Way("bare mapping", partial(_bare, path, options), False, "limit"))
     return ways
 

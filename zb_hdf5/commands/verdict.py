@@ -14,7 +14,7 @@ from zb_hdf5.console import (
     message_of,
     typed,
 )
-from zb_hdf5.errors import ChecksumError, FormatError, UnverifiableError, ZbError
+from zb_hdf5.errors import ChecksumError, FormatError, Remedy, UnverifiableError, ZbError
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.store.verify import Outcome, ShardReport
 
@@ -38,7 +38,7 @@ def verdict(path: Path, reports: list[ShardReport]) -> Output:
             if each in counts:
                 result += f", {counts[each]:,} {text}"
     files = [
-        {**vars(each), "outcome": each.outcome, "missing": _missing(each), "problem": _problem(each)}
+        {**vars(each), "outcome": each.outcome, "missing": _missing(path, each), "problem": _problem(each)}
         for each in reports
     ]
     codes = [_code_of(report.problem) for report in reports if report.problem is not None]
@@ -58,8 +58,10 @@ def _code_of(error: ZbError) -> int:
     return ChecksumError.exit_code if damaged else error.exit_code
 
 
-def _missing(report: ShardReport) -> str:
-    return typed(report.missing, report.path)
+def _missing(path: Path, report: ShardReport) -> str:
+    """Return the digests that a file lacks; those of files of other programs are made for the whole path at once."""
+    is_foreign = report.missing.endswith(Remedy.DIGESTS.about(""))
+    return typed(report.missing, str(path) if is_foreign else report.path)
 
 
 def _problem(report: ShardReport) -> str | None:
@@ -71,12 +73,12 @@ def _rows_of_files(path: Path, reports: list[ShardReport]) -> Iterator[tuple[str
     if len(reports) == 1:
         [report] = reports
         name = "file" if report.path == str(path) else _name_in(path, report)
-        yield name, _line_of(report)
+        yield name, _line_of(path, report)
         return
     told = set[str]()
     for report in reports:
         if report.outcome is not Outcome.VERIFIED and (report.problem or report.missing not in told):
-            yield _name_in(path, report), _line_of(report)
+            yield _name_in(path, report), _line_of(path, report)
             told.add(report.missing)
     for name, is_table in (("shards", False), ("documents", True)):
         kind = [report for report in reports if bool(report.document_count) == is_table]
@@ -92,12 +94,12 @@ def _name_in(path: Path, report: ShardReport) -> str:
     return str(found.relative_to(folder)) if found.is_relative_to(folder) else report.path
 
 
-def _line_of(report: ShardReport) -> str:
+def _line_of(path: Path, report: ShardReport) -> str:
     if report.problem is not None:
         return f"BAD: {_problem(report)}"
     amount = _amount_of([report])
     if report.missing:
-        facts = ("NOT VERIFIED", amount, _missing(report))
+        facts = ("NOT VERIFIED", amount, _missing(path, report))
         return ": ".join(fact for fact in facts if fact)
     return f"verified: {amount or '0 tokens'} ({_compared([report])})"
 

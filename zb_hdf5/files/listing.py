@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from zb_hdf5.errors import ConvertError
-from zb_hdf5.files.paths import any_path
+from zb_hdf5.files.paths import any_path, is_url
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 
 
@@ -40,7 +40,20 @@ def files_at(paths: Sequence[str | os.PathLike[str]], *suffixes: str) -> list[Pa
         else:  # a FIFO would block for ever
             expected = "expected a file or folder, found neither" if path.exists() else "no such file or folder"
             raise ConvertError(f"{path}: {expected}")
-    for path, count in Counter(file.resolve() for file in files).items():
-        if count > 1:
-            raise ConvertError(f"{path}: is named {count} times; its tokens would be stored as often")
+    require_named_once(files)
     return files
+
+
+def require_named_once(files: Iterable[Path], values: str = "tokens") -> None:
+    """Raise `ConvertError` for a file that is named twice, also by another name of it: a link, or its folder.
+
+    Parameters
+    ----------
+    files
+        The files.
+    values
+        The values in them, for the message.
+    """
+    for path, count in Counter(file if is_url(file) else file.resolve() for file in files).items():
+        if count > 1:
+            raise ConvertError(f"{path}: is named {count} times; its {values} would be stored as often: name it once")

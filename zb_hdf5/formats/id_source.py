@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, ConvertError
 from zb_hdf5.field import LABELS, Field
+from zb_hdf5.files.listing import require_named_once
 from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
 from zb_hdf5.spec import TokenArray, stored_dtype
 from zb_hdf5.text.corpus import IDS_COLUMNS, facts_of_document, row_of_source
@@ -337,7 +337,7 @@ class IdSource(DocumentSource):
         max_document_tokens: int | None = None,
         more_paths: Sequence[Path] = (),
     ) -> None:
-        _require_different(files)
+        require_named_once((file.path for file in files), "documents")
         _require_same_fields(files)
         self._files = list(files)
         self._limit = max_document_tokens
@@ -430,12 +430,6 @@ class IdSource(DocumentSource):
                     field.as_stored(values[end - length : end], (length,), row_of_source(path, number))
                 raise
         return found
-
-
-def _require_different(files: Sequence[IdFile]) -> None:
-    for path, count in Counter(file.path.resolve() for file in files).items():
-        if count > 1:
-            raise ConvertError(f"{path}: is named {count} times; its documents would be stored as often: name it once")
 
 
 def _require_same_fields(files: Sequence[IdFile]) -> None:

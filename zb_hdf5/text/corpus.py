@@ -7,7 +7,6 @@ import json
 import os
 import zlib
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -397,11 +396,11 @@ def open_documents(
     ConvertError
         If a path has no such files, a file is named twice, or lacks a column.
     """
+    from zb_hdf5.files.listing import require_named_once  # numpy, which help does not need
+
     kinds = list(FILE_KINDS.values()) if kind is None else [FILE_KINDS[kind]]
     files = [file for path in map(Path, paths) for file in _files_of(path, kind, kinds)]
-    for path, count in Counter(file.resolve() for file in files).items():
-        if count > 1:
-            raise ConvertError(f"{path}: is named {count} times; its documents would be stored as often: name it once")
+    require_named_once(files, "documents")
     opened = []
     for file in files:
         opener = next(each for each in kinds if kind or file.name.endswith(each.suffixes))

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from commandline import commands_of
+from pages import run_page
 
 import zb_hdf5
 from zb_hdf5 import open_writer, spec
@@ -320,16 +321,8 @@ def copy_files_of_trainers():
     np.save("tokens.npy", np.arange(20_000, dtype=np.uint16) % 300)
 
 
-def ran(lines):
-    """Run command lines, and return what they print."""
-    printed = ""
-    for line in lines:
-        done = CliRunner().invoke(zb, shlex.split(line, comments=True)[1:])
-        assert done.exit_code == 0, done.output
-        printed += done.stdout
-    return printed
-
-
+#: Pages whose examples run in a process each, or beside a server (remote/test_tutorial.py).
+RUN_ELSEWHERE = {"recipes.md", "tutorials/buckets.md"}
 #: Pages that take seconds, besides all tutorials.
 SLOW_PAGES = {"coming_from.md"}
 
@@ -339,7 +332,7 @@ SLOW_PAGES = {"coming_from.md"}
     [
         pytest.param(name, marks=[pytest.mark.slow] if name in SLOW_PAGES | TUTORIALS else [])
         for name, text in TEXT.items()
-        if "```python" in text and name != "recipes.md"
+        if "```python" in text and name not in RUN_ELSEWHERE
     ],
 )
 def test_python_examples_run(page, tmp_path, monkeypatch, capsys):
@@ -376,16 +369,8 @@ def test_python_examples_run(page, tmp_path, monkeypatch, capsys):
         pytest.importorskip("datasets")
         copy_files_of_trainers()
     seen = []
-    printed = ""
     names = {"step": seen.append, "tokenized": lambda: tokens, "documents": lambda: tokens[0], "__name__": "__main__"}
-    for language, example in re.findall(r"^```(\w*)\n(.*?)^```", TEXT[page], re.DOTALL | re.MULTILINE):
-        if language == "python":
-            exec(example, names)
-            printed = capsys.readouterr().out
-        elif language == "text":  # what one sees: each line is in the output of the block before it
-            assert not [line for line in example.splitlines() if line not in printed], printed
-        elif page in COMMANDS_RUN:
-            printed = ran(line for line in example.splitlines() if line.startswith("zb ")) or printed
+    run_page(TEXT[page], names, capsys, with_commands=page in COMMANDS_RUN)
     steps = {"README.md": 3 * len(tokens), "train.md": 3 * len(tokens) + 20}
     steps |= dict.fromkeys(("operate.md", "remote.md", "index.md"), len(tokens))
     assert len(seen) == steps.get(page, 0)

@@ -14,7 +14,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 from contents import BACKENDS_OF, write_batches
-from descriptors import open_files, our_threads
+from descriptors import open_descriptors, open_files, our_threads
 from hypothesis import settings
 from interpreter import shared_interpreter
 
@@ -115,10 +115,10 @@ def left_open(before, counts=lambda path: True):
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_descriptor_left_by_module(request, _processes_of_the_session):
-    before = open_files()
+    before = open_descriptors()
     failed = request.session.testsfailed
     yield
-    if open_files().keys() - before.keys() and request.session.testsfailed == failed:
+    if open_descriptors() - before and request.session.testsfailed == failed:
         leaked = left_open(before)
         assert not leaked, f"left open by this module: {leaked}"
 
@@ -128,9 +128,9 @@ def _no_descriptor_left_by_test(request, tmp_path_factory, _no_descriptor_left_b
     """Files in a folder of the whole module may be open for the next test; the module's own guard looks at them."""
     own = str(request.getfixturevalue("tmp_path")) if "tmp_path" in request.fixturenames else None
     shared = str(tmp_path_factory.getbasetemp())
-    before = open_files()
+    before = open_descriptors()
     yield
-    if open_files().keys() - before.keys() and not request.node.failed:  # a failed test's traceback keeps what it had
+    if open_descriptors() - before and not request.node.failed:  # a failed test's traceback keeps what it had
         leaked = left_open(before, lambda path: not path.startswith(shared) or (own and own in path))
         assert not leaked, f"left open: {leaked}"
 

@@ -20,6 +20,26 @@ def open_files():
     return found
 
 
+def open_descriptors():
+    """Return the descriptors alone, many times faster than `open_files`."""
+    folder = os.open("/proc/self/fd", os.O_RDONLY)
+    try:
+        names = os.listdir(folder)
+        # the call above has a copy of its own, which is closed by now
+        return {int(name) for name in names if is_open(int(name))} - {folder}
+    finally:
+        os.close(folder)
+
+
+def is_open(descriptor):
+    """Whether this process has it open."""
+    try:
+        os.get_inheritable(descriptor)
+    except OSError:
+        return False
+    return True
+
+
 def our_threads():
     """Return the threads of this process that the package has started."""
     return {thread for thread in threading.enumerate() if thread.name.startswith("zb-")}

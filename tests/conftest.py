@@ -48,10 +48,35 @@ def pytest_configure(config):
     settings.load_profile("zb")
 
 
+def covering(items):
+    """Return so few parameter sets of a test that each value of each parameter is in one of them."""
+    # by their ids: for pytest, each of the sets has values of its own
+    values = {item: set(enumerate(item.callspec._idlist)) for item in items}
+    left = set().union(*values.values())
+    chosen = set()
+    while left:
+        most = max(values, key=lambda item: len(left & values[item]))
+        left -= values.pop(most)
+        chosen.add(most)
+    return chosen
+
+
+def more_than_covering(items):
+    """Return the parameter sets of all tests that only combine their values in another way."""
+    cases = {}
+    for item in items:
+        crossed = len(item.callspec._idlist) > 1 if hasattr(item, "callspec") else False
+        if crossed and not ("thin" in item.keywords or "slow" in item.keywords):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return {item for of_test in cases.values() for item in set(of_test) - covering(of_test)}
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config, items):
     seen = set()
     all_cases = config.getoption("--slow")
+    for item in more_than_covering(items):
+        item.add_marker(pytest.mark.slow)
     for item in items:
         if item.get_closest_marker("thin"):
             # by a digest: every twelfth would take the same value of a parameter again and again

@@ -67,6 +67,7 @@ def files_of(path):
 
 # --- the same conversion -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.thin
 def test_the_one_command_writes_the_bytes_of_each_pair(pair, inputs, tmp_path):
     source, _, target = pair.partition("-to-")
     name = "out.npy" if target == "npy" else "out"

@@ -384,6 +384,7 @@ def test_finished_tokens_and_shards_are_kept(num_tasks, tmp_path, files, monkeyp
 
 
 @pytest.mark.parametrize("num_tasks", [2, 5])
+@pytest.mark.thin
 def test_a_replacement_goes_on_too(num_tasks, tmp_path, files, monkeypatch):
     options = SMALL | {"shards": 4, "pad_id": 7, "packing": "pad"}
     whole = ingest(files, tmp_path / "whole", options=options)

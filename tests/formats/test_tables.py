@@ -332,6 +332,7 @@ def require_documents(table, found):
     is_refused(BatchIndexError, lambda: table.number_of([token]), match="no token")
 
 
+@examples(50)
 @given(documents(), st.integers(1, 4))
 def test_documents_and_their_spans(tmp_path_factory, found, together):
     path = tmp_path_factory.mktemp("documents") / "x.h5"

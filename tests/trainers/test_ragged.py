@@ -82,6 +82,7 @@ def test_the_documents_of_each_layout_are_found(layout, block, monkeypatch):
     assert chosen.tokens == DOCUMENTS
 
 
+@pytest.mark.thin
 def test_their_documents_and_fields_are_converted(layout, tmp_path):
     name, path = layout
     convert(path, "stream", tmp_path / "stream")

@@ -250,6 +250,7 @@ def contents_of(folder):
 
 
 @pytest.mark.parametrize("target", ["megatron", "datatrove", "olmo", "llmc", "hf", "parquet", "mds"])
+@pytest.mark.thin
 def test_the_jobs_of_an_array_write_the_same_folder(target, streams, tmp_path, monkeypatch):
     pytest.importorskip("pyarrow")
     monkeypatch.setattr(stream_source, "GROUP_TOKENS", 500)
@@ -399,6 +400,7 @@ def olmo_source(path, vocab_size, boundary_token_id=-1):
 
 
 @pytest.mark.parametrize(("golden", "vocab_size"), [("uint16", SMALL_VOCAB), ("uint32", LARGE_VOCAB)])
+@pytest.mark.thin
 def test_olmo(golden, vocab_size, tmp_path):
     source = olmo_source(tmp_path / "in.h5", vocab_size)
     with pytest.raises(ConvertError, match="leaves behind the ends of documents, which no token marks"):

@@ -22,6 +22,7 @@ from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.paths import any_path
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.dataset_choice import ANY_DATASET, DatasetChoice
 from zb_hdf5.spec import NO_CODEC, STREAM_LAYOUT, TokenArray, documents_path, find_bad_token, stored_dtype
 from zb_hdf5.store.holders import look
@@ -74,20 +75,13 @@ class StoreSource(BatchSource):
         self.paths = [path]
         self._path = path
         self._backend = backend
-        batch_size, seq_len = windows or (None, None)
-        reader = open_reader(path, backend=backend, batch_size=batch_size, seq_len=seq_len, **choice.arguments)
+        reader = _opened(path, backend, choice, windows)
         self._reader = reader
         stream = reader if isinstance(reader, WindowReader) else None
-        if stream and stream.has_documents:
-            raise ArgumentError(f"{path}: is a stream of documents, which stream-to-hdf5 and stream-to-batch pack")
-        if not reader.complete:
-            raise IncompleteError(f"{path}: its writer has not finished: {reader.num_batches:,} batches are committed")
         stored = reader.meta.dtype if dtype == "keep" else stored_dtype(dtype)
         self.meta = replace(reader.meta, codec=NO_CODEC, dtype=stored)  # the target has a codec of its own, or none
         self._is_same = self.meta.dtype == reader.dtype  # whether shards are copied byte for byte
         self.num_batches = reader.num_batches
-        if self.num_batches == 0:
-            raise ConvertError(f"{path}: holds no batches")
         dropped = stream.dropped_tokens if stream else 0
         self.counts = TokenCounts(self.num_batches * self.meta.batch_tokens + dropped)
         self.counts.drop("remainder", dropped)
@@ -103,18 +97,25 @@ class StoreSource(BatchSource):
         if isinstance(reader, StoreReader) and not stream:
             self._describe_shards(reader)
         elif is_own:
-            self.origin = reader.origin
-            if documents_path(path).exists():
-                self.document_files = [documents_path(path)]
-                self.document_parts = (part_of(documents_path(path)),)
+            self._describe_file(reader)
         self.document_parts = tuple(
             part._replace(path=documents_name(number)) for number, part in enumerate(self.document_parts)
         )
         self._ranges = [each for _, each in self._splits()]
 
+    def _describe_file(self, reader: BatchReader) -> None:
+        """Take the origin of a lone file, and the documents beside it."""
+        self.origin = reader.origin
+        documents = documents_path(self._path)
+        if documents.exists():
+            self.document_files = [documents]
+            self.document_parts = (part_of(documents),)
+
     def _describe_shards(self, reader: StoreReader) -> None:
+        """Take the shards and the origin of a store, and its documents."""
         index = reader.index.without_max_token()  # the copy finds it again
-        self.shuffle, self.description = index.shuffle, index.source
+        self.shuffle = index.shuffle
+        self.description = index.source
         self.meta = replace(self.meta, vocab_size=index.meta.vocab_size)
         self.shards = shards = [
             SourceShard(each.num_batches, each.split, None, each.document_count if each.document_count >= 0 else None)
@@ -240,6 +241,19 @@ class StoreSource(BatchSource):
         elif self._reader.sha256 is not None:
             self._reader.close()
             self._reader = open_reader(self._path, backend=self._backend, verify="batch")
+
+
+def _opened(path: Path, backend: str, choice: DatasetChoice, windows: tuple[int, int] | None) -> BatchReader:
+    """Open a source; raise an error for a stream of documents, and for one that is not finished or has no batch."""
+    batch_size, seq_len = windows or (None, None)
+    reader = open_reader(path, backend=backend, batch_size=batch_size, seq_len=seq_len, **choice.arguments)
+    if isinstance(reader, WindowReader) and reader.has_documents:
+        raise ArgumentError(f"{path}: is a stream of documents, which stream-to-hdf5 and stream-to-batch pack")
+    if not reader.complete:
+        raise IncompleteError(f"{path}: its writer has not finished: {reader.num_batches:,} batches are committed")
+    if reader.num_batches == 0:
+        raise ConvertError(f"{path}: holds no batches")
+    return reader
 
 
 def open_stores(paths: list[Path], settings: Settings) -> StoreSource:

@@ -223,37 +223,25 @@ def _measured(
     opened: BatchReader, source: Units, sample_batches: int | None, progress: Callable[[int, int], None]
 ) -> Statistics:
     """Return the numbers of `measure`."""
-    groups = np.stack([source.cuts[:-1], source.cuts[1:]], axis=1)
-    count = min(sample_batches or len(groups), len(groups))
-    groups = groups[np.linspace(0, len(groups) - 1, count).round().astype(np.int64)]
+    groups = _sampled(source.cuts, sample_batches)
     total = int(np.diff(groups).sum())
-    hashes = np.zeros(len(source.sizes), np.uint64)
-    seen = np.zeros(len(source.sizes), np.int64)
-    counts = np.zeros(0, np.int64)
-    of_splits = [counts for _ in source.splits]
+    tally = _Tally(source)
     for at, stop in groups.tolist():
         for tokens in source.read(at, stop):
-            lengths, units, within = source.runs(at, at + len(tokens))
-            is_text = units >= 0
-            is_counted = is_text.repeat(lengths) & (tokens >= 0) & (tokens < MAX_COUNTED_ID)
-            counts = _with(counts, tokens[is_counted])
-            for number, place in source.splits_in(at, at + len(tokens)) if source.splits else ():
-                of_splits[number] = _with(of_splits[number], tokens[place][is_counted[place]])
-            np.add.at(hashes, units[is_text], _hashes(tokens, lengths, within)[is_text])
-            np.add.at(seen, units[is_text], lengths[is_text])
+            tally.add(at, tokens)
             progress(len(tokens), total)
             at += len(tokens)
-    whole = seen == source.sizes
+    whole = tally.seen == source.sizes
     compared = np.flatnonzero(whole & (source.sizes > 0))
-    duplicates = _find_duplicates(source, compared, hashes, lambda count, again: progress(count, total + again))
+    duplicates = _find_duplicates(source, compared, tally.hashes, lambda count, again: progress(count, total + again))
     return Statistics(
         unit=source.unit,
         num_tokens=source.num_tokens,
         num_units=len(source.sizes),
         tokens=total,
         units=int(np.count_nonzero(whole)),
-        counts=counts,
-        uncounted=int(seen.sum() - counts.sum()),
+        counts=tally.counts,
+        uncounted=int(tally.seen.sum() - tally.counts.sum()),
         lengths=None if source.unit == "record" else source.sizes,
         packing=source.packing,
         sources=_sources(opened.documents if source.unit == "document" else None),
@@ -263,9 +251,51 @@ def _measured(
         compared=source.compared,
         splits=[
             SplitStatistics(name, size, counted, lengths, padding)
-            for counted, (name, size, lengths, padding) in zip(of_splits, source.split_parts(), strict=True)
+            for counted, (name, size, lengths, padding) in zip(tally.of_splits, source.split_parts(), strict=True)
         ],
     )
+
+
+def _sampled(cuts: Counts, sample_batches: int | None) -> Counts:
+    """Return the first and the last position of each group between two cuts, shape (groups, 2), or of some of them."""
+    groups = np.stack([cuts[:-1], cuts[1:]], axis=1)
+    count = min(sample_batches or len(groups), len(groups))
+    return groups[np.linspace(0, len(groups) - 1, count).round().astype(np.int64)]
+
+
+class _Tally:
+    """Counts of the tokens that were read.
+
+    Attributes
+    ----------
+    counts
+        The number of each id, padding and very large ids aside.
+    of_splits
+        The same for each split.
+    hashes, seen
+        The hash of each unit, and the number of its tokens, as far as they were read.
+    """
+
+    def __init__(self, source: Units) -> None:
+        self._source = source
+        self.counts = np.zeros(0, np.int64)
+        self.of_splits = [self.counts for _ in source.splits]
+        self.hashes = np.zeros(len(source.sizes), np.uint64)
+        self.seen = np.zeros(len(source.sizes), np.int64)
+
+    def add(self, at: int, tokens: TokenArray) -> None:
+        """Count the tokens from a position on."""
+        source = self._source
+        stop = at + len(tokens)
+        lengths, units, within = source.runs(at, stop)
+        is_text = units >= 0
+        is_counted = is_text.repeat(lengths) & (tokens >= 0) & (tokens < MAX_COUNTED_ID)
+        self.counts = _with(self.counts, tokens[is_counted])
+        if source.splits:
+            for number, place in source.splits_in(at, stop):
+                self.of_splits[number] = _with(self.of_splits[number], tokens[place][is_counted[place]])
+        np.add.at(self.hashes, units[is_text], _hashes(tokens, lengths, within)[is_text])
+        np.add.at(self.seen, units[is_text], lengths[is_text])
 
 
 def _with(counts: Counts, tokens: TokenArray) -> Counts:

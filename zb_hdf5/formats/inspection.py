@@ -191,19 +191,7 @@ def _own_column(h5: h5py.File, path: Path, layout: str) -> tuple[Column, h5py.Da
         meta = _own_meta(h5, path, stored, layout, marker)
     except (ArgumentError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise FormatError(f"{path}: bad attributes: {error}") from error
-    if layout == STREAM_LAYOUT:
-        noun = "tokens"
-        count = num_tokens = marker["token_count"]
-        unit = (1, *(stored.chunks or (meta.seq_len,)))
-    else:
-        noun = "batches"
-        count = marker.get("num_batches", 0)
-        num_tokens = count * meta.batch_tokens
-        unit = stored.shape[1:]
-    if unit != meta.shape:
-        raise FormatError(f"{path}: {stored.name}: expected {noun} of {meta.shape}, found {unit}")
-    if count > len(stored):
-        raise FormatError(f"{path}: expected {count:,} {noun}, found space for {len(stored):,}")
+    num_tokens = _tokens_in(path, stored, meta, marker)
     require_stored(num_tokens * meta.dtype.itemsize, h5, stored, path)
     has_crc32 = True
     if layout == STREAM_LAYOUT:
@@ -226,6 +214,25 @@ def _own_column(h5: h5py.File, path: Path, layout: str) -> tuple[Column, h5py.Da
         origin=read_origin(h5),
     )
     return column, stored
+
+
+def _tokens_in(path: Path, stored: h5py.Dataset, meta: StoreMeta, marker: Mapping[str, Any]) -> int:
+    """Return the number of committed tokens; `FormatError` if the dataset has other units, or no space for them."""
+    if meta.layout == STREAM_LAYOUT:
+        noun = "tokens"
+        count = marker["token_count"]
+        num_tokens = count
+        unit = (1, *(stored.chunks or (meta.seq_len,)))
+    else:
+        noun = "batches"
+        count = marker.get("num_batches", 0)
+        num_tokens = count * meta.batch_tokens
+        unit = stored.shape[1:]
+    if unit != meta.shape:
+        raise FormatError(f"{path}: {stored.name}: expected {noun} of {meta.shape}, found {unit}")
+    if count > len(stored):
+        raise FormatError(f"{path}: expected {count:,} {noun}, found space for {len(stored):,}")
+    return int(num_tokens)
 
 
 def _own_meta(
@@ -291,28 +298,36 @@ def _foreign_column(h5: h5py.File, path: Path, dataset: str, choice: DatasetChoi
         raise FormatError(f"{path}: {dataset}: expected integers, found {stored.dtype}")
     require_channels(path, dataset, stored, choice)
     channel = choice.channel
-    dtype: np.dtype[Any] = stored.dtype if stored.dtype in CODE_BY_DTYPE else DTYPE_BY_NAME["uint32"]
-    layout = STREAM_LAYOUT if stored.ndim == 1 else BATCHES_LAYOUT
-    rows, length = {1: (1, FOREIGN_CHUNK_TOKENS), 2: (1, stored.shape[-1])}.get(stored.ndim, stored.shape[1:])
-    if channel is not None:
-        rows = 1
-    count = len(stored) if stored.ndim == 1 else len(stored) * rows * length
+    dtype: np.dtype[Any] = DTYPE_BY_NAME["uint32"]
+    if stored.dtype in CODE_BY_DTYPE:
+        dtype = stored.dtype
+    beside = values_beside(h5, dataset, stored) if channel is None else {}
+    # of each field its dataset, and its entry of the second axis
+    values: dict[str, tuple[h5py.Dataset, int | None]] = {}
+    for name, each in beside.items():
+        if can_be_field(name, each):
+            values[name] = (each, None)
+    for name, number in choice.field_channels:
+        values[name] = (stored, number)
+    fields = tuple(Field(name, each.dtype.newbyteorder("=")) for name, (each, _) in sorted(values.items()))
+    layout = BATCHES_LAYOUT
     sha256: str | None = None
     if stored.ndim == 1:
+        layout = STREAM_LAYOUT
+        rows = 1
+        length = FOREIGN_CHUNK_TOKENS
         count, sha256 = _end_of_stream(stored, f"{path}: {dataset}")
-    beside = values_beside(h5, dataset, stored) if channel is None else {}
-    values: dict[str, tuple[h5py.Dataset, int | None]]
-    values = {name: (each, None) for name, each in beside.items() if can_be_field(name, each)}
-    values |= {name: (stored, number) for name, number in choice.field_channels}
-    fields = tuple(Field(name, each.dtype.newbyteorder("=")) for name, (each, _) in sorted(values.items()))
+    else:
+        rows = 1 if stored.ndim == 2 or channel is not None else stored.shape[1]
+        length = stored.shape[-1]
+        count = len(stored) * rows * length
     meta = StoreMeta(rows, length, dtype, layout=layout, fields=fields)
     tokens = Column(path, dataset, meta, count, h5_identity(h5, growing=False), sha256=sha256)
-    columns = {
-        name: _with_values(h5, _named_field(tokens, name, each), each, entry) for name, (each, entry) in values.items()
-    }
-    return _with_values(h5, tokens, stored, channel)._replace(
-        fields=columns, left_out=tuple(sorted(beside.keys() - values.keys()))
-    )
+    columns: dict[str, Column] = {}
+    for name, (each, entry) in values.items():
+        columns[name] = _with_values(h5, _named_field(tokens, name, each), each, entry)
+    left_out = tuple(sorted(beside.keys() - values.keys()))
+    return _with_values(h5, tokens, stored, channel)._replace(fields=columns, left_out=left_out)
 
 
 def _end_of_stream(stored: h5py.Dataset, what: str) -> tuple[int, str | None]:

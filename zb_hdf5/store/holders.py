@@ -243,13 +243,7 @@ def look(
                 options=["source_dtype", "dataset", "axes", "channel"],
             )
         require_datasets(path, choice)
-    found: Opening | None
-    if headerless is not None:
-        name = headerless_name(path, backend)
-        found = Opening(path, name, STREAM_LAYOUT, name, headerless=headerless)
-    else:
-        openings = (holder.find(path, backend, choice) for holder in HOLDERS.values())
-        found = next((opening for opening in openings if opening is not None), None)
+    found = _held(path, backend, choice, headerless)
     notes: list[str] = []
     if found is None:
         found = _of_installed(path, backend, notes)
@@ -263,6 +257,18 @@ def look(
     if not found.takes_digests:
         raise needs_no_digests(path, digests)
     return found.with_digests(local_path(digests))
+
+
+def _held(path: Path, backend: str, choice: DatasetChoice, headerless: Headerless | None) -> Opening | None:
+    """Ask each kind of holder for a path, in the order of the table; None: none of them holds it."""
+    if headerless is not None:
+        name = headerless_name(path, backend)
+        return Opening(path, name, STREAM_LAYOUT, name, headerless=headerless)
+    for holder in HOLDERS.values():
+        found = holder.find(path, backend, choice)
+        if found is not None:
+            return found
+    return None
 
 
 def _require_backend_name(backend: str) -> None:

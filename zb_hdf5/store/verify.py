@@ -485,14 +485,7 @@ class _Check:
         with open_chunks(path, self.choice) as reader:
             if self.index is None:  # shards are announced all at once
                 self.announce(reader.token_count)
-            report.total_records = reader.meta.total_records
-            report.token_count = reader.token_count
-            report.num_batches = reader.num_batches if reader.layout == BATCHES_LAYOUT else 0
-            for name, progress in counted.columns(reader.meta):
-                if name is None:
-                    report.sha256, report.checks = reader.digests.compare(progress)
-                else:
-                    report.fields[name], _ = reader.field(name).digests.compare(progress)
+            _compare_columns(reader, report, counted)
             if self.index is None or entry is None:
                 check_beside(reader, report)
             else:
@@ -501,12 +494,7 @@ class _Check:
                 report.missing = reader.missing_digests()
             report.checks += [f"field {name}" for name in report.fields]
             if not reader.complete:
-                committed = (
-                    f"{report.num_batches:,} batches" if report.num_batches else f"{report.token_count:,} tokens"
-                )
-                raise IncompleteError(
-                    f"{path}: its writer has not finished: {committed} are committed", remedy=Remedy.REPAIR, at=path
-                )
+                raise _is_unfinished(path, report)
 
     def _flat_file(self, flat: FlatFormat, found: FlatTokens, report: ShardReport, counted: _Counted) -> None:
         """Fill the report of a file of another trainer."""
@@ -523,6 +511,28 @@ class _Check:
         if digest.documents_sha256:
             digest.require_documents(found.path, flat.document_offsets(found))
             report.checks.append("documents")
+
+
+def _compare_columns(reader: BatchReader, report: ShardReport, counted: _Counted) -> None:
+    """Take the facts of a file, and compare its tokens and the values of its fields with their digests."""
+    report.total_records = reader.meta.total_records
+    report.token_count = reader.token_count
+    if reader.layout == BATCHES_LAYOUT:
+        report.num_batches = reader.num_batches
+    for name, progress in counted.columns(reader.meta):
+        if name is None:
+            report.sha256, report.checks = reader.digests.compare(progress)
+        else:
+            report.fields[name], _ = reader.field(name).digests.compare(progress)
+
+
+def _is_unfinished(path: Path, report: ShardReport) -> IncompleteError:
+    committed = f"{report.token_count:,} tokens"
+    if report.num_batches:
+        committed = f"{report.num_batches:,} batches"
+    return IncompleteError(
+        f"{path}: its writer has not finished: {committed} are committed", remedy=Remedy.REPAIR, at=path
+    )
 
 
 def _lacks_rows(entry: ShardEntry | None, report: ShardReport) -> bool:

@@ -191,7 +191,7 @@ class Report:
             return "1 file"
         kept = self.kept.shards
         if kept:
-            return f"kept {kept:,} shards, wrote {len(self.shards) - kept:,}"
+            return f"kept {counted(kept, 'shard')}, wrote {len(self.shards) - kept:,}"
         return counted(len(self.shards), "shard")
 
     def _tokens(self) -> str:

@@ -455,7 +455,13 @@ def _write_rows(plan: TokensPlan, staging: Path, settings: Settings, workers: Wo
         except BaseException as error:
             error.add_note(f"the tokens are kept in {folder.partial_path}: {how_to_go_on(work.force)}")
             raise
-    return replace(report, packing=options.packing, documents_kept=made.documents_kept, encoder=made.encoder)
+    return replace(
+        report,
+        packing=options.packing,
+        documents_kept=made.documents_kept,
+        encoder=made.encoder,
+        lacks_vocab_size=made.lacks_vocab_size,
+    )
 
 
 def _require_pad_id_of(source: DocumentSource, options: RowOptions) -> None:

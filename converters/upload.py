@@ -17,8 +17,8 @@ from zb_hdf5 import ArgumentError, ShardIndex
 from zb_hdf5.converters.engines import Workers
 from zb_hdf5.converters.journal import how_to_go_on
 from zb_hdf5.converters.options import WorkOptions
-from zb_hdf5.errors import ExistsError
-from zb_hdf5.files.objects import Version, delete_objects, list_objects, object_size, object_version, put_object
+from zb_hdf5.errors import ExistsError, Remedy
+from zb_hdf5.files.objects import Version, delete_objects, list_objects, object_version, put_object
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.publishing import is_part_of_store, leftover_of_dead_writer, partial_path, require_at
 from zb_hdf5.spec import INDEX_NAME, UPLOAD_DIGITS
@@ -45,9 +45,11 @@ def require_new(place: RemotePath, staging: Path, work: WorkOptions) -> None:
     if staging.exists():
         with leftover_of_dead_writer(staging):  # raises if another process uploads it
             pass
+        if not (work.resume or work.force):
+            raise ExistsError(f"{place}: an interrupted upload of it is in {staging}", remedy=Remedy.RESUME_OR_RESTART)
     # with `resume` the one there may be that of this upload: it is compared once the folder is whole
     is_looked_at_later = work.force or (work.resume and staging.exists())
-    if not is_looked_at_later and object_size(str(place / INDEX_NAME)) is not None:
+    if not is_looked_at_later and INDEX_NAME in list_objects(str(place)):  # which fails without a bucket
         raise ExistsError(f"{place}: has a {INDEX_NAME} already")
 
 

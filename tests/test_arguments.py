@@ -99,6 +99,13 @@ def test_a_path_that_is_not_there_is_named_with_its_folder(name, path, place):
         OPENERS[name](absolute)
 
 
+def test_names_that_only_add_a_suffix_are_shown_for_a_path_that_is_not_there(place):
+    for name in ("corpus.bin", "corpus.idx", "corpus2.bin"):
+        (place / name).touch()
+    with pytest.raises(errors.NotFoundError, match=f"in {place}, but corpus.bin and corpus.idx; look for a mistake"):
+        zb_hdf5.Loader("corpus")
+
+
 def test_a_source_of_text_that_is_not_there_is_named(place):
     for source in ("nope", ["a/b.jsonl"]):
         with pytest.raises(errors.NotFoundError, match="there is no such file or folder in "):

@@ -1,6 +1,7 @@
 """The console: sizes, numbers for people, the progress bar, and the handler of SIGTERM."""
 
 import contextlib
+import errno
 import io
 import itertools
 import math
@@ -87,6 +88,40 @@ def test_the_bar_fills_and_the_numbers_are_right_also_of_what_was_kept_and_of_a_
     nothing = (17, "advance", 0), (0, "keep", 50), (1, "advance", 0)
     assert "left" not in bar(100, *nothing)
     assert re.search(" 60%  .* left", bar(100, *nothing, (1, "advance", 10)))
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80])
+def test_a_bar_is_no_longer_than_the_line_of_the_terminal(bar, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = bar(1000, *[(60, "advance", 100)] * 9).split("\r\x1b[K")[1:-1]
+    assert {len(line) < columns for line in lines} == {True}
+    assert all(f" {percent}%" in line for percent, line in zip(range(10, 100, 10), lines, strict=True) if columns > 20)
+    assert ("·" * 5 in lines[0]) is (columns == 80)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device", "a/b.partial"),
+            "a/b.partial: No space left on device; free some",
+        ),
+        (OSError(errno.EROFS, "Read-only file system", "a"), "a: Read-only file system; choose another output"),
+        (OSError(errno.EIO, "Input/output error", "a"), "a: Input/output error"),
+        (OSError("of a library"), "of a library"),
+    ],
+)
+def test_an_error_of_the_system_is_a_path_and_its_words(error, expected):
+    @click.group(cls=CommandGroup)
+    def group():
+        pass
+
+    @group.command()
+    def fails():
+        raise error
+
+    done = CliRunner().invoke(group, ["fails"])
+    assert (done.exit_code, done.stderr.startswith(f"Error: {expected}")) == (1, True), done.stderr
 
 
 def test_a_log_gets_plain_lines_now_and_then(bar):

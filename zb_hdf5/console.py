@@ -6,6 +6,7 @@ Exit codes: 0 done · 1 failed · 2 usage · 3 integrity mismatch · 4 incomplet
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -64,7 +65,7 @@ TYPED: Final = {
     Remedy.TOKENS_ONLY: "convert to HDF5, or pass --tokens-only to leave them behind",
     Remedy.DIGESTS: "make a file of digests with 'zb index digests {at} -o FILE', or convert them to a store",
     Remedy.CRC32: "restore it, or make one of the batches as they are now with 'zb index crc32 {at}'",
-    Remedy.CONVERT: "'zb convert --help' lists what becomes a store",
+    Remedy.CONVERT: "'zb convert --list' shows what becomes a store",
     Remedy.DATASET: "pass --dataset to 'zb info', 'zb show' or 'zb convert', with one of its integer datasets: {at}",
     Remedy.CHANNELS: "pass the channel of the ids, and those of their fields, such as --channel 0 --field-channel "
     "loss_mask=1 --field-channel labels=2; or --axes batch,record,token if all are records",
@@ -85,6 +86,13 @@ TYPED: Final = {
 COPY_FIRST: Final = (
     "; copy it to this machine first: a store with 'zb convert hdf5-to-hdf5', other files with their own tool"
 )
+#: The end of the message for an error of the operating system, by its number.
+_CURES: Final = {
+    errno.ENOSPC: "; free some, or choose another output",
+    errno.EDQUOT: "; free some, or choose another output",
+    errno.EROFS: "; choose another output",
+    errno.EACCES: "; ask for the right to it, or choose another place",
+}
 #: Characters that a shell does not take as a part of a word.
 _SPECIAL: Final = re.compile(r"""[\s"'$`\\;&|<>()*?\[\]#~!]""")
 #: A path in a command.
@@ -181,7 +189,15 @@ def _told(error: ZbError | MemoryError | OSError) -> tuple[str, int]:
         return message_of(error), error.exit_code
     if isinstance(error, MemoryError):
         return f"out of memory: {error}", 1
-    return str(error), 1
+    return _of_system(error), 1
+
+
+def _of_system(error: OSError) -> str:
+    """Return the message of an error of the operating system: the path, what it said, and a cure where there is one."""
+    if error.filename is None or error.filename2 is not None or error.strerror is None:
+        return str(error)
+    cure = _CURES.get(error.errno or 0, "")
+    return f"{os.fsdecode(error.filename)}: {error.strerror}{cure}"
 
 
 def _fail_by_signal(ctx: click.Context, error: BaseException) -> NoReturn:
@@ -360,7 +376,9 @@ class PathOrUrl(click.Path):
             writer = f"{partial.name} is being written, or its writer died; {look}"
             self.fail(f"{path} is not finished: {writer}", param, ctx)
         if not self._new and not path.exists():
-            self.fail(f"{path}: no such file or folder", param, ctx)
+            from zb_hdf5.files.publishing import named_alike
+
+            self.fail(f"{path}: no such file or folder{named_alike(path)}", param, ctx)
         return path
 
 
@@ -489,11 +507,17 @@ class Progress:
         elif rate and self._total:  # else the time of the rest is not known
             text += f"  {format_seconds((self._total - self._done) / rate)} left"
         if self._bar:
-            full = "█" * (percent * BAR_WIDTH // 100)
-            self._stream.write(f"\r\x1b[K{self._label} {full:·<{BAR_WIDTH}} {text}")
+            self._stream.write(f"\r\x1b[K{self._with_bar(percent, text)}")
         else:
             self._stream.write(f"{self._label}: {text.strip()}\n")
         self._stream.flush()
+
+    def _with_bar(self, percent: int, text: str) -> str:
+        """Return one line of the terminal: a longer one would be wrapped, and each of its changes leave a line."""
+        columns = shutil.get_terminal_size().columns - 1
+        width = max(0, min(BAR_WIDTH, columns - len(f"{self._label}  {text}")))
+        full = "█" * (percent * width // 100)
+        return f"{self._label} {full:·<{width}} {text}"[:columns]
 
     def _end(self) -> None:
         """Have a last line in a log that has some of this phase."""

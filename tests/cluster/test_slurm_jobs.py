@@ -92,7 +92,7 @@ def finished(slurm, job, expected):
     """Wait for a job that goes on; return how many shards it had kept."""
     require_store(slurm, job, expected)
     assert not (slurm.work / "train-h5.partial").exists()
-    kept, wrote = map(int, re.search(r"kept (\d+) shards, wrote (\d+)", slurm.log(job)).groups())
+    kept, wrote = map(int, re.search(r"kept (\d+) shards?, wrote (\d+)", slurm.log(job)).groups())
     assert kept + wrote == 128
     assert wrote
     return kept

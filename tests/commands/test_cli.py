@@ -181,7 +181,7 @@ def test_an_unknown_file_or_folder_is_an_error(command, content, tmp_path):
     path.mkdir() if content is None else path.write_bytes(content)
     text = said(1, command, path)  # its first bytes are not what a file of ours has
     assert f"{path}: no {INDEX_NAME if content is None else 'known file'}" in text
-    assert text.endswith("; 'zb convert --help' lists what becomes a store\n")
+    assert text.endswith("; 'zb convert --list' shows what becomes a store\n")
     if content is None:
         (path / "shard-00000-of-00002.h5").touch()
     else:
@@ -407,7 +407,7 @@ def test_info_of_a_stream_and_of_documents_and_fields(tmp_path, text_store):
     found = info(tmp_path / "s")
     assert found["splits"] == {"train": {"shards": 1, "tokens": 50_000, "documents": 5000}}
     assert (found["tokenizer"]["name"], found["source"]["format"]) == ("byte", "jsonl")
-    assert "token stream in 1 file\n" in run(zb, "info", tmp_path / "s").stdout
+    assert "hdf5 token stream in 1 file\n" in run(zb, "info", tmp_path / "s").stdout
     verified = run(zb, "verify", tmp_path / "s").stdout
     assert "verified: 50 k tokens (crc32, sha256, documents, index)" in verified
     assert "batch" not in verified

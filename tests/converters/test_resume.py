@@ -151,6 +151,8 @@ def test_a_merge_says_what_is_missing(source, whole, tmp_path):
     assert re.search(said, result.stderr), result.stderr
     assert files_in(tmp_path / "out.partial") == before
     succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "1/3")
+    told = run(zb, "info", tmp_path / "out.partial").stdout
+    assert f"6 of 6 shards are finished; publish them with 'zb index merge {tmp_path / 'out'}'" in told
     assert merge(tmp_path).exit_code == 0
     assert files_in(tmp_path / "out") == whole
 

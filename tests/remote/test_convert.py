@@ -92,12 +92,22 @@ def test_a_dry_run_says_what_would_be_uploaded(s3, local):
     staging = staging_path(RemotePath(url))
     staging.mkdir()
     again = run_zb("convert", "hdf5-to-batch", local, url, "--dry-run")
-    assert (again.exit_code, f"{staging}: exists already" in again.stderr) == (1, True)
+    assert (again.exit_code, f"an interrupted upload of it is in {staging}; go on with --resume" in again.stderr) == (
+        1,
+        True,
+    )
     staging.rmdir()
     zb_hdf5.convert(local, "batch", url)
     again = run_zb("convert", "hdf5-to-batch", local, url, "--dry-run", "--resume")
     assert (again.exit_code, "has a shards.json already" in again.stderr) == (1, True)
     assert run_zb("convert", "hdf5-to-batch", local, url, "--dry-run", "--force").exit_code == 0
+
+
+def test_a_bucket_that_does_not_exist_is_found_before_anything_is_written(s3, local):
+    s3.fault = lambda number, method, name, span: {"status": 404}  # a listing has no other answer
+    missing = lambda: zb_hdf5.convert(local, "hdf5", "s3://bucket/store")  # noqa: E731
+    is_refused(zb_hdf5.UnavailableError, missing, match="its bucket does not exist")
+    assert not list(Path.cwd().iterdir())
 
 
 def test_an_interrupted_upload_goes_on(s3, local):

@@ -409,6 +409,7 @@ def test_rows_know_their_labels_and_padding_has_none(tmp_path):
     how = {"seq_len": 700, "batch_size": 2, "packing": "pad", "field_columns": ("labels", "loss_mask"), "workers": 1}
     report = convert(HF / "corpus.parquet", "hdf5", tmp_path / "out", **how)
     assert report.counts.padded > 0
+    assert report.to_json()["uint16_would_save_bytes"] == 2 * report.tokens_stored
     with open_reader(tmp_path / "out") as reader:
         assert [field.name for field in reader.meta.fields] == ["labels", "loss_mask"]
         for number in range(reader.num_batches):

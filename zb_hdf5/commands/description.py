@@ -17,7 +17,9 @@ from zb_hdf5.console import (
     counted,
     format_bytes,
     format_count,
+    one_word,
 )
+from zb_hdf5.converters.conversion import WHOLE
 from zb_hdf5.converters.journal import journal_paths, read_journal
 from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.errors import ArgumentError, UnavailableError, ZbError
@@ -162,6 +164,7 @@ def _describe_stream(store: WindowReader) -> dict[str, Any]:
     boundary = store.index.meta.boundary_token_id
     return {
         "kind": "stream",
+        "backend": store.backend,
         "num_files": len(store.paths),
         "tokens": store.num_tokens,
         "documents": store.document_count if store.has_documents or store.backend == "npy" else None,
@@ -404,7 +407,7 @@ def _shape_lines(d: dict[str, Any]) -> Lines:
     rounded = f" ({format_count(d['tokens']).strip()})" if d["tokens"] >= 1000 else ""
     size = f"{d['tokens']:,} {d['dtype']}{rounded}, {format_bytes(d['bytes'])} on disk"
     if d["kind"] == "stream":
-        return [("kind", f"token stream in {counted(d['num_files'], 'file')}"), ("tokens", size)]
+        return [("kind", f"{d['backend']} token stream in {counted(d['num_files'], 'file')}"), ("tokens", size)]
     if d["total_records"]:
         records = f"{d['total_records']:,} before batching"
     else:
@@ -520,17 +523,21 @@ def interrupted(folder: Path) -> Output | None:
     """Return the description of a `.partial/` folder; None if no journal is in it."""
     if isinstance(folder, RemotePath) or not folder.is_dir():
         return None
-    records = [read_journal(path) for path in journal_paths(folder).values()]
+    journals = journal_paths(folder)
+    records = [read_journal(path) for path in journals.values()]
     if not records:
         return None
     at_work = True
     with suppress(UnavailableError), leftover_of_dead_writer(folder):
         at_work = False
     kind = "a conversion at work" if at_work else "an interrupted conversion"
-    next_step = "wait" if at_work else "go on with the same command and --resume"
     unit = records[0].unit
     total = records[0].total
     finished = len(set().union(*(record.finished for record in records)))
+    is_whole_array = finished == total and any(part != WHOLE for part in journals)
+    next_step = "wait" if at_work else "go on with the same command and --resume"
+    if is_whole_array and not at_work:
+        next_step = f"publish them with 'zb index merge {one_word(str(folder.with_suffix('')))}'"
     report = {
         "path": str(folder),
         "kind": "unfinished conversion",

@@ -392,6 +392,8 @@ class RemoteObject:
             if "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error):
                 return UnavailableError(f"{name}: its bucket does not exist")
             return FileNotFoundError(2, "no such object", name)
+        if status == 404:  # of a listing: an object that is not there is a `FileNotFoundError`
+            return UnavailableError(f"{name}: its bucket does not exist")
         if kind == "PreconditionError":
             return self._changed("found another one")
         if _is_denied(error):

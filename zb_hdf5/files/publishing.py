@@ -34,6 +34,8 @@ from zb_hdf5.spec import (
     UPLOAD_DIGEST,
 )
 
+#: Names that a message shows beside one that is not there.
+NAMES_ALIKE: Final = 3
 #: flock(2) on a file system that does not support it (NFS without lockd, some Lustre mounts).
 NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, 524, errno.EIO, errno.ENOSYS})
 
@@ -392,8 +394,17 @@ def require_present(path: Path) -> None:
         raise NotFoundError(
             f"{path} is not finished: {path.name}{PARTIAL_SUFFIX} in its folder is being written, or its writer died"
         )
-    where = "" if path.is_absolute() else f" in {Path.cwd()}"
+    where = ("" if path.is_absolute() else f" in {Path.cwd()}") + named_alike(path)
     raise NotFoundError(f"{path}: there is no such file or folder{where}; look for a mistake in the path")
+
+
+def named_alike(path: Path) -> str:
+    """Return the names beside a path that is not there which add a suffix to it, as those of Megatron; "": none."""
+    try:
+        names = sorted(name for name in os.listdir(path.parent) if path.name and name.startswith(f"{path.name}."))
+    except OSError:
+        return ""
+    return f", but {' and '.join(names[:NAMES_ALIKE])}" if names else ""
 
 
 def refuse_existing(path: Path) -> None:

@@ -269,7 +269,9 @@ def no_known_file(path: Path) -> FormatError:
     known = ", ".join(f"{row.noun} (magic {row.magic()!r})" for row in backends().values())
     ours = {".partial", *(suffix for row in FORMATS.values() for suffix in (row.suffix, *row.other_suffixes))}
     remedy = None if path.suffix in ours else Remedy.CONVERT
-    facts = f"{path}: no known file: expected a store, a stream, {known}, found {head!r}"
+    facts = (
+        f"{path}: no known file: expected a store, a stream, {known}, found {repr(head) if head else 'an empty file'}"
+    )
     return FormatError(facts, remedy=remedy, at=path)
 
 

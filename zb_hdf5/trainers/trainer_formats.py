@@ -333,9 +333,10 @@ def not_recognised(path: Path) -> FormatError | None:
     if not found:
         return None
     signs = [f"{name} ({each.sign})" for name, each in found.items() if each is not None and each.sign]
-    return FormatError(
-        f"{file}: expected a token file of {' or '.join(signs)}, found another file", remedy=Remedy.SOURCE_DTYPE
-    )
+    signed = " or ".join(signs)
+    if file.is_file() and not file.stat().st_size:
+        return FormatError(f"{file}: expected a token file of {signed}, found an empty file")
+    return FormatError(f"{file}: expected a token file of {signed}, found another file", remedy=Remedy.SOURCE_DTYPE)
 
 
 def flat_name_of(path: Path) -> str:

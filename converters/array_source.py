@@ -95,6 +95,14 @@ def fitting_dtype(files: Sequence[ArrayFile], vocab_size: int) -> str:
     return "uint16" if small or 0 < vocab_size <= 2**16 else "uint32"
 
 
+def _stored_length(files: Sequence[ArrayFile]) -> int:
+    """Return the length of the records of the first array of records, or the default if there is none."""
+    for file in files:
+        if len(file.shape) == 2 and file.shape[1]:
+            return file.shape[1]
+    return DEFAULT_SEQ_LEN
+
+
 def _fields_of(files: Sequence[ArrayFile]) -> tuple[Field, ...]:
     """Return the fields that all files have; `ConvertError` for one that lacks some, or has them in another dtype."""
     first = files[0].described_fields()
@@ -161,8 +169,8 @@ class ArraySource(BatchSource):
     ) -> None:
         self.paths = [file.path for file in files]
         self._files = list(files)
-        lengths = (file.shape[1] for file in files if len(file.shape) == 2 and file.shape[1])
-        seq_len = seq_len or next(lengths, DEFAULT_SEQ_LEN)
+        if not seq_len:
+            seq_len = _stored_length(files)
         counts = [file.num_records(seq_len) for file in files]
         total = sum(counts)
         stored = stored_dtype(fitting_dtype(files, vocab_size) if dtype == "auto" else dtype)

@@ -248,12 +248,10 @@ class Journal:
         self._part = work.shard_range
         self._overwrite = work.force
         self._path = folder.partial_path / journal_name(work.shard_range)
-        is_new = work.force and not work.resume
-        recorded = {} if is_new else self._recorded(work.resume)
-        checks = [replace(tasks[number], finished=done) for number, done in sorted(recorded.items())]
-        with closing(workers.engine.run(is_intact, checks, no_progress)) as results:
-            intact = dict(results)
-        self.finished = {number: recorded[number] for k, number in enumerate(sorted(recorded)) if intact[k]}
+        recorded: dict[int, Finished] = {}
+        if work.resume or not work.force:  # else it starts over
+            recorded = self._recorded(work.resume)
+        self.finished = self._intact(recorded)
         self.kept = Kept.of(self.finished.values(), time.monotonic() - start_s)
         self._remove_unfinished()
         first = _sealed({"unit": self._head.unit, "plan": self._head.plan})
@@ -301,23 +299,46 @@ class Journal:
         if journal_paths(folder):
             self._folder.keep()
         records = read_journals(folder, self._head.unit)
-        finished = {k: done for record in records.values() for k, done in record.finished.items() if k in self._tasks}
+        finished: dict[int, Finished] = {}
+        for record in records.values():
+            for number, done in record.finished.items():
+                if number in self._tasks:
+                    finished[number] = done
         if finished and not resume:
             refuse_interrupted(folder, self._head.unit)
-        if finished or self._part != WHOLE:  # else there is nothing to go on with
-            for path, record in records.items() if resume else ():
+        if resume and (finished or self._part != WHOLE):  # else there is nothing to go on with
+            for path, record in records.items():
                 require_same(record.plan, self._head.plan, path)
+        return finished
+
+    def _intact(self, recorded: dict[int, Finished]) -> dict[int, Finished]:
+        """Check the files of earlier runs, and return the records of those that are as they were written."""
+        numbers = sorted(recorded)
+        checks = [replace(self._tasks[number], finished=recorded[number]) for number in numbers]
+        with closing(self._workers.engine.run(is_intact, checks, no_progress)) as results:
+            is_good = dict(results)
+        finished: dict[int, Finished] = {}
+        for k, number in enumerate(numbers):
+            if is_good[k]:
+                finished[number] = recorded[number]
         return finished
 
     def _remove_unfinished(self) -> None:
         """Remove the leftovers of earlier runs of this part, but for finished files."""
         folder = self._folder.partial_path
-        kept = {path.name for number in self.finished for path in self._tasks[number].paths}
-        mine = tuple(path.name for task in self._tasks.values() for path in task.paths)
-        journals = {path.name for path in journal_paths(folder).values()}
+        kept: set[str] = set()
+        mine: list[str] = []
+        for number, task in self._tasks.items():
+            names = [path.name for path in task.paths]
+            mine += names
+            if number in self.finished:
+                kept.update(names)
+        for path in journal_paths(folder).values():  # a journal stays until the new one is there
+            kept.add(path.name)
+        beginnings = tuple(mine)
         for name in os.listdir(folder):
-            # a journal stays until the new one is there
-            if name not in kept and name not in journals and (self._part == WHOLE or name.startswith(mine)):
+            is_mine = self._part == WHOLE or name.startswith(beginnings)
+            if is_mine and name not in kept:
                 remove(folder / name)
 
     def _remove_other_journals(self) -> None:
@@ -330,11 +351,13 @@ class Journal:
 
 def is_result(store: Path, is_same: bool, sources: Iterable[Path]) -> bool:
     """Return whether a store needs no work: it is the same by its index, and no source file is newer."""
-    made_ns = (store / INDEX_NAME).stat().st_mtime_ns if is_same else 0
-    done = is_same and all(path.stat().st_mtime_ns <= made_ns for path in sources)
-    if done:
-        remove_journals(store)
-    return done
+    if not is_same:
+        return False
+    made_ns = (store / INDEX_NAME).stat().st_mtime_ns
+    if any(path.stat().st_mtime_ns > made_ns for path in sources):
+        return False
+    remove_journals(store)
+    return True
 
 
 def refuse_interrupted(folder: Path, unit: str) -> None:
@@ -409,9 +432,10 @@ def require_same(found: dict[str, Any], plan: dict[str, Any], path: Path) -> Non
 
 def _difference(was: Any, here: Any, name: str = "plan") -> str:
     """Return the first difference of two plans in words."""
-    keys = [key for key in here if was.get(key) != here[key]] if type(was) is type(here) is dict else []
-    if keys:
-        return _difference(was.get(keys[0]), here[keys[0]], keys[0])
+    if isinstance(was, dict) and isinstance(here, dict):
+        for key, value in here.items():
+            if was.get(key) != value:
+                return _difference(was.get(key), value, key)
     if name == "cuts":
         return f"it has {len(was or ()):,} shards, cut otherwise than the {len(here):,} here"
     return f"its {name} is {_short(was)}, here it is {_short(here)}"

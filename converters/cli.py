@@ -127,9 +127,11 @@ class OneCommand(ConversionCommand):
 
 def _defaults_of(source_format: str | None, target: str | None) -> dict[str, list[Any]]:
     """Return the options of a source and a target, and the defaults of each; None: of all sources, or targets."""
+    names = sources() if source_format is None else (source_format,)
+    targets = target_names() if target is None else (target,)
     found: dict[str, list[Any]] = {}
-    for name in sources() if source_format is None else (source_format,):
-        for written in target_names() if target is None else (target,):
+    for name in names:
+        for written in targets:
             kind = kind_named(name, Conversion((), written, None))
             for option, default in kind.options_of(written).items():
                 found.setdefault(option, []).append(default)

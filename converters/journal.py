@@ -136,7 +136,10 @@ def file_states(paths: Iterable[Path]) -> dict[str, FileState]:
     for path in paths:
         if isinstance(path, RemotePath):
             continue  # its reader looks at the ETag
-        for file in [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file()):
+        files = [path]
+        if not path.is_file():
+            files = sorted(each for each in path.iterdir() if each.is_file())
+        for file in files:
             status = file.stat()
             states[str(file)] = (status.st_size, status.st_mtime_ns)
     return states

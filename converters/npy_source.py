@@ -201,7 +201,8 @@ class CutSource(DocumentSource):
         tokens = file.map()
         first = part.row
         for edges in self._edges(group.file_number, part):
-            start, stop = int(edges[0]), int(edges[-1])
+            start = int(edges[0])
+            stop = int(edges[-1])
             lengths = np.diff(edges)
             rows = np.arange(first, first + len(lengths), dtype=np.uint64)
             first += len(lengths)

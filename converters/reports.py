@@ -212,7 +212,8 @@ class Report:
 
     def _speed(self) -> str:
         """Rate the tokens that this run made or wrote, not those that it kept."""
-        rate, kept = self.tokens_per_second, self.documents_kept
+        rate = self.tokens_per_second
+        kept = self.documents_kept
         if rate is None:
             return f"{self.seconds:.2f} s, nothing was left to write"
         checks = f" ({self.kept.seconds:.2f} s to check the kept shards)" if self.kept.seconds else ""

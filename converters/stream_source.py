@@ -294,7 +294,8 @@ def _blocks(table: DocumentTableFile, first: int, stop: int) -> Iterator[tuple[i
 
 def _block(file: StreamFile, first: int, edges: npt.NDArray[np.int64], facts: DocumentRows) -> Encoded:
     """Return consecutive documents of a file, from their edges on, as if all were from this file."""
-    start, stop = int(edges[0]), int(edges[-1])
+    start = int(edges[0])
+    stop = int(edges[-1])
     count = len(edges) - 1
     return Encoded(
         file.read_tokens(start, stop),

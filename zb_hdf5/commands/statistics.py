@@ -346,8 +346,10 @@ def _find_duplicates(
 
 def _sources(table: DocumentTable | None) -> list[dict[str, Any]]:
     """Count the documents of each source, and their tokens; none if no source has a name."""
+    if table is None:
+        return []
     totals = defaultdict[str, Counts](lambda: np.zeros(2, np.int64))
-    for file in table.open_files() if table else []:
+    for file in table.open_files():
         with closing(file):
             names = [*file.sources, ""]
             lengths = np.diff(file.offsets.view(np.int64))

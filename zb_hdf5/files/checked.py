@@ -230,7 +230,8 @@ class Checked(Wrapper, UnitTokens):
         return start % self.unit == 0 and (stop % self.unit == 0 or stop == self.num_tokens)
 
     def compare(self, runs: Iterable[TokenRun]) -> None:
-        unit, num_tokens = self.unit, self.num_tokens
+        unit = self.unit
+        num_tokens = self.num_tokens
         for start, out in runs:
             first, end = whole_units(start, len(out), unit, num_tokens)
             if first < end:

@@ -134,7 +134,8 @@ class _Errand(Work, Generic[_Result]):
 
     def __init__(self, call: Callable[[Work], _Result], count: int) -> None:
         super().__init__()
-        self._call, self.count = call, count
+        self._call = call
+        self.count = count
         self.results: list[_Result] = []
         self.errors: list[BaseException] = []
 
@@ -295,7 +296,8 @@ class _Reader(threading.Thread):
 
     def __init__(self, work: Work, jobs: SimpleQueue[_Job], name: str) -> None:
         super().__init__(name=name, daemon=True)
-        self._work, self._jobs = work, jobs
+        self._work = work
+        self._jobs = jobs
         #: Whether it is inside a request, in which it may be left.
         self.is_away = False
 

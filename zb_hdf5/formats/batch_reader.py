@@ -157,7 +157,8 @@ class BatchReader:
         Without a stored digest (a lone `.batch`, a foreign HDF5 file) it covers the shape and a fixed sample of the
         batches, and begins with "sampled:".
         """
-        known, is_final = self._fingerprint, self.complete
+        known = self._fingerprint
+        is_final = self.complete
         if known is None or not is_final:
             known = self._compute_fingerprint()
             self._fingerprint = known if is_final else None

@@ -49,7 +49,8 @@ def open_column(column: Column, access: str) -> Tokens:
 def open_stored(column: Column, access: str) -> Tokens:
     """Open the values of a column as `open_column` does, of the dtype that they have in the file."""
     require_access(column, access)
-    meta, extents = column.meta, column.extents
+    meta = column.meta
+    extents = column.extents
     if isinstance(extents, Extents) and access != "h5py":
         return open_extents(column.path, extents, column.dtype, column.num_tokens, access, column.identity)
     if isinstance(extents, CodedChunks) and access in ("auto", "pread"):

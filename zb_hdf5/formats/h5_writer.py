@@ -271,9 +271,10 @@ class HDF5Writer(TokenWriter):
         first = {"sha256": NO_SHA256.encode(), **{name: getattr(self.meta, name) for name in facts}}
         for name, dtype in self._attributes.items():
             create_attribute(self._main.stored, name, first.get(name, 0), dtype)
-        for column in self._columns if self._offsets is None else ():
-            for axis, label in enumerate(BATCHES_LABELS):
-                column.stored.dims[axis].label = label
+        if self._offsets is None:
+            for column in self._columns:
+                for axis, label in enumerate(BATCHES_LABELS):
+                    column.stored.dims[axis].label = label
         self._allocate(self._expected_batches, 1)
         if self._offsets is not None:  # they begin with 0
             self._offsets.append(np.zeros(1, "<u8"))
@@ -322,7 +323,8 @@ class HDF5Writer(TokenWriter):
             start = self._end
             for begin, stop in sorted(run for column in self._columns for run in column.note_new_chunks()):
                 self._fallocate(start, begin)
-                self._solid, start = begin, stop
+                self._solid = begin
+                start = stop
             if start < end:
                 self._fallocate(start, end)
                 self._solid = end
@@ -448,7 +450,8 @@ class HDF5Writer(TokenWriter):
         """Give back the disk space after the first chunks; the file is closed. HDF5 frees nothing in SWMR mode."""
         end = end_of_file(self._file.fd)
         if self._encode is None and end == self._end:
-            offsets, chunk_bytes = self._main.offsets, self._main.chunk_bytes
+            offsets = self._main.offsets
+            chunk_bytes = self._main.chunk_bytes
             end = max(self._solid, int(offsets[num_chunks - 1]) + chunk_bytes if num_chunks else 0)
             set_end_of_file(self._file.fd, end)
         os.ftruncate(self._file.fd, end)

@@ -64,7 +64,8 @@ def _parse_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], int
     with open(path, "rb", opener=regular) as file:
         try:
             # version 3 differs from 2 in the encoding of field names, which arrays of integers do not have
-            one, two = np.lib.format.read_array_header_1_0, np.lib.format.read_array_header_2_0
+            one = np.lib.format.read_array_header_1_0
+            two = np.lib.format.read_array_header_2_0
             read = {(1, 0): one, (2, 0): two, (3, 0): two}[np.lib.format.read_magic(file)]
             shape, fortran, dtype = read(file)
             if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize >= 2**63:

@@ -184,8 +184,9 @@ def hint_ahead(
         if len(announced) + len(new) > REMEMBERED_HINTS:
             announced.clear()
         announced.update(new.tolist())
-        for run in np.split(new, np.flatnonzero(np.diff(new) != 1) + 1) if len(new) else ():
-            will_need(int(run[0]), len(run))
+        if len(new):
+            for run in np.split(new, np.flatnonzero(np.diff(new) != 1) + 1):
+                will_need(int(run[0]), len(run))
         coming.extend(group)
         while len(coming) > depth:
             yield read(coming.popleft())

@@ -419,7 +419,8 @@ class StepPlan:
 
     def _last_at(self, live: int) -> Request:
         """Return the read of this rank in a step that begins at a live position, and is not complete."""
-        end, size = self.num_live, self.batch_size
+        end = self.num_live
+        size = self.batch_size
         start = live + self.rank * size
         if self.last == "fill":
             start %= end

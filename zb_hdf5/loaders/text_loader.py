@@ -276,7 +276,9 @@ class TextLoader(TokenLoader[BatchT]):
                 for block in file.row_group(number_in_file):
                     texts = block.texts[max(0, skip - document) :]
                     document += len(block.texts) - len(texts)
-                    for tokens in self._encoded(texts) if texts else ():
+                    if not texts:
+                        continue
+                    for tokens in self._encoded(texts):
                         empty = False
                         yield Place(epoch, number, document, 0), tokens
                         document += 1

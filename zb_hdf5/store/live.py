@@ -353,7 +353,8 @@ class LiveReader(StoreReader):
         num_batches = tokens.follow(index)
         for field in self._fields.values():  # after the tokens, and before other threads see the new number
             field.refresh()
-        self.index, self.num_batches = index, num_batches
+        self.index = index
+        self.num_batches = num_batches
         if index.complete:
             self.sha256 = index.sha256
             self.complete = True  # last: a thread that sees it sees all batches

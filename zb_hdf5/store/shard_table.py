@@ -401,9 +401,12 @@ def _require_array(value: Any, key: str, kind: type[Any], where: str) -> Any:
 def require_paths(paths: list[str], where: str) -> None:
     """Raise `FormatError` if a path is not the name of a file, or leaves the folder of the store."""
     together = "/".join(paths)  # one look at all of them: there may be a hundred thousand
-    suspect = ".." in together or "//" in f"/{together}/" or not is_file_name(together)
-    for path in paths if suspect else ():
-        if not (set(path.split("/")).isdisjoint({"", ".."}) and is_file_name(path)):
+    is_suspect = ".." in together or "//" in f"/{together}/" or not is_file_name(together)
+    if not is_suspect:
+        return
+    for path in paths:
+        is_inside = set(path.split("/")).isdisjoint({"", ".."})
+        if not is_inside or not is_file_name(path):
             raise FormatError(
                 f"{where}: path {path!r} leaves the folder of the store, or is not the name of a file",
                 remedy=Remedy.REBUILD,

@@ -110,7 +110,8 @@ class Sharded(Tokens):
 
     def _known_access(self) -> str | None:
         """Return the access of the shards, if no look into one is needed."""
-        index, column = self.index, self.index.meta.column
+        index = self.index
+        column = self.index.meta.column
         has_tokens = index.table.values["token_count"] > 0
         first = index.shards[int(has_tokens.argmax())]
         if self.asked == "h5py":

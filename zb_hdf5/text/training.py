@@ -87,8 +87,10 @@ def train_tokenizer(
     UnavailableError
         If the tokenizers library, or tiktoken, is not installed.
     """
+    if isinstance(documents, str | os.PathLike):
+        documents = [documents]
     files: list[DocumentFile] = []
-    for each in [documents] if isinstance(documents, str | os.PathLike) else documents:
+    for each in documents:
         files += open_documents([each]) if isinstance(each, str | os.PathLike) else [each]
     path = Path(path)
     if path.suffix != ".json":

@@ -36,8 +36,8 @@ from zb_hdf5.spec import (
 from zb_hdf5.store.both_formats import stores_by_format
 from zb_hdf5.store.headerless import flat_name
 from zb_hdf5.store.index import find_index
+from zb_hdf5.store.parsed_arrays import require_arrays, require_field, require_sha256
 from zb_hdf5.store.sealed_text import parse_sealed, read_text, sealed_text
-from zb_hdf5.store.shard_table import require_arrays, require_field, require_sha256
 from zb_hdf5.trainers.trainer_formats import flat_files, flat_format, flat_names
 
 #: The chunks that digests are of: of the ids as each file has them.

@@ -8,7 +8,8 @@ from typing import Any
 from zb_hdf5.errors import FormatError
 from zb_hdf5.formats.inspection import look_at
 from zb_hdf5.spec import STREAM_LAYOUT, StoreMeta, is_sha256
-from zb_hdf5.store.shard_table import ShardEntry, require_field, require_paths
+from zb_hdf5.store.parsed_arrays import require_field, require_paths
+from zb_hdf5.store.shard_table import ShardEntry
 
 
 def foreign_shards(value: dict[str, Any], path: Path) -> tuple[StoreMeta, list[ShardEntry]]:

@@ -37,16 +37,9 @@ from zb_hdf5.spec import (
     stored_dtype,
 )
 from zb_hdf5.store.lost_index import no_index
+from zb_hdf5.store.parsed_arrays import plain_arrays, require_arrays, require_field, require_paths, require_sha256
 from zb_hdf5.store.sealed_text import parse_sealed, read_text, sealed_text
-from zb_hdf5.store.shard_table import (
-    ShardEntry,
-    ShardTable,
-    plain_arrays,
-    require_arrays,
-    require_field,
-    require_paths,
-    require_sha256,
-)
+from zb_hdf5.store.shard_table import ShardEntry, ShardTable
 
 #: The largest id of a store, in the `source` entry of its index: of no shard, and of no copy before it is written.
 MAX_TOKEN: Final = "max_token"

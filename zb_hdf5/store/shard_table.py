@@ -8,16 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from zb_hdf5.documents.metadata import TableInfo
-from zb_hdf5.errors import FormatError, Remedy
+from zb_hdf5.errors import FormatError
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.paths import any_path
@@ -29,20 +27,17 @@ from zb_hdf5.spec import (
     CRC32,
     DEFAULT_SPLIT,
     EXTENTS,
-    INDEX_COLUMN_KEYS,
     INDEX_FIELD_KEYS,
     INDEX_OPTIONAL_KEYS,
     INDEX_SHARD_KEYS,
     NO_CODEC,
     NO_SHA256,
     NOT_KNOWN,
-    SHA256_CHARS,
     SPLITS,
     extents_column,
-    is_file_name,
-    is_hexadecimal,
-    is_sha256,
 )
+from zb_hdf5.store.parsed_arrays import plain_arrays, require_arrays, require_field, require_paths, require_sha256
+from zb_hdf5.store.run_table import RunTable
 
 #: Key of `shards` -> the type of each element of its array.
 _SHARD_KINDS: Final = {key: kind for key, (_, kind) in INDEX_SHARD_KEYS.items()}
@@ -176,15 +171,15 @@ class ShardTable(Sequence[ShardEntry]):
         values = _arrays(list(map(_FACTS, entries)), _SHARD_KINDS)
         names = dict.fromkeys(name for entry in entries for name in entry.columns)
         columns = {name: RunTable.of([entry.columns.get(name) for entry in entries]) for name in names}
-        fields = {
-            name: _arrays([entry.fields.get(name, FieldDigest()) for entry in entries], INDEX_FIELD_KEYS)
-            for name in sorted({name for entry in entries for name in entry.fields})
-        }
-        optional = {
-            section: _arrays([getattr(entry, name) or none for entry in entries], INDEX_OPTIONAL_KEYS[section])
-            for section, (name, none) in _OPTIONAL.items()
-            if any(getattr(entry, name) for entry in entries)
-        }
+        fields = {}
+        for name in sorted({name for entry in entries for name in entry.fields}):
+            facts = [entry.fields.get(name, FieldDigest()) for entry in entries]
+            fields[name] = _arrays(facts, INDEX_FIELD_KEYS)
+        optional = {}
+        for section, (name, none) in _OPTIONAL.items():
+            found = [getattr(entry, name) for entry in entries]
+            if any(found):
+                optional[section] = _arrays([each or none for each in found], INDEX_OPTIONAL_KEYS[section])
         return cls(values, columns, fields, optional)
 
     @classmethod
@@ -220,9 +215,14 @@ class ShardTable(Sequence[ShardEntry]):
         for section, (name, none) in _OPTIONAL.items():
             row = _row(self.optional.get(section), INDEX_OPTIONAL_KEYS[section], number)
             values[name] = None if not row or row[0] == none[0] else type(none)(*row)
-        runs = {name: column.of_shard(number) for name, column in self.columns.items()}
-        columns = {name: found for name, found in runs.items() if found is not None}
-        fields = {name: FieldDigest(*_row(facts, INDEX_FIELD_KEYS, number)) for name, facts in self.fields.items()}
+        columns = {}
+        for name, column in self.columns.items():
+            runs = column.of_shard(number)
+            if runs is not None:
+                columns[name] = runs
+        fields = {}
+        for name, facts in self.fields.items():
+            fields[name] = FieldDigest(*_row(facts, INDEX_FIELD_KEYS, number))
         return ShardEntry(**values, columns=columns, fields=fields)
 
     def __eq__(self, other: object) -> bool:
@@ -266,11 +266,10 @@ def _require_values(values: dict[str, Any], where: str) -> None:
 
 def _optional_sections(value: dict[str, Any], num_shards: int, where: str) -> dict[str, dict[str, Any]]:
     """Check and take the sections that only some indexes have."""
-    found = {
-        section: require_arrays(value[section], kinds, f"{where}: {section}", num_shards)
-        for section, kinds in INDEX_OPTIONAL_KEYS.items()
-        if section in value
-    }
+    found = {}
+    for section, kinds in INDEX_OPTIONAL_KEYS.items():
+        if section in value:
+            found[section] = require_arrays(value[section], kinds, f"{where}: {section}", num_shards)
     for codec in dict.fromkeys(found.get("codecs", {}).get("codec", ())):
         if codec.partition(":")[0] not in (NO_CODEC, *CODECS):
             raise FormatError(f"{where}: codecs: expected one of {', '.join(CODECS)}, found {codec!r}")
@@ -286,140 +285,3 @@ def _arrays(rows: Sequence[tuple[Any, ...]], kinds: Mapping[str, type[Any]]) -> 
     """Return one array for each key, of rows that have a value for each."""
     arrays = {key: [row[number] for row in rows] for number, key in enumerate(kinds)}
     return {key: np.array(arrays[key], np.int64) if kind is int else arrays[key] for key, kind in kinds.items()}
-
-
-class RunTable:
-    """The runs of one column in all shards, as flat arrays.
-
-    Parameters
-    ----------
-    counts
-        The number of runs of each shard, shape (shards,); -1: not known.
-    runs
-        The runs of all shards, shape (runs, 3).
-    """
-
-    def __init__(self, counts: npt.NDArray[np.int64], runs: npt.NDArray[np.int64]) -> None:
-        self._counts = counts
-        self._runs = runs
-        self._firsts = np.concatenate([[0], np.cumsum(np.maximum(counts, 0))])
-
-    @classmethod
-    def of(cls, runs_of_shards: list[tuple[Run, ...] | None]) -> Self:
-        counts = [-1 if runs is None else len(runs) for runs in runs_of_shards]
-        flat = [run for runs in runs_of_shards for run in runs or ()]
-        return cls(np.array(counts, np.int64), np.array(flat, np.int64).reshape(-1, 3))
-
-    def of_shard(self, number: int) -> tuple[Run, ...] | None:
-        """Return the runs of a shard; None: not known."""
-        if self._counts[number] < 0:
-            return None
-        return _equal_runs(self._runs[self._firsts[number] : self._firsts[number + 1]].tobytes())
-
-    def overlaps(self, chunk_bytes: int) -> bool:
-        """Return whether chunks of this size would overlap in a run."""
-        return bool(((self._runs[:, 1] < chunk_bytes) & (self._runs[:, 2] > 1)).any())
-
-    def to_json(self) -> dict[str, list[int]]:
-        arrays = (self._counts, *self._runs.T)
-        return {key: array.tolist() for key, array in zip(INDEX_COLUMN_KEYS, arrays, strict=True)}
-
-    @classmethod
-    def from_json(cls, value: Any, num_shards: int, chunks: npt.NDArray[np.int64] | None, where: str) -> Self:
-        """Check and take one element of `columns`.
-
-        Parameters
-        ----------
-        value
-            The parsed element.
-        num_shards
-            The shards of the index.
-        chunks
-            The number of chunks that the runs of each shard hold; None: any.
-        where
-            Begins the message of an error.
-        """
-        counts, *arrays = (_require_array(value, key, int, where) for key in INDEX_COLUMN_KEYS)
-        if len(counts) != num_shards or {len(array) for array in arrays} != {int(np.maximum(counts, 0).sum())}:
-            raise FormatError(f"{where}: expected the runs of each of {num_shards:,} shards")
-        found = cls(counts, np.stack(arrays, axis=1))
-        if (counts < -1).any() or (found._runs < 0).any():
-            raise FormatError(f"{where}: expected natural numbers")
-        sums = np.diff(np.concatenate([[0], np.cumsum(found._runs[:, 2])])[found._firsts])
-        if chunks is not None and (sums != chunks)[counts >= 0].any():
-            shard = int(((sums != chunks) & (counts >= 0)).argmax())
-            raise FormatError(
-                f"{where}: expected runs of {chunks[shard]:,} batches in shard {shard:,}, found {sums[shard]:,}"
-            )
-        return found
-
-
-@lru_cache(64)
-def _equal_runs(rows: bytes) -> tuple[Run, ...]:
-    """Return the runs of these rows: one object for all shards of a conversion, of which thousands may be open."""
-    return tuple(Run(*run) for run in np.frombuffer(rows, np.int64).reshape(-1, 3).tolist())
-
-
-# --- checks of parsed JSON -------------------------------------------------------------------------------------------
-
-
-def require_field(value: Any, key: str, kind: type[Any], where: str) -> Any:
-    """Return a value of a JSON object; raise `FormatError` unless it is there and of its type."""
-    if not isinstance(value, dict):
-        raise FormatError(f"{where}: expected a JSON object, found {type(value).__name__}")
-    if key not in value:
-        raise FormatError(f"{where}: key {key!r} is missing")
-    found = value[key]
-    if not isinstance(found, kind) or (kind is int and isinstance(found, bool)):
-        raise FormatError(f"{where}: {key}: expected {kind.__name__}, found {found!r}")
-    return found
-
-
-def require_arrays(value: Any, kinds: Mapping[str, type[Any]], where: str, length: int | None = None) -> dict[str, Any]:
-    """Return the arrays of a JSON object; raise `FormatError` unless they are of their types and of one length."""
-    values = {key: _require_array(value, key, kind, where) for key, kind in kinds.items()}
-    found = {len(array) for array in values.values()}
-    if len(found) != 1 or length not in (None, *found):
-        lengths = ", ".join(f"{key} {len(array):,}" for key, array in values.items())
-        expected = "arrays of one length" if length is None else f"arrays of {length:,} elements"
-        raise FormatError(f"{where}: expected {expected}, found {lengths}")
-    return values
-
-
-def _require_array(value: Any, key: str, kind: type[Any], where: str) -> Any:
-    """Return an array of a JSON object whose elements all have one type: of whole numbers as int64."""
-    found: list[Any] = require_field(value, key, list, where)
-    if set(map(type, found)) - {kind}:
-        number = next(number for number, element in enumerate(found) if type(element) is not kind)
-        raise FormatError(f"{where}: {key}[{number}]: expected {kind.__name__}, found {found[number]!r}")
-    try:
-        return np.array(found, np.int64) if kind is int else found
-    except OverflowError as error:
-        raise FormatError(f"{where}: {key}: {error}") from error
-
-
-def require_paths(paths: list[str], where: str) -> None:
-    """Raise `FormatError` if a path is not the name of a file, or leaves the folder of the store."""
-    together = "/".join(paths)  # one look at all of them: there may be a hundred thousand
-    is_suspect = ".." in together or "//" in f"/{together}/" or not is_file_name(together)
-    if not is_suspect:
-        return
-    for path in paths:
-        is_inside = set(path.split("/")).isdisjoint({"", ".."})
-        if not is_inside or not is_file_name(path):
-            raise FormatError(
-                f"{where}: path {path!r} leaves the folder of the store, or is not the name of a file",
-                remedy=Remedy.REBUILD,
-            )
-
-
-def require_sha256(digests: list[str], where: str) -> None:
-    """Raise `FormatError` if a text is not a digest."""
-    if set(map(len, digests)) - {SHA256_CHARS} or not is_hexadecimal("".join(digests)):
-        bad = next((digest for digest in digests if not is_sha256(digest)), "")
-        raise FormatError(f"{where}: expected {SHA256_CHARS} hexadecimal digits in sha256, found {bad!r}")
-
-
-def plain_arrays(values: dict[str, Any]) -> dict[str, list[Any]]:
-    """Return arrays as JSON has them."""
-    return {key: array if isinstance(array, list) else array.tolist() for key, array in values.items()}

@@ -81,7 +81,7 @@ def test_the_readme_of_the_tests_names_the_tests_of_each_file_of_the_package():
 
 
 #: Lines of code in the body of one function. Its signature, with one parameter a line, is a list to look things up in.
-MAX_FUNCTION_LINES = 60
+MAX_FUNCTION_LINES = 55
 
 
 def lines_of_code(function, lines):

@@ -495,6 +495,11 @@ class Progress:
             self._done += amount
             self._kept += amount
 
+    def finish(self) -> None:
+        """Let what is done be all: the rest is left out."""
+        with self._lock:
+            self._total = self._done
+
     def _show(self, now_s: float, is_over: bool = False) -> None:
         """Show the share, the rate, and the time that is left; or the time of all, of work that is over."""
         self._is_open = not is_over and not self._done >= self._total > 0

@@ -1,6 +1,7 @@
 """zb stage: what it copies is what the loaders of these ranks read, and then they read nothing else."""
 
 import json
+import re
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -152,12 +153,14 @@ def test_units_that_are_there_are_not_copied_again(train_file, folder, monkeypat
     assert staged(train_file, folder)["copied"] == 0
 
 
-def test_a_full_cache_is_said_and_no_error(train_file, folder):
+def test_a_full_cache_is_said_and_no_error(train_file, folder, monkeypatch):
+    monkeypatch.setattr(console, "LOG_INTERVAL_S", 0)
     done = stage(train_file, folder, "--cache-bytes", "100KiB")
     staged_line, left_line = done.stdout.splitlines()
     assert staged_line.startswith("staged    2")
     assert left_line.startswith("left out  4")
     assert left_line.endswith("batches: the cache or its disk is full; see 'zb cache'")
+    assert re.fullmatch(r"stage: 100%  [\d.]+ .?B/s  in \d+:\d\d", done.stderr.splitlines()[-1]), "no more comes"
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

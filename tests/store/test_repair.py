@@ -21,6 +21,7 @@ from killed_writer import WRITER, batches
 from processes import killed_after, running
 
 import zb_hdf5
+from zb_hdf5 import console
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.rebuild import rebuild_index
 from zb_hdf5.store.repair import repair_file, repair_store
@@ -172,6 +173,41 @@ def test_a_sector_that_cannot_be_read_costs_its_batch_only(suffix, data, tmp_pat
     report = repair_file(path)
     assert (report.kept, report.dropped) == (8, [3])
     np.testing.assert_array_equal(batches_of(report.output), np.delete(data, 3, axis=0))
+
+
+@pytest.mark.parametrize("kind", ["whole", "damaged", "unfinished", "store"])
+def test_the_progress_of_a_repair_ends_at_all_of_it(kind, tmp_path, write_store, data):
+    path = tmp_path / "x.h5"
+    if kind == "store":
+        path = write_store(tmp_path / "s", data, (3, 6))
+        flip_token(path / "shard-00000.h5", 1)
+    elif kind == "unfinished":
+        path = leave_partial(path, data)
+        flip_stored(path, data[5], 7)
+    else:
+        mask = (data % 2).astype("u1")
+        write_batches(path, data, {"mask": mask}, fields={"mask": "u1"})
+        if kind == "damaged":
+            flip_token(path, 5)
+    read, expected = [], []
+    zb_hdf5.repair(path, progress=read.append, announce=expected.append)
+    read_once = data.nbytes * 3 // 2 if kind in ("whole", "damaged") else data.nbytes
+    assert expected[0] == read_once
+    assert expected[-1] == sum(read)
+    assert (sum(read) > read_once) == (kind != "whole"), "what is kept is read once more"
+
+
+def test_repairs_and_indexes_made_anew_show_their_progress(data, tmp_path, write_store, monkeypatch):
+    monkeypatch.setattr(console, "LOG_INTERVAL_S", 0)
+    store = write_store(tmp_path / "s", data, (3, 6))
+    shown = run_zb("repair", store).stderr.splitlines()
+    assert shown[-1].startswith("repair: 100%")
+    assert "B/s" in shown[0]
+    (store / INDEX_NAME).unlink()
+    shown = run_zb("index", "rebuild", store).stderr.splitlines()
+    assert len(shown) == len(list(store.glob("*.h5")))
+    assert shown[-1].startswith("rebuild: 100%")
+    assert run_zb("index", "rebuild", store, "--force", "--quiet").stderr == ""
 
 
 def test_a_whole_file_is_left_alone(data, tmp_path, write_file):

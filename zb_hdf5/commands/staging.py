@@ -104,6 +104,8 @@ def stage_units(readers: list[BatchReader], needed: npt.NDArray[np.int64], progr
             if column.full:
                 break
         report["copied"] += sum(column.has(number) for number in absent.tolist())
+    if report["present"] + report["copied"] < report["units"]:
+        progress.finish()
     return report
 
 

@@ -72,7 +72,8 @@ def zb_index_rebuild(folder: Path, force: bool) -> Output:
     """
     from zb_hdf5.store.rebuild import rebuild_index
 
-    made = rebuild_index(folder, force=force)
+    with Progress("rebuild", 0, unit="files") as progress:
+        made = rebuild_index(folder, force=force, progress=progress.advance)
     lost = _lost_facts(made)
     report = {"folder": str(folder), "shards": len(made.shards), "sha256": made.sha256, "not_recovered": lost}
     lines = [("index", _size_of(made)), ("sha256", made.sha256)]

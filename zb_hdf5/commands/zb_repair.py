@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from zb_hdf5.console import LOCAL, NEW, Output, output_options
+from zb_hdf5.console import LOCAL, NEW, Output, Progress, output_options
 from zb_hdf5.option_groups import GroupedCommand, option_group
 
 _new_option = option_group("New file")
@@ -28,7 +28,15 @@ def zb_repair(path: Path, output: Path | None, force: bool, dry_run: bool) -> Ou
     """
     from zb_hdf5.store.repair import repair
 
-    reports = repair(path, output=output, overwrite=force, dry_run=dry_run)
+    with Progress("repair", 0, unit="B") as progress:
+        reports = repair(
+            path,
+            output=output,
+            overwrite=force,
+            dry_run=dry_run,
+            progress=progress.advance,
+            announce=lambda total: progress.advance(0, total),
+        )
     return Output(
         {"files": [vars(report) for report in reports]},
         [(report.path, report.line()) for report in reports],

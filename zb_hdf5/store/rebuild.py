@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import islice
@@ -50,6 +50,8 @@ _NAME: Final = re.compile(
 MAX_SHOWN: Final = 20
 #: The facts of a store that files with a sidecar cannot hold.
 ONLY_IN_SOME_FILES: Final = ("vocab_size", "tokenizer")
+#: Called with the files that are done since the last call, and with all.
+CountFiles = Callable[[int, int], None]
 
 
 def index_files(
@@ -58,6 +60,7 @@ def index_files(
     splits: Mapping[str, str] | None = None,
     source: dict[str, Any] | None = None,
     shuffle: str | None = None,
+    progress: CountFiles = lambda done, total: None,
 ) -> ShardIndex:
     """Return the index of files of one folder, of batches or of streams.
 
@@ -69,6 +72,8 @@ def index_files(
         Name of a file -> its split, for files that do not name it.
     source, shuffle
         The origin of the tokens and the record shuffle; None: as the files have them.
+    progress
+        Called with 1 after each file, and with the number of all.
     """
     if not paths:
         raise ArgumentError("expected at least one file for an index, found none")
@@ -90,6 +95,7 @@ def index_files(
             entries.append(entry_of(reader, reader.origin.get("split", (splits or {}).get(path.name))))
             files += source_files(reader.origin.get("source", {}))
             origin |= reader.origin
+        progress(1, len(paths))
     meta = replace(
         metas[0],
         total_records=sum(meta.total_records for meta in metas),
@@ -195,7 +201,9 @@ def _crc32_of(reader: BatchReader) -> int:
 # --- a lost index, or a lost `.crc32` --------------------------------------------------------------------------------
 
 
-def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> ShardIndex:
+def rebuild_index(
+    folder: str | os.PathLike[str], *, force: bool = False, progress: CountFiles = lambda done, total: None
+) -> ShardIndex:
     """Write `shards.json` from the shards of `folder`, and return it.
 
     A `.repaired` shard replaces its original. For `.batch` files the index alone has the record shuffle, the source,
@@ -206,6 +214,8 @@ def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> Sha
     ----------
     force
         Replace an index that can be read; accept that shards are missing.
+    progress
+        Called with 1 after each shard, and with the number of all.
 
     Raises
     ------
@@ -228,16 +238,16 @@ def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> Sha
     if old is not None and not force:
         raise ExistsError(f"{folder / INDEX_NAME}: exists already, and is valid")
     paths = _shard_paths(folder, force)
-    index = index_files(paths) if old is None else _index_like(old, paths)
+    index = index_files(paths, progress=progress) if old is None else _index_like(old, paths, progress)
     index.save(folder)
     return index
 
 
-def _index_like(old: ShardIndex, paths: list[Path]) -> ShardIndex:
+def _index_like(old: ShardIndex, paths: list[Path], progress: CountFiles) -> ShardIndex:
     """Return the index of files, and the facts of the old index that they cannot hold."""
     known = {_number(shard.path): shard.split for shard in old.shards}
     splits = {path.name: known[_number(path.name)] for path in paths if _number(path.name) in known}
-    index = index_files(paths, splits=splits, shuffle=old.shuffle, source=old.source)
+    index = index_files(paths, splits=splits, shuffle=old.shuffle, source=old.source, progress=progress)
     kept = {name: getattr(index.meta, name) or getattr(old.meta, name) for name in ONLY_IN_SOME_FILES}
     # several shards of batches may have parts of a document
     if index.meta.layout == BATCHES_LAYOUT and known.keys() == {_number(path.name) for path in paths}:

@@ -40,7 +40,7 @@ from zb_hdf5.spec import (
 from zb_hdf5.store.both_formats import require_one_store
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.rebuild import REPAIRED, document_tables, ensure_rows, entry_of
-from zb_hdf5.store.salvage import RepairReport, Salvage
+from zb_hdf5.store.salvage import CountBytes, ReadBytes, RepairReport, Salvage, column_bytes
 from zb_hdf5.store.shard_table import ShardEntry
 
 #: The paths of the files that belong to the tokens of a file.
@@ -53,6 +53,8 @@ def repair(
     output: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     dry_run: bool = False,
+    progress: CountBytes = lambda num_bytes: None,
+    announce: CountBytes = lambda num_bytes: None,
 ) -> list[RepairReport]:
     """Write the batches or documents that hold of a file, or of each shard of a store, into new files.
 
@@ -69,6 +71,10 @@ def repair(
         Replace an existing output; leave a shard of which nothing can be saved out of the store.
     dry_run
         Report the outcome, and write nothing.
+    progress
+        Called with the number of bytes read since the last call.
+    announce
+        Called with the number of bytes that there are to read, each time that more are known.
 
     Returns
     -------
@@ -85,12 +91,17 @@ def repair(
         If the output exists, and holds something else.
     """
     path = local_path(path)
+    work = ReadBytes(progress, announce)
     if not path.is_dir():
-        return [repair_file(path, output=output, overwrite=overwrite, dry_run=dry_run)]
+        report = _repair_file(path, None if output is None else local_path(output), overwrite, dry_run, work)
+        work.end()
+        return [report]
     require_one_store(path, "name the store to repair, or convert it again from the other, which loses no batch")
     if output is not None:
         raise ArgumentError(f"{path}: is a store: an output is for one file")
-    return repair_store(path, overwrite=overwrite, dry_run=dry_run)
+    reports = _repair_store(path, overwrite, dry_run, work)
+    work.end()
+    return reports
 
 
 # --- one file --------------------------------------------------------------------------------------------------------
@@ -104,8 +115,14 @@ def repair_file(
     dry_run: bool = False,
 ) -> RepairReport:
     """Write the good batches of a file, or the good documents of a stream, to a new file. See `repair`."""
-    path = local_path(path)
-    output = None if output is None else local_path(output)
+    to = None if output is None else local_path(output)
+    return _repair_file(local_path(path), to, overwrite, dry_run, ReadBytes())
+
+
+def _repair_file(
+    path: Path, output: Path | None, overwrite: bool, dry_run: bool, work: ReadBytes, entry: ShardEntry | None = None
+) -> RepairReport:
+    """Repair a file. The work of one that has an entry in an index is expected already."""
     is_partial = path.name.endswith(PARTIAL_SUFFIX)
     final = path.with_name(path.name.removesuffix(PARTIAL_SUFFIX))
     with ExitStack() as stack:
@@ -115,7 +132,9 @@ def repair_file(
         reader = stack.enter_context(broken.reader)
         if not reader.complete and not is_partial:
             stack.enter_context(leftover_of_dead_writer(path))
-        found = Salvage(broken)
+        if entry is None:
+            work.expect(column_bytes(reader.token_count, reader.meta))
+        found = Salvage(broken, work)
         report = found.report
         if reader.complete and not report.reason and not is_partial:
             report.state = "whole"
@@ -173,16 +192,20 @@ def repair_store(
     folder: str | os.PathLike[str], *, overwrite: bool = False, dry_run: bool = False
 ) -> list[RepairReport]:
     """Repair every shard that needs it, then let `shards.json` name the new ones. See `repair`."""
-    folder = local_path(folder)
+    return _repair_store(local_path(folder), overwrite, dry_run, ReadBytes())
+
+
+def _repair_store(folder: Path, overwrite: bool, dry_run: bool, work: ReadBytes) -> list[RepairReport]:
     index = ShardIndex.load(folder)
     reports: list[RepairReport] = []
     entries: list[ShardEntry] = []
+    work.expect(column_bytes(index.token_count, index.meta))
     for entry in _shards_with_batches(folder, index):
         path = entry.file(folder)
         try:
             if not path.exists():
                 raise FormatError(f"{path}: {INDEX_NAME} names this shard, found no such file")
-            report = repair_file(path, overwrite=overwrite, dry_run=dry_run)
+            report = _repair_file(path, None, overwrite, dry_run, work, entry)
             found = entry if report.state == "damaged" else _entry_of(report, entry)
         except FormatError as error:
             reports.append(_lost(path, entry, index.meta.layout == STREAM_LAYOUT, error, overwrite or dry_run))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +32,7 @@ from zb_hdf5.formats.broken_file import BrokenFile
 from zb_hdf5.formats.h5_reader import HDF5Reader
 from zb_hdf5.formats.registry import FORMATS, backend_of_suffix, open_chunks
 from zb_hdf5.formats.stream_writer import HDF5ShardWriter
-from zb_hdf5.spec import DEFAULT_SPLIT, STREAM_LAYOUT, TokenArray, documents_path, pieces_path
+from zb_hdf5.spec import DEFAULT_SPLIT, STREAM_LAYOUT, StoreMeta, TokenArray, documents_path, pieces_path
 
 #: Numbers of dropped batches or documents that a report shows.
 DROPPED_SHOWN: Final = 20
@@ -85,11 +85,55 @@ class RepairReport:
         return f"{self.reason}: {verb} {kept} in {self.output}, {dropped}"
 
 
+#: Called with a number of bytes.
+CountBytes = Callable[[int], None]
+
+
+class ReadBytes:
+    """The bytes that a repair reads: those of each file once, and those that it keeps once more.
+
+    Parameters
+    ----------
+    progress
+        Called with the bytes that were read since the last call.
+    announce
+        Called with the bytes of all, each time that more are known.
+    """
+
+    def __init__(
+        self, progress: CountBytes = lambda num_bytes: None, announce: CountBytes = lambda num_bytes: None
+    ) -> None:
+        self._progress = progress
+        self._announce = announce
+        self._expected = 0
+        self._done = 0
+
+    def expect(self, num_bytes: int) -> None:
+        """CountBytes bytes that are to be read."""
+        self._expected += num_bytes
+        self._announce(self._expected)
+
+    def count(self, num_bytes: int) -> None:
+        """CountBytes bytes that were read."""
+        self._done += num_bytes
+        self._progress(num_bytes)
+
+    def end(self) -> None:
+        """Let all be what was read: a damaged file may have less than was expected."""
+        self._announce(self._done)
+
+
+def column_bytes(num_tokens: int, meta: StoreMeta) -> int:
+    """Return the bytes of some tokens, and of the values of their fields."""
+    return num_tokens * sum([meta.dtype.itemsize, *(each.size * each.dtype.itemsize for each in meta.fields)])
+
+
 class Salvage:
     """The good part of one file, and the report of it; `IncompleteError` if its documents are lost."""
 
-    def __init__(self, broken: BrokenFile) -> None:
+    def __init__(self, broken: BrokenFile, work: ReadBytes | None = None) -> None:
         self.reader = broken.reader
+        self._work = work or ReadBytes()
         meta = self.reader.meta
         self._is_stream = meta.layout == STREAM_LAYOUT
         self._reasons = [broken.reason] if broken.reason else []
@@ -137,7 +181,7 @@ class Salvage:
         """Return the chunks that differ from their crc32; if the crc32 rows are damaged, the sha256 of all decides."""
         reader = self.reader
         total = reader.num_batches
-        crc32, bad, sha256 = _examined(reader, stored)
+        crc32, bad, sha256 = _examined(reader, stored, self._work)
         rows = np.array(crc32, "<u4")  # a chunk that is read again is as it was found
         self._tokens = checked(reader.tokens, Crc32Rows(lambda: rows), reader.path, reader.meta.noun, "batch")
         bad_values: set[int] = set()
@@ -147,7 +191,7 @@ class Salvage:
             if known is None:
                 bad_values |= set(range(total))
             else:
-                bad_values |= _examined(values, known)[1]
+                bad_values |= _examined(values, known, self._work)[1]
         if bad and reader.sha256 == sha256 and not bad_values and reader.complete:
             self._reasons = [f"{len(bad):,} stored crc32 are bad, no token is"]
             return []
@@ -186,6 +230,7 @@ class Salvage:
 
     def copy(self, path: Path, *, overwrite: bool) -> None:
         """Write the kept batches or documents to a new file."""
+        self._work.expect(column_bytes(self.report.kept_tokens, self.reader.meta))
         if self._is_stream:
             self._copy_documents(path, overwrite)
             return
@@ -202,6 +247,7 @@ class Salvage:
                 batches = tokens.reshape(-1, *meta.shape)
                 fields = {f.name: values[f.name].reshape(*batches.shape, *f.shape) for f in meta.fields}
                 writer.write(batches, fields)
+                self._work.count(column_bytes(tokens.size, meta))
             self._copy_pieces(path, writer.sha256())
 
     def _copy_pieces(self, path: Path, tokens_sha256: str) -> None:
@@ -253,6 +299,7 @@ class Salvage:
             for (first, stop), tokens, fields in self._parts():
                 rows = None if table is None else table.rows(first, stop)
                 writer.write_documents(tokens, np.diff(self._offsets[first : stop + 1]), fields, documents=rows)
+                self._work.count(column_bytes(tokens.size, meta))
 
     def _groups(self) -> Iterator[tuple[int, int]]:
         """Yield (first, stop) of kept units that follow each other: many small ones at once, or one large one."""
@@ -284,15 +331,19 @@ def _values(tokens: Tokens, start: int, stop: int) -> TokenArray:
     return out
 
 
-def _examined(reader: BatchReader, stored: npt.NDArray[np.uint32] | None) -> tuple[list[int], set[int], str]:
+def _examined(
+    reader: BatchReader, stored: npt.NDArray[np.uint32] | None, work: ReadBytes
+) -> tuple[list[int], set[int], str]:
     """Return the crc32 of each chunk, the bad or unreadable chunks, and the sha256 of all readable ones."""
     crc32: list[int] = []
     bad: set[int] = set()
     sha256 = hashlib.sha256()
     size = reader.meta.batch_tokens
     for number in range(reader.num_batches):
+        count = min(size, reader.token_count - number * size)
+        work.count(count * reader.dtype.itemsize)
         try:
-            tokens = _values(reader.tokens, number * size, min((number + 1) * size, reader.token_count))
+            tokens = _values(reader.tokens, number * size, number * size + count)
         except (FormatError, ConvertError, ChecksumError, OSError) as error:  # ChecksumError: it does not unpack
             if isinstance(error, OSError) and error.errno != errno.EIO:  # EIO: a bad sector, of this chunk alone
                 raise

@@ -179,7 +179,8 @@ class Report:
         if self.tokens_written and not counts.documents:
             found.append(("shuffle", self.shuffle))
         found.append(("sha256", self.sha256))
-        found += [("note", note) for note in (self._extension(), self.left_behind, self._smaller()) if note]
+        notes = (self._extension(), self.left_behind, self._smaller(), self._no_shard())
+        found += [("note", note) for note in notes if note]
         found.append(("speed", self._speed()))
         if counts.documents:
             found += counts.documents_dropped.lines()
@@ -236,6 +237,11 @@ class Report:
             f"all ids fit uint16, the largest is {self.max_token:,}: --vocab-size {self.max_token + 1} would store "
             f"them in it and save {format_bytes(saved)}{before}"
         )
+
+    def _no_shard(self) -> str:
+        """Name the cause of a part that has nothing to write; "" if it has."""
+        is_empty = self.part != WHOLE and not self.shards
+        return "this part has no shard, since there are fewer shards than parts: pass --shards" if is_empty else ""
 
     def _extension(self) -> str | None:
         """Name the tools that do not read such files; None if all do."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,10 +29,11 @@ from zb_hdf5.converters.options import (
     defaults_of_all,
     resolved_as,
 )
-from zb_hdf5.converters.sources import kind_of, refuse_unused_options, target_names, target_of
+from zb_hdf5.converters.sources import SourceKind, kind_of, refuse_unused_options, target_names, target_of
+from zb_hdf5.files.listing import files_left_out
 from zb_hdf5.files.paths import RemotePath, any_path, local_path
 from zb_hdf5.files.publishing import require_present
-from zb_hdf5.formats.document_source import missing_members
+from zb_hdf5.formats.document_source import DocumentSource, missing_members
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import UPLOAD_DIGITS, codec_named
 from zb_hdf5.trainers.installed_formats import noted
@@ -76,13 +78,25 @@ def _of_paths(paths: list[Path], conversion: Conversion) -> tuple[Settings, Call
         require_present(path)
     name, kind = kind_of(paths[0], conversion)
     if len(paths) > 1 and not kind.several:
-        raise ArgumentError(f"source: expected one {name} file or store, found {len(paths)}")
+        raise ArgumentError(f"source: expected one file or store of ours, found {len(paths)}: convert each by itself")
     refuse_unused_options(paths[0], kind, conversion)
     conversion, like = _likened(conversion, {*kind.options_of(conversion.target)}, kind.choices)
     conversion = replace(conversion, source_format=name)
     is_local = bool(kind.rows) or conversion.target in document_targets()
     settings = _settings(paths, conversion, (*kind.options, *kind.rows), like, is_local)
-    return settings, lambda: kind.open(paths, settings)
+    return settings, lambda: _opened(kind, paths, settings)
+
+
+def _opened(kind: SourceKind, paths: list[Path], settings: Settings) -> Any:
+    """Open a source, and warn of files of tokens in its folders that it leaves out, as those of another format."""
+    source = kind.open(paths, settings)
+    if isinstance(source, BatchSource | DocumentSource):
+        for folder in paths:
+            left_out = files_left_out(folder, source.paths)
+            if left_out:
+                more = f" and {len(left_out) - 1:,} more" if len(left_out) > 1 else ""
+                warnings.warn(f"{folder}: not read, as of another format: {left_out[0].name}{more}", stacklevel=2)
+    return source
 
 
 def _likened(

@@ -148,6 +148,11 @@ def swap_shard(store):
     os.replace(store / "other.h5", store / LAST)
 
 
+def cut(store):
+    """Cut the last shard short."""
+    os.truncate(store / LAST, (store / LAST).stat().st_size - 500)
+
+
 def lose(*names):
     return lambda store: [(store / name).unlink() for name in names]
 
@@ -160,6 +165,7 @@ LAST = "shard-00001-of-00002.h5"
     (edit_index, "verify", 3, "restore the index, or run 'zb index rebuild {store}'"),
     (swap_shard, "repair", 1, "if the shards are the right ones, run 'zb index rebuild --force {store}'"),
     (lose(LAST), "repair", 1, "restore it, or pass --force to leave its 3 batches out of the store"),
+    (cut, "repair", 4, "); restore it, or pass --force to leave its 3 batches out of the store"),
     (lose(LAST, INDEX_NAME), "index rebuild", 4, "restore them, or pass --force to do without"),
     (lose(), "index rebuild", 1, "exists already, and is valid; pass --force to replace it"),
 ])  # fmt: skip

@@ -119,3 +119,13 @@ def test_rows_are_read_wherever_they_lie(stride, tmp_path):
     with pytest.raises(IndexError):
         tokens.gather(np.array([3, 478]), np.empty((2, 4), "<u2"))
     tokens.close()
+
+
+def test_files_of_another_format_in_a_folder_are_named_and_not_left_out_unseen(folder, tmp_path):
+    (folder / "notes.md").touch()
+    command = ("convert", folder, tmp_path / "out", "--batch-size", 4)
+    assert "not read" not in run_zb(*command, code=0).stderr
+    for name in ("c.bin", "d.parquet"):
+        (folder / name).touch()
+    said = run_zb(*command, "--force", code=0).stderr
+    assert f"note: {folder}: not read, as of another format: c.bin and 1 more" in said

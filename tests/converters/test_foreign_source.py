@@ -298,7 +298,10 @@ def test_options_that_the_one_or_the_other_lacks_are_refused(folder, tmp_path, w
             lambda: convert(folder, "hdf5", out, packing="pad"),
             "packing belongs to .*, found HDF5 files of other programs",
         ),
-        (lambda: convert([store, store], "hdf5", out), "expected one hdf5 file or store, found 2|expected one auto"),
+        (
+            lambda: convert([store, store], "hdf5", out),
+            "expected one file or store of ours, found 2: convert each by itself",
+        ),
     ):
         is_refused(ArgumentError, refused, match=message)
     is_refused(ArgumentError, lambda: convert(folder, "hdf5", out, axes="batch,record,token"), match="three axes")

@@ -131,6 +131,14 @@ def test_the_jobs_of_an_array_write_the_same_bytes(num_jobs, source, whole, tmp_
     assert files_in(tmp_path / "out") == whole
 
 
+def test_a_part_without_a_shard_says_why(source, tmp_path):
+    for part, is_told in (("0/2", True), ("1/2", False)):
+        arguments = ("npy-to-hdf5", source, tmp_path / "out", "--batch-size", 4, "--shard-range", part)
+        done = run(convert, *arguments)
+        assert done.exit_code == 0
+        assert ("this part has no shard, since there are fewer shards than parts" in done.output) is is_told
+
+
 def merge(tmp_path):
     return run(zb, "index", "merge", tmp_path / "out")
 

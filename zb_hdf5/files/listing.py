@@ -6,10 +6,15 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Final
 
 from zb_hdf5.errors import ConvertError
 from zb_hdf5.files.paths import any_path, is_url
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
+from zb_hdf5.spec import INDEX_NAME
+
+#: Suffixes of files that a conversion of their folder may be meant to read.
+SUFFIXES_OF_TOKENS: Final = frozenset((".npy", ".h5", ".hdf5", ".batch", ".bin", ".ds", ".parquet", ".jsonl", ".mds"))
 
 
 def files_at(paths: Sequence[str | os.PathLike[str]], *suffixes: str) -> list[Path]:
@@ -42,6 +47,23 @@ def files_at(paths: Sequence[str | os.PathLike[str]], *suffixes: str) -> list[Pa
             raise ConvertError(f"{path}: {expected}")
     require_named_once(files)
     return files
+
+
+def files_left_out(folder: Path, read: Iterable[Path]) -> list[Path]:
+    """Return the files in a folder that are named as tokens or text are, and are not read; of a store none.
+
+    Parameters
+    ----------
+    folder
+        The folder, or a file, which has none.
+    read
+        The files that are read.
+    """
+    if is_url(folder) or not folder.is_dir() or (folder / INDEX_NAME).exists():
+        return []
+    known = {file.resolve() for file in read}
+    found = (file for file in folder.iterdir() if file.suffix in SUFFIXES_OF_TOKENS and file.is_file())
+    return sorted(file for file in found if file.resolve() not in known)
 
 
 def require_named_once(files: Iterable[Path], values: str = "tokens") -> None:

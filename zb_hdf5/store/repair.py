@@ -247,6 +247,7 @@ def _lost(path: Path, entry: ShardEntry, is_stream: bool, error: FormatError, ma
     unit = "document" if is_stream else "batch"
     count = entry.document_count if is_stream else entry.num_batches
     if not may_be_lost:
+        error.args = (error.facts.removesuffix("; restore it, or convert again"),)  # the remedy has it too
         error.remedy = Remedy.LEAVE_OUT
         error.at = counted(count, unit)
         raise error

@@ -68,14 +68,19 @@ class RunTable:
             Begins the message of an error.
         """
         counts, *arrays = (require_array(value, key, int, where) for key in INDEX_COLUMN_KEYS)
-        if len(counts) != num_shards or {len(array) for array in arrays} != {int(np.maximum(counts, 0).sum())}:
+        num_runs = int(np.maximum(counts, 0).sum())
+        if len(counts) != num_shards or {len(array) for array in arrays} != {num_runs}:
             raise FormatError(f"{where}: expected the runs of each of {num_shards:,} shards")
         found = cls(counts, np.stack(arrays, axis=1))
         if (counts < -1).any() or (found._runs < 0).any():
             raise FormatError(f"{where}: expected natural numbers")
-        sums = np.diff(np.concatenate([[0], np.cumsum(found._runs[:, 2])])[found._firsts])
-        if chunks is not None and (sums != chunks)[counts >= 0].any():
-            shard = int(((sums != chunks) & (counts >= 0)).argmax())
+        if chunks is None:
+            return found
+        before = np.concatenate([[0], np.cumsum(found._runs[:, 2])])  # chunks before each run
+        sums = np.diff(before[found._firsts])
+        differs = (sums != chunks) & (counts >= 0)
+        if differs.any():
+            shard = int(differs.argmax())
             raise FormatError(
                 f"{where}: expected runs of {chunks[shard]:,} batches in shard {shard:,}, found {sums[shard]:,}"
             )

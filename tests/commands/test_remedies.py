@@ -148,6 +148,10 @@ def swap_shard(store):
     os.replace(store / "other.h5", store / LAST)
 
 
+def cut_index(store):
+    (store / INDEX_NAME).write_bytes(b"")
+
+
 def cut(store):
     """Cut the last shard short."""
     os.truncate(store / LAST, (store / LAST).stat().st_size - 500)
@@ -162,6 +166,7 @@ LAST = "shard-00001-of-00002.h5"
 
 @pytest.mark.parametrize(("damage", "command", "code", "expected"), [
     (lose(INDEX_NAME), "info", 1, "restore the index, or run 'zb index rebuild {store}'"),
+    (cut_index, "verify", 3, "(char 0); restore the index, or run 'zb index rebuild {store}'"),
     (edit_index, "verify", 3, "restore the index, or run 'zb index rebuild {store}'"),
     (swap_shard, "repair", 1, "if the shards are the right ones, run 'zb index rebuild --force {store}'"),
     (lose(LAST), "repair", 1, "restore it, or pass --force to leave its 3 batches out of the store"),

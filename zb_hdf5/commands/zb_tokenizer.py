@@ -58,7 +58,7 @@ def zb_tokenizer_train(
             vocab_size,
             overwrite=force,
             progress=progress.advance,
-            show_bars=not is_quiet(),
+            show_bars=has_bars,
         )
     return Output(
         report.to_json(),

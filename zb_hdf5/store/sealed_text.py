@@ -74,7 +74,8 @@ def parse_sealed(text: str, path: object, remedy: Remedy | None = None) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: not JSON: {error}; {_RESTORE}") from error
+        facts = f"{path}: not JSON: {error}"
+        raise FormatError(facts if remedy else f"{facts}; {_RESTORE}", remedy=remedy) from error
 
 
 def _digest(text: str) -> str:

@@ -153,6 +153,7 @@ def message_of(error: ZbError) -> str:
     """Return the message of an error, with the command for its remedy, and the flags of the options that it names."""
     text = typed(str(error), error.at) if error.remedy else str(error)
     for name in error.options:
+        text = re.sub(rf"(?<![\w./-]){re.escape(name)}='([\w.-]+)'", rf"{flag_of(name)} \1", text)
         text = re.sub(rf"(?<![\w./-]){re.escape(name)}(?!\w|[./=-]\w)", flag_of(name), text)
     return text
 

@@ -347,6 +347,9 @@ def test_conversions_need_the_dtype_too(train, tmp_path):
         lambda: convert(tmp_path / "array.npy", "hdf5", tmp_path / "out", source_dtype="uint16", seq_len=50),
         match="beside it: pass boundary_token_id, the token between them, or source_format='bin' to cut records",
     )
+    of_olmo = ("--from", "olmo", "--source-dtype", "uint16", "--seq-len", 50)
+    message = one_error(run(convert_commands, tmp_path / "array.npy", tmp_path / "out", *of_olmo))
+    assert "pass --boundary-token-id, the token between them, or --from bin to cut records" in message
     is_refused(
         errors.ArgumentError,
         lambda: convert(GOLDEN / "bin/gpt2", "hdf5", tmp_path / "out", source_dtype="uint16", seq_len=50),

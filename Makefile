@@ -20,7 +20,7 @@ lint: .venv/installed-dev
 
 # this package and the limits of the machine, in 3 minutes: build/bench/report.md
 bench: .venv/installed-dev
-	$(BIN)/python -m benchmarks report --ours --rounds 3 --mib 64 --out build/bench
+	$(BIN)/python -m benchmarks report --ours --rounds 2 --mib 64 --out build/bench
 
 # warnings are errors; the first page is docs/_build/html/index.html
 docs: .venv/installed-docs

@@ -24,7 +24,7 @@ ROUNDS = 5
 QUICK_ROUNDS = 1
 QUICK_MIB = 8
 #: Tables that `--ours` leaves out: they take minutes.
-LONG = ("Many shards", "A cold disk", "Larger than memory")
+LONG = ("Many shards", "A cold disk", "Larger than memory", "A small model, end to end")
 
 
 def _pythons(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from click import Option
+
+from zb_hdf5.option_groups import GroupedCommand
 from zb_hdf5.version import __version__
 
 if TYPE_CHECKING:
@@ -80,11 +83,27 @@ def prepare(app: Sphinx, docname: str, source: list[str]) -> None:
     source[0] = text
 
 
-def escape(app: Sphinx, context: Any, lines: list[str]) -> None:
-    """Keep the bars of `<|endoftext|>` in the help of a command: reStructuredText substitutes what is between them."""
-    lines[:] = [line.replace("|", r"\|") for line in lines]
+def show_options(app: Sphinx, context: Any, lines: list[str]) -> None:
+    """Put the options of a command below the headings of its help, and keep the bars of `<|endoftext|>`.
+
+    reStructuredText would substitute what is between two bars.
+    """
+    text = "\n".join(line.replace("|", r"\|") for line in lines)
+    blocks = re.split(r"^(?=\.\. option::)", text, flags=re.MULTILINE)[1:]
+    command = context.command
+    options = [each for each in command.params if isinstance(each, Option) and not each.hidden]
+    if not isinstance(command, GroupedCommand) or len(blocks) != len(options):
+        lines[:] = text.split("\n")
+        return
+    groups: dict[str, str] = dict.fromkeys(command.headings, "")
+    for option, block in zip(options, blocks, strict=True):
+        heading = getattr(option, "group", command.last)
+        groups[heading] = groups.get(heading, "") + block
+    groups[command.last] = groups.pop(command.last, "")
+    shown = [f".. rubric:: {heading}\n\n{found}\n" for heading, found in groups.items() if found]
+    lines[:] = "\n".join(shown).split("\n")
 
 
 def setup(app: Sphinx) -> None:
     app.connect("source-read", prepare)
-    app.connect("sphinx-click-process-options", escape)
+    app.connect("sphinx-click-process-options", show_options)

@@ -26,7 +26,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packed import write_packed
 
-from examples import examples
 from zb_hdf5 import ArgumentError, HDF5ShardWriter, MmapTokenStore, ShardIndex, open_reader, open_writer
 from zb_hdf5.commands import rows as rows_module
 from zb_hdf5.commands import statistics
@@ -160,7 +159,6 @@ def test_colours_are_for_terminals_that_want_them(no_color, kinds):
     assert all(len(re.sub(r"\x1b\[\d+m", "", line)) <= 60 for line in printed.split("\r\n")[4:])
 
 
-@examples(50)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.data())
 def test_boundaries_of_windows_are_those_of_the_documents(tmp_path_factory, lengths, data):
     if not sum(lengths):
@@ -523,7 +521,6 @@ def require_fields(row, packed, places):
         np.testing.assert_array_equal(values, expected.reshape(values.shape))
 
 
-@examples(50)
 @given(LENGTHS, st.integers(0, 999), st.just(".h5"), st.sampled_from([None, 4, 2]))
 def test_cells_are_those_of_their_source(tmp_path_factory, lengths, seed, suffix, seq_len):
     packed = write_packed(tmp_path_factory.mktemp("p") / f"x{suffix}", lengths, seed=seed)
@@ -539,7 +536,6 @@ def test_cells_are_those_of_their_source(tmp_path_factory, lengths, seed, suffix
                 assert document.source == f"{number % 2}.jsonl"
 
 
-@examples(50)
 @given(LENGTHS, st.integers(0, 999), st.sampled_from([1, 3, 1 << 14]))
 def test_a_document_is_put_together_from_its_pieces(tmp_path_factory, lengths, seed, records_at_once):
     packed = write_packed(tmp_path_factory.mktemp("p") / "x.h5", lengths, seed=seed)
@@ -658,7 +654,6 @@ def test_batches(tmp_path_factory, num_batches, batch_size, seq_len, seed, group
     assert (found.unit, found.lengths, found.tokens) == ("record", None, tokens.size)
 
 
-@examples(50)
 @given(
     st.lists(st.integers(0, 20), min_size=1, max_size=20), st.integers(0, 999), st.sampled_from([0, 0.1, 0.5]),
     st.sampled_from([1, 4 << 20]), st.booleans(),

@@ -20,7 +20,6 @@ from packed import places_of
 from processes import wait_until
 
 import zb_hdf5
-from examples import examples
 from zb_hdf5.converters import stream_target
 from zb_hdf5.converters.arguments import convert as run_conversion
 from zb_hdf5.converters.cli import convert_commands as convert
@@ -194,7 +193,6 @@ def test_remainders(tmp_path, files, texts):
     assert not list(tmp_path.glob("*.partial"))
 
 
-@examples(50)
 @given(
     st.lists(st.integers(0, 40), min_size=1, max_size=40),
     st.sampled_from(sorted(PACKINGS)),

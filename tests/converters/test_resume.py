@@ -569,7 +569,7 @@ def test_a_script_that_its_workers_run_again_is_named(source, tmp_path):
         assert reader.num_batches == 60
 
 
-SIZES_KIB = [pytest.param(1550 * k, marks=() if k == 10 else pytest.mark.slow) for k in range(2, 21, 2)]
+SIZES_KIB = [pytest.param(1550 * k, marks=() if k == 10 else pytest.mark.slow) for k in range(1, 21)]
 
 
 @pytest.mark.parametrize("size_kib", SIZES_KIB)

@@ -119,7 +119,7 @@ def test_a_flipped_bit_of_a_table(write, verify, tmp_path, thinned):
     store, shape = write(tmp_path)
     tables = tables_of(store)
     assert len({path for path, *_ in tables}) >= 3
-    found = flip_bits(tables, lambda: steps_of(store, **shape, verify=verify), thinned(range(60), 9))
+    found = flip_bits(tables, lambda: steps_of(store, **shape, verify=verify), thinned(range(100), 15))
     assert found["refused"] > 0
     assert verify == "none" or found["silent"] == 0, found
 
@@ -144,4 +144,4 @@ def test_a_flipped_bit_of_a_cache_is_never_seen(write, verify, tmp_path, thinned
     steps_of(store, **shape)
     files = [path for path in sorted((tmp_path / "cache").rglob("*")) if path.is_file() and path.stat().st_size]
     files = [(path, 0, path.stat().st_size) for path in files]
-    assert flip_bits(files, lambda: steps_of(store, **shape), thinned(range(40), 7)).keys() == {"same"}
+    assert flip_bits(files, lambda: steps_of(store, **shape), thinned(range(60), 10)).keys() == {"same"}

@@ -221,6 +221,6 @@ def test_a_flipped_bit_of_an_object(write, verify, served, thinned):
     store, shape = write(served.folder)
     # windows of streams compare their fields with "batch" only
     ranges = tables_of(store) + (fields_of(store) if verify == "batch" or write is write_batches else [])
-    found = flip_bits(ranges, lambda: steps_of(f"{served.url}/store", **shape, verify=verify), thinned(range(30), 5))
+    found = flip_bits(ranges, lambda: steps_of(f"{served.url}/store", **shape, verify=verify), thinned(range(60), 10))
     assert found["refused"] > 0
     assert found["silent"] == 0, found

@@ -24,7 +24,7 @@ from zb_hdf5.converters.engines import (
 from zb_hdf5.converters.options import Settings, ShuffleOptions, Target, TextOptions
 from zb_hdf5.converters.record_source import RecordSource
 from zb_hdf5.converters.reports import DryRun, FilesDryRun, Report
-from zb_hdf5.converters.settings import refuse_replaced_sources, resolved
+from zb_hdf5.converters.settings import refuse_replaced_sources, resolved, warn_of_left_out
 from zb_hdf5.converters.shard_plan import ShardPlan
 from zb_hdf5.converters.shuffle import scatter_path
 from zb_hdf5.converters.stream_target import TokensPlan, tokens_plan, write_documents
@@ -113,6 +113,7 @@ def _planned(stack: ExitStack, found: Any, settings: Settings) -> Plan:
     settings.require_dtype(source.meta.dtype if isinstance(source, BatchSource) else source.dtype, source.paths[0])
     if target.note:
         source = _noted(source, target)
+    warn_of_left_out(settings.paths, source.paths)
     return shard_plan_of(source, settings) if isinstance(source, BatchSource) else tokens_plan(source, settings)
 
 

@@ -29,11 +29,11 @@ from zb_hdf5.converters.options import (
     defaults_of_all,
     resolved_as,
 )
-from zb_hdf5.converters.sources import SourceKind, kind_of, refuse_unused_options, target_names, target_of
+from zb_hdf5.converters.sources import kind_of, refuse_unused_options, target_names, target_of
 from zb_hdf5.files.listing import files_left_out
 from zb_hdf5.files.paths import RemotePath, any_path, local_path
 from zb_hdf5.files.publishing import require_present
-from zb_hdf5.formats.document_source import DocumentSource, missing_members
+from zb_hdf5.formats.document_source import missing_members
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import UPLOAD_DIGITS, codec_named
 from zb_hdf5.trainers.installed_formats import noted
@@ -84,19 +84,16 @@ def _of_paths(paths: list[Path], conversion: Conversion) -> tuple[Settings, Call
     conversion = replace(conversion, source_format=name)
     is_local = bool(kind.rows) or conversion.target in document_targets()
     settings = _settings(paths, conversion, (*kind.options, *kind.rows), like, is_local)
-    return settings, lambda: _opened(kind, paths, settings)
+    return settings, lambda: kind.open(paths, settings)
 
 
-def _opened(kind: SourceKind, paths: list[Path], settings: Settings) -> Any:
-    """Open a source, and warn of files of tokens in its folders that it leaves out, as those of another format."""
-    source = kind.open(paths, settings)
-    if isinstance(source, BatchSource | DocumentSource):
-        for folder in paths:
-            left_out = files_left_out(folder, source.paths)
-            if left_out:
-                more = f" and {len(left_out) - 1:,} more" if len(left_out) > 1 else ""
-                warnings.warn(f"{folder}: not read, as of another format: {left_out[0].name}{more}", stacklevel=2)
-    return source
+def warn_of_left_out(folders: Iterable[Path], read: Sequence[Path]) -> None:
+    """Warn of files of tokens in the folders of a source that it leaves out, as those of another format."""
+    for folder in folders:
+        left_out = files_left_out(folder, read)
+        if left_out:
+            more = f" and {len(left_out) - 1:,} more" if len(left_out) > 1 else ""
+            warnings.warn(f"{folder}: not read, as of another format: {left_out[0].name}{more}", stacklevel=2)
 
 
 def _likened(

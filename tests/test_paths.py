@@ -14,6 +14,7 @@ from contents import write_stream
 import zb_hdf5
 from zb_hdf5.commands.downloads import fetch_shards
 from zb_hdf5.compat import list_parquet_files, parquets_iter_batched, tokenizing_distributed_data_loader
+from zb_hdf5.files.paths import any_path
 from zb_hdf5.store.live import LiveStoreWriter
 from zb_hdf5.store.rebuild import index_files
 from zb_hdf5.store.repair import repair_file, repair_store
@@ -220,3 +221,8 @@ def _has_signature(thing):
     except (TypeError, ValueError):  # of some built-in bases
         return False
     return True
+
+
+@pytest.mark.parametrize("url", ["S3://bucket/Store", "s3://bucket/Store"])
+def test_the_scheme_of_a_url_may_be_in_capitals(url):
+    assert str(any_path(url)) == "s3://bucket/Store"

@@ -79,11 +79,12 @@ def any_path(path: str | os.PathLike[str]) -> Path:
     found = _URL.match(text)
     if found is None:
         return Path(text)
-    if found[1].lower() not in SCHEMES:
+    scheme = found[1].lower()
+    if scheme not in SCHEMES:
         raise ArgumentError(f"{path}: expected a path, or a URL of {', '.join(SCHEMES)}, found {found[1]!r}")
     if "?" in text or "#" in text:
         raise ArgumentError(f"{path}: expected a URL without a query")
-    return RemotePath(text)
+    return RemotePath(scheme + text[len(scheme) :])
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:

@@ -366,6 +366,18 @@ def test_info_names_the_health_and_the_fastest_reads_in_one_screen(kind, health,
     assert (named["health"].startswith(health), named["fastest"].startswith(fastest)) == (True, True), lines
 
 
+@pytest.mark.parametrize("kind", ["h5-store", "batch-store"])
+def test_info_names_a_shard_that_a_copy_has_cut_short(kind, places, tmp_path):
+    store = tmp_path / "copy"
+    shutil.copytree(places[kind], store)
+    shard = next(path for path in store.glob("shard-00001*") if path.suffix in (".h5", ".batch"))
+    size = shard.stat().st_size
+    os.truncate(shard, size - 1)
+    found = f"{shard.name}: expected {size:,} bytes, found {size - 1:,}"
+    assert info(store)["size_problem"] == found
+    assert dict(described(store))["health"].startswith(f"damaged: {found}: 'zb verify' names")
+
+
 def described(path):
     """Return the lines of `zb info`, which fit a screen of 24 x 80 with the prompt, whatever the path is."""
     lines = describe_lines(describe(path))

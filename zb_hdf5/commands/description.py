@@ -84,8 +84,10 @@ def _describe(
     is_remote = isinstance(path, RemotePath)
     if is_remote and index is not None:  # a request for the size of each shard would take a while
         num_bytes = int(index.table.values["bytes"].sum())
+        size_problem = ""
     else:
         num_bytes = sum(map(_bytes_of, files))
+        size_problem = _other_size(index, files)
     if index is None:
         origin = {"source": opened.origin.get("source")}
     else:
@@ -106,6 +108,7 @@ def _describe(
         "access": "remote" if is_remote else opened.access,
         "verified": opened.verified,
         "bytes": num_bytes,
+        "size_problem": size_problem or None,
         "written": _written(path),
         **_describe_codec(opened),
         **origin,
@@ -128,6 +131,17 @@ def _describe_reads(opening: Opening) -> dict[str, Any]:
         "past_hdf5": extents is not None,
         "obstacle": column.obstacle or None,
     }
+
+
+def _other_size(index: ShardIndex | None, files: list[Path]) -> str:
+    """Name the first shard whose file is not as long as the index has it, as after a copy that was cut short."""
+    if index is None:
+        return ""
+    for file, expected in zip(files, index.table.values["bytes"].tolist(), strict=True):
+        found = file.stat().st_size
+        if expected not in (0, found):  # 0: it grows
+            return f"{file.name}: expected {expected:,} bytes, found {found:,}"
+    return ""
 
 
 def _written(path: Path) -> str | None:
@@ -381,6 +395,8 @@ def _health_text(d: dict[str, Any]) -> str:
     """Return whether it is whole, and the command that verifies it."""
     if problem := (d["document_tables"] or {}).get("problem"):
         return f"damaged: {problem}"
+    if d["size_problem"]:
+        return f"damaged: {d['size_problem']}: 'zb verify' names the batches that are lost"
     if d.get("state", "complete") != "complete":
         return "not finished: its writer is at work, or was killed"
     if d["verified"] == "none" and not d.get("crc32") and not d.get("sha256"):

@@ -179,7 +179,7 @@ class Making(NamedTuple):
 def _health(d: dict[str, Any], found: Statistics, making: Making | None) -> Markup:
     """Return the first sentence: whether the store is as it was written, as far as this page has seen it."""
     verify = tag("code", printable(f"zb verify {shlex.quote(d['path'])}"))
-    problem = (d["document_tables"] or {}).get("problem")
+    problem = (d["document_tables"] or {}).get("problem") or d["size_problem"]
     if problem:
         return tag("p", tag("b", "Damaged."), f" {printable(problem)}. Run ", verify, ".", class_="health bad")
     if d.get("state", "complete") != "complete":

@@ -140,6 +140,7 @@ class Harm(http.server.BaseHTTPRequestHandler):
             data = fault.get("body", b"")
         else:
             status, headers, data = self._forward(body)
+            fault.get("when_done", lambda: None)()
         headers |= {"Content-Length": str(len(data))} if self.command != "HEAD" else {}
         changed = fault.get("headers", {})  # None: there is no such header
         headers = {k: v for k, v in headers.items() if k.lower() not in {name.lower() for name in changed}} | changed

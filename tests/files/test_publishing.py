@@ -1,4 +1,4 @@
-"""Partial files and folders: a signal or a rival at the moment in which one is made leaves nothing of it."""
+"""Partial files and folders are made whole or not at all, whichever signal or rival comes at that moment."""
 
 import os
 import signal

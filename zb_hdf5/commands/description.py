@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -86,8 +86,9 @@ def _describe(
         num_bytes = int(index.table.values["bytes"].sum())
         size_problem = ""
     else:
-        num_bytes = sum(map(_bytes_of, files))
-        size_problem = _other_size(index, files)
+        known = [_size_of(file) for file in files]
+        num_bytes = sum(file.disk_bytes for file in known)
+        size_problem = _other_size(index, known)
     if index is None:
         origin = {"source": opened.origin.get("source")}
     else:
@@ -133,14 +134,30 @@ def _describe_reads(opening: Opening) -> dict[str, Any]:
     }
 
 
-def _other_size(index: ShardIndex | None, files: list[Path]) -> str:
+class _Size(NamedTuple):
+    """The size of a file, and its disk space (allocated blocks, as a quota counts it): HDF5 shards have holes."""
+
+    name: str
+    num_bytes: int
+    disk_bytes: int
+
+
+def _size_of(file: Path) -> _Size:
+    """Ask once for the size of a file, or of an object, which has no holes."""
+    if isinstance(file, RemotePath):
+        num_bytes = object_size(str(file)) or 0
+        return _Size(file.name, num_bytes, num_bytes)
+    found = file.stat()
+    return _Size(file.name, found.st_size, found.st_blocks * 512)
+
+
+def _other_size(index: ShardIndex | None, files: list[_Size]) -> str:
     """Name the first shard whose file is not as long as the index has it, as after a copy that was cut short."""
     if index is None:
         return ""
     for file, expected in zip(files, index.table.values["bytes"].tolist(), strict=True):
-        found = file.stat().st_size
-        if expected not in (0, found):  # 0: it grows
-            return f"{file.name}: expected {expected:,} bytes, found {found:,}"
+        if expected not in (0, file.num_bytes):  # 0: it grows
+            return f"{file.name}: expected {expected:,} bytes, found {file.num_bytes:,}"
     return ""
 
 
@@ -167,11 +184,6 @@ def _describe_codec(opened: BatchReader) -> dict[str, Any]:
         "uncompressed_bytes": plain,
         "ratio": round(plain / stored, 3) if stored else None,
     }
-
-
-def _bytes_of(file: Path) -> int:
-    """Return the disk space of a file (allocated blocks, as a quota counts it): HDF5 shards have holes."""
-    return object_size(str(file)) or 0 if isinstance(file, RemotePath) else file.stat().st_blocks * 512
 
 
 def _describe_stream(store: WindowReader) -> dict[str, Any]:
@@ -391,12 +403,17 @@ def _short(text: str) -> str:
     return re.sub(r"[0-9a-f]{64}", lambda match: f"{match[0][:16]}…", text)
 
 
+def problem_of(d: dict[str, Any]) -> str | None:
+    """Return the damage that a description has met; None: none was met, which is no proof."""
+    found: str | None = (d["document_tables"] or {}).get("problem") or d["size_problem"]
+    return found
+
+
 def _health_text(d: dict[str, Any]) -> str:
     """Return whether it is whole, and the command that verifies it."""
-    if problem := (d["document_tables"] or {}).get("problem"):
-        return f"damaged: {problem}"
-    if d["size_problem"]:
-        return f"damaged: {d['size_problem']}: 'zb verify' names the batches that are lost"
+    if problem := problem_of(d):
+        advice = ": 'zb verify' names the batches that are lost" if problem == d["size_problem"] else ""
+        return f"damaged: {problem}{advice}"
     if d.get("state", "complete") != "complete":
         return "not finished: its writer is at work, or was killed"
     if d["verified"] == "none" and not d.get("crc32") and not d.get("sha256"):

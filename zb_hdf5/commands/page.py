@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from zb_hdf5.commands.description import describe, describe_lines
+from zb_hdf5.commands.description import describe, describe_lines, problem_of
 from zb_hdf5.commands.markup import Mark, Markup, bars, facts, shares, table, tag
 from zb_hdf5.commands.rows import (
     COLOURS,
@@ -179,7 +179,7 @@ class Making(NamedTuple):
 def _health(d: dict[str, Any], found: Statistics, making: Making | None) -> Markup:
     """Return the first sentence: whether the store is as it was written, as far as this page has seen it."""
     verify = tag("code", printable(f"zb verify {shlex.quote(d['path'])}"))
-    problem = (d["document_tables"] or {}).get("problem") or d["size_problem"]
+    problem = problem_of(d)
     if problem:
         return tag("p", tag("b", "Damaged."), f" {printable(problem)}. Run ", verify, ".", class_="health bad")
     if d.get("state", "complete") != "complete":

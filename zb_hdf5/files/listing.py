@@ -49,7 +49,7 @@ def files_at(paths: Sequence[str | os.PathLike[str]], *suffixes: str) -> list[Pa
     return files
 
 
-def files_left_out(folder: Path, read: Iterable[Path]) -> list[Path]:
+def files_left_out(folder: Path, read: Sequence[Path]) -> list[Path]:
     """Return the files in a folder that are named as tokens or text are, and are not read; of a store none.
 
     Parameters
@@ -61,8 +61,12 @@ def files_left_out(folder: Path, read: Iterable[Path]) -> list[Path]:
     """
     if is_url(folder) or not folder.is_dir() or (folder / INDEX_NAME).exists():
         return []
+    named = set(map(os.fspath, read))
+    others = (file for file in folder.iterdir() if os.fspath(file) not in named)
+    found = [file for file in others if file.suffix in SUFFIXES_OF_TOKENS and file.is_file()]
+    if not found:  # the usual case: thousands of files are looked at by their names alone
+        return []
     known = {file.resolve() for file in read}
-    found = (file for file in folder.iterdir() if file.suffix in SUFFIXES_OF_TOKENS and file.is_file())
     return sorted(file for file in found if file.resolve() not in known)
 
 

@@ -1,0 +1,337 @@
+"""Facts of every kind of path that stay as they are when the code that opens paths is built anew.
+
+    python tests/pins.py > new.json && mv new.json tests/data/pins.json
+
+The command adds the facts that the file lacks and leaves all others alone: a pinned value is never made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import golden
+import h5py
+import numpy as np
+from commandline import run_zb
+from contents import files_in
+
+from zb_hdf5 import Loader, convert, open_reader, write_digests
+from zb_hdf5.converters.journal import JOURNAL_PREFIX
+
+PINS = golden.DATA / "pins.json"
+WRITTEN = golden.DATA / "trainers"
+ORDERS = golden.ORDERS
+#: Steps before the state that is pinned.
+STEPS = 3
+#: The shape of windows over a stream.
+WINDOWS: dict[str, Any] = {"batch_size": 4, "seq_len": 16}
+#: An entry of `facts` whose value differs from run to run, or from machine to machine.
+HIDDEN = "*"
+#: Keys of reports that name a time, a place or a size on this disk.
+NOT_PINNED = frozenset(
+    ("seconds", "path", "modified", "created", "written", "version", "source", "files", "started", "host")
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of path: where it lies in the folder of all kinds, and how it is read.
+
+    Attributes
+    ----------
+    path
+        Below the folder of all kinds.
+    options
+        The arguments of `open_reader` and of `Loader` by which it is read.
+    shape
+        The shape of its windows, or of its batches.
+    digests
+        It is read with digests that are made.
+    """
+
+    path: str
+    options: dict[str, Any] = field(default_factory=dict)
+    shape: dict[str, Any] = field(default_factory=dict)
+    digests: bool = False
+
+
+OLMO = {"source_dtype": "uint16"}
+RECORDS = {"batch_size": 4}
+CHANNELS = {"channel": 0, "field_channels": {"loss_mask": 1}}
+_FLAT = {
+    "megatron": ({}, "corpus_text_document.bin"),
+    "datatrove": ({}, "00000_unshuffled.ds"),
+    "llmc": ({}, "part_train_000001.bin"),
+    "olmo": (OLMO, "part-0-00000.npy"),
+    "nanogpt": (OLMO, "ids.bin"),
+    "npy": ({}, "0.npy"),
+    "stream-hdf5": ({}, "0.h5"),
+}
+
+
+def kinds() -> dict[str, Kind]:
+    """Return every kind of path by its name."""
+    found = {
+        "store": Kind("h5"),
+        "store-batch": Kind("batch"),
+        "lone-hdf5": Kind("lone.h5"),
+        "lone-batch": Kind("lone.batch"),
+        "compressed": Kind("zstd"),
+        "both-formats": Kind("both"),
+        "both-formats-batch": Kind("both", {"backend": "batch"}),
+        "text-store": Kind("text-best-fit", {"split": "train"}),
+        "stream-store": Kind("cut", shape=WINDOWS),
+        "lone-stream": Kind("notes.h5", shape=WINDOWS),
+        "records-hdf5": Kind("foreign/records.h5", shape=RECORDS),
+        "records-hdf5-folder": Kind("foreign/records", shape=RECORDS),
+        "batches-hdf5": Kind("foreign/batches.h5", {"axes": "batch,record,token"}),
+        "batches-hdf5-folder": Kind("foreign/batches", {"axes": "batch,record,token"}),
+        "channels-hdf5": Kind("foreign/channels.h5", CHANNELS, RECORDS),
+        "channels-hdf5-folder": Kind("foreign/channels", CHANNELS, RECORDS),
+    }
+    for name, (options, file) in _FLAT.items():
+        found[name] = Kind(f"flat/{name}/{file}", options, WINDOWS)
+        found[f"{name}-folder"] = Kind(f"flat/{name}", options, WINDOWS)
+        found[f"{name}-digests"] = Kind(f"flat/{name}/{file}", options, WINDOWS, digests=True)
+        found[f"{name}-folder-digests"] = Kind(f"flat/{name}", options, WINDOWS, digests=True)
+    return found
+
+
+def make_kinds(folder: Path) -> None:
+    """Write everything that the kinds name; always the same bytes."""
+    sources = folder / "sources"
+    golden.make_sources(sources)
+    golden.make_stores(sources, folder / "made")
+    golden.make_more_stores(sources, folder / "made")
+    for path in (folder / "made").iterdir():
+        path.rename(folder / path.name)
+    (folder / "both").mkdir()
+    shutil.copytree(folder / "h5", folder / "both" / "hdf5")
+    shutil.copytree(folder / "same-batch", folder / "both" / "batch")
+    _make_flat(folder / "flat", sources)
+    _make_foreign(folder / "foreign")
+
+
+def _make_flat(folder: Path, sources: Path) -> None:
+    """Write a folder of two files for each flat format; the first one is a kind of its own."""
+    folder.mkdir()
+    copies = {"megatron": "megatron/uint16", "datatrove": "datatrove/uint16", "llmc": "bin/gpt2", "olmo": "olmo/uint16"}
+    for name, written in copies.items():
+        shutil.copytree(WRITTEN / written, folder / name, ignore=shutil.ignore_patterns("truth.json"))
+        if name == "llmc":
+            continue
+        for file in sorted((folder / name).iterdir()):
+            shutil.copyfile(file, folder / name / f"z-{file.name}")
+    (folder / "nanogpt").mkdir()
+    shutil.copytree(sources / "long", folder / "npy")
+    (folder / "stream-hdf5").mkdir()
+    for number, name in enumerate(("ids.bin", "more.bin")):
+        ids = np.load(sources / "long" / f"{number}.npy")
+        ids.tofile(folder / "nanogpt" / name)
+        with h5py.File(folder / "stream-hdf5" / f"{number}.h5", "w") as h5:
+            h5["tokens"] = ids
+
+
+def _make_foreign(folder: Path) -> None:
+    """Write HDF5 files of another program, of two and three axes, with channels, and folders of two of them."""
+    rng = np.random.default_rng(22)
+    rows = rng.integers(0, 30_000, (64, 24), np.int32)
+    channels = np.stack([rows, rows % 2, rows], axis=1)
+    for name, values in {"records": rows, "batches": rows.reshape(-1, 4, 24), "channels": channels}.items():
+        half = len(values) // 2
+        (folder / name).mkdir(parents=True)
+        parts = {f"{name}.h5": values, f"{name}/0.h5": values[:half], f"{name}/1.h5": values[half:]}
+        for path, part in parts.items():
+            with h5py.File(folder / path, "w") as h5:
+                h5["input_ids"] = part
+
+
+# --- facts -------------------------------------------------------------------------------------------------------
+_opened: list[str] | None = None
+
+
+def _note_open(event: str, arguments: tuple[Any, ...]) -> None:
+    """Note a file that Python opens while somebody counts."""
+    if _opened is not None and event == "open" and isinstance(arguments[0], str | bytes):
+        _opened.append(os.fsdecode(arguments[0]))
+
+
+sys.addaudithook(_note_open)
+
+
+@contextlib.contextmanager
+def counted_opens(folder: Path) -> Iterator[dict[str, int]]:
+    """Count how often Python opens each file below a folder; HDF5's own opens are not seen."""
+    global _opened
+    counts: dict[str, int] = {}
+    _opened = []
+    try:
+        yield counts
+    finally:
+        paths = [path for path in _opened if path.startswith(f"{folder}/")]
+        _opened = None
+        for path in map(Path, paths):
+            if not path.is_dir():
+                name = path.relative_to(folder).as_posix()
+                counts[name] = counts.get(name, 0) + 1
+
+
+def pinned(value: Any, folder: Path) -> Any:
+    """Return a report without what differs from run to run."""
+    if isinstance(value, dict):
+        return {key: HIDDEN if key in NOT_PINNED else pinned(each, folder) for key, each in value.items()}
+    if isinstance(value, list):
+        return [pinned(each, folder) for each in value]
+    return value.replace(str(folder), "") if isinstance(value, str) else value
+
+
+def facts_of(kind: Kind, folder: Path) -> dict[str, Any]:
+    """Return the facts of one kind of path."""
+    path, options = folder / kind.path, dict(kind.options)
+    facts: dict[str, Any] = {}
+    if kind.digests:
+        options["digests"] = folder / "made.digests.json"
+        named = {key: options[key] for key in ("source_dtype", "axes", "channel") if key in options}
+        write_digests(path, options["digests"], overwrite=True, **named)
+        facts["digests"] = sorted(json.loads(options["digests"].read_text()))
+    with open_reader(path, **options, **kind.shape) as reader:
+        facts["fingerprint"] = reader.fingerprint
+        facts["shape"] = [reader.num_batches, reader.num_records, reader.batch_size, reader.seq_len]
+    ranks = {"rank": 0, "world_size": 1}
+    for order in ORDERS:
+        facts[order] = _order_of(lambda order=order: Loader(path, **options, **kind.shape, **ranks, shuffle=order))
+    with counted_opens(folder) as opens, Loader(path, **options, **kind.shape, **ranks, prefetch=0) as loader:
+        next(iter(loader))
+    facts["opens"] = opens
+    cache = folder / "cache"
+    with Loader(path, **options, **kind.shape, **ranks, cache=cache) as loader:
+        next(iter(loader))
+    facts["cache"] = _names_in(cache, is_named_by_files=facts["fingerprint"].startswith("sampled:"))
+    return facts
+
+
+def _order_of(make: Callable[[], Any]) -> dict[str, Any]:
+    """Return the first batch of an order, a state in it, and the batches that follow the state."""
+    with make() as loader:
+        steps = iter(loader)
+        first = golden.digests_of(islice(steps, 1))["end"]
+        for _ in islice(steps, STEPS - 1):
+            pass
+        state = json.loads(json.dumps(loader.state_dict()))
+    with make() as loader:
+        loader.load_state_dict(state)
+        rest = golden.digests_of(islice(iter(loader), STEPS))["end"]
+    return {"first": first, "state": state, "rest": rest}
+
+
+def _names_in(cache: Path, *, is_named_by_files: bool) -> list[str]:
+    """Return the names of what a cache holds, and remove it; a folder named by files of this disk is left out."""
+    names = sorted(each.relative_to(cache).as_posix() for each in cache.rglob("*"))
+    shutil.rmtree(cache)
+    return [name.partition("/")[2] for name in names] if is_named_by_files else names
+
+
+#: Commands whose reports are pinned, for a path.
+COMMANDS = {"info": (), "show": ("--batch", 0), "which": ("--batch", 0), "verify": ()}
+
+
+def reports_of(kind: Kind, folder: Path) -> dict[str, Any]:
+    """Return the exit code and the report of each command about one kind of path."""
+    flags: list[Any] = []
+    for name, value in {**kind.options, "split": None}.items():
+        if name == "field_channels":
+            flags += ["--field-channel", *(f"{of}={entry}" for of, entry in value.items())]
+        elif value is not None and name != "backend":
+            flags += [f"--{name.replace('_', '-')}", value]
+    shape = [word for name, value in kind.shape.items() for word in (f"--{name.replace('_', '-')}", value)]
+    found = {}
+    for command, more in COMMANDS.items():
+        extra = shape if command in ("show", "which") else []
+        done = run_zb(command, folder / kind.path, *flags, *more, *extra, "--json")
+        report = json.loads(done.stdout) if done.stdout else done.stderr
+        found[command] = [done.exit_code, pinned(report, folder)]
+    return found
+
+
+#: Conversions whose bytes are pinned: name -> (source, target, options).
+CONVERSIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "npy-to-hdf5": ("sources/records", "hdf5", {**WINDOWS, "shards": 2}),
+    "npy-to-batch": ("sources/records", "batch", {**WINDOWS, "shards": 2}),
+    "npy-to-stream": ("sources/long", "stream", {"boundary_token_id": 7}),
+    "hdf5-to-npy": ("h5", "npy", {}),
+    "text-to-hdf5": ("sources/text", "hdf5", {"batch_size": 4, "seq_len": 32, "tokenizer": "byte"}),
+    "stream-to-hdf5": ("notes.h5", "hdf5", {**WINDOWS, "packing": "best-fit"}),
+    "megatron-to-hdf5": ("flat/megatron", "hdf5", {**WINDOWS, "packing": "best-fit"}),
+    "megatron-to-stream": ("flat/megatron", "stream", {}),
+    **{f"npy-to-{to}": ("sources/long", to, {}) for to in ("bin", "llmc")},
+    **{
+        f"megatron-to-{to}": ("flat/megatron", to, {"tokens_only": True} if to == "olmo" else {})
+        for to in ("megatron", "datatrove", "olmo", "hf", "parquet", "mds")
+    },
+}
+
+
+def _bytes_of(path: Path, content: bytes) -> bytes:
+    """Return the bytes of a file without the time that is in the header of gzip."""
+    return gzip.decompress(content) if path.suffix == ".gz" else content
+
+
+def bytes_of(name: str, folder: Path) -> dict[str, str]:
+    """Return the digest of each file that a conversion writes."""
+    source, target, options = CONVERSIONS[name]
+    out = folder / "out"
+    with contextlib.chdir(folder):  # files name their sources as they were named
+        convert(source, target, out, workers=1, **options)
+    found = files_in(out) if out.is_dir() else {}
+    if not found:  # a lone result of several files
+        found = {path.name: path.read_bytes() for path in folder.glob("out*") if path.is_file()}
+    digests = {
+        path: hashlib.sha256(_bytes_of(Path(path), content)).hexdigest()[:16]
+        for path, content in sorted(found.items())
+        if not Path(path).name.startswith(JOURNAL_PREFIX) and Path(path).name != "shards.json"
+    }
+    if (out / "shards.json").exists():
+        index = json.loads((out / "shards.json").read_text())
+        digests["shards.json"] = sorted(index)
+    for path in folder.glob("out*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return digests
+
+
+def cases() -> dict[str, Callable[[Path], Any]]:
+    """Return every case by its name; each is called with the folder of all kinds."""
+    found: dict[str, Callable[[Path], Any]] = {}
+    for name, kind in kinds().items():
+        found[f"facts/{name}"] = lambda folder, kind=kind: facts_of(kind, folder)
+        if not kind.digests:
+            found[f"reports/{name}"] = lambda folder, kind=kind: reports_of(kind, folder)
+    for name in CONVERSIONS:
+        found[f"bytes/{name}"] = lambda folder, name=name: bytes_of(name, folder)
+    return found
+
+
+def load() -> dict[str, Any]:
+    """Return the pinned facts, by case."""
+    return dict(json.loads(PINS.read_text())) if PINS.exists() else {}
+
+
+if __name__ == "__main__":
+    pins = load()
+    with tempfile.TemporaryDirectory() as place:
+        make_kinds(Path(place) / "kinds")
+        for case, make in cases().items():
+            if case not in pins:
+                pins[case] = json.loads(json.dumps(make(Path(place) / "kinds")))
+    print("{", ",\n".join(f" {json.dumps(case)}: {json.dumps(facts)}" for case, facts in pins.items()), "}", sep="\n")

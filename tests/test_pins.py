@@ -1,0 +1,33 @@
+"""Fingerprints, orders, states, reports, opened files and written bytes of every kind of path. See `pins.py`."""
+
+import json
+
+import golden
+import pins
+import pytest
+
+CASES = pins.cases()
+PINNED = pins.load()
+REMEDY = "run `python tests/pins.py` as its docstring says: it adds the new cases alone"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("pins") / "kinds"
+    pins.make_kinds(place)
+    return place
+
+
+def test_every_case_is_pinned():
+    assert CASES.keys() == PINNED.keys(), REMEDY
+
+
+@pytest.mark.filterwarnings("ignore:channel 1 is taken")
+@pytest.mark.parametrize("group", ["facts", "reports", "bytes"])
+def test_facts_are_those_of_earlier_builds(group, folder):
+    different = []
+    for case, make in CASES.items():
+        if case.startswith(f"{group}/"):
+            found = json.loads(json.dumps(make(folder)))
+            different += [f"{case}: {fact}" for fact in golden.differences({"": PINNED[case]}, {"": found})]
+    assert not different

@@ -41,7 +41,7 @@ WINDOWS: dict[str, Any] = {"batch_size": 4, "seq_len": 16}
 HIDDEN = "*"
 #: Keys of reports that name a time, a place or a size on this disk.
 NOT_PINNED = frozenset(
-    ("seconds", "path", "modified", "created", "written", "version", "source", "files", "started", "host")
+    ("bytes", "seconds", "path", "modified", "created", "written", "version", "source", "files", "started", "host")
 )
 
 

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from zb_hdf5.errors import ArgumentError, ChecksumError, FormatError, UnavailableError, ZbError
 from zb_hdf5.files.objects import SCHEMES, RemoteObject
-from zb_hdf5.files.paths import local_path, on_failure
+from zb_hdf5.files.paths import local_path, on_failure, read_whole
 from zb_hdf5.files.publishing import PartialFile, partial_path, write_fully
 from zb_hdf5.files.threads import Readers
 
@@ -131,7 +131,7 @@ class _Expected:
 def read_digests(path: Path) -> dict[str, str]:
     """Return file name -> hexadecimal digest, of a list as `sha256sum` writes it."""
     digests = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="surrogateescape").splitlines(), 1):
+    for number, line in enumerate(read_whole(path).decode("utf-8", "surrogateescape").splitlines(), 1):
         match = _DIGEST_LINE.fullmatch(line)
         if match is None:
             raise FormatError(f"{path}: line {number}: expected a line of sha256sum, found {line[:80]!r}")

@@ -22,7 +22,7 @@ from zb_hdf5.commands.rows import (
 )
 from zb_hdf5.console import counted
 from zb_hdf5.errors import ArgumentError, StateError
-from zb_hdf5.files.paths import any_path
+from zb_hdf5.files.paths import any_path, read_whole
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.loaders.loader import Loader
@@ -149,7 +149,7 @@ def origins(
 def read_state(path: Path) -> dict[str, Any]:
     """Return the state of a loader that a file has as JSON."""
     try:
-        state = json.loads(path.read_text(encoding="utf-8"))
+        state = json.loads(read_whole(path))
     except (ValueError, RecursionError) as error:
         raise StateError(f"{path}: not JSON: {error}") from error
     if not isinstance(state, dict):

@@ -70,8 +70,6 @@ BLOCK_BYTES: Final = 256 << 10
 MAX_BLOCKS: Final = 64
 #: Bytes of one request for a large object, and of one part of an upload: 30 s are enough for them at 280 kB/s.
 PART_BYTES: Final = 8 << 20
-#: The largest object that is read into memory whole: the index of a million shards has 240 MB.
-MAX_WHOLE_BYTES: Final = 256 << 20
 #: Attempts of one read. The pauses between them double, from the first to the longest share of the time limit.
 ATTEMPTS: Final = 10
 FIRST_PAUSE: Final = 1 / 1800

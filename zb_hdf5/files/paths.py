@@ -21,7 +21,8 @@ from pathlib import Path, PosixPath
 from typing import Any, BinaryIO, Final, Generic, TypeAlias, TypeVar, cast
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy
-from zb_hdf5.files.objects import MAX_WHOLE_BYTES, SCHEMES, ObjectFile, RemoteObject, object_exists
+from zb_hdf5.files.bounded import most_bytes, whole_of
+from zb_hdf5.files.objects import SCHEMES, ObjectFile, RemoteObject, object_exists
 
 #: Suffixes of names that are objects; any other URL names a folder.
 OBJECT_SUFFIXES: Final = frozenset(
@@ -55,7 +56,7 @@ class RemotePath(PosixPath):
 
     def read_bytes(self) -> bytes:
         """Return the whole object, by one request."""
-        return b"".join(RemoteObject(str(self)).parts(max_bytes=MAX_WHOLE_BYTES))
+        return b"".join(RemoteObject(str(self)).parts(max_bytes=most_bytes()))
 
 
 def path_text(path: str | os.PathLike[str]) -> str:
@@ -152,6 +153,14 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
     if isinstance(path, RemotePath):
         return cast(BinaryIO, ObjectFile(RemoteObject(str(path))))
     return open(path, "rb", opener=regular)
+
+
+def read_whole(path: str | os.PathLike[str]) -> bytes:
+    """Return all bytes of a regular file or of an object; `FormatError` if there are too many, see `whole_of`."""
+    if isinstance(path, RemotePath):
+        return path.read_bytes()
+    with open_file(path) as file:
+        return whole_of(file, path)
 
 
 def size_of(handle: Handle) -> int:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.files.checked import Crc32Rows, crc32_of
-from zb_hdf5.files.paths import any_path, on_failure, open_file, open_with_room, regular
+from zb_hdf5.files.paths import any_path, on_failure, open_file, open_with_room, read_whole, regular
 from zb_hdf5.files.publishing import replaced, write_atomically, write_fully
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.tokens import FileTokens, open_extents
@@ -247,8 +247,7 @@ def read_any_crc32_file(path: Path) -> npt.NDArray[np.uint32] | None:
     """Return all whole rows of the sidecar of a damaged or unfinished file, or None if it has none."""
     if not (sidecar := crc32_path(path)).exists():
         return None
-    with open(sidecar, "rb", opener=regular) as file:
-        data = file.read()
+    data = read_whole(sidecar)
     return np.frombuffer(data[: len(data) // 4 * 4], dtype="<u4")
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy, StateError, require_choice
-from zb_hdf5.files.paths import local_path
+from zb_hdf5.files.paths import local_path, open_file
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.files.threads import Readers
 from zb_hdf5.loaders.ahead import cuda_device, read_to, require_prefetch
@@ -346,7 +346,7 @@ def _fingerprint(paths: list[Path], text_column: str) -> str:
     """Return a digest of names, sizes and footers of the files; a footer describes each row group and column."""
     seen = []
     for path in paths:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             file.seek(-8, os.SEEK_END)  # the footer, its length, "PAR1"
             length = int.from_bytes(file.read(4), "little")
             size = file.seek(0, os.SEEK_END)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from zb_hdf5.errors import FormatError, Remedy
-from zb_hdf5.files.paths import RemotePath, open_file
+from zb_hdf5.files.paths import read_whole
 
 #: Before the digest of all that stands before it: the last key of the file.
 _CHECK: Final = ',\n "check": "'
@@ -41,10 +41,7 @@ def _section_text(name: str, arrays: dict[str, Any]) -> str:
 def read_text(path: Path) -> str:
     """Read the text of a file or object; `FormatError` if it is no text."""
     try:
-        if isinstance(path, RemotePath):
-            return path.read_bytes().decode("utf-8")
-        with open_file(path) as file:
-            return file.read().decode("utf-8")
+        return read_whole(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise FormatError(f"{path}: not JSON: {error}; {_RESTORE}") from error
 

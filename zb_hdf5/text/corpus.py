@@ -18,7 +18,9 @@ from typing import Any, BinaryIO, ClassVar, Final, TypeAlias, cast
 
 from zb_hdf5.documents.metadata import id_bytes, metadata_bytes
 from zb_hdf5.errors import ConvertError, FormatError, Remedy, counted
+from zb_hdf5.files.bounded import lines_of
 from zb_hdf5.files.forks import kept_property
+from zb_hdf5.files.paths import open_file, read_whole
 from zb_hdf5.packages import require_package
 
 #: A block ends with the document that reaches one of these: enough work for many threads, little memory.
@@ -268,7 +270,7 @@ class ParquetFile(DocumentFile):
 
     def _open(self) -> Any:
         parquet = require_package("pyarrow.parquet", "text")
-        with open(self.path, "rb"), _parquet_errors(self.path):  # a file that is not there is an OSError of its own
+        with open_file(self.path), _parquet_errors(self.path):  # a file that is not there is an OSError of its own
             return parquet.ParquetFile(self.path, memory_map=False, pre_buffer=False)
 
 
@@ -292,24 +294,30 @@ class JsonLinesFile(DocumentFile):
         """Return the number of the first line of a row group, counted from 1."""
         return self._groups[number][1]
 
-    def lines(self, number: int) -> Iterator[bytes]:
+    def lines(self, number: int) -> Iterator[bytes | bytearray]:
         """Yield the lines that begin in one range of bytes; `FormatError` for a damaged file."""
         stop = self._groups[number + 1][0] if number + 1 < self.num_row_groups else None
         with self._open() as file, _gzip_errors(self.path):
             file.seek(self._groups[number][0])
-            yield from _lines_until(file, stop)
+            yield from _lines_until(file, self.path, stop)
 
     def first_objects(self) -> Iterator[dict[str, Any]]:
         """Yield the object of each of the first lines that hold one."""
         with self._open() as lines, _gzip_errors(self.path):
-            for line in islice(lines, SAMPLE_LINES):
+            for line in islice(lines_of(lines, self.path), SAMPLE_LINES):
                 with suppress(ValueError, RecursionError):  # no JSON
                     found = json.loads(line)
                     if isinstance(found, dict):
                         yield found
 
-    def _open(self) -> BinaryIO:
-        return cast(BinaryIO, gzip.open(self.path, "rb")) if self._gzip else open(self.path, "rb")
+    @contextmanager
+    def _open(self) -> Iterator[BinaryIO]:
+        with open_file(self.path) as file:
+            if not self._gzip:
+                yield file
+                return
+            with gzip.open(file) as text:
+                yield cast(BinaryIO, text)
 
     @kept_property
     def _groups(self) -> list[tuple[int, int]]:
@@ -321,7 +329,7 @@ class JsonLinesFile(DocumentFile):
                 while data := file.read(max(0, min(start - 1 - file.tell(), 1 << 20))):
                     line += data.count(b"\n")
                 if file.tell() < start:  # else one line fills the group
-                    line += file.readline().count(b"\n")
+                    line += next(lines_of(file, self.path), b"").count(b"\n")
                 groups.append((file.tell(), line))
         return groups
 
@@ -329,7 +337,7 @@ class JsonLinesFile(DocumentFile):
         """Count the lines first: else each process that reads a part of the file would count them."""
         return self.__dict__ | {"_groups": self._groups}
 
-    def _document(self, line: bytes) -> Found:
+    def _document(self, line: bytes | bytearray) -> Found:
         try:
             value = json.loads(line.decode("utf-8"))
         except UnicodeDecodeError:
@@ -358,7 +366,7 @@ class PlainTextFile(DocumentFile):
 
     def row_group(self, number: int) -> Iterator[Block]:
         try:
-            text: str | Reason = self.path.read_bytes().decode("utf-8")
+            text: str | Reason = read_whole(self.path).decode("utf-8")
         except UnicodeDecodeError:
             text = Reason.NOT_UTF8
         yield from self._blocks(1, [(text, ())])
@@ -479,10 +487,10 @@ def row_of_source(source: str | os.PathLike[str] | None, row: int | None) -> str
     return f"{unit} {row or 0:,} of {source}"
 
 
-def _lines_until(file: BinaryIO, stop: int | None) -> Iterator[bytes]:
+def _lines_until(file: BinaryIO, path: Path, stop: int | None) -> Iterator[bytes | bytearray]:
     """Yield the lines that begin before byte `stop`."""
     byte_offset = file.tell()
-    for line in file:
+    for line in lines_of(file, path):
         if stop is not None and byte_offset >= stop:
             return
         byte_offset += len(line)

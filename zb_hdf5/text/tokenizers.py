@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy, StateError, UnavailableError, ZbError
+from zb_hdf5.files.paths import read_whole
 from zb_hdf5.packages import require_package
 from zb_hdf5.text.byte_pairs import digest_as_ranks, digest_of_encoding, split_pattern
 
@@ -386,7 +387,7 @@ def _encoding_of_file(path: Path) -> Any:
         )
     content = _read_tokenizer_json(sidecar)
     try:
-        pairs = [line.split() for line in path.read_bytes().splitlines() if line]
+        pairs = [line.split() for line in read_whole(path).splitlines() if line]
         ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
         special = {token["content"]: int(token["id"]) for token in content["added_tokens"]}
         if sorted(ranks.values()) != sorted(set(content["model"]["vocab"].values()) - set(special.values())):
@@ -419,7 +420,7 @@ def _encoded_by_ranks(encoding: Any, texts: list[str]) -> list[TokenIds]:
 def _read_tokenizer_json(path: Path) -> dict[str, Any]:
     """Return a `tokenizer.json` without its truncation and padding: neither changes the ids of a text."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_whole(path))
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: not a tokenizer.json: {error}") from error
     if not isinstance(content, dict) or "model" not in content:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
+from zb_hdf5.files.paths import head_of, open_file
 from zb_hdf5.formats.id_source import (
     BLOCK_OF_IDS,
     MAX_BLOCK_ROWS,
@@ -229,7 +230,7 @@ class ArrowIds(TableIds):
     @classmethod
     def _schema(cls, path: Path) -> Any:
         end = STREAM_END if _is_stream(path) else ARROW_MAGIC
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             file.seek(-min(len(end), path.stat().st_size), 2)
             if file.read() != end:
                 raise IncompleteError(f"{path}: expected the end of Arrow data in its last bytes: it was cut short")
@@ -268,8 +269,7 @@ class ArrowIds(TableIds):
 
 
 def _is_stream(path: Path) -> bool:
-    with open(path, "rb") as file:
-        return file.read(len(ARROW_MAGIC)) != ARROW_MAGIC
+    return head_of(path, len(ARROW_MAGIC))[0] != ARROW_MAGIC
 
 
 @contextmanager
@@ -323,7 +323,7 @@ class JsonLinesIds(IdFile):
         read = 0
         for line in self._file.lines(number):
             read += len(line)
-            if not line.strip():
+            if line.isspace():
                 yield from block.take(read)
                 block.skip()
                 continue
@@ -334,13 +334,13 @@ class JsonLinesIds(IdFile):
                 yield from block.take(read)
         yield from block.take(read)
 
-    def _parsed(self, line: bytes, where: str) -> dict[str, Any]:
+    def _parsed(self, line: bytes | bytearray, where: str) -> dict[str, Any]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise FormatError(f"{where}: expected a JSON object: {error}") from error
         if not isinstance(row, dict):
-            raise FormatError(f"{where}: expected a JSON object, found {line[:40]!r}")
+            raise FormatError(f"{where}: expected a JSON object, found {bytes(line[:40])!r}")
         return row
 
 
@@ -383,8 +383,7 @@ def kind_of_file(path: Path) -> type[ParquetIds | ArrowIds | JsonLinesIds]:
     """Return how a file is read: JSON lines by their name, others by their first bytes."""
     if path.name.endswith(JsonLinesFile.suffixes):
         return JsonLinesIds
-    with open(path, "rb") as file:
-        head = file.read(len(ARROW_MAGIC))
+    head, _ = head_of(path, len(ARROW_MAGIC))
     if head == ARROW_MAGIC or head.startswith(STREAM_MAGIC):
         return ArrowIds
     if head.startswith(PARQUET_MAGIC):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
+from zb_hdf5.files.paths import read_whole
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.spec import is_file_name
 
@@ -87,7 +88,7 @@ def read_index(folder: Path) -> Entry:
 def json_object(path: Path) -> dict[str, Any]:
     """Return the JSON object that a file holds; `FormatError` if it is none."""
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_whole(path))
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: expected JSON: {error}") from error
     if not isinstance(found, dict):

@@ -1,0 +1,153 @@
+"""Lines, and files that are read whole: none takes more memory than the bound, and what is no file is not opened."""
+
+import gzip
+import io
+import json
+import os
+
+import pytest
+from commandline import one_error, run_zb
+from interpreter import run_program
+
+from zb_hdf5 import FormatError
+from zb_hdf5.files.bounded import BOUND_VARIABLE, LINE_PART_BYTES, lines_of
+
+#: Runs a command with so much more memory than it begins with.
+COMMAND = """
+import resource, sys
+import numpy, pyarrow, pyarrow.parquet, h5py
+from zb_hdf5.commands.zb import zb
+used = int(open("/proc/self/statm").read().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[1]),) * 2)
+zb(sys.argv[2:], prog_name="zb")
+"""
+MORE_BYTES = 700 << 20
+SPARSE_BYTES = 3 << 30
+
+
+def lines(data):
+    return list(lines_of(io.BytesIO(data), "x"))
+
+
+def sparse(path):
+    path.parent.mkdir(exist_ok=True)
+    with path.open("wb") as file:
+        file.truncate(SPARSE_BYTES)
+
+
+def packed(path):
+    """Write a line of zeros that is longer than the bound, in 300 KiB."""
+    with gzip.open(path, "wb", compresslevel=6) as file:
+        for _ in range(300):
+            file.write(bytes(1 << 20))
+
+
+#: File -> the command that reads it, from its folder.
+TO_STREAM = ("--to", "stream", "--tokenizer", "byte", "--workers", 1)
+GIANTS = {
+    "a.jsonl": (sparse, ("convert", "a.jsonl", "out", *TO_STREAM)),
+    "ids.jsonl": (sparse, ("convert", "ids.jsonl", "out", "--from", "hf", "--to", "stream")),
+    "a.txt": (sparse, ("convert", "a.txt", "out", *TO_STREAM)),
+    "a.jsonl.gz": (packed, ("convert", "a.jsonl.gz", "out", *TO_STREAM)),
+    "hf/state.json": (sparse, ("convert", "hf", "out", "--to", "stream")),
+    "hf/dataset_dict.json": (sparse, ("convert", "hf", "out", "--to", "stream")),
+    "mds/index.json": (sparse, ("convert", "mds", "out", "--from", "mds", "--to", "stream")),
+    "store/shards.json": (sparse, ("info", "store")),
+    "tokenizer.json": (sparse, ("convert", "b.txt", "out", "--to", "stream", "--tokenizer", "hf:tokenizer.json")),
+    "digests.json": (sparse, ("verify", "b.npy", "--digests", "digests.json")),
+    "state.pt.json": (sparse, ("which", "store", "--state", "state.pt.json", "--step", 1)),
+}
+
+
+@pytest.mark.parametrize("name", GIANTS)
+@pytest.mark.thin
+def test_a_giant_that_is_read_whole_is_refused_in_little_memory(name, tmp_path):
+    make, command = GIANTS[name]
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    make(tmp_path / name)
+    (tmp_path / "b.txt").write_text("text")
+    (tmp_path / "b.npy").write_bytes(b"")
+    done = run_program(COMMAND, MORE_BYTES, *command, folder=tmp_path)
+    assert done.returncode not in (0, -9), done.stdout
+    assert done.stderr.startswith("Error: "), done.stderr
+    assert (name in done.stderr, f"{BOUND_VARIABLE}=1GiB" in done.stderr) == (True, True), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_lines_are_those_of_the_file_however_long_they_are(monkeypatch):
+    for sizes in (
+        (),
+        (0,),
+        (3, 0, 5),
+        (LINE_PART_BYTES - 1, LINE_PART_BYTES, LINE_PART_BYTES + 1, 2 * LINE_PART_BYTES, 1),
+    ):
+        data = b"\n".join(b"x" * size for size in sizes)
+        for each in (data, data + b"\n"):
+            assert [bytes(line) for line in lines(each)] == list(io.BytesIO(each))
+    monkeypatch.setenv(BOUND_VARIABLE, "10")
+    assert lines(b"0123456789\n0123456789") == [b"0123456789\n", b"0123456789"]
+    with pytest.raises(FormatError, match=r"at most 10 bytes, found a longer one from byte 3 on; .* export ZB_MAX_LI"):
+        lines(b"12\n0123456789A")
+
+
+def test_an_option_raises_the_bound(monkeypatch, tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": "x" * 2000}) + "\n")
+    arguments = ("convert", path, tmp_path / "out", *TO_STREAM)
+    monkeypatch.setenv(BOUND_VARIABLE, "1kB")
+    assert "expected a line to have at most 1000 bytes, found a longer one from byte 0 on" in one_error(
+        run_zb(*arguments), 1
+    )
+    monkeypatch.setenv(BOUND_VARIABLE, "4KiB")
+    run_zb(*arguments, code=0)
+    monkeypatch.setenv(BOUND_VARIABLE, "much")
+    assert "'much' is not a size such as 512MB" in one_error(run_zb(*arguments, "--force"), 2)
+
+
+def fifo(path):
+    os.mkfifo(path)
+
+
+def endless(path):
+    path.symlink_to("/dev/zero")
+
+
+#: File -> the command that reads it: FIFOs would block, and a device never ends.
+READ = {
+    "a.jsonl": ("convert", "a.jsonl", "out", *TO_STREAM),
+    "a.jsonl.gz": ("convert", "a.jsonl.gz", "out", *TO_STREAM),
+    "a.txt": ("convert", "a.txt", "out", *TO_STREAM),
+    "a.parquet": ("convert", "a.parquet", "out", *TO_STREAM),
+    "ids.parquet": ("convert", "ids.parquet", "out", "--from", "hf", "--to", "stream"),
+    "ids.arrow": ("convert", "ids.arrow", "out", "--to", "stream"),
+    "ids.jsonl": ("convert", "ids.jsonl", "out", "--from", "hf", "--to", "stream"),
+    "hf/state.json": ("convert", "hf", "out", "--to", "stream"),
+    "hf/dataset_dict.json": ("convert", "hf", "out", "--to", "stream"),
+    "mds/index.json": ("convert", "mds", "out", "--from", "mds", "--to", "stream"),
+    "store/shards.json": ("info", "store"),
+    "x.idx": ("convert", "x.bin", "out", "--from", "megatron", "--to", "stream"),
+    "x.ds": ("convert", "x.ds", "out", "--to", "stream"),
+    "y.ds.index": ("convert", "y.ds", "out", "--to", "stream"),
+    "z.csv.gz": ("convert", "z.npy", "out", "--from", "olmo", "--source-dtype", "uint16", "--to", "stream"),
+    "folder/a.jsonl": ("convert", "folder", "out", *TO_STREAM),
+    "tokenizer.json": ("convert", "b.txt", "out", "--to", "stream", "--tokenizer", "hf:tokenizer.json"),
+    "train.txt": ("tokenizer", "train", "train.txt", "-o", "tok.json", "--vocab-size", 300),
+    "digests.json": ("verify", "z.npy", "--digests", "digests.json"),
+    "state.json": ("which", "store", "--state", "state.json", "--step", 1),
+    "sums": ("fetch", "http://localhost:9/{:05d}.npy", "-n", 1, "--sha256-file", "sums"),
+}
+
+
+@pytest.mark.parametrize("make", [fifo, endless])
+@pytest.mark.parametrize("name", READ)
+def test_what_is_no_file_is_refused_before_it_is_opened(name, make, tmp_path, monkeypatch):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "b.txt").write_text("text")
+    for each in ("x.bin", "y.ds", "z.npy"):
+        (tmp_path / each).write_bytes(bytes(8))
+    make(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    done = run_program(COMMAND, MORE_BYTES, *READ[name], folder=tmp_path, timeout=30)
+    assert done.returncode not in (0, -9), done.stdout
+    assert name.split("/")[0] in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr

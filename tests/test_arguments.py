@@ -207,7 +207,7 @@ def test_the_keys_that_are_there_are_named(suffix, place):
     lines = b"".join(b'{"id": "%d", "content": "some text"}\n' % number for number in range(2000))
     (place / f"a{suffix}").write_bytes(gzip.compress(lines) if suffix.endswith("gz") else lines)
     convert_it = ("convert", "jsonl-to-hdf5", f"a{suffix}", "out", "--tokenizer", "byte", "--seq-len", 16)
-    expected = "(no key 'text' in the first lines); pass --text-column with one of their keys: id, content"
+    expected = "(no key 'text' in its lines); pass --text-column with one of their keys: id, content"
     assert one_error(run_zb(*convert_it), 1).endswith(expected)
     assert one_error(run_zb("tokenizer", "train", f"a{suffix}", "-o", "tok.json"), 1).endswith(expected)
     with pytest.raises(errors.ConvertError, match=r"pass text_column= with one of their keys: id, content$"):

@@ -1,11 +1,14 @@
 """Documents from files: what is read, what is dropped, and that row groups together are the whole file."""
 
+import codecs
 import gzip
 import io
 import json
 import pickle
+import subprocess
 import sys
 
+import numpy as np
 import pytest
 from contract import is_refused
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +18,7 @@ from zb_hdf5 import ConvertError, FormatError, UnavailableError
 from zb_hdf5.console import message_of
 from zb_hdf5.text import corpus as documents
 from zb_hdf5.text.corpus import FILE_KINDS, Dropped, JsonLinesFile, ParquetFile, PlainTextFile, Reason, open_documents
+from zb_hdf5.trainers.id_tables import JsonLinesIds, Wanted
 
 
 def read(file):
@@ -39,12 +43,13 @@ def write_parquet(tmp_path):
     return write
 
 
+BLANK = None  # a line that is no document, and is not counted
 LINES = [
     (b'{"text": "one"}', "one"),
     (b'{"text": "zwei \\u00fc"}', "zwei ü"),
-    (b"{", Reason.BAD_JSON),
-    (b'["text"]', Reason.BAD_JSON),
-    (b"", Reason.BAD_JSON),
+    (b"{]", Reason.BAD_JSON),
+    (b'["text"]', Reason.IN_ARRAY),
+    (b"", BLANK),
     (b'{"txt": "one"}', Reason.MISSING),
     (b'{"text": null}', Reason.MISSING),
     (b'{"text": 3}', Reason.NOT_TEXT),
@@ -61,8 +66,9 @@ def test_json_lines(tmp_path, name, end):
     path.write_bytes(gzip.compress(data) if name.endswith("gz") else data)
     texts, dropped = read(JsonLinesFile(path))
     assert texts == ["one", "zwei ü"]
-    assert dropped.counts == {"bad JSON": 3, "no text": 2, "not text": 1, "empty": 1, "not UTF-8": 1}
-    assert dropped.first == [f"line {n} of {path}: {LINES[n - 1][1].value}" for n in (3, 4, 5, 6, 7)]
+    expected = {"bad JSON": 1, "in a JSON array": 1, "no text": 2, "not text": 1, "empty": 1, "not UTF-8": 1}
+    assert dropped.counts == expected
+    assert dropped.first == [f"line {n} of {path}: {LINES[n - 1][1].value}" for n in (3, 4, 6, 7, 8)]
     path = tmp_path / "other.jsonl"
     path.write_text('{"body": "one"}\n')
     assert read(JsonLinesFile(path, "body"))[0] == ["one"]
@@ -77,7 +83,7 @@ def test_row_groups_of_json_lines_are_the_whole_file(tmp_path, lines, row_group_
         whole = read(JsonLinesFile(path))
         patch.setattr(documents, "ROW_GROUP_BYTES", row_group_bytes)
         assert read(JsonLinesFile(path)) == whole
-    assert whole[0] == [text for _, text in lines if not isinstance(text, Reason)]
+    assert whole[0] == [text for _, text in lines if text is not BLANK and not isinstance(text, Reason)]
 
 
 def places(file, numbers):
@@ -105,7 +111,8 @@ def test_each_row_group_knows_the_numbers_of_its_lines(tmp_path, lines, end, row
         numbers = random.sample(range(file.num_row_groups), file.num_row_groups)
         assert places(file, numbers) == whole
         assert places(pickle.loads(pickle.dumps(JsonLinesFile(path))), numbers) == whole
-    assert whole[0] == [(n, text) for n, (_, text) in enumerate(lines, 1) if not isinstance(text, Reason)]
+    numbered = [(n, text) for n, (_, text) in enumerate(lines, 1) if text is not BLANK]
+    assert whole[0] == [(n, text) for n, text in numbered if not isinstance(text, Reason)]
 
 
 @pytest.mark.parametrize("copied", [False, True])
@@ -124,10 +131,94 @@ def test_the_lines_of_a_file_are_counted_once_however_many_row_groups_there_are(
     monkeypatch.setattr(JsonLinesFile, "_open", opened)
     path.write_bytes(b'{"text": "one"}\n' * 1000)
     file = JsonLinesFile(path)
-    assert (file.num_row_groups, counted) == (80, [])  # who only looks at it need not wait
+    assert (file.num_row_groups, counted) == (80, [16])  # who only looks at it need not wait
     for number in range(80):
         [*(pickle.loads(pickle.dumps(file)) if copied else file).row_group(number)]
     assert sum(counted) < 3 * path.stat().st_size  # once to count, once to read, and some twice
+
+
+MARK = codecs.BOM_UTF8
+GOOD = b'{"text": "one", "input_ids": [1, 2]}\n{"text": "two", "input_ids": [3]}\n'
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+@pytest.mark.parametrize("data", [MARK + GOOD, MARK * 2 + GOOD, MARK + GOOD + MARK + GOOD, MARK + b"\n" + GOOD])
+def test_a_byte_order_mark_is_no_text_of_json_lines(tmp_path, name, data):
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    expected = ["one", "two"] * data.count(b"one")
+    assert read(*open_documents([path])) == (expected, Dropped())
+    rows = [*JsonLinesIds(path, Wanted()).rows(0)]
+    assert np.concatenate([each.tokens for each in rows]).tolist() == [1, 2, 3] * data.count(b"one")
+
+
+@pytest.mark.parametrize("marks", [1, 2])
+def test_a_byte_order_mark_is_no_text_of_a_text_file(tmp_path, marks):
+    path = tmp_path / "a.txt"
+    path.write_bytes(MARK * marks + "a\ufeffb".encode())
+    assert read(*open_documents([path])) == (["a\ufeffb"], Dropped())
+    path.write_bytes(MARK * marks)
+    assert read(*open_documents([path]))[1].counts == {"empty": 1}
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("name", ["a b.jsonl", "a b.jsonl.gz", "a b.txt"])
+def test_the_line_for_a_file_of_another_encoding_converts_it(tmp_path, name, encoding):
+    path = tmp_path / name
+    text = '{"text": "one"}\n' if "jsonl" in name else "one"
+    data = ("\ufeff" + text).encode(encoding)
+    path.write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    expected = rf"expected UTF-8, found {encoding[:6].upper()} by its first bytes; convert it: (.*)"
+    with pytest.raises(FormatError, match=expected) as refused:
+        open_documents([path])
+    subprocess.run(["/bin/sh", "-c", str(refused.value).partition("convert it: ")[2]], check=True, timeout=60)
+    assert read(*open_documents([tmp_path / f"utf8-{name.removesuffix('.gz')}"])) == (["one"], Dropped())
+
+
+NO_OBJECTS = [
+    (b'[{"text": "one"}, {"text": "two"}]', {"in a JSON array": 1}),
+    (b'[\n{"text": "one"},\n{"text": "two"},\n{"text": "three"}\n]', {"in a JSON array": 4}),
+    (b'[{"text": "one"},\n{"text": "two"}]', {"in a JSON array": 1, "bad JSON": 1}),
+    (b'{\n  "text": "one",\n  "id": 1\n}\n', {"of JSON over several lines": 4}),
+    (b'{"text": "one"} {"text": "two"}\n{"text": "one"}{"text": "two"}\n', {"with several JSON objects": 2}),
+    (b'"one"\n3\n', {"without a JSON object": 2}),
+    ('{"text": "one"}\n'.encode("utf-16-le"), {"of UTF-16": 2}),
+    ('{"text": "\xfc"}'.encode("utf-16-be"), {"of UTF-16": 1}),
+    (b'{"text": "one}\n', {"bad JSON": 1}),
+    (b" \n\t\r\n\n", {}),
+]
+
+
+@pytest.mark.parametrize(("data", "counts"), NO_OBJECTS)
+def test_lines_that_are_no_objects_are_counted_as_what_they_are(tmp_path, data, counts):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(data)
+    assert read(JsonLinesFile(path))[1].counts == counts
+
+
+def test_a_number_of_many_digits_hides_no_text(tmp_path):
+    path, digits = tmp_path / "a.jsonl", "7" * 5000
+    path.write_text(f'{{"n": {digits}, "m": -3, "text": "one", "input_ids": [1, 2]}}\n')
+    [block] = JsonLinesFile(path, metadata_columns=["n", "m"]).blocks()
+    assert block.texts == ["one"]
+    assert json.loads(block.metadata[0]) == {"n": digits, "m": -3}
+    assert read(JsonLinesFile(path, "n"))[1].counts == {"not text": 1}
+    assert [rows.tokens.tolist() for rows in JsonLinesIds(path, Wanted()).rows(0)] == [[1, 2]]
+
+
+def test_a_key_that_begins_late_is_found_and_no_file_is_called_empty(tmp_path, monkeypatch):
+    path = tmp_path / "a.jsonl"
+    others = b'{"other": 1}\n' * 1500
+    path.write_bytes(others + b'{"text": "one"}\n')
+    assert read(*open_documents([path]))[0] == ["one"]
+    monkeypatch.setattr(documents, "SAMPLE_BYTES", 15_000)
+    is_refused(
+        ConvertError, lambda: open_documents([path]), match=r": no key 'text' in the first lines of 1 file; pass"
+    )
+    path.write_bytes(others[:14_300])
+    is_refused(
+        ConvertError, lambda: open_documents([path]), match=r"no documents in 1 file \(no key 'text' in its lines\)"
+    )
 
 
 def test_a_gzip_file_that_is_cut_off(tmp_path):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import os
+import shlex
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib import import_module
-from itertools import compress, islice, repeat
+from itertools import chain, compress, islice, repeat
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Final, TypeAlias, cast
 
@@ -20,7 +22,7 @@ from zb_hdf5.documents.metadata import id_bytes, metadata_bytes
 from zb_hdf5.errors import ConvertError, FormatError, Remedy, counted
 from zb_hdf5.files.bounded import lines_of
 from zb_hdf5.files.forks import kept_property
-from zb_hdf5.files.paths import open_file, read_whole
+from zb_hdf5.files.paths import head_of, open_file, read_whole
 from zb_hdf5.packages import require_package
 
 #: A block ends with the document that reaches one of these: enough work for many threads, little memory.
@@ -36,14 +38,31 @@ IDS_COLUMNS: Final = ("input_ids", "tokens")
 ROW_GROUP_BYTES: Final = 64 << 20
 #: How many dropped documents are remembered with file and line.
 FIRST_DROPPED: Final = 5
-#: A text, or why it is none, and the values of its other columns.
-Found: TypeAlias = "tuple[str | Reason, tuple[Any, ...]]"
+#: Bytes of files of JSON lines in which the key of the text is looked for.
+SAMPLE_BYTES: Final = 256 << 20
+#: The marks with which files of other encodings begin; the longer ones first, since they begin with shorter ones.
+ENCODING_MARKS: Final = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+ENCODING_MARK_BYTES: Final = 4
+#: Of so many bytes of UTF-16 that is mostly ASCII more than one is 0.
+NUL_SHARE: Final = 4
+#: A text, or why it is none, and the values of its other columns; None: a blank line.
+Found: TypeAlias = "tuple[str | Reason, tuple[Any, ...]] | None"
 
 
 class Reason(StrEnum):
     """The reason why a line, row or file gives no document."""
 
     BAD_JSON = "bad JSON"
+    IN_ARRAY = "in a JSON array"
+    SPREAD = "of JSON over several lines"
+    SEVERAL = "with several JSON objects"
+    NO_OBJECT = "without a JSON object"  # a number, a string
+    UTF_16 = "of UTF-16"
     MISSING = "no text"  # no such key, or null
     NOT_TEXT = "not text"  # a number, a list
     NOT_UTF8 = "not UTF-8"
@@ -161,7 +180,10 @@ class DocumentFile(ABC):
         """Group documents into blocks; their rows are numbered from `first` on."""
         block = Block()
         characters = 0
-        for number, (text, more) in enumerate(found, first):
+        for number, each in enumerate(found, first):
+            if each is None:
+                continue
+            text, more = each
             if isinstance(text := text or Reason.EMPTY, Reason):
                 block.dropped.merge(Dropped({text.value: 1}, [f"{row_of_source(self.path, number)}: {text}"]))
                 continue
@@ -285,6 +307,8 @@ class JsonLinesFile(DocumentFile):
     def _look(self) -> None:
         self._gzip = self.path.suffix == ".gz"
         self.num_row_groups = 1 if self._gzip else max(1, -(-self.path.stat().st_size // ROW_GROUP_BYTES))
+        with self._open() as file, _gzip_errors(self.path):
+            _require_utf8(file.read(ENCODING_MARK_BYTES), self.path)
 
     def row_group(self, number: int) -> Iterator[Block]:
         """Yield the documents of the lines that begin in one range of bytes."""
@@ -299,16 +323,28 @@ class JsonLinesFile(DocumentFile):
         stop = self._groups[number + 1][0] if number + 1 < self.num_row_groups else None
         with self._open() as file, _gzip_errors(self.path):
             file.seek(self._groups[number][0])
-            yield from _lines_until(file, self.path, stop)
+            yield from map(_without_mark, _lines_until(file, self.path, stop))
 
     def first_objects(self) -> Iterator[dict[str, Any]]:
         """Yield the object of each of the first lines that hold one."""
         with self._open() as lines, _gzip_errors(self.path):
             for line in islice(lines_of(lines, self.path), SAMPLE_LINES):
                 with suppress(ValueError, RecursionError):  # no JSON
-                    found = json.loads(line)
+                    found = parsed_json(_without_mark(line))
                     if isinstance(found, dict):
                         yield found
+
+    def has_text(self, max_bytes: int) -> bool | None:
+        """Return whether one of the first lines has the key of the text; None: they do not, and more lines follow."""
+        with self._open() as file, _gzip_errors(self.path):
+            for line in lines_of(file, self.path):
+                if file.tell() > max_bytes:
+                    return None
+                with suppress(ValueError, RecursionError):  # no JSON
+                    found = parsed_json(_without_mark(line))
+                    if isinstance(found, dict) and self.column in found:
+                        return True
+        return False
 
     @contextmanager
     def _open(self) -> Iterator[BinaryIO]:
@@ -338,19 +374,23 @@ class JsonLinesFile(DocumentFile):
         return self.__dict__ | {"_groups": self._groups}
 
     def _document(self, line: bytes | bytearray) -> Found:
+        if not line.strip():
+            return None
         try:
-            value = json.loads(line.decode("utf-8"))
+            text_of_line = line.decode("utf-8")
         except UnicodeDecodeError:
-            return Reason.NOT_UTF8, ()
+            return _flaw_of_bytes(line), ()
+        try:
+            value = parsed_json(text_of_line)
         except (ValueError, RecursionError):
-            return Reason.BAD_JSON, ()
+            return _flaw_of_line(text_of_line.strip()), ()
         if not isinstance(value, dict):
-            return Reason.BAD_JSON, ()
+            return Reason.IN_ARRAY if isinstance(value, list) else Reason.NO_OBJECT, ()
         more = tuple(value.get(name) for name in self.more_columns)
         text = value.get(self.column)
         if text is None:
             return Reason.MISSING, more
-        return text if isinstance(text, str) else Reason.NOT_TEXT, more
+        return text if isinstance(text, str) and not isinstance(text, Digits) else Reason.NOT_TEXT, more
 
 
 class PlainTextFile(DocumentFile):
@@ -364,11 +404,15 @@ class PlainTextFile(DocumentFile):
 
     num_row_groups = 1
 
+    def _look(self) -> None:
+        _require_utf8(head_of(self.path, ENCODING_MARK_BYTES)[0], self.path)
+
     def row_group(self, number: int) -> Iterator[Block]:
+        data = read_whole(self.path)
         try:
-            text: str | Reason = read_whole(self.path).decode("utf-8")
+            text: str | Reason = _without_mark(data).decode("utf-8")
         except UnicodeDecodeError:
-            text = Reason.NOT_UTF8
+            text = _flaw_of_bytes(data)
         yield from self._blocks(1, [(text, ())])
 
 
@@ -445,20 +489,29 @@ def _files_of(path: Path, kind: str | None, kinds: Sequence[type[DocumentFile]])
 
 
 def _require_text_key(files: Sequence[DocumentFile]) -> None:
-    """Raise `ConvertError` if no first line of files of JSON lines has the key of the text; it names the others."""
+    """Raise `ConvertError` if no line of files of JSON lines has the key of the text; it names the others.
+
+    The first lines of every file are looked at, and then all lines, up to a number of bytes.
+    """
+    lines = [file for file in files if isinstance(file, JsonLinesFile)]
+    if len(lines) < len(files):
+        return
     keys: dict[str, None] = {}
-    for file in files:
-        if not isinstance(file, JsonLinesFile):
+    for found in chain.from_iterable(file.first_objects() for file in lines):
+        if files[0].column in found:
             return
-        for found in file.first_objects():
-            if file.column in found:
-                return
-            keys |= dict.fromkeys(found)
-    if keys:
-        first = files[0]
-        count = counted(len(files), "file")
-        facts = f"{first.path}: no documents in {count} (no key {first.column!r} in the first lines)"
-        raise _without_text(facts, keys, remedy=Remedy.TEXT_COLUMN)
+        keys |= dict.fromkeys(found)
+    if not keys:
+        return
+    share = SAMPLE_BYTES // len(lines)
+    has_text = {file.has_text(share) for file in lines}
+    if True in has_text:
+        return
+    count = counted(len(lines), "file")
+    lack = f"no key {files[0].column!r} in the first lines of {count}"
+    if None not in has_text:
+        lack = f"no documents in {count} (no key {files[0].column!r} in its lines)"
+    raise _without_text(f"{files[0].path}: {lack}", keys, remedy=Remedy.TEXT_COLUMN)
 
 
 def _without_text(facts: str, names: Iterable[str], remedy: Remedy | None = None) -> ConvertError:
@@ -485,6 +538,67 @@ def row_of_source(source: str | os.PathLike[str] | None, row: int | None) -> str
     """Return "line 18 of a.jsonl", or "row 18 of a.parquet"; the number counts from 1, as it is stored."""
     unit = "line" if {".jsonl", ".txt"} & set(Path(source or "").suffixes) else "row"
     return f"{unit} {row or 0:,} of {source}"
+
+
+class Digits(str):
+    """A whole number with more digits than Python converts: its text."""
+
+
+def parsed_json(text: str | bytes | bytearray) -> Any:
+    """Return the value of a JSON text; a whole number of thousands of digits does not hide the text beside it."""
+    try:
+        return json.loads(text)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except ValueError:  # the limit of Python
+        return json.loads(text, parse_int=_whole_number)
+
+
+def _whole_number(digits: str) -> int | Digits:
+    try:
+        return int(digits)
+    except ValueError:
+        return Digits(digits)
+
+
+def _without_mark(data: bytes | bytearray) -> bytes | bytearray:
+    """Return text without the byte order marks of UTF-8 that it begins with: files that are joined keep theirs."""
+    while data.startswith(codecs.BOM_UTF8):
+        data = data[len(codecs.BOM_UTF8) :]
+    return data
+
+
+def _require_utf8(head: bytes, path: Path) -> None:
+    """Raise `FormatError` if a file begins with the mark of another encoding."""
+    for mark, encoding in ENCODING_MARKS.items():
+        if head.startswith(mark):
+            reader = "zcat" if path.suffix == ".gz" else "cat"
+            written = path.with_name(f"utf8-{path.name.removesuffix('.gz')}")
+            line = f"{reader} {shlex.quote(str(path))} | iconv -f {encoding} -t UTF-8 > {shlex.quote(str(written))}"
+            raise FormatError(f"{path}: expected UTF-8, found {encoding} by its first bytes; convert it: {line}")
+
+
+def _flaw_of_bytes(data: bytes | bytearray) -> Reason:
+    """Return why bytes are no UTF-8."""
+    return Reason.UTF_16 if data.count(0) > len(data) // NUL_SHARE else Reason.NOT_UTF8
+
+
+def _flaw_of_line(line: str) -> Reason:
+    """Return why a line is no JSON object."""
+    if line.count("\0") > len(line) // NUL_SHARE:
+        return Reason.UTF_16
+    if line == "]" or line.startswith("["):
+        return Reason.IN_ARRAY
+    if line in ("{", "}", "},", "],"):
+        return Reason.SPREAD
+    try:
+        value, end = json.JSONDecoder(parse_int=_whole_number).raw_decode(line)
+    except (ValueError, RecursionError):
+        return Reason.BAD_JSON
+    rest = line[end:].lstrip()
+    if isinstance(value, dict):
+        return Reason.IN_ARRAY if rest == "," else Reason.SEVERAL if rest.startswith("{") else Reason.BAD_JSON
+    return Reason.SPREAD if isinstance(value, str) and rest.startswith(":") else Reason.BAD_JSON
 
 
 def _lines_until(file: BinaryIO, path: Path, stop: int | None) -> Iterator[bytes | bytearray]:

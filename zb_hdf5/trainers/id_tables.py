@@ -27,7 +27,7 @@ from zb_hdf5.formats.id_source import (
     require_aligned,
 )
 from zb_hdf5.packages import require_package
-from zb_hdf5.text.corpus import JsonLinesFile, column_values, has_binary, row_of_source
+from zb_hdf5.text.corpus import JsonLinesFile, column_values, has_binary, parsed_json, row_of_source
 
 #: Bytes of the ids of record batches that one process reads together, about.
 ARROW_GROUP_BYTES: Final = 32 << 20
@@ -336,7 +336,7 @@ class JsonLinesIds(IdFile):
 
     def _parsed(self, line: bytes | bytearray, where: str) -> dict[str, Any]:
         try:
-            row = json.loads(line)
+            row = parsed_json(line)
         except (ValueError, RecursionError) as error:
             raise FormatError(f"{where}: expected a JSON object: {error}") from error
         if not isinstance(row, dict):

@@ -277,15 +277,23 @@ def digests_of(steps: Iterator[Any]) -> dict[str, Any]:
 
 def result_of(make: Make, sources: Path, stores: Path) -> dict[str, Any]:
     """Return the digests of an epoch, a state in it, and the digests of the steps that follow the state."""
-    loader = make(sources, stores)
+    loader = as_before(make(sources, stores))
     found: dict[str, Any] = {"whole": digests_of(iter(loader))}
     if not hasattr(loader, "state_dict"):  # a DataLoader
         return found
     loader.close()
-    with contextlib.closing(make(sources, stores)) as loader:
+    with contextlib.closing(as_before(make(sources, stores))) as loader:
         for _ in islice(iter(loader), STEPS_BEFORE_STATE):
             state = json.loads(json.dumps(loader.state_dict()))
     return {**found, "state": state, "rest": resumed(make, sources, stores, state)}
+
+
+def as_before(loader: Any) -> Any:
+    """Return a loader as a state of its first step continues it, of version 2, which earlier builds took."""
+    state = loader.state_dict() if hasattr(loader, "state_dict") else {"version": 2}
+    if state["version"] != 2:
+        loader.load_state_dict({**state, "version": 2})
+    return loader
 
 
 def resumed(make: Make, sources: Path, stores: Path, state: dict[str, Any]) -> dict[str, Any]:

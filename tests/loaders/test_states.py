@@ -1,6 +1,7 @@
 """States that were damaged or made up: a StateError that names the field, or an exact resume; never anything else."""
 
 import copy
+import json
 
 import numpy as np
 import pytest
@@ -465,3 +466,57 @@ def test_windows_that_could_not_be_read_come_with_the_next_call(sliding, order, 
             is_refused(ZeroDivisionError, lambda: next(loader))
         assert loader.state_dict() == expected.state_dict()
         np.testing.assert_array_equal(next(loader)[0], next(expected)[0])
+
+
+#: Orders of 33 to 64 items, of which states of version 2 have one of their own.
+OF_FEW = {
+    "batches": lambda path: zb_hdf5.Loader(path, batch_size=1, seq_len=1, **ALONE),
+    "records": lambda path: zb_hdf5.Loader(path, batch_size=1, seq_len=1, shuffle="records", **ALONE),
+    "documents": lambda path: zb_hdf5.DocumentLoader(path, collate="pack", max_tokens=1, **ALONE),
+    "lengths": lambda path: zb_hdf5.DocumentLoader(path, collate="pad", batch_size=1, shuffle="lengths", **ALONE),
+}
+
+
+def tokens_of(step):
+    return (step["tokens"] if isinstance(step, dict) else step).item()
+
+
+@pytest.mark.parametrize("kind", OF_FEW)
+def test_a_state_of_version_2_goes_on_in_its_order_until_the_next_epoch(kind, tmp_path):
+    count = 48
+    write_stream(tmp_path / "x.h5", np.arange(count), [1] * count)
+    with OF_FEW[kind](tmp_path / "x.h5") as loader:
+        loader.set_epoch(5)
+        new = [tokens_of(step) for step in loader]
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert state["version"] == 3
+    with OF_FEW[kind](tmp_path / "x.h5") as loader:
+        loader.load_state_dict({**state, "version": 2, "position": 0, "epoch": 4})
+        old = [tokens_of(loader.get_batch()) for _ in range(count)]
+        assert loader.state_dict()["version"] == 2
+        if kind != "lengths":
+            assert old == GlobalOrder(count, loader.seed, 4, version=2).indices(np.arange(count)).tolist()
+        middle = {**state, "version": 2, "position": 20, "epoch": 4}
+        loader.load_state_dict(json.loads(json.dumps(middle)))
+        assert loader.state_dict() == middle
+        assert [tokens_of(loader.get_batch()) for _ in range(count - 20)] == old[20:]
+        assert [tokens_of(loader.get_batch()) for _ in range(count)] == new
+        assert loader.state_dict() == state
+        loader.load_state_dict(middle)
+        loader.load_state_dict({**state, "position": 0})
+        assert [tokens_of(step) for step in loader] == new
+        with pytest.raises(zb_hdf5.StateError, match="state has version 4"):
+            loader.load_state_dict({**state, "version": 4})
+        assert loader.state_dict() == state
+
+
+def test_a_data_loader_goes_on_in_the_order_of_version_2(tmp_path):
+    write_stream(tmp_path / "x.h5", np.arange(48), [1] * 48)
+    with OF_FEW["batches"](tmp_path / "x.h5") as loader:
+        dataset = loader.dataset()
+        state = {**dataset.state_dict(), "version": 2}
+        dataset.load_state_dict(json.loads(json.dumps(state)))
+        assert [dataset[step].item() for step in range(48)] == GlobalOrder(48, 42, 0, 2).indices(np.arange(48)).tolist()
+        dataset.sampler.load_state_dict({**state, "kind": "steps", "step": 7})
+        dataset.set_epoch(1)
+        assert [dataset[step].item() for step in range(48)] == GlobalOrder(48, 42, 1).indices(np.arange(48)).tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,16 +147,23 @@ class BatchDataset(Dataset[BatchT]):
 
         Raises `StateError` if it is of other data, another seed or order, or of steps of another size.
         """
-        state = require_fields(self.path, state_dict, self._identity(), ("epoch",))
+        state = require_fields(self.path, state_dict, self._identity_as(state_dict), ("epoch",))
         epoch = require_count(self.path, state, "epoch")
+        self._loader.keep_order(state)
         self._shared_epoch.take()  # was shared before this state was loaded
         if not self._epoch_is_chosen:
             self._loader.set_epoch(epoch)
 
     def _identity(self) -> dict[str, Any]:
+        return self._of_steps(self._loader.identity())
+
+    def _identity_as(self, state: Any) -> dict[str, Any]:
+        """Return the fields that must agree with those of a state, which may be anything."""
+        return self._of_steps(self._loader.identity_as(state if isinstance(state, Mapping) else {}))
+
+    def _of_steps(self, identity: dict[str, Any]) -> dict[str, Any]:
         plan = self._loader.plan
-        steps = {"batch_size": plan.batch_size, "world_size": plan.world_size}
-        return {**self._loader.identity(), "kind": "batches", **steps}
+        return {**identity, "kind": "batches", "batch_size": plan.batch_size, "world_size": plan.world_size}
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -221,7 +228,7 @@ class StepSampler(DistributedSampler[Any]):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on at the step of the state, unless `set_epoch` has chosen another epoch."""
-        known = {**self.dataset._identity(), "kind": "steps"}
+        known = {**self.dataset._identity_as(state_dict), "kind": "steps"}
         state = {**require_fields(self.dataset.path, state_dict, known, ("epoch", "step")), "kind": "batches"}
         step = require_count(self.dataset.path, state, "step", len(self), "the steps of an epoch")
         del state["step"]

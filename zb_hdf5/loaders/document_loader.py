@@ -33,7 +33,6 @@ from zb_hdf5.loaders.order import (
     resolve_rank,
     whole_seed,
 )
-from zb_hdf5.loaders.state import STATE_VERSION
 from zb_hdf5.loaders.step_values import as_tensor, require_masked, value_shape
 from zb_hdf5.loaders.steps import numpy_dtype
 from zb_hdf5.loaders.token_loader import EpochLoader
@@ -318,9 +317,10 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         if self.shuffle == "sequential":
             order = SequentialOrder(count)
         elif self.shuffle == "lengths":  # with "pad" only, which has a batch size
-            order = LengthOrder(self.documents, size, self.bucket_batches, seed=self.seed, epoch=epoch)
+            options = {"seed": self.seed, "epoch": epoch, "version": self._version_of(epoch)}
+            order = LengthOrder(self.documents, size, self.bucket_batches, **options)
         else:
-            order = GlobalOrder(count, self.seed, epoch)
+            order = GlobalOrder(count, self.seed, epoch, self._version_of(epoch))
         plan = StepPlan(
             order,
             size,
@@ -402,7 +402,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         """Return the fields that must agree for a position to mean the same document."""
         by_length = self.shuffle == "lengths"
         return {
-            "version": STATE_VERSION,
+            "version": self.plan.order.version,
             "kind": "documents",
             "fingerprint": self._fingerprint,
             "shuffle": self.shuffle,

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError
-from zb_hdf5.loaders.order import GlobalOrder, IndexArray, Order, StepPlan
+from zb_hdf5.loaders.order import WIDE_VERSION, GlobalOrder, IndexArray, Order, StepPlan
 from zb_hdf5.loaders.state import MAX_COUNT
 
 #: The batches of a bucket are shuffled as in an "epoch" that no epoch of documents is.
@@ -105,16 +105,30 @@ class LengthOrder(Order):
         The batches of a bucket.
     seed, epoch
         The order depends on them.
+    version
+        As for `GlobalOrder`.
     """
 
-    def __init__(self, documents: Documents, batch_size: int, bucket_batches: int, *, seed: int, epoch: int) -> None:
+    def __init__(
+        self,
+        documents: Documents,
+        batch_size: int,
+        bucket_batches: int,
+        *,
+        seed: int,
+        epoch: int,
+        version: int = WIDE_VERSION,
+    ) -> None:
         self.n = documents.count
         self._documents = documents
         self._batch_size = batch_size
         self._seed = seed
         self._epoch = epoch
         self._bucket_size = batch_size * bucket_batches
-        self._order = GlobalOrder(self.n, seed, epoch)
+        self._version = version
+        self._order = GlobalOrder(self.n, seed, epoch, version)
+        buckets = {0, self.n // self._bucket_size}  # all others are as the first one
+        self.version = max(self._order.version, *(self._batches_of(each).version for each in buckets))
 
     def indices(self, positions: npt.NDArray[Any]) -> IndexArray:
         found = np.empty(positions.shape, np.int64)
@@ -128,11 +142,18 @@ class LengthOrder(Order):
         first = number * self._bucket_size
         documents = self._order.indices(np.arange(first, min(first + self._bucket_size, self.n)))
         documents = documents[np.argsort(self._documents.whole_lengths(documents), kind="stable")]
-        whole = len(documents) // self._batch_size
-        shuffled = GlobalOrder(whole, self._seed, (self._epoch + 1) * BUCKET_EPOCH + number).indices(np.arange(whole))
+        order = self._batches_of(number)
+        whole = order.n
+        shuffled = order.indices(np.arange(whole))
         full = documents[: whole * self._batch_size]
         full[...] = full.reshape(whole, self._batch_size)[shuffled].reshape(-1)
         return documents
+
+    def _batches_of(self, number: int) -> GlobalOrder:
+        """Return the order of the whole batches of a bucket."""
+        left = max(0, self.n - number * self._bucket_size)
+        whole = min(left, self._bucket_size) // self._batch_size
+        return GlobalOrder(whole, self._seed, (self._epoch + 1) * BUCKET_EPOCH + number, self._version)
 
 
 def packed_steps(

@@ -28,7 +28,6 @@ from zb_hdf5.loaders.order import (
     whole_number,
     whole_seed,
 )
-from zb_hdf5.loaders.state import STATE_VERSION
 from zb_hdf5.loaders.steps import BatchT, StepReader
 from zb_hdf5.loaders.token_loader import EpochLoader, with_positions
 from zb_hdf5.spec import DEFAULT_SPLIT, LIVE_PREFIX, STREAM_LAYOUT
@@ -383,6 +382,7 @@ class Loader(EpochLoader[BatchT]):
             epoch=epoch,
             block_size=self.block_size,
             records_per_batch=records_per_batch,
+            version=self._version_of(epoch),
         )
         return StepPlan(
             order,
@@ -452,7 +452,7 @@ class Loader(EpochLoader[BatchT]):
     def identity(self) -> dict[str, Any]:
         """Return the fields that must agree for a position to mean the same records."""
         return {
-            "version": STATE_VERSION,
+            "version": self.plan.order.version,
             "kind": "loader",
             "dtype": self.reader.dtype.name,
             "fingerprint": self._fingerprint,

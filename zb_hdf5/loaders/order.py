@@ -28,6 +28,12 @@ SHUFFLES: Final = ("global", "records", "block", "sequential")
 FEISTEL_ROUNDS: Final = 6
 #: Halves of 1 or 2 bits have so few round functions that permutations of 4 to 16 items come out visibly biased.
 MIN_HALF_BITS: Final = 3
+#: Permutations of so many items come out biased from halves of 3 bits, which hold up to 64.
+WIDENED: Final = range(33, 65)
+#: The version of the states of all orders but one.
+FIRST_VERSION: Final = 2
+#: The version of the states of a `GlobalOrder` of `WIDENED` items, whose halves have 4 bits.
+WIDE_VERSION: Final = 3
 #: Halves of up to so many bits, and so up to 2**26 items, take their round functions from tables of 384 KiB at most.
 TABLE_BITS: Final = 13
 #: Words that are permuted at once: their arrays stay in the cache of a core.
@@ -68,9 +74,18 @@ Request: TypeAlias = StoredRequest | PaddedRecords
 
 
 class Order(ABC):
-    """A bijection of `0..n-1`: position in the epoch -> index in the store. Thread-safe and picklable."""
+    """A bijection of `0..n-1`: position in the epoch -> index in the store. Thread-safe and picklable.
+
+    Attributes
+    ----------
+    n
+        The number of indices.
+    version
+        The version of the states that have this order.
+    """
 
     n: int
+    version: int = FIRST_VERSION
 
     @abstractmethod
     def indices(self, positions: npt.NDArray[Any]) -> IndexArray:
@@ -124,10 +139,10 @@ class BlockOrder(Order):
 class GlobalOrder(Order):
     """A uniform pseudo-random permutation: a Feistel network of six rounds with cycle walking.
 
-    It works on 2h bits, h = max(3, ceil(bits(n - 1) / 2)), so its domain is below 4n; a result outside 0..n-1 is fed
-    in again (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", section 4). The round function is
-    splitmix64 (Steele, Lea and Flood 2014) of the half block and the key; the keys are a splitmix64 stream that starts
-    from a hash of seed and epoch.
+    It works on 2h bits, h = max(3, ceil(bits(n - 1) / 2)), or 4 for n = 33 to 64, so its domain is below 8n; a result
+    outside 0..n-1 is fed in again (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", section 4). The
+    round function is splitmix64 (Steele, Lea and Flood 2014) of the half block and the key; the keys are a splitmix64
+    stream that starts from a hash of seed and epoch.
 
     Parameters
     ----------
@@ -135,11 +150,15 @@ class GlobalOrder(Order):
         The number of indices.
     seed, epoch
         The order depends on both.
+    version
+        `FIRST_VERSION`: h = 3 for n = 33 to 64 too, as states of that version have it, and the records of a store.
     """
 
-    def __init__(self, n: int, seed: int, epoch: int) -> None:
+    def __init__(self, n: int, seed: int, epoch: int, version: int = WIDE_VERSION) -> None:
         self.n = n
-        self._half_bits = max(MIN_HALF_BITS, -(-(n - 1).bit_length() // 2))
+        self.version = version if n in WIDENED else FIRST_VERSION
+        half_bits = MIN_HALF_BITS if self.version == FIRST_VERSION else MIN_HALF_BITS + 1
+        self._half_bits = max(half_bits, -(-(n - 1).bit_length() // 2))
         state = _splitmix64(_splitmix64(seed & _MASK64) + (epoch & _MASK64))
         self._keys = tuple(_splitmix64(state + r * _GOLDEN) for r in range(FEISTEL_ROUNDS))
 
@@ -221,6 +240,7 @@ def make_order(
     epoch: int,
     block_size: int = 256,
     records_per_batch: int = 1,
+    version: int = WIDE_VERSION,
 ) -> Order:
     """Return an order by its name: of batches, or, for "records", of all records.
 
@@ -236,11 +256,13 @@ def make_order(
         The batches of a block, for "block".
     records_per_batch
         The records of a stored batch, for "records".
+    version
+        As for `GlobalOrder`.
     """
     if shuffle == "records":
-        return GlobalOrder(num_batches * records_per_batch, seed, epoch)
+        return GlobalOrder(num_batches * records_per_batch, seed, epoch, version)
     if shuffle == "global":
-        return GlobalOrder(num_batches, seed, epoch)
+        return GlobalOrder(num_batches, seed, epoch, version)
     if shuffle == "block":
         return BlockOrder(num_batches, seed, epoch, block_size)
     if shuffle == "sequential":
@@ -250,7 +272,7 @@ def make_order(
 
 def write_order(n: int, seed: int) -> GlobalOrder:
     """Return the order in which `n` records are stored: output position -> source record."""
-    return GlobalOrder(n, whole_seed(seed), WRITE_EPOCH)
+    return GlobalOrder(n, whole_seed(seed), WRITE_EPOCH, FIRST_VERSION)  # the bytes of a store never change
 
 
 @lru_cache(maxsize=8)

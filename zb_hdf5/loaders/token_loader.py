@@ -6,12 +6,12 @@ import contextlib
 import time
 import warnings
 from abc import abstractmethod
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Collection, Generator, Iterator, Mapping
 from operator import index
 from typing import Any, ClassVar, Generic, Self
 
 from zb_hdf5.errors import ArgumentError, Remedy
-from zb_hdf5.loaders.order import StepPlan, checked_skip, whole_number
+from zb_hdf5.loaders.order import FIRST_VERSION, WIDE_VERSION, StepPlan, checked_skip, whole_number
 from zb_hdf5.loaders.state import MAX_COUNT, Resumable, require_count, require_fields
 from zb_hdf5.loaders.stats import LoaderStats, bytes_of
 from zb_hdf5.loaders.steps import BatchT
@@ -211,8 +211,11 @@ class EpochLoader(TokenLoader[BatchT]):
         "mask_documents",
         "_position",
         "_resumed",
+        "_first_version_epoch",
     )
     _last_epoch = MAX_COUNT
+    #: A state of the first version was taken in this epoch: its order holds up to the end of it.
+    _first_version_epoch: int
     _counts = "records"
     #: The warning of an epoch that is read again was given.
     _warned = False
@@ -241,8 +244,24 @@ class EpochLoader(TokenLoader[BatchT]):
         self.skip = checked_skip(skip)
         self.mask_documents = masked_numbers(mask_documents)
         self._mask()
-        self.epoch = -1  # none yet
+        self.epoch = self._first_version_epoch = -1  # none yet
         self.set_epoch(epoch)
+
+    def _version_of(self, epoch: int) -> int:
+        """Return the version of the order of an epoch."""
+        return FIRST_VERSION if epoch <= self._first_version_epoch else WIDE_VERSION
+
+    def identity_as(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields that must agree with those of a state, which may be of the first version in any order."""
+        version = FIRST_VERSION
+        if state.get("version") != FIRST_VERSION:
+            version = self.plan_of_epoch(self._first_version_epoch + 1).order.version
+        return {**self.identity(), "version": version}
+
+    def keep_order(self, state: Mapping[str, Any]) -> None:
+        """Take the order of the version of a state for the epoch of the state, and that of today for later ones."""
+        self._first_version_epoch = state["epoch"] if state.get("version") == FIRST_VERSION else -1
+        self.plan = self.plan_of_epoch(self.epoch)
 
     def _end_of_epoch(self, epoch: int) -> int:
         return self.plan.num_records
@@ -267,8 +286,9 @@ class EpochLoader(TokenLoader[BatchT]):
         skip = (*self.skip, *checked_skip(state.pop("skip", ())))
         masked = (*self.mask_documents, *masked_numbers(state.pop("mask_documents", ())))
         if not force:
-            require_fields(self.path, state, self.identity(), ("epoch", "position"), Remedy.FORCE)
+            require_fields(self.path, state, self.identity_as(state), ("epoch", "position"), Remedy.FORCE)
         epoch = require_count(self.path, state, "epoch", self._last_epoch)
+        self.keep_order(state)
         end = self._end_of_epoch(epoch)
         position = require_count(self.path, state, "position", end, f"the {self._counts} of an epoch")
         if skip != self.skip:

@@ -30,7 +30,7 @@ from zb_hdf5.converters.options import (
     resolved_as,
 )
 from zb_hdf5.converters.sources import kind_of, refuse_unused_options, target_names, target_of
-from zb_hdf5.files.listing import files_left_out
+from zb_hdf5.files.listing import files_left_out, left_out_in_words
 from zb_hdf5.files.paths import RemotePath, any_path, local_path
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.formats.document_source import missing_members
@@ -88,12 +88,11 @@ def _of_paths(paths: list[Path], conversion: Conversion) -> tuple[Settings, Call
 
 
 def warn_of_left_out(folders: Iterable[Path], read: Sequence[Path]) -> None:
-    """Warn of files of tokens in the folders of a source that it leaves out, as those of another format."""
+    """Warn of files of tokens or text in the folders of a source that it leaves out."""
     for folder in folders:
         left_out = files_left_out(folder, read)
         if left_out:
-            more = f" and {len(left_out) - 1:,} more" if len(left_out) > 1 else ""
-            warnings.warn(f"{folder}: not read, as of another format: {left_out[0].name}{more}", stacklevel=2)
+            warnings.warn(f"{folder}: {left_out_in_words(left_out)}", stacklevel=2)
 
 
 def _likened(

@@ -124,8 +124,8 @@ def test_rows_are_read_wherever_they_lie(stride, tmp_path):
 def test_files_of_another_format_in_a_folder_are_named_and_not_left_out_unseen(folder, tmp_path):
     (folder / "notes.md").touch()
     command = ("convert", folder, tmp_path / "out", "--batch-size", 4)
-    assert "not read" not in run_zb(*command, code=0).stderr
+    assert "left out" not in run_zb(*command, code=0).stderr
     for name in ("c.bin", "d.parquet"):
         (folder / name).touch()
     said = run_zb(*command, "--force", code=0).stderr
-    assert f"note: {folder}: not read, as of another format: c.bin and 1 more" in said
+    assert f"note: {folder}: 2 files are left out, the first is {folder}/c.bin" in said

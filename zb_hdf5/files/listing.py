@@ -1,20 +1,308 @@
-"""The files that paths stand for: folders are searched, and none is named twice."""
+"""The files that a path stands for: of a folder all in and below it, listed in one way for whatever reads them."""
 
 from __future__ import annotations
 
 import os
+import stat
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
-from zb_hdf5.errors import ConvertError
-from zb_hdf5.files.paths import any_path, is_url
+from zb_hdf5.errors import ConvertError, FormatError, NotFoundError, UnavailableError, counted
+from zb_hdf5.files.paths import RemotePath, any_path, is_url, open_with_room, require_regular
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.spec import INDEX_NAME
 
-#: Suffixes of files that a conversion of their folder may be meant to read.
-SUFFIXES_OF_TOKENS: Final = frozenset((".npy", ".h5", ".hdf5", ".batch", ".bin", ".ds", ".parquet", ".jsonl", ".mds"))
+#: Endings of the names of files of tokens or text, of all formats.
+SUFFIXES_OF_TOKENS: Final = frozenset(
+    (
+        *(".npy", ".npz", ".h5", ".hdf5", ".hdf", ".he5", ".batch", ".bin", ".ds", ".mds"),
+        *(".parquet", ".arrow", ".jsonl", ".ndjson", ".txt"),
+    )
+)
+#: The ending of files of lines, of one value, or of facts about the files beside them.
+JSON_SUFFIX: Final = ".json"
+#: Endings of compressed files.
+SUFFIXES_OF_COMPRESSION: Final = frozenset((".gz", ".zst", ".zstd", ".bz2", ".xz", ".lz4", ".br", ".zip"))
+#: Compressed files that belong to files of tokens.
+_COMPRESSED_BESIDE: Final = (".csv.gz",)
+#: A folder of the file system itself, which nobody but its owner may list.
+_OF_FILE_SYSTEM: Final = "lost+found"
+#: A file or folder, whatever its name is.
+_Inode: TypeAlias = tuple[int, int]
+
+
+class Listing(NamedTuple):
+    """The files that a path stands for, and those that it has besides.
+
+    A folder stands for all regular files in and below it that have one of the endings, in any case. Links are
+    followed, and each folder is listed once; one with a `shards.json` below it is a store, and none of its files are
+    read. Names that begin with a dot are left out, and so are unfinished results of ours. The order is that of the
+    names in each folder, folders among files.
+
+    Attributes
+    ----------
+    path
+        The path: a file that is named stands for itself, whatever its name is.
+    files
+        The files.
+    left_out
+        Other files that are named as tokens or text are, in their order; of a store below the folder its index.
+    """
+
+    path: Path
+    files: tuple[Path, ...]
+    left_out: tuple[Path, ...] = ()
+
+
+class _Tree(NamedTuple):
+    """The visible files in and below a folder, by their names from it on, in their order.
+
+    Attributes
+    ----------
+    names
+        The regular files.
+    links
+        Those of them that are links, and their files.
+    special
+        FIFOs, sockets and devices.
+    stores
+        The indexes of the stores below it.
+    """
+
+    names: list[str]
+    links: dict[str, _Inode]
+    special: list[str]
+    stores: list[str]
+
+    def left_out(self, read: Sequence[str]) -> list[str]:
+        """Return the other files that are named as tokens or text are, and the indexes; none if a store is read."""
+        stores = tuple(name.removesuffix(INDEX_NAME) for name in self.stores)
+        if INDEX_NAME in self.names or any(name.startswith(stores) for name in read):
+            return []
+        known = set(read)
+        has_json = any(JSON_SUFFIX in name.lower() for name in read)
+        found = [name for name in self.names if name not in known and _is_of_tokens(name, has_json=has_json)]
+        return sorted([*found, *self.stores], key=_order) if self.stores else found
+
+
+#: The trees of a block of `kept_listings`.
+_KEPT: ContextVar[dict[str, _Tree] | None] = ContextVar("kept listings", default=None)
+
+
+@contextmanager
+def kept_listings() -> Iterator[None]:
+    """List each folder once in a block: all that look at it see the same files."""
+    if _KEPT.get() is not None:
+        yield
+        return
+    token = _KEPT.set({})
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)
+
+
+def listed(path: str | os.PathLike[str], *suffixes: str) -> Listing:
+    """Return the files of a path, which may be none. See `Listing`.
+
+    Parameters
+    ----------
+    path
+        A file, a folder, or a URL, of which no folder is listed.
+    suffixes
+        The endings of the files in a folder, in lower case.
+
+    Raises
+    ------
+    FormatError
+        If a file that would be read is a FIFO, a socket or a device, or is there by two names.
+    NotFoundError
+        If there is no such file or folder, or a link leads nowhere.
+    UnavailableError
+        If a folder cannot be listed.
+    """
+    path = any_path(path)
+    if isinstance(path, RemotePath):
+        return Listing(path, () if path.is_dir() else (path,))
+    if not path.is_dir():
+        require_regular(_status(path).st_mode, path)
+        return Listing(path, (path,))
+    tree = _tree_of(path)
+    special = next((name for name in tree.special if name.lower().endswith(suffixes)), None)
+    if special is not None:
+        require_regular(_status(path / special).st_mode, path / special)
+    names = [name for name in tree.names if name.lower().endswith(suffixes)]
+    _require_read_once(path, names, tree.links)
+    return Listing(path, tuple(map(path.joinpath, names)), tuple(map(path.joinpath, tree.left_out(names))))
+
+
+def files_left_out(path: Path, read: Sequence[Path]) -> list[Path]:
+    """Return the files in and below a folder that are named as tokens or text are, and are not read.
+
+    Parameters
+    ----------
+    path
+        The folder. A store has none, and neither has a file or a URL.
+    read
+        The files that are read.
+    """
+    if is_url(path) or not path.is_dir() or (path / INDEX_NAME).exists():
+        return []
+    below = os.path.join(path, "")
+    names = [text.removeprefix(below) for file in read if (text := os.fspath(file)).startswith(below)]
+    found = [path / name for name in _tree_of(path).left_out(names)]
+    if not found:
+        return []
+    known = {file.resolve() for file in read}  # by whatever name
+    return [file for file in found if file.resolve() not in known]
+
+
+def _is_of_tokens(name: str, *, has_json: bool) -> bool:
+    """Return whether a file is named as tokens or text are; a `.json` beside others than JSON lines has facts."""
+    name = name.lower()
+    ending = os.path.splitext(name)[1]
+    if ending in SUFFIXES_OF_COMPRESSION:
+        return not name.endswith(_COMPRESSED_BESIDE)
+    return ending in SUFFIXES_OF_TOKENS or (has_json and ending == JSON_SUFFIX)
+
+
+def _tree_of(folder: Path) -> _Tree:
+    """List a folder, in a block of `kept_listings` once."""
+    kept = _KEPT.get()
+    if kept is None:
+        return _Walk(folder).tree()
+    key = os.fspath(folder)
+    if key not in kept:
+        kept[key] = _Walk(folder).tree()
+    return kept[key]
+
+
+class _Walk:
+    """A walk through a folder and those below it. Folders that links lead to are entered after all others.
+
+    Parameters
+    ----------
+    root
+        The folder. Of a store, those below it are none of its own.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = os.fspath(root)
+        self._found = _Tree([], {}, [], [])
+        self._folders = [""]
+        self._linked: list[str] = []
+        self._entered: set[_Inode] = set()
+
+    def tree(self) -> _Tree:
+        """Return the files."""
+        while self._folders or self._linked:
+            if not self._folders:
+                self._linked.sort(key=_order, reverse=True)
+                self._folders.append(self._linked.pop())
+            self._enter(self._folders.pop())
+        for names in (self._found.names, self._found.special, self._found.stores):
+            names.sort(key=_order)
+        return self._found
+
+    def _enter(self, name: str) -> None:
+        """Take over the entries of a folder, once."""
+        folder = os.path.join(self._root, name) if name else self._root
+        status = _status(folder)
+        if (status.st_dev, status.st_ino) in self._entered:
+            return
+        self._entered.add((status.st_dev, status.st_ino))
+        with _listing_errors(folder), open_with_room(lambda: os.scandir(folder)) as found:
+            entries = list(found)
+        is_store = any(entry.name == INDEX_NAME for entry in entries)
+        if is_store and name:
+            self._found.stores.append(f"{name}/{INDEX_NAME}")
+            return
+        before = f"{name}/" if name else ""
+        for entry in entries:
+            if not entry.name.startswith(".") and entry.name != _OF_FILE_SYSTEM:
+                self._take(before + entry.name, entry, is_store)
+
+    def _take(self, name: str, entry: os.DirEntry[str], is_store: bool) -> None:
+        """Take over one entry."""
+        with _listing_errors(entry.path):
+            is_link = entry.is_symlink()
+            mode = _kind(entry) if not is_link else 0
+        if is_link:
+            status = _status(entry.path)
+            mode = stat.S_IFMT(status.st_mode)
+            if mode == stat.S_IFREG:
+                self._found.links[name] = status.st_dev, status.st_ino
+        if mode == stat.S_IFREG:
+            self._found.names.append(name)
+        elif mode != stat.S_IFDIR:
+            self._found.special.append(name)
+        elif not is_store and not name.endswith(PARTIAL_SUFFIX):
+            (self._linked if is_link else self._folders).append(name)
+
+
+def _kind(entry: os.DirEntry[str]) -> int:
+    """Return the kind of an entry that is no link: the system has told it with the name, mostly."""
+    if entry.is_file(follow_symlinks=False):
+        return stat.S_IFREG
+    return stat.S_IFDIR if entry.is_dir(follow_symlinks=False) else 0
+
+
+def _order(name: str) -> list[str]:
+    """Return the key by which names are sorted: as those of folders and files, one after the other."""
+    return name.split("/")
+
+
+def _status(path: str | os.PathLike[str]) -> os.stat_result:
+    """Return the status of what a path, or a link, leads to."""
+    try:
+        return os.stat(path)
+    except FileNotFoundError as error:
+        if not os.path.islink(path):
+            raise NotFoundError(f"{os.fspath(path)}: no such file or folder") from error
+        raise NotFoundError(
+            f"{os.fspath(path)}: expected a link to a file or folder, found one to {os.readlink(path)}, which is not "
+            "there; restore that, or remove the link"
+        ) from error
+    except OSError as error:
+        raise _cannot_list(path, error) from error
+
+
+@contextmanager
+def _listing_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _cannot_list(path, error) from error
+
+
+def _cannot_list(path: str | os.PathLike[str], error: OSError) -> UnavailableError:
+    return UnavailableError(
+        f"{os.fspath(path)}: expected a folder or file that can be listed, found {error.strerror or error}: ask for "
+        "access, or name the files to read, so that none is left out unseen"
+    )
+
+
+def _require_read_once(folder: Path, names: Sequence[str], links: dict[str, _Inode]) -> None:
+    """Raise `FormatError` for a link to a file that is read by another name too."""
+    if links.keys().isdisjoint(names):
+        return
+    known: dict[_Inode, str] = {}
+    for name in names:
+        inode = links.get(name)
+        if inode is None:
+            status = _status(folder / name)
+            inode = status.st_dev, status.st_ino
+        other = known.setdefault(inode, name)
+        if other != name and (name in links or other in links):
+            link, file = (name, other) if name in links else (other, name)
+            raise FormatError(
+                f"{folder / link}: is a link to a file that is read as {folder / file} too: it would be read twice; "
+                "remove the link"
+            )
 
 
 def files_at(paths: Sequence[str | os.PathLike[str]], *suffixes: str) -> list[Path]:
@@ -29,45 +317,24 @@ def files_at(paths: Sequence[str | os.PathLike[str]], *suffixes: str) -> list[Pa
     """
     files: list[Path] = []
     for path in map(any_path, paths):
-        if path.is_dir():
-            found = [
-                file
-                for file in sorted(path.rglob("*"))
-                if file.name.endswith(suffixes)
-                and not file.is_dir()
-                and PARTIAL_SUFFIX not in {parent.suffix for parent in file.relative_to(path).parents}
-            ]
-            if not found:
-                raise ConvertError(f"{path}: no {suffixes[0]} files in this folder, nor below it")
-            files += found
-        elif path.is_file():
-            files.append(path)
-        else:  # a FIFO would block for ever
+        if not path.is_dir() and not path.is_file():  # a FIFO would block for ever
             expected = "expected a file or folder, found neither" if path.exists() else "no such file or folder"
             raise ConvertError(f"{path}: {expected}")
+        found = listed(path, *suffixes).files
+        if not found:
+            raise ConvertError(f"{path}: no {suffixes[0]} files in this folder, nor below it")
+        files += found
     require_named_once(files)
     return files
 
 
-def files_left_out(folder: Path, read: Sequence[Path]) -> list[Path]:
-    """Return the files in a folder that are named as tokens or text are, and are not read; of a store none.
-
-    Parameters
-    ----------
-    folder
-        The folder, or a file, which has none.
-    read
-        The files that are read.
-    """
-    if is_url(folder) or not folder.is_dir() or (folder / INDEX_NAME).exists():
-        return []
-    named = set(map(os.fspath, read))
-    others = (file for file in folder.iterdir() if os.fspath(file) not in named)
-    found = [file for file in others if file.suffix in SUFFIXES_OF_TOKENS and file.is_file()]
-    if not found:  # the usual case: thousands of files are looked at by their names alone
-        return []
-    known = {file.resolve() for file in read}
-    return sorted(file for file in found if file.resolve() not in known)
+def left_out_in_words(left_out: Sequence[Path]) -> str:
+    """Return how many files are left out, and the first of them; "" for none."""
+    if not left_out:
+        return ""
+    if len(left_out) == 1:
+        return f"1 file is left out: {left_out[0]}"
+    return f"{counted(len(left_out), 'file')} are left out, the first is {left_out[0]}"
 
 
 def require_named_once(files: Iterable[Path], values: str = "tokens") -> None:

@@ -1,0 +1,218 @@
+"""The files that a path stands for: every one is found once, or named; nothing is left out unseen."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from zb_hdf5.errors import ConvertError, FormatError, NotFoundError, UnavailableError
+from zb_hdf5.files.listing import SUFFIXES_OF_TOKENS, files_at, files_left_out, kept_listings, left_out_in_words, listed
+from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.text.corpus import FILE_KINDS
+from zb_hdf5.trainers.trainer_formats import TRAINER_FORMATS
+
+#: A user who owns nothing here.
+NOBODY = 65_534
+
+
+def made(folder, *names):
+    """Write files, each with its name in it."""
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    return folder
+
+
+def names_of(found, folder):
+    return [path.relative_to(folder).as_posix() for path in found]
+
+
+def read(folder, *suffixes):
+    return names_of(listed(folder, *suffixes).files, folder)
+
+
+def test_all_levels_are_listed_in_the_order_of_the_names_in_each_folder(tmp_path):
+    made(tmp_path, "b.npy", "a.npy", "a/z.npy", "a/b/0.npy", "a-b/1.npy", "B.NPY", "c.md", "é.npy")
+    assert read(tmp_path, ".npy") == ["B.NPY", "a/b/0.npy", "a/z.npy", "a-b/1.npy", "a.npy", "b.npy", "é.npy"]
+    paths = sorted(path for path in tmp_path.rglob("*") if path.suffix.lower() == ".npy")
+    assert [*listed(tmp_path, ".npy").files] == paths  # as conversions have read them from the beginning
+
+
+def test_what_begins_with_a_dot_and_unfinished_results_are_left_out_without_a_word(tmp_path):
+    names = [
+        ".a.npy",
+        "._b.npy",
+        ".ipynb_checkpoints/c.npy",
+        ".Trash-1000/files/d.npy",
+        "x.partial/e.npy",
+        "f.npy.partial",
+    ]
+    made(tmp_path, "a.npy", *names, "lost+found/g.npy", "sub/.hidden/h.npy")
+    (tmp_path / ".#a.npy").symlink_to("me@host.123")  # as Emacs locks a file
+    found = listed(tmp_path, ".npy")
+    assert (names_of(found.files, tmp_path), found.left_out) == (["a.npy"], ())
+
+
+def test_a_hidden_or_unfinished_folder_that_is_named_is_listed(tmp_path):
+    for folder in (".cache", "x.partial"):
+        made(tmp_path / folder, "a.npy")
+        assert read(tmp_path / folder, ".npy") == ["a.npy"]
+
+
+def test_links_are_followed_and_each_folder_is_listed_once(tmp_path):
+    far = made(tmp_path / "far", "0.npy", "deep/1.npy")
+    folder = made(tmp_path / "in", "a/2.npy", "z/3.npy")
+    (folder / "linked").symlink_to(far)
+    (folder / "again").symlink_to(folder / "z")  # which is in it already, by its own name
+    (folder / "z" / "loop").symlink_to("..")
+    (folder / "2.npy").symlink_to(made(tmp_path / "files", "x") / "x")
+    assert read(folder, ".npy") == ["2.npy", "a/2.npy", "linked/0.npy", "linked/deep/1.npy", "z/3.npy"]
+    (far / "back").symlink_to(folder)
+    assert read(folder, ".npy") == ["2.npy", "a/2.npy", "linked/0.npy", "linked/deep/1.npy", "z/3.npy"]
+
+
+def test_a_folder_by_two_links_is_listed_by_the_first(tmp_path):
+    far = made(tmp_path / "far", "0.npy")
+    folder = made(tmp_path / "in", "a.npy")
+    for name in ("y", "x"):
+        (folder / name).symlink_to(far)
+    assert read(folder, ".npy") == ["a.npy", "x/0.npy"]
+
+
+def test_a_link_to_a_file_that_is_read_too_is_named(tmp_path):
+    made(tmp_path, "b.npy", "c.npy")
+    (tmp_path / "a.npy").symlink_to("b.npy")
+    with pytest.raises(FormatError, match=r"a\.npy: is a link to a file that is read as .*/b\.npy too"):
+        listed(tmp_path, ".npy")
+    (tmp_path / "b.npy").unlink()
+    (tmp_path / "a.npy").unlink()
+    os.link(tmp_path / "c.npy", tmp_path / "d.npy")  # a copy of its own, as far as anybody can tell
+    assert read(tmp_path, ".npy") == ["c.npy", "d.npy"]
+
+
+@pytest.mark.parametrize("name", ["a.npy", "sub/part", "README"])
+def test_a_link_that_leads_nowhere_is_named(name, tmp_path):
+    made(tmp_path, "b.npy", "sub/c.npy")
+    (tmp_path / name).symlink_to("/nowhere/at/all")
+    with pytest.raises(
+        NotFoundError, match=f"{name}: expected a link to .* found one to /nowhere/at/all, which is not"
+    ):
+        listed(tmp_path, ".npy")
+
+
+def test_a_fifo_is_refused_and_never_opened(tmp_path):
+    os.mkfifo(made(tmp_path, "a.npy") / "b.npy")
+    os.mkfifo(tmp_path / "control")
+    previous = signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(60)
+    try:
+        for path in (tmp_path, tmp_path / "b.npy"):
+            with pytest.raises(FormatError, match=r"b\.npy: expected a file, found a FIFO"):
+                listed(path, ".npy")
+        assert read(tmp_path, ".h5") == []
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+#: Lists a folder as another user, and prints the error.
+AS_NOBODY = f"""
+import os, sys
+from zb_hdf5.files.listing import listed
+os.setegid({NOBODY}); os.seteuid({NOBODY})
+try:
+    print(listed(sys.argv[1], ".npy").files)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_folder_that_may_not_be_listed_is_an_error_that_names_it(is_linked, tmp_path, monkeypatch):
+    folder = made(tmp_path / "in", "a.npy")
+    closed = made((tmp_path / "far") if is_linked else folder / "closed", "b.npy")
+    if is_linked:
+        (folder / "closed").symlink_to(closed)
+    for path in (tmp_path, *tmp_path.parents[:-2]):
+        path.chmod(path.stat().st_mode | 0o055)
+    closed.chmod(0)
+    run = subprocess.run([sys.executable, "-c", AS_NOBODY, folder], capture_output=True, text=True, check=True)
+    closed.chmod(0o755)
+    assert run.stdout.startswith(f"UnavailableError {folder}/closed: expected a folder or file that can be listed")
+    assert "Permission denied: ask for access, or name the files to read" in run.stdout
+    assert UnavailableError.exit_code == 5
+
+
+def test_files_of_other_endings_are_named_and_compressed_ones_too(tmp_path):
+    others = ["b.jsonl.zst", "c.json.gz", "e.txt", "f.bz2", "g/h.PARQUET", "i.jsonl.xz", "j.ds"]
+    made(tmp_path, "a.jsonl", "D.JSONL", *others, "notes.md", "k.csv.gz", "l.idx", "m.ds.index", ".n.txt")
+    found = listed(tmp_path, ".jsonl")
+    assert names_of(found.files, tmp_path) == ["D.JSONL", "a.jsonl"]
+    assert names_of(found.left_out, tmp_path) == others
+    assert left_out_in_words(found.left_out) == f"7 files are left out, the first is {tmp_path}/b.jsonl.zst"
+    assert left_out_in_words(found.left_out[:1]) == f"1 file is left out: {tmp_path}/b.jsonl.zst"
+    assert left_out_in_words(()) == ""
+    assert files_left_out(tmp_path, found.files) == [*found.left_out]
+
+
+def test_a_json_beside_ids_has_facts_about_them_and_beside_json_lines_perhaps_documents(tmp_path):
+    made(tmp_path, "a.npy", "b.jsonl", "facts.json")
+    assert names_of(listed(tmp_path, ".npy").left_out, tmp_path) == ["b.jsonl"]
+    assert names_of(listed(tmp_path, ".jsonl").left_out, tmp_path) == ["a.npy", "facts.json"]
+
+
+def test_a_store_below_a_folder_is_left_out_as_one(tmp_path):
+    made(tmp_path, "a.h5", f"store/{INDEX_NAME}", "store/shard-00000.h5", "store/more/b.h5")
+    found = listed(tmp_path, ".h5")
+    assert names_of(found.files, tmp_path) == ["a.h5"]
+    assert names_of(found.left_out, tmp_path) == [f"store/{INDEX_NAME}"]
+    inside = listed(tmp_path / "store", ".h5")
+    assert (names_of(inside.files, tmp_path), inside.left_out) == (["store/shard-00000.h5"], ())
+    assert files_left_out(tmp_path, inside.files) == files_left_out(tmp_path / "store", []) == []
+
+
+def test_a_file_stands_for_itself_and_a_url_is_not_listed(tmp_path):
+    path = made(tmp_path, "notes.md") / "notes.md"
+    assert listed(path, ".npy") == listed(str(path)) == (path, (path,), ())
+    assert [str(file) for file in listed("s3://bucket/a.npy", ".npy").files] == ["s3://bucket/a.npy"]
+    assert listed("s3://bucket/folder", ".npy").files == ()
+    with pytest.raises(NotFoundError, match="no such file or folder"):
+        listed(tmp_path / "nothing", ".npy")
+
+
+def test_several_paths_stand_for_the_files_of_all_and_each_is_named_once(tmp_path):
+    made(tmp_path, "a/0.npy", "b/1.NPY", "c/x.txt")
+    assert names_of(files_at([tmp_path / "b", tmp_path / "a"], ".npy"), tmp_path) == ["b/1.NPY", "a/0.npy"]
+    for paths in ([tmp_path, tmp_path / "a"], [tmp_path / "a" / "0.npy"] * 2):
+        with pytest.raises(ConvertError, match="is named 2 times"):
+            files_at(paths, ".npy")
+    with pytest.raises(ConvertError, match=r"c: no \.npy files in this folder, nor below it"):
+        files_at([tmp_path / "c"], ".npy")
+
+
+def test_all_that_look_at_a_folder_in_one_block_see_the_same_files(tmp_path):
+    made(tmp_path, "a.npy")
+    with kept_listings():
+        first = listed(tmp_path, ".npy")
+        made(tmp_path, "b.npy", "c.h5")
+        assert listed(tmp_path, ".npy") == first
+        with kept_listings():
+            assert read(tmp_path, ".h5") == []
+        assert listed(tmp_path, ".npy") == first
+    assert read(tmp_path, ".npy") == ["a.npy", "b.npy"]
+
+
+def test_the_endings_of_every_format_are_known():
+    """A file of a format that is read is never left out without a word."""
+    endings = {suffix for row in FORMATS.values() for suffix in (row.suffix, *row.other_suffixes)}
+    endings |= {row.suffixes[0] for row in TRAINER_FORMATS.values() if row.suffixes[0].startswith(".")}
+    endings |= {suffix for kind in FILE_KINDS.values() for suffix in kind.suffixes}
+    plain = {suffix for suffix in endings if suffix.count(".") == 1 and suffix != ".json"}
+    assert plain <= SUFFIXES_OF_TOKENS
+    assert {Path(suffix).stem for suffix in endings - plain - {".json"}} <= {*SUFFIXES_OF_TOKENS, ".json"}

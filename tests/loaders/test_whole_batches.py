@@ -1,14 +1,17 @@
 """Whole batches from the mapping: the same as by positioned reads, checked, and in any number of files."""
 
 import os
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from contract import SAME_EPOCH, is_refused
 from damage import fields_of, flip, flip_bits, flip_token, steps_of, tables_of, write_batches, write_streams
+from interpreter import run_program
 
 from zb_hdf5 import ChecksumError, IncompleteError, Loader, convert, open_reader
+from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.loaders import steps
 
 ALONE = {"rank": 0, "world_size": 1}
@@ -79,6 +82,57 @@ def test_a_flipped_bit_is_found(many_shards, options, is_found, dtype):
                     assert len(list(steps)) == NUM_BATCHES
         finally:
             flip_token(shard, 3)
+
+
+@pytest.mark.parametrize("in_cache", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_bytes_that_change_after_their_comparison_are_not_given(
+    many_shards, in_cache, dtype, prefetch, tmp_path, monkeypatch
+):
+    how = {"dtype": dtype, "prefetch": prefetch, "shuffle": "sequential", "verify": "batch", **ALONE}
+    expected = arrays(Loader(many_shards, **how))
+    copy = shutil.copytree(many_shards, tmp_path / "copy")
+    files = sorted(copy.glob("shard-*.h5"))
+    if in_cache:
+        how["cache"] = tmp_path / "cache"
+        assert len(list(Loader(copy, **how))) == NUM_BATCHES
+        files = [path for path in how["cache"].rglob("batches-*") if path.suffix != ".marks"]
+    contents = [path.read_bytes() for path in files]
+
+    def changed(compared, found):
+        for path, content in zip(files, contents, strict=True):
+            with open(path, "r+b") as file:
+                at = content.find(compared.tobytes())
+                if at >= 0:
+                    os.pwrite(file.fileno(), b"\1" * compared.nbytes, at)
+        return found
+
+    monkeypatch.setattr(steps, "crc32_of", lambda compared: changed(compared, crc32_of(compared)))
+    with Loader(copy, **how) as loader:
+        np.testing.assert_array_equal(arrays(loader), expected)
+
+
+#: Reads a store of many files in each way under a limit of descriptors, and prints how many steps there were.
+FEW_FILES = """
+import resource, sys
+import torch
+from zb_hdf5 import Loader
+limit = int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+unchecked = {"verify": "none", "dtype": torch.int32}
+for how in ({}, {"prefetch": 0}, {"access": "pread"}, {"shuffle": "records"}, unchecked):
+    with Loader(sys.argv[1], rank=0, world_size=1, **how) as loader:
+        data = loader.dataset()
+        print(sum(1 for _ in loader) + sum(1 for _ in map(data.__getitem__, range(len(data)))))
+"""
+
+
+@pytest.mark.parametrize("limit", [24, 32])
+def test_a_store_of_many_files_is_read_under_a_low_limit_of_descriptors(limit, tmp_path):
+    np.save(tmp_path / "t.npy", np.arange(1600, dtype=np.uint32).reshape(-1, 8))
+    convert(tmp_path / "t.npy", "hdf5", tmp_path / "store", batch_size=2, seq_len=8, shards=100)
+    assert run_program(FEW_FILES, tmp_path / "store", limit).stdout.split() == ["200"] * 5
 
 
 @pytest.mark.filterwarnings(f"ignore:{SAME_EPOCH}:UserWarning")

@@ -225,7 +225,7 @@ SPARE_DESCRIPTORS: Final = 256
 DESCRIPTORS_PER_MAPPED_FILE: Final = 2
 #: An object has no descriptor, and crc32 rows, mostly 16 KiB: so few are held that these are about 64 MiB at most.
 DESCRIPTORS_PER_OBJECT: Final = 8
-#: Descriptors that stores hold however low the limit is.
+#: Descriptors that stores hold however low the limit is, unless they are half of it.
 MIN_DESCRIPTORS: Final = 16
 
 _LOCK = threading.RLock()  # a finalizer may close a store in the middle of all this
@@ -336,9 +336,9 @@ def open_with_room(open_file: Callable[[], File]) -> File:
 
 def descriptor_room(needed: int) -> int:
     """Return how many descriptors all stores may hold; if more are needed, raise the process's soft limit first."""
-    if needed < MIN_DESCRIPTORS:
-        return MIN_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if needed < least_room(soft):
+        return least_room(soft)
     if soft != resource.RLIM_INFINITY and needed >= soft - SPARE_DESCRIPTORS and soft != hard:
         with contextlib.suppress(OSError, ValueError):  # a system may have a lower limit than it reports
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -350,7 +350,20 @@ def room_under(limit: int) -> int:
     """Return how many descriptors all stores may hold in a process that may have `limit` of them."""
     mappings = _max_mappings() // 2  # a file may be mapped twice, and others map things too
     allowed = mappings if limit == resource.RLIM_INFINITY else min(mappings, limit - SPARE_DESCRIPTORS)
-    return max(allowed, MIN_DESCRIPTORS)
+    return max(allowed, least_room(limit))
+
+
+def least_room(limit: int) -> int:
+    """Return how many descriptors all stores may hold however low the limit of the process is."""
+    return MIN_DESCRIPTORS if limit == resource.RLIM_INFINITY else min(MIN_DESCRIPTORS, max(2, limit // 2))
+
+
+def files_at_hand(most: int) -> int:
+    """Return how many mapped files, at most `most`, a loader may keep open for itself, beside those of the stores."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return most
+    return max(1, min(most, (soft - least_room(soft)) // (4 * DESCRIPTORS_PER_MAPPED_FILE)))
 
 
 @cache

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.files.paths import files_at_hand
 from zb_hdf5.files.tokens import StoredIds
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.packages import from_numpy
@@ -16,7 +17,7 @@ from zb_hdf5.packages import from_numpy
 if TYPE_CHECKING:
     import torch
 
-#: Files whose mapping a block of batches keeps at hand. Each of them stays open for as long.
+#: Files whose mapping a block of batches keeps at hand, at most. Each of them stays open for as long.
 MAX_FILES: Final = 32
 
 
@@ -42,6 +43,7 @@ class MappedWindows:
         self._read = read
         #: By the number of a batch: whether its ids were compared.
         self._compared = bytearray()
+        self._most_met = files_at_hand(MAX_FILES)
 
     def read_all(self, numbers: list[int]) -> Iterator[torch.Tensor]:
         """Yield each of some batches, in order. They are in the page cache."""
@@ -90,7 +92,7 @@ class MappedWindows:
             stored = None
             if start + num_tokens <= starts[file + 1]:
                 if file not in met:
-                    if len(met) == MAX_FILES:
+                    if len(met) >= self._most_met:
                         met.clear()
                     met[file] = self._met(file, start)
                 stored = met[file]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ from zb_hdf5.documents.pieces import IGNORED_TARGET
 from zb_hdf5.errors import ArgumentError, ZbError
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.objects import reads_at_once
+from zb_hdf5.files.paths import files_at_hand
 from zb_hdf5.files.threads import read_ahead
 from zb_hdf5.files.tokens import FileTokens, StoredIds, Wait
 from zb_hdf5.formats.batch_reader import BatchReader
@@ -55,7 +57,7 @@ SINGLE_READS: Final = 4096
 SINGLE_SAMPLE: Final = 32
 #: Single batches for which the size of a file holds.
 MET_READS: Final = 64
-#: Files whose mapping a block keeps at hand. Each of them stays open for as long.
+#: Files whose mapping a block keeps at hand, at most. Each of them stays open for as long.
 MAX_MET: Final = 32
 #: Of one file: its batches as an array (count, B, S); their crc32 by number; its tokens, if it is not mapped. Each may
 #: be None. Without array and tokens, the reader reads the batches.
@@ -64,6 +66,7 @@ Met: TypeAlias = tuple[npt.NDArray[Any] | None, Callable[[int], int] | None, Fil
 MAX_SAMPLE: Final = 32
 #: One step in so many of a block is looked up, but at least 4.
 SAMPLED_ONE_IN: Final = 16
+_local = threading.local()
 
 
 def numpy_dtype(dtype: torch.dtype | None) -> np.dtype[Any]:
@@ -79,7 +82,9 @@ class WholeBatches:
     """Widens stored batches of plain files, from their mappings, or by one positioned read or request each.
 
     The reader reads the batches of other files, and batches whose crc32 differs: it raises the errors. The size of a
-    mapped file is asked for once in a block: a file that is cut short inside it is a bus error.
+    mapped file is asked for once in a block: a file that is cut short inside it is a bus error. With verify="batch"
+    a batch is copied first, and the copy is compared: a file that changes meanwhile changes nothing that was compared.
+    The file of a cache is not mapped.
 
     Parameters
     ----------
@@ -95,8 +100,12 @@ class WholeBatches:
         self._dtype = np.dtype(np.int32 if narrow else np.int64)
         self._shape = (-1, *reader.meta.shape)
         self._is_far = reader.tokens.wait is Wait.FAR and reader.in_front is None
-        self._is_view = narrow and reader.dtype == np.uint32 and not self._is_far
-        self._checks = reader.verified == "all reads" or not self._is_view or reader.in_front is not None
+        is_plain_view = narrow and reader.dtype == np.uint32
+        #: The dtype of a batch before it is widened; one that needs no more is given as it was read.
+        self._stored = self._dtype if is_plain_view else reader.dtype
+        self._copies = reader.verified == "all reads"
+        self._is_view = is_plain_view and not (self._copies or self._is_far or reader.in_front is not None)
+        self._most_met = files_at_hand(MAX_MET)
         self._is_ready = False
         self._met: dict[int, Met] = {}
         self._reads_left = 0
@@ -124,7 +133,7 @@ class WholeBatches:
         files = numbers.tolist()
         indices = (batches - starts[numbers]).tolist()
         known = dict.fromkeys(files)
-        if self._is_view and not self._checks and len(known) <= MAX_MET:
+        if self._is_view and len(known) <= self._most_met:
             with contextlib.suppress(ZbError, OSError):  # raised again at its own step
                 views: dict[int, Any] = {file: self._meet(file, int(starts[file]))[0] for file in known}
                 if all(view is not None for view in views.values()):  # a loop of Python takes half as long as a batch
@@ -155,20 +164,21 @@ class WholeBatches:
         """Return batch `number`, which is batch `index` of a file; `met` keeps the files for the next batches."""
         known = met.get(file)
         if known is None:
-            if len(met) == MAX_MET:
+            if len(met) >= self._most_met:
                 met.clear()
             known = met[file] = self._meet(file, number)
         views, crc32, plain = known
-        batch: npt.NDArray[Any] | None
-        if views is not None:
-            batch = views[index]
+        expected = None if crc32 is None else crc32(index)
+        batch: npt.NDArray[Any] | None = None
+        if expected is not None and expected < 0:  # the cache lacks it
+            batch = None
+        elif views is not None:
+            batch = self._copied(views[index]) if self._copies else views[index]
         elif plain is not None:
             batch = self._filled(plain, index)
-        else:
+        if batch is None or (expected is not None and crc32_of(batch) != expected):
             return self._read(number)
-        if batch is None or (crc32 is not None and crc32_of(batch) != crc32(index)):
-            return self._read(number)
-        return from_numpy()(batch if self._is_view else batch.astype(self._dtype))
+        return from_numpy()(batch.astype(self._dtype, copy=False))
 
     def _meet(self, file: int, number: int) -> Met:
         """Open the file of a batch that is about to be read, and ask for its size."""
@@ -177,16 +187,34 @@ class WholeBatches:
         plain = known.plain
         if plain is None or plain.unit != self._unit:
             return None, None, None
-        views, crc32, _, _ = plain.at_hand(self._is_view, self._checks)
+        views, crc32, _, _ = plain.at_hand(self._is_view, not self._is_view)
         if views is None:
             return None, crc32, None if self._is_view else plain
-        return views.reshape(self._shape), crc32, None
+        return views.reshape(self._shape).view(self._stored), crc32, None
+
+    def _buffer(self) -> npt.NDArray[Any]:
+        """Return an array for a batch: one of this thread, which the next batch fills again, if it is widened then.
+
+        A new array for each costs 24 page faults for 64 KiB: the C library gives its memory back in between.
+        """
+        shape = self._shape[1:]
+        if self._stored == self._dtype:
+            return np.empty(shape, self._dtype)
+        found: npt.NDArray[Any] | None = getattr(_local, "batch", None)
+        if found is None or found.shape != shape or found.dtype != self._stored:
+            found = _local.batch = np.empty(shape, self._stored)
+        return found
+
+    def _copied(self, batch: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        copy = self._buffer()
+        copy[...] = batch
+        return copy
 
     def _filled(self, plain: FileTokens, index: int) -> npt.NDArray[Any] | None:
         """Read a batch by its position; None if the read failed: the reader has the message."""
         if self._is_far:
             return plain.unit_of_object(index).reshape(self._shape[1:])
-        batch = np.empty(self._shape[1:], self._reader.dtype)
+        batch = self._buffer()
         run = plain.extents.runs[0]
         try:
             num_bytes = os.preadv(plain.file.fd, (batch,), run.base + index * run.stride)

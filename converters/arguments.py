@@ -33,6 +33,7 @@ def convert(
     boundary_token_id: int | None = None,
     boundary: Literal["after", "before"] | None = None,
     max_document_tokens: int | None = None,
+    max_dropped: float | None = None,
     source_dtype: str | None = None,
     skip_bytes: int | None = None,
     vocab_size: int | None = None,
@@ -122,6 +123,8 @@ def convert(
         The side of each document that has its boundary token: "after" or "before".
     max_document_tokens
         The length at which longer documents are cut.
+    max_dropped
+        The share of the lines, rows or files of text that may be no documents; None: 0.5. More of them are an error.
     source_dtype
         The dtype of the ids in files without a header, such as "uint16"; `dtype` is the stored one.
     skip_bytes

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from zb_hdf5.console import CHANNEL_OPTION, SIZE, STORE, Parsed, flag_of
+from zb_hdf5.console import CHANNEL_OPTION, SHARE, SIZE, STORE, Parsed, flag_of
 from zb_hdf5.converters.conversion import OPTION_GROUPS, OPTIONS
 from zb_hdf5.converters.options import DEFAULT_MEMORY_BYTES, InWords
 from zb_hdf5.errors import ArgumentError
@@ -41,6 +41,7 @@ TYPES: Final[Mapping[str, Any]] = {
     "positive": click.IntRange(1),
     "natural": click.IntRange(0),
     "fraction": click.FloatRange(0, 1, max_open=True),
+    "share": SHARE,
     "size": SIZE,
     "text": str,
     "names": Parsed("NAME,...", _names),

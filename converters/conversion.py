@@ -57,8 +57,9 @@ class Option(NamedTuple):
     group
         Its group in the help, a key of `OPTION_GROUPS`.
     kind
-        The kind of its values: "positive", "natural", "fraction", "size", "text", "names", "channels", "codec",
-        "range", "store" or "flag"; or the words that may be given; or such words, and the value that each stands for.
+        The kind of its values: "positive", "natural", "fraction", "share", "size", "text", "names", "channels",
+        "codec", "range", "store" or "flag"; or the words that may be given; or such words, and the value that each
+        stands for.
     help
         One or two sentences.
     """
@@ -74,6 +75,8 @@ class Option(NamedTuple):
             raise ArgumentError(f"{name} must be a whole number, found {value!r}", options=[name])
         if least is not None and value < least:
             raise ArgumentError(f"{name} must be at least {least}, found {value}", options=[name])
+        if self.kind == "share" and not 0 <= value <= 1:
+            raise ArgumentError(f"{name} must be from 0 to 1, found {value}", options=[name])
         possible: list[Any] = []
         if isinstance(self.kind, tuple):
             possible = list(self.kind)
@@ -137,6 +140,7 @@ class Conversion:
     boundary_token_id: int | None = _option("from", "natural", "The token between documents, such as 50256.")
     boundary: str | None = _option("from", ("after", "before"), "Side of each document with its boundary token.")
     max_document_tokens: int | None = _option("from", "positive", "Cut longer documents.")
+    max_dropped: float | None = _option("from", "share", "Share of the lines, rows or files that may be no documents.")
     source_dtype: str | None = _option(
         "from", "text", "Dtype of ids in files without a header, or of bytes, as uint16."
     )

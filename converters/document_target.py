@@ -26,7 +26,7 @@ from zb_hdf5.converters.journal import (
 )
 from zb_hdf5.converters.options import LossOptions, Settings
 from zb_hdf5.converters.reports import FilesDryRun, Report
-from zb_hdf5.converters.routes import no_documents
+from zb_hdf5.converters.routes import require_documents
 from zb_hdf5.converters.shard_plan import free_room, require_room
 from zb_hdf5.converters.stream_target import (
     TokensPlan,
@@ -119,8 +119,8 @@ def _write_file(task: FileTask, progress: OnProgress) -> Finished:
                 writer.write_documents(encoded.tokens, encoded.lengths, fields, facts_of(encoded))
             except ConvertError as error:
                 raise refused(encoded, task.source, error) from error
-        if task.is_lone and not counts.documents:
-            raise ConvertError(f"{task.source.paths[0]}: {no_documents(task.source, counts.documents_dropped)}")
+        if task.is_lone:
+            require_documents(task.source, counts)
         info = writer.finish()
     entry = ShardEntry.of(info, task.route.split)
     frame, _ = digests_of(task, entry, frame_only=True)

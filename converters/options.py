@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from zb_hdf5.converters.conversion import OPTIONS, WHOLE, Conversion, ShardRange
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.formats.dataset_choice import DatasetChoice
+from zb_hdf5.text.corpus import DEFAULT_MAX_DROPPED
 
 if TYPE_CHECKING:  # numpy, which the help of the commands does not need
     from zb_hdf5.converters.engines import Engine
@@ -220,6 +221,7 @@ class TextOptions:
     boundary_token: str | None = in_words("<|endoftext|>")
     no_boundary: bool = off(False)
     max_document_tokens: int | None = off(None)
+    max_dropped: float = DEFAULT_MAX_DROPPED
     shard_per_source: bool = off(False)
     threads: int | None = in_words("its share of the cores")
 

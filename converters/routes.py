@@ -97,7 +97,7 @@ def route(
             "pass either val_fraction or val_last_shard, not both", options=["val_fraction", "val_last_shard"]
         )
     if not source.groups:
-        raise ConvertError(f"{source.paths[0]}: {no_documents(source, Dropped())}")
+        require_documents(source, TokenCounts())
     splits = _groups_by_split(source)
     if len(splits) > 1:
         if val_fraction or val_last_shard:
@@ -150,10 +150,15 @@ def _cut(path: Path, groups: list[DocumentGroup], num_shards: int | None) -> lis
     return [list(run) for _, run in groupby(groups, key=lambda group: group.file_number)]
 
 
-def no_documents(source: DocumentSource, dropped: Dropped) -> str:
-    """Return the message that a source has no documents, with the reasons."""
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.counts.items())
-    return f"no documents in {counted(len(source.paths), 'file')} ({reasons or 'they are empty'})"
+def require_documents(source: DocumentSource, counts: TokenCounts) -> None:
+    """Raise `ConvertError` if a source has no documents, or if most of its rows were none."""
+    path = source.paths[0]
+    dropped = counts.documents_dropped
+    if not counts.documents:
+        number = counted(len(source.paths), "file")
+        reasons = dropped.reasons or "they are empty"
+        raise ConvertError(f"{path}: no documents in {number} ({reasons}){dropped.cure(path)}")
+    dropped.require_few(counts.documents, source.max_dropped, path)
 
 
 def _cut_evenly(path: Path, groups: list[DocumentGroup], num_shards: int) -> list[list[DocumentGroup]]:

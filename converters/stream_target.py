@@ -44,7 +44,7 @@ from zb_hdf5.converters.options import (
 )
 from zb_hdf5.converters.packed_source import PackedSource
 from zb_hdf5.converters.reports import Done, Report
-from zb_hdf5.converters.routes import Route, no_documents, route
+from zb_hdf5.converters.routes import Route, require_documents, route
 from zb_hdf5.converters.shard_plan import COMMIT_BYTES, SHARDS
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, in_order, part_of
 from zb_hdf5.documents.metadata import JSON, DocumentRows
@@ -342,14 +342,14 @@ class TokensPlan:
         journal = Journal(folder, head, tasks, work, workers)
         kept = dict(journal.finished)
         workers.shown.keep(sum(tasks[number].amount for number in kept))
+        counts = TokenCounts()
         with journal.kept_for_resume():
             finished = journal.run(write, journal.missing)
-        require_unchanged(source.paths, self.identity["files"])
-        counts = TokenCounts()
-        for done in finished:
-            counts.add(done.counts)
-        if not counts.documents and work.shard_range == WHOLE:
-            raise ConvertError(f"{source.paths[0]}: {no_documents(source, counts.documents_dropped)}")
+            require_unchanged(source.paths, self.identity["files"])
+            for done in finished:
+                counts.add(done.counts)
+            if counts.documents or work.shard_range == WHOLE:
+                require_documents(source, counts)
         tokens_kept = sum(done.counts.tokens_in for done in kept.values())
         return Completed(finished, counts, journal.kept, tokens_kept)
 

@@ -16,7 +16,7 @@ from zb_hdf5 import ArgumentError
 from zb_hdf5.converters.options import Settings, TextOptions
 from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
 from zb_hdf5.spec import stored_dtype
-from zb_hdf5.text.corpus import DocumentFile, open_documents, unknown_columns
+from zb_hdf5.text.corpus import DEFAULT_MAX_DROPPED, DocumentFile, open_documents, unknown_columns
 from zb_hdf5.text.tokenizers import TokenIds, Tokenizer, load_tokenizer, with_boundaries
 
 
@@ -62,11 +62,16 @@ class TextSource(DocumentSource):
         The name of their format.
     recipe
         The tokenizer and the boundary token.
+    max_dropped
+        The share of the lines, rows or files that may be no documents.
     """
 
-    def __init__(self, files: Sequence[DocumentFile], kind: str, recipe: Recipe) -> None:
+    def __init__(
+        self, files: Sequence[DocumentFile], kind: str, recipe: Recipe, max_dropped: float = DEFAULT_MAX_DROPPED
+    ) -> None:
         self._files = list(files)
         self._recipe = recipe
+        self.max_dropped = max_dropped
         tokenizer = load_tokenizer(recipe.tokenizer)
         self.paths = [file.path for file in files]
         self.groups = [
@@ -114,7 +119,7 @@ def open_text(paths: list[Path], settings: Settings) -> TextSource:
     files = open_documents(paths, kind, options.text_column, options.id_column, options.metadata_columns)
     for name in unknown_columns(files):
         warnings.warn(f"{files[0].path}: no key {name!r} in its first lines", stacklevel=2)
-    return TextSource(files, kind, _recipe(options))
+    return TextSource(files, kind, _recipe(options), options.max_dropped)
 
 
 def _recipe(options: TextOptions) -> Recipe:

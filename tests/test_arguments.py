@@ -227,7 +227,8 @@ def test_a_damaged_file_is_named_before_its_keys_are(place):
 def test_a_file_with_the_key_in_some_lines_is_converted(place):
     (place / "a.jsonl").write_text('{"content": "none"}\n' * 5 + '{"text": "some text of a document"}\n')
     (place / "b.jsonl").write_text('{"content": "none"}\n' * 5)
-    assert convert(["b.jsonl", "a.jsonl"], "hdf5", "out", tokenizer="byte", seq_len=4, batch_size=1).num_batches
+    options = {"tokenizer": "byte", "seq_len": 4, "batch_size": 1, "max_dropped": 0.95}
+    assert convert(["b.jsonl", "a.jsonl"], "hdf5", "out", **options).num_batches
 
 
 # --- states of other stores ----------------------------------------------------------------------------------------

@@ -423,6 +423,7 @@ CHANNEL_OPTION: Final[dict[str, Any]] = {
 }
 #: A number of bytes: 4096, 64k, 512MB (10**6), 1GiB (2**30).
 SIZE: Final = Parsed("size", parse_size)
+SHARE: Final = click.FloatRange(0, 1)
 FROM_0: Final = click.IntRange(0)
 FROM_1: Final = click.IntRange(1)
 #: A path on this machine, one that may be a URL, and one to write.

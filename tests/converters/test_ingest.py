@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import shutil
 import signal
+import subprocess
 from functools import partial
 from pathlib import Path
 
@@ -292,13 +294,64 @@ def test_the_report_says_what_is_padding_and_names_dropped_lines_and_no_row_is_d
     said = "37.50% of the stored tokens, 12 whole rows that fill the last batch among them"
     assert said in " ".join(told.output.split())
     path = tmp_path / "b.jsonl"
-    path.write_text('{"text": "' + "x" * 100 + '", "author": "A"}\nbad\n{"text": ""}\n')
+    path.write_text('{"text": "' + "x" * 100 + '", "author": "A"}\nbad\n{"text": ""}\n' + '{"text": "y"}\n' * 2)
     options = ("--tokenizer", "byte", "--batch-size", 1, "--seq-len", 8, "--metadata-columns", "nope,author")
     result = run_convert("jsonl-to-hdf5", path, tmp_path / "lines", *options)
     assert result.exit_code == 0
     assert "dropped    1 bad JSON, 1 empty\n" in result.stdout
     assert result.stderr == f"note: {path}: no key 'nope' in its first lines\n"
     assert f"           line 2 of {path}: bad JSON\n" in result.stdout
+
+
+@pytest.fixture
+def dump(tmp_path):
+    """A dump as Wikidata has it: lines of an array, of which the last object alone ends without a comma."""
+    path = tmp_path / "a dump.jsonl"
+    objects = [json.dumps({"text": f"document {number}"}) for number in range(40)]
+    path.write_text("[\n" + ",\n".join(objects) + "\n]\n")
+    return path
+
+
+AS_BYTES = ("--tokenizer", "byte", "--seq-len", 8, "--batch-size", 1)
+
+
+@pytest.mark.parametrize(("to", "name"), [
+    ("hdf5", "out"), ("batch", "out.batch"), ("stream", "out"), ("megatron", "out"), ("megatron", "out.bin"),
+])  # fmt: skip
+def test_more_than_half_of_the_lines_dropped_is_an_error(tmp_path, dump, to, name):
+    how = ["--from", "jsonl", "--to", to, dump, tmp_path / name, *AS_BYTES[: 2 if to in ("stream", "megatron") else 6]]
+    how += ["--tokens-only"] if to == "batch" else []
+    error = one_error(run_convert(*how), 1)
+    assert (
+        "expected at most 50% of the lines, rows or files to be dropped, found 41 of 42 (41 in a JSON array)" in error
+    )
+    assert "if it is right, pass --max-dropped 0.98" in error
+    assert not (tmp_path / name).exists()
+    is_kept = "--resume" in error
+    assert is_kept == (name != "out.bin")
+    again = ["--resume"] if is_kept else []
+    report = report_of(convert, *how, "--max-dropped", 0.98, *again)
+    assert (report["documents"], report["documents_dropped"]) == (1, {"in a JSON array": 41})
+    assert report["tokens_kept"] == (len("document 39") + 1 if is_kept else 0)
+
+
+def test_the_line_for_an_array_writes_the_documents(tmp_path, dump):
+    error = one_error(run_convert("--to", "stream", dump, tmp_path / "out", *AS_BYTES[:2]), 1)
+    line = error.partition("which this writes: ")[2].partition("; if it is right")[0]
+    if shutil.which("jq"):
+        subprocess.run(["/bin/sh", "-c", line], check=True, timeout=60)
+    else:
+        assert line == f"cat '{dump}' | jq -c '.[]' > '{tmp_path}/lines-a dump.jsonl'"
+        (tmp_path / "lines-a dump.jsonl").write_text("\n".join(map(json.dumps, json.loads(dump.read_text()))))
+    report = report_of(convert, "--to", "stream", tmp_path / "lines-a dump.jsonl", tmp_path / "new", *AS_BYTES[:2])
+    assert (report["documents"], report["documents_dropped"]) == (40, {})
+
+
+@pytest.mark.parametrize("dropped", [1.5, -0.1])
+def test_the_share_of_dropped_lines_is_a_share(tmp_path, dump, dropped):
+    expected = rf"max_dropped must be from 0 to 1, found {dropped}"
+    with pytest.raises(zb_hdf5.ArgumentError, match=expected):
+        zb_hdf5.convert(dump, "stream", tmp_path / "out", tokenizer="byte", max_dropped=dropped)
 
 
 @pytest.mark.parametrize(("name", "options", "message"), [

@@ -384,6 +384,15 @@ def test_training_errors(tmp_path):
         train_tokenizer(files, tmp_path / "tok.json", 300)
 
 
+def test_training_stops_where_most_lines_are_no_documents(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "ab ab"}\n{"text": "ab"}\nbad\nbad\nbad\n')
+    expected = r"expected at most 50% of the lines, rows or files to be dropped, found 3 of 5 \(3 bad JSON\)"
+    with pytest.raises(ConvertError, match=expected):
+        train_tokenizer(tmp_path, tmp_path / "tok.json", 257)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+    assert train_tokenizer(tmp_path, tmp_path / "tok.json", 257, max_dropped=0.6).documents == 2
+
+
 def test_a_vocabulary_of_bytes_a_small_corpus_and_lone_surrogates_as_they_are_encoded(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "ab ab"}\n{"text": "ab"}\nbad\n')
     report = train_tokenizer(open_documents([tmp_path]), tmp_path / "tok.json", 257)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
-from zb_hdf5.console import FROM_1, LOCAL, NEW, Output, Progress, is_quiet, output_options
+from zb_hdf5.console import FROM_1, LOCAL, NEW, SHARE, Output, Progress, is_quiet, output_options
 from zb_hdf5.option_groups import GroupedCommand, option_group
+from zb_hdf5.text.corpus import DEFAULT_MAX_DROPPED
 
 _tokenizer_option = option_group("Tokenizer")
 _corpus_option = option_group("Text")
@@ -28,6 +29,12 @@ def zb_tokenizer() -> None:
 @_tokenizer_option("--output", "-o", type=NEW, required=True, help="tokenizer.json to write.")
 @_tokenizer_option("--vocab-size", type=FROM_1, default=32768, help="Tokens, the boundary token included.")
 @_corpus_option("--text-column", default="text", help="Column (or JSON key) that holds the text.")
+@_corpus_option(
+    "--max-dropped",
+    type=SHARE,
+    default=DEFAULT_MAX_DROPPED,
+    help="Share of the lines, rows or files that may be no documents.",
+)
 @_tokenizer_option("--force", is_flag=True, help="Replace an existing result when the new one is whole.")
 @output_options
 def zb_tokenizer_train(
@@ -35,6 +42,7 @@ def zb_tokenizer_train(
     output: Path,
     vocab_size: int,
     text_column: str,
+    max_dropped: float,
     force: bool,
 ) -> Output:
     """Train byte-level BPE on the text of SRC: .parquet, .jsonl, .jsonl.gz and .txt files, and folders of them.
@@ -56,6 +64,7 @@ def zb_tokenizer_train(
             files,
             output,
             vocab_size,
+            max_dropped=max_dropped,
             overwrite=force,
             progress=progress.advance,
             show_bars=has_bars,

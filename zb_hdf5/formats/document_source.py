@@ -159,6 +159,8 @@ class DocumentSource(Protocol):
         The largest id of all; None: known when they are read.
     left_out
         The words for all that its files have and it does not give; "": it gives everything.
+    max_dropped
+        The share of the rows that may be dropped.
     """
 
     paths: list[Path]
@@ -181,6 +183,7 @@ class DocumentSource(Protocol):
     record_tokens: int | None = None
     max_token: int | None = None
     left_out: str = ""
+    max_dropped: float = 1.0
 
     def read(self, group: DocumentGroup, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
         """Yield the documents of a group, or those that are chosen, some at a time."""

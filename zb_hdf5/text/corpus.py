@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import json
+import math
 import os
 import shlex
 import zlib
@@ -69,6 +70,12 @@ class Reason(StrEnum):
     EMPTY = "empty"
 
 
+#: The query of jq that writes one object in each line, by what the lines were in place of that.
+WHOLE_JSON: Final = {Reason.IN_ARRAY: ".[]", Reason.SPREAD: ".", Reason.SEVERAL: "."}
+#: The share of the lines, rows or files of text that may be no documents, unless another one is given.
+DEFAULT_MAX_DROPPED: Final = 0.5
+
+
 @dataclass
 class Dropped:
     """How many texts were dropped, by reason, and the lines of the first ones."""
@@ -82,12 +89,46 @@ class Dropped:
             self.counts[reason] = self.counts.get(reason, 0) + count
         self.first = [*self.first, *later.first][:FIRST_DROPPED]
 
+    @property
+    def reasons(self) -> str:
+        """The count of each reason, in words; "": nothing was dropped."""
+        return ", ".join(f"{count:,} {reason}" for reason, count in self.counts.items())
+
     def lines(self) -> list[tuple[str, str]]:
         """Return the lines of a report: none if nothing was dropped."""
-        if not self.counts:
-            return []
-        counts = ", ".join(f"{count:,} {reason}" for reason, count in self.counts.items())
-        return [("dropped", counts), *(("", where) for where in self.first)]
+        return [("dropped", self.reasons), *(("", where) for where in self.first)] if self.counts else []
+
+    def require_few(self, documents: int, most: float, path: Path) -> None:
+        """Raise `ConvertError` if more than a share of all lines, rows or files were dropped.
+
+        Parameters
+        ----------
+        documents
+            How many of them were documents.
+        most
+            The share.
+        path
+            The first file, for messages.
+        """
+        dropped = sum(self.counts.values())
+        total = dropped + documents
+        if dropped > most * total:
+            enough = math.ceil(100 * dropped / total) / 100
+            raise ConvertError(
+                f"{path}: expected at most {most:.0%} of the lines, rows or files to be dropped, found {dropped:,} of "
+                f"{total:,} ({self.reasons}){self.cure(path)}; if it is right, pass max_dropped {enough:g}",
+                options=["max_dropped"],
+            )
+
+    def cure(self, path: Path) -> str:
+        """Return the words of a message with the command that makes good lines of JSON; "": no command does."""
+        whole = next((query for reason, query in WHOLE_JSON.items() if reason.value in self.counts), "")
+        if not whole:
+            return ""
+        reader = "zcat" if path.suffix == ".gz" else "cat"
+        written = path.with_name(f"lines-{path.name.removesuffix('.gz')}")
+        line = f"{reader} {shlex.quote(str(path))} | jq -c {shlex.quote(whole)} > {shlex.quote(str(written))}"
+        return f"; expected one JSON object in each line, which this writes: {line}"
 
 
 @dataclass

@@ -18,7 +18,7 @@ from zb_hdf5.files.publishing import refuse_existing, write_atomically
 from zb_hdf5.packages import require_package
 from zb_hdf5.signals import beside
 from zb_hdf5.text.byte_pairs import token_bytes
-from zb_hdf5.text.corpus import DocumentFile, Dropped, open_documents
+from zb_hdf5.text.corpus import DEFAULT_MAX_DROPPED, DocumentFile, Dropped, open_documents
 from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, as_unicode, load_tokenizer
 
 #: How text is cut into pieces that are never merged across: GPT-4's way, with numbers of 1 or 2 digits, not 3.
@@ -59,6 +59,7 @@ def train_tokenizer(
     path: str | os.PathLike[str],
     vocab_size: int,
     *,
+    max_dropped: float = DEFAULT_MAX_DROPPED,
     overwrite: bool = False,
     progress: Callable[[int], None] = lambda amount: None,
     show_bars: bool = False,
@@ -73,6 +74,8 @@ def train_tokenizer(
         The `tokenizer.json` to write, with a name that ends in ".json".
     vocab_size
         The tokens, with the boundary token, which has the last id. There are fewer if there is not enough text.
+    max_dropped
+        The share of the lines, rows or files that may be no documents.
     progress
         Called with the characters of text that were read since the last call; all text is read twice.
     show_bars
@@ -83,7 +86,7 @@ def train_tokenizer(
     ArgumentError
         If a name or size is impossible.
     ConvertError
-        If a file exists, or there are fewer than two documents.
+        If a file exists, there are fewer than two documents, or too many lines, rows or files are none.
     UnavailableError
         If the tokenizers library, or tiktoken, is not installed.
     """
@@ -104,7 +107,8 @@ def train_tokenizer(
     require_package("tiktoken", "text")  # the check at the end needs it
     number = count()
     dropped = Dropped()
-    trained = _train(_training_texts(files, number, dropped, progress), vocab_size, show_bars)
+    texts = _training_texts(files, number, dropped, max_dropped, progress)
+    trained = _train(texts, vocab_size, show_bars)
     if (num_documents := next(number)) < 2:
         raise ConvertError(f"expected at least 2 documents to train on, found {num_documents}")
     write_atomically(ranks_path, _ranks(json.loads(trained.to_str())["model"]["vocab"]))
@@ -139,13 +143,18 @@ def _training_texts(
     files: Sequence[DocumentFile],
     documents: Iterator[int],
     dropped: Dropped,
+    max_dropped: float,
     progress: Callable[[int], None],
 ) -> Iterator[str]:
-    """Yield the texts that are not held out; count all documents, and note the dropped ones."""
+    """Yield the texts that are not held out; count all documents, and note the dropped ones, if they are few."""
+    seen = 0
     for block in chain.from_iterable(file.blocks() for file in files):
         dropped.merge(block.dropped)
+        seen += len(block.texts)
         progress(sum(map(len, block.texts)))
         yield from (as_unicode(text) for text in block.texts if next(documents) % HELD_OUT)
+    if seen:
+        dropped.require_few(seen, max_dropped, files[0].path)
 
 
 def _examine(

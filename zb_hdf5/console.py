@@ -269,7 +269,7 @@ def one_dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for the files of other programs: of HDF5, without a header, without digests: see `Choice`."""
+    """Add the options for a split, and for the files of other programs: see `Choice`."""
 
     @one_dataset_options
     @foreign_option(
@@ -277,6 +277,7 @@ def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @headerless_options
     @foreign_option("--digests", type=LOCAL, help="The file that 'zb index digests' has made of files that hold none.")
+    @option_group("Splits")("--split", help="Split to read: train, val, test, or all. [default: as described above]")
     @functools.wraps(command)
     def run(
         dataset: str | None,
@@ -286,6 +287,7 @@ def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
         source_dtype: str | None,
         skip_bytes: int,
         digests: Path | None,
+        split: str | None,
         **given: Any,
     ) -> Any:
         choice = {
@@ -296,6 +298,7 @@ def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "source_dtype": source_dtype,
             "skip_bytes": skip_bytes,
             "digests": digests,
+            "split": split,
         }
         with as_notes():
             return command(choice=choice, **given)

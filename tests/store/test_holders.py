@@ -39,7 +39,7 @@ class BinHolder(Holder):
 
     name = "bare"
 
-    def find(self, path, backend, dataset):
+    def find(self, path, backend, choice, split):
         if path.is_dir() and any(path.glob("*.bin")):
             return Opening(path, self.name, STREAM_LAYOUT, "bare")
         return None

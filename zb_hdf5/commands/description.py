@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -23,17 +24,20 @@ from zb_hdf5.converters.conversion import WHOLE
 from zb_hdf5.converters.journal import journal_paths, read_journal
 from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.errors import ArgumentError, UnavailableError, ZbError
+from zb_hdf5.files.named_splits import train_first
 from zb_hdf5.files.objects import object_size
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.publishing import leftover_of_dead_writer
 from zb_hdf5.files.ranges import Extents, network_file_system
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT
+from zb_hdf5.store.cut_reader import CutReader
 from zb_hdf5.store.holders import Opening, look
 from zb_hdf5.store.index import ShardIndex, find_index, source_files
 from zb_hdf5.store.opening import (
     NO_CHOICE,
     Choice,
+    of_training,
     open_chosen_stream,
     open_for_loader,
     open_reader,
@@ -57,6 +61,8 @@ def describe(path: str | os.PathLike[str], choice: Choice = NO_CHOICE) -> dict[s
     """Return a JSON-able description of a file or store."""
     path = any_path(path)
     opening = look(path, **choice)
+    if choice["split"] is None:
+        opening.splits_there()  # names what a loader would refuse
     if opening.layout == STREAM_LAYOUT:
         with open_chosen_stream(path, choice) as stream:
             index = stream.index if find_index(path) else None
@@ -90,7 +96,7 @@ def _describe(
         num_bytes = sum(file.disk_bytes for file in known)
         size_problem = _other_size(index, known)
     if index is None:
-        origin = {"source": opened.origin.get("source")}
+        origin = {"source": opened.origin.get("source"), **_described_splits(opened)}
     else:
         origin = _describe_index(index, opened.num_batches)
     return {
@@ -236,7 +242,7 @@ def describe_epoch(
     choice: Choice,
 ) -> dict[str, int]:
     """Return the records of an epoch of a loader without targets, its steps, and the records that fill no step."""
-    with open_for_loader(path, batch_size, seq_len, 0, split=DEFAULT_SPLIT, **choice) as reader:
+    with open_for_loader(path, batch_size, seq_len, 0, **of_training(choice)) as reader:
         rows = batch_size or reader.batch_size
         length = seq_len or reader.seq_len
         if reader.seq_len % length:
@@ -293,6 +299,21 @@ def _describe_documents(opened: BatchReader) -> dict[str, Any] | None:
         }
     except ZbError as error:
         return {"problem": str(error)}
+
+
+def _described_splits(opened: BatchReader) -> dict[str, Any]:
+    """Return the splits of files in no store, whose names tell several; {} of others."""
+    if not isinstance(opened, CutReader):
+        return {}
+    sizes = list(
+        zip(opened.index.table.values["split"], opened.index.table.values["token_count"].tolist(), strict=True)
+    )
+    splits = train_first(split for split, _ in sizes)
+    if len(splits) < 2:
+        return {}
+    counts = Counter(split for split, _ in sizes)
+    tokens = {name: sum(size for split, size in sizes if split == name) for name in splits}
+    return {"splits": {name: {"files": counts[name], "tokens": tokens[name]} for name in splits}}
 
 
 def _describe_index(index: ShardIndex, num_batches: int) -> dict[str, Any]:
@@ -359,7 +380,7 @@ def _split_lines(d: dict[str, Any]) -> Lines:
         return [("shards", f"{d['shards']['count']:,} of {_range_of_batches(d['splits'][DEFAULT_SPLIT])}")]
     lines = []
     for split, found in d.get("splits", {}).items():
-        text = counted(found["shards"], "shard")
+        text = counted(found["shards"], "shard") if "shards" in found else counted(found["files"], "file")
         if "num_batches" in found:
             text += f" of {_range_of_batches(found)}"
         text += f", {found['tokens']:,} tokens"

@@ -29,10 +29,10 @@ from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.mixture import MixedLoader
 from zb_hdf5.loaders.order import IndexArray, records_in
 from zb_hdf5.loaders.state import MAX_COUNT, require_kind, shown
-from zb_hdf5.spec import DEFAULT_SPLIT, STREAM_LAYOUT
+from zb_hdf5.spec import STREAM_LAYOUT
 from zb_hdf5.store.cut_reader import CutReader
 from zb_hdf5.store.holders import Shape, look
-from zb_hdf5.store.opening import NO_CHOICE, Choice, open_for_loader
+from zb_hdf5.store.opening import NO_CHOICE, Choice, of_training, open_for_loader
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.text.tokenizers import Tokenizer
 
@@ -125,8 +125,8 @@ def origins(
     if state.get("kind") == "mixture":
         if any(choice.values()):
             raise ArgumentError(
-                f"{state_path}: is the state of a mixture: --dataset, --axes, --source-dtype and --digests are of one "
-                "store"
+                f"{state_path}: is the state of a mixture: --split, --dataset, --axes, --source-dtype and --digests "
+                "are of one store"
             )
         mixed = _mixed_loader(stores, state, state_path)
         requests = [(mixed.loaders[name], name, request) for name, request in mixed.requests(steps)]
@@ -201,13 +201,14 @@ def _opened(
     Raises `StateError` if the state is of another store: nothing else that it names is of use then.
     """
     fingerprint = state.get("fingerprint")
+    choice = of_training(choice)
     is_tokens = look(store, **choice).layout == STREAM_LAYOUT
     try:
         shape = Shape()
         if is_tokens:
             windows = Windows.in_fingerprint(fingerprint)
             shape = Shape(windows.size, windows.stride, windows.overlap)
-        reader = open_for_loader(store, *shape, split=DEFAULT_SPLIT, **choice)
+        reader = open_for_loader(store, *shape, **choice)
     except ArgumentError as error:
         raise StateError(f"{path}: the state names another store than {store}: {error}") from error
     if reader.foreign_dataset is not None and reader.fingerprint != fingerprint:

@@ -25,12 +25,9 @@ _timed_option = option_group("Reads that are timed")
 @_timed_option("--seconds", type=click.FloatRange(1), default=45.0, help="Time for all rounds together.")
 @_timed_option("--batch-size", type=FROM_1, help="Records of a batch. [default: as stored; of a token stream 32]")
 @_timed_option("--seq-len", type=FROM_1, help="Tokens of a record. [default: as stored; of a token stream 512]")
-@_timed_option("--split", help="Time this split alone.")
 @dataset_options
 @output_options
-def zb_bench(
-    path: Path, seconds: float, batch_size: int | None, seq_len: int | None, split: str | None, choice: Choice
-) -> Output:
+def zb_bench(path: Path, seconds: float, batch_size: int | None, seq_len: int | None, choice: Choice) -> Output:
     """Time the batches of a training from PATH, by each setting of the loader, on this machine.
 
     Each setting gives int64 batches in a shuffled order, of tokens that are compared first. They are read in turns,
@@ -46,15 +43,14 @@ def zb_bench(
     from zb_hdf5.commands import timing
     from zb_hdf5.spec import STREAM_LAYOUT
     from zb_hdf5.store.holders import look
-    from zb_hdf5.store.opening import open_reader
+    from zb_hdf5.store.opening import of_training, open_reader
 
+    choice = of_training(choice)
     if look(path, **choice).layout == STREAM_LAYOUT:
         batch_size = batch_size or 32
         seq_len = seq_len or 512
     options: dict[str, Any] = {"batch_size": batch_size, "seq_len": seq_len, **choice}
-    if split is not None:
-        options["split"] = split
-    with open_reader(path, access="auto", split=split, batch_size=batch_size, seq_len=seq_len, **choice) as reader:
+    with open_reader(path, access="auto", batch_size=batch_size, seq_len=seq_len, **choice) as reader:
         steps = timing.steps_of(path, reader)
         batch_tokens = reader.batch_size * reader.seq_len
         ways = timing.ways_of(path, reader, options)

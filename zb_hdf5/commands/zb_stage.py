@@ -55,6 +55,7 @@ _node_option = option_group("Node")
 @_order_option("--epoch", type=FROM_0, default=0, help="Epoch of the loader; a state has its own.")
 @_order_option("--batch-size", type=FROM_1, help="Batch size of the loader. [default: as stored]")
 @_order_option("--seq-len", type=FROM_1, help="Record length of the loader. [default: as stored]")
+@_order_option("--split", help="Split that the loader reads: train, val, test, or all. [default: that for training]")
 @_order_option("--targets", is_flag=True, help="The loader of a token stream has targets=True.")
 @_order_option("--field", "fields", multiple=True, help="Copy the values of this field too; may be given repeatedly.")
 @_node_option("--ranks", type=Parsed("ranks", ranks_named), help="The ranks of this node, such as 8-15. [default: all]")
@@ -66,6 +67,7 @@ def zb_stage(
     folder: Path,
     state_path: Path | None,
     batch_size: int | None,
+    split: str | None,
     fields: tuple[str, ...],
     ranks: list[range] | None,
     world_size: int,
@@ -88,16 +90,18 @@ def zb_stage(
     from zb_hdf5.commands.staging import stage_batches
     from zb_hdf5.loaders.loader import Loader
     from zb_hdf5.store.cache import Cache
+    from zb_hdf5.store.opening import NO_CHOICE, of_training
 
     ranks = ranks or [range(world_size)]
     if (last := max(part[-1] for part in ranks)) >= world_size:
         raise click.UsageError(f"--ranks: expected ranks below --world-size {world_size}, found {last}")
     require_package("torch", "torch")  # before the folder is made
     cache = Cache.of(folder, cache_bytes)
+    choice = of_training({**NO_CHOICE, "split": split})
     if state_path is not None:
-        loader = loader_of_state((str(store),), read_state(state_path), state_path, batch_size)
+        loader = loader_of_state((str(store),), read_state(state_path), state_path, batch_size, choice)
     else:
-        loader = Loader(store, rank=0, world_size=1, batch_size=batch_size, **order)
+        loader = Loader(store, rank=0, world_size=1, batch_size=batch_size, split=choice["split"], **order)
     with Progress("stage", 0, unit="B") as progress:
         report = stage_batches(loader, cache, fields, [*chain(*ranks)], world_size, progress)
     units = report["units"]

@@ -18,6 +18,7 @@ from zb_hdf5.documents.metadata import WantedSpans
 from zb_hdf5.documents.pieces import Pieces, ends_of, spans_of_pieces
 from zb_hdf5.errors import ArgumentError, require_choice
 from zb_hdf5.files.checked import crc32_of
+from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.ahead import cuda_device, depth_of, read_to, require_prefetch
@@ -36,8 +37,8 @@ from zb_hdf5.loaders.order import (
 from zb_hdf5.loaders.step_values import as_tensor, require_masked, value_shape
 from zb_hdf5.loaders.steps import numpy_dtype
 from zb_hdf5.loaders.token_loader import EpochLoader
-from zb_hdf5.spec import DEFAULT_SPLIT, NO_DOCUMENT
-from zb_hdf5.store.opening import open_reader
+from zb_hdf5.spec import NO_DOCUMENT
+from zb_hdf5.store.opening import open_for_loader
 from zb_hdf5.store.window_reader import WindowReader
 from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
 
@@ -148,7 +149,9 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
     fields, spans, seed, epoch, rank, world_size, drop_last, prefetch, device, skip, mask_documents, tokenizer
         As for `Loader`; positions count documents. "pack" fills up the last step with batches from the start of the
         order.
-    split, access, verify, source_dtype, skip_bytes
+    split
+        As for `Loader`.
+    access, verify, source_dtype, skip_bytes
         As for `open_stream`.
     cache, cache_bytes, digests
         As for `open_reader`; the cache is for the tokens.
@@ -217,7 +220,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         skip: Collection[tuple[int, int, int]] = (),
         mask_documents: Collection[int] = (),
         tokenizer: str | Tokenizer | None = None,
-        split: str = DEFAULT_SPLIT,
+        split: str | None = AUTO_SPLIT,
         access: Access = "auto",
         verify: Verify = "auto",
         source_dtype: str | None = None,
@@ -230,14 +233,14 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         _require_sizes(collate, shuffle, batch_size, max_tokens, pad_to_multiple_of)
         require_positive(bucket_batches=bucket_batches)
         require_prefetch(prefetch)
-        if isinstance(source, BatchReader) and not isinstance(source, WindowReader):
-            raise ArgumentError(f"{source.path}: expected a token stream, found batches")
         undo: AbstractContextManager[None] = nullcontext()  # the caller's own stream stays open
-        if not isinstance(source, WindowReader):
-            opened = open_reader(
+        if isinstance(source, BatchReader):
+            reader: BatchReader = source
+        else:
+            reader = open_for_loader(
                 source,
-                batch_size=1,
-                seq_len=1,
+                1,
+                1,
                 split=split,
                 access=access,
                 verify=verify,
@@ -247,10 +250,11 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
                 cache_bytes=cache_bytes,
                 digests=digests,
             )
-            source = cast(WindowReader, opened)
-            undo = on_failure(source.close)
+            undo = on_failure(reader.close)
         with undo:
-            self.store = source
+            if not isinstance(reader, WindowReader):
+                raise ArgumentError(f"{reader.path}: is no token stream: expected documents, found batches")
+            self.store = reader
             self.path = self.store.path
             if tokenizer is not None:
                 require_tokenizer(self.store.meta.tokenizer, tokenizer, self.path)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, TypeAl
 
 from zb_hdf5.documents.metadata import DecodeValue, WantedSpans
 from zb_hdf5.errors import ArgumentError, require_choice
+from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.formats.access import Access, Verify
 from zb_hdf5.formats.batch_reader import BatchReader
@@ -30,7 +31,7 @@ from zb_hdf5.loaders.order import (
 )
 from zb_hdf5.loaders.steps import BatchT, StepReader
 from zb_hdf5.loaders.token_loader import EpochLoader, with_positions
-from zb_hdf5.spec import DEFAULT_SPLIT, LIVE_PREFIX, STREAM_LAYOUT
+from zb_hdf5.spec import LIVE_PREFIX, STREAM_LAYOUT
 from zb_hdf5.store.opening import open_for_loader
 from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
 
@@ -80,7 +81,8 @@ class Loader(EpochLoader[BatchT]):
     dataset, axes, channel, field_channels, source_dtype, skip_bytes
         As for `open_reader`; without effect on a reader.
     split
-        The split to read of a store with several.
+        The split to read of a store with several, or of a folder of files whose names tell them: "train", "val" or
+        "test". "auto": that for training, or the only one of such a folder. None or "all": all.
     shuffle
         "global": a uniform permutation of all stored batches. "records": a uniform permutation of all records, so that
         no record keeps its batch-mates; random reads of one record each. "block": ZeroBatch's shuffle of blocks of
@@ -268,7 +270,7 @@ class Loader(EpochLoader[BatchT]):
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int | str | None = None,
         digests: str | os.PathLike[str] | None = None,
-        split: str = DEFAULT_SPLIT,
+        split: str | None = AUTO_SPLIT,
         shuffle: str = "global",
         block_size: int = 256,
         seed: int = 42,

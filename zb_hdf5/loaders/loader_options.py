@@ -42,7 +42,7 @@ class SourceOptions(TypedDict, total=False):
     cache: str | os.PathLike[str] | None
     cache_bytes: int | str | None
     digests: str | os.PathLike[str] | None
-    split: str
+    split: str | None
     shuffle: ShuffleWord
     block_size: int
     seed: int

@@ -29,7 +29,7 @@ from zb_hdf5.loaders.state import STATE_VERSION, require_count, require_fields
 from zb_hdf5.loaders.steps import BatchT
 from zb_hdf5.loaders.token_loader import TokenLoader
 from zb_hdf5.packages import from_numpy
-from zb_hdf5.spec import DEFAULT_SPLIT, SPLITS
+from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.text.corpus import ParquetFile
 from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, Tokenizer, load_tokenizer, with_boundaries
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     from zb_hdf5.loaders.loader_options import PairBatch, TextLoaderOptions, TokenBatch
 
+#: The splits of a folder of text.
+TEXT_SPLITS: Final = (DEFAULT_SPLIT, "val")
 #: Batches of text that prefetch="auto" makes ahead.
 TEXT_BATCHES_AHEAD: Final = 2
 #: Footers that are read at the same time when a loader begins: each is a small read, slow on a network file system.
@@ -329,7 +331,7 @@ class TextLoader(TokenLoader[BatchT]):
 
 def paths_of_split(folder: Path, split: str) -> list[Path]:
     """Return the `.parquet` files of a split: the last one is "val", the others are "train"."""
-    require_choice("split", split, SPLITS)
+    require_choice("split", split, TEXT_SPLITS)
     require_present(folder)
     if not folder.is_dir():
         raise ArgumentError(f"{folder}: expected a folder of .parquet files, found a file")

@@ -8,12 +8,16 @@ import numpy as np
 
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.formats.flat import FlatDigest, FlatTokens
-from zb_hdf5.spec import DEFAULT_CHUNK_TOKENS, DEFAULT_SPLIT, NO_SHA256, NOT_KNOWN
+from zb_hdf5.spec import DEFAULT_CHUNK_TOKENS, NO_SHA256, NOT_KNOWN
 from zb_hdf5.store.shard_table import ShardTable
 
 
 def flat_table(
-    backend: str, names: list[str], found: Sequence[FlatTokens], digests: Mapping[str, FlatDigest]
+    backend: str,
+    names: list[str],
+    found: Sequence[FlatTokens],
+    splits: list[str],
+    digests: Mapping[str, FlatDigest],
 ) -> ShardTable:
     """Return the table of flat files, by their names: an entry for each would take as long as its header."""
     counts = np.array([each.num_tokens for each in found], np.int64)
@@ -27,6 +31,6 @@ def flat_table(
         sha256=NO_SHA256,
         crc32=[crc32_of(digests[each].rows()) for each in names] if digests else NOT_KNOWN,
         document_count=[NOT_KNOWN if each.num_documents is None else each.num_documents for each in found],
-        split=DEFAULT_SPLIT,
+        split=splits,
         complete=True,
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import numpy as np
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy, require_choice
+from zb_hdf5.files.named_splits import AUTO_SPLIT, SplitFiles, named_splits, split_named, train_first
 from zb_hdf5.files.paths import RemotePath, any_path, local_path, on_failure, require_remote_access
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.formats.access import require_options
@@ -92,6 +93,8 @@ class Opening:
         The tokens of a lone HDF5 file; None: of another format, or of several files.
     foreign
         The tokens of several HDF5 files of another program, or of one whose digests were made; (): of any other path.
+    splits
+        The split of each of these.
     headerless
         The ids of files without a header; None: of other files.
     files
@@ -111,13 +114,14 @@ class Opening:
     index: ShardIndex | None = None
     column: Column | None = None
     foreign: tuple[Column, ...] = ()
+    splits: tuple[str, ...] = ()
     headerless: Headerless | None = None
     files: tuple[Path, ...] = ()
     shape: Shape = ANY_SHAPE
     access: str = "auto"
     verify: str = "auto"
     choice: DatasetChoice = ANY_DATASET
-    split: str | None = None
+    split: str | None = AUTO_SPLIT
     digests: Path | None = None
 
     @property
@@ -143,7 +147,8 @@ class Opening:
         from zb_hdf5.formats.foreign_files import ForeignFiles
 
         columns = ForeignFiles(self.choice).columns([self.path])  # looks at its axes, too
-        return replace(self, digests=digests, holder=ForeignHolder.name, column=None, foreign=columns)
+        splits = (DEFAULT_SPLIT,) * len(columns)
+        return replace(self, digests=digests, holder=ForeignHolder.name, column=None, foreign=columns, splits=splits)
 
     def open(self) -> BatchReader:
         """Return the reader of its batches, or of the windows of its stream. Raises as `open_reader`."""
@@ -171,6 +176,19 @@ class Opening:
                 f"{self.path}: {reader.num_tokens:,} tokens do not fill one batch of 1 x {seq_len:,}{more}"
             )
         return reader
+
+    def splits_there(self) -> list[str | None]:
+        """Return the splits of a path whose files are all opened, that for training first; [None] if none are told.
+
+        Raises
+        ------
+        ArgumentError
+            If the names of its files tell none for sure.
+        """
+        if self.index is not None:
+            return [*train_first(self.index.table.values["split"])]
+        told = train_first(named_splits(holder_named(self.holder).files(self), [self.path]))
+        return [*told] if len(told) > 1 else [None]
 
     @property
     def columns(self) -> dict[int, Column]:
@@ -210,7 +228,7 @@ def look(
     field_channels: Mapping[str, int] | None = None,
     source_dtype: str | None = None,
     skip_bytes: int = 0,
-    split: str | None = None,
+    split: str | None = AUTO_SPLIT,
     shape: Shape = ANY_SHAPE,
     digests: str | os.PathLike[str] | None = None,
 ) -> Opening:
@@ -243,14 +261,16 @@ def look(
                 options=["source_dtype", "dataset", "axes", "channel"],
             )
         require_datasets(path, choice)
-    found = _held(path, backend, choice, headerless)
+    found = _held(path, backend, choice, split, headerless)
     notes: list[str] = []
     if found is None:
-        found = _of_installed(path, backend, notes)
+        found = _of_installed(path, backend, split, notes)
     if found is None:
         raise noted(_unknown(path), notes)
     if axes is not None and found.layout == STREAM_LAYOUT:
         raise ArgumentError(f"{path}: is a token stream, which has one axis: leave out axes={axes!r}")
+    if found.index is not None and split == AUTO_SPLIT:
+        split = None
     found = replace(found, shape=shape, access=access, verify=verify, choice=choice, split=split)
     if digests is None:
         return found
@@ -259,13 +279,15 @@ def look(
     return found.with_digests(local_path(digests))
 
 
-def _held(path: Path, backend: str, choice: DatasetChoice, headerless: Headerless | None) -> Opening | None:
+def _held(
+    path: Path, backend: str, choice: DatasetChoice, split: str | None, headerless: Headerless | None
+) -> Opening | None:
     """Ask each kind of holder for a path, in the order of the table; None: none of them holds it."""
     if headerless is not None:
         name = headerless_name(path, backend)
         return Opening(path, name, STREAM_LAYOUT, name, headerless=headerless)
     for holder in HOLDERS.values():
-        found = holder.find(path, backend, choice)
+        found = holder.find(path, backend, choice, split)
         if found is not None:
             return found
     return None
@@ -282,7 +304,7 @@ def _require_backend_name(backend: str) -> None:
         raise noted(error, INSTALLED.notes) from None
 
 
-def _of_installed(path: Path, backend: str, notes: list[str]) -> Opening | None:
+def _of_installed(path: Path, backend: str, split: str | None, notes: list[str]) -> Opening | None:
     """Return the opening of a path that no format of ours has, by a package; None: by none. Those that fail add notes.
 
     Parameters
@@ -293,7 +315,7 @@ def _of_installed(path: Path, backend: str, notes: list[str]) -> Opening | None:
     name = installed_name_of(path, notes) if backend == "auto" else backend
     if name in HOLDERS or flat_format(name) is None:
         return None
-    return FlatHolder(name).find(path, backend, ANY_DATASET)
+    return FlatHolder(name).find(path, backend, ANY_DATASET, split)
 
 
 def _unknown(path: Path) -> FormatError:
@@ -310,7 +332,7 @@ class Holder(ABC):
     name: str
 
     @abstractmethod
-    def find(self, path: Path, backend: str, choice: DatasetChoice) -> Opening | None:
+    def find(self, path: Path, backend: str, choice: DatasetChoice, split: str | None) -> Opening | None:
         """Return the opening of a path of this kind; None if it is of another kind.
 
         Parameters
@@ -319,7 +341,13 @@ class Holder(ABC):
             The format that is asked for, or "auto".
         choice
             The dataset that is asked for.
+        split
+            The split that is asked for, for a holder whose look opens each file.
         """
+
+    def files(self, opening: Opening) -> list[Path]:
+        """Return the files of a path that is in no store, whatever their splits are; none of any other path."""
+        return []
 
     def open_batches(self, opening: Opening) -> BatchReader:
         """Return the reader of batches that are stored."""
@@ -335,7 +363,7 @@ class StoreHolder(Holder):
 
     name = "store"
 
-    def find(self, path: Path, backend: str, choice: DatasetChoice) -> Opening | None:
+    def find(self, path: Path, backend: str, choice: DatasetChoice, split: str | None) -> Opening | None:
         if find_index(path):
             index = ShardIndex.load(path)
         else:
@@ -418,7 +446,7 @@ class FlatHolder(Holder):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def find(self, path: Path, backend: str, choice: DatasetChoice) -> Opening | None:
+    def find(self, path: Path, backend: str, choice: DatasetChoice, split: str | None) -> Opening | None:
         is_asked_for = backend == self.name and path.is_dir()
         files = tuple(flat_files(self.name, path))
         if not is_asked_for and not files:
@@ -427,12 +455,14 @@ class FlatHolder(Holder):
             raise BackendError(f"{path}: asked for backend {backend!r}, found a {self.name!r} stream")
         return Opening(path, self.name, STREAM_LAYOUT, self.name, files=files)
 
+    def files(self, opening: Opening) -> list[Path]:
+        return list(opening.files) or flat_files(self.name, opening.path, opening.headerless)
+
     def stream_index(self, opening: Opening) -> ShardIndex:
         """Return the index of the files. Ids become uint16 where that holds the dtypes of all, else uint32."""
-        _require_no_split(opening, "none")
         headerless = opening.headerless
         flat = flat_format(self.name, headerless)
-        files = opening.files or flat_files(self.name, opening.path, headerless)
+        files, splits = SplitFiles.at(opening.path, self.files(opening), opening.split)
         if flat is None or not files:
             row = row_named(self.name)
             suffix = "" if row is None else f"{row.suffixes[0]} "
@@ -452,7 +482,7 @@ class FlatHolder(Holder):
         folder = os.path.join(opening.path if opening.path.is_dir() else opening.path.parent, "")
         names = [os.fspath(each.path).removeprefix(folder) for each in found]
         digests = {name: digests[each.path.name] for name, each in zip(names, found, strict=True) if digests}
-        table = flat_table(self.name, names, found, digests)
+        table = flat_table(self.name, names, found, splits, digests)
         return ShardIndex(meta, table, source=source, digests=digests)
 
 
@@ -479,7 +509,7 @@ class FileHolder(Holder):
 
     name = "file"
 
-    def find(self, path: Path, backend: str, choice: DatasetChoice) -> Opening | None:
+    def find(self, path: Path, backend: str, choice: DatasetChoice, split: str | None) -> Opening | None:
         if path.is_dir():
             return None
         found = backend_in(path)
@@ -498,7 +528,7 @@ class FileHolder(Holder):
         return Opening(path, self.name, layout, found, column=column)
 
     def open_batches(self, opening: Opening) -> BatchReader:
-        _require_no_split(opening, "one file")
+        _require_no_split(opening)
         looked: dict[str, object] = {}
         if opening.column is not None:
             looked = {"column": opening.column, "choice": opening.choice}
@@ -512,7 +542,7 @@ class FileHolder(Holder):
         return reader
 
     def stream_index(self, opening: Opening) -> ShardIndex:
-        _require_no_split(opening, "none")
+        _require_no_split(opening)
         column = opening.column
         if column is None:
             raise FormatError(f"{opening.path}: expected a token stream, found batches")
@@ -544,10 +574,12 @@ def _documents_of(column: Column) -> int:
         return len(offsets.rows()) - 1
 
 
-def _require_no_split(opening: Opening, found: str) -> None:
-    """Raise `ArgumentError` if a split other than that of a lone file is asked for."""
-    if opening.split not in (None, DEFAULT_SPLIT):
-        raise ArgumentError(f"{opening.path}: split={opening.split!r} needs a store, found {found}")
+def _require_no_split(opening: Opening) -> None:
+    """Raise `ArgumentError` if a split is asked for that is neither that of a lone file nor that of its name."""
+    path = opening.path
+    asked = split_named(opening.split)
+    if asked not in (None, AUTO_SPLIT, DEFAULT_SPLIT, *named_splits([path], [path])):
+        raise ArgumentError(f"{path}: split={opening.split!r} needs a store, found one file without it in its name")
 
 
 class ForeignHolder(Holder):
@@ -555,7 +587,7 @@ class ForeignHolder(Holder):
 
     name = "foreign"
 
-    def find(self, path: Path, backend: str, choice: DatasetChoice) -> Opening | None:
+    def find(self, path: Path, backend: str, choice: DatasetChoice, split: str | None) -> Opening | None:
         if isinstance(path, RemotePath) or not path.is_dir() or not hdf5_files(path):
             return None
         from zb_hdf5.formats.foreign import warn_of_mask
@@ -568,8 +600,13 @@ class ForeignHolder(Holder):
             facts = f"{path}: asked for backend {backend!r}, found HDF5 files of another program"
             raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=FOREIGN_BACKEND)
         warn_of_mask(choice)
+        files, splits = SplitFiles.at(path, files, split)
         columns = ForeignFiles(choice).columns(files)
-        return Opening(path, self.name, columns[0].meta.layout, FOREIGN_BACKEND, foreign=columns)
+        layout = columns[0].meta.layout
+        return Opening(path, self.name, layout, FOREIGN_BACKEND, foreign=columns, splits=tuple(splits))
+
+    def files(self, opening: Opening) -> list[Path]:
+        return [column.path for column in opening.foreign]
 
     def open_batches(self, opening: Opening) -> BatchReader:
         meta = opening.foreign[0].meta
@@ -592,7 +629,6 @@ class ForeignHolder(Holder):
         """Return the index of the files as chunks of one stream, whatever the axes of their datasets are."""
         from zb_hdf5.formats.h5_tokens import require_access
 
-        _require_no_split(opening, "none")
         columns = opening.foreign
         for column in columns:
             require_access(column, opening.access)
@@ -606,7 +642,7 @@ class ForeignHolder(Holder):
             made.require_dataset(choice)
         names = [each.path.name for each in columns]
         meta = StoreMeta(1, DEFAULT_CHUNK_TOKENS, first.meta.dtype, layout=STREAM_LAYOUT, fields=first.meta.fields)
-        table = flat_table(FOREIGN_BACKEND, names, found, digests)
+        table = flat_table(FOREIGN_BACKEND, names, found, list(opening.splits), digests)
         return ShardIndex(meta, table, source={DATASET: choice.arguments}, digests=digests)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from zb_hdf5.documents.document_table import DocumentPart
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy
 from zb_hdf5.field import Field
+from zb_hdf5.files.named_splits import split_named, train_first
 from zb_hdf5.files.paths import RemotePath, any_path, local_path
 from zb_hdf5.files.publishing import write_atomically
 from zb_hdf5.formats.flat import FlatDigest
@@ -108,7 +109,7 @@ class ShardIndex:
         return combine_sha256(self.table.values["sha256"])
 
     def of_split(self, split: str | None) -> Self:
-        """Return the index of the shards of one split, in order; None: of all shards.
+        """Return the index of the shards of one split, named by any of its words, in order; None: of all shards.
 
         Raises
         ------
@@ -117,6 +118,7 @@ class ShardIndex:
         """
         splits = self.table.values["split"]
         known = dict.fromkeys(splits)
+        split = split_named(split)
         if split is None or list(known) == [split]:
             return self
         if split not in known:
@@ -340,8 +342,7 @@ def splits_of(path: Path) -> list[str]:
     """Return the splits of a store, that for training first; of anything else its one split."""
     if find_index(path) is None:
         return [DEFAULT_SPLIT]
-    found = dict.fromkeys(ShardIndex.load(path).table.values["split"])
-    return sorted(found, key=lambda split: split != DEFAULT_SPLIT)
+    return train_first(ShardIndex.load(path).table.values["split"])
 
 
 def require_files(folder: Path, index: ShardIndex) -> None:

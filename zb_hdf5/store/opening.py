@@ -5,33 +5,48 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from zb_hdf5.errors import ArgumentError, require_choice
 from zb_hdf5.field import Fields, parse_fields
+from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import local_path, on_failure
 from zb_hdf5.formats.access import Access, Verify
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import BatchWriter
 from zb_hdf5.formats.dataset_choice import DatasetArguments
 from zb_hdf5.formats.registry import FORMATS, backend_of_suffix, backends
-from zb_hdf5.spec import BATCHES_LAYOUT, NO_CODEC, StoreMeta, codec_named, stored_dtype
+from zb_hdf5.spec import BATCHES_LAYOUT, DEFAULT_SPLIT, NO_CODEC, StoreMeta, codec_named, stored_dtype
 from zb_hdf5.store.holders import Opening, Shape, look
 from zb_hdf5.store.token_stream import TokenStream
 
 
 class Choice(DatasetArguments):
-    """The arguments of `open_reader` for files of other programs: of HDF5, without a header, without digests."""
+    """The arguments of `open_reader` for a split, and for files of other programs: of HDF5, without a header."""
 
     source_dtype: str | None
     skip_bytes: int
     digests: Path | None
+    split: str | None
 
 
 NO_CHOICE: Final = Choice(
-    dataset=None, axes=None, channel=None, field_channels=None, source_dtype=None, skip_bytes=0, digests=None
+    dataset=None,
+    axes=None,
+    channel=None,
+    field_channels=None,
+    source_dtype=None,
+    skip_bytes=0,
+    digests=None,
+    split=None,
 )
+
+
+def of_training(choice: Choice) -> Choice:
+    """Return a choice whose split is that of a loader which is not told one, unless one was chosen."""
+    return {**choice, "split": choice["split"] or AUTO_SPLIT}
 
 
 def open_reader(
@@ -46,7 +61,7 @@ def open_reader(
     field_channels: Mapping[str, int] | None = None,
     source_dtype: str | None = None,
     skip_bytes: int = 0,
-    split: str | None = None,
+    split: str | None = AUTO_SPLIT,
     batch_size: int | None = None,
     seq_len: int | None = None,
     overlap: int = 0,
@@ -98,7 +113,9 @@ def open_reader(
     skip_bytes
         Bytes of each such file before its first id.
     split
-        Split of a store whose shards alone are read ("train", "val"); None: all shards. A lone file is "train".
+        Split whose shards alone are read: "train", "val" or "test", by any of the words of `SPLIT_OF_WORD`; None or
+        "all": all. A folder of files in no store has those splits that the names in it tell, and "auto" reads the files
+        for training there, or those of its only split; of a store it reads all shards. A lone file is "train" too.
     batch_size, seq_len, overlap
         For a token stream (an HDF5 stream, a store of them, 1-D `.npy` files, token files of another trainer): the
         shape of its windows, and how many tokens each of them shares with the next. See `WindowReader`. Of a dataset
@@ -185,7 +202,7 @@ def _require_shape(opening: Opening, reader: BatchReader) -> None:
 def open_stream(
     path: str | os.PathLike[str],
     *,
-    split: str | None = None,
+    split: str | None = AUTO_SPLIT,
     access: Access = "auto",
     verify: Verify = "auto",
     dataset: str | None = None,
@@ -202,7 +219,7 @@ def open_stream(
         trainer or program, or a folder of such files in the order of their names (files of other suffixes are not
         looked at).
     split
-        Split of a store whose shards alone are read ("train", "val"); None: all shards.
+        As for `open_reader`.
     access
         As for `open_reader`.
     verify
@@ -259,6 +276,7 @@ def open_chosen_stream(path: str | os.PathLike[str], choice: Choice) -> TokenStr
         source_dtype=choice["source_dtype"],
         skip_bytes=choice["skip_bytes"],
         digests=choice["digests"],
+        split=choice["split"],
     )
 
 
@@ -277,12 +295,15 @@ def open_for_loader(
     field_channels: Mapping[str, int] | None = None,
     source_dtype: str | None = None,
     skip_bytes: int = 0,
-    split: str | None = None,
+    split: str | None = AUTO_SPLIT,
     cache: str | os.PathLike[str] | None = None,
     cache_bytes: int | str | None = None,
     digests: str | os.PathLike[str] | None = None,
 ) -> BatchReader:
-    """Open a path as `open_reader` does, whatever it holds: only a stream takes the shape, and needs no whole batch."""
+    """Open a path as `open_reader` does, whatever it holds: only a stream takes the shape, and needs no whole batch.
+
+    Of a store, "auto" is the split for training.
+    """
     is_whole = batch_size is not None and seq_len is not None
     opening = look(
         path,
@@ -299,6 +320,8 @@ def open_for_loader(
         shape=Shape(batch_size, seq_len, overlap) if is_whole else Shape(),
         digests=digests,
     )
+    if opening.index is not None and split == AUTO_SPLIT:
+        opening = replace(opening, split=DEFAULT_SPLIT)
     if cache is None and cache_bytes is None:
         return opening.open()
     return _open_cached(opening, cache, cache_bytes)

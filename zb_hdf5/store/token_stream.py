@@ -7,6 +7,7 @@ import os
 from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.errors import BatchIndexError, FormatError
 from zb_hdf5.field import Field
+from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.formats.flat import HeaderlessNames
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.spec import TokenArray
@@ -35,7 +36,7 @@ class TokenStream(WindowReader):
         self,
         path: str | os.PathLike[str],
         *,
-        split: str | None = None,
+        split: str | None = AUTO_SPLIT,
         access: str = "auto",
         verify: str = "auto",
         dataset: str | None = None,

@@ -16,6 +16,7 @@ from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, check_
 from zb_hdf5.documents.metadata import TableInfo
 from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, UnverifiableError, ZbError
+from zb_hdf5.files.named_splits import SplitFiles
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.threads import Readers
 from zb_hdf5.formats.batch_reader import BatchReader
@@ -214,7 +215,7 @@ def verify_store(
     Parameters
     ----------
     split
-        Split of a store whose shards alone are checked; None: all of them.
+        Split of a store, or of a folder of files whose names tell them, that alone is checked; None: all of them.
     dataset, axes, channel, field_channels
         As for `open_reader`, of an HDF5 file of another program.
     source_dtype, skip_bytes
@@ -249,12 +250,12 @@ def verify_store(
     require_datasets(path, choice)
     headerless = Headerless.of(source_dtype, skip_bytes)
     if digests is not None:
-        return _verify_flat(path, Digests.load(digests), headerless, choice, workers, progress, announce)
+        return _verify_flat(path, Digests.load(digests), headerless, choice, split, workers, progress, announce)
     if headerless is None and (stores := stores_by_format(path)):
         return _verify_each(path, stores, split, workers, progress, announce)
     is_store = find_index(path) and headerless is None
     name = "" if is_store else flat_name(path, headerless)
-    files = [] if is_store else _lone_files(path, name, headerless, choice)
+    files = [] if is_store else SplitFiles.at(path, _lone_files(path, name, headerless, choice), split).files
     index = None if files else ShardIndex.load(path).of_split(split)
     check = _Check(index, progress, announce, choice, name, headerless)
     with Readers(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
@@ -274,6 +275,7 @@ def _verify_flat(
     digests: Digests,
     headerless: Headerless | None,
     choice: DatasetChoice,
+    split: str | None,
     workers: int | None,
     progress: Count,
     announce: Count,
@@ -283,6 +285,7 @@ def _verify_flat(
     if found is None:
         raise needs_no_digests(path, digests.path)
     name, ids, files = found
+    files = SplitFiles.at(path, files, split).files
     digests.require_format(name)
     if isinstance(ids, DatasetChoice) and digests.choice is not None:
         if ids.is_made:

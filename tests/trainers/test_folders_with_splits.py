@@ -1,0 +1,231 @@
+"""Folders of files in no store whose names tell splits: read in place, by all loaders, readers and commands."""
+
+import json
+import struct
+
+import h5py
+import numpy as np
+import pytest
+from commandline import run_zb
+
+from zb_hdf5 import ArgumentError, DocumentLoader, Loader, open_reader, open_stream, verify_store, write_digests
+
+SHAPE = {"batch_size": 2, "seq_len": 5}
+#: The name of each file, and its ids: a thousand times the number of its split.
+FILES = {"fineweb_train_000001": 1, "fineweb_train_000002": 1, "fineweb_val_000000": 2, "fineweb_test_000000": 3}
+TOKENS = {"train": 80, "val": 40, "test": 40}
+FIRST_ID = {"train": 1000, "val": 2000, "test": 3000}
+
+
+def ids_of(number):
+    return (number * 1000 + np.arange(40)).astype("<u2")
+
+
+def write_llmc(path, ids):
+    header = np.zeros(256, "<i4")
+    header[:3] = 20240520, 1, len(ids)
+    path.with_suffix(".bin").write_bytes(header.tobytes() + ids.tobytes())
+
+
+def write_megatron(path, ids):
+    path.with_suffix(".bin").write_bytes(ids.tobytes())
+    index = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, 8, 1, 2)
+    index += np.array([len(ids)], "<i4").tobytes() + np.array([0, 0, 1], "<i8").tobytes()
+    path.with_suffix(".idx").write_bytes(index)
+
+
+def write_datatrove(path, ids):
+    path.with_suffix(".ds").write_bytes(ids.tobytes())
+    path.with_suffix(".ds.index").write_bytes(np.array([len(ids)], "<u8").tobytes())
+
+
+def write_npy(path, ids):
+    np.save(path.with_suffix(".npy"), ids)
+
+
+def write_raw(suffix):
+    def write(path, ids):
+        path.with_suffix(suffix).write_bytes(ids.tobytes())
+
+    return write
+
+
+def write_hdf5(path, ids):
+    with h5py.File(path.with_suffix(".h5"), "w") as h5:
+        h5["tokens"] = ids
+
+
+def write_hdf5_records(path, ids):
+    with h5py.File(path.with_suffix(".h5"), "w") as h5:
+        h5["tokens"] = ids.reshape(-1, 5)
+
+
+#: The writer of a file of each format, and the options by which a folder of them is opened.
+FORMATS = {
+    "llmc": (write_llmc, {}),
+    "megatron": (write_megatron, {}),
+    "datatrove": (write_datatrove, {}),
+    "npy": (write_npy, {}),
+    "nanogpt": (write_raw(".bin"), {"source_dtype": "uint16"}),
+    "olmo": (write_raw(".npy"), {"source_dtype": "uint16"}),
+    "hdf5": (write_hdf5, {}),
+    "records": (write_hdf5_records, {}),
+}
+
+
+@pytest.fixture(params=FORMATS)
+def corpus(request, tmp_path):
+    """A folder with a train, a val and a test split, and the options that open it."""
+    write, options = FORMATS[request.param]
+    folder = tmp_path / "train-and-test"  # which tells nothing
+    folder.mkdir()
+    for name, number in FILES.items():
+        write(folder / name, ids_of(number))
+    return folder, options
+
+
+def shape_of(folder):
+    """Return the shape that a loader of a folder needs: records have their own."""
+    is_records = any(folder.glob("*.h5")) and h5py.File(next(folder.glob("*.h5"))).get("tokens").ndim == 2
+    return {"batch_size": 2} if is_records else SHAPE
+
+
+def ids_read(loader):
+    with loader:
+        return np.sort(np.concatenate([batch.numpy().reshape(-1) for batch in loader]))
+
+
+def expected(*splits):
+    return np.sort(np.concatenate([ids_of(FILES[name]) for name in FILES if name.split("_")[1] in splits]))
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_a_loader_reads_the_split_that_is_asked_for(corpus, split):
+    folder, options = corpus
+    loader = Loader(folder, split=split, **shape_of(folder), **options)
+    assert np.array_equal(ids_read(loader), expected(split))
+
+
+def test_a_loader_reads_the_training_files_by_default_and_says_so_once(corpus, capfd):
+    folder, options = corpus
+    for _ in range(2):
+        assert np.array_equal(ids_read(Loader(folder, **shape_of(folder), **options)), expected("train"))
+    line = f"note: {folder}: only the files of the split train are read; others: test (1 file) and val (1 file)\n"
+    assert capfd.readouterr().err == line
+
+
+@pytest.mark.parametrize("split", [None, "all"])
+def test_all_splits_are_read_where_that_is_said(corpus, split, capfd):
+    folder, options = corpus
+    loader = Loader(folder, split=split, **shape_of(folder), **options)
+    assert np.array_equal(ids_read(loader), expected("train", "val", "test"))
+    assert not capfd.readouterr().err
+
+
+def test_other_words_find_the_split_too(corpus):
+    folder, options = corpus
+    with open_reader(folder, split="validation", **shape_of(folder), **options) as reader:
+        assert reader.read_batch(0)[0, 0] == FIRST_ID["val"]
+    with pytest.raises(ArgumentError, match=r"expected a split that its files have \(test, train, val\), found 'vall'"):
+        open_reader(folder, split="vall", **shape_of(folder), **options)
+
+
+def test_a_state_goes_on_in_its_split_and_in_no_other(corpus):
+    folder, options = corpus
+    options = {**options, **shape_of(folder), "seed": 3}
+    with Loader(folder, **options) as loader, Loader(folder, split="train", **options) as later:
+        next(loader)
+        later.load_state_dict(loader.state_dict())
+        assert later.state_dict() == loader.state_dict()
+        assert next(later).equal(next(loader))
+        state = loader.state_dict()
+    with Loader(folder, split="val", **options) as other, pytest.raises(ValueError, match="fingerprint"):
+        other.load_state_dict(state)
+
+
+def test_streams_and_document_loaders_read_the_split(corpus):
+    folder, options = corpus
+    if "seq_len" not in shape_of(folder):
+        pytest.skip("records are no stream")
+    with open_stream(folder, split="val", **options) as stream:
+        assert stream.get_slice(0, 40).tolist() == ids_of(2).tolist()
+        assert stream.refresh() == 40
+    with open_stream(folder, **options) as stream:
+        assert stream.num_tokens == TOKENS["train"]
+    loader = DocumentLoader(folder, split="val", collate="pad", batch_size=1, drop_last=False, **options)
+    with loader:
+        assert next(loader)["tokens"].reshape(-1).tolist() == ids_of(2).tolist()
+
+
+def test_digests_are_those_of_all_splits_and_each_split_is_compared_with_them(corpus, tmp_path):
+    folder, options = corpus
+    digests = tmp_path / "made.json"
+    assert len(write_digests(folder, digests, **options).files) == len(FILES)
+    assert len(verify_store(folder, digests=digests, **options)) == len(FILES)
+    assert len(verify_store(folder, digests=digests, split="val", **options)) == 1
+    with Loader(folder, split="val", digests=digests, verify="store", **shape_of(folder), **options) as loader:
+        assert np.array_equal(ids_read(loader), expected("val"))
+
+
+def as_flags(options):
+    return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+
+
+def test_the_commands_show_all_splits_and_take_one(corpus, tmp_path):
+    folder, options = corpus
+    flags = as_flags(options)
+    found = json.loads(run_zb("info", folder, "--json", *flags).stdout)
+    assert found["splits"] == {
+        "train": {"files": 2, "tokens": 80},
+        "test": {"files": 1, "tokens": 40},
+        "val": {"files": 1, "tokens": 40},
+    }
+    assert found["tokens"] == 160
+    assert "val" in run_zb("info", folder, *flags).stdout
+    assert json.loads(run_zb("info", folder, "--json", "--split", "val", *flags).stdout)["tokens"] == 40
+    shown = json.loads(run_zb("show", folder, "--json", "--batch", 0, "--split", "val", *flags).stdout)
+    assert str(FIRST_ID["val"]) in json.dumps(shown["rows"])
+    page = tmp_path / "report.html"
+    assert json.loads(run_zb("report", folder, "-o", page, "--split", "test", "--json", *flags).stdout)["tokens"] == 40
+    assert run_zb("verify", folder, "--split", "dev", *flags).exit_code == 6
+    state = tmp_path / "state.json"
+    with Loader(folder, split="val", **shape_of(folder), **options) as loader:
+        state.write_text(json.dumps(loader.state_dict()))
+    which = ["which", folder, "--state", state, "--step", 0, "--batch-size", 2, *flags]
+    assert "fineweb_val_000000" in run_zb(*which, "--split", "val").stdout
+    assert run_zb(*which).exit_code == 1
+
+
+def test_names_that_contradict_each_other_are_refused_with_the_lines_to_type(tmp_path):
+    folder = tmp_path / "corpus"
+    (folder).mkdir()
+    for name in ("train_val_0", "train_1"):
+        write_npy(folder / name, ids_of(1))
+    with pytest.raises(ArgumentError, match=r"train_val_0.npy: expected a name of one split, found train and val: "):
+        Loader(folder, **SHAPE)
+    with Loader(folder, split="all", **SHAPE) as loader:
+        assert loader.reader.num_tokens == 80
+    failed = run_zb("info", folder)
+    assert failed.exit_code == 2
+    assert failed.stderr.rstrip().endswith(
+        "name the file or the folder to read, or pass --split all to read all as one"
+    )
+    assert run_zb("info", folder, "--split", "all").exit_code == 0
+    (folder / "train_val_0.npy").rename(folder / "more.npy")
+    with pytest.raises(ArgumentError, match=r"more.npy: expected a name that tells its split, as train_1.npy tells"):
+        Loader(folder, **SHAPE)
+
+
+def test_a_folder_of_one_split_is_just_that(tmp_path, capfd):
+    folder = tmp_path / "val"
+    folder.mkdir()
+    for name in ("val_0", "val_1"):
+        write_npy(folder / name, ids_of(2))
+    for split in ("auto", "val", "dev", None):
+        with Loader(folder, split=split, **SHAPE) as loader:
+            assert loader.reader.num_tokens == 80
+    with pytest.raises(ArgumentError, match=r"expected a split that its files have \(val\), found 'train'"):
+        Loader(folder, split="train", **SHAPE)
+    with Loader(folder / "val_0.npy", split="val", **SHAPE) as loader:
+        assert loader.reader.num_tokens == 40
+    assert not capfd.readouterr().err

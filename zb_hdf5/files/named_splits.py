@@ -1,0 +1,160 @@
+"""The splits of files, as their names tell: `train.bin` beside `val.bin`, `fineweb_train_000001.bin`, `test/0.npy`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple, Self
+
+from zb_hdf5.errors import ArgumentError, counted
+from zb_hdf5.notes import note
+from zb_hdf5.spec import DEFAULT_SPLIT
+
+#: Words of names, and the split of each. A word is a run of letters.
+SPLIT_OF_WORD: Final = {
+    "train": DEFAULT_SPLIT,
+    "training": DEFAULT_SPLIT,
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "eval": "val",
+    "evaluation": "val",
+    "test": "test",
+    "testing": "test",
+}
+#: Stands for the files of all splits; the library takes None too.
+ALL_SPLITS: Final = "all"
+#: Stands for the split that is read where none was named.
+AUTO_SPLIT: Final = "auto"
+_WORD: Final = re.compile(rf"(?<![^\W\d_])({'|'.join(SPLIT_OF_WORD)})(?![^\W\d_])", re.IGNORECASE)
+#: The end of the message for names that tell no split for sure.
+_CURE: Final = "name the file or the folder to read, or pass split='all' to read all as one"
+
+
+def split_named(word: str | None) -> str | None:
+    """Return the split that a user names by any of its words: "validation" is "val"; None stands for all."""
+    if word is None or word == ALL_SPLITS:
+        return None
+    return SPLIT_OF_WORD.get(word.lower(), word)
+
+
+def named_splits(files: Sequence[str | os.PathLike[str]], paths: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """Return the split of each of some files; "" for all of them where no name tells one.
+
+    Parameters
+    ----------
+    files
+        The files.
+    paths
+        The paths, as the user has named them, which stand for the files. Nothing above a path tells a split, and
+        neither does the name of a lone one.
+
+    Raises
+    ------
+    ArgumentError
+        If some names tell a split and others none, or a name tells two.
+    """
+    names = _telling(files, paths)
+    told = [_splits_in(name) for name in names]
+    if not any(told) or len(names) == 1:
+        return [each.pop() if len(each) == 1 else "" for each in told]
+    for file, found in zip(files, told, strict=True):
+        if len(found) > 1:
+            raise ArgumentError(
+                f"{os.fspath(file)}: expected a name of one split, found {' and '.join(sorted(found))}: {_CURE}",
+                options=["split"],
+            )
+    if not all(told):
+        without = os.fspath(files[told.index(set())])
+        named = next(number for number, found in enumerate(told) if found)
+        raise ArgumentError(
+            f"{without}: expected a name that tells its split, as {names[named]} tells {min(told[named])}, found none: "
+            f"{_CURE}",
+            options=["split"],
+        )
+    return [each.pop() for each in told]
+
+
+def _telling(files: Sequence[str | os.PathLike[str]], paths: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """Return the part of each file that tells a split: below a lone path; of one of several, its own name too."""
+    roots = {os.fspath(path).rstrip("/") for path in paths}
+    found = []
+    for file in [os.fspath(each) for each in files]:
+        root: str = file
+        while root not in roots and "/" in root.strip("/"):
+            root = root.rpartition("/")[0]
+        if root not in roots:
+            root = os.path.dirname(file)
+        is_alone = len(roots) == 1 and root != file
+        found.append(file[len(root if is_alone else os.path.dirname(root)) :].lstrip("/"))
+    return found
+
+
+def _splits_in(name: str) -> set[str]:
+    return {SPLIT_OF_WORD[word.lower()] for word in _WORD.findall(name)}
+
+
+class SplitFiles(NamedTuple):
+    """Files of a path, and the split of each: that of its name, "train" where no name tells one."""
+
+    files: list[Path]
+    splits: list[str]
+
+    @classmethod
+    def at(cls, path: Path, files: Sequence[Path], split: str | None) -> Self:
+        """Return those of some files at a path that are of a split.
+
+        Parameters
+        ----------
+        path
+            A file, or a folder.
+        files
+            The files that it stands for.
+        split
+            The split; None for all files, whatever their names tell; `AUTO_SPLIT` for those for training, or of the
+            only split that there is.
+
+        Raises
+        ------
+        ArgumentError
+            If no file is of the split, or the names tell no split for sure.
+        """
+        if not files:
+            return cls([], [])
+        wanted = split_named(split)
+        if wanted is None:
+            return cls(list(files), _splits_if_sure(files, path))
+        told = [each or DEFAULT_SPLIT for each in named_splits(files, [path])]
+        counts = Counter(told)
+        if len(counts) == 1 and (wanted == AUTO_SPLIT or (wanted == DEFAULT_SPLIT and not path.is_dir())):
+            return cls(list(files), told)
+        if wanted == AUTO_SPLIT:
+            wanted = DEFAULT_SPLIT
+            others = " and ".join(f"{name} ({counted(counts[name], 'file')})" for name in counts if name != wanted)
+            if wanted in counts:
+                note(f"{path}: only the files of the split {wanted} are read; others: {others}")
+        if wanted not in counts:
+            raise ArgumentError(
+                f"{path}: expected a split that its files have ({', '.join(counts)}), found {wanted!r}: pass "
+                f"split={told[0]!r}, or split='all' to read all as one",
+                options=["split"],
+            )
+        return cls([file for file, each in zip(files, told, strict=True) if each == wanted], [wanted] * counts[wanted])
+
+
+def _splits_if_sure(files: Sequence[Path], path: Path) -> list[str]:
+    """Return the split of each file; of names that tell none for sure "train", as is right where all are read."""
+    try:
+        told = named_splits(files, [path])
+    except ArgumentError:
+        told = [""] * len(files)
+    return [each or DEFAULT_SPLIT for each in told]
+
+
+def train_first(splits: Iterable[str]) -> list[str]:
+    """Return each of some splits once, that for training first."""
+    return sorted(dict.fromkeys(splits), key=lambda split: split != DEFAULT_SPLIT)

@@ -181,3 +181,32 @@ def test_readers_give_numpy_and_every_loader_names_what_to_install(tmp_path, no_
     done = python(PROGRAMS / "need_torch.py", cwd=tmp_path, env=no_torch)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [MESSAGE] * 11
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        "raise ImportError('libcudart.so.12: cannot open shared object file')",
+        "import torch_dependency_that_is_missing",
+        "raise OSError('libgomp.so.1: file too short')",
+        "from torch import _C",
+        "raise RuntimeError('module compiled against another numpy')",
+    ],
+)
+def test_a_broken_torch_is_not_called_missing(cause, tmp_path):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(f"{cause}\n")
+    np.save(tmp_path / "x.npy", TOKENS)
+    code = """
+import sys
+from zb_hdf5 import Loader, UnavailableError
+try:
+    Loader("x.npy", batch_size=1, seq_len=8)
+except UnavailableError as error:
+    print(error)
+"""
+    done = python(code, cwd=tmp_path, env=environment(PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"))
+    assert done.returncode == 0, done.stderr
+    [line] = done.stdout.splitlines()
+    assert line.startswith("the package torch is installed, and its import fails: ")
+    assert "pip install" not in line

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from zb_hdf5.errors import UnavailableError
@@ -17,8 +18,31 @@ def require_package(name: str, extra: str) -> Any:
     """Import a package, or a module of it, that an extra of this project installs; `UnavailableError` without it."""
     try:
         return import_module(name)
-    except ImportError as error:
-        raise UnavailableError(f"this needs the package {name.split('.')[0]}: pip install '.[{extra}]'") from error
+    except Exception as error:  # a broken package raises anything
+        package = name.partition(".")[0]
+        raise no_package(package, f"this needs the package {package}: pip install '.[{extra}]'", error) from error
+
+
+def no_package(package: str, message: str, error: Exception) -> UnavailableError:
+    """Return the error for a package that cannot be imported: a message if it is missing, or the reason.
+
+    Parameters
+    ----------
+    package
+        The package.
+    message
+        The message if it is not installed.
+    error
+        The error of its import.
+    """
+    try:
+        is_installed = find_spec(package) is not None
+    except (ImportError, ValueError):
+        is_installed = False
+    if not is_installed:
+        return UnavailableError(message)
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    return UnavailableError(f"the package {package} is installed, and its import fails: {reason}; install it again")
 
 
 @cache

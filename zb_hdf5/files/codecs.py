@@ -14,11 +14,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ChecksumError, FormatError, Remedy, UnavailableError
+from zb_hdf5.errors import ChecksumError, FormatError, Remedy
 from zb_hdf5.files.checked import UnitTokens, fast_zlib
 from zb_hdf5.files.objects import RemoteObject
 from zb_hdf5.files.ranges import Extents, Ranges, Run
 from zb_hdf5.files.tokens import Wait
+from zb_hdf5.packages import no_package
 from zb_hdf5.spec import EXTENTS_CHUNK_ROWS, TokenArray
 
 #: `(stored, out)`: unpacks bytes into 1-D `out`; raises `ValueError` unless they unpack to exactly so many.
@@ -42,9 +43,8 @@ def require_codec(codec: str, what: object) -> None:
         try:
             import zstandard  # noqa: F401
         except ImportError as error:
-            raise UnavailableError(
-                f"{what}: codec {codec} needs the package zstandard: pip install '.[codecs]'"
-            ) from error
+            missing = f"{what}: codec {codec} needs the package zstandard: pip install '.[codecs]'"
+            raise no_package("zstandard", missing, error) from error
 
 
 class Encoder:

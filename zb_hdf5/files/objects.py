@@ -25,6 +25,7 @@ from urllib.parse import unquote
 
 from zb_hdf5.errors import ArgumentError, ExistsError, FormatError, IncompleteError, UnavailableError, ZbError
 from zb_hdf5.files.threads import FarThreads, Work, in_reader, pause, request_here, require_wanted
+from zb_hdf5.packages import no_package
 from zb_hdf5.signals import beside
 
 if TYPE_CHECKING:  # the command line imports this module, and reads nothing for most of its commands
@@ -94,7 +95,8 @@ def _load_library() -> Any:
             try:
                 from obstore import _obstore
             except ImportError as error:
-                raise UnavailableError("reading URLs needs obstore: pip install '.[remote]'") from error
+                missing = "reading URLs needs obstore: pip install '.[remote]'"
+                raise no_package("obstore", missing, error) from error
             _library = _load_again(_obstore.__file__) if _used_by_parent else _obstore
         return _library
 

@@ -184,6 +184,45 @@ def test_a_stored_batch_needs_no_state_also_in_a_shard_that_grows(packed, tmp_pa
     assert np.array_equal(rows_named(found), TOKENS[5])
 
 
+@pytest.mark.parametrize("layout", ["batches", "stream"])
+def test_a_step_of_another_split_is_named_also_without_its_name(layout, tmp_path):
+    texts = [{"text": f"{number} is a number, and {number + 1} the next one"} for number in range(200)]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(each) + "\n" for each in texts))
+    how = ("--tokenizer", "byte", "--val-fraction", 0.3, "--workers", 1, "--layout", layout)
+    shape = ("--batch-size", 2, "--seq-len", 32) if layout == "batches" else ()
+    succeed(zb, "convert", "jsonl-to-hdf5", tmp_path / "x.jsonl", tmp_path / "s", *how, *shape)
+    windows = {} if layout == "batches" else {"batch_size": 2, "seq_len": 32}
+    for split in ("val", "train"):
+        with Loader(tmp_path / "s", split=split, rank=0, world_size=1, **windows) as loader:
+            steps = list(loader)
+            (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+        with MixedLoader({"a": tmp_path / "s"}, {"a": 1}, split=split, rank=0, world_size=1, **windows) as mixed:
+            (tmp_path / "mixed.json").write_text(json.dumps(mixed.state_dict()))
+        asked = ("--state", tmp_path / "state.json", "--step", 2, "--text", "--tokenizer", "byte")
+        size = () if layout == "batches" else ("--batch-size", 2)
+        text = bytes(np.where(steps[2].numpy() < 256, steps[2].numpy(), 0).astype("u1").reshape(-1))
+        text = text.replace(b"\0", b"").decode()
+        of_mixture = (f"a={tmp_path / 's'}", "--state", tmp_path / "mixed.json", *asked[2:])
+        for command in (
+            (tmp_path / "s", *asked, *size),
+            (tmp_path / "s", *asked, *size, "--split", split),
+            of_mixture,
+        ):
+            [found] = which(*command)
+            shown = "".join(part["text"] for part in found["documents"]).replace("<|endoftext|>", "")
+            assert shown == text
+        other = "train" if split == "val" else "val"
+        assert "names another store than" in which(tmp_path / "s", *asked, *size, "--split", other, code=1)
+        look = ("--batch", 0, "--batch-size", 2, "--seq-len", 32) if windows else ("--batch", 0)
+        with open_reader(tmp_path / "s", split=split, **windows) as reader:
+            expected = reader.read_batch(0).reshape(-1).tolist()
+        [found] = which(tmp_path / "s", *look, "--split", split)
+        assert sum(part["tokens"] for part in found["documents"]) == len(expected)
+        rows = report_of(zb, "show", tmp_path / "s", *look, "--split", split, "--all")["rows"]
+        assert [token for row in rows for part in row["parts"] for token in part["tokens"]] == expected
+    assert "expected a split that" in which(tmp_path / "s", "--batch", 0, "--split", "test", code=2)
+
+
 def printed(*arguments):
     return succeed(zb, "which", *arguments).stdout.splitlines()
 

@@ -198,10 +198,26 @@ def _opened(
 ) -> BatchReader:
     """Open a store as the loader of a state has opened it: a stream as windows, records of others as batches.
 
-    Raises `StateError` if the state is of another store: nothing else that it names is of use then.
+    Unless a split is chosen, it is the one of which the state is. Raises `StateError` if the state is of another store:
+    nothing else that it names is of use then.
     """
+    chosen = of_training(choice)
+    refused: StateError
+    try:
+        return _opened_split(store, state, path, batch_size, chosen)
+    except StateError as error:
+        refused = error
+    for split in look(store, **chosen).splits_there() if choice["split"] is None else ():
+        try:
+            return _opened_split(store, state, path, batch_size, {**choice, "split": split})
+        except StateError:
+            continue
+    raise refused
+
+
+def _opened_split(store: str, state: dict[str, Any], path: Path, batch_size: int | None, choice: Choice) -> BatchReader:
+    """Open the split of a choice, or raise `StateError`."""
     fingerprint = state.get("fingerprint")
-    choice = of_training(choice)
     is_tokens = look(store, **choice).layout == STREAM_LAYOUT
     try:
         shape = Shape()

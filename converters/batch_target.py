@@ -43,7 +43,7 @@ from zb_hdf5.documents.document_table import check_documents
 from zb_hdf5.documents.table_file import copy_table
 from zb_hdf5.errors import ArgumentError, Remedy
 from zb_hdf5.files.paths import RemotePath
-from zb_hdf5.files.publishing import PartialDirectory, partial_path, refuse_existing
+from zb_hdf5.files.publishing import PartialDirectory, partial_path, refuse_existing, refuse_result
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import INDEX_NAME, ORIGIN_ATTRIBUTES
 from zb_hdf5.store.live import LiveStoreWriter
@@ -256,7 +256,7 @@ def _write_file(plan: ShardPlan, settings: Settings, workers: Workers) -> Writte
     path = settings.target.path
     overwrite = settings.work.force
     if not overwrite:
-        refuse_existing(path)
+        refuse_result(path)
     how = settings.of(ShuffleOptions)
     shuffle = choose_shuffle(source, how.shuffle_method, [cut], how.memory, workers=1)
     require_room(path.parent, plan.shard_bytes(0) + shuffle.temp_bytes, 1)

@@ -37,7 +37,7 @@ from zb_hdf5.converters.stream_target import (
     refused,
 )
 from zb_hdf5.errors import Remedy
-from zb_hdf5.files.publishing import PartialDirectory, partial_path, refuse_existing
+from zb_hdf5.files.publishing import PartialDirectory, partial_path, refuse_existing, refuse_result
 from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.formats.document_writer import DocumentWriter, WrittenShard
 from zb_hdf5.spec import DEFAULT_CHUNK_TOKENS, NO_CODEC, STREAM_LAYOUT
@@ -234,7 +234,8 @@ def _write_one(plan: TokensPlan, settings: Settings, workers: Workers) -> tuple[
     target = settings.target
     [task] = _tasks(plan, settings, workers)
     if not task.overwrite:
-        refuse_existing(target.path)
+        task.note.unlink(missing_ok=True)  # of a run that was killed at its end
+        refuse_result(target.path)
     _require_room(plan, [task], target.path.absolute().parent)
     workers.shown.begin("writing", task.amount, "B")
     done = write_file(task, workers.shown.advance)

@@ -33,9 +33,18 @@ from zb_hdf5.errors import Remedy
 from zb_hdf5.files.forks import kept_property
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.publishing import flush_in_parts, partial_path
+from zb_hdf5.formats.batch_writer import FileWriter
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.signals import deliver_signals
-from zb_hdf5.spec import CRC32_SUFFIX, DEFAULT_SPLIT, NOT_KNOWN, PIECES_SUFFIX, SHARD_PREFIX, pieces_path
+from zb_hdf5.spec import (
+    CRC32_SUFFIX,
+    DEFAULT_SPLIT,
+    NOT_KNOWN,
+    PIECES_SUFFIX,
+    SHARD_PREFIX,
+    documents_path,
+    pieces_path,
+)
 
 #: The word for the files in the journal and in messages.
 SHARDS: Final = "shards"
@@ -158,7 +167,7 @@ def _write_shard(task: ShardTask, work: CountedWork) -> Finished:
         _require_intact(source.paths[0], writer, task.start, sha256, crc32)
         if task.files is not None:
             require_unchanged(source.paths, task.files)
-        pieces = _write_documents(task, writer.sha256())
+        pieces = _write_documents(task, writer)
         for share in flush_in_parts(partial_path(task.path)):
             deliver_signals()
             work.reach(WRITTEN_SHARE + (1 - WRITTEN_SHARE) * share)
@@ -169,23 +178,24 @@ def _write_shard(task: ShardTask, work: CountedWork) -> Finished:
     return Finished(entry, info.max_token, frame)
 
 
-def _write_documents(task: ShardTask, tokens_sha256: str) -> TableInfo | None:
-    """Write the pieces of a shard to its sidecar, and the documents of a lone file, before it has its name."""
+def _write_documents(task: ShardTask, writer: FileWriter) -> TableInfo | None:
+    """Write the pieces of a shard to its sidecar, and the documents of a lone file; they get their names with it."""
     source = task.source
     path = task.path
     if FORMATS[task.target].tokens_only:
         return None
-    if not task.in_store:
-        write_joined(source.document_files, path, task.split, tokens_sha256)
+    tokens_sha256 = writer.sha256()
+    if source.document_files and not task.in_store:
+        write_joined(source.document_files, writer.begin_beside(documents_path(path)), task.split, tokens_sha256)
     if not source.has_pieces:
-        pieces_path(path).unlink(missing_ok=True)  # the leftover of others
         return None
     step = max(1, BLOCK_RECORDS // source.meta.batch_size)
-    with PiecesWriter(path) as writer:
+    with PiecesWriter(path) as pieces:
         for first in range(task.start, task.stop, step):
             deliver_signals()
-            writer.append_pieces(source.read_pieces(first, min(first + step, task.stop)))
-        return writer.publish(seq_len=source.meta.seq_len, split=task.split, tokens_sha256=tokens_sha256)
+            pieces.append_pieces(source.read_pieces(first, min(first + step, task.stop)))
+        file = writer.begin_beside(pieces_path(path))
+        return pieces.write_to(file, seq_len=source.meta.seq_len, split=task.split, tokens_sha256=tokens_sha256)
 
 
 def _require_intact(

@@ -314,6 +314,11 @@ def documents_path(path: Path) -> Path:
     return path.with_name(path.name + DOCUMENTS_SUFFIX)
 
 
+def sidecars_of(path: Path) -> tuple[Path, ...]:
+    """Return the paths of all sidecars that a file may have."""
+    return pieces_path(path), documents_path(path), crc32_path(path)
+
+
 # --- the description of a store --------------------------------------------------------------------------------
 
 

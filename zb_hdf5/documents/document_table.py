@@ -32,6 +32,7 @@ from zb_hdf5.documents.pieces import ranges
 from zb_hdf5.errors import BatchIndexError, FormatError, IncompleteError
 from zb_hdf5.files.forks import kept_property
 from zb_hdf5.files.paths import OpenFiles, RemotePath, any_path
+from zb_hdf5.files.publishing import PartialFile
 from zb_hdf5.spec import (
     DEFAULT_SPLIT,
     DOCUMENTS,
@@ -308,15 +309,15 @@ def check_documents(path: Path, part: DocumentPart | None = None) -> None:
         file.check()
 
 
-def write_joined(tables: Sequence[Path], path: Path, split: str, tokens_sha256: str) -> None:
+def write_joined(tables: Sequence[Path], file: PartialFile, split: str, tokens_sha256: str) -> None:
     """Make one table of several, for the one file that has their tokens.
 
     Parameters
     ----------
     tables
-        The tables; none: the table of an earlier file at this path is removed.
-    path
-        The file that has the tokens.
+        The tables.
+    file
+        The file of the new table.
     split
         The split of the documents.
     tokens_sha256
@@ -324,12 +325,9 @@ def write_joined(tables: Sequence[Path], path: Path, split: str, tokens_sha256: 
     """
     from zb_hdf5.documents.table_writer import DocumentsWriter
 
-    if not tables:
-        documents_path(path).unlink(missing_ok=True)
-        return
-    with DocumentsWriter(documents_path(path)) as writer:
+    with DocumentsWriter(file.path) as writer:
         join_documents(map(DocumentTableFile, tables), writer)
-        writer.publish(split=split, tokens_sha256=tokens_sha256)
+        writer.write_to(file, split=split, tokens_sha256=tokens_sha256)
 
 
 def join_documents(files: Iterable[DocumentTableFile], writer: DocumentsWriter) -> None:

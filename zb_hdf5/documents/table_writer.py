@@ -125,6 +125,11 @@ class TableWriter:
 
     def publish(self, **attributes: str | int) -> TableInfo:
         """Write the file, with these attributes of its root group, and give it its name."""
+        with replaced(self.path) as file:
+            return self.write_to(file, **attributes)
+
+    def write_to(self, file: PartialFile, **attributes: str | int) -> TableInfo:
+        """Write all rows to a file that gets its name later, with these attributes of its root group."""
         for name, anchors in self._anchors.items():
             if name in self._columns:
                 self._write(anchors, np.array([self.num_rows(name)], "<u8"))
@@ -132,7 +137,7 @@ class TableWriter:
         facts = {name: (column.dtype.str, column.num_rows) for name, column in self._columns.items()}
         self._write(CRC32, crc32)
         sha256 = table_digest(self.kind, attributes, facts, crc32)
-        with closing(self), replaced(self.path) as file:
+        with closing(self):
             for name, offset in self._lay_out(file, {**attributes, "sha256": sha256}).items():
                 self._columns[name].copy_to(file.fd, offset)
             num_bytes = os.fstat(file.fd).st_size
@@ -336,7 +341,7 @@ class DocumentsWriter(TableWriter):
             nothing = self.num_rows(name.removesuffix("_ends"))
         self.append(name, np.full(missing, nothing, np.uint64))
 
-    def publish(self, **attributes: str | int) -> TableInfo:
+    def write_to(self, file: PartialFile, **attributes: str | int) -> TableInfo:
         """Write the file; `tokens_sha256` is the digest of the one file that the table belongs to, "" in a store."""
         self._take_waiting()
         for name in _NOTHING:
@@ -348,7 +353,7 @@ class DocumentsWriter(TableWriter):
             self.append("span_starts", [self._span_stop])
             self.append_texts("span_values", [b""])
         known = {"split": DEFAULT_SPLIT, "spans_codec": self.spans_codec, "tokens_sha256": ""}
-        return super().publish(**known | attributes)
+        return super().write_to(file, **known | attributes)
 
     def take_codec(self, codec: str, path: Path) -> None:
         """Take over the encoding of the spans that follow; `FormatError` if earlier spans have another one."""

@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -24,6 +24,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import ConvertError, ExistsError, NotFoundError, UnavailableError
 from zb_hdf5.files.paths import RemotePath, local_path, on_failure, regular
 from zb_hdf5.files.ranges import libc
+from zb_hdf5.files.replaced_files import ReplacedFiles
 from zb_hdf5.signals import kept_signals
 from zb_hdf5.spec import (
     DOCUMENTS_PREFIX,
@@ -107,6 +108,9 @@ class PartialFile:
     resume
         The partial begins with the bytes that an earlier run left in it. Else the leftover of a dead writer is removed,
         and never truncated.
+    beside
+        All files that may belong to this one: they are replaced with it, and as a kill may have left them, they are put
+        back now. See `ReplacedFiles`.
 
     Raises
     ------
@@ -116,13 +120,25 @@ class PartialFile:
         If another process writes it.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False, resume: bool = False) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        resume: bool = False,
+        beside: Iterable[Path] = (),
+    ) -> None:
         self.path = local_path(path)
         self._overwrite = overwrite
+        self._old = ReplacedFiles(self.path, beside)
         self.partial_path = partial_path(self.path)
         self._refuse_existing()
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self.fd = self._open(flags if resume else flags | os.O_EXCL)
+        self._is_open = True
+        with on_failure(self.discard), kept_signals():
+            self._old.put_back()
+            self._refuse_existing()
 
     def _open(self, flags: int) -> int:
         path = self.partial_path
@@ -139,7 +155,7 @@ class PartialFile:
 
     def _refuse_existing(self) -> None:
         if not self._overwrite:
-            refuse_existing(self.path)
+            refuse_result(self.path)
         if self.path.is_dir():
             raise ConvertError(f"{self.path}: is a folder; remove it yourself, or choose another output")
 
@@ -174,25 +190,40 @@ class PartialFile:
         if sync_file_range is not None:  # Linux; a failure is met again by fsync
             sync_file_range(self.fd, ctypes.c_int64(0), ctypes.c_int64(0), ctypes.c_uint(SYNC_FILE_RANGE_WRITE))
 
-    def publish(self) -> None:
-        """Flush to disk, rename to the final name, and make the rename itself durable."""
-        self._refuse_existing()
-        require_at(self.fd, self.partial_path)
-        with disk_errors(self.partial_path):
-            os.fsync(self.fd)
-        os.replace(self.partial_path, self.path)
-        fsync_directory(self.path.parent)
-        os.close(self.fd)
+    def publish(self, others: Sequence[PartialFile] = ()) -> None:
+        """Flush to disk, rename to the final name, and make the rename itself durable.
+
+        Parameters
+        ----------
+        others
+            Whole files that belong to this one, and get their names with it: readers meet all of them, or none.
+        """
+        files = [*others, self]  # in the order of their renames
+        for file in files:
+            file._refuse_existing()
+            require_at(file.fd, file.partial_path)
+            with disk_errors(file.partial_path):
+                os.fsync(file.fd)
+        with kept_signals():
+            is_alone = not others and not self._old.has_files_beside
+            with contextlib.nullcontext() if is_alone else self._old.aside():
+                for file in files:
+                    os.replace(file.partial_path, file.path)
+                fsync_directory(self.path.parent)
+            for file in files:
+                file.keep()
 
     def discard(self) -> None:
         """Remove the partial. A file with the final name is untouched."""
-        if is_at(self.fd, self.partial_path):
+        if self._is_open and is_at(self.fd, self.partial_path):
             os.unlink(self.partial_path)
-        os.close(self.fd)
+        self.keep()
 
     def keep(self) -> None:
         """Leave the partial as it is, for a later process or for readers."""
-        os.close(self.fd)
+        if self._is_open:
+            self._is_open = False
+            os.close(self.fd)
 
 
 class LockedFolder:
@@ -413,6 +444,13 @@ def refuse_existing(path: Path) -> None:
         raise ExistsError(f"{path}: exists already")
 
 
+def refuse_result(path: Path) -> None:
+    """Raise `ExistsError` if a result of one or several files exists; what a kill has left of the old one goes."""
+    if path.exists():
+        ReplacedFiles(path, ()).remove()
+    refuse_existing(path)
+
+
 def is_part_of_store(name: str) -> bool:
     """Return whether a file or object of this name is a part of a store, which is replaced with it."""
     is_index = name in (INDEX_NAME, INDEX_NAME + PARTIAL_SUFFIX)
@@ -444,13 +482,32 @@ def published(path: Path, *, overwrite: bool) -> Generator[PartialFile]:
     path, overwrite
         As for `PartialFile`, which raises as this does.
     """
+    with published_together(path, (), overwrite=overwrite) as [file], disk_errors(file.partial_path):
+        yield file
+
+
+@contextlib.contextmanager
+def published_together(path: Path, beside: Sequence[Path], *, overwrite: bool) -> Generator[tuple[PartialFile, ...]]:
+    """Give the files of one result, which get their names at the end of the block; an exception removes them.
+
+    Parameters
+    ----------
+    path
+        The file without which there is no result.
+    beside
+        The others.
+    overwrite
+        As for `PartialFile`, which raises as this does.
+    """
     with contextlib.ExitStack() as undo:
-        with kept_signals():  # one that comes with the file is met when an exception would remove it
-            file = PartialFile(path, overwrite=overwrite)
-            undo.enter_context(on_failure(file.discard))
-        with disk_errors(file.partial_path):
-            yield file
-        file.publish()
+        with kept_signals():  # one that comes with a file is met when an exception would remove it
+            files = [PartialFile(path, overwrite=overwrite, beside=beside)]
+            undo.enter_context(on_failure(files[0].discard))
+            for each in beside:
+                files.append(PartialFile(each, overwrite=overwrite))
+                undo.enter_context(on_failure(files[-1].discard))
+        yield tuple(files)
+        files[0].publish(files[1:])
 
 
 def replaced(path: Path) -> contextlib.AbstractContextManager[PartialFile]:

@@ -24,7 +24,7 @@ from zb_hdf5.files.paths import on_failure
 from zb_hdf5.files.publishing import PartialFile, disk_errors
 from zb_hdf5.files.ranges import Run
 from zb_hdf5.signals import kept_signals
-from zb_hdf5.spec import NO_SHA256, NOT_KNOWN, StoreMeta, TokenArray, as_stored
+from zb_hdf5.spec import NO_SHA256, NOT_KNOWN, StoreMeta, TokenArray, as_stored, sidecars_of
 
 #: The values of fields: an array for each name, or one structured array.
 FieldArrays: TypeAlias = Mapping[str, npt.ArrayLike] | npt.NDArray[Any]
@@ -203,7 +203,8 @@ class TokenWriter(Writer):
         self._commit_bytes = commit_bytes
         self._crc32 = array("I")
         with ExitStack() as undo, kept_signals():  # a signal is met when `abort` would remove the file
-            self._file = PartialFile(path, overwrite=overwrite)
+            self._file = PartialFile(path, overwrite=overwrite, beside=sidecars_of(Path(path)))
+            self._beside: list[PartialFile] = []
             self._digest = TokenDigest(known_sha256)
             undo.enter_context(on_failure(self.abort))
             with disk_errors(self._file.partial_path):
@@ -232,8 +233,20 @@ class TokenWriter(Writer):
             )
             with disk_errors(self._file.partial_path):
                 info = self._complete(info)
-            self._file.publish()
+            self._file.publish(self._beside)
         return info
+
+    def begin_beside(self, path: Path) -> PartialFile:
+        """Begin a sidecar of this file, which gets its name together with it, and is removed if this writer fails.
+
+        Parameters
+        ----------
+        path
+            One of `sidecars_of` the file. It may exist, and is replaced.
+        """
+        with kept_signals():
+            self._beside.append(PartialFile(path, overwrite=True))
+        return self._beside[-1]
 
     def abort(self) -> None:
         """Remove the unfinished file. A file with the final name is untouched."""
@@ -245,6 +258,8 @@ class TokenWriter(Writer):
     def _end_unpublished(self) -> None:
         self._digest.close()
         self._release()
+        for file in self._beside:
+            file.discard()
         if self._keeps_partial:
             self._file.keep()
         else:

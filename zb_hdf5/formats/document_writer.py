@@ -6,7 +6,7 @@ import os
 from abc import abstractmethod
 from array import array
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -17,7 +17,7 @@ from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import ClosedError, ConvertError
 from zb_hdf5.files.checked import GROUP_BYTES, GroupDigest, TokenDigest
 from zb_hdf5.files.paths import on_failure
-from zb_hdf5.files.publishing import PartialFile, disk_errors, write_fully
+from zb_hdf5.files.publishing import PartialFile, disk_errors, refuse_existing, write_fully
 from zb_hdf5.files.ranges import Run
 from zb_hdf5.formats.batch_writer import GROUPS_BEHIND, WRITE_BACK_BYTES, ShardInfo, Writer
 from zb_hdf5.signals import kept_signals
@@ -118,6 +118,11 @@ class DocumentWriter(Writer):
         return [path]
 
     @classmethod
+    def beside(cls, path: Path) -> list[Path]:
+        """Return all files that may belong to one; `files` has those that are written."""
+        return []
+
+    @classmethod
     def complete_folder(
         cls, folder: Path, shards: Sequence[WrittenShard], meta: StoreMeta, facts: Collection[str]
     ) -> None:
@@ -206,7 +211,7 @@ class AppendedFile:
 
     Parameters
     ----------
-    path, overwrite
+    path, overwrite, beside
         As for `PartialFile`.
 
     Attributes
@@ -215,8 +220,8 @@ class AppendedFile:
         Its end: the next bytes begin there. A writer may leave room for a header.
     """
 
-    def __init__(self, path: Path, *, overwrite: bool) -> None:
-        self.file = PartialFile(path, overwrite=overwrite)
+    def __init__(self, path: Path, *, overwrite: bool, beside: Iterable[Path] = ()) -> None:
+        self.file = PartialFile(path, overwrite=overwrite, beside=beside)
         self.num_bytes = 0
 
     def append(self, data: npt.NDArray[Any] | bytes) -> None:
@@ -228,11 +233,6 @@ class AppendedFile:
         """Write bytes anywhere."""
         with disk_errors(self.file.partial_path):
             write_fully(self.file.fd, data, offset)
-
-    def flush(self) -> None:
-        """Flush all to the disk."""
-        with disk_errors(self.file.partial_path):
-            os.fsync(self.file.fd)
 
 
 class FlatWriter(DocumentWriter):
@@ -256,7 +256,11 @@ class FlatWriter(DocumentWriter):
         self._parts: list[AppendedFile] = []
         self._digest = TokenDigest()
         with on_failure(self.abort), kept_signals():  # a signal is met when `abort` would remove all of them
-            for each in self.files(self.path, meta):
+            beside = self.beside(self.path)
+            self._parts.append(AppendedFile(self.path, overwrite=overwrite, beside=beside))
+            for each in () if overwrite else beside:  # one that is not written would be read with the new ids
+                refuse_existing(each)
+            for each in self.files(self.path, meta)[1:]:
                 self._parts.append(AppendedFile(each, overwrite=overwrite))
             self._ids, *self._others = self._parts
             self._ids.num_bytes = self.token_offset
@@ -314,11 +318,7 @@ class FlatWriter(DocumentWriter):
             self._wait_for_digests(0)
             self._complete()
             self._digest.close()
-            for part in self._parts:  # before one of them has its name
-                part.flush()
-            while self._parts:
-                self._parts[-1].file.publish()
-                self._parts.pop()
+            self._ids.file.publish([part.file for part in self._others])
         return self._info()
 
     def _info(self) -> ShardInfo:

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.files.checked import Crc32Rows, crc32_of
-from zb_hdf5.files.paths import any_path, on_failure, open_file, open_with_room, read_whole, regular
-from zb_hdf5.files.publishing import replaced, write_atomically, write_fully
+from zb_hdf5.files.paths import any_path, open_file, open_with_room, read_whole, regular
+from zb_hdf5.files.publishing import disk_errors, write_atomically, write_fully
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.tokens import FileTokens, open_extents
 from zb_hdf5.formats.access import require_options
@@ -87,7 +87,7 @@ class BatchFileReader(BatchReader):
 
 
 class BatchFileWriter(FileWriter):
-    """Writes a `.batch` file, the number of its batches at the end, and then their crc32 to `<path>.crc32`."""
+    """Writes a `.batch` file, the number of its batches at the end, and their crc32 to `<path>.crc32`."""
 
     backend: ClassVar[str] = "batch"
 
@@ -108,16 +108,10 @@ class BatchFileWriter(FileWriter):
     def _complete(self, info: ShardInfo) -> ShardInfo:
         os.ftruncate(self._file.fd, batch_file_bytes(self.meta, info.num_batches))  # up to the last slot's padding
         write_fully(self._file.fd, pack_header(self.meta, info.num_batches), 0)
-        crc32_path(self._file.path).unlink(missing_ok=True)  # of a file that this one replaces: no read would agree
-        return info._replace(columns={BATCHES: (slots_of(self.meta, info.num_batches),)})
-
-    def finish(self) -> ShardInfo:
-        """Publish the file, and then its sidecar, which is locked meanwhile: no rival publishes between the two."""
-        self._require_open()  # before the lock: the child of a fork would hold it against its parent
-        with on_failure(self.abort), replaced(crc32_path(self._file.path)) as sidecar:
-            info = super().finish()
+        sidecar = self.begin_beside(crc32_path(self._file.path))
+        with disk_errors(sidecar.partial_path):
             write_fully(sidecar.fd, info.crc32.tobytes(), 0)
-        return info
+        return info._replace(columns={BATCHES: (slots_of(self.meta, info.num_batches),)})
 
 
 def slots_of(meta: StoreMeta, num_batches: int) -> Run:

@@ -17,7 +17,7 @@ from zb_hdf5.files.paths import Identity, RemotePath, any_path, on_failure, open
 
 if TYPE_CHECKING:
     from zb_hdf5.formats.batch_reader import BatchReader
-    from zb_hdf5.formats.batch_writer import BatchWriter, FileWriter
+    from zb_hdf5.formats.batch_writer import FileWriter
     from zb_hdf5.formats.broken_file import BrokenFile
     from zb_hdf5.formats.dataset_choice import DatasetChoice
     from zb_hdf5.formats.h5_column import Column
@@ -113,7 +113,7 @@ class FileFormat:
         """
         return self.open(path, access=access, verify="none")
 
-    def begin(self, path: str | os.PathLike[str], meta: StoreMeta, **options: Any) -> BatchWriter:
+    def begin(self, path: str | os.PathLike[str], meta: StoreMeta, **options: Any) -> FileWriter:
         """Begin a file of this format; see `FileWriter`. Raises as `require`, and for fields that it cannot hold."""
         self.require(meta, Path(path))
         if meta.fields and self.tokens_only:

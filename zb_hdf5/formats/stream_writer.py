@@ -141,7 +141,7 @@ class HDF5ShardWriter(HDF5Writer):
         """Append one document, and the boundary token after it where there is one. Raises as `write_documents`.
 
         The field values of the boundary token are 0. Ids, metadata and spans go into `<path>.documents`, which is
-        published before the stream.
+        published with the stream.
 
         Parameters
         ----------
@@ -300,12 +300,11 @@ class HDF5ShardWriter(HDF5Writer):
             self._commit_buffers()
 
     def _complete(self, info: ShardInfo) -> ShardInfo:
-        """Publish the table of the documents, if it has more than their offsets, and then complete the file."""
+        """Write the table of the documents, if it has more than their offsets, and then complete the file."""
         sha256 = ""
         if self._documents.has_more:
-            sha256 = self._documents.publish(tokens_sha256=info.sha256).sha256
-        else:
-            self._documents.path.unlink(missing_ok=True)  # of the stream that this one replaces
+            file = self.begin_beside(self._documents.path)
+            sha256 = self._documents.write_to(file, tokens_sha256=info.sha256).sha256
         with self._hdf5():
             self._h5.attrs.modify(DOCUMENTS_SHA256, np.bytes_(sha256))
         return super()._complete(info)

@@ -11,7 +11,6 @@ import os
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 from zb_hdf5.errors import (
     ArgumentError,
@@ -28,23 +27,20 @@ from zb_hdf5.files.publishing import (
     partial_path,
     refuse_existing,
 )
+from zb_hdf5.files.replaced_files import ReplacedFiles
 from zb_hdf5.formats.registry import FORMATS, backend_of_suffix, open_chunks
+from zb_hdf5.signals import kept_signals
 from zb_hdf5.spec import (
     INDEX_NAME,
     NOT_KNOWN,
     STREAM_LAYOUT,
-    crc32_path,
-    documents_path,
-    pieces_path,
+    sidecars_of,
 )
 from zb_hdf5.store.both_formats import require_one_store
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.rebuild import REPAIRED, document_tables, ensure_rows, entry_of
 from zb_hdf5.store.salvage import CountBytes, ReadBytes, RepairReport, Salvage, column_bytes
 from zb_hdf5.store.shard_table import ShardEntry
-
-#: The paths of the files that belong to the tokens of a file.
-SIDECARS: Final = (pieces_path, documents_path, crc32_path)
 
 
 def repair(
@@ -158,12 +154,14 @@ def _write(found: Salvage, output: Path, overwrite: bool) -> None:
     path = found.reader.path
     if output.resolve() == path.resolve():
         raise ArgumentError(f"{output}: is the file to repair; it stays as it is: choose another output")
+    # where the original is the output's own `.partial`, a writer of that name would replace it
+    staged = output if partial_path(output) != path else _repaired(output)
+    if staged != output and ReplacedFiles(output, sidecars_of(output)).put_back():
+        staged.unlink(missing_ok=True)  # a run that was killed has taken sidecars of it
     if output.exists() and found.is_in(output):
         return
     if not overwrite:
         refuse_existing(output)
-    # where the original is the output's own `.partial`, a writer of that name would replace it
-    staged = output if partial_path(output) != path else _repaired(output)
     if staged == output or not (staged.exists() and found.is_in(staged)):
         found.copy(staged, overwrite=overwrite)
     if staged != output:
@@ -174,15 +172,13 @@ def _write(found: Salvage, output: Path, overwrite: bool) -> None:
 
 def _move(staged: Path, output: Path) -> None:
     """Move a file with its sidecars over another one with its own."""
-    if output.exists():  # else the sidecars are new ones, which a run moved before it was killed
-        for sidecar in SIDECARS:
-            sidecar(output).unlink(missing_ok=True)
-        output.unlink()
-    for sidecar in SIDECARS:
-        if sidecar(staged).exists():
-            os.replace(sidecar(staged), sidecar(output))
-    os.replace(staged, output)
-    fsync_directory(output.parent)
+    sidecars = sidecars_of(output)
+    with kept_signals(), ReplacedFiles(output, sidecars).aside():
+        for made, sidecar in zip(sidecars_of(staged), sidecars, strict=True):
+            with suppress(FileNotFoundError):
+                os.replace(made, sidecar)
+        os.replace(staged, output)
+        fsync_directory(output.parent)
 
 
 # --- a store ---------------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from zb_hdf5.errors import (
 from zb_hdf5.files.checked import GROUP_BYTES, Crc32Rows, checked, crc32_of
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.batch_writer import FileWriter
 from zb_hdf5.formats.broken_file import BrokenFile
 from zb_hdf5.formats.h5_reader import HDF5Reader
 from zb_hdf5.formats.registry import FORMATS, backend_of_suffix, open_chunks
@@ -248,24 +249,26 @@ class Salvage:
                 fields = {f.name: values[f.name].reshape(*batches.shape, *f.shape) for f in meta.fields}
                 writer.write(batches, fields)
                 self._work.count(column_bytes(tokens.size, meta))
-            self._copy_pieces(path, writer.sha256())
+            self._copy_pieces(path, writer)
 
-    def _copy_pieces(self, path: Path, tokens_sha256: str) -> None:
+    def _copy_pieces(self, path: Path, writer: FileWriter) -> None:
         """Write the sidecars of the new file: the pieces of the kept batches, and the documents of a lone file."""
+        tokens_sha256 = writer.sha256()
         reader = self.reader
         batch_size = reader.meta.batch_size
         table = documents_path(reader.path)
-        write_joined([table] if table.exists() else [], path, DEFAULT_SPLIT, tokens_sha256)
+        if table.exists():
+            write_joined([table], writer.begin_beside(documents_path(path)), DEFAULT_SPLIT, tokens_sha256)
         if not pieces_path(reader.path).exists():
-            pieces_path(path).unlink(missing_ok=True)
             return
         stored = PiecesFile(reader.path, None, reader.seq_len, verify="none")
-        with closing(stored), closing(PiecesWriter(path)) as writer:
+        with closing(stored), closing(PiecesWriter(path)) as pieces:
             try:
                 stored.check()
                 for first, stop in self._groups():
-                    writer.append_pieces(stored.read_run(first * batch_size, stop * batch_size))
-                writer.publish(seq_len=reader.seq_len, split=stored.split, tokens_sha256=tokens_sha256)
+                    pieces.append_pieces(stored.read_run(first * batch_size, stop * batch_size))
+                file = writer.begin_beside(pieces_path(path))
+                pieces.write_to(file, seq_len=reader.seq_len, split=stored.split, tokens_sha256=tokens_sha256)
             except ZbError as error:
                 error.add_note(f"Restore it, or remove it to repair {reader.path} without its pieces.")
                 raise

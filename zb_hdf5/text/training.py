@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from zb_hdf5.errors import ArgumentError, ConvertError
-from zb_hdf5.files.publishing import refuse_existing, write_atomically
+from zb_hdf5.files.publishing import disk_errors, published_together, write_fully
 from zb_hdf5.packages import require_package
 from zb_hdf5.signals import beside
 from zb_hdf5.text.byte_pairs import token_bytes
@@ -101,18 +101,17 @@ def train_tokenizer(
     if vocab_size < SMALLEST_VOCABULARY:
         raise ArgumentError(f"vocab_size must be at least {SMALLEST_VOCABULARY}, found {vocab_size}")
     ranks_path = path.with_suffix(".tiktoken")
-    for each in (path, ranks_path):
-        if not overwrite:
-            refuse_existing(each)
     require_package("tiktoken", "text")  # the check at the end needs it
     number = count()
     dropped = Dropped()
     texts = _training_texts(files, number, dropped, max_dropped, progress)
-    trained = _train(texts, vocab_size, show_bars)
-    if (num_documents := next(number)) < 2:
-        raise ConvertError(f"expected at least 2 documents to train on, found {num_documents}")
-    write_atomically(ranks_path, _ranks(json.loads(trained.to_str())["model"]["vocab"]))
-    write_atomically(path, trained.to_str(pretty=True).encode())
+    with published_together(path, [ranks_path], overwrite=overwrite) as (file, ranks):
+        trained = _train(texts, vocab_size, show_bars)
+        if (num_documents := next(number)) < 2:
+            raise ConvertError(f"expected at least 2 documents to train on, found {num_documents}")
+        with disk_errors(path):
+            write_fully(ranks.fd, _ranks(json.loads(trained.to_str())["model"]["vocab"]), 0)
+            write_fully(file.fd, trained.to_str(pretty=True).encode(), 0)
     return _examine(files, path, ranks_path, num_documents, dropped, progress)
 
 

@@ -29,6 +29,7 @@ from zb_hdf5.text.tokenizers import tokenizer_named
 DTYPE_BY_BYTES: Final[dict[int, np.dtype[Any]]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 END_BYTES: Final = 8
 INDEX_SUFFIX: Final = ".index"
+METADATA_SUFFIX: Final = ".metadata"
 LOSS_SUFFIX: Final = ".loss"
 #: The loss mask, as a field.
 LOSS_FIELD: Final = Field(LOSS_MASK, np.dtype("u1"))
@@ -107,8 +108,12 @@ class DatatroveWriter(FlatWriter):
 
     @classmethod
     def files(cls, path: Path, meta: StoreMeta) -> list[Path]:
-        loss = [".loss"] if meta.fields else []
-        return [path, *(path.with_name(path.name + ending) for ending in (".index", ".metadata", *loss))]
+        index, metadata, loss = cls.beside(path)
+        return [path, index, metadata, loss] if meta.fields else [path, index, metadata]
+
+    @classmethod
+    def beside(cls, path: Path) -> list[Path]:
+        return [path.with_name(path.name + ending) for ending in (INDEX_SUFFIX, METADATA_SUFFIX, LOSS_SUFFIX)]
 
     def _take_documents(
         self,

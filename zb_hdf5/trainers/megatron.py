@@ -215,7 +215,11 @@ class MegatronWriter(FlatWriter):
 
     @classmethod
     def files(cls, path: Path, meta: StoreMeta) -> list[Path]:
-        return [path, path.with_suffix(".idx")]
+        return [path, *cls.beside(path)]
+
+    @classmethod
+    def beside(cls, path: Path) -> list[Path]:
+        return [path.with_suffix(".idx")]
 
     def _begin(self) -> None:
         self._others[0].num_bytes = HEADER.size

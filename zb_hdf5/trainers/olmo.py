@@ -133,6 +133,10 @@ class OlmoWriter(FlatWriter):
     def files(cls, path: Path, meta: StoreMeta) -> list[Path]:
         return [path] if meta.boundary_token_id == NO_BOUNDARY else [path, _documents_of(path)]
 
+    @classmethod
+    def beside(cls, path: Path) -> list[Path]:
+        return [_documents_of(path)]
+
     def _begin(self) -> None:
         self._packer = None
         if self._others:  # no name and no time: equal documents give equal bytes

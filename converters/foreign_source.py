@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from zb_hdf5.converters.array_source import ArrayFile, ArraySource, array_options
 from zb_hdf5.converters.options import ArrayOptions, DatasetOptions, ForeignOptions, LossOptions, Settings
@@ -18,14 +18,11 @@ from zb_hdf5.formats.foreign import warn_of_mask
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import open_stored
 from zb_hdf5.formats.inspection import is_ours, look_at_foreign
-from zb_hdf5.formats.registry import FORMATS, backend_in
+from zb_hdf5.formats.registry import FORMATS, backend_in, hdf5_files, hdf5_suffixes
 from zb_hdf5.spec import BATCHES_LAYOUT, STREAM_LAYOUT
 from zb_hdf5.store.both_formats import stores_by_format
 from zb_hdf5.store.index import find_index
 from zb_hdf5.store.verify import require_digests
-
-#: The endings of HDF5 files in folders.
-SUFFIXES: Final = (FORMATS["hdf5"].suffix, *FORMATS["hdf5"].other_suffixes)
 
 
 def is_of_others(path: Path) -> bool:
@@ -34,8 +31,8 @@ def is_of_others(path: Path) -> bool:
         return backend_in(path) == "hdf5" and not is_ours(path)
     if isinstance(path, RemotePath) or find_index(path) is not None or stores_by_format(path):
         return False
-    found = next((file for file in sorted(path.rglob("*")) if file.name.endswith(SUFFIXES) and file.is_file()), None)
-    return found is not None and not is_ours(found)
+    found = hdf5_files(path)
+    return bool(found) and not is_ours(found[0])
 
 
 class ForeignArray(ArrayFile):
@@ -107,7 +104,7 @@ def open_foreign(paths: list[Path], settings: Settings) -> ForeignSource:
     """Open files of other programs, and folders of them, as a conversion asks."""
     chosen = settings.of(DatasetOptions).choice
     warn_of_mask(chosen)
-    columns = _look_at_all(files_at(paths, *SUFFIXES), chosen)
+    columns = _look_at_all(files_at(paths, *hdf5_suffixes()), chosen)
     if settings.of(LossOptions).tokens_only and not FORMATS[settings.target.format].tokens_only:
         columns = [column._replace(meta=replace(column.meta, fields=()), fields={}) for column in columns]
     elif left_out := sorted({name for column in columns for name in column.left_out}):

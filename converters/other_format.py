@@ -13,6 +13,7 @@ from zb_hdf5.console import flag_of
 from zb_hdf5.converters.conversion import STREAM, Conversion
 from zb_hdf5.converters.sources import SOURCES, target_of
 from zb_hdf5.errors import Remedy, ZbError
+from zb_hdf5.files.listing import listed
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.trainers.trainer_formats import (
     TRAINER_FORMATS,
@@ -75,8 +76,8 @@ def _options_for(path: Path, named: str, error: ZbError) -> dict[str, str]:
 def _may_lack_header(path: Path, expected: tuple[str, ...]) -> bool:
     """Return whether a path has a suffix of files without a header, other than those that are expected."""
     suffixes = {row.suffixes[0] for row in TRAINER_FORMATS.values() if row.lacks_header} - {*expected}
-    names = os.listdir(path) if path.is_dir() else [path.name]
-    return any(name.endswith(tuple(suffixes)) for name in names)
+    files = listed(path, *suffixes).files
+    return any(file.name.lower().endswith(tuple(suffixes)) for file in files)
 
 
 def _facts(path: Path, options: dict[str, str]) -> str:

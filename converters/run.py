@@ -24,10 +24,11 @@ from zb_hdf5.converters.engines import (
 from zb_hdf5.converters.options import Settings, ShuffleOptions, Target, TextOptions
 from zb_hdf5.converters.record_source import RecordSource
 from zb_hdf5.converters.reports import DryRun, FilesDryRun, Report
-from zb_hdf5.converters.settings import refuse_replaced_sources, resolved, warn_of_left_out
+from zb_hdf5.converters.settings import note_left_out, refuse_replaced_sources, resolved
 from zb_hdf5.converters.shard_plan import ShardPlan
 from zb_hdf5.converters.shuffle import scatter_path
 from zb_hdf5.converters.stream_target import TokensPlan, tokens_plan, write_documents
+from zb_hdf5.files.listing import kept_listings
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.formats.document_source import CompletedSource, DocumentSource
 from zb_hdf5.formats.registry import FORMATS
@@ -82,11 +83,12 @@ def _with_plan(
 ) -> _Result | None:
     """Resolve the options, plan the source, open the engine, and act; None in an MPI rank that has served others."""
     end_unguarded_worker()
-    settings, open_source = resolved(conversion)
-    executor = settings.work.executor
     with ExitStack() as stack:
-        # of MPI ranks only the first one needs the source
-        plan = None if executor == "mpi" else _planned(stack, open_source(), settings)
+        with kept_listings():
+            settings, open_source = resolved(conversion)
+            executor = settings.work.executor
+            # of MPI ranks only the first one needs the source
+            plan = None if executor == "mpi" else _planned(stack, open_source(), settings)
         engine: Engine | None = settings.engine
         if engine is None:
             workers = 1 if plan is None else _workers_of(plan, settings)
@@ -113,7 +115,7 @@ def _planned(stack: ExitStack, found: Any, settings: Settings) -> Plan:
     settings.require_dtype(source.meta.dtype if isinstance(source, BatchSource) else source.dtype, source.paths[0])
     if target.note:
         source = _noted(source, target)
-    warn_of_left_out(settings.paths, source.paths)
+    note_left_out(settings.paths, source.paths)
     return shard_plan_of(source, settings) if isinstance(source, BatchSource) else tokens_plan(source, settings)
 
 

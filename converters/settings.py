@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from zb_hdf5.files.paths import RemotePath, any_path, local_path
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.formats.document_source import missing_members
 from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.notes import note
 from zb_hdf5.spec import UPLOAD_DIGITS, codec_named
 from zb_hdf5.trainers.installed_formats import noted
 from zb_hdf5.trainers.trainer_formats import INSTALLED, add_installed, document_targets, format_named, known_formats
@@ -87,12 +87,12 @@ def _of_paths(paths: list[Path], conversion: Conversion) -> tuple[Settings, Call
     return settings, lambda: kind.open(paths, settings)
 
 
-def warn_of_left_out(folders: Iterable[Path], read: Sequence[Path]) -> None:
-    """Warn of files of tokens or text in the folders of a source that it leaves out."""
+def note_left_out(folders: Iterable[Path], read: Sequence[Path]) -> None:
+    """Print a note of files of tokens or text in the folders of a source that it leaves out."""
     for folder in folders:
         left_out = files_left_out(folder, read)
         if left_out:
-            warnings.warn(f"{folder}: {left_out_in_words(left_out)}", stacklevel=2)
+            note(f"{folder}: {left_out_in_words(left_out)}")
 
 
 def _likened(

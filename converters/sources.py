@@ -422,13 +422,9 @@ def _name_of_trainer(path: Path, conversion: Conversion) -> str:
 
 def _holds(folder: Path, suffix: str) -> bool:
     """Return whether a folder holds files of this suffix. Folders inside it count too, but not those inside a store."""
-    from zb_hdf5.files.paths import is_url
-    from zb_hdf5.spec import INDEX_NAME
+    from zb_hdf5.files.listing import listed
 
-    if is_url(folder) or not folder.is_dir():
-        return False
-    pattern = f"*{suffix}" if (folder / INDEX_NAME).exists() else f"**/*{suffix}"
-    return any(folder.glob(pattern))
+    return folder.is_dir() and bool(listed(folder, suffix).names)
 
 
 def refuse_unused_options(path: Path, kind: SourceKind, conversion: Conversion) -> None:

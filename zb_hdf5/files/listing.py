@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
@@ -16,11 +18,14 @@ from zb_hdf5.files.paths import RemotePath, any_path, is_url, open_with_room, re
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.spec import INDEX_NAME
 
+#: Endings of files of JSON lines.
+SUFFIXES_OF_JSON_LINES: Final = (".jsonl", ".ndjson")
 #: Endings of the names of files of tokens or text, of all formats.
 SUFFIXES_OF_TOKENS: Final = frozenset(
     (
         *(".npy", ".npz", ".h5", ".hdf5", ".hdf", ".he5", ".batch", ".bin", ".ds", ".mds"),
-        *(".parquet", ".arrow", ".jsonl", ".ndjson", ".txt"),
+        *(".parquet", ".arrow", ".txt"),
+        *SUFFIXES_OF_JSON_LINES,
     )
 )
 #: The ending of files of lines, of one value, or of facts about the files beside them.
@@ -33,29 +38,6 @@ _COMPRESSED_BESIDE: Final = (".csv.gz",)
 _OF_FILE_SYSTEM: Final = "lost+found"
 #: A file or folder, whatever its name is.
 _Inode: TypeAlias = tuple[int, int]
-
-
-class Listing(NamedTuple):
-    """The files that a path stands for, and those that it has besides.
-
-    A folder stands for all regular files in and below it that have one of the endings, in any case. Links are
-    followed, and each folder is listed once; one with a `shards.json` below it is a store, and none of its files are
-    read. Names that begin with a dot are left out, and so are unfinished results of ours. The order is that of the
-    names in each folder, folders among files.
-
-    Attributes
-    ----------
-    path
-        The path: a file that is named stands for itself, whatever its name is.
-    files
-        The files.
-    left_out
-        Other files that are named as tokens or text are, in their order; of a store below the folder its index.
-    """
-
-    path: Path
-    files: tuple[Path, ...]
-    left_out: tuple[Path, ...] = ()
 
 
 class _Tree(NamedTuple):
@@ -71,12 +53,23 @@ class _Tree(NamedTuple):
         FIFOs, sockets and devices.
     stores
         The indexes of the stores below it.
+    by_ending
+        The names that were asked for, by their endings.
     """
 
     names: list[str]
     links: dict[str, _Inode]
     special: list[str]
     stores: list[str]
+    by_ending: dict[tuple[str, ...], tuple[str, ...]]
+
+    def ending(self, suffixes: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the names of the regular files that have one of the endings, in any case."""
+        found = self.by_ending.get(suffixes)
+        if found is None:
+            found = tuple([name for name in self.names if name.lower().endswith(suffixes)])
+            self.by_ending[suffixes] = found
+        return found
 
     def left_out(self, read: Sequence[str]) -> list[str]:
         """Return the other files that are named as tokens or text are, and the indexes; none if a store is read."""
@@ -84,11 +77,45 @@ class _Tree(NamedTuple):
         if INDEX_NAME in self.names or any(name.startswith(stores) for name in read):
             return []
         known = set(read)
-        has_json = any(JSON_SUFFIX in name.lower() for name in read)
+        has_json = any(_is_of_json_lines(name) for name in read)
         found = [name for name in self.names if name not in known and _is_of_tokens(name, has_json=has_json)]
         return sorted([*found, *self.stores], key=_order) if self.stores else found
 
 
+@dataclass(frozen=True)
+class Listing:
+    """The files that a path stands for, and those that it has besides.
+
+    A folder stands for all regular files in and below it that have one of the endings, in any case. Links are
+    followed, and each folder is listed once; one with a `shards.json` below it is a store, and none of its files are
+    read. Names that begin with a dot are left out, and so are unfinished results of ours. The order is that of the
+    names in each folder, folders among files.
+
+    Attributes
+    ----------
+    path
+        The path: a file that is named stands for itself, whatever its name is.
+    names
+        The names of the files, from a folder on; (): a file stands for itself.
+    """
+
+    path: Path
+    names: tuple[str, ...]
+    _tree: _Tree | None
+
+    @cached_property
+    def files(self) -> tuple[Path, ...]:
+        """The files."""
+        return (self.path,) if self._tree is None else tuple(map(self.path.joinpath, self.names))
+
+    @cached_property
+    def left_out(self) -> tuple[Path, ...]:
+        """Other files that are named as tokens or text are, in their order; of a store below the folder its index."""
+        return () if self._tree is None else tuple(map(self.path.joinpath, self._tree.left_out(self.names)))
+
+
+#: The tree of a folder that is not listed.
+_NOTHING: Final = _Tree([], {}, [], [], {})
 #: The trees of a block of `kept_listings`.
 _KEPT: ContextVar[dict[str, _Tree] | None] = ContextVar("kept listings", default=None)
 
@@ -127,17 +154,17 @@ def listed(path: str | os.PathLike[str], *suffixes: str) -> Listing:
     """
     path = any_path(path)
     if isinstance(path, RemotePath):
-        return Listing(path, () if path.is_dir() else (path,))
+        return Listing(path, (), _NOTHING if path.is_dir() else None)
     if not path.is_dir():
         require_regular(_status(path).st_mode, path)
-        return Listing(path, (path,))
+        return Listing(path, (), None)
     tree = _tree_of(path)
     special = next((name for name in tree.special if name.lower().endswith(suffixes)), None)
     if special is not None:
         require_regular(_status(path / special).st_mode, path / special)
-    names = [name for name in tree.names if name.lower().endswith(suffixes)]
+    names = tree.ending(suffixes)
     _require_read_once(path, names, tree.links)
-    return Listing(path, tuple(map(path.joinpath, names)), tuple(map(path.joinpath, tree.left_out(names))))
+    return Listing(path, names, tree)
 
 
 def files_left_out(path: Path, read: Sequence[Path]) -> list[Path]:
@@ -170,6 +197,14 @@ def _is_of_tokens(name: str, *, has_json: bool) -> bool:
     return ending in SUFFIXES_OF_TOKENS or (has_json and ending == JSON_SUFFIX)
 
 
+def _is_of_json_lines(name: str) -> bool:
+    """Return whether a file is named as JSON lines are: a lone `.json` may have other things."""
+    stem, ending = os.path.splitext(name.lower())
+    if ending in SUFFIXES_OF_COMPRESSION:
+        return stem.endswith((*SUFFIXES_OF_JSON_LINES, JSON_SUFFIX))
+    return ending in SUFFIXES_OF_JSON_LINES
+
+
 def _tree_of(folder: Path) -> _Tree:
     """List a folder, in a block of `kept_listings` once."""
     kept = _KEPT.get()
@@ -192,7 +227,7 @@ class _Walk:
 
     def __init__(self, root: Path) -> None:
         self._root = os.fspath(root)
-        self._found = _Tree([], {}, [], [])
+        self._found = _Tree([], {}, [], [], {})
         self._folders = [""]
         self._linked: list[str] = []
         self._entered: set[_Inode] = set()
@@ -204,8 +239,9 @@ class _Walk:
                 self._linked.sort(key=_order, reverse=True)
                 self._folders.append(self._linked.pop())
             self._enter(self._folders.pop())
+        key = _order if len(self._entered) > 1 else None
         for names in (self._found.names, self._found.special, self._found.stores):
-            names.sort(key=_order)
+            names.sort(key=key)
         return self._found
 
     def _enter(self, name: str) -> None:
@@ -222,33 +258,29 @@ class _Walk:
             self._found.stores.append(f"{name}/{INDEX_NAME}")
             return
         before = f"{name}/" if name else ""
-        for entry in entries:
-            if not entry.name.startswith(".") and entry.name != _OF_FILE_SYSTEM:
-                self._take(before + entry.name, entry, is_store)
+        others: list[os.DirEntry[str]] = []
+        with _listing_errors(folder):  # the system tells the kind of an entry with its name, mostly
+            for entry in entries:
+                if entry.name.startswith(".") or entry.name == _OF_FILE_SYSTEM:
+                    continue
+                if entry.is_file(follow_symlinks=False):
+                    self._found.names.append(before + entry.name)
+                else:
+                    others.append(entry)
+        for entry in others:
+            self._take(before + entry.name, entry.path, is_store)
 
-    def _take(self, name: str, entry: os.DirEntry[str], is_store: bool) -> None:
-        """Take over one entry."""
-        with _listing_errors(entry.path):
-            is_link = entry.is_symlink()
-            mode = _kind(entry) if not is_link else 0
-        if is_link:
-            status = _status(entry.path)
-            mode = stat.S_IFMT(status.st_mode)
-            if mode == stat.S_IFREG:
-                self._found.links[name] = status.st_dev, status.st_ino
-        if mode == stat.S_IFREG:
+    def _take(self, name: str, path: str, is_store: bool) -> None:
+        """Take over an entry that is no regular file: a folder, or a link."""
+        is_link = os.path.islink(path)
+        status = _status(path)
+        if stat.S_ISREG(status.st_mode):
             self._found.names.append(name)
-        elif mode != stat.S_IFDIR:
+            self._found.links[name] = status.st_dev, status.st_ino
+        elif not stat.S_ISDIR(status.st_mode):
             self._found.special.append(name)
         elif not is_store and not name.endswith(PARTIAL_SUFFIX):
             (self._linked if is_link else self._folders).append(name)
-
-
-def _kind(entry: os.DirEntry[str]) -> int:
-    """Return the kind of an entry that is no link: the system has told it with the name, mostly."""
-    if entry.is_file(follow_symlinks=False):
-        return stat.S_IFREG
-    return stat.S_IFDIR if entry.is_dir(follow_symlinks=False) else 0
 
 
 def _order(name: str) -> list[str]:
@@ -326,6 +358,21 @@ def files_at(paths: Sequence[str | os.PathLike[str]], *suffixes: str) -> list[Pa
         files += found
     require_named_once(files)
     return files
+
+
+def name_below(path: Path, file: Path) -> str:
+    """Return the name of a file from a folder on, such as "part/0.npy"; one that is not below it has its own name.
+
+    Parameters
+    ----------
+    path
+        The folder, or another path that stands for the file.
+    file
+        The file.
+    """
+    text = os.fspath(file)
+    folder = os.path.join(path, "")
+    return text.removeprefix(folder) if text.startswith(folder) else file.name
 
 
 def left_out_in_words(left_out: Sequence[Path]) -> str:

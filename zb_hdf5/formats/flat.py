@@ -21,6 +21,7 @@ from zb_hdf5.errors import ArgumentError, BackendError, ChecksumError, FormatErr
 from zb_hdf5.field import Field
 from zb_hdf5.files.checked import Crc32Rows
 from zb_hdf5.files.foreign_ids import ForeignIds
+from zb_hdf5.files.listing import listed
 from zb_hdf5.files.paths import Identity
 from zb_hdf5.files.ranges import Extents, Range, Run
 from zb_hdf5.files.tokens import FileTokens, Tokens, open_extents
@@ -254,7 +255,7 @@ class FlatFormat(ABC):
         self.headerless = headerless
 
     def files(self, path: Path) -> list[Path]:
-        """Return the files of the ids at a path, by name; none if the path holds none. Hidden ones are left out.
+        """Return the files of the ids at a path, in the order of `listed`; none if the path holds none.
 
         A folder is of the format if its first file is: one of another format is an error of `look`, so that none is
         left out without a word.
@@ -262,13 +263,13 @@ class FlatFormat(ABC):
         Parameters
         ----------
         path
-            A file of the format, or a folder of such files.
+            A file of the format, or a folder with such files in and below it.
         """
         if not path.is_dir():
-            is_named = self.headerless is not None or path.name.endswith(self.suffixes[0])
+            is_named = self.headerless is not None or path.name.lower().endswith(self.suffixes[0])
             return [path] if is_named and self.recognises(path) else []
-        names = names_in(path, self.suffixes[0])
-        return [path / name for name in names] if names and self.recognises(path / names[0]) else []
+        files = listed(path, self.suffixes[0]).files
+        return [*files] if files and self.recognises(files[0]) else []
 
     @abstractmethod
     def recognises(self, path: Path) -> bool:
@@ -366,13 +367,3 @@ def _open_run(
     num_bytes = count * dtype.itemsize
     extents = Extents([Run(byte_offset, num_bytes, 1)] if num_bytes else [], num_bytes)
     return open_extents(path, extents, dtype, count, access, identity)
-
-
-def names_in(folder: Path, *suffixes: str) -> list[str]:
-    """Return the names of the files of a folder that end in a suffix, in their order. Hidden ones are left out."""
-    with os.scandir(folder) as entries:
-        return sorted(
-            each.name
-            for each in entries
-            if each.name.endswith(suffixes) and not each.name.startswith(".") and each.is_file()
-        )

@@ -310,10 +310,10 @@ def hdf5_suffixes() -> tuple[str, ...]:
 
 
 def hdf5_files(folder: Path) -> list[Path]:
-    """Return the files of a folder that are named as HDF5 files are, in the order of their names."""
-    from zb_hdf5.formats.flat import names_in  # numpy, which the help of the commands does not need
+    """Return the files in and below a folder that are named as HDF5 files are. See `listed`."""
+    from zb_hdf5.files.listing import listed  # numpy, which the help of the commands does not need
 
-    return [folder / name for name in names_in(folder, *hdf5_suffixes())]
+    return [*listed(folder, *hdf5_suffixes()).files]
 
 
 def require_datasets(path: Path, choice: DatasetChoice) -> None:

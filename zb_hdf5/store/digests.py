@@ -14,6 +14,7 @@ import numpy as np
 
 from zb_hdf5.errors import ArgumentError, BackendError, ConvertError, FormatError, IncompleteError
 from zb_hdf5.files.checked import crc32_of
+from zb_hdf5.files.listing import name_below
 from zb_hdf5.files.paths import local_path, open_file
 from zb_hdf5.files.publishing import published, require_present, write_fully
 from zb_hdf5.files.threads import Readers
@@ -87,15 +88,21 @@ class Digests:
         """Digest over the sha256 of the files, in order."""
         return combine_sha256(digest.sha256 for digest in self.files.values())
 
-    def require(self, found: FlatTokens) -> FlatDigest:
+    def require(self, found: FlatTokens, name: str) -> FlatDigest:
         """Return the digests of a file.
+
+        Parameters
+        ----------
+        found
+            The file.
+        name
+            Its name from the folder on that was digested.
 
         Raises
         ------
         FormatError
             If there are none, or they are those of another file, as its size and its header tell.
         """
-        name = found.path.name
         digest = self.files.get(name)
         if digest is None:
             known = ", ".join(list(self.files)[:_MAX_NAMES])
@@ -115,9 +122,10 @@ class Digests:
         return digest
 
     def require_all(self, path: Path, backend: str, found: Iterable[FlatTokens]) -> dict[str, FlatDigest]:
-        """Return the digests of all files at a path, by their names. Raises as `require`, and if a file is missing."""
+        """Return the digests of all files at a path, by `name_below`. Raises as `require`, and if a file is missing."""
         self.require_format(backend)
-        digests = {each.path.name: self.require(each) for each in found}
+        names = [(name_below(path, each.path), each) for each in found]
+        digests = {name: self.require(each, name) for name, each in names}
         if path.is_dir():
             for problem in self.missing(path, digests).values():
                 raise problem
@@ -144,9 +152,9 @@ class Digests:
         Parameters
         ----------
         found
-            The names of files that are there, some perhaps below the folder.
+            The names of files that are there.
         """
-        absent = self.files.keys() - set(os.listdir(folder)) - set(found)
+        absent = {name for name in self.files.keys() - set(found) if not (folder / name).exists()}
         return {
             str(folder / name): IncompleteError(
                 f"{folder / name}: is not there, and {self.path.name} has digests of it; restore it"
@@ -240,11 +248,11 @@ def _choice_in(value: Any, where: str) -> DatasetChoice:
 
 
 def _require_names(names: list[str], where: str) -> None:
-    """Raise `FormatError` unless each name is that of another file of one folder."""
+    """Raise `FormatError` unless each name is that of another file in or below one folder."""
     if not names:
         raise FormatError(f"{where}: lists no files")
     for name in names:
-        if "/" in name or name in ("", ".", "..") or not is_file_name(name):
+        if not {"", ".", ".."}.isdisjoint(name.split("/")) or not is_file_name(name):
             raise FormatError(f"{where}: expected the names of files of one folder, found {name!r}")
     if len(set(names)) < len(names):
         raise FormatError(f"{where}: has a file twice")
@@ -390,7 +398,7 @@ def write_digests(
         announce(sum(each.num_tokens for each in found))
         with Readers(workers or len(os.sched_getaffinity(0)), "zb-digests") as readers:
             made = readers.map(partial(_digest_of, flat, progress), found)
-        of_files = {each.path.name: one for each, one in zip(found, made, strict=True)}
+        of_files = {name_below(path, each.path): one for each, one in zip(found, made, strict=True)}
         digests = Digests(destination, backend, of_files, ids if isinstance(ids, DatasetChoice) else None)
         write_fully(file.fd, digests.to_json().encode("utf-8"), 0)
     return digests

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import numpy as np
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy, require_choice
+from zb_hdf5.files.listing import kept_listings, name_below
 from zb_hdf5.files.named_splits import AUTO_SPLIT, SplitFiles, named_splits, split_named, train_first
 from zb_hdf5.files.paths import RemotePath, any_path, local_path, on_failure, require_remote_access
 from zb_hdf5.files.publishing import require_present
@@ -216,6 +217,7 @@ class Opening:
         require_digests(self.path, self.split, self.choice, self.digests, self.headerless)
 
 
+@kept_listings()
 def look(
     path: str | os.PathLike[str],
     *,
@@ -481,7 +483,9 @@ class FlatHolder(Holder):
             source[HEADERLESS] = headerless.names
         folder = os.path.join(opening.path if opening.path.is_dir() else opening.path.parent, "")
         names = [os.fspath(each.path).removeprefix(folder) for each in found]
-        digests = {name: digests[each.path.name] for name, each in zip(names, found, strict=True) if digests}
+        if digests:
+            made = digests
+            digests = {name: made[name_below(opening.path, each.path)] for name, each in zip(names, found, strict=True)}
         table = flat_table(self.name, names, found, splits, digests)
         return ShardIndex(meta, table, source=source, digests=digests)
 
@@ -640,7 +644,7 @@ class ForeignHolder(Holder):
             made = Digests.load(opening.digests)
             digests = made.require_all(opening.path, FOREIGN_BACKEND, found)
             made.require_dataset(choice)
-        names = [each.path.name for each in columns]
+        names = [name_below(opening.path, each.path) for each in columns]
         meta = StoreMeta(1, DEFAULT_CHUNK_TOKENS, first.meta.dtype, layout=STREAM_LAYOUT, fields=first.meta.fields)
         table = flat_table(FOREIGN_BACKEND, names, found, list(opening.splits), digests)
         return ShardIndex(meta, table, source={DATASET: choice.arguments}, digests=digests)

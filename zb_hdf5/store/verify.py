@@ -16,6 +16,7 @@ from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, check_
 from zb_hdf5.documents.metadata import TableInfo
 from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, UnverifiableError, ZbError
+from zb_hdf5.files.listing import name_below
 from zb_hdf5.files.named_splits import SplitFiles
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.threads import Readers
@@ -291,11 +292,12 @@ def _verify_flat(
         if ids.is_made:
             digests.require_dataset(ids._replace(name=ids.name or digests.choice.name))
         ids = digests.choice
-    check = _Check(None, progress, announce, flat=name, ids=ids, digests=digests)
-    announce(sum(digests.files[file.name].num_tokens for file in files if file.name in digests.files))
+    check = _Check(None, progress, announce, flat=name, ids=ids, digests=digests, place=path)
+    names = [name_below(path, file) for file in files]
+    announce(sum(digests.files[each].num_tokens for each in names if each in digests.files))
     with Readers(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
         reports = readers.map(check.lone_file, files)
-    missing = digests.missing(path, [file.name for file in files]) if path.is_dir() else {}
+    missing = digests.missing(path, names) if path.is_dir() else {}
     return reports + [ShardReport(file, backend=name, problem=error) for file, error in missing.items()]
 
 
@@ -432,6 +434,8 @@ class _Check:
         The ids of files of a flat format, as the user names them; None: the files tell.
     digests
         Those of files that hold none, where they were made.
+    place
+        The path whose files have these digests; None: none were made.
     """
 
     index: ShardIndex | None
@@ -441,6 +445,11 @@ class _Check:
     flat: str = ""
     ids: NamedIds | None = None
     digests: Digests | None = None
+    place: Path | None = None
+
+    def _name_of(self, path: Path) -> str:
+        """Return the name of a lone file in its digests."""
+        return path.name if self.place is None else name_below(self.place, path)
 
     def lone_file(self, path: Path) -> ShardReport:
         """Check a file without an index."""
@@ -454,7 +463,8 @@ class _Check:
     def _announced(self, path: Path, report: ShardReport) -> int:
         """Return the tokens of a lone file that were announced."""
         if self.digests is not None:
-            return self.digests.files[path.name].num_tokens if path.name in self.digests.files else 0
+            name = self._name_of(path)
+            return self.digests.files[name].num_tokens if name in self.digests.files else 0
         return report.token_count if report.backend in FORMATS and FORMATS[report.backend].holds_batches else 0
 
     def shard(self, path: Path, entry: ShardEntry, table: DocumentPart | None) -> ShardReport:
@@ -505,10 +515,11 @@ class _Check:
         if self.digests is None:
             report.missing = f"{report.backend} files hold no digests; {Remedy.DIGESTS.about(str(found.path))}"
             return
-        if found.path.name not in self.digests.files:
+        name = self._name_of(found.path)
+        if name not in self.digests.files:
             report.missing = f"{self.digests.path} has no digests of it"
             return
-        digest = self.digests.require(found)
+        digest = self.digests.require(found, name)
         with flat.open(found.path, CHUNKS_OF_FLAT_FILES, digest=digest) as reader:
             report.sha256, report.checks = reader.digests.compare(counted.columns(reader.meta)[0][1])
         if digest.documents_sha256:

@@ -14,9 +14,10 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
+from zb_hdf5.files.listing import listed
 from zb_hdf5.files.paths import head_of
 from zb_hdf5.formats.document_writer import FlatWriter
-from zb_hdf5.formats.flat import FlatFormat, FlatTokens, names_in
+from zb_hdf5.formats.flat import FlatFormat, FlatTokens
 from zb_hdf5.spec import TokenArray
 
 LLMC_HEADER_BYTES: Final = 256 * 4
@@ -48,7 +49,7 @@ class BinFiles(FlatFormat):
         found = super().files(path)
         if self.headerless is None or found or not path.is_dir():
             return found
-        return [path / name for name in names_in(path, RAW_NPY_SUFFIX)]
+        return [*listed(path, RAW_NPY_SUFFIX).files]
 
     def recognises(self, path: Path) -> bool:
         if self.headerless is not None:

@@ -44,7 +44,7 @@ class Datatrove(FlatFormat):
 
     def recognises(self, path: Path) -> bool:
         """Return whether it ends as nothing else does; `look` names what is missing."""
-        return path.name.endswith(self.suffixes[0])
+        return path.name.lower().endswith(self.suffixes[0])
 
     def look(self, path: Path) -> FlatTokens:
         index = f"{path}{INDEX_SUFFIX}"

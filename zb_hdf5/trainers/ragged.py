@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ConvertError, FormatError, ZbError
-from zb_hdf5.files.listing import files_at
+from zb_hdf5.files.listing import files_at, listed
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.dataset_choice import DatasetChoice
 from zb_hdf5.formats.foreign import FIELD_NAMES, MAX_DATASETS, MAX_OBJECTS
@@ -205,7 +205,7 @@ def is_ragged(path: Path) -> bool:
     """Return whether a path is an HDF5 file of documents, or a folder of such files that is no store."""
     try:
         if path.is_dir():
-            first = min((file for file in path.iterdir() if file.name.endswith(_SUFFIXES)), default=None)
+            first = next(iter(listed(path, *_SUFFIXES).files), None)
             return first is not None and not (path / INDEX_NAME).exists() and is_ragged(first)
         if backend_in(path) != "hdf5" or is_ours(path):
             return False

@@ -7,7 +7,6 @@ packages have such rows too, and are asked only where no format of this table is
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
@@ -284,12 +283,17 @@ def installed_name_of(path: Path, notes: list[str]) -> str:
 
 
 def _has_suffix(path: Path, suffixes: tuple[str, ...]) -> bool:
-    """Return whether a file ends in one of the suffixes, or a folder has a name that does."""
+    """Return whether a file ends in one of the suffixes, or a folder has files that do, in or below it.
+
+    A hidden file in a folder that has such a name marks it, as `.zarray` does.
+    """
     if isinstance(path, RemotePath):
         return False
     if path.is_dir():
-        return any(name.endswith(suffixes) for name in os.listdir(path))
-    return path.name.endswith(suffixes)
+        from zb_hdf5.files.listing import listed  # numpy, which the help of the commands does not need
+
+        return bool(listed(path, *suffixes).names) or any((path / suffix).exists() for suffix in suffixes)
+    return path.name.lower().endswith(suffixes)
 
 
 def flat_files(name: str, path: Path, headerless: Headerless | None = None) -> list[Path]:
@@ -304,12 +308,15 @@ def flat_files(name: str, path: Path, headerless: Headerless | None = None) -> l
     headerless
         The ids of files without a header, which may have any suffix.
     """
+    from zb_hdf5.files.listing import kept_listings  # numpy, which the help of the commands does not need
+
     row = row_named(name)
     if row is None or isinstance(path, RemotePath):
         return []
-    is_named = headerless is not None or _has_suffix(path, row.suffixes)
-    found = flat_format(name, headerless) if is_named else None
-    return [] if found is None else found.files(path)
+    with kept_listings():
+        is_named = headerless is not None or _has_suffix(path, row.suffixes)
+        found = flat_format(name, headerless) if is_named else None
+        return [] if found is None else found.files(path)
 
 
 def headerless_name_of(path: Path) -> str:
@@ -323,13 +330,16 @@ def not_recognised(path: Path) -> FormatError | None:
 
     Of a folder, it is that of its first such file.
     """
+    from zb_hdf5.files.listing import listed  # numpy, which the help of the commands does not need
+
     if isinstance(path, RemotePath):
         return None
     file = path
     if path.is_dir():
         suffixes = tuple({TRAINER_FORMATS[name].suffixes[0] for name in flat_names()})
-        file = min((each for each in path.iterdir() if each.name.endswith(suffixes)), default=path)
-    found = {name: flat_format(name) for name in flat_names() if file.name.endswith(TRAINER_FORMATS[name].suffixes)}
+        file = next(iter(listed(path, *suffixes).files), path)
+    name_of_file = file.name.lower()
+    found = {name: flat_format(name) for name in flat_names() if name_of_file.endswith(TRAINER_FORMATS[name].suffixes)}
     if not found:
         return None
     signs = [f"{name} ({each.sign})" for name, each in found.items() if each is not None and each.sign]

@@ -10,10 +10,13 @@ import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from commandline import report_of, run_zb, succeed
 from contents import batches_of, write_batches, write_stream, write_streams
 from contract import SAME_EPOCH, check_reader, is_refused, random_tokens, read_records
@@ -21,7 +24,7 @@ from damage import flip, flip_stored
 from processes import forked, in_forks, killed_when
 from torch.utils.data import DataLoader
 
-from zb_hdf5 import ArgumentError, ChecksumError, Loader, MixedLoader, open_reader, open_writer
+from zb_hdf5 import ArgumentError, ChecksumError, DocumentLoader, Loader, MixedLoader, open_reader, open_writer
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.errors import UnverifiableError
 from zb_hdf5.files.tokens import Tokens, Wait
@@ -485,6 +488,134 @@ def test_a_folder_that_cannot_be_written_is_one_error_at_the_beginning(origin, m
     with pickle.loads(data) as copy:  # of a worker: later than at the beginning it is no error
         check_all(copy)
         assert column_of(copy).full
+
+
+#: The ways to read that take whole batches, records, or some values of them from a cache.
+WAYS = {
+    "whole batches": {},
+    "in threads": {"prefetch": 3},
+    "int32": {"dtype": torch.int32},
+    "records": {"shuffle": "records"},
+    "pread": {"access": "pread"},
+    "every read": {"shuffle": "records", "verify": "batch"},
+}
+
+
+def steps_of(path, **how):
+    """Return the steps of an epoch as one array."""
+    with Loader(path, **how, **ONE_RANK) as loader:
+        return np.stack([step.numpy() for step in loader])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, write_store):
+    """A store whose every batch takes whole pages of a RAM disk, of 768 KiB."""
+    return write_store(tmp_path_factory.mktemp("whole") / "store", BATCHES, (10, 31))
+
+
+@pytest.mark.filterwarnings("ignore:.*the cache is full")
+@pytest.mark.parametrize("how", WAYS.values(), ids=WAYS)
+def test_a_ram_disk_smaller_than_the_store_ends_the_filling_and_nothing_else(how, whole, mount_disk):
+    disk = mount_disk(700)
+    expected = steps_of(whole, **how)
+
+    def read():
+        return all(np.array_equal(steps_of(whole, cache=disk / "cache", **how), expected) for _ in range(2))
+
+    assert in_forks(read) == [True]
+    assert occupied_bytes(disk / "cache") > 500 << 10
+
+
+@pytest.mark.filterwarnings("ignore:.*the cache is full")
+@pytest.mark.parametrize("how", WAYS.values(), ids=WAYS)
+def test_the_size_of_a_cache_holds_on_a_ram_disk(how, whole, mount_disk):
+    disk = mount_disk(4096)
+    limit = 44 * BATCHES[0].nbytes
+    for _ in range(2):
+        np.testing.assert_array_equal(
+            steps_of(whole, cache=disk / "cache", cache_bytes=limit, **how), steps_of(whole, **how)
+        )
+    assert limit / 2 < occupied_bytes(disk / "cache") <= limit
+
+
+@pytest.mark.filterwarnings("ignore:.*its files are being cut short")
+@pytest.mark.parametrize("how", WAYS.values(), ids=WAYS)
+def test_a_cache_file_that_is_cut_all_the_time_is_no_bus_error(how, whole, folder):
+    expected = steps_of(whole, **how)
+    steps_of(whole, cache=folder, **how)
+    data, _ = files_of(folder)
+
+    def read():
+        return [np.array_equal(steps_of(whole, cache=folder, **how), expected) for _ in range(10)]
+
+    def cut():
+        for number in range(2000):
+            os.truncate(data, number % 7 * BATCHES[0].nbytes)
+            time.sleep(0.0001)
+        return True
+
+    found, _ = in_forks(read, cut)
+    assert len(found) == 10
+    if how != {"shuffle": "records"}:  # "auto" compares the batch of a record once
+        assert all(found)
+
+
+@pytest.mark.parametrize("how", WAYS.values(), ids=WAYS)
+def test_no_file_of_a_cache_is_mapped(how, whole, folder):
+    for _ in range(2):
+        with Loader(whole, cache=folder, **how, **ONE_RANK) as loader:
+            for _ in loader:
+                assert str(folder) not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.filterwarnings(f"ignore:{SAME_EPOCH}:UserWarning")
+@pytest.mark.parametrize("kind", ["records", "windows", "documents"])
+def test_what_changes_in_a_cache_after_a_first_look_is_not_given_where_each_read_is_compared(kind, tmp_path, folder):
+    if kind == "records":
+        path = write_batches(tmp_path / "x.h5", BATCHES).path
+        make = partial(Loader, path, shuffle="records")
+    else:
+        path = tmp_path / "stream.h5"
+        write_stream(path, random_tokens(1, 1, 10_000, "uint16").reshape(-1), [2000, 3000, 5000], chunk_tokens=512)
+        windows = partial(Loader, path, batch_size=4, seq_len=64, shuffle="records")
+        make = windows if kind == "windows" else partial(DocumentLoader, path, batch_size=1, collate="pad")
+
+    def read(loader):
+        return [(step["tokens"] if isinstance(step, dict) else step).numpy().tolist() for step in loader]
+
+    with make(**ONE_RANK) as loader:
+        expected = read(loader)
+    with make(cache=folder, verify="batch", **ONE_RANK) as loader:
+        assert read(loader) == expected
+        data, _ = files_of(folder)
+        for at in range(0, data.stat().st_size, 512):
+            flip(data, at)
+        assert read(loader) == expected
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_folder_that_is_removed_while_it_is_filled_is_one_warning(whole, folder):
+    with Loader(whole, cache=folder, cache_bytes="700KiB", shuffle="sequential", **ONE_RANK) as loader:
+        steps = iter(loader)
+        found = [next(steps).numpy()]
+        shutil.rmtree(folder)
+        with pytest.warns(UserWarning, match="the cache cannot be used") as warned:
+            found += [step.numpy() for step in steps]
+    np.testing.assert_array_equal(found, BATCHES)
+    assert [str(each.message) for each in warned] == [
+        f"{folder}: the cache cannot be used (No such file or directory): the store is read in its place"
+    ]
+
+
+def test_a_disk_that_is_full_from_the_beginning_is_one_warning(whole, mount_disk):
+    disk = mount_disk(64)
+    (disk / "cache").mkdir()
+    with suppress(OSError), open(disk / "rest", "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    with pytest.warns(UserWarning, match="its disk is full: the store is read without a cache") as warned:
+        np.testing.assert_array_equal(steps_of(whole, cache=disk / "cache", shuffle="sequential"), BATCHES)
+    assert len(warned) == 1
 
 
 # --- room ------------------------------------------------------------------------------------------------------

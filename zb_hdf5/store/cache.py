@@ -4,11 +4,15 @@ A store has a folder, and each column of it two files there. The data file is sp
 of a unit. The `.marks` file has 8 bytes for each unit: a mark, and the crc32 of its bytes. The bytes are written first,
 and then the mark; bytes that differ from their crc32 count as absent. So processes share the files without a lock, and
 a kill at any moment, a full disk, a flipped bit or a file that is cut short costs a read of the store and nothing else.
+
+The files are read by position and never mapped: to touch a mapped hole of a file in a RAM disk takes a page of it, and
+to touch what another process has cut off is a bus error.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -26,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, IncompleteError, format_bytes, parse_size
-from zb_hdf5.files.checked import crc32_of
+from zb_hdf5.files.checked import UnitTokens, crc32_of
 from zb_hdf5.files.paths import RemotePath, local_path
 from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.files.ranges import Extents, LocalFile, Run, read_fully
@@ -42,6 +46,8 @@ SOURCE: Final = "source"
 #: The upper half of a mark; the lower half is the crc32.
 MARK: Final = 0x7A626331
 MARK_BYTES: Final = 8
+#: The errors of a disk that is full.
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 #: Marks that are read together: a block of steps needs many of them.
 MARKS_AT_ONCE: Final = 1 << 14
 #: A process writes a 64th of the bytes that are left before it measures the folder again.
@@ -53,8 +59,8 @@ GRANT_BYTES: Final = 64 << 20
 class CachedColumn:
     """The units of one column in a cache folder, of which any may be absent.
 
-    Once it is open no error of the disk is raised: units that cannot be read are absent, and units that cannot be
-    written are left out, with one warning.
+    Once it is open no error of the disk is raised: units that cannot be read are absent, and after a unit that cannot
+    be read or written no further one is kept, with one warning.
 
     Parameters
     ----------
@@ -106,7 +112,7 @@ class CachedColumn:
         self._marks_fd = self._keep_open(self._path.with_name(self._path.name + ".marks"))
         self._mend_size()
         extents = Extents([Run(0, self._bytes, self._num_units)], self._bytes)
-        file = LocalFile(self._path, (os.fstat(self._fd).st_ino,))
+        file = LocalFile(self._path, (os.fstat(self._fd).st_ino,), "pread")
         self.rows = FileTokens(file, extents, self._dtype, self._num_units * self._unit)
         self._closers.append(self.rows.close)
 
@@ -117,13 +123,14 @@ class CachedColumn:
         return fd
 
     @property
-    def is_whole(self) -> bool:
-        """Whether the data file is open, and was not cut short."""
-        return bool(self._closers) and os.fstat(self._fd).st_size >= self._num_units * self._bytes
+    def is_open(self) -> bool:
+        """Whether the files are open."""
+        return bool(self._closers)
 
     def _mend_size(self) -> None:
-        if not self.is_whole:
-            os.ftruncate(self._fd, self._num_units * self._bytes)
+        size = self._num_units * self._bytes
+        if os.fstat(self._fd).st_size < size:
+            os.ftruncate(self._fd, size)
 
     def look_up(self) -> Callable[[int], int]:
         """Return a function from a unit to its crc32, -1 where it is absent; it reads many marks at once, now."""
@@ -132,7 +139,8 @@ class CachedColumn:
         size = self._num_units * MARK_BYTES
         try:
             marks = np.frombuffer(os.pread(self._marks_fd, size, 0).ljust(size, b"\0"), "<i8")
-        except OSError:
+        except OSError as error:
+            self._leave(error)
             marks = np.zeros(self._num_units, np.int64)
         return np.where(marks >> 32 == MARK, marks & U32_MAX, -1).item
 
@@ -144,7 +152,8 @@ class CachedColumn:
         """Return the crc32 of a unit; -1 where it is absent."""
         try:
             mark = int.from_bytes(os.pread(self._marks_fd, MARK_BYTES, number * MARK_BYTES), "little")
-        except OSError:
+        except OSError as error:
+            self._leave(error)
             return -1
         return mark & U32_MAX if mark >> 32 == MARK else -1
 
@@ -154,7 +163,8 @@ class CachedColumn:
             return False
         try:
             read_fully(self._fd, out, number * self._bytes)
-        except OSError:
+        except OSError as error:
+            self._leave(error)
             return False
         good = self.seen[number] = crc32_of(out) == expected
         return good
@@ -163,21 +173,30 @@ class CachedColumn:
         """Keep a unit if it fits."""
         data = tokens.view(np.uint8)  # a structured dtype has no simple buffer
         mark = (MARK << 32 | crc32_of(data)).to_bytes(MARK_BYTES, "little")
-        was_full = self.full
         try:
-            self.full = was_full or not self._take_room()
+            if not self.full and not self._take_room():
+                self._leave()
             if not self.full:
                 write_fully(self._fd, data, number * self._bytes)
                 write_fully(self._marks_fd, mark, number * MARK_BYTES)
-        except OSError:  # such as a full disk
-            self.full = True
-        if self.full and not was_full:
-            root = self._path.parent.parent
-            held = ", ".join(f"{format_bytes(size)} of {source}" for _, source, size in stores_in(root))
-            warnings.warn(
-                f"{root}: the cache is full, or its disk, by {held}: further reads keep nothing", stacklevel=2
-            )
+        except OSError as error:
+            self._leave(error)
         self.seen[number] = not self.full
+
+    def _leave(self, error: OSError | None = None) -> None:
+        """Keep nothing from now on; warn once, with the error of the disk, or with what fills the cache."""
+        if self.full:
+            return
+        self.full = True
+        root = self._path.parent.parent
+        if error is not None and error.errno not in FULL:
+            text = f"{root}: the cache cannot be used ({error.strerror}): the store is read in its place"
+        else:
+            held = ""
+            with contextlib.suppress(OSError):  # it was removed
+                held = ", by " + ", ".join(f"{format_bytes(size)} of {source}" for _, source, size in stores_in(root))
+            text = f"{root}: the cache is full, or its disk{held}: further reads keep nothing"
+        warnings.warn(text, stacklevel=2)
 
     def _take_room(self) -> bool:
         """Return whether one more unit may be written."""
@@ -280,7 +299,6 @@ class Cache:
 
     def _attach(self, fingerprint: str, reader: BatchReader) -> None:
         """Put the column of a reader in front of its tokens, in the folder of the store with this fingerprint."""
-        reader.in_front = partial(self._attach, fingerprint)
         tokens = reader.tokens
         source = reader.compared_tokens()
         folder = self.folder / _folder_name(fingerprint, reader, compared=source is not None)
@@ -292,10 +310,21 @@ class Cache:
         name = f"{reader.meta.column.replace('/', '-')}-{tokens.unit}{tokens.dtype.str}"
         try:
             column = CachedColumn(folder, name, tokens, self.max_bytes)
-        except (OSError, IncompleteError) as error:
-            raise _unusable(self.folder, error) from error
+        except IncompleteError:  # of another process, at this moment
+            self._leave_out("its files are being cut short")
+            return
+        except OSError as error:
+            if error.errno not in FULL:
+                raise _unusable(self.folder, error) from error
+            self._leave_out("its disk is full")
+            return
         column.full = reader.verify == "none"
-        reader.tokens = Cached(tokens, source or tokens, column)
+        reader.in_front = partial(self._attach, fingerprint)
+        kind = ComparedCache if reader.verified == "all reads" else Cached
+        reader.tokens = kind(tokens, source or tokens, column)
+
+    def _leave_out(self, problem: str) -> None:
+        warnings.warn(f"{self.folder}: {problem}: the store is read without a cache", stacklevel=2)
 
 
 def _unusable(folder: Path, error: Exception) -> ArgumentError:
@@ -372,8 +401,8 @@ class Cached(Wrapper):
 
     @property
     def plain(self) -> FileTokens | None:  # type: ignore[override]
-        """The data file of the cache, whose marks name the units in it; None if it is closed or cut short."""
-        if not self.column.is_whole:
+        """The data file of the cache, whose marks name the units in it; None if it is closed."""
+        if not self.column.is_open:
             return None
         rows = self.column.rows
         plain = FileTokens(rows.file, rows.extents, self.dtype, rows.num_tokens)
@@ -394,7 +423,12 @@ class Cached(Wrapper):
                 missing.append((start, out))
         if missing:
             self._fetch(missing)
-        self._see({start // self.unit for start, _ in parts})
+        if parts:
+            self._see({start // self.unit for start, _ in parts})
+            self._read_parts_of_units(parts)
+
+    def _read_parts_of_units(self, parts: list[TokenRun]) -> None:
+        """Fill each array with some tokens of one unit, which was seen if it is in the cache."""
         for start, out in parts:
             self.gather(np.array([start]), out[np.newaxis])
 
@@ -485,6 +519,31 @@ class Cached(Wrapper):
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_fetching": {}, "_num_fetched": {}}
+
+
+class ComparedCache(Cached, UnitTokens):
+    """A cache in front of tokens that are all compared: each read of it is compared, and no unit is taken for seen.
+
+    A part of a unit is copied from a buffer of this thread, which the whole unit was read into and compared in.
+    """
+
+    def __init__(self, tokens: Tokens, source: Tokens, column: CachedColumn) -> None:
+        Cached.__init__(self, tokens, source, column)
+        UnitTokens.__init__(self)
+
+    def _read_units(self, start: int, out: TokenArray) -> None:
+        Cached.read(self, [(start, out)])
+
+    def _read_parts_of_units(self, parts: list[TokenRun]) -> None:
+        for start, out in parts:
+            self._read_parts(start, out)
+
+    def gather(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
+        self.read((int(starts[row]), out[row]) for row in starts.argsort().tolist())  # by their units
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        UnitTokens.__init__(self)
 
 
 def _gather_some(tokens: Tokens, starts: npt.NDArray[np.int64], out: TokenArray, chosen: npt.NDArray[np.bool_]) -> None:

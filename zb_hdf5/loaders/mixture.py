@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from fractions import Fraction
-from functools import lru_cache
-from itertools import count
+from operator import add
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, Unpack, overload
 
 import numpy as np
@@ -16,94 +14,22 @@ from zb_hdf5.errors import ArgumentError, Remedy, StateError
 from zb_hdf5.files.threads import read_ahead
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.loader import Loader
-from zb_hdf5.loaders.order import IndexArray, Request, resolve_rank
-from zb_hdf5.loaders.state import STATE_VERSION, require_count, require_fields, require_kind, shown
+from zb_hdf5.loaders.order import FIRST_VERSION, IndexArray, Request, resolve_rank
+from zb_hdf5.loaders.schedule import EXACT_VERSION, Schedule, Tally, is_periodic, schedule_of
+from zb_hdf5.loaders.state import require_count, require_fields, require_kind, shown
 from zb_hdf5.loaders.steps import BatchT
-from zb_hdf5.loaders.token_loader import TokenLoader, with_positions
+from zb_hdf5.loaders.token_loader import TokenLoader
 
 if TYPE_CHECKING:
     from zb_hdf5.loaders.loader_options import DocumentValue, PairBatch, SourceOptions, TokenBatch
 
 #: Steps whose order is computed at once: enough to make numpy cheap, little enough to start at once.
 ORDER_STEPS: Final = 2048
-#: Weights are rounded to shares of a period of at most this many batches.
-MAX_PERIOD: Final = 1 << 14
+#: Global batches whose order is computed at once, at most, unless a step of all ranks has more.
+ORDER_BATCHES: Final = 1 << 16
 
 #: A source's name, and the batch to read.
 MixedRequest: TypeAlias = tuple[str, Request]
-
-
-class Schedule:
-    """The source of each batch: after any n batches, each source is within one batch of its share.
-
-    Parameters
-    ----------
-    weights
-        The weight of each source.
-    start
-        The global batch from which on it holds.
-    before
-        The batches that each source has given before; by default none.
-    """
-
-    def __init__(self, weights: tuple[float, ...], start: int = 0, before: Sequence[int] = ()) -> None:
-        self.weights = weights
-        self.start = start
-        self.before = np.array(before) if before else np.zeros(len(weights), np.int64)
-        shares = _shares(weights)
-        self.shares = np.array(shares)
-        self.period = sum(shares)
-        self._sources = _period(shares)
-        taken = self._sources[:, np.newaxis] == np.arange(len(weights))
-        self._taken = np.vstack([np.zeros(len(weights), np.int64), np.cumsum(taken, axis=0)])
-
-    def counts(self, position: int) -> list[int]:
-        """Return the batches that each source has given before a global batch."""
-        periods, rest = divmod(position - self.start, self.period)
-        return [*(self.before + periods * self.shares + self._taken[rest]).tolist()]
-
-    def sources_of(self, batches: IndexArray) -> tuple[IndexArray, IndexArray]:
-        """Return the source of each global batch, and its number among the batches of that source."""
-        periods, rest = np.divmod(batches - self.start, self.period)
-        sources = self._sources[rest]
-        return sources, self.before[sources] + periods * self.shares[sources] + self._taken[rest, sources]
-
-
-def _shares(weights: tuple[float, ...]) -> tuple[int, ...]:
-    """Return the smallest integers in the ratio of the weights, rounded to a period of at most `MAX_PERIOD`."""
-    if not weights or any(not 0 < weight < float("inf") for weight in weights):
-        raise ArgumentError(f"weights must be positive numbers, found {list(weights)}")
-    exact = [Fraction(weight).limit_denominator(10**6) for weight in weights]
-    total = sum(exact)
-    if not total:
-        raise ArgumentError(f"weights must not all be below 1e-6, found {list(weights)}")
-    common = np.lcm.reduce([(weight / total).denominator for weight in exact], dtype=object)
-    period = min(int(common), MAX_PERIOD)
-    floors = [max(1, int(weight / total * period)) for weight in exact]
-    remainders = sorted(range(len(exact)), key=lambda i: floors[i] - exact[i] / total * period)
-    for i in remainders[: max(0, period - sum(floors))]:
-        floors[i] += 1
-    return tuple(floors)
-
-
-@lru_cache(maxsize=16)
-def _period(shares: tuple[int, ...]) -> IndexArray:
-    """Return the source of each batch of one period, by Tijdeman's rule for the chairman assignment problem (1980).
-
-    Some sources may take the next batch without running ahead of their share: the one whose deadline is first takes it.
-    """
-    period = sum(shares)
-    k = len(shares)
-    scale = max(1, 2 * k - 2)  # 1 / scale is the slack of the rule; everything below is multiplied by it
-    taken = [0 for _ in shares]
-    sources = np.empty(period, dtype=np.int64)
-    for n in range(period):
-        allowed = [i for i in range(k) if scale * (shares[i] * (n + 1) - taken[i] * period) >= period] or range(k)
-        # small integers: their quotients are exact enough in floating point to never tie by mistake
-        chosen = min(allowed, key=lambda i: ((scale * (taken[i] + 1) - 1) / shares[i], i))
-        sources[n] = chosen
-        taken[chosen] += 1
-    return sources
 
 
 #: Options of a `Loader` that mean nothing in a mixture, or something else in each source.
@@ -113,12 +39,16 @@ _UNFIT: Final = frozenset({"device", "epoch", "drop_last", "last", "skip", "mask
 class MixedLoader(TokenLoader[BatchT]):
     """Yields batches of several stores in given shares, for ever; each source in its own order and with its own epochs.
 
+    The epochs of a source follow each other without a gap: a batch at the end of one has its last records, and the
+    first ones of the next. So each epoch has each record once, whatever the batch size is.
+
     Parameters
     ----------
     sources
         Name -> path or reader. All batches must have one shape: pass `batch_size`, `seq_len` where the stores differ.
     weights
-        Name -> weight: the share of batches. `set_weights` changes them; the state remembers.
+        Name -> weight: the share of batches, exact; 0 gives none. After any number of batches each source is within one
+        batch of its share. `set_weights` changes them; the state remembers.
     rank, world_size
         As for `Loader`.
     prefetch
@@ -129,7 +59,7 @@ class MixedLoader(TokenLoader[BatchT]):
     Raises
     ------
     ArgumentError
-        If names differ, a weight is not positive, or the sources' batches have different shapes.
+        If names differ, a weight is negative, all are 0, or the sources' batches have different shapes.
 
     Notes
     -----
@@ -247,82 +177,152 @@ class MixedLoader(TokenLoader[BatchT]):
         if len(shapes) != 1:
             raise ArgumentError(f"sources need one batch shape, found {sorted(shapes)}; pass batch_size and seq_len")
         self._depth, self._threads = max(each.steps.depth(each.plan) for each in self.loaders.values())
-        self._position = self.epoch = 0
-        self._schedules = [Schedule(self._ordered(weights))]
+        self.epoch = 0
+        self._position = Tally(0, (0,) * len(self.loaders))
+        self._schedules = [self._scheduled(weights)]
 
     def _ordered(self, weights: Mapping[str, float]) -> tuple[float, ...]:
         if set(weights) != set(self.loaders):
             raise ArgumentError(f"expected a weight for each of {sorted(self.loaders)}, found {sorted(weights)}")
         return tuple(float(weights[name]) for name in self.loaders)
 
+    def _scheduled(self, weights: Mapping[str, float]) -> Schedule:
+        """Return the schedule of weights that hold from now on."""
+        ordered = self._ordered(weights)
+        is_first = is_periodic(ordered) and not any(map(_tail_of, self.loaders.values()))
+        return schedule_of(ordered, self._position, FIRST_VERSION if is_first else EXACT_VERSION)
+
     def set_weights(self, weights: Mapping[str, float]) -> None:
-        """Change the shares from the next step on. Every rank must do so at the same step."""
-        schedule = Schedule(self._ordered(weights), self._position, [*self.counts().values()])
-        self._schedules = [s for s in self._schedules if s.start < self._position] + [schedule]
+        """Change the shares from the next step on; 0 switches a source off. Every rank must do so at the same step."""
+        schedule = self._scheduled(weights)
+        self._schedules = [each for each in self._schedules if each.start.position < self._position.position]
+        self._schedules.append(schedule)
         self._stop_reading()
 
     def __repr__(self) -> str:
         sources = {name: str(loader.path) for name, loader in self.loaders.items()}
         weights = dict(zip(self.loaders, self._schedules[-1].weights, strict=True))
         first = next(iter(self.loaders.values()))
-        where = f"position={self._position}, rank={self.rank}, world_size={self.world_size}"
+        where = f"position={self._position.position}, rank={self.rank}, world_size={self.world_size}"
         shape = f"batch_size={first.batch_size}, seq_len={first.seq_len}"
         return f"{type(self).__name__}({sources}, {weights}, {shape}, {where})"
 
-    def _start(self, epoch: int) -> int:
+    def _start(self, epoch: int) -> Tally:
         raise ArgumentError(f"a mixture makes one endless epoch, 0, found {epoch}; its sources count their own")
 
     def counts(self) -> dict[str, int]:
         """Return how many batches of each source all ranks together have consumed."""
-        return dict(zip(self.loaders, self._schedules[-1].counts(self._position), strict=True))
+        return dict(zip(self.loaders, self._position.counts, strict=True))
 
     def requests(self, positions: IndexArray) -> list[MixedRequest]:
-        """Return the reads of the batches at global positions, all under one set of weights."""
-        sources, ordinals = [s for s in self._schedules if s.start <= positions[0]][-1].sources_of(positions)
-        requests: list[Any] = [None for _ in positions]
+        """Return the reads of the batches at global positions, which follow each other, under one set of weights."""
+        first = int(positions[0])
+        schedule = next(each for each in reversed(self._schedules) if each.start.position <= first)
+        is_near = schedule.start.position <= self._position.position <= first
+        place = schedule.place_at(first, self._position if is_near else schedule.start)
+        sources = schedule.sources_from(place, len(positions))
+        is_source = sources[:, np.newaxis] == np.arange(len(self.loaders))
+        ordinals = (np.cumsum(is_source, axis=0) - 1)[np.arange(len(sources)), sources]
+        return self._reads(schedule, place, sources, ordinals)
+
+    def _reads(self, schedule: Schedule, place: Tally, sources: IndexArray, ordinals: IndexArray) -> list[MixedRequest]:
+        """Return the reads of some batches, each of which is that of its source so many batches after a place."""
+        requests: list[Any] = [None for _ in sources]
         for number, (name, loader) in enumerate(self.loaders.items()):
-            epochs, steps = np.divmod(ordinals, len(loader))
-            for epoch in np.unique(epochs[sources == number]).tolist():
-                here = np.flatnonzero((sources == number) & (epochs == epoch))
-                found = loader.plan_of_epoch(epoch).requests_of_steps(steps[here])
-                for place, request in zip(here.tolist(), found, strict=True):
-                    requests[place] = (name, request)
+            here = np.flatnonzero(sources == number)
+            if len(here):
+                records = self._records_of_epoch(loader, schedule)
+                start = self._first_record(number, loader, schedule, place)
+                found = reads_after(loader, start, ordinals[here], records)
+                for at, request in zip(here.tolist(), found, strict=True):
+                    requests[at] = name, request
         return requests
 
-    def _read_from(self, position: int) -> Generator[tuple[Any, int]]:
-        reads = {name: each.steps.read for name, each in self.loaders.items()}  # without the loader, which has threads
-        requests = self._all_requests(position)
-        batches = read_ahead(lambda one: reads[one[0]](one[1]), requests, self._depth, threads=self._threads)
-        return with_positions(batches, count(position + self.world_size, self.world_size))
+    @staticmethod
+    def _records_of_epoch(loader: Loader, schedule: Schedule) -> int:
+        """Return the records of an epoch of a source; in states of the first version, those that fill its batches."""
+        return loader.num_records - (_tail_of(loader) if schedule.version == FIRST_VERSION else 0)
 
-    def _all_requests(self, position: int) -> Iterator[MixedRequest]:
-        for first in count(position + self.rank, ORDER_STEPS * self.world_size):
-            yield from self.requests(first + np.arange(ORDER_STEPS) * self.world_size)
+    def _first_record(self, number: int, loader: Loader, schedule: Schedule, place: Tally) -> int:
+        """Return the records of a source, of all its epochs, before a place."""
+        size = loader.batch_size
+        records = place.counts[number] * size
+        if schedule.version == FIRST_VERSION:
+            return records
+        # epochs under a state of the first version ended without their last records, which are not read again
+        shorter = [each for each in self._schedules if each.version == FIRST_VERSION]
+        after = self._schedules[len(shorter)] if shorter else schedule
+        begun = after.start.counts[number] * size if shorter else 0
+        return records + begun // self._records_of_epoch(loader, shorter[0]) * _tail_of(loader) if shorter else records
+
+    def _read_from(self, position: Tally) -> Generator[tuple[Any, Tally]]:
+        reads = {name: each.steps.read for name, each in self.loaders.items()}  # without the loader, which has threads
+
+        def read(one: tuple[MixedRequest, Tally]) -> tuple[Any, Tally]:
+            (name, request), place = one
+            return reads[name](request), place
+
+        return read_ahead(read, self._all_requests(position), self._depth, threads=self._threads)
+
+    def _all_requests(self, place: Tally) -> Iterator[tuple[MixedRequest, Tally]]:
+        """Yield the reads of this rank after a place, each with the place after its step."""
+        schedule = self._schedules[-1]
+        steps = max(1, min(ORDER_STEPS, ORDER_BATCHES // self.world_size))
+        while True:
+            sources = schedule.sources_from(place, steps * self.world_size).reshape(steps, self.world_size)
+            is_source = sources[:, :, np.newaxis] == np.arange(len(self.loaders))
+            after = np.cumsum(is_source.sum(axis=1), axis=0)
+            own = sources[:, self.rank]
+            ordinals = (after - is_source[:, self.rank :].sum(axis=1))[np.arange(steps), own]
+            places = [
+                Tally(place.position + (step + 1) * self.world_size, tuple(map(add, place.counts, counts)))
+                for step, counts in enumerate(after.tolist())
+            ]
+            yield from zip(self._reads(schedule, place, own, ordinals), places, strict=True)
+            place = places[-1]
+
+    # --- state ---------------------------------------------------------------------------------------------------
 
     def identity(self) -> dict[str, Any]:
         """Return the fields of the state of every mixture."""
-        return {"version": STATE_VERSION, "kind": "mixture"}
+        return {"version": max(each.version for each in self._schedules), "kind": "mixture"}
 
     def _place(self) -> dict[str, Any]:
-        return {"sources": self._sources(), "segments": self._segments(self._schedules), "position": self._position}
+        found = {"sources": self._sources(), "segments": self._segments(self._schedules)}
+        position, counts = self._position
+        if self.identity()["version"] == FIRST_VERSION:  # its counts follow from its position
+            return {**found, "position": position}
+        return {**found, "position": position, "counts": [*counts]}
 
     def _take_over(self, state: dict[str, Any], force: bool) -> None:
-        require_fields(self.path, state, self.identity(), ("sources", "segments", "position"))
+        version = EXACT_VERSION if state.get("version") == EXACT_VERSION else FIRST_VERSION
+        names = ("sources", "segments", "position", *(["counts"] if version == EXACT_VERSION else []))
+        require_fields(self.path, state, {"version": version, "kind": "mixture"}, names)
         position = require_count(self.path, state, "position")
         if not force:
             self._require_sources(state["sources"])
-        self._schedules = self._schedules_of(state["segments"], position)
-        self._go_to(position)
+        schedules = self._schedules_of(state["segments"], position, version)
+        place = self._place_of(schedules[-1], position, state.get("counts"))
+        if version == EXACT_VERSION and [*place.counts] != state["counts"]:
+            raise StateError(f"{self.path}: state: expected counts {[*place.counts]}, found {shown(state['counts'])}")
+        self._schedules = schedules
+        for number, loader in enumerate(self.loaders.values()):
+            epoch = self._epoch_of(number, loader, place)
+            loader.keep_order({"version": _version_of(state["sources"], number), "epoch": epoch})
+        self._go_to(place)
 
     def _require_sources(self, sources: Any) -> None:
         """Raise `StateError` unless the sources of a state are these, in this order."""
-        own = self._sources()
-        if not isinstance(sources, list) or len(sources) != len(own):
-            raise StateError(f"{self.path}: state: expected a list of {len(own)} sources, found {shown(sources)}")
-        for source, found in zip(own, sources, strict=True):
-            require_fields(f"{self.path}: source {source['name']!r}", found, source, (), remedy=Remedy.FORCE)
+        if not isinstance(sources, list) or len(sources) != len(self.loaders):
+            raise StateError(
+                f"{self.path}: state: expected a list of {len(self.loaders)} sources, found {shown(sources)}"
+            )
+        for (name, loader), found in zip(self.loaders.items(), sources, strict=True):
+            source = {"name": name, **loader.identity_as(found if isinstance(found, Mapping) else {})}
+            source["batch_size"] = loader.batch_size
+            require_fields(f"{self.path}: source {name!r}", found, source, (), remedy=Remedy.FORCE)
 
-    def _schedules_of(self, segments: Any, position: int) -> list[Schedule]:
+    def _schedules_of(self, segments: Any, position: int, version: int) -> list[Schedule]:
         """Return the schedules of a state up to its position; `StateError` if it has no such segments."""
         schedules: list[Schedule] = []
         try:
@@ -330,10 +330,14 @@ class MixedLoader(TokenLoader[BatchT]):
                 fields = require_kind(f"{self.path}: segments", segment, None)
                 start = require_count(f"{self.path}: segments", fields, "start", position, "the position")
                 weights = self._ordered(dict(zip(self.loaders, fields["weights"], strict=True)))
-                schedules.append(Schedule(weights, start, schedules[-1].counts(start) if schedules else ()))
+                place = Tally(0, (0,) * len(self.loaders))
+                if schedules:
+                    place = self._place_of(schedules[-1], start, fields["counts"])
+                of_first = version == FIRST_VERSION or fields.get("version") == FIRST_VERSION
+                schedules.append(schedule_of(weights, place, FIRST_VERSION if of_first else EXACT_VERSION))
         except (ValueError, TypeError, LookupError, OverflowError) as error:
             raise StateError(f"{self.path}: state: segments: {error}") from error
-        starts = [each.start for each in schedules]
+        starts = [each.start.position for each in schedules]
         expected = self._segments(schedules)
         if not starts or starts != sorted({0, *starts}) or segments != expected:
             raise StateError(
@@ -341,16 +345,41 @@ class MixedLoader(TokenLoader[BatchT]):
             )
         return schedules
 
+    def _place_of(self, schedule: Schedule, position: int, counts: Any) -> Tally:
+        """Return the place of a state, or raise `StateError` if it cannot be."""
+        try:
+            return schedule.place_of(position, counts)
+        except (ValueError, TypeError) as error:
+            raise StateError(f"{self.path}: state: counts: {error}") from error
+
     @staticmethod
     def _segments(schedules: list[Schedule]) -> list[dict[str, Any]]:
-        return [{"start": s.start, "weights": [*s.weights], "counts": s.before.tolist()} for s in schedules]
+        """Return the schedules as a state has them: those of the first version are named in a state of another one."""
+        is_mixed = any(each.version != FIRST_VERSION for each in schedules)
+        return [
+            {
+                "start": each.start.position,
+                "weights": [*each.weights],
+                "counts": [*each.start.counts],
+                **({"version": each.version} if is_mixed and each.version == FIRST_VERSION else {}),
+            }
+            for each in schedules
+        ]
+
+    def _epoch_of(self, number: int, loader: Loader, place: Tally) -> int:
+        """Return the epoch of a source at a place."""
+        schedule = self._schedules[-1]
+        first = self._first_record(number, loader, schedule, place)
+        return first // self._records_of_epoch(loader, schedule)
 
     def _sources(self) -> list[dict[str, Any]]:
         """Return the fields that must agree, in order: the number of a source decides ties of the schedule."""
-        return [
-            {"name": name, **loader.identity(), "batch_size": loader.batch_size}
-            for name, loader in self.loaders.items()
-        ]
+        found = []
+        for number, (name, loader) in enumerate(self.loaders.items()):
+            order = loader.plan_of_epoch(self._epoch_of(number, loader, self._position)).order
+            fields = {**loader.identity(), "version": order.version, "batch_size": loader.batch_size}
+            found.append({"name": name, **fields})
+        return found
 
     def _num_fetched(self) -> int | None:
         found = [loader.stats().fetched for loader in self.loaders.values()]
@@ -361,3 +390,44 @@ class MixedLoader(TokenLoader[BatchT]):
         super().close()
         for loader in self.loaders.values():
             loader.close()
+
+
+def _tail_of(loader: Loader) -> int:
+    """Return the records of an epoch that do not fill a batch."""
+    return loader.num_records % loader.batch_size
+
+
+def _version_of(sources: Any, number: int) -> Any:
+    """Return the version of the order of a source in a state, which may be anything."""
+    is_known = isinstance(sources, list) and number < len(sources) and isinstance(sources[number], Mapping)
+    return sources[number].get("version") if is_known else None
+
+
+def reads_after(loader: Loader, start: int, steps: IndexArray, records: int) -> list[Request]:
+    """Return the reads of some batches of a loader whose epochs follow each other.
+
+    Parameters
+    ----------
+    loader
+        The loader, of one rank.
+    start
+        The records of all epochs before batch 0.
+    steps
+        The numbers of the batches, ascending.
+    records
+        The records of an epoch.
+    """
+    size = loader.batch_size
+    first_epoch, first = divmod(start + int(steps[0]) * size, records)
+    epochs, positions = np.divmod(first + (steps - steps[0]) * size, records)
+    requests: list[Any] = [None for _ in steps]
+    for epoch in np.unique(epochs).tolist():
+        plan = loader.plan_of_epoch(first_epoch + epoch)
+        is_whole = (epochs == epoch) & (positions + size <= records)
+        for at, request in zip(np.flatnonzero(is_whole), plan.requests_at(positions[is_whole]), strict=True):
+            requests[at] = request
+        for at in np.flatnonzero((epochs == epoch) & ~is_whole):  # one: it goes on in the next epoch
+            last = plan.indices(np.arange(positions[at], records))
+            following = loader.plan_of_epoch(first_epoch + epoch + 1)
+            requests[at] = np.concatenate([last, following.indices(np.arange(size - len(last)))])
+    return requests

@@ -473,6 +473,10 @@ class StepPlan:
         live = count(self.skip.live(position) + self.step, self.step)
         return (int(self.skip.positions_of(np.array(each))) for each in live)
 
+    def requests_at(self, positions: npt.NDArray[np.int64]) -> list[StoredRequest]:
+        """Return the reads of complete steps of one rank that begin at live positions."""
+        return requests_in(self._reads_at(positions)) if len(positions) else []
+
     def requests_of_steps(self, steps: npt.NDArray[np.int64]) -> list[Request]:
         """Return the reads of this rank at steps that are counted from the start of the epoch."""
         is_last = steps >= self._steps_left(0)[0]

@@ -15,6 +15,8 @@ from zb_hdf5.converters.sources import SOURCES, target_of
 from zb_hdf5.errors import Remedy, ZbError
 from zb_hdf5.files.listing import listed
 from zb_hdf5.files.paths import RemotePath, any_path
+from zb_hdf5.files.signatures import signature_of
+from zb_hdf5.store.way_in import MAX_FOLDERS
 from zb_hdf5.trainers.trainer_formats import (
     TRAINER_FORMATS,
     flat_format,
@@ -26,8 +28,6 @@ from zb_hdf5.trainers.trainer_formats import (
 
 #: The dtype in a line to type for ids without a header, which nobody can tell from them.
 ANY_DTYPE: Final = "uint16"
-#: Folders in a folder that are looked at.
-MAX_FOLDERS: Final = 16
 
 
 def line_for_other_format(conversion: Conversion, error: ZbError) -> str:
@@ -48,7 +48,7 @@ def line_for_other_format(conversion: Conversion, error: ZbError) -> str:
         return ""
     with suppress(OSError, ZbError):
         for place in _places(first):
-            options = _options_for(place, conversion.source_format, error)
+            options = _options_for(place, conversion, error)
             if options:
                 others = given[1:] if place == first else []
                 return f"{_facts(place, options)}: {_line([place, *others], conversion, options)}"
@@ -61,14 +61,15 @@ def _places(path: Path) -> list[Path]:
     return [path, *folders[:MAX_FOLDERS]]
 
 
-def _options_for(path: Path, named: str, error: ZbError) -> dict[str, str]:
+def _options_for(path: Path, conversion: Conversion, error: ZbError) -> dict[str, str]:
     """Return the options that name the format of a path; none if it is the named one, or is not known."""
+    named = conversion.source_format
     name = source_name_of(path) or flat_name_of(path)
     if name:
         is_as_named = name == named or (named == STREAM and flat_format(name) is not None)
         return {} if is_as_named else {"source_format": name}
     expected = SOURCES[named].suffixes if named in SOURCES and error.remedy is not Remedy.SOURCE_DTYPE else ()
-    if _may_lack_header(path, expected):
+    if conversion.source_dtype is None and _may_lack_header(path, expected):
         return {"source_format": headerless_name_of(path), "source_dtype": ANY_DTYPE}
     return {}
 
@@ -76,8 +77,8 @@ def _options_for(path: Path, named: str, error: ZbError) -> dict[str, str]:
 def _may_lack_header(path: Path, expected: tuple[str, ...]) -> bool:
     """Return whether a path has a suffix of files without a header, other than those that are expected."""
     suffixes = {row.suffixes[0] for row in TRAINER_FORMATS.values() if row.lacks_header} - {*expected}
-    files = listed(path, *suffixes).files
-    return any(file.name.lower().endswith(tuple(suffixes)) for file in files)
+    files = [file for file in listed(path, *suffixes).files if file.name.lower().endswith(tuple(suffixes))]
+    return bool(files) and signature_of(files[0]) is None
 
 
 def _facts(path: Path, options: dict[str, str]) -> str:

@@ -213,6 +213,7 @@ FOREIGN: Final = SourceKind(
 )
 #: The format of which there are stores, and files of other programs; those of them that hold documents.
 _HDF5: Final = "hdf5"
+_HF: Final = "hf"
 _RAGGED: Final = "ragged"
 
 
@@ -390,7 +391,7 @@ def _found(path: Path, conversion: Conversion) -> str:
     if name and conversion.tokenizer is None:
         return name
     for known, kind in SOURCES.items():  # a tokenizer asks for text, also where ids lie beside it
-        if path.name.endswith(kind.suffixes) or any(_holds(path, suffix) for suffix in kind.suffixes):
+        if _is_named_as(path, kind.suffixes):
             return known
     if name:
         return name
@@ -417,7 +418,14 @@ def _name_of_trainer(path: Path, conversion: Conversion) -> str:
         from zb_hdf5.trainers.ragged import names_documents
 
         return name if names_documents(path, conversion.dataset) else ""  # a dataset of ids has records, or a stream
+    if not name and conversion.ids_column is not None and _is_named_as(path, format_named(_HF).suffixes):
+        return _HF  # a column of ids is named: its rows are no text
     return name
+
+
+def _is_named_as(path: Path, suffixes: tuple[str, ...]) -> bool:
+    """Return whether a file, or one in or below a folder, has one of the suffixes."""
+    return path.name.endswith(suffixes) or any(_holds(path, suffix) for suffix in suffixes)
 
 
 def _holds(folder: Path, suffix: str) -> bool:
@@ -448,7 +456,11 @@ def refuse_unused_options(path: Path, kind: SourceKind, conversion: Conversion) 
         if (value := getattr(conversion, name)) not in (None, *choices):
             raise ArgumentError(f"{path}: {name} must be one of {', '.join(choices)}, found {value!r}", options=[name])
     if kind.required and getattr(conversion, kind.required) is None:
-        raise ArgumentError(f"{path}: {kind.noun} need {kind.required}", options=[kind.required])
+        from zb_hdf5.store.way_in import way_of_rows  # numpy, which the help of the commands does not need
+
+        words = way_of_rows(path) if kind.suffixes else ""
+        more = f"; {words}" if words else ""
+        raise ArgumentError(f"{path}: {kind.noun} need {kind.required}{more}", options=[kind.required])
     if conversion.shard_per_source:
         if not conversion.is_stream:
             raise ArgumentError(

@@ -6,6 +6,7 @@ Exit codes: 0 done · 1 failed · 2 usage · 3 integrity mismatch · 4 incomplet
 
 from __future__ import annotations
 
+import ast
 import errno
 import functools
 import json
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn, Self, TextIO
+from typing import Any, Final, NamedTuple, NoReturn, Self, TextIO, cast
 
 import click
 
@@ -97,6 +98,8 @@ _CURES: Final = {
 _SPECIAL: Final = re.compile(r"""[\s"'$`\\;&|<>()*?\[\]#~!]""")
 #: A path in a command.
 _IN_COMMAND: Final = re.compile(r"'zb [^']* \{at\}[^']*'")
+#: A call of `convert` in a message: its texts have quotes of one kind or the other.
+_CALL: Final = re.compile(r"""\bconvert\((?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^()'"])*\)""")
 #: Remedies whose commands take no URL.
 LOCAL_ONLY: Final = frozenset({Remedy.REPAIR, Remedy.REBUILD, Remedy.REBUILD_FORCE, Remedy.CRC32})
 
@@ -151,11 +154,32 @@ def flag_of(name: str) -> str:
 
 def message_of(error: ZbError) -> str:
     """Return the message of an error, with the command for its remedy, and the flags of the options that it names."""
-    text = typed(str(error), error.at) if error.remedy else str(error)
+    text = typed_call(typed(str(error), error.at) if error.remedy else str(error))
     for name in error.options:
         text = re.sub(rf"(?<![\w./-]){re.escape(name)}='([\w.-]+)'", rf"{flag_of(name)} \1", text)
         text = re.sub(rf"(?<![\w./-]){re.escape(name)}(?!\w|[./=-]\w)", flag_of(name), text)
     return text
+
+
+def typed_call(text: str) -> str:
+    """Replace each call of `convert` in a text with the command."""
+    return _CALL.sub(lambda call: _command_of(call[0]), text)
+
+
+def _command_of(call: str) -> str:
+    """Return the command for a call of `convert`."""
+    (source, target, destination), named = _arguments_of(call)
+    command = ["zb", "convert", source, destination, flag_of("target"), target]
+    for name, value in named.items():
+        command += [flag_of(name)] if value is True else [flag_of(name), str(value)]
+    return shlex.join(command)
+
+
+def _arguments_of(call: str) -> tuple[list[str], dict[str, Any]]:
+    """Return the arguments of a call, which are texts and numbers."""
+    parsed = cast(ast.Call, ast.parse(call, mode="eval").body)
+    named = {str(each.arg): ast.literal_eval(each.value) for each in parsed.keywords}
+    return [ast.literal_eval(each) for each in parsed.args], named
 
 
 def typed(text: str, at: str) -> str:
@@ -178,7 +202,7 @@ def one_word(path: str) -> str:
 
 
 def _fail(ctx: click.Context, error: BaseException, message: str, code: int) -> NoReturn:
-    notes = [typed(note, "") for note in getattr(error, "__notes__", ())]
+    notes = [typed_call(typed(note, "")) for note in getattr(error, "__notes__", ())]
     lines = "\n".join([f"Error: {message}", *notes]).split("\n")
     click.echo("\n".join(map(printable, lines)), err=True)
     ctx.exit(code)

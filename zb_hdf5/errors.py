@@ -11,6 +11,9 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import ClassVar, Final
 
+#: The destination in a line to type.
+DESTINATION: Final = "DST"
+
 
 class Remedy(StrEnum):
     """The cure of an error, for a caller of the library."""
@@ -58,6 +61,22 @@ class Remedy(StrEnum):
     def about(self, at: str) -> str:
         """Return the cure, with its object where its words name that."""
         return self.format(at=at)
+
+
+def conversion_call(source: object, target: str, **options: object) -> str:
+    """Return the call of `convert` to type for a source: the command line makes the command of it.
+
+    Parameters
+    ----------
+    source
+        The path.
+    target
+        The format that is written.
+    options
+        More arguments.
+    """
+    words = [repr(str(source)), repr(target), repr(DESTINATION), *(f"{name}={options[name]!r}" for name in options)]
+    return f"convert({', '.join(words)})"
 
 
 class ZbError(Exception):

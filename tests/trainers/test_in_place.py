@@ -229,7 +229,7 @@ def test_a_folder_of_which_a_part_is_not_recognised_is_refused(copied):
 
 
 def test_a_folder_of_other_files_is_refused_as_before(tmp_path):
-    (tmp_path / "x.bin").write_bytes(b"no tokens of a format that has a header")
+    (tmp_path / "x.bin").write_bytes(bytes(range(200)))
     is_refused(errors.FormatError, lambda: open_reader(tmp_path / "x.bin"), match="megatron .an .idx beside it")
     is_refused(errors.FormatError, lambda: open_reader(tmp_path), match=r"x\.bin: .* source_dtype='uint16'$")
     (tmp_path / "x.bin").rename(tmp_path / "x.dat")

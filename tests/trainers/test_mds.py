@@ -251,7 +251,7 @@ def test_offsets_outside_of_the_shard_are_not_followed(tmp_path):
     ({"raw_data": None}, "expected a file below the folder in basename, found None"),
     ({"column_names": ["a", "b"]}, "expected lists of column_names, column_encodings, column_sizes, of one length"),
     ({"column_sizes": ["x"]}, r"expected the bytes of columns, found \['x'\]"),
-    ({"column_names": ["x"]}, "expected a column 'input_ids' or 'tokens' of lists of ids, found the columns x"),
+    ({"column_names": ["x"]}, "'token_ids' or 'ids' of lists of ids, found the columns x"),
 ])  # fmt: skip
 def test_an_index_that_lies_is_refused(entry, match, tmp_path):
     folder = write(tmp_path / "a", [[array_of(each, "int32")] for each in IDS], {"tokens": "ndarray:int32"})

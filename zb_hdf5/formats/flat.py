@@ -6,7 +6,6 @@ Such files hold no digests; they may have been made, and kept in a file of their
 from __future__ import annotations
 
 import hashlib
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,6 +23,7 @@ from zb_hdf5.files.foreign_ids import ForeignIds
 from zb_hdf5.files.listing import listed
 from zb_hdf5.files.paths import Identity
 from zb_hdf5.files.ranges import Extents, Range, Run
+from zb_hdf5.files.signatures import signature_and_size
 from zb_hdf5.files.tokens import FileTokens, Tokens, open_extents
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.dataset_choice import DatasetChoice
@@ -296,9 +296,20 @@ class FlatFormat(ABC):
         raise NotImplementedError
 
     def look_without_header(self, path: Path, headerless: Headerless) -> FlatTokens:
-        """Return the facts of a file that has ids and nothing else, from its size. Raises as `look`."""
+        """Return the facts of a file that has ids and nothing else, from its size. Raises as `look`.
+
+        Raises
+        ------
+        ArgumentError
+            If it begins as a file of a known format does.
+        """
         dtype, skip_bytes = headerless
-        size = os.stat(path).st_size
+        signature, size = signature_and_size(path)
+        if signature is not None and not signature.holds_ids(dtype.itemsize, skip_bytes):
+            raise ArgumentError(
+                f"{path}: source_dtype is for files without a header, found {signature.words(path)}",
+                options=["source_dtype"],
+            )
         num_bytes = size - skip_bytes
         if num_bytes < 0:
             raise IncompleteError(f"{path}: expected at least the {skip_bytes:,} bytes of skip_bytes, found {size:,}")

@@ -97,7 +97,8 @@ class Wanted:
         named = [name for name in IDS_COLUMNS if name in kinds]
         ids = self.ids_column or next((name for name in named if isinstance(kinds[name], np.dtype)), (*named, "")[0])
         if not ids:
-            expected = " or ".join(map(repr, IDS_COLUMNS))
+            *names, last = map(repr, IDS_COLUMNS)
+            expected = f"{', '.join(names)} or {last}"
             raise ConvertError(
                 f"{path}: expected a column {expected} of lists of ids, found {_listed(kinds)}; name it in ids_column",
                 options=["ids_column"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import re
 import tokenize
 from pathlib import Path
@@ -15,6 +16,7 @@ from zb_hdf5.errors import ConvertError, FormatError, IncompleteError, Remedy
 from zb_hdf5.files.paths import head_of, regular, require_bytes
 from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.files.ranges import Run
+from zb_hdf5.files.signatures import NPY_MAGIC, signature_of
 from zb_hdf5.formats.batch_writer import FileWriter, ShardInfo
 from zb_hdf5.formats.flat import FlatFormat, FlatTokens
 from zb_hdf5.spec import BATCHES, TokenArray
@@ -22,8 +24,6 @@ from zb_hdf5.spec import BATCHES, TokenArray
 NPY_MISSING: Final = ".npy files hold no digests"
 #: Of arrays of records, which are not read in place.
 RECORDS_REMEDY: Final = "convert them to a store, which keeps digests from then on, or keep their sha256sum"
-#: The first bytes of a file that numpy has written.
-NPY_MAGIC: Final = np.lib.format.MAGIC_PREFIX
 #: The bytes of a header before its text: the magic, the version and the length of the text.
 FIRST_BYTES: Final = 10
 #: Bytes of a file that have the header of an array of integers, as numpy writes it.
@@ -54,7 +54,7 @@ def read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], i
     if plain is not None and plain.end() == FIRST_BYTES + int.from_bytes(plain["length"], "little"):
         shape = tuple(int(each) for each in plain["shape"].split(b",") if each)
         dtype = np.dtype(plain["dtype"].decode())
-        if plain.end() + math.prod(shape) * dtype.itemsize <= size:
+        if plain.end() + math.prod(shape) * dtype.itemsize == size:
             return shape, plain["fortran"] == b"True", dtype, plain.end()
     return _parse_header(path)
 
@@ -72,13 +72,20 @@ def _parse_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], int
                 raise ValueError(f"impossible shape {shape}")
         except MALFORMED_HEADER as error:
             kind = IncompleteError if str(error).startswith("EOF") else FormatError
-            file.seek(0)
-            remedy = Remedy.SOURCE_DTYPE if file.read(len(NPY_MAGIC)) != NPY_MAGIC else None
+            signature = signature_of(path)
             facts = f"{path}: malformed .npy header: {error or type(error).__name__}"
-            raise kind(facts, remedy=remedy) from error
+            if signature is not None and signature.way is not None:
+                raise FormatError(f"{path}: expected a .npy file, found {signature.words(path)}") from error
+            raise kind(facts, remedy=None if signature is not None else Remedy.SOURCE_DTYPE) from error
         if not dtype.hasobject:  # arrays of objects are pickled, and refused by whoever reads them
             end = file.tell() + math.prod(shape) * dtype.itemsize
             require_bytes(end, file.fileno(), path, f"an array of shape {shape}")
+            size = os.fstat(file.fileno()).st_size
+            if size > end:
+                raise FormatError(
+                    f"{path}: expected {end:,} bytes for an array of shape {shape}, found {size:,}: it has more than "
+                    "one array, or is damaged; save each array in a file of its own"
+                )
         return shape, fortran, dtype, file.tell()
 
 

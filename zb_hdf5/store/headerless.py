@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zb_hdf5.errors import ArgumentError, BackendError
+from zb_hdf5.errors import ArgumentError, BackendError, conversion_call
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.formats.flat import Headerless
 from zb_hdf5.formats.registry import backend_in
+from zb_hdf5.spec import STREAM_LAYOUT
 from zb_hdf5.store.both_formats import stores_by_format
 from zb_hdf5.store.index import find_index
-from zb_hdf5.trainers.trainer_formats import TRAINER_FORMATS, flat_name_in, flat_name_of, headerless_name_of
+from zb_hdf5.trainers.trainer_formats import (
+    TRAINER_FORMATS,
+    flat_name_in,
+    flat_name_of,
+    headerless_name_of,
+    source_name_of,
+)
 
 
 def headerless_name(path: Path, backend: str = "auto") -> str:
@@ -34,9 +41,12 @@ def headerless_name(path: Path, backend: str = "auto") -> str:
         known = "store" if find_index(path) or stores_by_format(path) else flat_name_of(path)
     else:
         known = backend_in(path) or flat_name_in(path)
+    line = ""
+    if not known and (known := source_name_of(path)):
+        line = f", and convert it: {conversion_call(path, STREAM_LAYOUT)}"
     if known:
         raise ArgumentError(
-            f"{path}: source_dtype is for files without a header, found {known!r}: leave it out",
+            f"{path}: source_dtype is for files without a header, found {known!r}: leave it out{line}",
             options=["source_dtype"],
         )
     name = headerless_name_of(path) if backend == "auto" else backend

@@ -45,6 +45,7 @@ from zb_hdf5.store.record_reader import RecordReader
 from zb_hdf5.store.shard_table import ShardEntry
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.store_documents import StoreDocuments
+from zb_hdf5.store.way_in import way_in
 from zb_hdf5.store.window_reader import WindowReader
 from zb_hdf5.trainers.installed_formats import noted
 from zb_hdf5.trainers.trainer_formats import (
@@ -322,10 +323,7 @@ def _of_installed(path: Path, backend: str, split: str | None, notes: list[str])
 
 def _unknown(path: Path) -> FormatError:
     """Return the error of a path that no format has."""
-    unknown = not_recognised(path)
-    if unknown is None:
-        unknown = no_index(path) if path.is_dir() else no_known_file(path)
-    return unknown
+    return way_in(path) or not_recognised(path) or (no_index(path) if path.is_dir() else no_known_file(path))
 
 
 class Holder(ABC):

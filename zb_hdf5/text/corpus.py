@@ -34,7 +34,7 @@ SAMPLE_LINES: Final = 1000
 #: Keys of its objects that a message names.
 KEYS_SHOWN: Final = 20
 #: Columns that hold ids in place of text, in the order in which they are looked for.
-IDS_COLUMNS: Final = ("input_ids", "tokens")
+IDS_COLUMNS: Final = ("input_ids", "tokens", "token_ids", "ids")
 #: Bytes of a file of JSON lines that one process reads at a time.
 ROW_GROUP_BYTES: Final = 64 << 20
 #: How many dropped documents are remembered with file and line.

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from zb_hdf5.errors import ConvertError, FormatError, IncompleteError, ZbError
+from zb_hdf5.errors import ConvertError, FormatError, IncompleteError, ZbError, conversion_call
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.formats.id_source import Columns, IdFile, IdSource, Wanted
-from zb_hdf5.spec import is_file_name
+from zb_hdf5.spec import STREAM_LAYOUT, is_file_name
 from zb_hdf5.text.corpus import IDS_COLUMNS, JsonLinesFile
 from zb_hdf5.trainers.id_tables import JsonLinesIds, kind_of_file
 from zb_hdf5.trainers.index_folder import json_object
@@ -26,6 +26,8 @@ HF: Final = "hf"
 STATE_NAME: Final = "state.json"
 INFO_NAME: Final = "dataset_info.json"
 SPLITS_NAME: Final = "dataset_dict.json"
+#: The key of each by which a saved data set is known: a folder of tokens may have a `state.json` of a loader.
+SAVED_KEYS: Final = {STATE_NAME: "_data_files", SPLITS_NAME: "splits"}
 #: The column by which a file of text is known.
 TEXT_COLUMN: Final = "text"
 #: The endings of files in a folder: files of one row are of one kind.
@@ -52,7 +54,8 @@ def files_of(path: Path) -> list[Path]:
         return [path]
     if (path / SPLITS_NAME).exists():
         splits = _strings(json_object(path / SPLITS_NAME).get("splits"), path / SPLITS_NAME)
-        raise ConvertError(f"{path}: has the splits {', '.join(splits)}: name the folder of one, such as {splits[0]}")
+        call = conversion_call(path / splits[0], STREAM_LAYOUT)
+        raise ConvertError(f"{path}: has the splits {', '.join(splits)}: name the folder of one: {call}")
     if (path / STATE_NAME).exists():
         return _saved_files(path)
     if (path / INFO_NAME).exists():
@@ -61,7 +64,8 @@ def files_of(path: Path) -> list[Path]:
         )
     saved = sorted({state.parent for state in path.rglob(STATE_NAME)})
     if saved:
-        raise ConvertError(f"{path}: has several data sets: name the folder of one, such as {saved[0]}")
+        call = conversion_call(saved[0], STREAM_LAYOUT)
+        raise ConvertError(f"{path}: has several data sets: name the folder of one: {call}")
     inside = sorted(file for file in path.rglob("*") if file.is_file())
     found = [files for kind in FILE_SUFFIXES if (files := [file for file in inside if file.name.endswith(kind)])]
     if not found:
@@ -150,11 +154,16 @@ def open_hf(
     )
 
 
+def _has_key(path: Path, key: str) -> bool:
+    """Return whether a file is there, and a JSON object with a key."""
+    return path.exists() and key in json_object(path)
+
+
 def is_hf(path: Path) -> bool:
     """Return whether a path has lists of ids and no text, or is a folder of `save_to_disk`, of one split or several."""
-    if path.is_dir() and any((path / name).exists() for name in (STATE_NAME, SPLITS_NAME)):
-        return True
     try:
+        if path.is_dir() and any(_has_key(path / name, key) for name, key in SAVED_KEYS.items()):
+            return True
         first = files_of(path)[0]
         kinds = kind_of_file(first).kinds(first)
     except (OSError, ZbError):

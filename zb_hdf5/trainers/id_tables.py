@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
 from zb_hdf5.files.paths import head_of, open_file
+from zb_hdf5.files.signatures import ARROW_MAGIC, ARROW_STREAM_MAGIC, PARQUET_MAGIC
 from zb_hdf5.formats.id_source import (
     BLOCK_OF_IDS,
     MAX_BLOCK_ROWS,
@@ -31,11 +32,8 @@ from zb_hdf5.text.corpus import JsonLinesFile, column_values, has_binary, parsed
 
 #: Bytes of the ids of record batches that one process reads together, about.
 ARROW_GROUP_BYTES: Final = 32 << 20
-#: The first bytes of files, and the last ones of whole files.
-PARQUET_MAGIC: Final = b"PAR1"
-ARROW_MAGIC: Final = b"ARROW1"
-STREAM_MAGIC: Final = b"\xff\xff\xff\xff"
-STREAM_END: Final = STREAM_MAGIC + bytes(4)
+#: The last bytes of a whole stream.
+STREAM_END: Final = ARROW_STREAM_MAGIC + bytes(4)
 #: The dtypes of numbers in JSON.
 JSON_DTYPES: Final[dict[str, np.dtype[Any]]] = {"i": np.dtype(np.int32), "f": np.dtype(np.float64), "b": np.dtype(bool)}
 
@@ -384,7 +382,7 @@ def kind_of_file(path: Path) -> type[ParquetIds | ArrowIds | JsonLinesIds]:
     if path.name.endswith(JsonLinesFile.suffixes):
         return JsonLinesIds
     head, _ = head_of(path, len(ARROW_MAGIC))
-    if head == ARROW_MAGIC or head.startswith(STREAM_MAGIC):
+    if head == ARROW_MAGIC or head.startswith(ARROW_STREAM_MAGIC):
         return ArrowIds
     if head.startswith(PARQUET_MAGIC):
         return ParquetIds

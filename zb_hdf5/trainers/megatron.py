@@ -19,11 +19,11 @@ import numpy.typing as npt
 from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
 from zb_hdf5.files.paths import head_of, regular
+from zb_hdf5.files.signatures import MEGATRON_MAGIC
 from zb_hdf5.formats.document_writer import FlatWriter, small_dtype
 from zb_hdf5.formats.flat import FlatFormat, FlatTokens
 from zb_hdf5.spec import StoreMeta
 
-MAGIC: Final = b"MMIDIDX\x00\x00"
 VERSION: Final = 1
 #: Magic, version, code of the dtype, number of sequences, number of edges of documents.
 HEADER: Final = struct.Struct("<9sQBQQ")
@@ -36,6 +36,18 @@ ID_DTYPES: Final[dict[int, np.dtype[Any]]] = {
     5: np.dtype("<i8"),
     8: np.dtype("<u2"),
 }
+#: The header of fairseq, which counts no edges, and the dtypes of its codes.
+FAIRSEQ_HEADER: Final = struct.Struct("<9sQBQ")
+FAIRSEQ_DTYPES: Final = {
+    1: "uint8",
+    2: "int8",
+    3: "int16",
+    4: "int32",
+    5: "int64",
+    8: "uint16",
+    9: "uint32",
+    10: "uint64",
+}
 #: The length of a sequence, and the edge of a document.
 LENGTH: Final = struct.Struct("<i")
 EDGE: Final = struct.Struct("<q")
@@ -47,6 +59,21 @@ SMALL_VOCAB_SIZE: Final = 65_499
 MAX_LENGTH: Final = 2**31 - 1
 #: Rows of an `.idx` that are computed at once.
 ROWS_AT_ONCE: Final = 1 << 20
+
+
+def fairseq_dtype(head: bytes, size: int) -> str:
+    """Return the dtype of ids that an index of fairseq has; "": it is none. Its magic is the same.
+
+    Parameters
+    ----------
+    head, size
+        Its first bytes, and all that it has: a length and an offset of each sequence, and no documents.
+    """
+    if len(head) < FAIRSEQ_HEADER.size:
+        return ""
+    _, version, code, num_sequences = FAIRSEQ_HEADER.unpack_from(head)
+    is_whole = size == FAIRSEQ_HEADER.size + num_sequences * (LENGTH.size + EDGE.size)
+    return FAIRSEQ_DTYPES.get(code, "") if version == VERSION and is_whole else ""
 
 
 class _Index(NamedTuple):
@@ -111,9 +138,10 @@ class Megatron(FlatFormat):
 
     def recognises(self, path: Path) -> bool:
         try:
-            return head_of(_index_of(path), len(MAGIC))[0] == MAGIC
+            head, size = head_of(_index_of(path), HEADER.size)
         except FileNotFoundError:
             return False
+        return head.startswith(MEGATRON_MAGIC) and not fairseq_dtype(head, size)
 
     def look(self, path: Path) -> FlatTokens:
         index = _open_index(path)
@@ -181,7 +209,7 @@ def _read_header(fd: int, path: str) -> _Index:
     if len(head) < HEADER.size:
         raise IncompleteError(f"{path}: expected a header of {HEADER.size} bytes, found {len(head)}")
     magic, version, code, num_sequences, num_edges = HEADER.unpack(head)
-    if magic != MAGIC or version != VERSION:
+    if magic != MEGATRON_MAGIC or version != VERSION:
         raise FormatError(f"{path}: expected an index of Megatron, version {VERSION}, found {head[:17]!r}")
     if code not in ID_DTYPES:
         raise FormatError(
@@ -252,4 +280,4 @@ class MegatronWriter(FlatWriter):
         for first in range(0, count + 1, ROWS_AT_ONCE):
             index.append(np.arange(first, min(first + ROWS_AT_ONCE, count + 1), dtype="<i8"))
         code = next(code for code, dtype in ID_DTYPES.items() if dtype == self.dtype)
-        index.write_at(0, HEADER.pack(MAGIC, VERSION, code, count, count + 1))
+        index.write_at(0, HEADER.pack(MEGATRON_MAGIC, VERSION, code, count, count + 1))

@@ -12,7 +12,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from zb_hdf5.errors import ArgumentError, FormatError, Remedy
+from zb_hdf5.errors import ArgumentError, FormatError, Remedy, conversion_call
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.formats.dataset_choice import DatasetChoice
 from zb_hdf5.formats.registry import FORMATS, backend_in
@@ -342,11 +342,26 @@ def not_recognised(path: Path) -> FormatError | None:
     found = {name: flat_format(name) for name in flat_names() if name_of_file.endswith(TRAINER_FORMATS[name].suffixes)}
     if not found:
         return None
+    if line := _line_of_fairseq(file):
+        return FormatError(f"{file}: expected an index of Megatron, found one of fairseq, without documents: {line}")
     signs = [f"{name} ({each.sign})" for name, each in found.items() if each is not None and each.sign]
     signed = " or ".join(signs)
     if file.is_file() and not file.stat().st_size:
         return FormatError(f"{file}: expected a token file of {signed}, found an empty file")
     return FormatError(f"{file}: expected a token file of {signed}, found another file", remedy=Remedy.SOURCE_DTYPE)
+
+
+def _line_of_fairseq(path: Path) -> str:
+    """Return the call for the ids of fairseq, whose index is named as that of Megatron is; "": of another file."""
+    from zb_hdf5.files.paths import head_of
+    from zb_hdf5.trainers.megatron import HEADER, fairseq_dtype
+
+    index = path.with_suffix(".idx")
+    if path.suffix not in (".bin", ".idx") or not index.is_file():
+        return ""
+    dtype = fairseq_dtype(*head_of(index, HEADER.size))
+    ids = path.with_suffix(".bin")
+    return conversion_call(ids, "stream", source_dtype=dtype, tokens_only=True) if dtype else ""
 
 
 def flat_name_of(path: Path) -> str:

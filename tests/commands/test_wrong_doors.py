@@ -1,0 +1,322 @@
+"""Wrong doors: files of known formats are never ids without a header, and each message ends in a line that works."""
+
+import bz2
+import gzip
+import json
+import lzma
+import pickle
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tarfile
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from commandline import one_error, run_zb
+from contract import is_refused
+from pyarrow import ipc, parquet
+
+from zb_hdf5 import Loader, convert, errors, open_stream
+from zb_hdf5.files.signatures import SIGNATURES, signature_of
+
+IDS = np.arange(4000) * 7 % 300 + 5
+DOCUMENTS = IDS.reshape(80, 50).tolist()
+TABLE = pa.table({"input_ids": pa.array(DOCUMENTS, pa.list_(pa.int32()))})
+CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+CHAT_TEXT = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nhello<|im_end|>\n"
+
+
+def raw(path, dtype="<u2"):
+    path.write_bytes(IDS.astype(dtype).tobytes())
+
+
+def safetensors(path):
+    head = json.dumps({"ids": {"dtype": "I32", "shape": [4000], "data_offsets": [0, 16000]}}).encode()
+    path.write_bytes(struct.pack("<Q", len(head)) + head + IDS.astype("<i4").tobytes())
+
+
+def tar(path):
+    raw(path.with_name("ids.npy"))
+    np.save(path.with_name("ids.npy"), IDS)
+    with tarfile.open(path, "w") as archive:
+        archive.add(path.with_name("ids.npy"), "ids.npy")
+    path.with_name("ids.npy").unlink()
+
+
+def packed(pack):
+    def write(path):
+        np.save(path.with_suffix(""), IDS)
+        path.write_bytes(pack(path.with_suffix("").read_bytes()))
+        path.with_suffix("").unlink()
+
+    return write
+
+
+def zstd(data):
+    return subprocess.run(["zstd", "-c"], input=data, capture_output=True, check=True).stdout
+
+
+def lines_of(key, rows=DOCUMENTS):
+    return lambda path: path.write_text("".join(json.dumps({key: row}) + "\n" for row in rows))
+
+
+def csv_of_numbers(path):
+    path.write_text("".join(",".join(map(str, row)) + "\n" for row in DOCUMENTS))
+
+
+def items(dtype="<i4", head=b""):
+    """Return the bytes of a chunk of litdata, or of a shard of MDS whose columns are `head`."""
+    begin = 4 * (len(DOCUMENTS) + 2) + len(head)
+    offsets = begin + np.arange(len(DOCUMENTS) + 1) * 50 * np.dtype(dtype).itemsize
+    count = np.uint32(len(DOCUMENTS)).tobytes()
+    return count + offsets.astype("<u4").tobytes() + head + IDS.astype(dtype).tobytes()
+
+
+def litdata(path):
+    path.mkdir()
+    (path / "chunk-0-0.bin").write_bytes(items())
+    chunk = {"chunk_bytes": len(items()), "chunk_size": 80, "dim": 4000, "filename": "chunk-0-0.bin"}
+    config = {"compression": None, "data_format": ["no_header_tensor:16"], "item_loader": "TokensLoader"}
+    (path / "index.json").write_text(json.dumps({"chunks": [chunk], "config": config}))
+
+
+def arrow_folder(path):
+    path.mkdir()
+    with ipc.new_stream(path / "data-00000-of-00001.arrow", TABLE.schema) as file:
+        file.write_table(TABLE)
+    (path / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}))
+    (path / "dataset_info.json").write_text("{}")
+
+
+def splits(path):
+    path.mkdir()
+    (path / "dataset_dict.json").write_text(json.dumps({"splits": ["train"]}))
+    arrow_folder(path / "train")
+
+
+def arrow(path):
+    with ipc.new_file(path, TABLE.schema) as file:
+        file.write_table(TABLE)
+
+
+def stream_of_arrow(path):
+    with ipc.new_stream(path, TABLE.schema) as file:
+        file.write_table(TABLE)
+
+
+def fairseq(path):
+    raw(path.with_suffix(".bin"))
+    lengths = np.full(80, 50, "<i4")
+    offsets = np.arange(80, dtype="<i8") * 100
+    path.write_bytes(b"MMIDIDX\0\0" + struct.pack("<QBQ", 1, 8, 80) + lengths.tobytes() + offsets.tobytes())
+
+
+def litgpt(path):
+    path.write_bytes(struct.pack("<7sQBQ", b"LITPKDS", 1, 8, 4000) + IDS.astype("<u2").tobytes())
+
+
+def crc32c(data):
+    crc = 0xFFFFFFFF
+    for bit in np.unpackbits(np.frombuffer(data, "u1"), bitorder="little").tolist():
+        crc = crc >> 1 ^ (0x82F63B78 if crc & 1 != bit else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def tfrecord(path):
+    assert crc32c(b"123456789") == 0xE3069283
+    crc = crc32c(struct.pack("<Q", 16))
+    masked = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+    path.write_bytes(struct.pack("<QI", 16, masked) + bytes(20))
+
+
+def folder_of(write, name):
+    def make(path):
+        path.mkdir()
+        write(path / name)
+
+    return make
+
+
+def parquet_of(**columns):
+    return lambda path: parquet.write_table(pa.table(columns), path)
+
+
+#: Name, its writer, and what a line makes of it: "ids" in a stream or an array, or a text.
+DOORS = {
+    "a.npz": (lambda path: np.savez(path, ids=IDS, other=IDS), "ids"),
+    "a b.npz": (lambda path: np.savez(path, ids=IDS), "ids"),
+    "a.pt": (lambda path: torch.save(torch.tensor(IDS), path), "ids"),
+    "old.pt": (lambda path: torch.save(torch.tensor(IDS), path, _use_new_zipfile_serialization=False), "ids"),
+    "a.pkl": (lambda path: path.write_bytes(pickle.dumps(IDS)), "ids"),
+    "a.safetensors": (safetensors, "ids"),
+    "n.csv": (csv_of_numbers, "ids"),
+    "n.json": (lambda path: path.write_text(json.dumps(IDS.tolist())), "ids"),
+    "t.csv": (lambda path: path.write_text('id,text\n1,"hello, world"\n'), "hello, world"),
+    "a.tar": (tar, "ids"),
+    "a.npy.gz": (packed(gzip.compress), "ids"),
+    "a.npy.bz2": (packed(bz2.compress), "ids"),
+    "a.npy.xz": (packed(lzma.compress), "ids"),
+    "a.npy.zst": (packed(zstd), "ids"),
+    "lit.bin": (litgpt, "ids"),
+    "a.idx": (fairseq, "ids"),
+    "a.parquet": (lambda path: parquet.write_table(TABLE, path), "ids"),
+    "both.parquet": (parquet_of(text=["hi"] * 80, token_ids=pa.array(DOCUMENTS, pa.list_(pa.int32()))), "ids"),
+    "text.parquet": (parquet_of(text=["hello, world"]), "hello, world"),
+    "body.parquet": (parquet_of(body=["hello, world"]), "hello, world"),
+    "chat.parquet": (parquet_of(messages=[CHAT]), CHAT_TEXT),
+    "a.arrow": (arrow, "ids"),
+    "stream.arrow": (stream_of_arrow, "ids"),
+    "ids.jsonl": (lines_of("ids"), "ids"),
+    "token_ids.jsonl": (lines_of("token_ids"), "ids"),
+    "mine.jsonl": (lines_of("mine"), "ids"),
+    "text.jsonl": (lines_of("text", ["hello, world"]), "hello, world"),
+    "chat.jsonl": (lines_of("messages", [CHAT]), CHAT_TEXT),
+    "book.md": (lambda path: path.write_text("It was a dark night.\n" * 9), "It was a dark night.\n" * 9),
+    "text.jsonl.gz": (
+        lambda path: path.write_bytes(gzip.compress(b'{"text": "hello, world"}\n')), "hello, world",
+    ),
+    "litdata": (litdata, "ids"),
+    "saved": (arrow_folder, "ids"),
+    "splits": (splits, "ids"),
+    "several": (folder_of(litdata, "one"), "ids"),
+    "tables": (folder_of(lambda path: parquet.write_table(TABLE, path), "a.parquet"), "ids"),
+    "texts": (folder_of(lambda path: path.write_text("hello, world, again"), "a.txt"), "hello, world, again"),
+    "arrays": (folder_of(lambda path: np.savez(path, ids=IDS), "a.npz"), "ids"),
+}  # fmt: skip
+#: The last line of a message.
+LINE = re.compile(r".*: ((?:zb convert|python -[cm]|mkdir|gzip|bzip2|xz|zstd) .*)$")
+
+
+def made(name, folder):
+    """Write the file of a door, and return its path."""
+    if name.endswith(".zst") and shutil.which("zstd") is None:
+        pytest.skip("needs zstd")
+    path = folder / name
+    DOORS[name][0](path)
+    return path
+
+
+def type_line(line, folder):
+    """Run a line in a shell, as it stands."""
+    program = f"{sys.executable} -m zb_hdf5"
+    line = re.sub(r"^zb ", f"{program} ", line)
+    line = re.sub(r"^python ", f"{sys.executable} ", line)
+    done = subprocess.run(line, shell=True, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (line, done.stderr)
+
+
+def ids_below(folder):
+    """Return the ids of the stream or the array that a line has made, or a text of its bytes."""
+    if (folder / "DST").exists():
+        with open_stream(folder / "DST") as stream:
+            return np.array(stream.get_slice(0, stream.num_tokens))
+    arrays = [path for path in folder.rglob("*.npy")]
+    if arrays:
+        return np.load(arrays[0]).reshape(-1)
+    lines = next(path for path in folder.rglob("*.jsonl") if path.name.count(".") > 1)
+    convert(lines, "stream", folder / "DST", tokenizer=None if "input_ids" in lines.read_text() else "byte")
+    return ids_below(folder)
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_a_message_ends_in_a_line_that_works_when_it_is_typed(name, tmp_path, monkeypatch):
+    path = made(name, tmp_path)
+    expected = DOORS[name][1]
+    monkeypatch.chdir(tmp_path)
+    message = one_error(run_zb("info", name))
+    line = LINE.match(message)
+    assert line is not None, message
+    type_line(line[1], tmp_path)
+    found = ids_below(tmp_path)
+    if expected == "ids":
+        np.testing.assert_array_equal(found, IDS)
+    else:
+        assert bytes(found[found < 256].astype(np.uint8)).decode() == expected
+    assert path.exists()
+
+
+@pytest.mark.parametrize("name", DOORS)
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_a_file_of_a_known_format_is_never_ids_without_a_header(name, dtype, tmp_path):
+    if name in ("a.idx", "several", "tables", "texts", "arrays"):
+        pytest.skip("its ids have no header, or are below the folder")
+    path = made(name, tmp_path)
+    words = "source_dtype is for files without a header, found"
+    is_refused(
+        errors.ArgumentError,
+        lambda: open_stream(path, source_dtype=dtype),
+        lambda: Loader(path, source_dtype=dtype, batch_size=1, seq_len=8),
+        match=words,
+    )
+    shape = {"stream": {"tokens_only": True}, "hdf5": {"seq_len": 8, "batch_size": 1}}
+    for target, options in shape.items():
+        with pytest.raises(errors.ZbError, match=words):
+            convert(path, target, tmp_path / "out", source_dtype=dtype, source_format="bin", **options)
+        assert not (tmp_path / "out").exists()
+
+
+def test_the_chunks_of_a_folder_are_known_without_its_index(tmp_path):
+    litdata(tmp_path / "lit")
+    (tmp_path / "lit" / "index.json").unlink()
+    (tmp_path / "shard.00000.mds").write_bytes(items(head=b'{"column_names": ["ids"]}'))
+    for path, noun in ((tmp_path / "lit/chunk-0-0.bin", "litdata"), (tmp_path / "shard.00000.mds", "MDS")):
+        is_refused(errors.ArgumentError, lambda path=path: open_stream(path, source_dtype="uint32"), match=noun)
+    is_refused(errors.ArgumentError, lambda: open_stream(tmp_path / "lit", source_dtype="uint16"), match="litdata")
+
+
+def test_one_file_of_a_folder_of_ids_is_enough(tmp_path):
+    raw(tmp_path / "a.bin")
+    (tmp_path / "b.bin").write_bytes(gzip.compress(IDS.astype("<u2").tobytes()))
+    is_refused(errors.ArgumentError, lambda: open_stream(tmp_path, source_dtype="uint16"), match=r"b\.bin: .* gzip")
+
+
+@pytest.mark.parametrize("dtype", ["<u2", "<u4", "<i4", "<i8", "u1"])
+def test_ids_have_no_signature(dtype, tmp_path):
+    random = np.random.default_rng(3)
+    path = tmp_path / "ids.bin"
+    for vocabulary in (2, 100, 256, 50_257, 65_536, 128_000):
+        high = min(vocabulary, np.iinfo(dtype).max)
+        for values in (random.integers(0, high, 3000), np.arange(3000) % high, np.full(3000, high - 1)):
+            path.write_bytes(values.astype(dtype).tobytes())
+            assert signature_of(path) is None or dtype == "u1"
+    path.write_bytes(np.full(3000, -1).astype("<i4").tobytes())
+    assert signature_of(path) is None
+
+
+def test_text_may_be_ids_of_one_byte(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_bytes(b"It was a dark night.\n" * 9)
+    assert open_stream(path, source_dtype="uint8").num_tokens == 21 * 9
+    is_refused(errors.ArgumentError, lambda: open_stream(path, source_dtype="uint16"), match="found text; tokenize it")
+
+
+def test_the_header_of_lit_gpt_is_left_out_if_it_is_named(tmp_path):
+    litgpt(tmp_path / "a.bin")
+    with open_stream(tmp_path / "a.bin", source_dtype="uint16", skip_bytes=24) as stream:
+        np.testing.assert_array_equal(stream.get_slice(0, 4000), IDS)
+    is_refused(
+        errors.ArgumentError, lambda: open_stream(tmp_path / "a.bin", source_dtype="uint16", skip_bytes=2),
+        match="found a file of lit-gpt; its ids follow a header: .*source_dtype='uint16', skip_bytes=24",
+    )  # fmt: skip
+
+
+def test_a_format_that_only_its_library_reads_is_named(tmp_path):
+    tfrecord(tmp_path / "a.tfrecord")
+    (tmp_path / "a.db").write_bytes(b"SQLite format 3\x00" + bytes(84))
+    (tmp_path / "a.array_record").write_bytes(b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f" + bytes(56))
+    for name, noun in {"a.tfrecord": "TFRecords", "a.db": "SQLite", "a.array_record": "array_record"}.items():
+        message = one_error(run_zb("info", tmp_path / name))
+        assert noun in message
+        assert message.endswith("as Parquet, JSON lines or .npy")
+
+
+def test_every_signature_that_is_not_read_has_a_way():
+    read = {each.noun for each in SIGNATURES if each.way is None}
+    assert read == {
+        "a .batch file", "an HDF5 file", "a .npy file of numpy", "an .idx file of Megatron", "a Parquet file",
+        "an Arrow file", "an Arrow stream", "a shard of MDS", "a chunk of litdata", "JSON",
+    }  # fmt: skip

@@ -1,0 +1,248 @@
+"""The first bytes of known formats: a file that has them is never taken for ids without a header.
+
+The one table also has the formats that are not read, each with the way from it to a file that is.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from zb_hdf5.files import ways
+from zb_hdf5.files.paths import regular
+from zb_hdf5.spec import BATCH_MAGIC, HDF5_MAGIC
+
+PARQUET_MAGIC: Final = b"PAR1"
+ARROW_MAGIC: Final = b"ARROW1"
+ARROW_STREAM_MAGIC: Final = b"\xff\xff\xff\xff"
+NPY_MAGIC: Final = b"\x93NUMPY"
+MEGATRON_MAGIC: Final = b"MMIDIDX\x00\x00"
+GZIP_MAGIC: Final = b"\x1f\x8b\x08"
+ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+#: The bytes of a file that tell its format.
+SIGNATURE_BYTES: Final = 4096
+#: The bytes of a text at least: a few ids may look like a shorter one.
+MIN_TEXT_BYTES: Final = 16
+UINT32: Final = struct.Struct("<I")
+UINT64: Final = struct.Struct("<Q")
+#: The magic, the length and the root of the first message of an Arrow stream.
+ARROW_MESSAGE: Final = struct.Struct("<III")
+#: The number of the items of a chunk, and the offset of the first one.
+ITEMS_BEGIN: Final = struct.Struct("<II")
+#: JSON of numbers alone.
+ONLY_NUMBERS: Final = re.compile(rb"[\d\s,\[\]-]+")
+#: The polynomial of crc32c, and what is added to one in a TFRecord.
+CRC32C_POLYNOMIAL: Final = 0x82F63B78
+CRC32C_MASK: Final = 0xA282EAD8
+
+
+class Head(NamedTuple):
+    """The beginning of a file.
+
+    Attributes
+    ----------
+    path, fd
+        The file, and its descriptor.
+    start
+        Its first bytes.
+    num_bytes
+        Its size.
+    """
+
+    path: Path
+    fd: int
+    start: bytes
+    num_bytes: int
+
+
+class Signature(NamedTuple):
+    """A format, as the beginning of its files tells it.
+
+    Attributes
+    ----------
+    noun
+        Such a file, in messages.
+    magics
+        The bytes that it begins with, one of them; (): `fits` decides alone.
+    way
+        A function of a path that returns the words of the way to a file that is read, which end in a line to type;
+        None: it is read, in place or by a conversion.
+    fits
+        A function of a beginning that decides too, where ids might have the magic.
+    offset
+        The byte of the magic.
+    is_of_bytes
+        Whether ids of one byte may look like it, as text does.
+    header_bytes
+        The bytes of its header, after which its ids are read if they are skipped; 0: its ids are not all that follows.
+    """
+
+    noun: str
+    magics: tuple[bytes, ...] = ()
+    way: Callable[[Path], str] | None = None
+    fits: Callable[[Head], bool] | None = None
+    offset: int = 0
+    is_of_bytes: bool = False
+    header_bytes: int = 0
+
+    def is_of(self, head: Head) -> bool:
+        """Return whether a file has this signature."""
+        if self.magics and not head.start.startswith(self.magics, self.offset):
+            return False
+        return self.fits is None or self.fits(head)
+
+    def holds_ids(self, itemsize: int, skip_bytes: int) -> bool:
+        """Return whether ids of a size, after some bytes, may be read from such a file all the same."""
+        return (self.is_of_bytes and itemsize == 1) or 0 < self.header_bytes == skip_bytes
+
+    def words(self, path: Path) -> str:
+        """Return the words for a file with this signature, with the way to one that is read if this one is not."""
+        return self.noun if self.way is None else f"{self.noun}; {self.way(path)}"
+
+
+def signature_of(path: Path) -> Signature | None:
+    """Return the signature of a file of this machine; None: it has none that is known. Raises as `regular` does."""
+    return signature_and_size(path)[0]
+
+
+def signature_and_size(path: Path) -> tuple[Signature | None, int]:
+    """Return the signature of a file, and its bytes: thousands are opened, each once. Raises as `regular` does."""
+    fd = regular(path)
+    try:
+        head = Head(path, fd, os.pread(fd, SIGNATURE_BYTES, 0), os.fstat(fd).st_size)
+        return next((each for each in SIGNATURES if each.is_of(head)), None), head.num_bytes
+    finally:
+        os.close(fd)
+
+
+def _is_parquet(head: Head) -> bool:
+    end = head.num_bytes - len(PARQUET_MAGIC)
+    return end > 0 and os.pread(head.fd, len(PARQUET_MAGIC), end) == PARQUET_MAGIC
+
+
+def _is_arrow_stream(head: Head) -> bool:
+    """Return whether the first message and its root are in the file: ids may be -1, too."""
+    if len(head.start) < ARROW_MESSAGE.size:
+        return False
+    _, length, root = ARROW_MESSAGE.unpack_from(head.start)
+    return 0 < root < length < head.num_bytes and not length % 8
+
+
+def _is_gzip(head: Head) -> bool:
+    return len(head.start) >= 18 and not head.start[3] & 0xE0
+
+
+def _is_bzip2(head: Head) -> bool:
+    return head.start[3:4].isdigit() and head.start[4:10] in (b"1AY&SY", b"\x17rE8P\x90")
+
+
+def _is_pickle(head: Head) -> bool:
+    """Return whether it is a pickle: from protocol 4 on by its first frame, of an earlier one by its name."""
+    if head.start[1:3] in (b"\x04\x95", b"\x05\x95") and len(head.start) > 11:
+        return int(UINT64.unpack_from(head.start, 3)[0]) <= head.num_bytes - 11
+    return head.path.suffix in (".pkl", ".pickle")
+
+
+def _is_safetensors(head: Head) -> bool:
+    if head.start[8:9] != b"{":
+        return False
+    (length,) = UINT64.unpack_from(head.start)
+    return 2 <= length <= head.num_bytes - 8 and os.pread(head.fd, 1, 7 + length) in (b"}", b" ")
+
+
+def _begin_of_items(head: Head) -> int:
+    """Return the byte after the offsets of the items of a chunk, the last of which is its size; 0: of other files."""
+    if len(head.start) < ITEMS_BEGIN.size:
+        return 0
+    count, first = ITEMS_BEGIN.unpack_from(head.start)
+    begin = int(UINT32.size * (count + 2))
+    if not count or not begin <= first <= head.num_bytes:
+        return 0
+    last = os.pread(head.fd, UINT32.size, begin - UINT32.size)
+    return begin if last == UINT32.pack(head.num_bytes & 0xFFFFFFFF) else 0
+
+
+def _is_mds(head: Head) -> bool:
+    begin = _begin_of_items(head)
+    return bool(begin) and os.pread(head.fd, 1, begin) == b"{"
+
+
+def _is_litdata(head: Head) -> bool:
+    begin = _begin_of_items(head)
+    return bool(begin) and ITEMS_BEGIN.unpack_from(head.start)[1] == begin
+
+
+def _is_tfrecord(head: Head) -> bool:
+    """Return whether the length of the first record has its crc32c."""
+    if len(head.start) < 16 or UINT64.unpack_from(head.start)[0] > head.num_bytes - 16:
+        return False
+    crc = 0xFFFFFFFF
+    for byte in head.start[:8]:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ CRC32C_POLYNOMIAL * (crc & 1)
+    crc ^= 0xFFFFFFFF
+    masked = ((crc >> 15 | crc << 17) + CRC32C_MASK) & 0xFFFFFFFF
+    return head.start[8:12] == UINT32.pack(masked)
+
+
+def _is_text(head: Head) -> bool:
+    """Return whether the beginning is UTF-8 that prints."""
+    if len(head.start) < MIN_TEXT_BYTES:
+        return False
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(head.start)  # which the end of the head may cut
+    except UnicodeDecodeError:
+        return False
+    return all(each.isprintable() or each in "\n\r\t\f\ufeff" for each in text)
+
+
+def _is_numbers(head: Head) -> bool:
+    return head.start.lstrip()[:1] == b"[" and ONLY_NUMBERS.fullmatch(head.start) is not None
+
+
+def _is_json(head: Head) -> bool:
+    return head.start.lstrip()[:1] in (b"{", b"[") and _is_text(head)
+
+
+def _is_csv(head: Head) -> bool:
+    return head.path.suffix in (".csv", ".tsv") and _is_text(head)
+
+
+#: The one table of signatures, in the order in which a file is compared with them.
+SIGNATURES: Final = (
+    Signature("a .batch file", (BATCH_MAGIC,)),
+    Signature("an HDF5 file", (HDF5_MAGIC,)),
+    Signature("a .npy file of numpy", (NPY_MAGIC,)),
+    Signature("an .idx file of Megatron", (MEGATRON_MAGIC,)),
+    Signature("a Parquet file", (PARQUET_MAGIC,), fits=_is_parquet),
+    Signature("an Arrow file", (ARROW_MAGIC,)),
+    Signature("an Arrow stream", (ARROW_STREAM_MAGIC,), fits=_is_arrow_stream),
+    Signature("a shard of MDS", fits=_is_mds),
+    Signature("a chunk of litdata", fits=_is_litdata),
+    Signature("a file of lit-gpt", (b"LITPKDS",), ways.of_litgpt, header_bytes=ways.LITGPT_HEADER.size),
+    Signature("a zip archive, as .npz and .pt files are", (b"PK\x03\x04", b"PK\x05\x06"), ways.of_zip),
+    Signature("a file of safetensors", (), ways.of_safetensors, _is_safetensors),
+    Signature("a gzip file", (GZIP_MAGIC,), ways.of_packed("gzip"), _is_gzip),
+    Signature("a zstd file", (ZSTD_MAGIC,), ways.of_packed("zstd")),
+    Signature("a bzip2 file", (b"BZh",), ways.of_packed("bzip2"), _is_bzip2),
+    Signature("an xz file", (b"\xfd7zXZ\x00",), ways.of_packed("xz")),
+    Signature("a tar archive", (b"ustar",), ways.of_tar, offset=257),
+    Signature("a file of TFRecords", (), ways.of_its_library("tensorflow"), _is_tfrecord),
+    Signature("an array_record file", (b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f",), ways.of_its_library("array_record")),
+    Signature("a SQLite database", (b"SQLite format 3\x00",), ways.of_its_library("sqlite3")),
+    Signature("an Avro file", (b"Obj\x01\x04\x14avro", b"Obj\x01\x02\x16avro"), ways.of_its_library("avro")),
+    Signature("an ORC file", (b"ORC\x08", b"ORC\n"), ways.of_its_library("pyarrow.orc")),
+    Signature("a feather file of version 1", (b"FEA1",), ways.of_its_library("pyarrow.feather")),
+    Signature("a file of torch.save", (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19",), ways.of_torch),
+    Signature("a pickle", (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"), ways.of_pickle, _is_pickle),
+    Signature("a table of text (CSV)", (), ways.of_csv, _is_csv),
+    Signature("numbers in JSON", (), ways.of_json, _is_numbers),
+    Signature("JSON", fits=_is_json),
+    Signature("text", (), ways.of_text, _is_text, is_of_bytes=True),
+)

@@ -1,0 +1,165 @@
+"""The error for a path whose tokens or text are known and not read in place, with the line that takes them in."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from zb_hdf5.errors import ConvertError, FormatError, ZbError, conversion_call
+from zb_hdf5.files.paths import RemotePath
+from zb_hdf5.files.publishing import PARTIAL_SUFFIX
+from zb_hdf5.files.signatures import signature_of
+from zb_hdf5.files.ways import of_chats
+from zb_hdf5.spec import SHARD_PREFIX, STREAM_LAYOUT
+from zb_hdf5.text.corpus import FILE_KINDS, IDS_COLUMNS
+from zb_hdf5.trainers.hf import HF, TEXT_COLUMN, files_of
+from zb_hdf5.trainers.id_tables import ParquetIds, kind_of_file
+from zb_hdf5.trainers.trainer_formats import flat_name_of, format_named, source_name_of
+
+#: Folders in a folder that are looked at, and those that a message names.
+MAX_FOLDERS: Final = 16
+FOLDERS_SHOWN: Final = 5
+#: The tokenizer in a line to type: every machine has it.
+ANY_TOKENIZER: Final = "byte"
+#: The signatures of files of rows.
+ROWS_NOUNS: Final = ("a Parquet file", "JSON", "an Arrow file", "an Arrow stream")
+#: The types of text in Arrow and in JSON, and the beginnings of those of lists of messages.
+TEXT_KINDS: Final = ("str", "string", "large_string", "string_view")
+CHAT_KINDS: Final = ("lists of dict", "list<item: struct<", "list<element: struct<", "large_list<item: struct<")
+#: The ending of files that have ids alone: text is not read from them.
+ARROW_SUFFIX: Final = ".arrow"
+#: The signatures of files that belong to the index of their folder.
+PART_NOUNS: Final = ("a shard of MDS", "a chunk of litdata")
+_TEXT_SUFFIXES: Final = tuple(suffix for kind in FILE_KINDS.values() for suffix in kind.suffixes)
+
+
+def way_in(path: Path) -> FormatError | None:
+    """Return the error of a path that has tokens or text in a format that is converted first; None: of another path."""
+    if isinstance(path, RemotePath):
+        return None
+    if path.is_dir():
+        return None if _is_of_a_store(path) else _of_folder(path)
+    name = source_name_of(path)
+    return _of_format(path, name) if name else _of_file(path)
+
+
+def _is_of_a_store(folder: Path) -> bool:
+    """Return whether a folder is a store that lost its index, or a conversion that is not finished."""
+    return folder.name.endswith(PARTIAL_SUFFIX) or any(name.startswith(SHARD_PREFIX) for name in os.listdir(folder))
+
+
+def _of_format(path: Path, name: str) -> FormatError:
+    if name == HF:
+        try:
+            files_of(path)
+        except ConvertError as error:  # of several splits: it has the line for one
+            return FormatError(error.facts)
+    noun = format_named(name).noun
+    return FormatError(f"{path}: has {noun}, which are not read in place: {conversion_call(path, STREAM_LAYOUT)}")
+
+
+def _of_file(path: Path) -> FormatError | None:
+    signature = signature_of(path)
+    if signature is None:
+        return None
+    is_of_rows = signature.noun in ROWS_NOUNS or path.name.endswith(_TEXT_SUFFIXES)
+    if is_of_rows and (words := way_of_rows(path)):
+        return FormatError(f"{path}: has rows, which are not read in place; {words}")
+    if signature.way is not None:
+        return FormatError(f"{path}: expected tokens, found {signature.words(path)}")
+    if signature.noun in PART_NOUNS and source_name_of(path.parent):
+        call = conversion_call(path.parent, STREAM_LAYOUT)
+        return FormatError(f"{path}: expected the folder of a data set, found {signature.noun}: {call}")
+    return None
+
+
+class RowColumns(NamedTuple):
+    """The columns of a file of rows by which it may be converted; "": it has none of that kind.
+
+    Attributes
+    ----------
+    ids
+        Of lists of ids: one of a known name, or the only one.
+    text, chats
+        Of text, and of lists of messages.
+    """
+
+    ids: str
+    text: str
+    chats: str
+
+    @classmethod
+    def of(cls, path: Path) -> RowColumns:
+        """Find the columns of a file; none in one that is none of rows, or is damaged."""
+        try:
+            kinds = kind_of_file(path).kinds(path)
+        except (OSError, ZbError):
+            return cls("", "", "")
+        lists = [name for name, kind in kinds.items() if isinstance(kind, np.dtype) and kind.kind in "iu"]
+        ids = next((name for name in IDS_COLUMNS if name in lists), lists[0] if len(lists) == 1 else "")
+        texts = [name for name, kind in kinds.items() if kind in TEXT_KINDS]
+        text = TEXT_COLUMN if TEXT_COLUMN in texts else (texts[0] if len(texts) == 1 else "")
+        chats = next((name for name, kind in kinds.items() if str(kind).startswith(CHAT_KINDS)), "")
+        return cls(ids, text, chats)
+
+
+def way_of_rows(source: Path) -> str:
+    """Return the words for the ways from rows, or texts, to a stream; "": none is known.
+
+    Parameters
+    ----------
+    source
+        A file, or a folder of files, of which the first one tells.
+    """
+    path = source
+    if source.is_dir():
+        path = min(_texts_in(source), default=source)
+    found = RowColumns.of(path)
+    if found.chats and not found.ids:
+        return of_chats(path, found.chats)
+    words = []
+    if found.text and not path.name.endswith(ARROW_SUFFIX):
+        words.append(f"its text, in column {found.text!r}: {_call_for_text(source, path, found.text)}")
+    if found.ids:
+        words.append(f"its ids, in column {found.ids!r}: {_call_for_ids(source, found)}")
+    return "; ".join(words)
+
+
+def _texts_in(folder: Path) -> list[Path]:
+    return [each for each in folder.iterdir() if each.name.endswith(_TEXT_SUFFIXES) and not each.name.startswith(".")]
+
+
+def _call_for_text(source: Path, path: Path, column: str) -> str:
+    names: dict[str, str] = {} if column == TEXT_COLUMN else {"text_column": column}
+    if not path.name.endswith(_TEXT_SUFFIXES):
+        names["source_format"] = "parquet" if kind_of_file(path) is ParquetIds else "jsonl"
+    return conversion_call(source, STREAM_LAYOUT, **names, tokenizer=ANY_TOKENIZER)
+
+
+def _call_for_ids(source: Path, found: RowColumns) -> str:
+    names = {} if found.ids in IDS_COLUMNS else {"ids_column": found.ids}
+    if names or found.text == TEXT_COLUMN or source_name_of(source) != HF:
+        names["source_format"] = HF
+    return conversion_call(source, STREAM_LAYOUT, **names)
+
+
+def _of_folder(folder: Path) -> FormatError | None:
+    name = source_name_of(folder)
+    if name:
+        return _of_format(folder, name)
+    inside = sorted(folder.iterdir())
+    sets = [each for each in inside if each.is_dir()][:MAX_FOLDERS]
+    known = [each for each in sets if source_name_of(each) or flat_name_of(each)]
+    if known:
+        named = ", ".join(each.name for each in known[:FOLDERS_SHOWN])
+        call = conversion_call(known[0], STREAM_LAYOUT)
+        return FormatError(f"{folder}: has the data sets {named}: convert each by itself: {call}")
+    if _texts_in(folder):
+        call = conversion_call(folder, STREAM_LAYOUT, tokenizer=ANY_TOKENIZER)
+        words = way_of_rows(folder) or f"its text: {call}"
+        return FormatError(f"{folder}: has text or rows, which are not read in place; {words}")
+    first = next((each for each in inside if each.is_file() and not each.name.startswith(".")), None)
+    return None if first is None else _of_file(first)

@@ -21,12 +21,15 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 from zb_hdf5 import ArgumentError, UnavailableError, ZbError, console
 from zb_hdf5.errors import Remedy
-from zb_hdf5.files.paths import on_failure
+from zb_hdf5.files.paths import head_of, on_failure
+from zb_hdf5.files.publishing import fresh_file
 from zb_hdf5.signals import POLL_S, deliver_signals, kept_signals
 
 #: Is called with the amount that was done since the last call: tokens, or bytes of documents.
 OnProgress = Callable[[int], None]
 _Result = TypeVar("_Result")
+#: Bytes of a number in a note, at most.
+NOTED_BYTES: Final = 20
 #: Begins the names of worker processes.
 WORKER_NAME: Final = "zb-convert-worker-"
 #: Exit code of a worker that was about to convert while it imported the main module.
@@ -93,14 +96,15 @@ class CountedWork:
         self._progress(done - self._done)
         self._done = done
         if self._note is not None and now_s - self._noted_s >= POLL_S:
-            self._note.write_text(str(done))
+            with open(fresh_file(self._note), "w", encoding="ascii") as note:
+                note.write(str(done))
             self._noted_s = now_s
 
 
 def noted_work(note: Path) -> int:
     """Return the work that another process has noted."""
     with contextlib.suppress(OSError, ValueError):
-        return int(note.read_bytes())
+        return int(head_of(note, NOTED_BYTES)[0])
     return 0
 
 

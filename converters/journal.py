@@ -29,7 +29,7 @@ from zb_hdf5.converters.options import WorkOptions
 from zb_hdf5.errors import Remedy
 from zb_hdf5.field import Field
 from zb_hdf5.files.checked import GROUP_BYTES
-from zb_hdf5.files.paths import RemotePath
+from zb_hdf5.files.paths import RemotePath, read_whole, regular
 from zb_hdf5.files.publishing import LockedFolder, remove, remove_journals, write_atomically, write_fully
 from zb_hdf5.signals import deliver_signals
 from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX, stored_dtype
@@ -123,6 +123,11 @@ def _digest_bytes(digest: Any, file: io.FileIO, start: int, stop: int) -> None:
         deliver_signals()
         file.seek(piece)
         digest.update(file.read(min(GROUP_BYTES, stop - piece)))
+
+
+def _own(path: str, flags: int) -> int:
+    """Open a journal: not a link, which another user may have put in its place."""
+    return regular(path, flags | os.O_NOFOLLOW)
 
 
 def journal_name(part: ShardRange) -> str:
@@ -273,7 +278,7 @@ class Journal:
         workers = self._workers
         with closing(workers.engine.run(write, tasks.values(), workers.shown.advance)) as results:
             for k, done in results:
-                with open(self._path, "r+b", buffering=0) as file:
+                with open(self._path, "r+b", buffering=0, opener=_own) as file:
                     write_fully(file.fileno(), f"{_line(numbers[k], done)}\n".encode(), file.seek(0, os.SEEK_END))
                     os.fsync(file.fileno())
                 self.finished[numbers[k]] = done
@@ -411,7 +416,7 @@ def read_journals(folder: Path, unit: str) -> dict[Path, Record]:
 
 def read_journal(path: Path, unit: str | None = None) -> Record:
     """Read a journal; lines that cannot be believed are left out. `FormatError` if the first one is among them."""
-    first, *rest = path.read_bytes().split(b"\n")[:-1] or [b""]
+    first, *rest = read_whole(path).split(b"\n")[:-1] or [b""]
     head = _content(first)
     if head is None or not head.keys() >= {"unit", "plan"} or PLANNED not in head["plan"]:
         raise FormatError(f"{path}: not a journal of a conversion: its first line is damaged", remedy=Remedy.RESTART)

@@ -29,7 +29,7 @@ from zb_hdf5.converters.shard_plan import ShardPlan
 from zb_hdf5.converters.shuffle import scatter_path
 from zb_hdf5.converters.stream_target import TokensPlan, tokens_plan, write_documents
 from zb_hdf5.files.listing import kept_listings
-from zb_hdf5.files.publishing import partial_path
+from zb_hdf5.files.publishing import partial_path, refuse_link
 from zb_hdf5.formats.document_source import CompletedSource, DocumentSource
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.trainers.trainer_formats import document_targets
@@ -111,6 +111,7 @@ def _planned(stack: ExitStack, found: Any, settings: Settings) -> Plan:
     if isinstance(source, BatchSource) and target.is_stream:
         raise ArgumentError(f"{source.paths[0]}: expected documents for a stream, found batches")
     written = (target.path, partial_path(target.path), partial_path(scatter_path(target.path)))
+    refuse_link(target.path)
     refuse_replaced_sources(source.paths, written, target.path)
     settings.require_dtype(source.meta.dtype if isinstance(source, BatchSource) else source.dtype, source.paths[0])
     if target.note:

@@ -50,7 +50,7 @@ from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, in_ord
 from zb_hdf5.documents.metadata import JSON, DocumentRows
 from zb_hdf5.errors import ZbError
 from zb_hdf5.files.forks import kept_property
-from zb_hdf5.files.publishing import LockedFolder, PartialDirectory, partial_path, refuse_existing
+from zb_hdf5.files.publishing import LockedFolder, PartialDirectory, fresh_file, partial_path, refuse_existing
 from zb_hdf5.formats.document_source import DocumentSource, Encoded
 from zb_hdf5.signals import deliver_signals
 from zb_hdf5.spec import (
@@ -180,7 +180,7 @@ def _write_stream(task: TokensTask, progress: OnProgress) -> Finished:
 def read_documents(task: TokensTask, counts: TokenCounts, progress: OnProgress) -> Iterator[Encoded]:
     """Yield the documents of a task, count them, and note how far they were read when the next ones are asked for."""
     done = 0
-    with open(task.note, "wb", buffering=0) as note:
+    with open(fresh_file(task.note), "wb", buffering=0) as note:
         for encoded, read in task.route.read(task.source, task.num_threads, counts):
             yield encoded
             progress(read - done)

@@ -6,6 +6,8 @@ import os
 import pytest
 
 from zb_hdf5.converters.engines import Engine
+from zb_hdf5.files import replaced_folder
+from zb_hdf5.signals import unwinding_signals
 
 
 def failing(number):
@@ -15,6 +17,39 @@ def failing(number):
         raise OSError(number, os.strerror(number))
 
     return fail
+
+
+#: The calls that change the names in a folder.
+STEPS = [*((os, name) for name in ("replace", "mkdir", "rmdir", "unlink")), (replaced_folder, "exchanged")]
+
+
+def ended_after(step, number, work):
+    """Do work in a fork that gets a signal after one of its `STEPS`; return whether it had so many of them."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+    code = 1
+    try:
+        left = step
+
+        def counted(call):
+            def do(*arguments, **options):
+                nonlocal left
+                found = call(*arguments, **options)
+                left -= 1
+                if left == 0:
+                    os.kill(os.getpid(), number)
+                return found
+
+            return do
+
+        for module, name in STEPS:
+            setattr(module, name, counted(getattr(module, name)))
+        with unwinding_signals():
+            work()
+        code = 0
+    finally:
+        os._exit(code)
 
 
 class Stops(Exception):

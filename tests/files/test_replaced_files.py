@@ -11,17 +11,15 @@ from itertools import count
 import numpy as np
 import pytest
 from contents import files_in, names
+from interrupted import ended_after
 from packed import write_packed
 
 from zb_hdf5 import ConvertError, HDF5ShardWriter, convert, open_stream, train_tokenizer
 from zb_hdf5.errors import ExistsError
 from zb_hdf5.files.replaced_files import ReplacedFiles
-from zb_hdf5.signals import unwinding_signals
 from zb_hdf5.store.repair import repair_file
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-#: The calls that change the names in a folder.
-STEPS = ("replace", "mkdir", "rmdir", "unlink")
 TOKENS = 300
 
 
@@ -76,35 +74,6 @@ RESULTS = {
     "D.batch": (converted("packed", "batch", tokens_only=True), ["D.batch.crc32"]),
     "D.json": (trained, ["D.tiktoken"]),
 }
-
-
-def ended_after(step, number, work):
-    """Do work in a fork that gets a signal after one of its steps; return whether it was so many steps long."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
-    code = 1
-    try:
-        left = step
-
-        def counted(call):
-            def do(*arguments, **options):
-                nonlocal left
-                found = call(*arguments, **options)
-                left -= 1
-                if left == 0:
-                    os.kill(os.getpid(), number)
-                return found
-
-            return do
-
-        for name in STEPS:
-            setattr(os, name, counted(getattr(os, name)))
-        with unwinding_signals():
-            work()
-        code = 0
-    finally:
-        os._exit(code)
 
 
 def require_one_result(folder, ids, possible):

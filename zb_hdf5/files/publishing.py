@@ -14,7 +14,6 @@ import fcntl
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
@@ -25,6 +24,7 @@ from zb_hdf5.errors import ConvertError, ExistsError, NotFoundError, Unavailable
 from zb_hdf5.files.paths import RemotePath, local_path, on_failure, regular
 from zb_hdf5.files.ranges import libc
 from zb_hdf5.files.replaced_files import ReplacedFiles
+from zb_hdf5.files.replaced_folder import left_aside, remove_aside, replace_folder, settle_replaced
 from zb_hdf5.signals import kept_signals
 from zb_hdf5.spec import (
     DOCUMENTS_PREFIX,
@@ -145,7 +145,11 @@ class PartialFile:
         while True:
             try:
                 fd = os.open(path, flags, 0o666)
-            except FileExistsError:
+            except OSError as error:
+                if error.errno == errno.ELOOP:
+                    refuse_link(path)
+                if error.errno != errno.EEXIST:
+                    raise
                 with contextlib.suppress(FileNotFoundError), leftover_of_dead_writer(path) as leftover:
                     if is_at(leftover, path):
                         os.unlink(path)
@@ -267,9 +271,10 @@ class LockedFolder:
     def _open(self, kind: int) -> int:
         """Make the folder, or take over the folder of a dead writer, and take its lock."""
         while True:
+            refuse_link(self.partial_path)
             self.partial_path.mkdir(exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
-                fd = os.open(self.partial_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                fd = os.open(self.partial_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
                 if keep_locked(fd, self.partial_path, kind):
                     return fd
 
@@ -307,6 +312,10 @@ class PartialDirectory(LockedFolder):
     ) -> None:
         super().__init__(path, shared=shared, names=names)
         self._overwrite = overwrite
+        refuse_link(self.path)
+        if not shared and left_aside(self.path):
+            with _no_writer_of(self.path), _no_writer_of(self.partial_path):
+                settle_replaced(self.partial_path, self.path)
         self._refuse_existing()
         if self.path.exists():
             refuse_foreign_files(self.path, names)
@@ -327,22 +336,12 @@ class PartialDirectory(LockedFolder):
         remove_journals(self.path)  # under the final name: a kill just before loses no shard
 
     def _swap(self) -> None:
-        """Replace the old store by the new one; both are whole at every moment.
-
-        A kill between the two renames leaves the old store in a hidden folder next to it.
-        """
+        """Replace the old store by the new one; both are whole at every moment. See `replace_folder`."""
         refuse_foreign_files(self.path, self._names)
-        aside = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.replaced-", dir=self.path.parent))
-        old = aside / self.path.name
-        try:
-            os.replace(self.path, old)
-            os.replace(self.partial_path, self.path)
-        except BaseException:
-            if old.exists() and not self.path.exists():
-                os.replace(old, self.path)
-            aside.rmdir()
-            raise
-        shutil.rmtree(aside)
+        with kept_signals():
+            aside = replace_folder(self.partial_path, self.path)
+            fsync_directory(self.path.parent)
+        remove_aside(aside)
 
 
 @contextlib.contextmanager
@@ -364,6 +363,26 @@ def leftover_of_dead_writer(path: Path) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def _no_writer_of(folder: Path) -> contextlib.AbstractContextManager[object]:
+    """Raise if a writer is at work on a folder, if it exists, and keep writers away inside the block."""
+    return leftover_of_dead_writer(folder) if folder.exists() else contextlib.nullcontext()
+
+
+def refuse_link(path: Path) -> None:
+    """Raise `ConvertError` if a path to be written is a link: it may lead to the data of others."""
+    if path.is_symlink():
+        raise ConvertError(
+            f"{path}: expected a file or folder to write, found a link to {path.readlink()}; name that, or remove the "
+            "link"
+        )
+
+
+def fresh_file(path: Path) -> int:
+    """Make an empty file, and return its descriptor. What has the name now is removed: a link is not followed."""
+    path.unlink(missing_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
 @contextlib.contextmanager

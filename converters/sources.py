@@ -35,6 +35,7 @@ from zb_hdf5.converters.options import (
     defaults_of_all,
 )
 from zb_hdf5.errors import ArgumentError, FormatError
+from zb_hdf5.files.line_file import JSON_SUFFIX
 from zb_hdf5.formats.registry import FORMATS, FileFormat
 from zb_hdf5.text.corpus import FILE_KINDS
 from zb_hdf5.trainers.installed_formats import noted
@@ -215,6 +216,8 @@ FOREIGN: Final = SourceKind(
 _HDF5: Final = "hdf5"
 _HF: Final = "hf"
 _RAGGED: Final = "ragged"
+#: The kind of JSON lines of text.
+_LINES: Final = "jsonl"
 
 
 #: Files of ids of which none tells documents apart: records are cut from them.
@@ -402,13 +405,26 @@ def _found(path: Path, conversion: Conversion) -> str:
     try:
         opening = look(path)
     except FormatError:
-        name = "" if is_store(path) else installed_name_of(path, [])  # of a package, and not read in place
+        name = "" if is_store(path) else _read_by_conversions(path, conversion)
         if not name:
             raise
         return name
     if flat_format(opening.backend) is not None:
         return opening.backend
     return STREAM if opening.layout == STREAM_LAYOUT and opening.foreign_dataset is None else "auto"
+
+
+def _read_by_conversions(path: Path, conversion: Conversion) -> str:
+    """Return the name of the kind of a source that nothing reads in place: of a package, or of lines in a `.json`."""
+    name = installed_name_of(path, [])
+    if name:
+        return name
+    from zb_hdf5.files.listing import is_lone_json
+
+    is_of_lines = _holds(path, (JSON_SUFFIX,)) or (path.is_file() and is_lone_json(path.name))
+    if not is_of_lines:
+        return ""
+    return _LINES if conversion.ids_column is None else _HF
 
 
 def _name_of_trainer(path: Path, conversion: Conversion) -> str:
@@ -424,15 +440,16 @@ def _name_of_trainer(path: Path, conversion: Conversion) -> str:
 
 
 def _is_named_as(path: Path, suffixes: tuple[str, ...]) -> bool:
-    """Return whether a file, or one in or below a folder, has one of the suffixes."""
-    return path.name.endswith(suffixes) or any(_holds(path, suffix) for suffix in suffixes)
+    """Return whether a file, or one in or below a folder, has one of the suffixes; a plain `.json` may be anything."""
+    known = tuple(suffix for suffix in suffixes if suffix != JSON_SUFFIX)
+    return bool(known) and (path.name.lower().endswith(known) or _holds(path, known))
 
 
-def _holds(folder: Path, suffix: str) -> bool:
-    """Return whether a folder holds files of this suffix. Folders inside it count too, but not those inside a store."""
+def _holds(folder: Path, suffixes: tuple[str, ...]) -> bool:
+    """Return whether a folder holds files that end so. Folders inside it count too, but not those inside a store."""
     from zb_hdf5.files.listing import listed
 
-    return folder.is_dir() and bool(listed(folder, suffix).names)
+    return folder.is_dir() and bool(listed(folder, *suffixes).names)
 
 
 def refuse_unused_options(path: Path, kind: SourceKind, conversion: Conversion) -> None:

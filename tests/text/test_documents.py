@@ -124,11 +124,11 @@ def test_the_lines_of_a_file_are_counted_once_however_many_row_groups_there_are(
             counted.append(super().readinto(buffer))
             return counted[-1]
 
-    def opened(file):
-        return io.BufferedReader(Counting(file.path), 16)
+    def opened(path):
+        return io.BufferedReader(Counting(path), 16)
 
     monkeypatch.setattr(documents, "ROW_GROUP_BYTES", 200)
-    monkeypatch.setattr(JsonLinesFile, "_open", opened)
+    monkeypatch.setattr(documents, "unpacked", opened)
     path.write_bytes(b'{"text": "one"}\n' * 1000)
     file = JsonLinesFile(path)
     assert (file.num_row_groups, counted) == (80, [16])  # who only looks at it need not wait

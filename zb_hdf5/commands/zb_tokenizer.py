@@ -45,7 +45,7 @@ def zb_tokenizer_train(
     max_dropped: float,
     force: bool,
 ) -> Output:
-    """Train byte-level BPE on the text of SRC: .parquet, .jsonl, .jsonl.gz and .txt files, and folders of them.
+    """Train byte-level BPE on the text of SRC: .parquet, .jsonl (.gz, .zst) and .txt files, and folders of them.
 
     Writes a tokenizer.json for Hugging Face tokenizers, and a .tiktoken file of ranks that encodes the same.
     Memory grows with the number of different words, not with the text.

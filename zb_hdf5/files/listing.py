@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 from zb_hdf5.errors import ConvertError, FormatError, NotFoundError, UnavailableError, counted
+from zb_hdf5.files.line_file import JSON_SUFFIX, SUFFIXES_OF_JSON_LINES
 from zb_hdf5.files.paths import RemotePath, any_path, is_url, open_with_room, require_regular
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.spec import INDEX_NAME
 
-#: Endings of files of JSON lines.
-SUFFIXES_OF_JSON_LINES: Final = (".jsonl", ".ndjson")
 #: Endings of the names of files of tokens or text, of all formats.
 SUFFIXES_OF_TOKENS: Final = frozenset(
     (
@@ -28,8 +27,10 @@ SUFFIXES_OF_TOKENS: Final = frozenset(
         *SUFFIXES_OF_JSON_LINES,
     )
 )
-#: The ending of files of lines, of one value, or of facts about the files beside them.
-JSON_SUFFIX: Final = ".json"
+#: Files of facts about the folders that they are in.
+_FACTS: Final = frozenset(
+    ("index.json", INDEX_NAME, "state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
+)
 #: Endings of compressed files.
 SUFFIXES_OF_COMPRESSION: Final = frozenset((".gz", ".zst", ".zstd", ".bz2", ".xz", ".lz4", ".br", ".zip"))
 #: Compressed files that belong to files of tokens.
@@ -64,10 +65,16 @@ class _Tree(NamedTuple):
     by_ending: dict[tuple[str, ...], tuple[str, ...]]
 
     def ending(self, suffixes: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of the regular files that have one of the endings, in any case."""
+        """Return the names of the regular files that have one of the endings, in any case.
+
+        A `.json` may have facts about the files beside it: it is read where there are no other files of tokens or text.
+        """
         found = self.by_ending.get(suffixes)
         if found is None:
-            found = tuple([name for name in self.names if name.lower().endswith(suffixes)])
+            endings = tuple(suffix for suffix in suffixes if suffix != JSON_SUFFIX)
+            found = tuple([name for name in self.names if name.lower().endswith(endings)])
+            if JSON_SUFFIX in suffixes and not found and not self.left_out(()):
+                found = tuple([name for name in self.names if is_lone_json(name)])
             self.by_ending[suffixes] = found
         return found
 
@@ -195,6 +202,11 @@ def _is_of_tokens(name: str, *, has_json: bool) -> bool:
     if ending in SUFFIXES_OF_COMPRESSION:
         return not name.endswith(_COMPRESSED_BESIDE)
     return ending in SUFFIXES_OF_TOKENS or (has_json and ending == JSON_SUFFIX)
+
+
+def is_lone_json(name: str) -> bool:
+    """Return whether a file is named `.json`, and not as one of facts about its folder."""
+    return name.lower().endswith(JSON_SUFFIX) and name.rpartition("/")[2] not in _FACTS
 
 
 def _is_of_json_lines(name: str) -> bool:

@@ -216,8 +216,8 @@ def open_stream(
     ----------
     path
         An HDF5 stream, a folder with a `shards.json` of them, or its URL; a 1-D `.npy` file or a token file of another
-        trainer or program, or a folder of such files in the order of their names (files of other suffixes are not
-        looked at).
+        trainer or program, or a folder of such files in and below it, in the order of their names (files of other
+        suffixes are not looked at).
     split
         As for `open_reader`.
     access

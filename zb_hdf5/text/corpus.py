@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import codecs
-import gzip
 import json
 import math
 import os
 import shlex
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,12 +15,21 @@ from enum import StrEnum
 from importlib import import_module
 from itertools import chain, compress, islice, repeat
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Final, TypeAlias, cast
+from typing import Any, BinaryIO, ClassVar, Final, TypeAlias
 
 from zb_hdf5.documents.metadata import id_bytes, metadata_bytes
 from zb_hdf5.errors import ConvertError, FormatError, Remedy, counted
 from zb_hdf5.files.bounded import lines_of
 from zb_hdf5.files.forks import kept_property
+from zb_hdf5.files.line_file import (
+    GZIP_SUFFIX,
+    JSON_SUFFIX,
+    LINE_SUFFIXES,
+    SUFFIXES_OF_JSON_LINES,
+    ZSTD_SUFFIX,
+    is_compressed,
+    unpacked,
+)
 from zb_hdf5.files.paths import head_of, open_file, read_whole
 from zb_hdf5.packages import require_package
 
@@ -338,17 +345,18 @@ class ParquetFile(DocumentFile):
 
 
 class JsonLinesFile(DocumentFile):
-    """Documents in one field of the objects of a file of JSON lines, gzip-compressed (then one row group) or not."""
+    """Documents in one field of the objects of a file of JSON lines, compressed (then one row group) or not."""
 
-    suffixes = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
+    suffixes = LINE_SUFFIXES
     noun = "JSON lines of text"
     example = "corpus.jsonl"
-    documents = "Each line (.jsonl, .ndjson, also .gz) is a document."
+    documents = "Each line (.jsonl, .ndjson, .json, also .gz or .zst) is a document."
 
     def _look(self) -> None:
-        self._gzip = self.path.suffix == ".gz"
-        self.num_row_groups = 1 if self._gzip else max(1, -(-self.path.stat().st_size // ROW_GROUP_BYTES))
-        with self._open() as file, _gzip_errors(self.path):
+        self.num_row_groups = 1
+        if not is_compressed(self.path):
+            self.num_row_groups = max(1, -(-self.path.stat().st_size // ROW_GROUP_BYTES))
+        with unpacked(self.path) as file:
             _require_utf8(file.read(ENCODING_MARK_BYTES), self.path)
 
     def row_group(self, number: int) -> Iterator[Block]:
@@ -362,13 +370,14 @@ class JsonLinesFile(DocumentFile):
     def lines(self, number: int) -> Iterator[bytes | bytearray]:
         """Yield the lines that begin in one range of bytes; `FormatError` for a damaged file."""
         stop = self._groups[number + 1][0] if number + 1 < self.num_row_groups else None
-        with self._open() as file, _gzip_errors(self.path):
-            file.seek(self._groups[number][0])
+        with unpacked(self.path) as file:
+            if number:
+                file.seek(self._groups[number][0])
             yield from map(_without_mark, _lines_until(file, self.path, stop))
 
     def first_objects(self) -> Iterator[dict[str, Any]]:
         """Yield the object of each of the first lines that hold one."""
-        with self._open() as lines, _gzip_errors(self.path):
+        with unpacked(self.path) as lines:
             for line in islice(lines_of(lines, self.path), SAMPLE_LINES):
                 with suppress(ValueError, RecursionError):  # no JSON
                     found = parsed_json(_without_mark(line))
@@ -377,7 +386,7 @@ class JsonLinesFile(DocumentFile):
 
     def has_text(self, max_bytes: int) -> bool | None:
         """Return whether one of the first lines has the key of the text; None: they do not, and more lines follow."""
-        with self._open() as file, _gzip_errors(self.path):
+        with unpacked(self.path) as file:
             for line in lines_of(file, self.path):
                 if file.tell() > max_bytes:
                     return None
@@ -387,21 +396,12 @@ class JsonLinesFile(DocumentFile):
                         return True
         return False
 
-    @contextmanager
-    def _open(self) -> Iterator[BinaryIO]:
-        with open_file(self.path) as file:
-            if not self._gzip:
-                yield file
-                return
-            with gzip.open(file) as text:
-                yield cast(BinaryIO, text)
-
     @kept_property
     def _groups(self) -> list[tuple[int, int]]:
         """The byte offset and the number of the first line of each row group: one pass over the file finds all."""
         groups = [(0, 1)]
         line = 1
-        with self._open() as file:
+        with unpacked(self.path) as file:
             for start in range(ROW_GROUP_BYTES, self.num_row_groups * ROW_GROUP_BYTES, ROW_GROUP_BYTES):
                 while data := file.read(max(0, min(start - 1 - file.tell(), 1 << 20))):
                     line += data.count(b"\n")
@@ -496,7 +496,7 @@ def open_documents(
     require_named_once(files, "documents")
     opened = []
     for file in files:
-        opener = next(each for each in kinds if kind or file.name.endswith(each.suffixes))
+        opener = next(each for each in kinds if kind or file.name.lower().endswith(each.suffixes))
         opened.append(opener(file, column, id_column, metadata_columns))
     _require_text_key(opened)
     return opened
@@ -504,22 +504,22 @@ def open_documents(
 
 def _files_of(path: Path, kind: str | None, kinds: Sequence[type[DocumentFile]]) -> list[Path]:
     """Return the files of a path that are of a kind; raise `ConvertError` if there are none, or files of another."""
-    from zb_hdf5.files.publishing import require_present  # numpy, which help does not need
+    from zb_hdf5.files.listing import listed  # numpy, which help does not need
+    from zb_hdf5.files.publishing import require_present
 
     require_present(path)
     suffixes = tuple(suffix for each in kinds for suffix in each.suffixes)
-    inside = sorted(each for each in path.rglob("*") if not each.is_dir()) if path.is_dir() else [path]
-    found = inside
-    if path.is_dir() or kind is None:
-        found = [file for file in inside if file.name.endswith(suffixes)]
-    others = [
-        name
-        for name, each in FILE_KINDS.items()
-        if name != kind and any(file.name.endswith(each.suffixes) for file in found or inside)
-    ]
+    found = listed(path, *suffixes).files
+    if kind is None and not path.is_dir():
+        found = tuple(file for file in found if file.name.lower().endswith(suffixes))
+    others = []
+    for name, each in FILE_KINDS.items():
+        inside = found or listed(path, *each.suffixes).files
+        if name != kind and any(file.name.lower().endswith(each.suffixes) for file in inside):
+            others.append(name)
     is_mistaken = kind is not None and bool(others) and "parquet" in (kind, *others)  # text may have any name
     if found and not is_mistaken:
-        return found
+        return [*found]
     facts = f"{path}: expected files that end in {', '.join(suffixes)}"
     if not found:
         facts += ", found none"
@@ -577,7 +577,8 @@ def unknown_columns(files: Sequence[DocumentFile]) -> list[str]:
 
 def row_of_source(source: str | os.PathLike[str] | None, row: int | None) -> str:
     """Return "line 18 of a.jsonl", or "row 18 of a.parquet"; the number counts from 1, as it is stored."""
-    unit = "line" if {".jsonl", ".txt"} & set(Path(source or "").suffixes) else "row"
+    endings = {each.lower() for each in Path(source or "").suffixes}
+    unit = "line" if endings & {*SUFFIXES_OF_JSON_LINES, JSON_SUFFIX, ".txt"} else "row"
     return f"{unit} {row or 0:,} of {source}"
 
 
@@ -613,8 +614,8 @@ def _require_utf8(head: bytes, path: Path) -> None:
     """Raise `FormatError` if a file begins with the mark of another encoding."""
     for mark, encoding in ENCODING_MARKS.items():
         if head.startswith(mark):
-            reader = "zcat" if path.suffix == ".gz" else "cat"
-            written = path.with_name(f"utf8-{path.name.removesuffix('.gz')}")
+            reader = {GZIP_SUFFIX: "zcat", ZSTD_SUFFIX: "zstdcat"}.get(path.suffix.lower(), "cat")
+            written = path.with_name(f"utf8-{path.stem if is_compressed(path) else path.name}")
             line = f"{reader} {shlex.quote(str(path))} | iconv -f {encoding} -t UTF-8 > {shlex.quote(str(written))}"
             raise FormatError(f"{path}: expected UTF-8, found {encoding} by its first bytes; convert it: {line}")
 
@@ -675,15 +676,6 @@ def column_values(column: Any, where: str) -> list[Any]:
         return [value(scalar) for scalar in column]
     except ValueError as error:  # times in nanoseconds without pandas
         raise ConvertError(f"{where}: {error}; or name another column") from error
-
-
-@contextmanager
-def _gzip_errors(path: Path) -> Iterator[None]:
-    """Name the file in the errors of a damaged gzip stream."""
-    try:
-        yield
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise FormatError(f"{path}: damaged or cut off: {error}") from error
 
 
 @contextmanager

@@ -13,6 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError, ZbError, conversion_call
+from zb_hdf5.files.line_file import JSON_SUFFIX
+from zb_hdf5.files.listing import is_lone_json, listed
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.formats.id_source import Columns, IdFile, IdSource, Wanted
 from zb_hdf5.spec import STREAM_LAYOUT, is_file_name
@@ -62,12 +64,11 @@ def files_of(path: Path) -> list[Path]:
         raise ConvertError(
             f"{path}: expected {STATE_NAME} beside {INFO_NAME}, as save_to_disk writes it: name the files of one split"
         )
-    saved = sorted({state.parent for state in path.rglob(STATE_NAME)})
+    saved = [file.parent for file in listed(path, STATE_NAME).files if file.name == STATE_NAME]
     if saved:
         call = conversion_call(saved[0], STREAM_LAYOUT)
         raise ConvertError(f"{path}: has several data sets: name the folder of one: {call}")
-    inside = sorted(file for file in path.rglob("*") if file.is_file())
-    found = [files for kind in FILE_SUFFIXES if (files := [file for file in inside if file.name.endswith(kind)])]
+    found = [[*files] for kind in FILE_SUFFIXES if (files := listed(path, *kind).files)]
     if not found:
         suffixes = ", ".join(suffix for kind in FILE_SUFFIXES for suffix in kind)
         raise ConvertError(f"{path}: expected files that end in {suffixes}, found none")
@@ -161,6 +162,8 @@ def _has_key(path: Path, key: str) -> bool:
 
 def is_hf(path: Path) -> bool:
     """Return whether a path has lists of ids and no text, or is a folder of `save_to_disk`, of one split or several."""
+    if path.name.lower().endswith(JSON_SUFFIX) and not is_lone_json(path.name):
+        return False
     try:
         if path.is_dir() and any(_has_key(path / name, key) for name, key in SAVED_KEYS.items()):
             return True

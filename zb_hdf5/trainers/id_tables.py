@@ -288,7 +288,7 @@ def _from(reader: Any, first: int) -> Iterator[Any]:
 
 
 class JsonLinesIds(IdFile):
-    """A file of JSON lines, gzip-compressed (then one group) or not. A blank line is no row.
+    """A file of JSON lines, compressed (then one group) or not. A blank line is no row.
 
     Parameters
     ----------
@@ -379,7 +379,7 @@ def _dtype_of_json(value: Any) -> np.dtype[Any] | str:
 
 def kind_of_file(path: Path) -> type[ParquetIds | ArrowIds | JsonLinesIds]:
     """Return how a file is read: JSON lines by their name, others by their first bytes."""
-    if path.name.endswith(JsonLinesFile.suffixes):
+    if path.name.lower().endswith(JsonLinesFile.suffixes):
         return JsonLinesIds
     head, _ = head_of(path, len(ARROW_MAGIC))
     if head == ARROW_MAGIC or head.startswith(ARROW_STREAM_MAGIC):

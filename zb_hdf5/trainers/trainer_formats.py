@@ -13,6 +13,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy, conversion_call
+from zb_hdf5.files.line_file import LINE_SUFFIXES
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.formats.dataset_choice import DatasetChoice
 from zb_hdf5.formats.registry import FORMATS, backend_in
@@ -117,7 +118,7 @@ TRAINER_FORMATS: Final[dict[str, TrainerFormat]] = {
     ),
     "hf": TrainerFormat(
         "Hugging Face's data sets of ids",
-        (".arrow", ".parquet", ".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", "state.json", "dataset_dict.json"),
+        (".arrow", ".parquet", *LINE_SUFFIXES, "state.json", "dataset_dict.json"),
         recognises="zb_hdf5.trainers.hf:is_hf",
         source="zb_hdf5.trainers.hf:open_hf",
         options=(*_ROW_OPTIONS, *_COLUMN_OPTIONS),

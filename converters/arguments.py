@@ -122,7 +122,7 @@ def convert(
     boundary
         The side of each document that has its boundary token: "after" or "before".
     max_document_tokens
-        The length at which longer documents are cut.
+        The length at which longer documents are cut; the boundary token counts.
     max_dropped
         The share of the lines, rows or files of text that may be no documents; None: 0.5. More of them are an error.
     source_dtype

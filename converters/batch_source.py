@@ -38,6 +38,8 @@ class TokenCounts:
     dropped: dict[str, int] = field(default_factory=dict)
     documents: int = 0  # of a conversion of documents, as all that follows
     documents_dropped: Dropped = field(default_factory=Dropped)
+    documents_lossy: int = 0  # of which the tokenizer has lost characters
+    characters_lost: int = 0
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
@@ -51,7 +53,7 @@ class TokenCounts:
 
     def add(self, later: TokenCounts) -> None:
         """Add those of another file."""
-        for name in ("tokens_in", "padded", "padding_rows", "documents"):
+        for name in ("tokens_in", "padded", "padding_rows", "documents", "documents_lossy", "characters_lost"):
             setattr(self, name, getattr(self, name) + getattr(later, name))
         self.documents_dropped.merge(later.documents_dropped)
         for reason, tokens in later.dropped.items():

@@ -139,7 +139,7 @@ class Conversion:
     no_boundary: bool | None = _option("from", "flag", "Put no token between documents.")
     boundary_token_id: int | None = _option("from", "natural", "The token between documents, such as 50256.")
     boundary: str | None = _option("from", ("after", "before"), "Side of each document with its boundary token.")
-    max_document_tokens: int | None = _option("from", "positive", "Cut longer documents.")
+    max_document_tokens: int | None = _option("from", "positive", "Cut longer documents; the boundary token counts.")
     max_dropped: float | None = _option("from", "share", "Share of the lines, rows or files that may be no documents.")
     source_dtype: str | None = _option(
         "from", "text", "Dtype of ids in files without a header, or of bytes, as uint16."

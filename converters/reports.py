@@ -143,6 +143,8 @@ class Report:
                 "documents": counts.documents,
                 "documents_dropped": counts.documents_dropped.counts,
                 "documents_dropped_first": counts.documents_dropped.first,
+                "documents_lossy": counts.documents_lossy,
+                "characters_lost": counts.characters_lost,
                 "tokens_kept": self.documents_kept,
             }
         if self.encoder:
@@ -179,7 +181,7 @@ class Report:
         if self.tokens_written and not counts.documents:
             found.append(("shuffle", self.shuffle))
         found.append(("sha256", self.sha256))
-        notes = (self._extension(), self.left_behind, self._smaller(), self._no_shard())
+        notes = (self._lost(), self._extension(), self.left_behind, self._smaller(), self._no_shard())
         found += [("note", note) for note in notes if note]
         found.append(("speed", self._speed()))
         if counts.documents:
@@ -237,6 +239,14 @@ class Report:
             f"all ids fit uint16, the largest is {self.max_token:,}: --vocab-size {self.max_token + 1} would store "
             f"them in it and save {format_bytes(saved)}{before}"
         )
+
+    def _lost(self) -> str:
+        """Count the characters that the tokenizer has no token for; "" if there are none."""
+        lost = self.counts.characters_lost
+        if not lost:
+            return ""
+        lossy = counted(self.counts.documents_lossy, "document")
+        return f"the tokenizer has no token for {counted(lost, 'character')} of {lossy}, which are lost"
 
     def _no_shard(self) -> str:
         """Name the cause of a part that has nothing to write; "" if it has."""

@@ -53,6 +53,9 @@ class Route:
                 counts.drop("cut from long documents", encoded.cut)
                 if choose is None or self.split == TRAIN:
                     counts.documents_dropped.merge(encoded.dropped or Dropped())
+                counts.documents_dropped.merge(encoded.refused or Dropped())
+                counts.documents_lossy += encoded.lossy
+                counts.characters_lost += encoded.lost
                 if len(encoded.lengths):
                     yield encoded, before + min(encoded.read, group.num_bytes)
             before += group.num_bytes

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5 import ArgumentError
+from zb_hdf5 import ArgumentError, FormatError
 from zb_hdf5.converters.options import Settings, TextOptions
 from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
 from zb_hdf5.spec import stored_dtype
-from zb_hdf5.text.corpus import DEFAULT_MAX_DROPPED, DocumentFile, open_documents, unknown_columns
+from zb_hdf5.text.corpus import DEFAULT_MAX_DROPPED, DocumentFile, Dropped, Reason, open_documents, unknown_columns
 from zb_hdf5.text.tokenizers import TokenIds, Tokenizer, load_tokenizer, with_boundaries
 
 
@@ -28,18 +28,26 @@ class Recipe:
     boundary_token_id: int | None
     max_document_tokens: int | None = None
 
-    def encode(
-        self, tokenizer: Tokenizer, texts: Sequence[str], num_threads: int
-    ) -> tuple[TokenIds, npt.NDArray[np.int64], int]:
-        """Return the tokens of some texts, the length of each, and the number of tokens that were cut off."""
-        tokens, lengths = tokenizer.encode(texts, num_threads)
-        cut = 0
-        if self.max_document_tokens is not None and int(lengths.max(initial=0)) > self.max_document_tokens:
-            kept = np.minimum(lengths, self.max_document_tokens)
-            column = np.arange(len(tokens)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-            cut = len(tokens) - int(kept.sum())
-            tokens = tokens[column < self.max_document_tokens]
-            lengths = kept
+    def __post_init__(self) -> None:
+        if self.text_tokens == 0:
+            raise ArgumentError(
+                "max_document_tokens must be at least 2, a token and the boundary token, found 1",
+                options=["max_document_tokens"],
+            )
+
+    @property
+    def text_tokens(self) -> int | None:
+        """The most tokens of the text of a document: the boundary token counts too. None: any number."""
+        has_boundary = self.boundary_token_id is not None
+        return None if self.max_document_tokens is None else self.max_document_tokens - has_boundary
+
+    def joined(self, documents: Sequence[TokenIds]) -> tuple[TokenIds, npt.NDArray[np.int64], int]:
+        """Return the tokens of documents, the length of each, and the number of tokens that were cut off."""
+        most = self.text_tokens
+        kept = [each[:most] for each in documents]
+        cut = sum(map(len, documents)) - sum(map(len, kept))
+        tokens = np.concatenate([np.empty(0, np.uint32), *kept])
+        lengths = np.array([len(each) for each in kept], np.int64)
         if self.boundary_token_id is not None:
             tokens, lengths = with_boundaries(tokens, lengths, self.boundary_token_id)
         return tokens, lengths, cut
@@ -99,6 +107,8 @@ class TextSource(DocumentSource):
             "more_columns": [files[0].id_column, *files[0].metadata_columns],
             "tokenizer": dict(tokenizer.description),
         }
+        if recipe.text_tokens != recipe.max_document_tokens:
+            self.identity["cut"] = "with boundary"  # an earlier version did not count it
 
     def read(self, group: DocumentGroup, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
         tokenizer = _loaded(self._recipe.tokenizer, self._digest)
@@ -107,9 +117,27 @@ class TextSource(DocumentSource):
         for block in file.row_group(group.number):
             read += sum(map(len, block.texts))
             chosen = block if choose is None else block.only(choose(len(block.texts)).tolist())
-            tokens, lengths, cut = self._recipe.encode(tokenizer, chosen.texts, num_threads)
-            rows = np.array(chosen.rows, np.uint64)
-            yield Encoded(tokens, lengths, str(file.path), rows, chosen.ids, chosen.metadata, cut, block.dropped, read)
+            found = tokenizer.encode_each(chosen.texts, num_threads)
+            is_encoded = [not isinstance(each, FormatError) for each in found]
+            rows = [row for row, is_good in zip(chosen.rows, is_encoded, strict=True) if not is_good]
+            refused = Dropped.of(Reason.REFUSED, file.path, rows)
+            chosen = chosen.only(is_encoded)
+            lost = [count for count in map(tokenizer.num_unknown, chosen.texts) if count]
+            tokens, lengths, cut = self._recipe.joined([each for each in found if not isinstance(each, FormatError)])
+            yield Encoded(
+                tokens=tokens,
+                lengths=lengths,
+                source=str(file.path),
+                rows=np.array(chosen.rows, np.uint64),
+                ids=chosen.ids,
+                metadata=chosen.metadata,
+                cut=cut,
+                dropped=block.dropped,
+                read=read,
+                refused=refused,
+                lossy=len(lost),
+                lost=sum(lost),
+            )
 
 
 def open_text(paths: list[Path], settings: Settings) -> TextSource:

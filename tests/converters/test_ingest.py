@@ -7,8 +7,10 @@ import shutil
 import signal
 import subprocess
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from commandline import one_error, report_of, run, succeed
@@ -22,6 +24,7 @@ from packed import places_of
 from processes import wait_until
 
 import zb_hdf5
+from zb_hdf5.commands.zb_tokenizer import zb_tokenizer as tokenizer_group
 from zb_hdf5.converters import stream_target
 from zb_hdf5.converters.arguments import convert as run_conversion
 from zb_hdf5.converters.cli import convert_commands as convert
@@ -40,6 +43,7 @@ from zb_hdf5.loaders.order import write_order
 from zb_hdf5.spec import NOT_KNOWN, documents_path
 from zb_hdf5.store.rebuild import index_files, rebuild_index
 from zb_hdf5.text.corpus import open_documents
+from zb_hdf5.text.tokenizers import load_tokenizer
 
 pytest_plugins = ["corpus"]  # the fixtures `texts` and `files`
 
@@ -345,6 +349,66 @@ def test_the_line_for_an_array_writes_the_documents(tmp_path, dump):
         (tmp_path / "lines-a dump.jsonl").write_text("\n".join(map(json.dumps, json.loads(dump.read_text()))))
     report = report_of(convert, "--to", "stream", tmp_path / "lines-a dump.jsonl", tmp_path / "new", *AS_BYTES[:2])
     assert (report["documents"], report["documents_dropped"]) == (40, {})
+
+
+def write_tokenizer(path, model):
+    none = dict.fromkeys(["truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"])
+    path.write_text(json.dumps({"version": "1.0", "added_tokens": [], **none, "model": model}))
+
+
+def documents_of(store):
+    """Return the documents of a store of streams as h5py shows them."""
+    found = []
+    for path in sorted(store.glob("*.h5")):
+        with h5py.File(path) as h5:
+            tokens, offsets = h5["tokens"][:], h5["doc_offsets"][:]
+            found += [tokens[a:b].tolist() for a, b in pairwise(offsets[offsets <= len(tokens)])]
+    return [each for each in found if each]
+
+
+@pytest.mark.parametrize("options", [[], ["--val-fraction", 0.5]])
+def test_characters_without_a_token_are_counted(tmp_path, options):
+    pytest.importorskip("tokenizers")
+    write_tokenizer(tmp_path / "tok.json", {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []})
+    lines = ["a世b", "ab", "界", "", "aab?!"] * 20
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in lines))
+    how = ["--to", "stream", tmp_path / "a.jsonl", tmp_path / "out", "--tokenizer", tmp_path / "tok.json", *options]
+    result = run_convert(*how, "--no-boundary", code=0)
+    assert "the tokenizer has no token for 80 characters of 60 documents, which are lost" in result.stdout
+    assert result.stderr.count("characters that it has no token for are lost") == 1
+    report = report_of(convert, *how, "--no-boundary", "--force")
+    assert (report["documents"], report["documents_lossy"], report["characters_lost"]) == (80, 60, 80)
+
+
+@pytest.mark.parametrize("options", [[], ["--val-fraction", 0.5]])
+def test_a_document_that_the_tokenizer_refuses_is_dropped_with_its_row(tmp_path, options):
+    pytest.importorskip("tokenizers")
+    write_tokenizer(tmp_path / "tok.json", {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "?"})
+    lines = ["a", "b", "c", "a"] * 20
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"text": text, "id": n}) + "\n" for n, text in enumerate(lines))
+    )
+    how = ["--tokenizer", tmp_path / "tok.json", "--no-boundary", "--id-column", "id", *options]
+    report = report_of(convert, "--to", "stream", tmp_path / "a.jsonl", tmp_path / "out", *how)
+    assert (report["documents"], report["documents_dropped"]) == (60, {"refused by the tokenizer": 20})
+    first = [f"line {number} of {tmp_path}/a.jsonl: refused by the tokenizer" for number in range(3, 80, 4)]
+    assert {*report["documents_dropped_first"]} <= {*first}
+    ids = [[0 if text == "a" else 1] for text in lines if text != "c"]
+    assert sorted(documents_of(tmp_path / "out")) == sorted(ids)
+
+
+def test_a_million_spaces_in_a_document_do_not_end_the_job(tmp_path):
+    pytest.importorskip("tiktoken")
+    texts = ["one two", "\t" * 1_000_000, "three"]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"text": f"{text} x"}) + "\n" for text in texts))
+    succeed(tokenizer_group, "train", tmp_path / "train.jsonl", "-o", tmp_path / "tok.json", "--vocab-size", 300)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    for spec in ("tok.json", "tok.tiktoken"):
+        how = ["--to", "stream", tmp_path / "a.jsonl", tmp_path / spec.replace(".", "-"), "--threads", 2]
+        report = report_of(convert, *how, "--tokenizer", tmp_path / spec)
+        assert (report["documents"], report["documents_dropped"]) == (3, {})
+        ids = [document[:-1] for document in documents_of(how[3])]
+        assert [load_tokenizer(str(tmp_path / spec)).decode(each) for each in ids] == texts
 
 
 @pytest.mark.parametrize("dropped", [1.5, -0.1])

@@ -182,15 +182,18 @@ def test_held_out_documents_do_not_depend_on_the_shards(tmp_path, files, texts, 
 
 
 @pytest.mark.parametrize("boundary", [None, 256])
-@given(st.lists(st.text(min_size=1), min_size=1, max_size=8), st.integers(1, 12))
-def test_long_documents_are_cut(boundary, texts, limit):
-    tokens, lengths, cut = Recipe("byte", boundary, limit).encode(load_tokenizer("byte"), texts, 1)
+@given(st.lists(st.text(min_size=1), min_size=1, max_size=8), st.integers(2, 12))
+def test_long_documents_are_cut_and_the_boundary_counts(boundary, texts, limit):
+    encoded = load_tokenizer("byte").encode_each(texts)
+    tokens, lengths, cut = Recipe("byte", boundary, limit).joined(encoded)
     end = [] if boundary is None else [boundary]
     whole = [text.encode("utf-8", "surrogatepass") for text in texts]
-    expected = [[*document[:limit], *end] for document in whole]
+    expected = [[*document[: limit - len(end)], *end] for document in whole]
+    assert lengths.max() <= limit
     assert tokens.tolist() == [token for document in expected for token in document]
     assert lengths.tolist() == [len(document) for document in expected]
-    assert cut == sum(max(0, len(document) - limit) for document in whole)
+    assert cut == sum(max(0, len(document) + len(end) - limit) for document in whole)
+    is_refused(ArgumentError, lambda: Recipe("byte", 256, 1), match="must be at least 2")
 
 
 def test_routing_errors(files):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from zb_hdf5 import ArgumentError, ConvertError, FormatError, StateError, TextLoader
 from zb_hdf5.text import corpus
-from zb_hdf5.text.tokenizers import ByteTokenizer, load_tokenizer
+from zb_hdf5.text.tokenizers import ByteTokenizer, EncodingTokenizer, load_tokenizer
 
 pq = pytest.importorskip("pyarrow.parquet")
 pa = pytest.importorskip("pyarrow")
@@ -288,6 +288,40 @@ def test_row_groups_without_a_document_and_errors_of_the_tokenizer_are_no_hang(t
 
     with make(folder, tokenizer=Broken()) as loader, pytest.raises(ZeroDivisionError, match="inside"):
         next(iter(loader))
+
+
+def test_a_document_that_the_tokenizer_refuses_is_left_out_and_a_state_goes_on_behind_it(tmp_path, capsys):
+    class Strict(ByteTokenizer):
+        def _encode(self, texts):
+            refused = FormatError("refused")
+            return [refused if "?" in text else ids for text, ids in zip(texts, super()._encode(texts), strict=True)]
+
+    groups = [["abc", "?", "?", "de"], ["?"], ["fghij", "?"], ["klm"]]
+    write_parquet(tmp_path / "a.parquet", groups)
+    write_parquet(tmp_path / "b.parquet", [["val"]])
+    good = {"a.parquet": [[text for text in group if text != "?"] for group in groups], "b.parquet": []}
+    expected = reference(good, 0, 1, epochs=20)
+    options = {"batch_size": 1, "seq_len": 3, "tokenizer": Strict()}
+    with make(tmp_path, **options) as loader:
+        for step in range(30):
+            state = loader.state_dict()
+            assert next(loader).ravel().tolist() == expected[3 * step : 3 * step + 3].tolist()
+            with make(tmp_path, **options) as again:
+                again.load_state_dict(state)
+                assert next(again).ravel().tolist() == expected[3 * step : 3 * step + 3].tolist()
+    told = [f"note: row {row} of {tmp_path}/a.parquet: refused by the tokenizer, and left out" for row in (2, 3, 5, 7)]
+    assert capsys.readouterr().err.splitlines() == told
+
+
+def test_a_text_of_a_million_spaces_is_encoded(tmp_path):
+    tiktoken = pytest.importorskip("tiktoken")
+    pattern = r"\p{L}+|\s+(?!\S)|\s+"
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    encoding = tiktoken.Encoding("tiny", pat_str=pattern, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 256})
+    write_parquet(tmp_path / "a.parquet", [["a", " " * 1_000_000 + "b"]])
+    write_parquet(tmp_path / "b.parquet", [["val"]])
+    with make(tmp_path, tokenizer=EncodingTokenizer(encoding), batch_size=1, seq_len=1_000_004) as loader:
+        assert next(loader)[0].tolist() == [256, 97, 256, *[32] * 1_000_000, 98]
 
 
 def test_damage_in_the_middle_is_raised_where_it_is_needed(texts, tmp_path):

@@ -9,12 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commandline import report_of, run_zb, succeed
+from contract import is_refused
 from hypothesis import example, given
 from hypothesis import strategies as st
 from processes import python
 
 from zb_hdf5 import ArgumentError, ConvertError, FormatError, Loader, StateError, TextLoader, UnavailableError
 from zb_hdf5.converters.cli import convert_commands as convert
+from zb_hdf5.text import tokenizers
+from zb_hdf5.text.byte_pairs import byte_characters
 from zb_hdf5.text.corpus import open_documents
 from zb_hdf5.text.tokenizers import load_tokenizer, require_tokenizer
 from zb_hdf5.text.training import _ranks as ranks_of
@@ -88,6 +91,111 @@ def test_tiktoken_and_hugging_face_agree(trained, texts):
         assert a.tolist() == b.tolist()
     assert fast.special_tokens == slow.special_tokens == {"<|endoftext|>": 999}
     assert fast.vocab_size == slow.vocab_size == 1000
+
+
+RUNS = [" ", "\t", "\u3000", "\xa0", "\n", "\x85"]
+
+
+@pytest.mark.parametrize("character", RUNS)
+def test_a_million_spaces_have_the_ids_of_the_slow_encoder(trained, character):
+    text = f"def f():{character * 1_000_000}return 'x', 12345"
+    fast, slow = (load_tokenizer(spec) for spec in (f"tiktoken:{trained.ranks_path}", f"hf:{alone(trained)}"))
+    ids = fast.encode(text)
+    assert np.array_equal(ids, slow.encode(text))
+    assert np.array_equal(ids, load_tokenizer(f"hf:{trained.path}").encode([text, "a"], 2)[0][: len(ids)])
+    assert fast.decode(ids) == text
+
+
+@given(st.lists(st.text(), max_size=5))
+@example(TEXTS)
+@example(["\x85\u2028\u2029\x1c\x1d \u3000", "ſ'ſ 'S 'ſt", "²³ Ⅷ १२३ ٣٤٥", "\u200b\u180e x", "a\u0301\u0302", "ŉǅ"])
+def test_texts_that_are_split_by_pieces_have_the_same_ids(trained, texts):
+    fast = load_tokenizer(f"tiktoken:{trained.ranks_path}")
+    for text in map(tokenizers.as_unicode, texts):
+        assert tokenizers._ids_by_pieces(fast._encoding, text).tolist() == fast.encode(text).tolist()
+
+
+def json_of(folder, model, name="tok.json", **more):
+    """Write a tokenizer.json of a model, and return its path."""
+    none = dict.fromkeys(["truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"])
+    path = folder / name
+    path.write_text(json.dumps({"version": "1.0", "added_tokens": [], **none, "model": model, **more}))
+    return path
+
+
+def model_of(kind, **more):
+    """Return a model of the characters a and b, and of both together."""
+    vocab = {"a": 0, "b": 1, "ab": 2}
+    match kind:
+        case "BPE":
+            return {"type": "BPE", "vocab": vocab, "merges": [["a", "b"]], **more}
+        case "Unigram":
+            pairs = [[token, -1.0 - number] for number, token in enumerate(vocab)]
+            return {"type": "Unigram", "vocab": pairs, "unk_id": None, "byte_fallback": False, **more}
+        case "WordPiece":
+            word = {"max_input_chars_per_word": 100, "continuing_subword_prefix": "##", "unk_token": "[UNK]"}
+            return {"type": "WordPiece", "vocab": vocab, **word, **more}
+    return {"type": "WordLevel", "vocab": vocab, "unk_token": "[UNK]", **more}
+
+
+@pytest.mark.parametrize("model", [
+    model_of("BPE", dropout=0.5), model_of("Unigram", alpha=0.1, nbest_size=64), model_of("BPE", dropout=1.0),
+])  # fmt: skip
+def test_nothing_draws_lots(tmp_path, model):
+    random = load_tokenizer(f"hf:{json_of(tmp_path, model)}")
+    plain = load_tokenizer(f"hf:{json_of(tmp_path, model_of(model['type'], dropout=None), 'plain.json')}")
+    assert {tuple(random.encode("ab" * 20)) for _ in range(50)} == {tuple(plain.encode("ab" * 20))}
+    if model["type"] == "BPE":
+        assert random.digest == plain.digest
+        assert random.encode("ab").tolist() == [2]
+
+
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+IN_PARTS = {"type": "Sequence", "pretokenizers": [BYTE_LEVEL]}
+BYTES = {character: number for number, character in enumerate(sorted(byte_characters()))}
+FALLBACK = {"a": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}}
+
+
+@pytest.mark.parametrize(("model", "more", "texts"), [
+    (model_of("BPE"), {}, {"abba": 0, "a世b界": 2, "a b": 1, "": 0}),
+    (model_of("BPE"), {"normalizer": {"type": "Lowercase"}}, {"ABBA": 0, "Ac": 1}),
+    (model_of("BPE"), {"pre_tokenizer": {"type": "WhitespaceSplit"}}, {"ab ab\nb": 0, "a c": 1}),
+    (model_of("BPE", end_of_word_suffix="."), {"pre_tokenizer": {"type": "WhitespaceSplit"}}, {"ab": 1, "ab a": 2}),
+    (model_of("BPE", ignore_merges=True), {"pre_tokenizer": {"type": "WhitespaceSplit"}}, {"ab": 0, "abc": 1}),
+    (model_of("BPE"), {"pre_tokenizer": BYTE_LEVEL}, {"ab": 0, "aü": 2}),
+    (model_of("BPE", vocab={"a": 0, "<0x63>": 1}, merges=[], byte_fallback=True), {}, {"ac": 0, "aü": 1}),
+    (model_of("BPE", vocab=BYTES, merges=[]), {"pre_tokenizer": BYTE_LEVEL}, None),
+    (model_of("BPE", vocab=BYTES, merges=[]), {"pre_tokenizer": IN_PARTS}, None),
+    (model_of("BPE", vocab=FALLBACK, merges=[], byte_fallback=True), {}, None),
+    (model_of("BPE", unk_token="b"), {}, None),
+])  # fmt: skip
+def test_a_tokenizer_that_loses_characters_is_named_and_they_are_counted(tmp_path, capsys, model, more, texts):
+    path = json_of(tmp_path, model, **more)
+    lossy = load_tokenizer(str(path))
+    told = f"note: {path}: has no unknown token and no tokens of bytes: characters that it has no token for are lost\n"
+    assert capsys.readouterr().err == (told if texts else "")
+    load_tokenizer(str(path))
+    assert capsys.readouterr().err == ""
+    for text, unknown in (texts or {"aü世b c": 0}).items():
+        assert lossy.num_unknown(text) == unknown
+        spelt = sum(len(lossy._tokenizer.id_to_token(number)) for number in lossy.encode(text).tolist())
+        if more.keys() <= {"normalizer"} and not model.get("byte_fallback"):
+            assert spelt + unknown == len(text)
+
+
+@pytest.mark.parametrize("model", [model_of(kind) for kind in ("Unigram", "WordPiece", "WordLevel")] + [
+    model_of("BPE", unk_token="<unk>"),
+])  # fmt: skip
+def test_a_text_that_a_tokenizer_refuses_is_an_error_of_its_own(tmp_path, capsys, model):
+    path = json_of(tmp_path, model)
+    strict = load_tokenizer(str(path))
+    told = f"note: {path}: has no unknown token: documents with a text that it has no token for are dropped\n"
+    assert capsys.readouterr().err == told
+    found = strict.encode_each(["a", "c", "b"], 2)
+    assert [each.tolist() for each in found[::2]] == [[0], [1]]
+    assert isinstance(found[1], FormatError)
+    for texts in ("c", ["a", "c"]):
+        is_refused(FormatError, lambda texts=texts: strict.encode(texts), match=r"cannot encode a text of 1 characters")
 
 
 def test_special_tokens_in_text_are_text_and_a_description_has_no_path(tokenizer):
@@ -261,14 +369,12 @@ def test_the_report_names_the_file_that_encodes_and_the_store_its_tokenizer(trai
     assert (tmp_path / "fast/shards.json").read_bytes() == (tmp_path / "slow/shards.json").read_bytes()
 
 
-@pytest.mark.parametrize("change", ["merges", "dropout", "matched", "byte", "special", "normalizer"])
+@pytest.mark.parametrize("change", ["merges", "matched", "byte", "special", "normalizer"])
 def test_a_tokenizer_that_ranks_cannot_express_has_its_own_digest(trained, tmp_path, change):
     content = json.loads(trained.path.read_text())
     model = content["model"]
     if change == "merges":  # the ids of the merged tokens no longer ascend: other merges come first
         model["merges"][3:5] = model["merges"][4:2:-1]
-    elif change == "dropout":
-        model["dropout"] = 0.5
     elif change == "matched":  # an added token that is found in texts
         content["added_tokens"].append({**content["added_tokens"][0], "id": 1000, "content": "def", "special": False})
     elif change == "byte":

@@ -43,6 +43,10 @@ class Encoded(NamedTuple):
         The values of each field of the source, for each of the tokens: shape `(tokens, ...)`.
     spans
         Spans of the documents, counted from the first of the tokens, with encoded values; None: they have none.
+    refused
+        Documents that the tokenizer refuses.
+    lossy, lost
+        The documents of which the tokenizer has lost characters, and these characters.
     """
 
     tokens: TokenArray
@@ -56,6 +60,9 @@ class Encoded(NamedTuple):
     read: int = 0
     fields: Mapping[str, npt.NDArray[Any]] | None = None
     spans: Spans | None = None
+    refused: Dropped | None = None
+    lossy: int = 0
+    lost: int = 0
 
     def only(self, wanted: npt.NDArray[np.bool_]) -> Encoded:
         """Return some of the documents, as a mask of shape (documents,) names them."""

@@ -28,9 +28,10 @@ from zb_hdf5.loaders.order import require_positive, resolve_rank
 from zb_hdf5.loaders.state import STATE_VERSION, require_count, require_fields
 from zb_hdf5.loaders.steps import BatchT
 from zb_hdf5.loaders.token_loader import TokenLoader
+from zb_hdf5.notes import note
 from zb_hdf5.packages import from_numpy
 from zb_hdf5.spec import DEFAULT_SPLIT
-from zb_hdf5.text.corpus import ParquetFile
+from zb_hdf5.text.corpus import ParquetFile, Reason, row_of_source
 from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, Tokenizer, load_tokenizer, with_boundaries
 
 if TYPE_CHECKING:
@@ -280,9 +281,13 @@ class TextLoader(TokenLoader[BatchT]):
                     document += len(block.texts) - len(texts)
                     if not texts:
                         continue
-                    for tokens in self._encoded(texts):
-                        empty = False
-                        yield Place(epoch, number, document, 0), tokens
+                    rows = block.rows[-len(texts) :]
+                    for row, tokens in zip(rows, self._encoded(texts), strict=True):
+                        if tokens is None:
+                            note(f"{row_of_source(file.path, row)}: {Reason.REFUSED}, and left out")
+                        else:
+                            empty = False
+                            yield Place(epoch, number, document, 0), tokens
                         document += 1
                 if document < skip:
                     raise StateError(
@@ -292,10 +297,15 @@ class TextLoader(TokenLoader[BatchT]):
             if empty and epoch > place.epoch:
                 raise FormatError(f"{file.path.parent}: no row group of rank {min(self._groups)} has a document")
 
-    def _encoded(self, texts: list[str]) -> list[npt.NDArray[np.uint32]]:
-        """Return the tokens of each document, its boundary token included."""
-        tokens, lengths = with_boundaries(*self.tokenizer.encode(texts, self._num_threads), *self._boundary)
-        return np.split(tokens, np.cumsum(lengths)[:-1])
+    def _encoded(self, texts: list[str]) -> list[npt.NDArray[np.uint32] | None]:
+        """Return the tokens of each document, its boundary token included; None of one that the tokenizer refuses."""
+        found = self.tokenizer.encode_each(texts, self._num_threads)
+        encoded = [each for each in found if not isinstance(each, FormatError)]
+        lengths = np.array([len(each) for each in encoded], np.int64)
+        tokens = np.concatenate([np.empty(0, np.uint32), *encoded])
+        tokens, lengths = with_boundaries(tokens, lengths, *self._boundary)
+        parts = iter(np.split(tokens, np.cumsum(lengths)[:-1]))
+        return [None if isinstance(each, FormatError) else next(parts) for each in found]
 
     def _place(self) -> dict[str, Any]:
         return self._position._asdict()

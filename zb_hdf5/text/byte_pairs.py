@@ -78,6 +78,11 @@ def _byte_of_character() -> dict[str, int]:
     return {chr(byte if byte in printable else next(others)): byte for byte in range(256)}
 
 
+def byte_characters() -> frozenset[str]:
+    """Return the characters as which bytes are written."""
+    return frozenset(_byte_of_character())
+
+
 def token_bytes(token: str) -> bytes:
     """Return the bytes of a token of a `tokenizer.json`; `KeyError` if it is not spelt in bytes."""
     return bytes(map(_byte_of_character().__getitem__, token))

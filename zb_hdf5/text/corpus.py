@@ -75,6 +75,7 @@ class Reason(StrEnum):
     NOT_TEXT = "not text"  # a number, a list
     NOT_UTF8 = "not UTF-8"
     EMPTY = "empty"
+    REFUSED = "refused by the tokenizer"
 
 
 #: The query of jq that writes one object in each line, by what the lines were in place of that.
@@ -89,6 +90,12 @@ class Dropped:
 
     counts: dict[str, int] = field(default_factory=dict)
     first: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, reason: Reason, path: Path, rows: Sequence[int]) -> Dropped:
+        """Return the drops of some rows of a file, for one reason."""
+        first = [f"{row_of_source(path, row)}: {reason}" for row in rows[:FIRST_DROPPED]]
+        return cls({reason.value: len(rows)} if rows else {}, first)
 
     def merge(self, later: Dropped) -> None:
         """Add the drops of a later part."""
@@ -233,7 +240,7 @@ class DocumentFile(ABC):
                 continue
             text, more = each
             if isinstance(text := text or Reason.EMPTY, Reason):
-                block.dropped.merge(Dropped({text.value: 1}, [f"{row_of_source(self.path, number)}: {text}"]))
+                block.dropped.merge(Dropped.of(text, self.path, [number]))
                 continue
             block.texts.append(text)
             block.rows.append(number)

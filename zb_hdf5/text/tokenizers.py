@@ -8,6 +8,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Final, overload
 
@@ -16,13 +17,17 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy, StateError, UnavailableError, ZbError
 from zb_hdf5.files.paths import read_whole
+from zb_hdf5.notes import note
 from zb_hdf5.packages import require_package
+from zb_hdf5.text.alphabet import Alphabet, is_complete, lacks_unknown_token
 from zb_hdf5.text.byte_pairs import digest_as_ranks, digest_of_encoding, split_pattern
 
 TokenIds = npt.NDArray[np.uint32]
 DEFAULT_BOUNDARY: Final = "<|endoftext|>"
 #: Tasks per thread: the documents of a block differ in length, and the last task should be a short one.
 TASKS_PER_THREAD: Final = 4
+#: What makes a Unigram model draw one of several ways to encode a text.
+LOTS: Final = ("alpha", "nbest_size")
 
 
 def with_boundaries(
@@ -95,6 +100,10 @@ class Tokenizer(ABC):
             raise ArgumentError(f"tokenizer {self.spec}: no special token {text!r}; it has: {known}")
         return self.special_tokens[text]
 
+    def num_unknown(self, text: str) -> int:
+        """Return how many characters of a text become no token: of most tokenizers none."""
+        return 0
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.spec!r}, vocab_size={self.vocab_size}, digest={self.digest[:8]!r})"
 
@@ -122,17 +131,27 @@ class Tokenizer(ABC):
             One text, or a list of them.
         num_threads
             Threads that encode a list. The ids do not depend on it.
+
+        Raises
+        ------
+        FormatError
+            If the tokenizer refuses one of them.
         """
         if isinstance(texts, str):
-            return self._encode([as_unicode(texts)])[0]
-        arrays = [np.empty(0, np.uint32) for _ in texts]
+            return _ids_of(*self._encode([as_unicode(texts)]))
+        arrays = [*map(_ids_of, self.encode_each(texts, num_threads))]
+        lengths = np.array([len(array) for array in arrays], dtype=np.int64)
+        return (np.concatenate(arrays) if arrays else np.empty(0, np.uint32)), lengths
+
+    def encode_each(self, texts: Sequence[str], num_threads: int = 1) -> list[TokenIds | FormatError]:
+        """Return the ids of each text, or the error of one that the tokenizer refuses. See `encode`."""
+        found: list[TokenIds | FormatError] = [np.empty(0, np.uint32) for _ in texts]
         tasks = num_threads * TASKS_PER_THREAD if num_threads > 1 else 1
         with ThreadPoolExecutor(num_threads, thread_name_prefix="zb-encode") as pool:
             parts = pool.map(lambda k: self._encode([as_unicode(text) for text in texts[k::tasks]]), range(tasks))
             for number, part in enumerate(parts):
-                arrays[number::tasks] = part
-        lengths = np.array([len(array) for array in arrays], dtype=np.int64)
-        return (np.concatenate(arrays) if arrays else np.empty(0, np.uint32)), lengths
+                found[number::tasks] = part
+        return found
 
     def decode(self, ids: npt.ArrayLike) -> str:
         """Return the text of one row of ids: a list, an array or a CPU tensor.
@@ -159,8 +178,8 @@ class Tokenizer(ABC):
         return self._decode(row.tolist())
 
     @abstractmethod
-    def _encode(self, texts: list[str]) -> list[TokenIds]:
-        """Return the ids of each text, in the calling thread and without holding the interpreter lock for long."""
+    def _encode(self, texts: list[str]) -> list[TokenIds | FormatError]:
+        """Return the ids or the error of each text, in this thread, and never hold the interpreter lock for long."""
 
     @abstractmethod
     def has_id(self, token: int) -> bool:
@@ -185,7 +204,7 @@ class ByteTokenizer(Tokenizer):
         self.special_tokens = {DEFAULT_BOUNDARY: 256}
         self.digest = hashlib.sha256(b"zb byte tokenizer 1").hexdigest()
 
-    def _encode(self, texts: list[str]) -> list[TokenIds]:
+    def _encode(self, texts: list[str]) -> list[TokenIds | FormatError]:
         return [np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.uint32) for text in texts]
 
     def has_id(self, token: int) -> bool:
@@ -218,7 +237,7 @@ class TiktokenTokenizer(Tokenizer):
         self.special_tokens = {text: encoding.encode_single_token(text) for text in encoding.special_tokens_set}
         self.digest = digest_of_encoding(encoding)
 
-    def _encode(self, texts: list[str]) -> list[TokenIds]:
+    def _encode(self, texts: list[str]) -> list[TokenIds | FormatError]:
         return _encoded_by_ranks(self._encoding, texts)
 
     def has_id(self, token: int) -> bool:
@@ -263,6 +282,11 @@ class HuggingFaceTokenizer(Tokenizer):
         if not (vocabulary := self._tokenizer.get_vocab(with_added_tokens=True)):
             raise FormatError(f"{file}: expected a trained tokenizer, found no tokens; train it first")
         self.vocab_size = max(vocabulary.values()) + 1
+        self._alphabet = None if is_complete(content) else Alphabet(content["model"], self._normalized, self._split)
+        if self._alphabet is not None:
+            note(f"{file}: has no unknown token and no tokens of bytes: characters that it has no token for are lost")
+        elif lacks_unknown_token(content):
+            note(f"{file}: has no unknown token: documents with a text that it has no token for are dropped")
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_tokens = {token.content: number for number, token in added.items() if token.special}
         self._ranks = Path(file).with_suffix(".tiktoken")
@@ -278,18 +302,40 @@ class HuggingFaceTokenizer(Tokenizer):
     def encoder(self) -> str:
         return self.name if self._encoding is None else self._ranks.name
 
-    def _encode(self, texts: list[str]) -> list[TokenIds]:
+    def _encode(self, texts: list[str]) -> list[TokenIds | FormatError]:
         if self._encoding is not None:
             return _encoded_by_ranks(self._encoding, texts)
         # one text a call: the library's pool then never runs more of them than we have threads
-        encode = self._tokenizer.encode_batch_fast
-        return [np.array(encode([text], add_special_tokens=False)[0].ids, np.uint32) for text in texts]
+        return [self._encoded(text) for text in texts]
+
+    def _encoded(self, text: str) -> TokenIds | FormatError:
+        try:
+            return np.array(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids, np.uint32)
+        except Exception as error:  # the library raises nothing narrower
+            return FormatError(f"{self.spec}: cannot encode a text of {len(text):,} characters: {error}")
+
+    def num_unknown(self, text: str) -> int:
+        return 0 if self._alphabet is None else self._alphabet.num_unknown(text)
+
+    def _normalized(self, text: str) -> str:
+        normalizer = self._tokenizer.normalizer
+        return text if normalizer is None else str(normalizer.normalize_str(text))
+
+    def _split(self, text: str) -> list[str]:
+        splitter = self._tokenizer.pre_tokenizer
+        return [text] if splitter is None else [piece for piece, _ in splitter.pre_tokenize_str(text)]
 
     def has_id(self, token: int) -> bool:
         return 0 <= token < self.vocab_size and self._tokenizer.id_to_token(token) is not None
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def _ids_of(found: TokenIds | FormatError) -> TokenIds:
+    if isinstance(found, FormatError):
+        raise found
+    return found
 
 
 def load_tokenizer(spec: str) -> Tokenizer:
@@ -412,20 +458,50 @@ def _encoding_with_digest(path: Path, digest: str) -> Any | None:
     return encoding if digest_of_encoding(encoding) == digest else None
 
 
-def _encoded_by_ranks(encoding: Any, texts: list[str]) -> list[TokenIds]:
-    # to a buffer, not to a list of Python integers: threads would wait for each other to build lists
-    return [encoding.encode_to_numpy(text, disallowed_special=()) for text in texts]
+def _encoded_by_ranks(encoding: Any, texts: list[str]) -> list[TokenIds | FormatError]:
+    return [_ids_by_ranks(encoding, text) for text in texts]
+
+
+def _ids_by_ranks(encoding: Any, text: str) -> TokenIds | FormatError:
+    try:
+        # to a buffer, not to a list of Python integers: threads would wait for each other to build lists
+        found: TokenIds = encoding.encode_to_numpy(text, disallowed_special=())
+        return found
+    except BaseException as error:
+        # tiktoken splits no run of a million spaces; its older versions panic, which is no `Exception`
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        return _ids_by_pieces(encoding, text)
+
+
+def _ids_by_pieces(encoding: Any, text: str) -> TokenIds | FormatError:
+    """Split a text by the library of regular expressions that tiktoken itself is tested with, and encode each piece."""
+    library = require_package("regex", "text")
+    try:
+        pieces = (match[0] for match in library.finditer(encoding._pat_str, text))
+        return np.fromiter(chain.from_iterable(map(encoding._encode_single_piece, pieces)), np.uint32)
+    except Exception as error:  # of either library
+        return FormatError(f"{encoding.name}: cannot encode a text of {len(text):,} characters: {error}")
 
 
 def _read_tokenizer_json(path: Path) -> dict[str, Any]:
-    """Return a `tokenizer.json` without its truncation and padding: neither changes the ids of a text."""
+    """Return a `tokenizer.json` that encodes a text whole, and always in the same way.
+
+    It is without truncation and padding, and without all that draws lots: the dropout of merges, and the samples of
+    Unigram, which are for the training of a model from text.
+    """
     try:
         content = json.loads(read_whole(path))
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: not a tokenizer.json: {error}") from error
     if not isinstance(content, dict) or "model" not in content:
         raise FormatError(f"{path}: not a tokenizer.json: it has no 'model'")
-    return {**content, "truncation": None, "padding": None}
+    model = content["model"]
+    if isinstance(model, dict):
+        model = {name: value for name, value in model.items() if name not in LOTS}
+        if model.get("dropout"):
+            model["dropout"] = None
+    return {**content, "model": model, "truncation": None, "padding": None}
 
 
 def as_unicode(text: str) -> str:

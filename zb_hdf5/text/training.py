@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
@@ -27,6 +28,9 @@ SPLIT_PATTERN: Final = (
 )
 #: One document of so many is kept from the training: the tokenizer is measured on text that it has not seen.
 HELD_OUT: Final = 20
+#: Characters, after which a run of spaces or of anything else is cut before it is trained on.
+LONGEST_WORD: Final = 1 << 12
+LONG_WORD: Final = re.compile(rf"\s{{{LONGEST_WORD + 1},}}|\S{{{LONGEST_WORD + 1},}}")
 SMALLEST_VOCABULARY: Final = 257  # the byte values and the boundary token
 
 
@@ -151,9 +155,21 @@ def _training_texts(
         dropped.merge(block.dropped)
         seen += len(block.texts)
         progress(sum(map(len, block.texts)))
-        yield from (as_unicode(text) for text in block.texts if next(documents) % HELD_OUT)
+        for text in block.texts:
+            if next(documents) % HELD_OUT:
+                yield from _in_parts(as_unicode(text))
     if seen:
         dropped.require_few(seen, max_dropped, files[0].path)
+
+
+def _in_parts(text: str) -> Iterator[str]:
+    """Yield a text in parts, which are cut in long words: the library takes the square of their length."""
+    start = 0
+    for word in LONG_WORD.finditer(text):
+        for end in range(word.start() + LONGEST_WORD, word.end(), LONGEST_WORD):
+            yield text[start:end]
+            start = end
+    yield text[start:]
 
 
 def _examine(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -12,10 +13,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, ConvertError
+from zb_hdf5.errors import ArgumentError, ConvertError, ZbError
 from zb_hdf5.field import LABELS, Field
 from zb_hdf5.files.listing import require_named_once
 from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
+from zb_hdf5.formats.row_documents import LENGTHS_COLUMN, DocumentsError, RowDocuments, documents_column
+from zb_hdf5.notes import note
 from zb_hdf5.spec import TokenArray, stored_dtype
 from zb_hdf5.text.corpus import IDS_COLUMNS, facts_of_document, row_of_source
 
@@ -40,6 +43,8 @@ class Columns(NamedTuple):
         The column of the ids of the documents; "": they have none.
     metadata
         The columns of the metadata.
+    documents
+        The column that tells apart the documents of packed rows; "": a row is one.
     """
 
     ids: str
@@ -47,11 +52,24 @@ class Columns(NamedTuple):
     fields: tuple[Field, ...] = ()
     id: str = ""
     metadata: tuple[str, ...] = ()
+    documents: str = ""
 
     @property
     def lists(self) -> list[str]:
-        """The columns of lists, that of the ids first."""
-        return [self.ids, *(field.name for field in self.fields)]
+        """The columns of lists that are aligned with the ids, that of the ids first."""
+        names = [self.ids, *(field.name for field in self.fields)]
+        return names if self.documents in ("", LENGTHS_COLUMN, *names) else [*names, self.documents]
+
+    @property
+    def lengths(self) -> str:
+        """The column that has the lengths of the documents of each row; "": there is none."""
+        return self.documents if self.documents == LENGTHS_COLUMN else ""
+
+    @property
+    def names(self) -> list[str]:
+        """All columns that are read, each once."""
+        lengths = [self.lengths] if self.lengths else []
+        return list(dict.fromkeys([*self.lists, *lengths, *self.more]))
 
     @property
     def more(self) -> list[str]:
@@ -106,12 +124,22 @@ class Wanted:
         found = kinds[ids]
         if not isinstance(found, np.dtype) or found.kind not in "iu":
             raise ConvertError(f"{path}: column {ids!r}: expected lists of ids, found {_kind_in_words(found)}")
-        return Columns(ids, found, self._fields(path, kinds, ids), self.id_column, tuple(self.metadata_columns))
+        integers = {name for name, kind in kinds.items() if isinstance(kind, np.dtype) and kind.kind in "iu"}
+        return Columns(
+            ids,
+            found,
+            self._fields(path, kinds, ids),
+            self.id_column,
+            tuple(self.metadata_columns),
+            documents_column(integers - {ids, *((LENGTHS_COLUMN,) if LENGTHS_COLUMN in names else ())}),
+        )
 
     def _fields(self, path: Path, kinds: Mapping[str, np.dtype[Any] | str], ids: str) -> tuple[Field, ...]:
         fields = []
         names = kinds if self.field_columns is None else self.field_columns
         taken = {ids, self.id_column, *self.metadata_columns}
+        if self.field_columns is None:
+            taken.add(LENGTHS_COLUMN)
         for name in sorted(set(names) - taken):
             dtype = kinds[name]
             is_asked = self.field_columns is not None
@@ -157,6 +185,10 @@ class IdRows(NamedTuple):
         As in `Encoded`.
     read
         Bytes of the group that were read so far.
+    documents
+        The lengths of the documents of all rows, and how many each row has; None: no column has them.
+    owners
+        The number of the row of each of the `lengths`, of these rows; None: each is of a row of its own.
     """
 
     first: int
@@ -166,6 +198,45 @@ class IdRows(NamedTuple):
     ids: Sequence[bytes] | None = None
     metadata: Sequence[bytes] | None = None
     read: int = 0
+    documents: tuple[npt.NDArray[Any], npt.NDArray[np.int64]] | None = None
+    owners: npt.NDArray[np.int64] | None = None
+
+    @property
+    def numbers(self) -> npt.NDArray[np.int64]:
+        """The number of the row of each of the `lengths` in the file."""
+        return self.first + (np.arange(len(self.lengths)) if self.owners is None else self.owners)
+
+    def as_documents(self, path: Path, name: str) -> IdRows:
+        """Return the documents of packed rows, each as a row; `ConvertError` if they do not fit the ids.
+
+        Parameters
+        ----------
+        path
+            The file, for messages.
+        name
+            The column that tells them apart; "": each row is one.
+        """
+        if not name:
+            return self
+        values, counts = (self.fields[name], self.lengths) if self.documents is None else self.documents
+        try:
+            found = RowDocuments.of(name, values, self.lengths, counts)
+        except DocumentsError as error:
+            where = row_of_source(path, self.first + error.row)
+            raise ConvertError(f"{where}: column {name!r}: {error.facts}") from error
+        owners = found.rows.tolist()
+        numbers = (np.arange(len(owners)) - np.searchsorted(found.rows, found.rows)).tolist()
+        return self._replace(
+            lengths=found.lengths,
+            owners=found.rows,
+            ids=self.ids and [_numbered(self.ids[row], number) for row, number in zip(owners, numbers, strict=True)],
+            metadata=self.metadata and [self.metadata[row] for row in owners],
+        )
+
+
+def _numbered(id: bytes, number: int) -> bytes:
+    """Return the id of a document of a packed row: no two documents have the same."""
+    return id if not number else b"%b/%d" % (id, number)
 
 
 class RowBlock:
@@ -191,6 +262,7 @@ class RowBlock:
         self._first = self._next
         self._num_tokens = 0
         self._lists: list[list[npt.NDArray[Any]]] = [[] for _ in self._columns.lists]
+        self._lengths: list[npt.NDArray[Any]] = []
         self._more: list[Sequence[Any]] = []
 
     @property
@@ -208,13 +280,17 @@ class RowBlock:
         self._next += 1
         self._first = self._next
 
-    def add(self, lists: Sequence[npt.NDArray[Any]], more: Sequence[Any] = ()) -> None:
-        """Add a row: its ids, the values of its fields, and those of `Columns.more`."""
+    def add(
+        self, lists: Sequence[npt.NDArray[Any]], more: Sequence[Any] = (), lengths: npt.NDArray[Any] | None = None
+    ) -> None:
+        """Add a row: its ids, the values of its fields, those of `Columns.more`, and those of `Columns.lengths`."""
         for name, values in zip(self._columns.lists, lists, strict=True):
             require_aligned(self.where, name, self._columns.ids, len(lists[0]), len(values))
         for kept, values in zip(self._lists, lists, strict=True):
             kept.append(values)
         self._more.append(more)
+        if lengths is not None:
+            self._lengths.append(lengths)
         self._num_tokens += len(lists[0])
         self._next += 1
 
@@ -226,7 +302,11 @@ class RowBlock:
             names = self._columns.lists[1:]
             fields = dict(zip(names, values, strict=True))
             ids, metadata = facts_of_rows(self._path, self._columns, self._first, self._more)
-            yield IdRows(self._first, tokens, lengths, fields, ids, metadata, read)
+            documents = None
+            if self._lengths:
+                counts = np.array([len(each) for each in self._lengths], np.int64)
+                documents = np.concatenate(self._lengths), counts
+            yield IdRows(self._first, tokens, lengths, fields, ids, metadata, read, documents)
         self._begin()
 
 
@@ -355,6 +435,7 @@ class IdSource(DocumentSource):
         self.has_metadata = bool(wanted.metadata_columns)
         self.description = {"format": name, "files": [str(path) for path in self.paths]}
         self.record_tokens = self._first_length() if rows == RECORDS else None
+        self._documents = "" if rows == RECORDS else files[0].columns.documents
         self.identity = {
             "dtype": self.dtype.name,
             "vocab_size": vocab_size,
@@ -364,6 +445,21 @@ class IdSource(DocumentSource):
             "max_document_tokens": max_document_tokens,
             "record_tokens": self.record_tokens,
         }
+        if self._documents:
+            self.identity["documents_column"] = self._documents
+            if self._has_packed_rows():
+                self.description["documents"] = self._documents
+                note(f"{self.paths[0]}: its rows are packed: column {self._documents!r} tells their documents apart")
+
+    def _has_packed_rows(self) -> bool:
+        """Return whether one of the first rows has several documents; one that cannot be read is an error later."""
+        with suppress(OSError, ZbError):
+            file = self._files[self.groups[0].file_number]
+            found = next(iter(file.rows(self.groups[0].number)), None)
+            return found is not None and len(found.as_documents(file.path, self._documents).lengths) > len(
+                found.lengths
+            )
+        return False
 
     def _first_length(self) -> int:
         """Return the ids of the first row; `ConvertError` if it has none, or there is no row."""
@@ -376,8 +472,9 @@ class IdSource(DocumentSource):
 
     def read(self, group: DocumentGroup, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
         file = self._files[group.file_number]
-        for rows in file.rows(group.number):
-            self._require_records(file.path, rows)
+        for found in file.rows(group.number):
+            self._require_records(file.path, found)
+            rows = found.as_documents(file.path, self._documents)
             chosen = np.ones(len(rows.lengths), bool) if choose is None else choose(len(rows.lengths))
             yield self._encoded(file.path, rows, chosen)
 
@@ -410,7 +507,7 @@ class IdSource(DocumentSource):
             tokens,
             kept[chosen],
             str(path),
-            (numbers + rows.first).astype(np.uint64),
+            rows.numbers[numbers].astype(np.uint64),
             None if rows.ids is None else [rows.ids[k] for k in numbers.tolist()],
             None if rows.metadata is None else [rows.metadata[k] for k in numbers.tolist()],
             cut=int(lengths[chosen].sum() - kept[chosen].sum()),
@@ -427,7 +524,7 @@ class IdSource(DocumentSource):
                 found[field.name] = field.as_stored(values, values.shape, path)
             except ConvertError:
                 ends = np.cumsum(rows.lengths)
-                for number, (end, length) in enumerate(zip(ends, rows.lengths, strict=True), rows.first):
+                for number, end, length in zip(rows.numbers.tolist(), ends, rows.lengths, strict=True):
                     field.as_stored(values[end - length : end], (length,), row_of_source(path, number))
                 raise
         return found
@@ -437,6 +534,11 @@ def _require_same_fields(files: Sequence[IdFile]) -> None:
     """Raise `ConvertError` if two files have not the same fields: a store has them for all of its tokens."""
     first = files[0]
     for file in files[1:]:
+        if file.columns.documents != first.columns.documents:
+            raise ConvertError(
+                f"{file.path}: expected documents by {first.columns.documents or 'rows'}, as {first.path.name} has "
+                f"them, found {file.columns.documents or 'rows'}: convert it by itself"
+            )
         if file.columns.fields != first.columns.fields:
             raise ConvertError(
                 f"{file.path}: expected the fields of {first.path.name}, {_in_words(first.columns.fields)}, found "

@@ -106,16 +106,17 @@ class TableIds(IdFile):
         columns = self.columns
         tokens, lengths = self._list_values(batch, columns.ids, first)
         fields = {}
-        for field in columns.fields:
-            fields[field.name], found = self._list_values(batch, field.name, first)
+        for name in columns.lists[1:]:
+            fields[name], found = self._list_values(batch, name, first)
             others = np.flatnonzero(found != lengths)
             if len(others):
                 row = int(others[0])
                 where = row_of_source(self.path, first + row)
-                require_aligned(where, field.name, columns.ids, int(lengths[row]), int(found[row]))
+                require_aligned(where, name, columns.ids, int(lengths[row]), int(found[row]))
+        documents = self._list_values(batch, columns.lengths, first) if columns.lengths else None
         more = [column_values(batch.column(name), f"{self.path}: column {name!r}") for name in columns.more]
         ids, metadata = facts_of_rows(self.path, columns, first, list(zip(*more, strict=True)))
-        return IdRows(first, tokens, lengths, fields, ids, metadata, read)
+        return IdRows(first, tokens, lengths, fields, ids, metadata, read, documents)
 
     def _list_values(self, batch: Any, name: str, first: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
         """Return the values of a column of lists, one after the other, and the length of each list; none is null."""
@@ -195,7 +196,7 @@ class ParquetIds(TableIds):
         return first
 
     def _batches(self, number: int) -> Iterator[Any]:
-        columns = list(dict.fromkeys([*self.columns.lists, *self.columns.more]))
+        columns = self.columns.names
         num_rows = _rows_of_block(self._num_rows[number], self._num_tokens[number])
         with _open_parquet(self.path) as file:
             yield from file.iter_batches(num_rows, row_groups=[number], columns=columns)
@@ -236,7 +237,7 @@ class ArrowIds(TableIds):
             return reader.schema
 
     def _find_groups(self, schema: Any) -> list[int]:
-        self._fields = [schema.get_field_index(name) for name in {*self.columns.lists, *self.columns.more}]
+        self._fields = [schema.get_field_index(name) for name in self.columns.names]
         groups: list[_Batches] = []
         with _open_arrow(self.path, [schema.get_field_index(self.columns.ids)]) as (reader, source):
             row = 1
@@ -327,7 +328,9 @@ class JsonLinesIds(IdFile):
                 continue
             row = self._parsed(line, block.where)
             lists = [_numbers(row, name, block.where, is_ids=name == self.columns.ids) for name in self.columns.lists]
-            block.add(lists, [row.get(name) for name in self.columns.more])
+            name = self.columns.lengths
+            documents = _numbers(row, name, block.where, is_ids=True) if name else None
+            block.add(lists, [row.get(name) for name in self.columns.more], documents)
             if block.is_full:
                 yield from block.take(read)
         yield from block.take(read)

@@ -227,11 +227,13 @@ class Shard(IdFile):
         columns = self.columns
         block = RowBlock(self.path, columns)
         read = 0
-        for values in self._samples(self._content(), [*columns.lists, *columns.more]):
-            read += sum(len(value) for value in values)
-            lists = [self._array(*each, block.where) for each in zip(columns.lists, values, strict=False)]
-            more = zip(columns.more, values[len(lists) :], strict=True)
-            block.add(lists, [self._value(*each, block.where) for each in more])
+        for found in self._samples(self._content(), columns.names):
+            read += sum(len(value) for value in found)
+            values = dict(zip(columns.names, found, strict=True))
+            lists = [self._array(name, values[name], block.where) for name in columns.lists]
+            more = [self._value(name, values[name], block.where) for name in columns.more]
+            lengths = self._array(columns.lengths, values[columns.lengths], block.where) if columns.lengths else None
+            block.add(lists, more, lengths)
             if block.is_full:
                 yield from block.take(read)
         yield from block.take(read)

@@ -317,7 +317,7 @@ class OffsetFile(_DocumentFile):
         kinds: dict[str, np.dtype[Any] | str] = {layout.name: self._values.dtype}
         kinds |= {name: each.dtype for name, each in fields.items()}
         self.columns = wanted.columns(path, kinds)
-        self._fields = {field.name: fields[field.name] for field in self.columns.fields}
+        self._fields = {name: fields[name] for name in self.columns.lists[1:]}
         first, last = self._ends()
         #: The place of the first document of each block of lengths; None: these are offsets or ends.
         self._places: npt.NDArray[np.int64] | None = None
@@ -445,7 +445,9 @@ class ListFile(_DocumentFile):
     def _documents(self, first: int, stop: int) -> Iterator[IdRows]:
         block = RowBlock(self.path, self.columns, first + 1)
         group = _group_of(self._name)
-        names = [self._name, *(f"{group}/{name}" for name in self.columns.lists[1:])]
+        columns = self.columns
+        more = [*columns.lists[1:], *([columns.lengths] if columns.lengths else [])]
+        names = [self._name, *(f"{group}/{name}" for name in more)]
         with _opened(self.path) as h5:
             stored = [h5[name] for name in names]
             for each in stored:
@@ -453,7 +455,7 @@ class ListFile(_DocumentFile):
             for begin in range(first, stop, _BLOCK_LISTS):
                 lists = [self._lists(each, begin, min(begin + _BLOCK_LISTS, stop)) for each in stored]
                 for row in zip(*lists, strict=True):
-                    block.add(row)
+                    block.add(row[: len(columns.lists)], lengths=row[-1] if columns.lengths else None)
                     if block.is_full:
                         yield from block.take(self._bytes_of(begin - first))
         yield from block.take(self._bytes_of(stop - first))

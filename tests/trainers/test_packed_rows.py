@@ -1,0 +1,171 @@
+"""Packed rows of TRL and axolotl become the documents that their columns tell apart."""
+
+import gzip
+import json
+from itertools import chain
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pytest
+from contract import is_refused
+from pyarrow import ipc, parquet
+
+from zb_hdf5 import Loader, convert, errors, open_stream
+from zb_hdf5.formats.row_documents import RowDocuments
+
+#: The lengths of the documents of each row.
+ROWS = [[5, 3, 1], [9], [1, 8], [2, 2, 2, 3], [], [4]]
+LENGTHS = [each for row in ROWS for each in row] or [0]
+IDS = [list(range(10 * row + 1, 10 * row + 1 + sum(lengths))) for row, lengths in enumerate(ROWS)]
+ALL_IDS = [*chain(*IDS)]
+
+
+def positions_of(lengths):
+    return [place for length in lengths for place in range(length)]
+
+
+def numbers_of(lengths):
+    return [number for number, length in enumerate(lengths, 1) for _ in range(length)]
+
+
+COLUMNS = {
+    "seq_lengths": ROWS,
+    "position_ids": [positions_of(row) for row in ROWS],
+    "attention_mask": [numbers_of(row) for row in ROWS],
+}
+
+
+def table_of(column, **more):
+    lists = pa.list_(pa.int32())
+    columns = {"input_ids": pa.array(IDS, lists), column: pa.array(COLUMNS[column], lists)}
+    return pa.table({**columns, **{name: pa.array(values) for name, values in more.items()}})
+
+
+def to_parquet(path, table):
+    parquet.write_table(table, path, row_group_size=2)
+
+
+def to_arrow(path, table):
+    with ipc.new_stream(path, table.schema) as file:
+        for batch in table.to_batches(2):
+            file.write_batch(batch)
+
+
+def to_jsonl(path, table):
+    text = "".join(json.dumps(row) + "\n" for row in table.to_pylist()).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+
+
+def to_ragged(path, table):
+    with h5py.File(path, "w") as h5:
+        for name in table.column_names:
+            stored = h5.create_dataset(name, (len(IDS),), h5py.vlen_dtype("i4"))
+            for row, values in enumerate(table[name].to_pylist()):
+                stored[row] = values
+
+
+WRITERS = {"a.parquet": to_parquet, "a.arrow": to_arrow, "a.jsonl": to_jsonl, "a.jsonl.gz": to_jsonl, "a.h5": to_ragged}
+
+
+def lengths_of(path):
+    with open_stream(path) as stream:
+        return np.diff(stream.doc_offsets).tolist(), stream.get_slice(0, stream.num_tokens).tolist()
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("column", COLUMNS)
+def test_each_row_becomes_its_documents(name, column, tmp_path, capfd):
+    WRITERS[name](tmp_path / name, table_of(column))
+    report = convert(tmp_path / name, "stream", tmp_path / "out")
+    found, ids = lengths_of(tmp_path / "out")
+    assert ids == ALL_IDS
+    assert [length for length in found if length] == LENGTHS
+    assert report.to_json()["documents"] == len(found)
+    assert f"its rows are packed: column '{column}' tells their documents apart" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_the_batches_have_the_boundaries_of_the_file(column, tmp_path):
+    to_parquet(tmp_path / "a.parquet", table_of(column))
+    convert(tmp_path / "a.parquet", "stream", tmp_path / "out")
+    total = sum(LENGTHS)
+    with Loader(tmp_path / "out", batch_size=1, seq_len=total, documents=True, shuffle="sequential") as loader:
+        assert next(loader)["cu_seqlens"].tolist() == [0, *np.cumsum(LENGTHS).tolist()]
+
+
+def test_a_document_has_the_row_the_id_and_the_metadata_of_its_row(tmp_path):
+    to_parquet(tmp_path / "a.parquet", table_of("seq_lengths", name=list("abcdef")))
+    convert(tmp_path / "a.parquet", "stream", tmp_path / "out", id_column="name", metadata_columns=("name",))
+    with open_stream(tmp_path / "out") as stream:
+        rows = [stream.documents.document(number) for number in range(4)]
+    assert [row.row for row in rows] == [1, 1, 1, 2]
+    assert [row.id for row in rows] == ["a", "a/1", "a/2", "b"]
+    assert [row.metadata["name"] for row in rows] == ["a", "a", "a", "b"]
+
+
+def test_positions_stay_a_field_and_may_be_left_out_of_the_fields(tmp_path):
+    to_parquet(tmp_path / "a.parquet", table_of("position_ids"))
+    convert(tmp_path / "a.parquet", "stream", tmp_path / "kept")
+    convert(tmp_path / "a.parquet", "stream", tmp_path / "bare", field_columns=())
+    assert lengths_of(tmp_path / "kept") == lengths_of(tmp_path / "bare")
+    with open_stream(tmp_path / "kept") as stream:
+        found = stream.field("position_ids").get_slice(0, len(ALL_IDS)).tolist()
+    assert found == [*chain(*COLUMNS["position_ids"])]
+    with open_stream(tmp_path / "bare") as stream:
+        assert not stream.fields
+
+
+def test_records_stay_rows(tmp_path):
+    table = pa.table({"input_ids": [[1, 2, 3, 4], [5, 6, 7, 8]], "position_ids": [[0, 1, 0, 1], [0, 0, 1, 2]]})
+    to_parquet(tmp_path / "a.parquet", table)
+    convert(tmp_path / "a.parquet", "hdf5", tmp_path / "out", rows="records", batch_size=1, shuffle=False)
+    with Loader(tmp_path / "out", shuffle="sequential") as loader:
+        assert [batch.tolist() for batch in loader] == [[[1, 2, 3, 4]], [[5, 6, 7, 8]]]
+
+
+def test_lengths_that_do_not_fit_name_the_row(tmp_path):
+    table = pa.table({"input_ids": [[1, 2, 3], [4, 5]], "seq_lengths": [[1, 2], [1, 2]]})
+    to_parquet(tmp_path / "a.parquet", table)
+    is_refused(
+        errors.ConvertError, lambda: convert(tmp_path / "a.parquet", "stream", tmp_path / "out"),
+        match=r"row 2 of .*a\.parquet: column 'seq_lengths': expected lengths of 2 ids together, found 3",
+    )  # fmt: skip
+
+
+def documents_of(name, values):
+    """Return the lengths of the documents of one row: a slow reference."""
+    if name == "attention_mask":
+        if max(values, default=0) < 2:
+            return [len(values)]
+        edges = [0, *(place for place in range(1, len(values)) if values[place] != values[place - 1])]
+    else:
+        end = len(values)
+        while end > 1 and values[end - 1] == 0 and values[end - 2] == 0:
+            end -= 1
+        edges = [place for place in range(end) if not place or values[place] <= values[place - 1]]
+    return np.diff([*edges, len(values)]).tolist() if values else [0]
+
+
+@pytest.mark.parametrize("name", ["position_ids", "attention_mask"])
+def test_documents_are_those_of_a_slow_reference(name):
+    random = np.random.default_rng(5)
+    for _ in range(300):
+        rows = []
+        for _ in range(random.integers(0, 6)):
+            lengths = random.integers(1, 5, random.integers(0, 4)).tolist()
+            values = positions_of(lengths) if name == "position_ids" else numbers_of(lengths)
+            rows.append(values + [0] * int(random.integers(0, 4)))
+        lengths = np.array([len(row) for row in rows], np.int64)
+        values = np.array([*chain(*rows)], random.choice(["u1", "i4", "i8"]))
+        found = RowDocuments.of(name, values, lengths, lengths)
+        expected = [(length, number) for number, row in enumerate(rows) for length in documents_of(name, row)]
+        assert list(zip(found.lengths.tolist(), found.rows.tolist(), strict=True)) == expected
+
+
+@pytest.mark.parametrize("mask", [[1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]])
+def test_a_mask_of_padding_divides_no_row(mask, tmp_path, capfd):
+    to_parquet(tmp_path / "a.parquet", pa.table({"input_ids": [[1, 2, 3, 4]], "attention_mask": [mask]}))
+    convert(tmp_path / "a.parquet", "stream", tmp_path / "out")
+    assert lengths_of(tmp_path / "out") == ([4], [1, 2, 3, 4])
+    assert "packed" not in capfd.readouterr().err

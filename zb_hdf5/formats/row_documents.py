@@ -1,0 +1,130 @@
+"""The documents of packed rows: of several that a trainer has put into one row, where a column tells them apart."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.errors import ConvertError
+
+#: The lengths of the documents of a row, as TRL has them: as many as it has documents.
+LENGTHS_COLUMN: Final = "seq_lengths"
+#: The position of each id in its document, as axolotl has it: a document begins where it does not grow.
+POSITIONS_COLUMN: Final = "position_ids"
+#: The number of the document of each id, counted from 1, and 0 for padding; without a 2 a row is one document.
+NUMBERS_COLUMN: Final = "attention_mask"
+#: In the order in which they are looked for.
+DOCUMENTS_COLUMNS: Final = (LENGTHS_COLUMN, POSITIONS_COLUMN, NUMBERS_COLUMN)
+
+
+def documents_column(integers: set[str]) -> str:
+    """Return the column that tells the documents of rows apart, of those that are lists of integers; "": none."""
+    return next((name for name in DOCUMENTS_COLUMNS if name in integers), "")
+
+
+class RowDocuments(NamedTuple):
+    """The documents of some rows.
+
+    Attributes
+    ----------
+    lengths
+        The ids of each document.
+    rows
+        The number of its row, of those that were given.
+    """
+
+    lengths: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(
+        cls, name: str, values: npt.NDArray[Any], lengths: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
+    ) -> RowDocuments:
+        """Return the documents of rows. A row that none of its values divides is one.
+
+        Parameters
+        ----------
+        name
+            The column that tells them apart.
+        values
+            Its values in all rows, one after the other.
+        lengths, counts
+            The ids of each row, and its values in the column: the same, but for `LENGTHS_COLUMN`.
+
+        Raises
+        ------
+        DocumentsError
+            If the lengths of the documents of a row are not those of its ids.
+        """
+        rows = np.arange(len(lengths))
+        if name == LENGTHS_COLUMN:
+            owners = np.repeat(rows, counts)
+            _require_lengths(values, owners, lengths)
+            return cls(values.astype(np.int64), owners)
+        begins = _begins(name, values, np.repeat(rows, lengths), lengths)
+        starts = np.cumsum(lengths) - lengths
+        begins[starts[lengths > 0]] = True
+        edges = np.flatnonzero(begins)
+        owners = np.searchsorted(np.cumsum(lengths), edges, side="right")
+        empty = rows[lengths == 0]
+        found = np.concatenate([np.diff(np.append(edges, len(values))), np.zeros(len(empty), np.int64)])
+        owners = np.concatenate([owners, empty])
+        order = np.argsort(owners, kind="stable")
+        return cls(found[order], owners[order])
+
+
+def _require_lengths(values: npt.NDArray[Any], owners: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> None:
+    """Raise `DocumentsError` unless the lengths of the documents of each row are those of its ids."""
+    sums = np.zeros(len(lengths), np.int64)
+    np.add.at(sums, owners, values.astype(np.int64))
+    is_wrong = sums != lengths
+    is_wrong[owners[values < 0]] = True
+    if is_wrong.any():
+        row = int(np.flatnonzero(is_wrong)[0])
+        raise DocumentsError(row, f"expected lengths of {lengths[row]:,} ids together, found {sums[row]:,}")
+
+
+class DocumentsError(ConvertError):
+    """The documents of a row do not fit its ids.
+
+    Attributes
+    ----------
+    row
+        The number of the row, of those that were given.
+    """
+
+    def __init__(self, row: int, facts: str) -> None:
+        super().__init__(facts)
+        self.row = row
+
+
+def _begins(
+    name: str, values: npt.NDArray[Any], rows: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """Return for each value whether a document begins at it, within its row.
+
+    Parameters
+    ----------
+    rows
+        The row of each value.
+    """
+    begins = np.zeros(len(values), bool)
+    if name == NUMBERS_COLUMN:
+        begins[1:] = values[1:] != values[:-1]
+        is_numbered = np.bincount(rows[values > 1], minlength=len(lengths)) > 0
+        return begins & is_numbered[rows]
+    begins[1:] = values[1:] <= values[:-1]
+    return begins & ~_is_padding(values, rows, lengths)
+
+
+def _is_padding(
+    positions: npt.NDArray[Any], rows: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """Return for each position whether it follows another 0, and zeros alone follow it: padding is one document."""
+    places = np.arange(len(positions))
+    last = np.cumsum(lengths) - lengths - 1  # of each row the last place that has no 0
+    used = positions != 0
+    np.maximum.at(last, rows[used], places[used])
+    return places > last[rows] + 1

@@ -42,6 +42,7 @@ def convert(
     axes: str | None = None,
     channel: int | None = None,
     field_channels: Mapping[str, int] | None = None,
+    split: Literal["all"] | None = None,
     # records, batches and splits
     layout: Literal["batches", "stream"] | None = None,
     packing: Literal["concat", "best-fit", "pad"] | None = None,

@@ -17,7 +17,7 @@ from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.checked import GROUP_BYTES
 from zb_hdf5.files.threads import read_ahead
-from zb_hdf5.loaders.order import GlobalOrder
+from zb_hdf5.loaders.order import Permutation
 from zb_hdf5.signals import deliver_signals
 from zb_hdf5.spec import DEFAULT_SPLIT, TokenArray, bad_token_message, token_limit
 from zb_hdf5.text.corpus import Dropped
@@ -163,7 +163,7 @@ class BatchSource(ABC):
     paths: list[Path]
     shuffle: str = "none"
     reorders: bool = False
-    order: GlobalOrder | None = None
+    order: Permutation | None = None
     pad_id: int = 0
     lacks_vocab_size: bool = False
     suspects: tuple[str, ...] = ()

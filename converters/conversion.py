@@ -151,6 +151,11 @@ class Conversion:
     axes: str | None = _option("from", (AXES,), "The axes of the dataset are these: no entry is a mask or labels.")
     channel: int | None = _option("from", "natural", "Entry of the second of its three axes that has the ids.")
     field_channels: Mapping[str, int] | None = _option("from", "channels", "Entry that has a field, as loss_mask=1.")
+    split: str | None = _option(
+        "from",
+        ("all",),
+        "all: read all files as one, also where their names tell splits (train, val, test); these are kept else.",
+    )
     # records, batches and splits
     layout: str | None = _option(
         "layout", ("batches", STREAM), "batches: packed rows; stream: the documents one after the other."

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zb_hdf5.converters.array_source import array_options
+from zb_hdf5.converters.batch_source import BatchSource
 from zb_hdf5.converters.npy_source import ArrayKind, CutSource, Header, NpySource
 from zb_hdf5.converters.options import CutOptions, FlatOptions, HeaderlessOptions, KeptOptions, Settings
+from zb_hdf5.converters.routes import told_splits
+from zb_hdf5.converters.split_arrays import arrays_of_splits
 from zb_hdf5.errors import ArgumentError, FormatError
 from zb_hdf5.formats.flat import FlatFormat
 from zb_hdf5.spec import NOT_KNOWN
@@ -42,7 +45,7 @@ def flat_files_at(paths: list[Path], backend: str, options: HeaderlessOptions) -
     options
         The ids of files without a header.
     """
-    openings = [look(path, backend=backend, **options.names) for path in paths]
+    openings = [look(path, backend=backend, split=None, **options.names) for path in paths]
     name = openings[0].backend
     flat = flat_format(name, openings[0].headerless)
     if flat is None:
@@ -62,13 +65,19 @@ def _header(flat: FlatFormat, path: Path) -> Header:
     return (found.num_tokens,), False, found.dtype, found.byte_offset
 
 
-def open_flat(paths: list[Path], settings: Settings) -> NpySource:
+def open_flat(paths: list[Path], settings: Settings) -> BatchSource:
     """Open files without documents as records, as a conversion asks."""
     options = settings.of(FlatOptions)
     found = flat_files_at(paths, options.source_format, options)
     if found is None:
         raise ArgumentError(f"{paths[0]}: expected token files of another trainer, found others")
-    source = NpySource(found.files, kind=found.kind, **array_options(settings))
+    build = partial(_suspected, found.kind, options)
+    return arrays_of_splits(found.files, found.files, settings, build, array_options(settings))
+
+
+def _suspected(kind: ArrayKind, options: FlatOptions, files: list[Path], **of_arrays: Any) -> NpySource:
+    """Return some files as records, whose ids may prove the names of their dtype wrong."""
+    source = NpySource(files, kind=kind, **of_arrays)
     source.suspects = options.suspects
     source.description |= options.described
     return source
@@ -84,10 +93,11 @@ def without_documents(stream: WindowReader) -> str:
     return f" in {name}, which has no {flat.documents_suffix} beside it"
 
 
-def cut_flat(found: FlatFiles, options: KeptOptions) -> CutSource:
+def cut_flat(found: FlatFiles, options: KeptOptions, settings: Settings) -> CutSource:
     """Return files without documents as those that a boundary token cuts."""
     how = CutOptions(options.boundary_token_id or 0, options.boundary, options.dtype, options.vocab_size)
     source = CutSource(found.files, how, found.kind)
+    source.splits = told_splits(source, settings)
     source.suspects = options.suspects
     source.description |= options.described
     return source

@@ -5,11 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from zb_hdf5.converters.array_source import ArrayFile, ArraySource, array_options
+from zb_hdf5.converters.batch_source import BatchSource
 from zb_hdf5.converters.options import ArrayOptions, DatasetOptions, ForeignOptions, LossOptions, Settings
+from zb_hdf5.converters.split_arrays import arrays_of_splits
 from zb_hdf5.files.listing import files_at
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.tokens import Tokens
@@ -100,7 +103,7 @@ class ForeignSource(ArraySource):
         self._with_digest = []
 
 
-def open_foreign(paths: list[Path], settings: Settings) -> ForeignSource:
+def open_foreign(paths: list[Path], settings: Settings) -> BatchSource:
     """Open files of other programs, and folders of them, as a conversion asks."""
     chosen = settings.of(DatasetOptions).choice
     warn_of_mask(chosen)
@@ -110,7 +113,13 @@ def open_foreign(paths: list[Path], settings: Settings) -> ForeignSource:
     elif left_out := sorted({name for column in columns for name in column.left_out}):
         warnings.warn(f"{columns[0].path}: left out, as they can be no fields: {', '.join(left_out)}", stacklevel=2)
     batch_size = settings.of(ForeignOptions).batch_size
-    return ForeignSource(columns, chosen, **{**array_options(settings), "batch_size": batch_size})
+    return arrays_of_splits(
+        columns,
+        [column.path for column in columns],
+        settings,
+        partial(ForeignSource, choice=chosen),
+        {**array_options(settings), "batch_size": batch_size},
+    )
 
 
 def _look_at_all(files: Sequence[Path], choice: DatasetChoice) -> list[Column]:

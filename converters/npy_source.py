@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -11,7 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.converters.array_source import ArrayFile, ArraySource, array_options, fitting_dtype
+from zb_hdf5.converters.batch_source import BatchSource
 from zb_hdf5.converters.options import CutOptions, Settings
+from zb_hdf5.converters.routes import told_splits
+from zb_hdf5.converters.split_arrays import arrays_of_splits
 from zb_hdf5.errors import ConvertError
 from zb_hdf5.files.listing import files_at
 from zb_hdf5.files.ranges import Extents, Run
@@ -228,11 +232,14 @@ class CutSource(DocumentSource):
             yield np.append(begun, next(later, num_tokens))
 
 
-def open_arrays(paths: list[Path], settings: Settings, kind: ArrayKind = NPY) -> NpySource:
+def open_arrays(paths: list[Path], settings: Settings, kind: ArrayKind = NPY) -> BatchSource:
     """Open files of arrays as batches, as a conversion asks; its target decides the dtype of "auto"."""
-    return NpySource(paths, kind=kind, **array_options(settings))
+    files = kind.expand(paths)
+    return arrays_of_splits(files, files, settings, partial(NpySource, kind=kind), array_options(settings))
 
 
 def open_cut(paths: list[Path], settings: Settings) -> CutSource:
     """Open files of arrays as documents, as a conversion asks."""
-    return CutSource(paths, settings.of(CutOptions))
+    source = CutSource(paths, settings.of(CutOptions))
+    source.splits = told_splits(source, settings)
+    return source

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from zb_hdf5.converters.conversion import OPTIONS, WHOLE, Conversion, ShardRange
 from zb_hdf5.errors import ArgumentError
+from zb_hdf5.files.named_splits import ALL_SPLITS
 from zb_hdf5.formats.dataset_choice import DatasetChoice
 from zb_hdf5.text.corpus import DEFAULT_MAX_DROPPED
 
@@ -122,6 +123,18 @@ class HeaderlessOptions:
 
 
 @dataclass(frozen=True)
+class SplitNames:
+    """Files whose names may tell splits."""
+
+    split: str | None = off(None)
+
+    @property
+    def is_one(self) -> bool:
+        """Whether all files are read as one, whatever their names tell."""
+        return self.split == ALL_SPLITS
+
+
+@dataclass(frozen=True)
 class FlatOptions(HeaderlessOptions):
     """Files of another trainer that tell no documents apart, and become records."""
 
@@ -129,7 +142,7 @@ class FlatOptions(HeaderlessOptions):
 
 
 @dataclass(frozen=True)
-class KeptOptions(HeaderlessOptions):
+class KeptOptions(HeaderlessOptions, SplitNames):
     """Token streams, of any format that is read in place, whose documents are kept."""
 
     source_format: str = "auto"
@@ -182,7 +195,7 @@ class LossOptions:
 
 
 @dataclass(frozen=True)
-class StreamOptions(HeaderlessOptions):
+class StreamOptions(HeaderlessOptions, SplitNames):
     """A token stream whose documents become rows."""
 
     source_format: str = "auto"

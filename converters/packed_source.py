@@ -30,10 +30,9 @@ from zb_hdf5.documents.pieces import Pieces, concatenate, padding
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import scratch_directory
 from zb_hdf5.formats.flat import Headerless
-from zb_hdf5.loaders.order import GlobalOrder
-from zb_hdf5.spec import STREAM_LAYOUT, TokenArray, documents_path, stored_dtype
+from zb_hdf5.loaders.order import Permutation
+from zb_hdf5.spec import DEFAULT_SPLIT, STREAM_LAYOUT, TokenArray, documents_path, stored_dtype
 from zb_hdf5.store.holders import look
-from zb_hdf5.store.index import splits_of
 from zb_hdf5.store.opening import open_stream
 from zb_hdf5.store.verify import require_digests
 from zb_hdf5.store.window_reader import WindowReader
@@ -70,7 +69,7 @@ class PackedSource(BatchSource):
         The counts of that source, to which the tokens that packing drops and pads are added.
     """
 
-    order: GlobalOrder | None = None  # of more than one split there is no order of all rows
+    order: Permutation | None = None  # of more than one split there is no order of all rows
     has_pieces = is_cut = True
 
     def __init__(
@@ -85,7 +84,8 @@ class PackedSource(BatchSource):
         paths: Sequence[Path] = (),
         counts: TokenCounts | None = None,
     ) -> None:
-        stores = {split: open_stream(path, split=split, **stream.names) for split in splits_of(path)}
+        found = [None] if stream.is_one else look(path, split=None, **stream.names).splits_there()
+        stores = {split or DEFAULT_SPLIT: open_stream(path, split=split, **stream.names) for split in found}
         store = next(iter(stores.values()))
         if not store.has_documents:
             raise _no_documents(path, store)
@@ -218,7 +218,7 @@ def open_packed(paths: list[Path], settings: Settings) -> Generator[PackedSource
     part = settings.work.shard_range
     suffix = ".plan" if part == WHOLE else f".plan-{part.job}"
     stream = settings.of(StreamOptions)
-    if look(path, **stream.names).layout != STREAM_LAYOUT:
+    if look(path, split=None, **stream.names).layout != STREAM_LAYOUT:
         raise ArgumentError(f"{path}: expected a token stream of documents, found batches")
     with scratch_directory(destination.with_name(destination.name + suffix)) as folder:
         yield PackedSource(path, folder, settings.of(RowOptions), settings.target, stream)

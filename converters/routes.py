@@ -13,7 +13,9 @@ import numpy as np
 from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.console import counted
 from zb_hdf5.converters.batch_source import TokenCounts
+from zb_hdf5.converters.options import Settings, SplitNames
 from zb_hdf5.errors import Remedy
+from zb_hdf5.files.named_splits import named_splits, train_first
 from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
 from zb_hdf5.signals import deliver_signals
 from zb_hdf5.spec import DEFAULT_SPLIT
@@ -105,8 +107,9 @@ def route(
     if len(splits) > 1:
         if val_fraction or val_last_shard:
             raise ArgumentError(
-                f"the source has the splits {', '.join(splits)} already: leave out val_fraction and val_last_shard",
-                options=["val_fraction", "val_last_shard"],
+                f"the source has the splits {', '.join(splits)} already: leave out val_fraction and val_last_shard, or "
+                "pass split='all'",
+                options=["val_fraction", "val_last_shard", "split"],
             )
         return _routes_of_splits(source.paths[0], splits, num_shards)
     runs = _cut(source.paths[0], source.groups, num_shards)
@@ -124,13 +127,27 @@ def route(
     return [Route(run, split) for run in runs]
 
 
+def told_splits(source: DocumentSource, settings: Settings) -> list[str]:
+    """Return the split of each file of a source, as their names tell; [] where they tell one or none, or all is one."""
+    if settings.of(SplitNames).is_one or not source.groups:
+        return []
+    count = 1 + max(group.file_number for group in source.groups)
+    told = named_splits(source.paths[:count], settings.paths) if count <= len(source.paths) else []
+    return told if len({*told}) > 1 else []
+
+
 def _groups_by_split(source: DocumentSource) -> dict[str, list[DocumentGroup]]:
     """Return the groups of each split of a source, that for training first."""
     found: dict[str, list[DocumentGroup]] = {}
     for group in source.groups:
         split = source.splits[group.file_number] if source.splits else TRAIN
         found.setdefault(split, []).append(group)
-    return dict(sorted(found.items(), key=lambda each: each[0] != TRAIN))
+    return {split: found[split] for split in train_first(found)}
+
+
+def num_groups_of_first_split(source: DocumentSource) -> int:
+    """Return how many parts the documents have that are dealt to the shards which are asked for."""
+    return len(next(iter(_groups_by_split(source).values())))
 
 
 def _routes_of_splits(path: Path, splits: dict[str, list[DocumentGroup]], num_shards: int | None) -> list[Route]:

@@ -31,7 +31,7 @@ from zb_hdf5.field import Field
 from zb_hdf5.files.checked import GROUP_BYTES, crc32_of
 from zb_hdf5.files.publishing import scratch_directory, write_fully
 from zb_hdf5.files.ranges import LocalFile
-from zb_hdf5.loaders.order import GlobalOrder
+from zb_hdf5.loaders.order import Permutation
 from zb_hdf5.spec import SHARD_PREFIX, TokenArray
 
 PROBES: Final = 64
@@ -56,7 +56,7 @@ def _token_bytes(dtype: np.dtype[Any], fields: Sequence[Field]) -> int:
 class ScatterPlan:
     """The runs and buckets of records."""
 
-    order: GlobalOrder  # stored position -> source record
+    order: Permutation  # stored position -> source record
     record_tokens: int
     dtype: np.dtype[Any]
     run_records: int  # source records in a run; the last one has fewer
@@ -66,7 +66,7 @@ class ScatterPlan:
     @classmethod
     def fit(
         cls,
-        order: GlobalOrder,
+        order: Permutation,
         record_tokens: int,
         dtype: np.dtype[Any],
         ranges: list[tuple[int, int]],

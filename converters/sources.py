@@ -29,6 +29,7 @@ from zb_hdf5.converters.options import (
     LossOptions,
     RowOptions,
     ShuffleOptions,
+    SplitNames,
     StoreOptions,
     StreamOptions,
     TextOptions,
@@ -152,7 +153,7 @@ def _text(name: str) -> SourceKind:
         noun=kind.noun,
         example=f"{kind.example} {{target}} \\\n           --tokenizer tok.json --seq-len 2048 --packing best-fit",
         opener="zb_hdf5.converters.text_source:open_text",
-        options=(TextOptions, HeldOut, LossOptions),
+        options=(TextOptions, SplitNames, HeldOut, LossOptions),
         rows=(RowOptions,),
         note=f"{kind.documents} Documents are tokenized, packed into rows of --seq-len tokens, and the rows are "
         "shuffled once, which needs as much disk again as the store meanwhile; or, with --layout stream, kept as they "
@@ -170,7 +171,7 @@ SOURCES: Final[dict[str, SourceKind]] = {
         noun=".npy files of tokens",
         example="tokens/ {target} \\\n           --batch-size 32 --shards 4",
         opener="zb_hdf5.converters.npy_source:open_arrays",
-        options=(ArrayOptions, ShuffleOptions, HeldOut),
+        options=(ArrayOptions, ShuffleOptions, SplitNames, HeldOut),
         several=True,
         choices=_NEW_DTYPES,
         hidden=("val_last_shard",),
@@ -192,7 +193,7 @@ CUT: Final = SourceKind(
     noun="1-D .npy files",
     example="tokens/ stream --boundary-token-id 50256",
     opener="zb_hdf5.converters.npy_source:open_cut",
-    options=(CutOptions, LossOptions),
+    options=(CutOptions, SplitNames, LossOptions),
     rows=(RowOptions,),
     note="Each file becomes a shard. A boundary token tells the documents apart: they get a table, and are known by "
     "their file and row there in all that is made of the stream. A folder stands for all .npy files in and below it.",
@@ -205,7 +206,7 @@ FOREIGN: Final = SourceKind(
     noun="HDF5 files of other programs",
     example="",
     opener="zb_hdf5.converters.foreign_source:open_foreign",
-    options=(ForeignOptions, ShuffleOptions, HeldOut, DatasetOptions, LossOptions),
+    options=(ForeignOptions, ShuffleOptions, SplitNames, HeldOut, DatasetOptions, LossOptions),
     several=True,
     urls=True,
     choices=_NEW_DTYPES,
@@ -225,7 +226,7 @@ FLAT: Final = SourceKind(
     noun="token files without documents",
     example="train.bin {target}",
     opener="zb_hdf5.converters.flat_source:open_flat",
-    options=(ArrayOptions, ShuffleOptions, HeldOut, FlatOptions),
+    options=(ArrayOptions, ShuffleOptions, SplitNames, HeldOut, FlatOptions),
     several=True,
     choices=_NEW_DTYPES,
     hidden=("val_last_shard",),
@@ -325,7 +326,7 @@ def _of_trainer(row: TrainerFormat) -> SourceKind:
         noun=row.noun,
         example="",
         opener="zb_hdf5.converters.trainer_source:open_trainer_documents",
-        options=(FormatOptions, LossOptions, HeldOut),
+        options=(FormatOptions, SplitNames, LossOptions, HeldOut),
         rows=(RowOptions,),
         several=True,
         choices=_NEW_DTYPES,
@@ -403,7 +404,7 @@ def _found(path: Path, conversion: Conversion) -> str:
     if conversion.dataset is not None or is_of_others(path):
         return "auto"
     try:
-        opening = look(path)
+        opening = look(path, split=None)
     except FormatError:
         name = "" if is_store(path) else _read_by_conversions(path, conversion)
         if not name:

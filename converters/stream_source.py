@@ -17,11 +17,11 @@ from zb_hdf5.converters.options import KeptOptions, LossOptions, Settings
 from zb_hdf5.documents.document_table import DocumentTableFile
 from zb_hdf5.documents.metadata import NO_SOURCE, DocumentRows
 from zb_hdf5.files.listing import require_named_once
+from zb_hdf5.files.named_splits import named_splits
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
-from zb_hdf5.spec import NO_BOUNDARY, STREAM_LAYOUT, TokenArray, documents_path, stored_dtype
+from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, TokenArray, documents_path, stored_dtype
 from zb_hdf5.store.holders import look
-from zb_hdf5.store.index import splits_of
 from zb_hdf5.store.token_stream import TokenStream
 from zb_hdf5.text.corpus import row_of_source
 from zb_hdf5.trainers.trainer_formats import flat_format, row_named
@@ -46,7 +46,7 @@ class StreamFile(NamedTuple):
     number
         The number of the file in it.
     split
-        The split.
+        The split of which the stream is; None: that of all files.
     path
         The file.
     cuts
@@ -55,7 +55,7 @@ class StreamFile(NamedTuple):
 
     stream: TokenStream
     number: int
-    split: str
+    split: str | None
     path: Path
     cuts: list[int]
 
@@ -123,7 +123,12 @@ class StreamSource(DocumentSource):
         self._in_pieces = in_pieces
         self.has_documents = not in_pieces
         require_named_once(paths, "documents")
-        self._streams = {(path, split): _opened(path, split, options) for path in paths for split in splits_of(path)}
+        looks = {path: look(path, backend=_backend(options), split=None, **options.names) for path in paths}
+        self._streams = {
+            (path, split): _opened(path, split, options)
+            for path, found in looks.items()
+            for split in ([None] if options.is_one else found.splits_there())
+        }
         self._files = [
             StreamFile(stream, number, split, path, _cuts(stream, number, path, in_pieces))
             for (_, split), stream in self._streams.items()
@@ -131,7 +136,10 @@ class StreamSource(DocumentSource):
         ]
         require_named_once((file.path for file in self._files), "documents")
         self.paths = [*(file.path for file in self._files), *(each for file in self._files for each in _beside(file))]
-        self.splits = [file.split for file in self._files]
+        self.splits = [file.split or DEFAULT_SPLIT for file in self._files]
+        if len(paths) > 1 and not options.is_one:
+            is_lone = [looks[path].index is None for (path, _), stream in self._streams.items() for _ in stream.paths]
+            self.splits = _splits_of(self._files, is_lone, paths)
         self.num_tokens = sum(stream.num_tokens for stream in self._streams.values())
         largest = [stream.max_token for stream in self._streams.values()]
         self.max_token = None if None in largest else max(each or 0 for each in largest)
@@ -142,7 +150,7 @@ class StreamSource(DocumentSource):
             for number, file in enumerate(self._files)
             for group, size in enumerate(self._group_bytes(file))
         ]
-        backend = look(paths[0], **options.names).backend
+        backend = looks[paths[0]].backend
         self.description = {
             "format": STREAM if flat_format(backend) is None else backend,
             "files": [str(path) for path in paths],
@@ -241,10 +249,25 @@ class StreamSource(DocumentSource):
             )
 
 
-def _opened(path: Path, split: str, options: KeptOptions) -> TokenStream:
+def _splits_of(files: Sequence[StreamFile], is_lone: Sequence[bool], paths: Sequence[Path]) -> list[str]:
+    """Return the split of each file of several paths: as its store has it, or as its name tells.
+
+    Parameters
+    ----------
+    is_lone
+        Whether each file is in no store.
+    """
+    found = [file.split or DEFAULT_SPLIT for file in files]
+    lone = [number for number, each in enumerate(is_lone) if each]
+    for number, split in zip(lone, named_splits([files[number].path for number in lone], paths), strict=True):
+        found[number] = split or DEFAULT_SPLIT
+    if all(is_lone) and len({*found}) == 1:  # the only one
+        return [DEFAULT_SPLIT] * len(files)
+    return found
+
+
+def _opened(path: Path, split: str | None, options: KeptOptions) -> TokenStream:
     """Open a stream, which is compared with its digests where it has some."""
-    if look(path, backend=_backend(options), **options.names).layout != STREAM_LAYOUT:
-        raise ArgumentError(f"{path}: expected a token stream of documents, found batches")
     stream = open_stream(path, split=split, **options.names)
     if stream.compared_tokens() is None:
         return stream
@@ -338,14 +361,14 @@ def _pieces(file: StreamFile, first: int, stop: int) -> Iterator[Encoded]:
 def open_kept(paths: list[Path], settings: Settings) -> DocumentSource:
     """Open streams as documents, as a conversion asks; files without documents are cut at boundary tokens."""
     options = settings.of(KeptOptions)
-    streams = [open_stream(path, **options.names) for path in paths]
+    streams = [open_stream(path, split=None, **options.names) for path in paths]
     unknown = [stream for stream in streams if not stream.has_documents]
     for stream in streams:
         stream.close()
     if unknown and options.boundary_token_id is not None:
         found = flat_files_at(paths, _backend(options), options)
         if found is not None:
-            return cut_flat(found, options)
+            return cut_flat(found, options, settings)
     row = row_named(settings.target.format)
     holds_documents = row is None or row.holds_documents
     if unknown and holds_documents and not settings.of(LossOptions).tokens_only:

@@ -44,7 +44,7 @@ from zb_hdf5.converters.options import (
 )
 from zb_hdf5.converters.packed_source import PackedSource
 from zb_hdf5.converters.reports import Done, Report
-from zb_hdf5.converters.routes import Route, require_documents, route
+from zb_hdf5.converters.routes import Route, num_groups_of_first_split, require_documents, route
 from zb_hdf5.converters.shard_plan import COMMIT_BYTES, SHARDS
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, in_order, part_of
 from zb_hdf5.documents.metadata import JSON, DocumentRows
@@ -492,7 +492,7 @@ def tokens_plan(source: DocumentSource, settings: Settings) -> TokensPlan:
         num_bytes = sum(path.stat().st_size for path in source.paths)
         wanted = max(MIN_STAGED, *(min(most, num_bytes // size) for size, most in STAGED))
         is_per_file = held_out.val_last_shard or not source.groups
-        count = None if is_per_file else min(len(source.groups), wanted)
+        count = None if is_per_file else min(num_groups_of_first_split(source), wanted)
         options = _deciding(settings, source)
     routes = route(
         source,

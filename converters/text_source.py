@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError, FormatError
 from zb_hdf5.converters.options import Settings, TextOptions
+from zb_hdf5.converters.routes import told_splits
 from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
 from zb_hdf5.spec import stored_dtype
 from zb_hdf5.text.corpus import DEFAULT_MAX_DROPPED, DocumentFile, Dropped, Reason, open_documents, unknown_columns
@@ -147,7 +148,9 @@ def open_text(paths: list[Path], settings: Settings) -> TextSource:
     files = open_documents(paths, kind, options.text_column, options.id_column, options.metadata_columns)
     for name in unknown_columns(files):
         warnings.warn(f"{files[0].path}: no key {name!r} in its first lines", stacklevel=2)
-    return TextSource(files, kind, _recipe(options), options.max_dropped)
+    source = TextSource(files, kind, _recipe(options), options.max_dropped)
+    source.splits = told_splits(source, settings)
+    return source
 
 
 def _recipe(options: TextOptions) -> Recipe:

@@ -7,6 +7,7 @@ from pkgutil import resolve_name
 from typing import cast
 
 from zb_hdf5.converters.options import FormatOptions, Settings
+from zb_hdf5.converters.routes import told_splits
 from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.trainers.guards import GuardedSource
 from zb_hdf5.trainers.installed_formats import errors_of
@@ -22,4 +23,6 @@ def open_trainer_documents(paths: list[Path], settings: Settings) -> DocumentSou
     chosen = {option: getattr(options, option) for option in row.options}
     with errors_of(package, name):
         source = resolve_name(row.source)(paths, **chosen)
-    return GuardedSource(source, package, name) if package else cast("DocumentSource", source)
+    opened = GuardedSource(source, package, name) if package else cast("DocumentSource", source)
+    opened.splits = opened.splits or told_splits(opened, settings)
+    return opened

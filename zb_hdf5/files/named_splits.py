@@ -98,6 +98,14 @@ def _splits_in(name: str) -> set[str]:
     return {SPLIT_OF_WORD[word.lower()] for word in _WORD.findall(name)}
 
 
+def are_splits(folders: Sequence[Path], parent: Path) -> bool:
+    """Return whether the names of some folders below another one tell splits: each one, and not all the same."""
+    try:
+        return len({*named_splits(folders, [parent])}) > 1
+    except ArgumentError:
+        return False
+
+
 class SplitFiles(NamedTuple):
     """Files of a path, and the split of each: that of its name, "train" where no name tells one."""
 

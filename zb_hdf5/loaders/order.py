@@ -136,7 +136,15 @@ class BlockOrder(Order):
         return np.asarray(self._blocks[slot] * self.block_size + (positions - first), dtype=np.int64)
 
 
-class GlobalOrder(Order):
+class Permutation(Order):
+    """An order with its inverse."""
+
+    @abstractmethod
+    def positions(self, indices: npt.NDArray[Any]) -> IndexArray:
+        """Return the position of each of `indices`: the inverse of `indices`."""
+
+
+class GlobalOrder(Permutation):
     """A uniform pseudo-random permutation: a Feistel network of six rounds with cycle walking.
 
     It works on 2h bits, h = max(3, ceil(bits(n - 1) / 2)), or 4 for n = 33 to 64, so its domain is below 8n; a result
@@ -182,7 +190,6 @@ class GlobalOrder(Order):
                 return word
 
     def positions(self, indices: npt.NDArray[Any]) -> IndexArray:
-        """Return the position of each of `indices`: the inverse of `indices`."""
         return self._walk(indices, inverse=True)
 
     def _walk(self, values: npt.NDArray[Any], inverse: bool = False) -> IndexArray:

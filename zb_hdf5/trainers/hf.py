@@ -15,6 +15,7 @@ import numpy as np
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError, ZbError, conversion_call
 from zb_hdf5.files.line_file import JSON_SUFFIX
 from zb_hdf5.files.listing import is_lone_json, listed
+from zb_hdf5.files.named_splits import are_splits
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.formats.id_source import Columns, IdFile, IdSource, Wanted
 from zb_hdf5.spec import STREAM_LAYOUT, is_file_name
@@ -47,27 +48,22 @@ def files_of(path: Path) -> list[Path]:
     Raises
     ------
     ConvertError
-        If a folder has several splits or data sets, or files of several kinds, or none.
+        If a folder has several data sets whose names tell no splits, or files of several kinds, or none.
     IncompleteError
         If a file of a saved data set is missing.
     """
     require_present(path)
     if not path.is_dir():
         return [path]
-    if (path / SPLITS_NAME).exists():
-        splits = _strings(json_object(path / SPLITS_NAME).get("splits"), path / SPLITS_NAME)
-        call = conversion_call(path / splits[0], STREAM_LAYOUT)
-        raise ConvertError(f"{path}: has the splits {', '.join(splits)}: name the folder of one: {call}")
     if (path / STATE_NAME).exists():
         return _saved_files(path)
     if (path / INFO_NAME).exists():
         raise ConvertError(
             f"{path}: expected {STATE_NAME} beside {INFO_NAME}, as save_to_disk writes it: name the files of one split"
         )
-    saved = [file.parent for file in listed(path, STATE_NAME).files if file.name == STATE_NAME]
-    if saved:
-        call = conversion_call(saved[0], STREAM_LAYOUT)
-        raise ConvertError(f"{path}: has several data sets: name the folder of one: {call}")
+    folders = _folders_of(path)
+    if folders:
+        return [file for folder in folders for file in files_of(folder)]
     found = [[*files] for kind in FILE_SUFFIXES if (files := listed(path, *kind).files)]
     if not found:
         suffixes = ", ".join(suffix for kind in FILE_SUFFIXES for suffix in kind)
@@ -76,6 +72,26 @@ def files_of(path: Path) -> list[Path]:
         names = " and ".join(files[0].name for files in found)
         raise ConvertError(f"{path}: expected files of one kind, found {names}: name the files of one")
     return found[0]
+
+
+def _folders_of(path: Path) -> list[Path]:
+    """Return the folders of `save_to_disk` in and below another one, each of which is a split; [] if it has none.
+
+    Raises
+    ------
+    ConvertError
+        If their names tell no splits.
+    """
+    if (path / SPLITS_NAME).exists():
+        splits = _strings(json_object(path / SPLITS_NAME).get("splits"), path / SPLITS_NAME)
+        found = [path / split for split in splits]
+        has = f"the splits {', '.join(splits)}"
+    else:
+        found = [file.parent for file in listed(path, STATE_NAME).files if file.name == STATE_NAME]
+        has = "several data sets"
+    if found and not are_splits(found, path):
+        raise ConvertError(f"{path}: has {has}: name the folder of one: {conversion_call(found[0], STREAM_LAYOUT)}")
+    return found
 
 
 def _saved_files(folder: Path) -> list[Path]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
+from zb_hdf5.files.named_splits import are_splits
 from zb_hdf5.files.paths import read_whole
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.spec import is_file_name
@@ -63,6 +64,14 @@ class Entry(NamedTuple):
         if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
             raise FormatError(f"{self.where}: expected {key} in a list, found {rows!r:.40}")
         return [Entry(self.folder, f"{self.where}: {noun} {number}", row) for number, row in enumerate(rows)]
+
+
+def folders_of(path: Path) -> list[Path]:
+    """Return the folders of a data set: the path itself, or those of its splits, if their names tell them."""
+    if (path / FOLDER_INDEX).is_file():
+        return [path]
+    inside = sorted(found.parent for found in path.glob(f"*/{FOLDER_INDEX}"))
+    return inside if are_splits(inside, path) else [path]
 
 
 def read_index(folder: Path) -> Entry:

@@ -23,6 +23,7 @@ from zb_hdf5.trainers.index_folder import (
     NUMBER_BYTES,
     ZSTD,
     Entry,
+    folders_of,
     present_size,
     read_index,
     require_codec_of,
@@ -122,7 +123,7 @@ class Chunk(IdFile):
 def is_litdata(path: Path) -> bool:
     """Return whether a path is a folder of litdata."""
     try:
-        index = read_index(path).values
+        index = read_index(folders_of(path)[0]).values
     except (OSError, ZbError):
         return False
     return "config" in index and "chunks" in index
@@ -160,7 +161,7 @@ def open_litdata(
     Parameters
     ----------
     paths
-        The folders, each with its index.
+        The folders, each with its index, or with a folder for each split.
     rows, dtype, vocab_size, max_document_tokens
         As for `IdSource`.
 
@@ -170,7 +171,8 @@ def open_litdata(
         If the index or a chunk is damaged, or has other items than ids.
     """
     chunks: list[Chunk] = []
-    for folder in paths:
+    folders = [folder for path in paths for folder in folders_of(path)]
+    for folder in folders:
         index = read_index(folder)
         config = index.part("config")
         codec = str(config.values.get("compression") or "")
@@ -184,5 +186,5 @@ def open_litdata(
         dtype=dtype,
         vocab_size=vocab_size,
         max_document_tokens=max_document_tokens,
-        more_paths=[folder / FOLDER_INDEX for folder in paths],
+        more_paths=[folder / FOLDER_INDEX for folder in folders],
     )

@@ -30,6 +30,7 @@ from zb_hdf5.trainers.index_folder import (
     NUMBER_BYTES,
     ZSTD,
     Entry,
+    folders_of,
     present_size,
     read_index,
     require_codec_of,
@@ -328,7 +329,7 @@ def _encodings_of(entry: Entry) -> dict[str, tuple[Encoding, int]]:
 def is_mds(path: Path) -> bool:
     """Return whether a path is a folder of MDS."""
     try:
-        return read_index(path).parts("shards", "shard")[0].values.get("format") == MDS
+        return read_index(folders_of(path)[0]).parts("shards", "shard")[0].values.get("format") == MDS
     except (OSError, ZbError):
         return False
 
@@ -351,7 +352,7 @@ def open_mds(
     Parameters
     ----------
     paths
-        The folders, each with its index.
+        The folders, each with its index, or with a folder for each split.
     source_dtype
         The dtype of ids in a column of bytes; None: such a column is refused.
     ids_column, field_columns, id_column, metadata_columns
@@ -369,7 +370,8 @@ def open_mds(
     wanted = Wanted(ids_column, field_columns, id_column, metadata_columns)
     named = Headerless.of(source_dtype)
     shards: list[Shard] = []
-    for folder in paths:
+    folders = [folder for path in paths for folder in folders_of(path)]
+    for folder in folders:
         for entry in read_index(folder).parts("shards", "shard"):
             shards.append(Shard(entry, wanted, named and named.dtype, shards[-1] if shards else None))
     return IdSource(
@@ -380,5 +382,5 @@ def open_mds(
         dtype=dtype,
         vocab_size=vocab_size,
         max_document_tokens=max_document_tokens,
-        more_paths=[folder / FOLDER_INDEX for folder in paths],
+        more_paths=[folder / FOLDER_INDEX for folder in folders],
     )

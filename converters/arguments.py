@@ -42,7 +42,7 @@ def convert(
     axes: str | None = None,
     channel: int | None = None,
     field_channels: Mapping[str, int] | None = None,
-    split: Literal["all"] | None = None,
+    split: str | None = None,
     # records, batches and splits
     layout: Literal["batches", "stream"] | None = None,
     packing: Literal["concat", "best-fit", "pad"] | None = None,
@@ -142,6 +142,8 @@ def convert(
         The entry of the second of its three axes that has the ids, such as 0 of ids, mask and labels.
     field_channels
         The entries that have fields, such as `{"loss_mask": 1, "labels": 2}`; it needs `channel`.
+    split
+        "all": all files are one split, whatever their names tell; else the splits that they tell are kept.
     layout
         Of documents: "batches" for packed rows, or "stream" for the documents one after the other.
     packing

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from zb_hdf5.converters.conversion import OPTIONS, WHOLE, Conversion, ShardRange
 from zb_hdf5.errors import ArgumentError
-from zb_hdf5.files.named_splits import ALL_SPLITS
 from zb_hdf5.formats.dataset_choice import DatasetChoice
 from zb_hdf5.text.corpus import DEFAULT_MAX_DROPPED
 
@@ -131,6 +130,8 @@ class SplitNames:
     @property
     def is_one(self) -> bool:
         """Whether all files are read as one, whatever their names tell."""
+        from zb_hdf5.files.named_splits import ALL_SPLITS  # numpy, which the help of the commands does not need
+
         return self.split == ALL_SPLITS
 
 

@@ -346,8 +346,8 @@ def test_a_state_that_lies_is_refused(state, error, message, saved):
 
 
 def test_a_folder_of_several_data_sets_names_them(saved, tmp_path):
-    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    is_refused(ConvertError, lambda: open_hf([tmp_path]), match="has the splits train, test: name the folder of one")
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "more"]}')
+    is_refused(ConvertError, lambda: open_hf([tmp_path]), match="has the splits train, more: name the folder of one")
     (tmp_path / "dataset_dict.json").unlink()
     is_refused(
         ConvertError,

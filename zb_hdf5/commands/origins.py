@@ -207,7 +207,7 @@ def _opened(
         return _opened_split(store, state, path, batch_size, chosen)
     except StateError as error:
         refused = error
-    for split in look(store, **chosen).splits_there() if choice["split"] is None else ():
+    for split in look(store, **choice).splits_there() if choice["split"] is None else ():
         try:
             return _opened_split(store, state, path, batch_size, {**choice, "split": split})
         except StateError:

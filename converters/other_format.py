@@ -91,7 +91,7 @@ def _line(sources: Sequence[str | os.PathLike[str]], conversion: Conversion, opt
     destination = any_path(conversion.destination)
     if conversion.target not in ("auto", target_of(destination)):
         options = {**options, "target": conversion.target}
-    words = ["zb", "convert", *[os.fspath(each) for each in sources], str(destination)]
+    words = ["zb", "convert", *map(str, map(any_path, sources)), str(destination)]
     for name, value in options.items():
         words += [flag_of(name), value]
     return shlex.join(words)

@@ -49,7 +49,7 @@ def require_new(place: RemotePath, staging: Path, work: WorkOptions) -> None:
             raise ExistsError(f"{place}: an interrupted upload of it is in {staging}", remedy=Remedy.RESUME_OR_RESTART)
     # with `resume` the one there may be that of this upload: it is compared once the folder is whole
     is_looked_at_later = work.force or (work.resume and staging.exists())
-    if not is_looked_at_later and INDEX_NAME in list_objects(str(place)):  # which fails without a bucket
+    if not is_looked_at_later and INDEX_NAME in list_objects(place.url):  # which fails without a bucket
         raise ExistsError(f"{place}: has a {INDEX_NAME} already")
 
 
@@ -75,7 +75,7 @@ def _upload(
     require_unreplaced: Callable[[], None],
 ) -> None:
     """Put all objects, then the index, and then delete the objects that a replaced store has left."""
-    index_url = f"{place}/{INDEX_NAME}"
+    index_url = (place / INDEX_NAME).url
     index = ShardIndex.load(staging)
     # of the whole index: stores of the same tokens may differ in their codec, fields and documents
     digest = _digest(index.to_json())
@@ -85,7 +85,7 @@ def _upload(
     if version is not None and not is_there and not work.force:
         raise ExistsError(f"{place}: has a {INDEX_NAME} already")
     # only what is there now is ever deleted: another upload may begin once the index is replaced
-    before = list_objects(str(place))
+    before = list_objects(place.url)
     files = {_object_name(path.name, digest): path for path in staging.iterdir() if path.name != INDEX_NAME}
     _put_files(files, place, before if work.resume else {}, workers)
     require_unreplaced()
@@ -93,7 +93,7 @@ def _upload(
         _put_index(index_url, data, version)
     if work.force:
         kept = {INDEX_NAME, *files}
-        delete_objects(str(place), [name for name in before if is_part_of_store(name) and name not in kept])
+        delete_objects(place.url, [name for name in before if is_part_of_store(name) and name not in kept])
 
 
 def _object_name(name: str, digest: str) -> str:
@@ -118,7 +118,7 @@ def _put_files(files: Mapping[str, Path], place: RemotePath, present: Mapping[st
         if present.get(name) == sizes[name]:
             workers.shown.keep(sizes[name])
         else:
-            put_object(f"{place}/{name}", path)
+            put_object(f"{place.url}/{name}", path)
             workers.shown.advance(sizes[name])
 
 

@@ -31,6 +31,7 @@ import click
 from zb_hdf5.errors import ArgumentError, Remedy, ZbError, parse_size
 from zb_hdf5.errors import counted as counted  # for all commands
 from zb_hdf5.errors import format_bytes as format_bytes
+from zb_hdf5.files.urls import without_secrets
 from zb_hdf5.formats.dataset_choice import AXES
 from zb_hdf5.option_groups import option_group
 from zb_hdf5.pace import Pace
@@ -109,9 +110,9 @@ _WORDS: Final = "zb_hdf5.words"
 
 
 def typed_command() -> str:
-    """Return the running command as it was typed, for a shell."""
+    """Return the running command as it was typed, for a shell, without passwords in URLs."""
     context = click.get_current_context().find_root()
-    return shlex.join([context.info_name or "zb", *context.meta.get(_WORDS, ())])
+    return shlex.join(map(without_secrets, [context.info_name or "zb", *context.meta.get(_WORDS, ())]))
 
 
 class CommandGroup(click.Group):
@@ -129,7 +130,7 @@ class CommandGroup(click.Group):
         except (BrokenPipeError, click.exceptions.NoArgsIsHelpError):
             raise  # click itself ends quietly for `zb ... | head`, and shows the help of a group without a command
         except click.UsageError as error:
-            raise click.UsageError(printable(error.format_message()), error.ctx) from error
+            raise click.UsageError(printable(without_secrets(error.format_message())), error.ctx) from error
         except (ZbError, MemoryError, OSError) as error:
             _fail(ctx, error, *_told(error))
         except (KeyboardInterrupt, Terminated, SystemError) as error:
@@ -203,7 +204,7 @@ def one_word(path: str) -> str:
 
 def _fail(ctx: click.Context, error: BaseException, message: str, code: int) -> NoReturn:
     notes = [typed_call(typed(note, "")) for note in getattr(error, "__notes__", ())]
-    lines = "\n".join([f"Error: {message}", *notes]).split("\n")
+    lines = without_secrets("\n".join([f"Error: {message}", *notes])).split("\n")
     click.echo("\n".join(map(printable, lines)), err=True)
     ctx.exit(code)
 

@@ -22,6 +22,7 @@ from zb_hdf5.files.objects import SCHEMES, RemoteObject
 from zb_hdf5.files.paths import local_path, on_failure, read_whole
 from zb_hdf5.files.publishing import PartialFile, partial_path, write_fully
 from zb_hdf5.files.threads import Readers
+from zb_hdf5.files.urls import without_secrets
 
 _DIGEST_LINE: Final = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
 #: A strong ETag, or a time of change as the client has it where there is none; 1970 stands for neither.
@@ -31,7 +32,10 @@ Received = Callable[[str, int, int], None]  # URL, bytes received since the last
 
 @dataclass
 class FetchReport:
-    """The outcome of one file: `fetched` is False if it failed (`byte_count` is 0), or was there already."""
+    """The outcome of one file: `fetched` is False if it failed (`byte_count` is 0), or was there already.
+
+    Its URL has no password: see `without_secrets`.
+    """
 
     url: str
     path: str
@@ -75,28 +79,29 @@ def fetch_shards(
 
     def advance(url: str, received: int, left: int) -> None:
         if stopped.is_set():
-            raise UnavailableError(f"{url}: stopped, because another file failed or the program ends")
+            raise UnavailableError(f"{without_secrets(url)}: stopped, because another file failed or the program ends")
         progress(received, expected.total(url, received, left))
 
-    def fetch(report: FetchReport) -> None:
+    def fetch(url: str) -> None:
+        report = reports[url]
         path = Path(report.path)
         with on_failure(stopped.set):  # no failure of the server: it ends all downloads
             try:
                 if path.is_file():  # a run may have been killed right after the rename
                     _version_of(path).unlink(missing_ok=True)
                 else:
-                    _download(report.url, path, None if sha256 is None else sha256[path.name], advance)
+                    _download(url, path, None if sha256 is None else sha256[path.name], advance)
                     report.fetched = True
                 report.byte_count = path.stat().st_size
             except FileNotFoundError as error:
                 report.problem = UnavailableError(f"{report.url}: {error.strerror}")
             except ZbError as error:
                 report.problem = error
-            progress(0, expected.total(report.url, 0, 0))  # it is there, or never comes
+            progress(0, expected.total(url, 0, 0))  # it is there, or never comes
 
     with Readers(workers, "zb-fetch") as readers, on_failure(stopped.set):
         readers.map(fetch, reports)  # after Ctrl+C as well: the threads end before their next read
-    return reports
+    return list(reports.values())
 
 
 class _Expected:
@@ -139,18 +144,22 @@ def read_digests(path: Path) -> dict[str, str]:
     return digests
 
 
-def _reports(template: str, numbers: range, folder: Path, sha256: Mapping[str, str] | None) -> list[FetchReport]:
-    """Return a report for each file, of which nothing is fetched yet."""
+def _reports(template: str, numbers: range, folder: Path, sha256: Mapping[str, str] | None) -> dict[str, FetchReport]:
+    """Return URL -> the report of its file, of which nothing is fetched yet."""
     try:
         urls = [template.format(number, index=number) for number in numbers]
     except (LookupError, ValueError, AttributeError, TypeError) as error:
-        raise ArgumentError(f"{template}: expected one field such as {{:05d}} or {{index:05d}}: {error}") from error
+        raise ArgumentError(
+            f"{without_secrets(template)}: expected one field such as {{:05d}} or {{index:05d}}: {error}"
+        ) from error
     names = list(map(_name_of, urls))
     if len(set(names)) != len(names):
-        raise ArgumentError(f"{template}: expected a field such as {{:05d}} in the file name: the names must differ")
+        raise ArgumentError(
+            f"{without_secrets(template)}: expected a field such as {{:05d}} in the file name: the names must differ"
+        )
     if sha256 is not None and (unknown := sorted(set(names) - sha256.keys())):
         raise ArgumentError(f"{unknown[0]}: the list of digests has no line for it")
-    return [FetchReport(url, str(folder / name)) for url, name in zip(urls, names, strict=True)]
+    return {url: FetchReport(without_secrets(url), str(folder / name)) for url, name in zip(urls, names, strict=True)}
 
 
 def _name_of(url: str) -> str:
@@ -163,7 +172,7 @@ def _name_of(url: str) -> str:
     name = unquote(parts.path).rpartition("/")[2] if usable and not parts.query else ""
     if name in ("", ".", "..") or "\0" in name or not re.fullmatch(r"[!-~]+", url):
         schemes = f"expected a URL ({', '.join(SCHEMES)}) that ends in a file name, without a query, percent-encoded"
-        raise ArgumentError(f"{schemes}, found {url!r}")
+        raise ArgumentError(f"{schemes}, found {without_secrets(url)!r}")
     return name
 
 
@@ -192,7 +201,7 @@ def _download(url: str, path: Path, sha256: str | None, advance: Received) -> No
         with open(file.fd, "rb", closefd=False) as complete:
             if sha256 and (found := hashlib.file_digest(complete, "sha256").hexdigest()) != sha256:
                 version.unlink()
-                raise ChecksumError(f"{url}: expected sha256 {sha256}, found {found}")
+                raise ChecksumError(f"{without_secrets(url)}: expected sha256 {sha256}, found {found}")
         file.publish()
     version.unlink(missing_ok=True)
 
@@ -204,7 +213,9 @@ def _receive(url: str, fd: int, version: Path, sha256: str | None, advance: Rece
     is_version = _VERSION.fullmatch(tag) is not None
     identity = json.dumps(source.identity)
     if not is_version and sha256 is None:
-        raise UnavailableError(f"{url}: the server sends no strong ETag and no time of change; pass --sha256-file")
+        raise UnavailableError(
+            f"{source.name}: the server sends no strong ETag and no time of change; pass --sha256-file"
+        )
     is_same = is_version and version.exists() and version.read_text(encoding="utf-8") == identity
     offset = min(size, os.fstat(fd).st_size) if is_same else 0
     os.ftruncate(fd, offset)

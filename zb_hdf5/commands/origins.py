@@ -103,7 +103,9 @@ def origin_of_batch(
     """Return the origin of a stored batch, or of a batch of windows of a stream; `text` needs a tokenizer."""
     with open_to_look(any_path(store), batch_size, seq_len, choice) as reader:
         records = records_of_batch(reader, batch)
-        return _origin({"source": store}, reader, records, reader.seq_len, text=text, tokenizer=tokenizer)
+        return _origin(
+            {"source": str(any_path(store))}, reader, records, reader.seq_len, text=text, tokenizer=tokenizer
+        )
 
 
 def origins(
@@ -137,7 +139,7 @@ def origins(
                 f"step {step:,} is after the end of the epoch: {len(loader) // world_size:,} steps of "
                 f"{counted(world_size, 'rank')}"
             )
-        requests = [(loader, stores[0], request) for request in loader.plan.requests_of_steps(steps)]
+        requests = [(loader, str(any_path(stores[0])), request) for request in loader.plan.requests_of_steps(steps)]
     found = []
     for rank, (one, name, request) in enumerate(requests):
         records = records_in(request, one.plan.records_per_batch)
@@ -226,7 +228,7 @@ def _opened_split(store: str, state: dict[str, Any], path: Path, batch_size: int
             shape = Shape(windows.size, windows.stride, windows.overlap)
         reader = open_for_loader(store, *shape, **choice)
     except ArgumentError as error:
-        raise StateError(f"{path}: the state names another store than {store}: {error}") from error
+        raise StateError(f"{path}: the state names another store than {any_path(store)}: {error}") from error
     if reader.foreign_dataset is not None and reader.fingerprint != fingerprint:
         reader.close()
         reader = open_for_loader(store, batch_size, state.get("seq_len"), 0, **choice)
@@ -234,7 +236,7 @@ def _opened_split(store: str, state: dict[str, Any], path: Path, batch_size: int
     if found != fingerprint:
         reader.close()
         facts = f"its fingerprint is {shown(fingerprint)}, that of the store {shown(found)}"
-        raise StateError(f"{path}: the state names another store than {store}: {facts}")
+        raise StateError(f"{path}: the state names another store than {any_path(store)}: {facts}")
     return reader
 
 

@@ -25,6 +25,7 @@ from urllib.parse import unquote
 
 from zb_hdf5.errors import ArgumentError, ExistsError, FormatError, IncompleteError, UnavailableError, ZbError
 from zb_hdf5.files.threads import FarThreads, Work, in_reader, pause, request_here, require_wanted
+from zb_hdf5.files.urls import without_secrets
 from zb_hdf5.packages import no_package
 from zb_hdf5.signals import beside
 
@@ -167,7 +168,7 @@ class Folder:
         try:
             return self.library._store.from_url(self._url, retry_config=retries, client_options=options)
         except (ValueError, self.library.exceptions.BaseError) as error:
-            raise UnavailableError(f"{self._url}: cannot be opened: {_first_line(error)}") from error
+            raise UnavailableError(f"{without_secrets(self._url)}: cannot be opened: {_first_line(error)}") from error
 
 
 def _folder_of(url: str) -> Folder:
@@ -199,8 +200,14 @@ def _limit_s() -> float:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the message of an error of the library, without the page that the server sent with it."""
-    return re.split(r"\n|:? <", str(error), maxsplit=1)[0].strip()
+    """Return the message of an error of the library, without secrets and the page that the server sent with it."""
+    return without_secrets(re.split(r"\n|:? <", str(error), maxsplit=1)[0].strip())
+
+
+def _without_secrets(error: Exception) -> Exception | None:
+    """Return an error of the library as the cause of ours, whose text a traceback shows; None if it has a password."""
+    text = str(error)
+    return error if without_secrets(text) == text else None
 
 
 class RemoteObject:
@@ -225,13 +232,13 @@ class RemoteObject:
     maps = False
 
     def __init__(self, url: str, identity: tuple[Any, ...] | None = None, num_bytes: int | None = None) -> None:
-        self.name = url
+        self.name = without_secrets(url)
         self._known = identity
         self._expected = num_bytes
         self._folder_url, _, key = url.rpartition("/")
         self._key = unquote(key) if url.startswith("http") else key
         if "://" not in self._folder_url or not key or self._folder_url.endswith(":/"):
-            raise ArgumentError(f"{url}: expected the URL of an object, such as s3://bucket/folder/name")
+            raise ArgumentError(f"{self.name}: expected the URL of an object, such as s3://bucket/folder/name")
         self._folder: Folder | None = None
 
     def _connection(self) -> Folder:
@@ -375,10 +382,10 @@ class RemoteObject:
                 problem = self._translated(error, wanted)
                 left_s = folder.limit_s - (time.monotonic() - start_s) - 1.5 * pause_s
                 if not _may_pass(error, folder):
-                    raise problem from error
+                    raise problem from _without_secrets(error)
                 if attempt == ATTEMPTS or left_s < folder.request_s:
                     spent = f"{attempt} attempts within {folder.limit_s:g} s ({LIMIT_VARIABLE})"
-                    raise type(problem)(f"{problem} ({spent})") from error
+                    raise type(problem)(f"{problem} ({spent})") from _without_secrets(error)
             pause(pause_s * random.uniform(0.5, 1.5))
             pause_s = min(2 * pause_s, folder.limit_s * LONGEST_PAUSE)
 
@@ -397,7 +404,7 @@ class RemoteObject:
         if kind == "PreconditionError":
             return self._changed("found another one")
         if _is_denied(error):
-            return UnavailableError(
+            return _DeniedError(
                 f"{name}: access denied: expected credentials with the right to read (s3:GetObject), found: {text}"
             )
         if status == 416:
@@ -405,8 +412,8 @@ class RemoteObject:
         if kind == "NotSupportedError":
             return UnavailableError(f"{name}: expected a server that answers ranged reads, found: {text}")
         prefix = PREFIXES.get(name.partition("://")[0], "AZURE_")
-        if "builder error" in text and "http://" in text:
-            return UnavailableError(f"{name}: its server has no TLS: export {prefix}ALLOW_HTTP=true to read it so")
+        if "builder error" in text:
+            return _refused_url(name, prefix)
         if _ASKS_MACHINE.search(text):
             known = ", such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" if prefix == "AWS_" else ""
             return UnavailableError(f"{name}: expected credentials in {prefix}... variables{known}, found none")
@@ -417,6 +424,19 @@ class RemoteObject:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_folder": None}
+
+
+def _refused_url(name: str, prefix: str) -> UnavailableError:
+    """Return the error of a URL that the client refuses: its own, or that of an answer which names another place."""
+    if name.startswith("http"):
+        return UnavailableError(
+            f"{name}: expected an object, found an answer that sends readers on to a URL that is refused, such as ftp://"
+        )
+    return UnavailableError(f"{name}: its server has no TLS: export {prefix}ALLOW_HTTP=true to read it so")
+
+
+class _DeniedError(UnavailableError):
+    """The object, if it is there, may not be read."""
 
 
 class _CutBody(Exception):
@@ -500,10 +520,8 @@ def object_exists(url: str) -> bool:
     """Return whether there is an object that may be read."""
     try:
         return object_size(url) is not None
-    except UnavailableError as error:
-        if _is_denied(error.__cause__):
-            return False
-        raise
+    except _DeniedError:
+        return False
 
 
 def object_size(url: str) -> int | None:
@@ -569,8 +587,8 @@ def put_object(url: str, content: Path | bytes, *, instead_of: Version | Ellipsi
         beside(lambda: folder.library.put(folder.connect(), target._key, content, **how))
     except Exception as error:
         if type(error).__name__ in ("AlreadyExistsError", "PreconditionError"):
-            raise ExistsError(f"{url}: was written by another process meanwhile") from error
-        raise target._translated(error, "to write it") from error
+            raise ExistsError(f"{target.name}: was written by another process meanwhile") from error
+        raise target._translated(error, "to write it") from _without_secrets(error)
 
 
 def delete_objects(url: str, names: Sequence[str]) -> None:

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, Final, Generic, TypeAlias, TypeVar, cast
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy
 from zb_hdf5.files.bounded import most_bytes, whole_of
 from zb_hdf5.files.objects import SCHEMES, ObjectFile, RemoteObject, object_exists
+from zb_hdf5.files.urls import without_secrets
 
 #: Suffixes of names that are objects; any other URL names a folder.
 OBJECT_SUFFIXES: Final = frozenset(
@@ -35,14 +36,20 @@ _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 class RemotePath(PosixPath):
     """The URL of an object or of a "folder" of them, with the methods of a path that readers use.
 
-    A bucket has no folders, and no server is asked: the suffix of the name decides.
+    A bucket has no folders, and no server is asked: the suffix of the name decides. Its text hides passwords, and so
+    everything that shows or stores it does: `url` is for the client alone.
     """
 
     def __str__(self) -> str:
-        return super().__str__().replace(":/", "://", 1)
+        return without_secrets(self.url)
 
     def __fspath__(self) -> str:
-        return str(self)
+        return self.url
+
+    @property
+    def url(self) -> str:
+        """The URL with its password, for the client: it is not printed or stored."""
+        return super().__str__().replace(":/", "://", 1)
 
     def is_dir(self) -> bool:
         return self.suffix not in OBJECT_SUFFIXES
@@ -52,11 +59,11 @@ class RemotePath(PosixPath):
 
     def exists(self) -> bool:  # type: ignore[override]
         """Ask whether there is such an object; one that may not be looked at is not there."""
-        return self.is_dir() or object_exists(str(self))
+        return self.is_dir() or object_exists(self.url)
 
     def read_bytes(self) -> bytes:
         """Return the whole object, by one request."""
-        return b"".join(RemoteObject(str(self)).parts(max_bytes=most_bytes()))
+        return b"".join(RemoteObject(self.url).parts(max_bytes=most_bytes()))
 
 
 def path_text(path: str | os.PathLike[str]) -> str:
@@ -82,9 +89,11 @@ def any_path(path: str | os.PathLike[str]) -> Path:
         return Path(text)
     scheme = found[1].lower()
     if scheme not in SCHEMES:
-        raise ArgumentError(f"{path}: expected a path, or a URL of {', '.join(SCHEMES)}, found {found[1]!r}")
+        raise ArgumentError(
+            f"{without_secrets(text)}: expected a path, or a URL of {', '.join(SCHEMES)}, found {found[1]!r}"
+        )
     if "?" in text or "#" in text:
-        raise ArgumentError(f"{path}: expected a URL without a query")
+        raise ArgumentError(f"{without_secrets(text)}: expected a URL without a query")
     return RemotePath(scheme + text[len(scheme) :])
 
 
@@ -94,7 +103,7 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     A URL is refused: as a path it would lose one of its slashes, and then not be found.
     """
     if is_url(path):
-        raise ArgumentError(f"{path}: is a URL: expected a file or folder of this machine")
+        raise ArgumentError(f"{without_secrets(path_text(path))}: is a URL: expected a file or folder of this machine")
     return Path(path_text(path))
 
 
@@ -151,7 +160,7 @@ def on_failure(undo: Callable[[], object]) -> Iterator[None]:
 def open_file(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a regular file for reading, or an object. Raises as `regular` does."""
     if isinstance(path, RemotePath):
-        return cast(BinaryIO, ObjectFile(RemoteObject(str(path))))
+        return cast(BinaryIO, ObjectFile(RemoteObject(path.url)))
     return open(path, "rb", opener=regular)
 
 

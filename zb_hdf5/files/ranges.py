@@ -37,6 +37,7 @@ from zb_hdf5.files.paths import (
     regular,
     require_identity,
 )
+from zb_hdf5.files.urls import without_secrets
 from zb_hdf5.spec import TokenArray
 
 #: Byte ranges of one file that are mapped one by one, at most: a process may have 65,530 mappings.
@@ -242,10 +243,10 @@ class LocalFile:
         "mmap": it may be mapped. "pread": it is not mapped. "auto": it is mapped unless its file system is a network.
     """
 
-    __slots__ = ("__weakref__", "_mappings", "_maps", "access", "fd", "identity", "name", "size")
+    __slots__ = ("__weakref__", "_mappings", "_maps", "_text", "access", "fd", "identity", "size")
 
     def __init__(self, path: Path, identity: Identity | None = None, access: str = "auto") -> None:
-        self.name = str(path)
+        self._text = os.fspath(path)
         self.access = access
         self.fd = -1  # `__del__` may run before the file is open
         self.fd = self._descriptor(path, identity)
@@ -265,7 +266,7 @@ class LocalFile:
             return regular(path)
         free_bytes = shutil.disk_usage(tempfile.gettempdir()).free
         with tempfile.TemporaryFile(prefix="zb-") as file:
-            for part in RemoteObject(self.name, identity).parts(max_bytes=free_bytes):
+            for part in RemoteObject(path.url, identity).parts(max_bytes=free_bytes):
                 file.write(part)
             file.flush()
             return os.dup(file.fileno())
@@ -273,7 +274,12 @@ class LocalFile:
     @property
     def path(self) -> Path:
         """Path of the file; an object of its own would take 200 bytes."""
-        return any_path(self.name)
+        return any_path(self._text)
+
+    @property
+    def name(self) -> str:
+        """The path, for messages."""
+        return without_secrets(self._text)
 
     @property
     def num_bytes(self) -> int:
@@ -385,7 +391,7 @@ def open_ranges(
         As for `LocalFile`.
     """
     if isinstance(path, RemotePath):
-        return RemoteObject(str(path), identity, num_bytes)
+        return RemoteObject(path.url, identity, num_bytes)
     return LocalFile(path, identity, access)
 
 

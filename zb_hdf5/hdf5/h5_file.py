@@ -24,7 +24,7 @@ GROWING_PAUSE_S: Final = 0.005
 
 def open_h5(path: Path | str, mode: str = "r", **options: Any) -> h5py.File:
     """Open an HDF5 file, or an object; if the file system has no locks, warn once and open without them."""
-    file = ObjectFile(RemoteObject(str(path))) if isinstance(path, RemotePath) else None
+    file = ObjectFile(RemoteObject(path.url)) if isinstance(path, RemotePath) else None
     if file is not None:
         file.seek(0, os.SEEK_END)  # fetches the head: what waits below does so under the lock that all of HDF5 has
     elif mode == "r":

@@ -462,7 +462,7 @@ class StepReader:
         first = next(numbers)
         start = first * reader.meta.batch_tokens
         reader.tokens.open_file(bisect_right(reader.tokens.starts, start) - 1, start)  # and time an answer
-        threads = reads_at_once(str(reader.path))
+        threads = reads_at_once(os.fspath(reader.path))
         least = max(1, depth // FAR_TURNS // threads)
         most = max(1, depth // FAR_PARTS)
         parts = _parts(chain([first], numbers), least, most)

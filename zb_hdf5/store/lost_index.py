@@ -40,7 +40,7 @@ def _lost_index(folder: Path) -> FormatError:
 
 def _no_index_in_a_bucket(folder: Path) -> FormatError:
     """Return the error for a URL, in which a mistake is more frequent than an index that was lost."""
-    names = names_below(str(folder))
+    names = names_below(os.fspath(folder))
     if names is None:  # a web server, or a bucket that does not list
         return FormatError(f"{folder}: no {INDEX_NAME}: the URL has a mistake, or the index was lost")
     if not names:

@@ -30,7 +30,7 @@ from zb_hdf5.files.line_file import (
     is_compressed,
     unpacked,
 )
-from zb_hdf5.files.paths import head_of, open_file, read_whole
+from zb_hdf5.files.paths import head_of, local_path, open_file, read_whole
 from zb_hdf5.packages import require_package
 
 #: A block ends with the document that reaches one of these: enough work for many threads, little memory.
@@ -499,7 +499,7 @@ def open_documents(
     from zb_hdf5.files.listing import require_named_once  # numpy, which help does not need
 
     kinds = list(FILE_KINDS.values()) if kind is None else [FILE_KINDS[kind]]
-    files = [file for path in map(Path, paths) for file in _files_of(path, kind, kinds)]
+    files = [file for path in map(local_path, paths) for file in _files_of(path, kind, kinds)]
     require_named_once(files, "documents")
     opened = []
     for file in files:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from zb_hdf5.errors import ArgumentError, ConvertError
+from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import disk_errors, published_together, write_fully
 from zb_hdf5.packages import require_package
 from zb_hdf5.signals import beside
@@ -99,7 +100,7 @@ def train_tokenizer(
     files: list[DocumentFile] = []
     for each in documents:
         files += open_documents([each]) if isinstance(each, str | os.PathLike) else [each]
-    path = Path(path)
+    path = local_path(path)
     if path.suffix != ".json":
         raise ArgumentError(f"{path}: expected a name that ends in .json; the ranks for tiktoken go next to it")
     if vocab_size < SMALLEST_VOCABULARY:

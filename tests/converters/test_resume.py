@@ -350,9 +350,15 @@ def test_other_arguments_are_no_resume(options, differs, source, tmp_path):
     assert files_in(partial) == before
 
 
-@pytest.mark.parametrize("change", [
-    lambda path: os.utime(path, ns=(0, 0)), lambda path: save(path, first=3), lambda path: os.truncate(path, 10**6),
-])  # fmt: skip
+def test_a_source_that_has_more_bytes_than_before_is_no_resume(source, tmp_path):
+    partial = interrupt(source, tmp_path / "out", 3)
+    finished = {path.name: path.read_bytes() for path in partial.glob("shard-*")}
+    os.truncate(source, 10**6)
+    assert f"{source}: expected 245,888 bytes" in fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
+    assert {path.name: path.read_bytes() for path in partial.glob("shard-*")} == finished
+
+
+@pytest.mark.parametrize("change", [lambda path: os.utime(path, ns=(0, 0)), lambda path: save(path, first=3)])
 def test_a_source_that_changed_is_no_resume(change, source, tmp_path):
     partial = interrupt(source, tmp_path / "out", 3)
     finished = {path.name: path.read_bytes() for path in partial.glob("shard-*")}

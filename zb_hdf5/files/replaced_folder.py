@@ -52,7 +52,8 @@ def replace_folder(made: Path, path: Path) -> Path:
     aside.mkdir()
     with on_failure(lambda: _settle(made, path, aside)):
         if exchanged(made, path):
-            os.replace(made, aside / path.name)
+            with on_failure(lambda: exchanged(made, path)):  # a run that fails replaces nothing
+                os.replace(made, aside / path.name)
         else:
             os.replace(path, aside / path.name)
             os.replace(made, path)

@@ -132,6 +132,12 @@ def guarded_writer(writer: type[DocumentWriter], package: str, name: str) -> typ
                 return found
 
         @classmethod
+        def beside(cls, path: Path) -> list[Path]:
+            with errors_of(package, name):
+                found: list[Path] = super().beside(path)
+                return found
+
+        @classmethod
         def complete_folder(
             cls, folder: Path, shards: Sequence[WrittenShard], meta: StoreMeta, facts: Collection[str]
         ) -> None:

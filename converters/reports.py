@@ -12,6 +12,7 @@ from zb_hdf5.console import counted, format_bytes, format_count
 from zb_hdf5.converters.batch_source import TokenCounts
 from zb_hdf5.converters.conversion import WHOLE, ShardRange
 from zb_hdf5.converters.journal import NOTHING_KEPT, Kept
+from zb_hdf5.files.listing import counts_of_left_out, left_out_in_words
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import NO_CODEC, STREAM_LAYOUT, combine_sha256
 
@@ -51,6 +52,8 @@ class Report:
         Whether a vocabulary size of at most 65,536 would have stored uint16 instead of uint32.
     dtype
         The dtype of the ids in the files, where it is none of ours; "": that of `meta`.
+    left_out
+        Other files of tokens or text in the folders of the source.
     """
 
     destination: Path
@@ -68,6 +71,7 @@ class Report:
     encoder: str = ""
     lacks_vocab_size: bool = False
     dtype: str = ""
+    left_out: tuple[Path, ...] = ()
 
     @property
     def num_batches(self) -> int:
@@ -153,7 +157,7 @@ class Report:
             found["packing"] = self.packing
         if self.packing or self._is_split:
             found["batches_of_split"] = self.batches_of_split
-        return found
+        return found | counts_of_left_out(self.left_out)
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the report for people."""
@@ -181,7 +185,8 @@ class Report:
         if self.tokens_written and not counts.documents:
             found.append(("shuffle", self.shuffle))
         found.append(("sha256", self.sha256))
-        notes = (self._lost(), self._extension(), self.left_behind, self._smaller(), self._no_shard())
+        left_out = left_out_in_words(self.left_out)
+        notes = (self._lost(), left_out, self._extension(), self.left_behind, self._smaller(), self._no_shard())
         found += [("note", note) for note in notes if note]
         found.append(("speed", self._speed()))
         if counts.documents:

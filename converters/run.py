@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from copy import copy
+from dataclasses import replace
 from typing import Any, Final, TypeAlias, TypeVar
 
 from zb_hdf5 import ArgumentError
@@ -24,14 +25,15 @@ from zb_hdf5.converters.engines import (
 from zb_hdf5.converters.options import Settings, ShuffleOptions, Target, TextOptions
 from zb_hdf5.converters.record_source import RecordSource
 from zb_hdf5.converters.reports import DryRun, FilesDryRun, Report
-from zb_hdf5.converters.settings import note_left_out, refuse_replaced_sources, resolved
+from zb_hdf5.converters.settings import left_out_of, refuse_replaced_sources, resolved
 from zb_hdf5.converters.shard_plan import ShardPlan
 from zb_hdf5.converters.shuffle import scatter_path
 from zb_hdf5.converters.stream_target import TokensPlan, tokens_plan, write_documents
-from zb_hdf5.files.listing import kept_listings
+from zb_hdf5.files.listing import kept_listings, left_out_in_words
 from zb_hdf5.files.publishing import partial_path, refuse_link
 from zb_hdf5.formats.document_source import CompletedSource, DocumentSource
 from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.notes import note
 from zb_hdf5.trainers.trainer_formats import document_targets
 
 #: Less than this is written by one process: starting others takes longer.
@@ -62,6 +64,11 @@ def plan(conversion: Conversion) -> DryRun | FilesDryRun | None:
 
 
 def _write(plan: Plan, settings: Settings, workers: Workers) -> Report:
+    left_out = left_out_of(settings, plan.source.paths)  # before the result may lie beside its sources
+    return replace(_written(plan, settings, workers), left_out=left_out)
+
+
+def _written(plan: Plan, settings: Settings, workers: Workers) -> Report:
     if isinstance(plan, TokensPlan):
         is_of_trainer = settings.target.format in document_targets()
         return (write_trainer_files if is_of_trainer else write_documents)(plan, settings, workers)
@@ -116,7 +123,9 @@ def _planned(stack: ExitStack, found: Any, settings: Settings) -> Plan:
     settings.require_dtype(source.meta.dtype if isinstance(source, BatchSource) else source.dtype, source.paths[0])
     if target.note:
         source = _noted(source, target)
-    note_left_out(settings.paths, source.paths)
+    left_out = left_out_of(settings, source.paths)
+    if left_out:
+        note(f"{settings.paths[0]}: {left_out_in_words(left_out)}")
     return shard_plan_of(source, settings) if isinstance(source, BatchSource) else tokens_plan(source, settings)
 
 

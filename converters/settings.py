@@ -29,12 +29,11 @@ from zb_hdf5.converters.options import (
     resolved_as,
 )
 from zb_hdf5.converters.sources import kind_of, refuse_unused_options, target_names, target_of
-from zb_hdf5.files.listing import files_left_out, left_out_in_words
+from zb_hdf5.files.listing import files_left_out
 from zb_hdf5.files.paths import RemotePath, any_path, local_path
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.formats.document_source import missing_members
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.notes import note
 from zb_hdf5.spec import UPLOAD_DIGITS, codec_named
 from zb_hdf5.trainers.installed_formats import noted
 from zb_hdf5.trainers.trainer_formats import INSTALLED, add_installed, document_targets, format_named, known_formats
@@ -87,12 +86,11 @@ def _of_paths(paths: list[Path], conversion: Conversion) -> tuple[Settings, Call
     return settings, lambda: kind.open(paths, settings)
 
 
-def note_left_out(folders: Iterable[Path], read: Sequence[Path]) -> None:
-    """Print a note of files of tokens or text in the folders of a source that it leaves out."""
-    for folder in folders:
-        left_out = files_left_out(folder, read)
-        if left_out:
-            note(f"{folder}: {left_out_in_words(left_out)}")
+def left_out_of(settings: Settings, read: Sequence[Path]) -> tuple[Path, ...]:
+    """Return the files of tokens or text in the folders of a source that it leaves out, but for an earlier result."""
+    result = settings.target.path
+    found = [file for folder in settings.paths for file in files_left_out(folder, read)]
+    return tuple(file for file in dict.fromkeys(found) if result not in (file, *file.parents))
 
 
 def _likened(

@@ -24,6 +24,7 @@ from zb_hdf5.converters.conversion import WHOLE
 from zb_hdf5.converters.journal import journal_paths, read_journal
 from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.errors import ArgumentError, UnavailableError, ZbError
+from zb_hdf5.files.listing import counts_of_left_out
 from zb_hdf5.files.named_splits import train_first
 from zb_hdf5.files.objects import object_size
 from zb_hdf5.files.paths import RemotePath, any_path
@@ -119,6 +120,7 @@ def _describe(
         "written": _written(path),
         **_describe_codec(opened),
         **origin,
+        **counts_of_left_out(opening.left_out),
     }
 
 
@@ -408,6 +410,8 @@ def describe_lines(description: dict[str, Any]) -> Lines:
     if d["dataset"] is not None:
         lines.append(("dataset", d["dataset"]))
     lines += _shape_lines(d)
+    if "files_left_out" in d:
+        lines.append(("left out", f"{counted(d['files_left_out'], 'file')}, the first is {d['first_left_out']}"))
     lines += _document_lines(d)
     lines += _field_lines(d)
     lines += _origin_lines(d)

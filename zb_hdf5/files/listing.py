@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from zb_hdf5.errors import ConvertError, FormatError, NotFoundError, UnavailableError, counted
 from zb_hdf5.files.line_file import JSON_SUFFIX, SUFFIXES_OF_JSON_LINES
@@ -394,6 +394,11 @@ def left_out_in_words(left_out: Sequence[Path]) -> str:
     if len(left_out) == 1:
         return f"1 file is left out: {left_out[0]}"
     return f"{counted(len(left_out), 'file')} are left out, the first is {left_out[0]}"
+
+
+def counts_of_left_out(left_out: Sequence[Path]) -> dict[str, Any]:
+    """Return the same for programs; {} for none."""
+    return {"files_left_out": len(left_out), "first_left_out": str(left_out[0])} if left_out else {}
 
 
 def require_named_once(files: Iterable[Path], values: str = "tokens") -> None:

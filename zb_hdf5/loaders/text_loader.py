@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy, StateError, require_choice
+from zb_hdf5.files.listing import listed
 from zb_hdf5.files.paths import local_path, open_file
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.files.threads import Readers
@@ -345,7 +346,7 @@ def paths_of_split(folder: Path, split: str) -> list[Path]:
     require_present(folder)
     if not folder.is_dir():
         raise ArgumentError(f"{folder}: expected a folder of .parquet files, found a file")
-    paths = sorted(folder / name for name in os.listdir(folder) if name.endswith(".parquet"))
+    paths = [*listed(folder, ".parquet").files]
     chosen = paths[:-1] if split == "train" else paths[-1:]
     if not chosen:
         raise ArgumentError(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import numpy as np
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy, require_choice
-from zb_hdf5.files.listing import kept_listings, name_below
+from zb_hdf5.files.listing import kept_listings, listed, name_below
 from zb_hdf5.files.named_splits import AUTO_SPLIT, SplitFiles, named_splits, split_named, train_first
 from zb_hdf5.files.paths import RemotePath, any_path, local_path, on_failure, require_remote_access
 from zb_hdf5.files.publishing import require_present
@@ -191,6 +191,12 @@ class Opening:
             return [*train_first(self.index.table.values["split"])]
         told = train_first(named_splits(holder_named(self.holder).files(self), [self.path]))
         return [*told] if len(told) > 1 else [None]
+
+    @property
+    def left_out(self) -> tuple[Path, ...]:
+        """The files in and below the path that are named as tokens or text are, and that no split of it has."""
+        endings = {file.suffix.lower() for file in holder_named(self.holder).files(self)}
+        return listed(self.path, *sorted(endings)).left_out if endings else ()
 
     @property
     def columns(self) -> dict[int, Column]:

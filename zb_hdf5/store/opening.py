@@ -11,6 +11,7 @@ from typing import Final
 
 from zb_hdf5.errors import ArgumentError, require_choice
 from zb_hdf5.field import Fields, parse_fields
+from zb_hdf5.files.listing import kept_listings, left_out_in_words
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import local_path, on_failure
 from zb_hdf5.formats.access import Access, Verify
@@ -18,6 +19,7 @@ from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import BatchWriter
 from zb_hdf5.formats.dataset_choice import DatasetArguments
 from zb_hdf5.formats.registry import FORMATS, backend_of_suffix, backends
+from zb_hdf5.notes import note
 from zb_hdf5.spec import BATCHES_LAYOUT, DEFAULT_SPLIT, NO_CODEC, StoreMeta, codec_named, stored_dtype
 from zb_hdf5.store.holders import Opening, Shape, look
 from zb_hdf5.store.token_stream import TokenStream
@@ -280,6 +282,7 @@ def open_chosen_stream(path: str | os.PathLike[str], choice: Choice) -> TokenStr
     )
 
 
+@kept_listings()
 def open_for_loader(
     path: str | os.PathLike[str],
     batch_size: int | None = None,
@@ -302,7 +305,7 @@ def open_for_loader(
 ) -> BatchReader:
     """Open a path as `open_reader` does, whatever it holds: only a stream takes the shape, and needs no whole batch.
 
-    Of a store, "auto" is the split for training.
+    Of a store, "auto" is the split for training. Files of a folder that are left out are noted.
     """
     is_whole = batch_size is not None and seq_len is not None
     opening = look(
@@ -322,6 +325,8 @@ def open_for_loader(
     )
     if opening.index is not None and split == AUTO_SPLIT:
         opening = replace(opening, split=DEFAULT_SPLIT)
+    if opening.left_out:
+        note(f"{path}: {left_out_in_words(opening.left_out)}")
     if cache is None and cache_bytes is None:
         return opening.open()
     return _open_cached(opening, cache, cache_bytes)

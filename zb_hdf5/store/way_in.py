@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from zb_hdf5.errors import ConvertError, FormatError, ZbError, conversion_call
+from zb_hdf5.files.listing import listed
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.files.signatures import signature_of
@@ -116,7 +117,7 @@ def way_of_rows(source: Path) -> str:
     """
     path = source
     if source.is_dir():
-        path = min(_texts_in(source), default=source)
+        path = next(iter(_texts_in(source)), source)
     found = RowColumns.of(path)
     if found.chats and not found.ids:
         return of_chats(path, found.chats)
@@ -129,7 +130,7 @@ def way_of_rows(source: Path) -> str:
 
 
 def _texts_in(folder: Path) -> list[Path]:
-    return [each for each in folder.iterdir() if each.name.endswith(_TEXT_SUFFIXES) and not each.name.startswith(".")]
+    return [*listed(folder, *_TEXT_SUFFIXES).files]
 
 
 def _call_for_text(source: Path, path: Path, column: str) -> str:

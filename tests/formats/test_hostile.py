@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import time
 import zlib
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +17,13 @@ from contract import is_refused, random_tokens
 from interpreter import run_program
 from processes import forked
 
-from zb_hdf5 import Loader, MmapTokenStore, errors, open_reader, open_writer, verify_store
+from zb_hdf5 import Loader, MmapTokenStore, errors, open_reader, open_stream, open_writer, verify_store
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert_commands as convert
+from zb_hdf5.files.signatures import MEGATRON_MAGIC
 from zb_hdf5.spec import HDF5_MAGIC, INDEX_NAME
 from zb_hdf5.store.repair import repair_file
+from zb_hdf5.trainers.megatron import HEADER as MEGATRON_HEADER
 
 SHAPE = (4, 1024)
 ACCESSES = ("auto", "mmap", "pread", "h5py")
@@ -218,6 +221,61 @@ def test_counts_in_an_index_are_no_larger_than_files_can_be(count, message, writ
             text["columns"]["batches"]["stride"][0], text["columns"]["batches"]["chunks"][0] = 0, count
         text["token_count"] = sum(text["shards"]["token_count"])
     is_refused(errors.FormatError, lambda: Loader(folder), lambda: open_reader(folder), match=message)
+
+
+def test_groups_inside_of_each_other_cost_little_and_are_not_printed(tmp_path):
+    """The time grew with the square of the depth: 44 s for 3,000 groups, whose names filled the message."""
+    with h5py.File(tmp_path / "deep.h5", "w") as h5:
+        group = h5
+        for _ in range(3000):
+            group = group.create_group("g")
+        group["tokens"] = np.arange(100, dtype="<u2")
+    began_s = time.process_time()
+    for command in (("info",), ("show",), ("convert", tmp_path / "deep.h5", tmp_path / "out.h5")):
+        code, output = outcome_of(*(command if len(command) > 1 else (*command, tmp_path / "deep.h5")))
+        assert code == 1, output
+        assert len(output) < 800, output
+        assert "its first 64 levels of groups" in output
+    assert time.process_time() - began_s < 20
+
+
+def megatron_index(path, lengths, edges):
+    """Write an `.idx` of ids of two bytes, as it is given."""
+    lengths = np.asarray(lengths, "<i4")
+    offsets = 2 * (np.cumsum(lengths, dtype="<i8") - lengths)
+    head = MEGATRON_HEADER.pack(MEGATRON_MAGIC, 1, 8, len(lengths), len(edges))
+    path.write_bytes(head + lengths.tobytes() + offsets.tobytes() + np.asarray(edges, "<i8").tobytes())
+
+
+@pytest.mark.parametrize("edges", [[0, 2**63 - 1, -2, 3], [0, -(2**63), 2**62, 3], [0, 2, 1, 3]])
+def test_edges_of_documents_that_wrap_are_refused(edges, tmp_path):
+    """The difference of 2**63 - 1 and -2 is 1 in 64 bits."""
+    np.arange(6, dtype="<u2").tofile(tmp_path / "x.bin")
+    megatron_index(tmp_path / "x.idx", [2, 2, 2], edges)
+    for command in (("show",), ("convert", tmp_path / "x.bin", tmp_path / "out", "--to", "stream")):
+        code, output = outcome_of(*(command if len(command) > 1 else (*command, tmp_path / "x.bin")))
+        assert (code, "expected edges of documents that ascend" in output) == (1, True), output
+
+
+def test_offsets_of_documents_that_wrap_are_refused(tmp_path):
+    offsets = np.array([0, 5, -(2**63), 10], np.int64)
+    with h5py.File(tmp_path / "x.h5", "w") as h5:
+        h5["tokens"] = np.arange(10, dtype="<u2")
+        h5["offsets"] = offsets
+    named = ("--from", "ragged", "--dataset", "tokens", "--offsets", "offsets", "--to", "stream")
+    code, output = outcome_of("convert", tmp_path / "x.h5", tmp_path / "out", *named)
+    assert (code, "expected offsets that ascend" in output) == (1, True), output
+
+
+def test_an_index_of_many_empty_sequences_is_refused_in_little_memory(tmp_path):
+    count = 100_000_000
+    (tmp_path / "x.bin").touch()
+    with open(tmp_path / "x.idx", "wb") as file:
+        file.write(MEGATRON_HEADER.pack(MEGATRON_MAGIC, 1, 8, count, 2))
+        file.truncate(MEGATRON_HEADER.size + 12 * count)
+        file.seek(0, os.SEEK_END)
+        file.write(np.array([0, count], "<i8").tobytes())
+    is_refused(errors.FormatError, lambda: open_stream(tmp_path / "x.bin"), match="at most 4,194,304 empty sequences")
 
 
 # --- names -----------------------------------------------------------------------------------------------------

@@ -26,6 +26,8 @@ FIELD_NAMES: Final = (LABELS, LOSS_MASK, "attention_mask", "position_ids", "toke
 #: Integer datasets of a file, and objects of any kind, that are looked at. Each takes about 0.3 ms.
 MAX_DATASETS: Final = 64
 MAX_OBJECTS: Final = 4096
+#: Groups inside of each other in which datasets are looked for.
+MAX_LEVELS: Final = 64
 #: The facts that a dataset of another program lacks.
 NO_DIGESTS: Final = "a dataset of another origin has no digests"
 #: Kinds of dtypes of such values.
@@ -70,6 +72,8 @@ def integer_datasets(h5: h5py.File) -> Seen:
             return f"its first {MAX_DATASETS} integer datasets"
         if num_objects == MAX_OBJECTS:
             return f"its first {MAX_OBJECTS:,} objects"
+        if name.count("/") == MAX_LEVELS:  # the time of a look grows with the square of them
+            return f"its first {MAX_LEVELS} levels of groups"
         num_objects += 1
         inside = isinstance(item, h5py.Dataset) and not bytes_elsewhere(item)
         if inside and item.ndim in (1, 2, 3) and item.dtype.kind in "iu":

@@ -57,6 +57,8 @@ OFFSET_AND_EDGE: Final = struct.Struct("<qq")
 SMALL_VOCAB_SIZE: Final = 65_499
 #: Ids of a sequence at most.
 MAX_LENGTH: Final = 2**31 - 1
+#: Sequences or documents without ids, at most.
+MAX_EMPTY: Final = 1 << 22
 #: Rows of an `.idx` that are computed at once.
 ROWS_AT_ONCE: Final = 1 << 20
 
@@ -99,6 +101,15 @@ class _Index(NamedTuple):
     def name(self) -> str:
         """Its name, for messages."""
         return os.path.basename(self.path)
+
+    def require_likely(self, num_tokens: int) -> None:
+        """Raise `FormatError` for so many empty sequences or documents that it would fill the memory with them."""
+        for count, noun in ((self.num_sequences, "sequences"), (self.num_edges - 1, "documents")):
+            if count > num_tokens + MAX_EMPTY:
+                raise FormatError(
+                    f"{self.path}: expected at most {MAX_EMPTY:,} empty {noun}, found {count:,} {noun} of "
+                    f"{num_tokens:,} ids"
+                )
 
     def end_of_ids(self) -> int:
         """Return the byte of `.bin` at which the last sequence ends, from the ends of each table.
@@ -158,6 +169,7 @@ class Megatron(FlatFormat):
                 f"{path}: expected {end:,} bytes, as {index.name} has it, found {num_bytes:,}: it was cut short, or "
                 "belongs to another index"
             )
+        index.require_likely(end // index.dtype.itemsize)
         return FlatTokens(path, end // index.dtype.itemsize, index.dtype, num_documents=index.num_edges - 1)
 
     def beside(self, path: Path) -> list[Path]:
@@ -175,7 +187,7 @@ class Megatron(FlatFormat):
         is_whole = (lengths >= 0).all() and np.array_equal(offsets, ends[:-1] * index.dtype.itemsize)
         if not is_whole or ends[-1] != found.num_tokens:
             raise FormatError(f"{index.path}: expected sequences that follow each other in {found.path.name}")
-        if (np.diff(edges) < 0).any():
+        if (edges[1:] < edges[:-1]).any():  # `np.diff` would wrap
             raise FormatError(f"{index.path}: expected edges of documents that ascend, found others")
         starts: npt.NDArray[np.uint64] = ends[edges].astype(np.uint64)
         return starts

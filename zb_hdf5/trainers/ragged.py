@@ -24,7 +24,7 @@ from zb_hdf5.errors import ConvertError, FormatError, ZbError
 from zb_hdf5.files.listing import files_at, listed
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.dataset_choice import DatasetChoice
-from zb_hdf5.formats.foreign import FIELD_NAMES, MAX_DATASETS, MAX_OBJECTS
+from zb_hdf5.formats.foreign import FIELD_NAMES, MAX_DATASETS, MAX_LEVELS, MAX_OBJECTS
 from zb_hdf5.formats.h5_tokens import open_stored
 from zb_hdf5.formats.id_source import BLOCK_OF_IDS, IdFile, IdRows, IdSource, RowBlock, Wanted
 from zb_hdf5.formats.inspection import is_ours, look_at
@@ -109,6 +109,8 @@ def _first_datasets(h5: h5py.File) -> dict[str, h5py.Dataset]:
     def visit(name: str, item: Any) -> bool | None:
         nonlocal num_objects
         num_objects += 1
+        if name.count("/") == MAX_LEVELS:
+            return True
         if isinstance(item, h5py.Dataset) and item.ndim == 1 and not bytes_elsewhere(item):
             found[name] = item
         return True if len(found) == MAX_DATASETS or num_objects == MAX_OBJECTS else None
@@ -129,7 +131,7 @@ def _group_of(name: str) -> str:
 def _ascends(stored: h5py.Dataset) -> bool:
     """Return whether numbers ascend from 0 on, or above, as far as they are looked at."""
     first = stored[:_MAX_OFFSETS_SEEN].astype(np.int64)
-    return bool(first[0] >= 0 and (np.diff(first) >= 0).all())
+    return bool(first[0] >= 0 and (first[1:] >= first[:-1]).all())
 
 
 def _pairs_in(numbers: Mapping[str, h5py.Dataset]) -> list[Layout]:
@@ -377,7 +379,7 @@ class OffsetFile(_DocumentFile):
         found = _read(offsets, begin, stop + 1 - self._before - begin).astype(np.int64)
         if first < self._before:
             found = np.concatenate([np.zeros(1, np.int64), found])
-        bad = np.flatnonzero((np.diff(found) < 0) | (found[1:] > self._values.num_tokens))
+        bad = np.flatnonzero((found[1:] < found[:-1]) | (found[1:] > self._values.num_tokens))
         if len(bad) or found[0] < 0:
             number = int(bad[0]) + 1 if len(bad) else 0
             raise FormatError(

@@ -21,7 +21,7 @@ from zb_hdf5 import IncompleteError, Loader, open_reader
 from zb_hdf5.files import threads
 from zb_hdf5.files.ranges import in_memory
 from zb_hdf5.files.threads import Readers, read_ahead
-from zb_hdf5.loaders.ahead import HINTED_TOGETHER, hint_ahead
+from zb_hdf5.loaders.ahead import HINTED_TOGETHER, BatchHints, hint_ahead
 from zb_hdf5.loaders.steps import StepReader
 
 ALONE = {"rank": 0, "world_size": 1}
@@ -177,20 +177,23 @@ def test_auto_announces_what_is_not_in_the_page_cache(path, monkeypatch, shuffle
         plain = list(Loader(reader, shuffle=shuffle, prefetch=0, rank=0, world_size=1))
         assert all(reader.is_cached(i) for i in range(60))
         announced = []
-        monkeypatch.setattr(reader, "will_need", lambda index, count=1: announced.append(index))
+        will_need, announce_records = reader.will_need, reader.announce_records
+
+        def announce_batches(index, count=1):
+            announced.extend(range(4 * index, 4 * (index + count)))
+            will_need(index, count)
+
+        def announce(records, length):
+            announced.extend(records.tolist())
+            announce_records(records, length)
+
+        monkeypatch.setattr(reader, "will_need", announce_batches)
+        monkeypatch.setattr(reader, "announce_records", announce)
         assert all(torch.equal(a, b) for a, b in zip(loader, plain, strict=True))
         assert not announced
-        monkeypatch.undo()
-        monkeypatch.setattr(reader, "is_cached", lambda index: False)
-        real = reader.will_need
-
-        def will_need(index, count=1):
-            announced.extend(range(index, index + count))
-            real(index, count)
-
-        monkeypatch.setattr(reader, "will_need", will_need)
+        monkeypatch.setattr(reader, "are_cached", lambda records, length: False)
         assert all(torch.equal(a, b) for a, b in zip(loader, plain, strict=True))
-        assert set(announced) == set(range(60))
+        assert sorted(announced) == [*range(240)]
         assert not prefetch_threads()
 
 
@@ -200,7 +203,7 @@ def test_the_read_ahead_of_an_opening_does_not_pass_for_a_warm_cache(path, done,
         loader = Loader(reader, shuffle="sequential", rank=0, world_size=1)
         loader.load_state_dict(loader.state_dict() | {"position": 4 * done})
         announced = []
-        monkeypatch.setattr(reader, "is_cached", lambda index: index < done + 10)
+        monkeypatch.setattr(reader, "are_cached", lambda records, length: records[-1] < 4 * (done + 10))
         monkeypatch.setattr(reader, "will_need", lambda index, count: announced.extend(range(index, index + count)))
         assert len(list(loader)) == 60 - done
         assert announced == list(range(done, 60))
@@ -209,7 +212,8 @@ def test_the_read_ahead_of_an_opening_does_not_pass_for_a_warm_cache(path, done,
 def announced_for(requests, records_per_batch, depth=64):
     """Return the hints for some requests, and check that each of them is read, in order."""
     announced = []
-    found = hint_ahead(lambda one: one, lambda *run: announced.append(run), iter(requests), records_per_batch, depth)
+    hints = BatchHints([lambda *run: announced.append(run)], records_per_batch)
+    found = hint_ahead(lambda one: one, hints.announce, iter(requests), depth)
     assert all(one is other for one, other in zip(found, requests, strict=True))
     return announced
 
@@ -229,7 +233,7 @@ def test_batches_that_follow_each_other_are_announced_together_and_again_only_af
 def test_auto_reads_ahead_in_threads_on_a_network_file_system(path, monkeypatch):
     with open_reader(path) as reader:
         loader = Loader(reader, rank=0, world_size=1)
-        monkeypatch.setattr(reader, "is_cached", lambda index: False)
+        monkeypatch.setattr(reader, "are_cached", lambda records, length: False)
         monkeypatch.setattr("zb_hdf5.loaders.ahead.network_file_system", lambda path: "lustre")
         iterator = iter(loader)
         next(iterator)
@@ -239,13 +243,9 @@ def test_auto_reads_ahead_in_threads_on_a_network_file_system(path, monkeypatch)
 
 def test_hints_come_before_their_reads():
     heard, found = [], []
-
-    def hint(first, count):
-        heard.extend(range(first, first + count))
-
-    for number in hint_ahead(lambda number: number, hint, iter(range(50)), 1, 5):
+    for number in hint_ahead(lambda number: number, heard.extend, iter(range(50)), 20):
         found.append(number)
-        assert heard == list(range(min(50, -(-(number + 6) // HINTED_TOGETHER) * HINTED_TOGETHER)))
+        assert heard == list(range(min(50, -(-(number + 21) // HINTED_TOGETHER) * HINTED_TOGETHER)))
     assert found == list(range(50))
 
 

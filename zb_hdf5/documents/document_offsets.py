@@ -123,7 +123,7 @@ class DocumentOffsets(KnownOffsets):
     def _open_rows(self, extents: Extents, access: str, identity: Identity) -> None:
         """Map the rows, or read them into memory where they cannot be mapped."""
         self._offsets = open_extents(self.path, extents, np.dtype("<u8"), self._count, access, identity)
-        if self._offsets.flat() is None:
+        if self._offsets.view(0, self._count) is None:
             self._rows = np.empty(self._count, "<u8")
             self._offsets.read([(0, self._rows)])
             self.close()
@@ -146,8 +146,8 @@ class DocumentOffsets(KnownOffsets):
 
     def rows(self) -> npt.NDArray[np.uint64]:
         """Return all rows, uint64, shape (D + 1,), read-only. Not to be kept: ask again, and a cut file is noticed."""
-        mapped = None if self._offsets is None else self._offsets.flat()
-        return self._rows if mapped is None else mapped[: self._count]
+        mapped = None if self._offsets is None else self._offsets.view(0, self._count)
+        return self._rows if mapped is None else mapped
 
     def close(self) -> None:
         if self._offsets is not None:

@@ -6,7 +6,7 @@ import hashlib
 import threading
 import zlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -267,6 +267,15 @@ class Checked(Wrapper, UnitTokens):
 
     def flat(self) -> TokenArray | None:
         return None if self._strict else self.tokens.flat()
+
+    def will_gather(self, starts: Sequence[int], counts: Sequence[int]) -> None:
+        if self._strict:
+            ends = [start + count for start, count in zip(starts, counts, strict=True)]
+            starts = [start - start % self.unit for start in starts]
+            counts = [
+                min(end + -end % self.unit, self.num_tokens) - start for start, end in zip(starts, ends, strict=True)
+            ]
+        self.tokens.will_gather(starts, counts)
 
     def unchecked(self) -> FileTokens | None:
         return None if self._strict else self.tokens.unchecked()

@@ -1,4 +1,8 @@
-"""Parts of files that are mapped one after the other, as one array: a call of the C library that Python lacks."""
+"""Parts of files that are mapped for reads in any order, one after the other as one array.
+
+A page that is not in memory is read alone; of other mappings, megabytes around it may be read. These are calls of the C
+library that Python lacks, and no mapping keeps a descriptor.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +32,10 @@ class FilePart(NamedTuple):
 def map_side_by_side(parts: Sequence[FilePart]) -> TokenArray | None:
     """Return the bytes of parts of files as one read-only array, shape (N,) uint8. It is unmapped with its last view.
 
-    None unless each part begins with a page and each but the last ends with one.
+    None unless each part but the first begins with a page and each but the last ends with one, or if it is refused.
     """
+    before = parts[0].start % mmap.PAGESIZE if parts else 0
+    parts = [FilePart(part.fd, part.start - before * (not number), part.stop) for number, part in enumerate(parts)]
     edges = [part.start for part in parts] + [part.stop for part in parts[:-1]]
     if any(edge % mmap.PAGESIZE for edge in edges):
         return None
@@ -52,6 +58,7 @@ def map_side_by_side(parts: Sequence[FilePart]) -> TokenArray | None:
         if map_memory(address + done, stop - start, mmap.PROT_READ, shared, fd, start) == failed:
             return None
         done += stop - start
-    tokens = np.frombuffer(memory, np.uint8)
+    libc().madvise(ctypes.c_void_p(address), ctypes.c_size_t(total), mmap.MADV_RANDOM)
+    tokens = np.frombuffer(memory, np.uint8)[before:]
     tokens.flags.writeable = False
     return tokens

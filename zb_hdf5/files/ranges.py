@@ -421,6 +421,16 @@ def network_file_system(file: Path | int) -> str | None:
     return NETWORK_FILE_SYSTEMS.get(file_system(file))
 
 
+def page_in_memory(fd: int, offset: int) -> bool:
+    """Return whether the page of an offset can be read without waiting, as far as the system reports it."""
+    try:
+        return os.preadv(fd, (bytearray(1),), offset, os.RWF_NOWAIT) == 1
+    except OSError as error:  # it would wait, or cannot answer
+        return error.errno == errno.EOPNOTSUPP and in_memory(fd)
+    except AttributeError:  # the system cannot answer
+        return False
+
+
 def in_memory(file: Path | int) -> bool:
     """Return whether a path or an open file is in a tmpfs or ramfs: no read waits there."""
     return file_system(file) in MEMORY_FILE_SYSTEMS

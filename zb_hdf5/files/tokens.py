@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +17,18 @@ from zb_hdf5.files.mapping import FilePart, map_side_by_side
 from zb_hdf5.files.objects import RemoteObject, read_objects
 from zb_hdf5.files.paths import Identity, cut_short, require_remote_access
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
-from zb_hdf5.files.ranges import Extents, Range, Ranges, in_memory, open_ranges
+from zb_hdf5.files.ranges import Extents, LocalFile, Range, Ranges, open_ranges, page_in_memory
+from zb_hdf5.files.residency import Residency
 from zb_hdf5.spec import TokenArray, signed
 
 #: A position, and the 1-D array that the tokens from there on fill.
 TokenRun: TypeAlias = tuple[int, TokenArray]
 #: Of one file: a view of all units (None: it is not mapped), their crc32 by number, the descriptor and the size.
 AtHand: TypeAlias = tuple[TokenArray | None, Callable[[int], int] | None, int, int]
+
+
+#: Tokens that are looked for ahead of their reads, at most.
+LOOKED_AHEAD_AT: Final = 32
 
 
 class Wait(Enum):
@@ -78,6 +82,8 @@ class Tokens(ABC):
         The one file that holds all tokens, if it is read without HDF5; else None.
     plain
         The tokens of one file with all units at a constant stride; else None.
+    residency
+        What reads have found out about the pages of the files. One that nobody changes, if there are none.
     """
 
     __slots__ = ()
@@ -90,6 +96,7 @@ class Tokens(ABC):
     identity: Identity
     file: Ranges | None = None
     plain: FileTokens | None = None
+    residency: Residency = Residency(0)
 
     @abstractmethod
     def read(self, runs: Iterable[TokenRun]) -> None:
@@ -121,7 +128,11 @@ class Tokens(ABC):
         return None
 
     def flat(self) -> TokenArray | None:
-        """Return all tokens as one read-only view of a mapping, or None. Ask again for each use: do not keep it."""
+        """Return all tokens as one read-only view of a mapping, for reads in any order; or None.
+
+        With access "auto" it is None, too, until a look has found the tokens in memory, and after a read of the mapping
+        that had to wait: `residency` has it. Ask again for each use: do not keep it.
+        """
         return self.view(0, self.num_tokens)
 
     def stored_ids(self) -> StoredIds | None:
@@ -133,8 +144,37 @@ class Tokens(ABC):
         """Return whether the tokens at `start` can be read without waiting, as far as the system reports it."""
         return False
 
+    def look(self, starts: Sequence[int]) -> bool:
+        """Return whether the tokens at all of some positions are in memory. Later reads go by that."""
+        return all(map(self.ready, starts))
+
     def will_need(self, start: int, stop: int) -> None:  # noqa: B027 - most have no use for it
         """Announce that consecutive tokens will be read soon; the kernel may begin to fetch them."""
+
+    def will_gather(self, starts: Sequence[int], counts: Sequence[int]) -> None:  # noqa: B027 - as `will_need`
+        """Announce that tokens from each of some positions on will be read soon, in any order, if they are in files."""
+
+    def share(self, residency: Residency) -> None:  # noqa: B027 - most have no pages
+        """Make these tokens those of one file of many, whose owner looks for the pages of all, and announces reads."""
+
+    def expect(self, starts: Sequence[int], counts: Sequence[int]) -> None:
+        """Look for the pages of tokens that are read next, if that is due, and announce them if they may miss."""
+        residency = self.residency
+        if not starts or residency.was_announced(len(starts)):
+            return
+        if residency.is_look_due():
+            self.look(starts)
+        if not residency.in_memory:
+            self.will_gather(starts, counts)
+
+    def announce(self, starts: Sequence[int], counts: Sequence[int]) -> None:
+        """Announce tokens that will be read some steps later, unless a look at some of them finds them in memory."""
+        residency = self.residency
+        if residency.is_look_ahead_due() and len(starts):
+            self.look(starts[:: -(-len(starts) // LOOKED_AHEAD_AT)])
+        if not residency.in_memory:
+            residency.announce_ahead(len(starts))
+            self.will_gather(starts, counts)
 
     def unchecked(self) -> FileTokens | None:
         """Return the tokens of one file that are read without a check, for reads of several files at once; or None."""
@@ -210,8 +250,9 @@ def open_extents(
 class FileTokens(Tokens):
     """The tokens in the extents of one file or object, which is open for as long as they are held. See `Tokens`.
 
-    With access "mmap" all reads come from the mapping. With "auto" runs are read by position; views and gathers take
-    the mapping, but not on a network file system. With "pread", and "remote" for an object, nothing is mapped.
+    With access "mmap" all reads come from the mapping. With "auto" runs are read by position; views take the mapping,
+    and gathers where the pages are in memory, but not on a network file system. With "pread", and "remote" for an
+    object, nothing is mapped. Gathers of pages that are not in memory announce all of their rows before the first read.
 
     Parameters
     ----------
@@ -225,7 +266,9 @@ class FileTokens(Tokens):
         "__weakref__",
         "_at_hand",
         "_flat",
+        "_is_part",
         "_read_before",
+        "_residency",
         "_views",
         "access",
         "dtype",
@@ -254,6 +297,8 @@ class FileTokens(Tokens):
         self._at_hand: AtHand | None = None
         self._flat: TokenArray | None = None
         self._read_before: TokenRun | None = None
+        self._residency: Residency | None = None
+        self._is_part = False
         if isinstance(file, RemoteObject):
             return
         if file.size < extents.end:
@@ -269,6 +314,16 @@ class FileTokens(Tokens):
     @property
     def plain(self) -> FileTokens | None:  # type: ignore[override]
         return self if len(self.extents.runs) == 1 else None
+
+    @property
+    def residency(self) -> Residency:  # type: ignore[override]
+        if self._residency is None:
+            self._residency = Residency(self.num_tokens * self.dtype.itemsize)
+        return self._residency
+
+    def share(self, residency: Residency) -> None:
+        self._residency = residency
+        self._is_part = True
 
     def remember(self, start: int, tokens: TokenArray) -> None:
         """Keep a unit that was read to prove an object, for the next read."""
@@ -315,11 +370,13 @@ class FileTokens(Tokens):
 
     def gather(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
         self._read_before = None  # rows do not take it up: it would be kept for ever
+        if not self._is_part and not self.residency.in_memory:
+            self.expect(starts.tolist(), [out.shape[1]] * len(starts))
         flat = self.flat()
         if flat is None or not len(starts):
             self.file.read_ranges(self.extents.ranges_of_rows(starts, out))
         else:
-            gather_from(flat, starts, out)
+            self.residency.watch_some(gather_from, flat, starts, out)
 
     def view(self, start: int, count: int, private: bool = False) -> TokenArray | None:
         views = self.units(private)
@@ -390,16 +447,16 @@ class FileTokens(Tokens):
         return found
 
     def flat(self) -> TokenArray | None:
-        runs = self.extents.runs
-        if len(runs) == 1 and runs[0].stride == self.extents.batch_bytes:
-            return self.view(0, self.num_tokens)
+        if self.access == "auto" and not self.residency.in_memory:
+            return None
         return self._joined_flat()
 
     def _joined_flat(self) -> TokenArray | None:
-        """Return all tokens, of runs that are whole pages, mapped side by side."""
+        """Return all tokens, mapped for reads in any order: those of several runs side by side, if they are pages."""
         if self._flat is None:
-            tokens = map_side_by_side(self.parts())
-            self._flat = None if tokens is None else tokens.view(self.dtype)[: self.num_tokens]
+            parts = self.parts()
+            data = map_side_by_side(parts) if parts else None
+            self._flat = None if data is None else data.view(self.dtype)[: self.num_tokens]
         else:
             self.file.require_whole()
         return self._flat
@@ -415,25 +472,35 @@ class FileTokens(Tokens):
         return self
 
     def ready(self, start: int) -> bool:
-        try:
-            return os.preadv(self.file.fd, (bytearray(1),), self._offset(start), os.RWF_NOWAIT) == 1
-        except OSError as error:  # it would wait, or cannot answer
-            return error.errno == errno.EOPNOTSUPP and in_memory(self.file.fd)
-        except AttributeError:  # it is an object, or the system cannot answer
-            return False
+        return self.wait is Wait.LOCAL and page_in_memory(self.file.fd, self._offset(start))
 
-    def will_need(self, start: int, stop: int) -> None:
-        batch_bytes = self.extents.batch_bytes
-        while start < stop and self.wait is Wait.LOCAL:
-            number, within = self.extents.locate(start // self.unit)
-            _, stride, num_units = self.extents.runs[number]
-            # units with padding between them are announced together: a call for each takes four times as long
-            together = num_units - within if batch_bytes <= stride < 2 * batch_bytes else 1
-            end = min(stop, (start // self.unit + together) * self.unit)
-            offset = self._offset(start)
-            num_bytes = self._offset(end - 1) + self.dtype.itemsize - offset
-            os.posix_fadvise(self.file.fd, offset, num_bytes, os.POSIX_FADV_WILLNEED)
-            start = end
+    def look(self, starts: Sequence[int]) -> bool:
+        return self.residency.found(super().look(starts))
+
+    def will_gather(self, starts: Sequence[int], counts: Sequence[int]) -> None:
+        """Announce rows, with their surroundings while these are likely to be in memory when they are needed."""
+        if self.wait is not Wait.LOCAL or not len(starts):
+            return
+        around = self.residency.surroundings
+        fd = self.file.fd
+        announce = os.posix_fadvise
+        itemsize = self.dtype.itemsize
+        offset = 0
+        for offset, count in zip(self._offsets(starts), counts, strict=True):
+            first = offset - offset % around
+            num_bytes = offset + count * itemsize - first
+            announce(fd, first, num_bytes + -num_bytes % around, os.POSIX_FADV_WILLNEED)
+        self.residency.announced(cast(LocalFile, self.file), offset)
+
+    def _offsets(self, starts: Sequence[int]) -> list[int]:
+        """Return the byte offset of each of some positions."""
+        if len(self.extents.runs) > 1:
+            return [*map(self._offset, starts)]
+        base, stride, _ = self.extents.runs[0]
+        itemsize = self.dtype.itemsize
+        if stride == self.extents.batch_bytes:
+            return [base + start * itemsize for start in starts]
+        return [base + start // self.unit * stride + start % self.unit * itemsize for start in starts]
 
     def _offset(self, position: int) -> int:
         index, within = divmod(position, self.unit)
@@ -487,11 +554,24 @@ class Wrapper(Tokens):
     def file(self) -> Ranges | None:  # type: ignore[override]
         return self.tokens.file
 
+    @property
+    def residency(self) -> Residency:  # type: ignore[override]
+        return self.tokens.residency
+
     def ready(self, start: int) -> bool:
         return self.tokens.ready(start)
 
+    def look(self, starts: Sequence[int]) -> bool:
+        return self.tokens.look(starts)
+
     def will_need(self, start: int, stop: int) -> None:
         self.tokens.will_need(start, stop)
+
+    def will_gather(self, starts: Sequence[int], counts: Sequence[int]) -> None:
+        self.tokens.will_gather(starts, counts)
+
+    def share(self, residency: Residency) -> None:
+        self.tokens.share(residency)
 
     def close(self) -> None:
         self.tokens.close()
@@ -509,7 +589,7 @@ class ClosedTokens(Wrapper):
     def _refuse(self, *_: object) -> Any:
         raise ClosedError(f"{self.name}: this reader was closed")
 
-    read = gather = view = ready = will_need = _refuse  # type: ignore[assignment]
+    read = gather = view = ready = look = will_need = will_gather = _refuse  # type: ignore[assignment]
 
     def close(self) -> None:
         pass

@@ -339,7 +339,8 @@ class BatchReader:
             if len(records):
                 self.tokens.gather(self.windows.starts(records, seq_len), rows)
         else:
-            rows = flat.reshape(-1, seq_len).take(records, axis=0, mode="clip")
+            all_rows = flat.reshape(-1, seq_len)
+            rows = self.tokens.residency.watch_some(all_rows.take, records, 0, None, "clip")
         return from_numpy()(rows.astype(dtype))
 
     def read_into(self, index: SupportsIndex, out: TokenArray) -> None:
@@ -513,6 +514,15 @@ class BatchReader:
         windows = self.windows
         stop = (first + count) * windows.batch_stride + windows.overlap
         self.tokens.will_need(first * windows.batch_stride, min(stop, self.tokens.num_tokens))
+
+    def announce_records(self, records: npt.NDArray[np.int64], length: int) -> None:
+        """Announce records of some length that will be read some steps later, in any order: see `read_records_into`."""
+        starts = self.windows.starts(records, length).tolist()
+        self.tokens.announce(starts, [length] * len(starts))
+
+    def are_cached(self, records: npt.NDArray[np.int64], seq_len: int) -> bool:
+        """Return whether some records are in memory, as far as the system reports it: later reads go by that."""
+        return self.tokens.look(self.windows.starts(records, seq_len).tolist())
 
     def is_cached(self, index: SupportsIndex) -> bool:
         """Return whether a batch can be read without waiting for a disk, as far as the system reports it.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -33,6 +33,10 @@ AUTO_PREFETCH: Final = 8
 IN_FLIGHT_BYTES: Final = 32 << 20
 #: Steps that are hinted at together.
 HINTED_TOGETHER: Final = 16
+#: Steps between a hint and its read.
+HINTED_AHEAD: Final = 64
+#: Reads of scattered rows between a hint and its read, about: a disk then has enough to do.
+HINTED_READS: Final = 1024
 #: Batches that a hint is remembered for: of 64 KiB each these are 4 GiB, which a page cache keeps.
 REMEMBERED_HINTS: Final = 65_536
 
@@ -150,44 +154,66 @@ def cuda_device(device: str | torch.device | None) -> torch.device | None:
 # --- hints to the kernel ---------------------------------------------------------------------------------------------
 
 
-def hint_ahead(
-    read: Callable[[StoredRequest], _Result],
-    will_need: Callable[[int, int], None],
-    requests: Iterator[StoredRequest],
-    records_per_batch: int,
-    depth: int = 64,
-) -> Iterator[_Result]:
-    """Yield `read(request)` for each request, in order; the kernel gets hints of later batches.
+class BatchHints:
+    """Announces stored batches to the kernel: each once, although shuffled records come back to it.
 
-    Each batch is announced once, although shuffled records come back to it: 64 KiB reads in random order from a cold
-    disk then ran at 0.9 of its sequential bandwidth, in 4 threads at 0.65. Neighbours are announced together: with one
-    call each, a cold epoch in stored order took twice the processor time.
+    64 KiB reads in random order from a cold disk then ran at 0.9 of its sequential bandwidth, in 4 threads at 0.65.
+    Neighbours are announced together: with one call each, a cold epoch in stored order took twice the processor time.
+
+    Parameters
+    ----------
+    will_need
+        Each announces consecutive batches: the number of the first one, and how many they are.
+    records_per_batch
+        Records of a stored batch.
+    """
+
+    def __init__(self, will_need: Sequence[Callable[[int, int], None]], records_per_batch: int) -> None:
+        self._will_need = will_need
+        self._records_per_batch = records_per_batch
+        self._announced = set[int]()
+
+    def announce(self, requests: Sequence[StoredRequest]) -> None:
+        """Announce the batches of requests, which are numbers of batches, or arrays of the numbers of records."""
+        batches = [np.array([one]) if isinstance(one, int) else one // self._records_per_batch for one in requests]
+        new = np.array(sorted(set(np.concatenate(batches).tolist()) - self._announced), np.int64)
+        if len(self._announced) + len(new) > REMEMBERED_HINTS:
+            self._announced.clear()
+        self._announced.update(new.tolist())
+        if len(new):
+            for run in np.split(new, np.flatnonzero(np.diff(new) != 1) + 1):
+                for will_need in self._will_need:
+                    will_need(int(run[0]), len(run))
+
+
+def hint_ahead(
+    read: Callable[[_Key], _Result],
+    announce: Callable[[list[_Key]], None],
+    requests: Iterator[_Key],
+    depth: int = HINTED_AHEAD,
+) -> Generator[_Result]:
+    """Yield `read(request)` for each request, in order; the kernel gets hints of later ones.
 
     Parameters
     ----------
     read
         Reads one request.
-    will_need
-        Announces consecutive batches: the number of the first one, and how many they are.
+    announce
+        Announces several requests.
     requests
-        Numbers of batches, or arrays of the numbers of records.
-    records_per_batch
-        Records of a stored batch.
+        The requests.
     depth
         Requests between a hint and its read, about.
     """
-    coming = deque[StoredRequest]()
-    announced = set[int]()
-    while group := list(islice(requests, HINTED_TOGETHER)):
-        batches = [np.array([one]) if isinstance(one, int) else one // records_per_batch for one in group]
-        new = np.array(sorted(set(np.concatenate(batches).tolist()) - announced), np.int64)
-        if len(announced) + len(new) > REMEMBERED_HINTS:
-            announced.clear()
-        announced.update(new.tolist())
-        if len(new):
-            for run in np.split(new, np.flatnonzero(np.diff(new) != 1) + 1):
-                will_need(int(run[0]), len(run))
+    coming = deque[_Key]()
+    while group := list(islice(requests, min(depth, HINTED_TOGETHER))):
+        announce(group)
         coming.extend(group)
         while len(coming) > depth:
             yield read(coming.popleft())
     yield from map(read, coming)
+
+
+def hinted_steps(reads: int) -> int:
+    """Return how many steps of so many scattered reads each are announced ahead."""
+    return max(1, min(HINTED_AHEAD, HINTED_READS // reads))

@@ -7,7 +7,6 @@ from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from functools import partial
-from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
@@ -20,8 +19,9 @@ from zb_hdf5.errors import ArgumentError, require_choice
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import on_failure
+from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.loaders.ahead import cuda_device, depth_of, read_to, require_prefetch
+from zb_hdf5.loaders.ahead import cuda_device, depth_of, hint_ahead, hinted_steps, read_to, require_prefetch
 from zb_hdf5.loaders.document_order import Documents, LengthOrder, packed_steps
 from zb_hdf5.loaders.order import (
     GlobalOrder,
@@ -34,10 +34,10 @@ from zb_hdf5.loaders.order import (
     resolve_rank,
     whole_seed,
 )
-from zb_hdf5.loaders.step_values import as_tensor, require_masked, value_shape
+from zb_hdf5.loaders.step_values import as_tensor, require_masked, value_count, value_shape
 from zb_hdf5.loaders.steps import numpy_dtype
 from zb_hdf5.loaders.token_loader import EpochLoader
-from zb_hdf5.spec import NO_DOCUMENT
+from zb_hdf5.spec import NO_DOCUMENT, TokenArray
 from zb_hdf5.store.opening import open_for_loader
 from zb_hdf5.store.window_reader import WindowReader
 from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
@@ -99,20 +99,33 @@ def gather(column: BatchReader, pieces: Pieces, fill: int = 0, dtype: Any = None
         The dtype of the result; None: as stored.
     """
     shape = value_shape(column)
-    size = prod(shape)
+    size = value_count(column)
     values = np.zeros(pieces.num_tokens * size, dtype or column.dtype)
     if fill:  # only then: filling bytes with 0 gives the text "0"
         values.fill(fill)
-    # this asks for the size of each file once; `get_slice` asks for the size of one file at each document
-    flat = column.tokens.flat() if len(column.tokens.starts) <= len(pieces.offsets) + 1 else None
-    places = (part.tolist() for part in (pieces.starts, pieces.offsets, pieces.lengths))
-    for place, offset, length in zip(*places, strict=True):
-        if offset != NO_DOCUMENT:
-            start = offset * size
-            stop = (offset + length) * size
-            part = column.get_slice(start, stop) if flat is None else flat[start:stop]
-            values[place * size : (place + length) * size] = part
+    is_stored = pieces.offsets != NO_DOCUMENT
+    starts = (pieces.offsets[is_stored].astype(np.int64) * size).tolist()
+    counts = (pieces.lengths[is_stored].astype(np.int64) * size).tolist()
+    places = (pieces.starts[is_stored].astype(np.int64) * size).tolist()
+    column.tokens.residency.watch_some(_fill, values, places, _parts(column.tokens, starts, counts))
     return values.reshape(-1, pieces.seq_len, *shape)
+
+
+def _fill(values: npt.NDArray[Any], places: list[int], parts: list[TokenArray]) -> None:
+    for place, part in zip(places, parts, strict=True):
+        values[place : place + len(part)] = part
+
+
+def _parts(tokens: Tokens, starts: list[int], counts: list[int]) -> list[TokenArray]:
+    """Return tokens from some positions on: views of a mapping where they are in memory, else read together."""
+    tokens.expect(starts, counts)
+    # this asks for the size of each file once; a view of a file asks for its size at each document
+    flat = tokens.flat() if len(tokens.starts) <= len(starts) + 1 else None
+    if flat is not None:
+        return [flat[start : start + count] for start, count in zip(starts, counts, strict=True)]
+    parts = [np.empty(count, tokens.dtype) for count in counts]
+    tokens.read(zip(starts, parts, strict=True))
+    return parts
 
 
 class DocumentLoader(EpochLoader[dict[str, Any]]):
@@ -372,7 +385,18 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         step_bytes = reads * mean * store.dtype.itemsize
         depth, threads = depth_of(self._prefetch, store.tokens, store.path, self._device, step_bytes, reads)
         steps = self._steps(self.plan, position)
+        if self._prefetch == "auto" and not depth:
+            return hint_ahead(lambda step: (read(step[0]), step[1]), self._announce, steps, hinted_steps(reads))
         return read_to(self._device, lambda step: (read(step[0]), step[1]), steps, depth, threads)
+
+    def _announce(self, steps: Sequence[tuple[IndexArray, int]]) -> None:
+        """Announce the documents of some steps, unless their tokens are in memory."""
+        documents = np.concatenate([step[0] for step in steps])
+        starts = self.documents.starts(documents).astype(np.int64)
+        lengths = self.documents.lengths(documents).astype(np.int64)
+        for column in (self.store, *self._columns.values()):
+            size = value_count(column)
+            column.tokens.announce((starts * size).tolist(), (lengths * size).tolist())
 
     def _read(self, documents: IndexArray) -> dict[str, Any]:
         """Return the batch of these documents, numbered as in `Documents`."""

@@ -13,6 +13,7 @@ from zb_hdf5.documents.metadata import DecodeValue, WantedSpans
 from zb_hdf5.errors import ArgumentError, Remedy, StateError
 from zb_hdf5.files.threads import read_ahead
 from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.loaders.ahead import hint_ahead, hinted_steps
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import FIRST_VERSION, IndexArray, Request, resolve_rank
 from zb_hdf5.loaders.schedule import EXACT_VERSION, Schedule, Tally, is_periodic, schedule_of
@@ -177,6 +178,8 @@ class MixedLoader(TokenLoader[BatchT]):
         if len(shapes) != 1:
             raise ArgumentError(f"sources need one batch shape, found {sorted(shapes)}; pass batch_size and seq_len")
         self._depth, self._threads = max(each.steps.depth(each.plan) for each in self.loaders.values())
+        self._is_hinted = prefetch == "auto" and not self._depth
+        self._most_reads = max(each.plan.reads_per_step for each in self.loaders.values())
         self.epoch = 0
         self._position = Tally(0, (0,) * len(self.loaders))
         self._schedules = [self._scheduled(weights)]
@@ -256,13 +259,21 @@ class MixedLoader(TokenLoader[BatchT]):
         return records + begun // self._records_of_epoch(loader, shorter[0]) * _tail_of(loader) if shorter else records
 
     def _read_from(self, position: Tally) -> Generator[tuple[Any, Tally]]:
-        reads = {name: each.steps.read for name, each in self.loaders.items()}  # without the loader, which has threads
+        steps = {name: each.steps for name, each in self.loaders.items()}  # without the loader, which has threads
 
         def read(one: tuple[MixedRequest, Tally]) -> tuple[Any, Tally]:
             (name, request), place = one
-            return reads[name](request), place
+            return steps[name].read(request), place
 
-        return read_ahead(read, self._all_requests(position), self._depth, threads=self._threads)
+        def announce(group: Sequence[tuple[MixedRequest, Tally]]) -> None:
+            for name, reader in steps.items():
+                if mine := [request for (source, request), _ in group if source == name]:
+                    reader.announce(mine)
+
+        requests = self._all_requests(position)
+        if not self._is_hinted:
+            return read_ahead(read, requests, self._depth, threads=self._threads)
+        return hint_ahead(read, announce, requests, hinted_steps(self._most_reads))
 
     def _all_requests(self, place: Tally) -> Iterator[tuple[MixedRequest, Tally]]:
         """Yield the reads of this rank after a place, each with the place after its step."""

@@ -88,6 +88,11 @@ def value_shape(values: BatchReader) -> tuple[int, ...]:
     return () if values.meta.field is None else values.meta.field.shape
 
 
+def value_count(values: BatchReader) -> int:
+    """Return the number of the values of one token."""
+    return prod(value_shape(values))
+
+
 def as_tensor(values: npt.NDArray[Any]) -> torch.Tensor | npt.NDArray[Any]:
     """Return a tensor; the array itself if torch has no such dtype (structured values, bytes)."""
     if values.dtype.kind == "u" and values.dtype.itemsize > 1:
@@ -177,6 +182,12 @@ class StepValues:
             raise ArgumentError(f"{self._reader.path}: holds no table of documents any more")
         return self._reader.documents
 
+    @property
+    def columns(self) -> list[BatchReader]:
+        """The fields that are read at each step."""
+        names = (*self._fields, *(self._stored_targets.fields if self._stored_targets else ()))
+        return [self._reader.field(name) for name in dict.fromkeys(names)]
+
     def step_of(self, request: StoredRequest, tokens: torch.Tensor, pieces: Pieces | None) -> Any:
         """Return the step of a request: a dictionary, or the pair (x, y).
 
@@ -237,7 +248,7 @@ class StepValues:
         """Return the values of the records of a request, and 0 in the rows after them."""
         values = self._reader.field(name)
         shape = value_shape(values)
-        row_values = self._seq_len * prod(shape)
+        row_values = self._seq_len * value_count(values)
         if isinstance(request, int):
             out = np.empty((num_rows, row_values), values.dtype)
             values.read_into(request, out)

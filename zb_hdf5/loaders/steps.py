@@ -11,7 +11,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
-from itertools import chain, groupby, repeat
+from itertools import chain, groupby, islice, repeat
 from operator import getitem
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
@@ -24,13 +24,14 @@ from zb_hdf5.errors import ArgumentError, ZbError
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.objects import reads_at_once
 from zb_hdf5.files.paths import files_at_hand
+from zb_hdf5.files.residency import WATCHED_ONE_IN
 from zb_hdf5.files.threads import read_ahead
 from zb_hdf5.files.tokens import FileTokens, StoredIds, Wait
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.loaders.ahead import Depth, depth_of, hint_ahead, read_to, require_prefetch
+from zb_hdf5.loaders.ahead import BatchHints, Depth, depth_of, hint_ahead, hinted_steps, read_to, require_prefetch
 from zb_hdf5.loaders.mapped_windows import MappedWindows
 from zb_hdf5.loaders.order import PaddedRecords, Request, StepPlan, StoredRequest, requests_in
-from zb_hdf5.loaders.step_values import REREAD_S, StepValues
+from zb_hdf5.loaders.step_values import REREAD_S, StepValues, value_count
 from zb_hdf5.loaders.stored_targets import has_targets
 from zb_hdf5.packages import from_numpy, require_package
 from zb_hdf5.spec import NO_CODEC, STREAM_LAYOUT
@@ -62,9 +63,9 @@ MAX_MET: Final = 32
 #: Of one file: its batches as an array (count, B, S); their crc32 by number; its tokens, if it is not mapped. Each may
 #: be None. Without array and tokens, the reader reads the batches.
 Met: TypeAlias = tuple[npt.NDArray[Any] | None, Callable[[int], int] | None, FileTokens | None]
-#: Steps of a block, at most, that are looked up in the page cache.
+#: Steps of a block, at most, that are looked up in the page cache; of scattered records, so many if there are.
 MAX_SAMPLE: Final = 32
-#: One step in so many of a block is looked up, but at least 4.
+#: One step in so many of a block of whole batches is looked up, but at least 4.
 SAMPLED_ONE_IN: Final = 16
 _local = threading.local()
 
@@ -104,7 +105,8 @@ class WholeBatches:
         #: The dtype of a batch before it is widened; one that needs no more is given as it was read.
         self._stored = self._dtype if is_plain_view else reader.dtype
         self._copies = reader.verified == "all reads"
-        self._is_view = is_plain_view and not (self._copies or self._is_far or reader.in_front is not None)
+        #: The pages of a batch are touched by whoever uses it.
+        self.gives_views = is_plain_view and not (self._copies or self._is_far or reader.in_front is not None)
         self._most_met = files_at_hand(MAX_MET)
         self._is_ready = False
         self._met: dict[int, Met] = {}
@@ -133,7 +135,7 @@ class WholeBatches:
         files = numbers.tolist()
         indices = (batches - starts[numbers]).tolist()
         known = dict.fromkeys(files)
-        if self._is_view and len(known) <= self._most_met:
+        if self.gives_views and len(known) <= self._most_met:
             with contextlib.suppress(ZbError, OSError):  # raised again at its own step
                 views: dict[int, Any] = {file: self._meet(file, int(starts[file]))[0] for file in known}
                 if all(view is not None for view in views.values()):  # a loop of Python takes half as long as a batch
@@ -142,13 +144,17 @@ class WholeBatches:
 
     def read(self, number: int) -> torch.Tensor:
         """Return one batch, in any order of the numbers."""
-        if self._reads_left <= 0:  # below 0 where threads meet
-            self._look()
-        self._reads_left -= 1
-        if not self._is_ready:
+        if not self.is_ready():
             return self._read(number)
+        self._reads_left -= 1
         file = bisect_right(self._starts, number * self._unit) - 1
         return self._read_at(number, file, number - self._starts[file] // self._unit, self._met)
+
+    def is_ready(self) -> bool:
+        """Return whether single batches are in memory, as far as a sample of the store shows it."""
+        if self._reads_left <= 0:  # below 0 where threads meet
+            self._look()
+        return self._is_ready
 
     def _look(self) -> None:
         """Ask again for the sizes of files that single batches are read from, and sometimes for the page cache."""
@@ -187,9 +193,9 @@ class WholeBatches:
         plain = known.plain
         if plain is None or plain.unit != self._unit:
             return None, None, None
-        views, crc32, _, _ = plain.at_hand(self._is_view, not self._is_view)
+        views, crc32, _, _ = plain.at_hand(self.gives_views, not self.gives_views)
         if views is None:
-            return None, crc32, None if self._is_view else plain
+            return None, crc32, None if self.gives_views else plain
         return views.reshape(self._shape).view(self._stored), crc32, None
 
     def _buffer(self) -> npt.NDArray[Any]:
@@ -387,9 +393,9 @@ class StepReader:
         for (is_ready, axes), group in groupby(blocks, lambda block: (self._is_ready(plan, block), block.ndim)):
             if is_ready and at_once:
                 for block in group:
-                    yield from self._read_ready(block)
+                    yield from self._read_while_ready(plan, block)
             elif is_ready:  # in one thread: reads that do not wait only take the interpreter lock from each other
-                steps = chain.from_iterable(repeat(self._read_ready(block), len(block)) for block in group)
+                steps = chain.from_iterable(repeat(self._read_while_ready(plan, block), len(block)) for block in group)
                 yield from read_to(self._device, next, steps, self.depth(plan).steps, threads=1)
             else:
                 yield from self._read_waiting(plan, group, axes == 1)
@@ -399,10 +405,27 @@ class StepReader:
         reader = self._reader
         if reader.in_front is None and reader.tokens.wait is not Wait.LOCAL:
             return False
-        count = min(len(block), MAX_SAMPLE, max(4, len(block) // SAMPLED_ONE_IN))
+        count = min(len(block), MAX_SAMPLE if plan.scattered else max(4, len(block) // SAMPLED_ONE_IN), MAX_SAMPLE)
         sample = block[np.arange(count) * len(block) // count]
-        batches = sample if block.ndim == 1 else sample[:, 0] // plan.records_per_batch
-        return all(map(reader.is_cached, batches.tolist()))
+        if block.ndim == 1:
+            return reader.are_cached(sample * reader.batch_size, self._seq_len)
+        return reader.are_cached(sample[np.arange(count), np.arange(count) % sample.shape[1]], self._seq_len)
+
+    def _read_while_ready(self, plan: StepPlan, block: npt.NDArray[np.int64]) -> Generator[Any]:
+        """Yield the steps of a block in the page cache; those after one that had to wait for a disk are hinted at."""
+        steps = self._read_ready(block)
+        if block.ndim == 1 and self._whole is not None and self._whole.gives_views:  # their pages are not read here
+            yield from steps
+            return
+        residency = self._reader.tokens.residency
+        for first in range(0, len(block), WATCHED_ONE_IN):
+            waits = residency.waits
+            yield residency.watch(next, steps)
+            if residency.waits != waits:
+                rest = iter(requests_in(block[first + 1 :]))
+                yield from map(self._read_by_position, rest) if self._prefetch == 0 else self._read_hinted(plan, rest)
+                return
+            yield from islice(steps, WATCHED_ONE_IN - 1)
 
     def _read_ready(self, block: npt.NDArray[np.int64]) -> Iterator[Any]:
         """Yield the steps of a block in the page cache."""
@@ -450,11 +473,36 @@ class StepReader:
         is_auto = self._prefetch == "auto"
         depth, threads = self.depth(plan)
         if is_auto and not depth:
-            return hint_ahead(self._read_by_position, reader.will_need, requests, plan.records_per_batch)
+            return self._read_hinted(plan, requests)
         is_plain = reader.tokens.wait is Wait.FAR and reader.meta.codec == NO_CODEC and reader.overlap == 0
         if is_plain and is_whole and is_auto and self._device is None and self._values is None:
             return self._read_far(chain.from_iterable(block.tolist() for block in blocks), depth)
         return read_to(self._device, self._read_by_position, requests, depth, threads)
+
+    def _read_hinted(self, plan: StepPlan, requests: Iterator[StoredRequest]) -> Iterator[Any]:
+        """Read steps one after the other, with hints to the kernel."""
+        if plan.scattered:
+            return hint_ahead(self._read_by_position, self.announce, requests, hinted_steps(plan.batch_size))
+        hints = BatchHints([column.will_need for column in self._columns], plan.records_per_batch)
+        return hint_ahead(self._read_by_position, hints.announce, requests)
+
+    @property
+    def _columns(self) -> list[BatchReader]:
+        """The tokens, and the fields that are read with them."""
+        return [self._reader, *(self._values.columns if self._values else ())]
+
+    def announce(self, requests: Sequence[Request]) -> None:
+        """Announce the tokens and the fields of requests in any order, unless they are in memory."""
+        batches = [one for one in requests if isinstance(one, int)]
+        if batches and not (self._whole is not None and self._whole.is_ready()):
+            for column in self._columns:
+                for number in batches:
+                    column.will_need(number)
+        rows = [one.records if isinstance(one, PaddedRecords) else one for one in requests if not isinstance(one, int)]
+        if rows:
+            records = np.concatenate(rows)
+            for column in self._columns:
+                column.announce_records(records, self._seq_len * value_count(column))
 
     def _read_far(self, numbers: Iterator[int], depth: int) -> Generator[torch.Tensor]:
         """Read batches of a server, several by one request; an error is raised at its own step."""

@@ -29,6 +29,7 @@ from zb_hdf5.files.mapping import map_side_by_side
 from zb_hdf5.files.objects import RemoteObject
 from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath, on_failure
 from zb_hdf5.files.ranges import Extents, open_ranges
+from zb_hdf5.files.residency import Residency
 from zb_hdf5.files.tokens import FileTokens, StoredIds, TokenRun, Tokens, Wait, gather_from, read_together
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.flat import ids_named_in
@@ -72,6 +73,8 @@ class Sharded(Tokens):
     columns
         Columns of files that are known already, by the numbers of the files.
     """
+
+    _not_copied: ClassVar = ("_files", "_known", "_joined", "residency")
 
     def __init__(
         self,
@@ -132,6 +135,7 @@ class Sharded(Tokens):
         # a file that was let go would stay open in a mapping of all
         self._files: OpenFiles[Tokens] = OpenFiles(self._access or "auto", far=self.wait is Wait.FAR)
         self._files.let_go = joined.clear
+        self.residency = Residency(self.num_tokens * self.dtype.itemsize)
         self._known = self._files.known
 
     @property
@@ -188,12 +192,14 @@ class Sharded(Tokens):
             (file.compare if together else file.read)(mine)
 
     def gather(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
+        if self.wait is Wait.LOCAL and not self.residency.in_memory:
+            self.expect(starts.tolist(), [out.shape[1]] * len(starts))
         if len(self._firsts) == 1:
             self.open_file(0, int(starts[0]) if len(starts) else 0).gather(starts, out)
             return
         flat = self.flat()
         if flat is not None:
-            gather_from(flat, starts, out)
+            self.residency.watch_some(gather_from, flat, starts, out)
             return
         order = starts.argsort()  # the rows of one file then follow each other
         ascending = starts[order]
@@ -219,8 +225,11 @@ class Sharded(Tokens):
     def flat(self) -> TokenArray | None:
         """Return all tokens of few files as one view: mapped side by side, once all are open; else None."""
         count = len(self._firsts)
-        if count == 1 or count > MAX_JOINED or len(self._known) < count:
-            return super().flat() if count == 1 else None
+        if count == 1:
+            return self.open_file(0, 0).flat() if self.num_tokens else None
+        may_wait = self.asked == "auto" and not self.residency.in_memory
+        if may_wait or count > MAX_JOINED or len(self._known) < count:
+            return None
         if count not in self._joined:
             self._joined[count] = self._join([self._known[number] for number in range(count)])
         joined = self._joined[count]
@@ -257,6 +266,27 @@ class Sharded(Tokens):
             return True
         return file.ready(within)
 
+    def look(self, starts: Sequence[int]) -> bool:
+        return self.residency.found(super().look(starts))
+
+    def will_gather(self, starts: Sequence[int], counts: Sequence[int]) -> None:
+        parts: dict[int, tuple[list[int], list[int]]] = {}
+        for start, count in zip(starts, counts, strict=True):
+            while count > 0:
+                number = bisect_right(self._starts, start, hi=len(self._starts) - 1) - 1
+                within = start - self._starts[number]
+                take = min(count, self._starts[number + 1] - start)
+                if take < 1:
+                    break
+                mine = parts.setdefault(number, ([], []))
+                mine[0].append(within)
+                mine[1].append(take)
+                start += take
+                count -= take
+        with suppress(ZbError, OSError):  # raised by the read
+            for number, mine in parts.items():
+                self.open_file(number, self._starts[number] + mine[0][0]).will_gather(*mine)
+
     def will_need(self, start: int, stop: int) -> None:
         with suppress(ZbError, OSError):  # raised by the read
             while start < stop:
@@ -271,7 +301,7 @@ class Sharded(Tokens):
         self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {key: value for key, value in self.__dict__.items() if key not in ("_files", "_known", "_joined")}
+        kept = {key: value for key, value in self.__dict__.items() if key not in self._not_copied}
         return {**kept, "_columns": {}}  # a copy looks again
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -290,6 +320,7 @@ class Sharded(Tokens):
         if found is None:
             found = self._open_by_file(path, entry, number, unit, known)
         self.identities[number] = found.identity
+        found.share(self.residency)
         return found
 
     def _open_by_index(self, path: Path, entry: ShardEntry, unit: int, identity: Identity | None) -> Tokens | None:

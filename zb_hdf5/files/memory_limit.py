@@ -11,6 +11,8 @@ from typing import Final
 #: The folders of control groups, where every distribution mounts them: version 2, and the memory of version 1.
 CONTROL_GROUPS: Final = Path("/sys/fs/cgroup")
 CONTROL_GROUPS_V1: Final = CONTROL_GROUPS / "memory"
+#: The control groups of this process.
+OWN_GROUPS: Final = Path("/proc/self/cgroup")
 
 
 def memory_limit() -> int:
@@ -21,7 +23,7 @@ def memory_limit() -> int:
 def _limits() -> Iterator[int]:
     """Yield the limits of the control groups of this process; none is a text, or a number beyond all memory."""
     with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
+        for line in OWN_GROUPS.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers:
                 yield from _numbers(CONTROL_GROUPS, path, "memory.max")

@@ -492,6 +492,19 @@ class FileTokens(Tokens):
             announce(fd, first, num_bytes + -num_bytes % around, os.POSIX_FADV_WILLNEED)
         self.residency.announced(cast(LocalFile, self.file), offset)
 
+    def will_need(self, start: int, stop: int) -> None:
+        batch_bytes = self.extents.batch_bytes
+        while start < stop and self.wait is Wait.LOCAL:
+            number, within = self.extents.locate(start // self.unit)
+            _, stride, num_units = self.extents.runs[number]
+            # units with padding between them are announced together: a call for each takes four times as long
+            together = num_units - within if batch_bytes <= stride < 2 * batch_bytes else 1
+            end = min(stop, (start // self.unit + together) * self.unit)
+            offset = self._offset(start)
+            num_bytes = self._offset(end - 1) + self.dtype.itemsize - offset
+            os.posix_fadvise(self.file.fd, offset, num_bytes, os.POSIX_FADV_WILLNEED)
+            start = end
+
     def _offsets(self, starts: Sequence[int]) -> list[int]:
         """Return the byte offset of each of some positions."""
         if len(self.extents.runs) > 1:

@@ -144,9 +144,10 @@ class WholeBatches:
 
     def read(self, number: int) -> torch.Tensor:
         """Return one batch, in any order of the numbers."""
-        if not self.is_ready():
-            return self._read(number)
+        is_ready = self.is_ready()
         self._reads_left -= 1
+        if not is_ready:
+            return self._read(number)
         file = bisect_right(self._starts, number * self._unit) - 1
         return self._read_at(number, file, number - self._starts[file] // self._unit, self._met)
 

@@ -26,6 +26,7 @@ from zb_hdf5.converters.routes import TRAIN, VAL
 from zb_hdf5.converters.shard_plan import number_of_shards
 from zb_hdf5.errors import ArgumentError, ConvertError, Remedy
 from zb_hdf5.field import Field
+from zb_hdf5.files.field_files import require_no_masks
 from zb_hdf5.files.paths import OpenFiles
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.registry import FORMATS
@@ -173,6 +174,7 @@ class ArraySource(BatchSource):
             seq_len = _stored_length(files)
         counts = [file.num_records(seq_len) for file in files]
         total = sum(counts)
+        require_no_masks((file.path, file.dtype) for file in files)
         stored = stored_dtype(fitting_dtype(files, vocab_size) if dtype == "auto" else dtype)
         fields = _fields_of(files)
         self.lacks_vocab_size = dtype == "auto" and stored == np.uint32 and not vocab_size

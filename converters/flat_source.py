@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from zb_hdf5.converters.array_source import array_options
 from zb_hdf5.converters.batch_source import BatchSource
 from zb_hdf5.converters.npy_source import ArrayKind, CutSource, Header, NpySource
-from zb_hdf5.converters.options import CutOptions, FlatOptions, HeaderlessOptions, KeptOptions, Settings
+from zb_hdf5.converters.options import CutOptions, FlatOptions, HeaderlessOptions, KeptOptions, LossOptions, Settings
 from zb_hdf5.converters.routes import told_splits
 from zb_hdf5.converters.split_arrays import arrays_of_splits
 from zb_hdf5.errors import ArgumentError, FormatError
+from zb_hdf5.field import Field
 from zb_hdf5.formats.flat import FlatFormat
 from zb_hdf5.spec import NOT_KNOWN
 from zb_hdf5.store.holders import look
@@ -29,10 +30,13 @@ class FlatFiles(NamedTuple):
         The files, in order.
     kind
         How their headers are read.
+    fields
+        The fields of the first one.
     """
 
     files: list[Path]
     kind: ArrayKind
+    fields: tuple[Field, ...]
 
 
 def flat_files_at(paths: list[Path], backend: str, options: HeaderlessOptions) -> FlatFiles | None:
@@ -56,7 +60,8 @@ def flat_files_at(paths: list[Path], backend: str, options: HeaderlessOptions) -
     files = [file for path in paths for file in flat.files(path)]
     if not files:
         raise FormatError(f"{paths[0]}: no {flat.suffixes[0]} files of the format {name!r} in this folder")
-    return FlatFiles(files, ArrayKind(name, flat.suffixes[0], partial(_header, flat)))
+    kind = ArrayKind(name, flat.suffixes[0], partial(_header, flat))
+    return FlatFiles(files, kind, flat.look(files[0]).fields)
 
 
 def _header(flat: FlatFormat, path: Path) -> Header:
@@ -97,6 +102,12 @@ def cut_flat(found: FlatFiles, options: KeptOptions, settings: Settings) -> CutS
     """Return files without documents as those that a boundary token cuts."""
     how = CutOptions(options.boundary_token_id or 0, options.boundary, options.dtype, options.vocab_size)
     source = CutSource(found.files, how, found.kind)
+    if found.fields and not settings.of(LossOptions).tokens_only:
+        raise ArgumentError(
+            f"{found.files[0]}: has the field {found.fields[0].name}, which is left behind where a boundary token cuts "
+            "documents: pass tokens_only, or restore the file of the documents",
+            options=["tokens_only"],
+        )
     source.splits = told_splits(source, settings)
     source.suspects = options.suspects
     source.description |= options.described

@@ -13,6 +13,7 @@ from zb_hdf5.converters.array_source import ArrayFile, ArraySource, array_option
 from zb_hdf5.converters.batch_source import BatchSource
 from zb_hdf5.converters.options import ArrayOptions, DatasetOptions, ForeignOptions, LossOptions, Settings
 from zb_hdf5.converters.split_arrays import arrays_of_splits
+from zb_hdf5.files.field_files import ids_at
 from zb_hdf5.files.listing import files_at
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.tokens import Tokens
@@ -107,7 +108,7 @@ def open_foreign(paths: list[Path], settings: Settings) -> BatchSource:
     """Open files of other programs, and folders of them, as a conversion asks."""
     chosen = settings.of(DatasetOptions).choice
     warn_of_mask(chosen)
-    columns = _look_at_all(files_at(paths, *hdf5_suffixes()), chosen)
+    columns = _look_at_all(ids_at(files_at(paths, *hdf5_suffixes()), paths), chosen)
     if settings.of(LossOptions).tokens_only and not FORMATS[settings.target.format].tokens_only:
         columns = [column._replace(meta=replace(column.meta, fields=()), fields={}) for column in columns]
     elif left_out := sorted({name for column in columns for name in column.left_out}):

@@ -17,6 +17,7 @@ from zb_hdf5.converters.options import CutOptions, Settings
 from zb_hdf5.converters.routes import told_splits
 from zb_hdf5.converters.split_arrays import arrays_of_splits
 from zb_hdf5.errors import ConvertError
+from zb_hdf5.files.field_files import ids_at, require_no_masks
 from zb_hdf5.files.listing import files_at
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.tokens import TokenRun, Tokens, Wrapper, open_extents
@@ -40,8 +41,16 @@ class ArrayKind(NamedTuple):
     read_header: Callable[[Path], Header]  # raises FormatError, or IncompleteError for a short file
 
     def expand(self, paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
-        """Replace folders by the files in and below them, by path; `ConvertError` for none, or one named twice."""
-        return files_at(paths, self.suffix)
+        """Replace folders by the files of ids in and below them, by path.
+
+        Raises
+        ------
+        ConvertError
+            If there are none, or one is named twice.
+        FormatError
+            If one is named as a field.
+        """
+        return ids_at(files_at(paths, self.suffix), paths)
 
 
 NPY: Final = ArrayKind("npy", ".npy", read_npy_header)
@@ -161,6 +170,7 @@ class CutSource(DocumentSource):
                     "records"
                 )
             self._files.append(ArrayAt(path, header))
+        require_no_masks((file.path, file.dtype) for file in self._files)
         is_auto = options.dtype == "auto"
         self.dtype = stored_dtype(fitting_dtype(self._files, self.vocab_size) if is_auto else options.dtype)
         self._parts = [self._parts_of(number) for number in range(len(self._files))]

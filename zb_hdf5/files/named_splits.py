@@ -58,7 +58,7 @@ def named_splits(files: Sequence[str | os.PathLike[str]], paths: Sequence[str | 
     ArgumentError
         If some names tell a split and others none, or a name tells two.
     """
-    names = _telling(files, paths)
+    names = telling_parts(files, paths)
     told = [_splits_in(name) for name in names]
     if not any(told) or len(names) == 1:
         return [each.pop() if len(each) == 1 else "" for each in told]
@@ -79,8 +79,8 @@ def named_splits(files: Sequence[str | os.PathLike[str]], paths: Sequence[str | 
     return [each.pop() for each in told]
 
 
-def _telling(files: Sequence[str | os.PathLike[str]], paths: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Return the part of each file that tells a split: below a lone path; of one of several, its own name too."""
+def telling_parts(files: Sequence[str | os.PathLike[str]], paths: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """Return the part of each file that tells what it is: below a lone path; of one of several, its own name too."""
     roots = {os.fspath(path).rstrip("/") for path in paths}
     found = []
     for file in [os.fspath(each) for each in files]:

@@ -6,8 +6,9 @@ Such files hold no digests; they may have been made, and kept in a file of their
 from __future__ import annotations
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, BackendError, ChecksumError, FormatError, IncompleteError, Remedy
-from zb_hdf5.field import Field
+from zb_hdf5.field import LOSS_MASK, Field
 from zb_hdf5.files.checked import Crc32Rows
+from zb_hdf5.files.field_files import ids_among, require_no_fields
 from zb_hdf5.files.foreign_ids import ForeignIds
 from zb_hdf5.files.listing import listed
 from zb_hdf5.files.paths import Identity
@@ -37,6 +39,10 @@ SOURCE_DTYPES: Final = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", 
 HEADERLESS: Final = "headerless"
 #: The key of the chosen dataset, in the source of an index that is made of HDF5 files of another program.
 DATASET: Final = "dataset"
+
+
+#: A loss mask of one byte for each id, in a file of its own.
+LOSS_FIELD: Final = Field(LOSS_MASK, np.dtype("u1"))
 
 
 class HeaderlessNames(TypedDict):
@@ -257,19 +263,36 @@ class FlatFormat(ABC):
     def files(self, path: Path) -> list[Path]:
         """Return the files of the ids at a path, in the order of `listed`; none if the path holds none.
 
-        A folder is of the format if its first file is: one of another format is an error of `look`, so that none is
-        left out without a word.
+        A folder is of the format if its first file of ids is: one of another format is an error of `look`, so that none
+        is left out without a word. Files that are named as fields are none of ids.
 
         Parameters
         ----------
         path
             A file of the format, or a folder with such files in and below it.
+
+        Raises
+        ------
+        FormatError
+            If a file of a folder is named as a field that no file of ids has.
         """
         if not path.is_dir():
             is_named = self.headerless is not None or path.name.lower().endswith(self.suffixes[0])
             return [path] if is_named and self.recognises(path) else []
-        files = listed(path, self.suffixes[0]).files
-        return [*files] if files and self.recognises(files[0]) else []
+        return self._ids_in(path, listed(path, self.suffixes[0]).files)
+
+    def _ids_in(self, folder: Path, files: Sequence[Path]) -> list[Path]:
+        """Return those of the files in a folder that are of ids; none if the first one is of another format."""
+        ids = ids_among(files, [folder])
+        first = next(iter(ids or files), None)
+        if first is None or not self.recognises(first):
+            return []
+        require_no_fields(files, ids, self.field_files(ids))
+        return ids
+
+    def field_files(self, ids: Sequence[Path]) -> list[Path]:
+        """Return the files of fields that belong to files of ids, of those that end as these do."""
+        return []
 
     @abstractmethod
     def recognises(self, path: Path) -> bool:
@@ -369,6 +392,13 @@ class FlatFormat(ABC):
         path = self.file_of_field(found.path, field.name)
         tokens = _open_run(path, field.dtype, found.num_tokens * field.size, access, identity)
         return FlatReader(path, meta, tokens, None)
+
+
+def require_mask(path: str | os.PathLike[str], num_tokens: int) -> None:
+    """Raise `IncompleteError` unless a file has the byte of a loss mask for each of so many ids."""
+    num_bytes = os.stat(path).st_size
+    if num_bytes != num_tokens:
+        raise IncompleteError(f"{path}: expected a byte for each of {num_tokens:,} ids, found {num_bytes:,} bytes")
 
 
 def _open_run(

@@ -36,8 +36,9 @@ class ForeignFiles(FlatFormat):
         """See `FlatFormat`; a folder is of it if its first file is, or cannot be opened and has no name of ours."""
         if isinstance(path, RemotePath):
             return []
-        found = hdf5_files(path) if path.is_dir() else [path]
-        return found if found and self.recognises(found[0]) else []
+        if path.is_dir():
+            return self._ids_in(path, hdf5_files(path))
+        return [path] if self.recognises(path) else []
 
     def recognises(self, path: Path) -> bool:
         if backend_in(path) != "hdf5":

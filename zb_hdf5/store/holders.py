@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import numpy as np
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy, require_choice
+from zb_hdf5.files.field_files import require_no_masks
 from zb_hdf5.files.listing import kept_listings, listed, name_below
 from zb_hdf5.files.named_splits import AUTO_SPLIT, SplitFiles, named_splits, split_named, train_first
 from zb_hdf5.files.paths import RemotePath, any_path, local_path, on_failure, require_remote_access
@@ -497,6 +498,8 @@ class FlatHolder(Holder):
 def _require_alike(found: list[FlatTokens], *, mixes_dtypes: bool) -> None:
     """Raise `FormatError` if the files of a folder differ: one that is of another corpus would be read unseen."""
     first = found[0]
+    if mixes_dtypes:
+        require_no_masks((each.path, each.dtype) for each in found)
     for each in found:
         if each.dtype != first.dtype and not mixes_dtypes:
             raise FormatError(

@@ -49,7 +49,7 @@ class BinFiles(FlatFormat):
         found = super().files(path)
         if self.headerless is None or found or not path.is_dir():
             return found
-        return [*listed(path, RAW_NPY_SUFFIX).files]
+        return self._ids_in(path, listed(path, RAW_NPY_SUFFIX).files)
 
     def recognises(self, path: Path) -> bool:
         if self.headerless is not None:

@@ -21,7 +21,7 @@ from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
 from zb_hdf5.field import LOSS_MASK, Field
 from zb_hdf5.files.paths import regular
 from zb_hdf5.formats.document_writer import FlatWriter
-from zb_hdf5.formats.flat import FlatFormat, FlatTokens
+from zb_hdf5.formats.flat import LOSS_FIELD, FlatFormat, FlatTokens, require_mask
 from zb_hdf5.spec import StoreMeta
 from zb_hdf5.text.tokenizers import tokenizer_named
 
@@ -31,8 +31,6 @@ END_BYTES: Final = 8
 INDEX_SUFFIX: Final = ".index"
 METADATA_SUFFIX: Final = ".metadata"
 LOSS_SUFFIX: Final = ".loss"
-#: The loss mask, as a field.
-LOSS_FIELD: Final = Field(LOSS_MASK, np.dtype("u1"))
 UNKNOWN_TOKENIZER: Final = "Unknown Tokenizer"
 UNIT_PREFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
 
@@ -92,11 +90,9 @@ def _fields_of(path: Path, num_tokens: int) -> tuple[Field, ...]:
     """Return the loss mask of a file, if it has one."""
     loss = f"{path}{LOSS_SUFFIX}"
     try:
-        num_bytes = os.stat(loss).st_size
+        require_mask(loss, num_tokens)
     except FileNotFoundError:
         return ()
-    if num_bytes != num_tokens:
-        raise IncompleteError(f"{loss}: expected a byte for each of {num_tokens:,} ids, found {num_bytes:,} bytes")
     return (LOSS_FIELD,)
 
 

@@ -59,6 +59,10 @@ class GuardedFlat(FlatFormat):
         with errors_of(self._package, self._name):
             return self._flat.file_of_field(path, name)
 
+    def field_files(self, ids: Sequence[Path]) -> list[Path]:
+        with errors_of(self._package, self._name):
+            return self._flat.field_files(ids)
+
     def look_without_header(self, path: Path, headerless: Headerless) -> FlatTokens:
         with errors_of(self._package, self._name):
             return self._flat.look_without_header(path, headerless)

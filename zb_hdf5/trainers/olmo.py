@@ -11,8 +11,9 @@ import csv
 import gzip
 import io
 import os
+import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, repeat
 from pathlib import Path
@@ -25,10 +26,13 @@ from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import FormatError, IncompleteError
 from zb_hdf5.files.paths import regular
 from zb_hdf5.formats.document_writer import FlatWriter
-from zb_hdf5.formats.flat import FlatFormat, FlatTokens
+from zb_hdf5.formats.flat import LOSS_FIELD, FlatFormat, FlatTokens, require_mask
 from zb_hdf5.spec import NO_BOUNDARY, StoreMeta
 
 OLMO_DOCUMENTS_SUFFIX: Final = ".csv.gz"
+#: The words of ids in the name of a file, and those of a loss mask in their place.
+ID_WORDS: Final = re.compile("token_ids|input_ids")
+MASK_WORDS: Final = ("labels_mask", "label_mask", "loss_mask")
 #: Characters of a line of documents at most: a longer one is no line.
 MAX_LINE: Final = 1 << 20
 #: The level of compression of the documents.
@@ -38,7 +42,7 @@ GZIP_WINDOW: Final = 31
 
 
 class OlmoFiles(FlatFormat):
-    """Headerless `.npy` files of OLMo and dolma. Documents are those of the `.csv.gz` beside a file, if it is there."""
+    """Headerless `.npy` files of OLMo and dolma, with the documents and the loss mask of the files beside each one."""
 
     sign: ClassVar = ""
     documents_suffix: ClassVar = OLMO_DOCUMENTS_SUFFIX
@@ -50,6 +54,10 @@ class OlmoFiles(FlatFormat):
         if self.headerless is None:
             raise FormatError(f"{path}: expected the dtype of ids without a header, found none")
         found = self.look_without_header(path, self.headerless)
+        mask = _mask_of(path)
+        if mask is not None:
+            require_mask(mask, found.num_tokens)
+            found = found._replace(fields=(LOSS_FIELD,))
         documents = _documents_of(path)
         try:
             known = os.stat(documents)
@@ -60,13 +68,33 @@ class OlmoFiles(FlatFormat):
 
     def beside(self, path: Path) -> list[Path]:
         documents = _documents_of(path)
-        return [documents] if documents.exists() else []
+        return [*([documents] if documents.exists() else []), *self.field_files([path])]
+
+    def field_files(self, ids: Sequence[Path]) -> list[Path]:
+        return [mask for mask in map(_mask_of, ids) if mask is not None]
+
+    def file_of_field(self, path: Path, name: str) -> Path:
+        mask = _mask_of(path)
+        if mask is None:
+            raise FormatError(f"{path}: was replaced: expected its labels mask beside it, found none; open it again")
+        return mask
 
     def document_offsets(self, found: FlatTokens) -> npt.NDArray[np.uint64]:
         if found.num_documents is None:
             return super().document_offsets(found)
         ends = _ends(_documents_of(found.path), found.num_tokens)
         return np.fromiter(chain([0], ends), np.uint64)
+
+
+def _mask_of(path: Path) -> Path | None:
+    """Return the file of the loss mask of a file whose name says that it has ids; None: there is none.
+
+    OLMo-core names `labels_mask_part_0000.npy` beside `token_ids_part_0000.npy`: a bool for each id, without a header.
+    """
+    if ID_WORDS.search(path.name) is None:
+        return None
+    masks = (path.with_name(ID_WORDS.sub(word, path.name, count=1)) for word in MASK_WORDS)
+    return next((mask for mask in masks if mask.is_file()), None)
 
 
 def _documents_of(path: Path) -> Path:

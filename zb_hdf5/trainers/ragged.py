@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ConvertError, FormatError, ZbError
+from zb_hdf5.files.field_files import ids_at
 from zb_hdf5.files.listing import files_at, listed
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.dataset_choice import DatasetChoice
@@ -581,7 +582,7 @@ def open_ragged(
         If the offsets do not fit the values, or a file is damaged.
     """
     files: list[IdFile] = []
-    for path in files_at(paths, *_SUFFIXES):
+    for path in ids_at(files_at(paths, *_SUFFIXES), paths):
         layout = _layout(path, dataset, offsets)
         files.append(_FILES[layout.kind](path, layout, Wanted(layout.name, field_columns)))
     found = IdSource(

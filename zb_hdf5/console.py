@@ -399,16 +399,21 @@ class PathOrUrl(click.Path):
             remedy = "" if self._new else COPY_FIRST
             self.fail(f"{error}{remedy}", param, ctx)
         path: Any = super().convert(value, param, ctx)
-        partial = path.with_name(f"{path.name}.partial") if path.name else path
-        if not self._new and not os.path.lexists(path) and partial.exists():
-            look = f"see 'zb info {one_word(str(partial))}'"
-            writer = f"{partial.name} is being written, or its writer died; {look}"
-            self.fail(f"{path} is not finished: {writer}", param, ctx)
         if not self._new and not path.exists():
-            from zb_hdf5.files.publishing import named_alike
-
-            self.fail(f"{path}: no such file or folder{named_alike(path)}", param, ctx)
+            self.fail(_missing(path), param, ctx)
         return path
+
+
+def _missing(path: Path) -> str:
+    """Return the message for a path where nothing is."""
+    from zb_hdf5.files.publishing import named_alike, old_one_aside, partial_path
+
+    aside = old_one_aside(path)
+    partial = partial_path(path) if path.name else path
+    if os.path.lexists(path) or not partial.exists():
+        return f"{path}: no such file or folder{named_alike(path)}{aside}"
+    look = f"see 'zb info {one_word(str(partial))}'"
+    return f"{path} is not finished: {partial.name} is being written, or its writer died; {look}{aside}"
 
 
 class Parsed(click.ParamType[Any]):

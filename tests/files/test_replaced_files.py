@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import time
@@ -10,11 +11,12 @@ from itertools import count
 
 import numpy as np
 import pytest
+from commandline import run_zb
 from contents import files_in, names
 from interrupted import ended_after
 from packed import write_packed
 
-from zb_hdf5 import ConvertError, HDF5ShardWriter, convert, open_stream, train_tokenizer
+from zb_hdf5 import ConvertError, HDF5ShardWriter, ZbError, convert, open_stream, train_tokenizer
 from zb_hdf5.errors import ExistsError
 from zb_hdf5.files.replaced_files import ReplacedFiles
 from zb_hdf5.store.repair import repair_file
@@ -143,6 +145,20 @@ def test_kills_at_random_moments_leave_no_mixture(ids, trials, sources, tmp_path
         require_one_result(folder, ids, [old, new])
         make(sources, 1, folder / ids, True)
         assert files_in(folder) == new
+
+
+def test_a_path_whose_old_file_is_aside_is_told_so(sources, tmp_path):
+    make, _ = RESULTS["D.bin"]
+    make(sources, 0, tmp_path / "D.bin", False)
+    for step in count(1):
+        assert ended_after(step, signal.SIGKILL, lambda: make(sources, 1, tmp_path / "D.bin", True))
+        if not (tmp_path / "D.bin").exists():
+            break
+    [aside] = [name for name in names(tmp_path) if name.startswith(".D.bin")]
+    told = f"the old one is in {aside}: run the command again"
+    assert told in run_zb("info", tmp_path / "D.bin", code=2).stderr
+    with pytest.raises((ZbError, OSError), match=re.escape(told)):
+        open_stream(tmp_path / "D.bin")
 
 
 def test_an_undoing_that_is_killed_goes_on(tmp_path):

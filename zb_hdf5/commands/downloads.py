@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 from zb_hdf5.errors import ArgumentError, ChecksumError, FormatError, UnavailableError, ZbError
 from zb_hdf5.files.objects import SCHEMES, RemoteObject
 from zb_hdf5.files.paths import local_path, on_failure, read_whole
-from zb_hdf5.files.publishing import PartialFile, partial_path, write_fully
+from zb_hdf5.files.publishing import PartialFile, fresh_file, partial_path, write_fully
 from zb_hdf5.files.threads import Readers
 from zb_hdf5.files.urls import without_secrets
 
@@ -216,10 +216,11 @@ def _receive(url: str, fd: int, version: Path, sha256: str | None, advance: Rece
         raise UnavailableError(
             f"{source.name}: the server sends no strong ETag and no time of change; pass --sha256-file"
         )
-    is_same = is_version and version.exists() and version.read_text(encoding="utf-8") == identity
+    is_same = is_version and version.exists() and read_whole(version) == identity.encode()
     offset = min(size, os.fstat(fd).st_size) if is_same else 0
     os.ftruncate(fd, offset)
-    version.write_text(identity, encoding="utf-8")
+    with open(fresh_file(version), "wb") as note:
+        note.write(identity.encode())
     advance(url, 0, size - offset)
     for part in source.parts(offset):
         write_fully(fd, part, offset)

@@ -443,8 +443,9 @@ def require_present(path: Path) -> None:
     if path.name and partial_path(path).exists():
         raise NotFoundError(
             f"{path} is not finished: {path.name}{PARTIAL_SUFFIX} in its folder is being written, or its writer died"
+            f"{old_one_aside(path)}"
         )
-    where = ("" if path.is_absolute() else f" in {Path.cwd()}") + named_alike(path)
+    where = ("" if path.is_absolute() else f" in {Path.cwd()}") + named_alike(path) + old_one_aside(path)
     raise NotFoundError(f"{path}: there is no such file or folder{where}; look for a mistake in the path")
 
 
@@ -455,6 +456,16 @@ def named_alike(path: Path) -> str:
     except OSError:
         return ""
     return f", but {' and '.join(names[:NAMES_ALIKE])}" if names else ""
+
+
+def old_one_aside(path: Path) -> str:
+    """Return where the old file or folder of a name is that a killed run was about to replace; "": nowhere."""
+    if not path.name:
+        return ""
+    hidden = [*ReplacedFiles(path, ()).folders, *left_aside(path)]
+    for folder in (each for each in hidden if (each / path.name).exists()):
+        return f"; the old one is in {folder.name}: run the command again that was to replace it, which puts it back"
+    return ""
 
 
 def refuse_existing(path: Path) -> None:

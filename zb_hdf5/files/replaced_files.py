@@ -44,6 +44,11 @@ class ReplacedFiles:
         """Whether there are files that belong to the one of the ids, or would belong to a new one."""
         return any(map(os.path.lexists, self._beside))
 
+    @property
+    def folders(self) -> tuple[Path, Path]:
+        """The hidden folders in which the old files are: some of them, or all."""
+        return self._some, self._all
+
     def move_aside(self) -> None:
         """Move the old files aside; there may be none."""
         self._some.mkdir()

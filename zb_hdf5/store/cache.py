@@ -29,9 +29,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, IncompleteError, format_bytes, parse_size
+from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, format_bytes, parse_size
 from zb_hdf5.files.checked import UnitTokens, crc32_of
-from zb_hdf5.files.paths import RemotePath, local_path
+from zb_hdf5.files.paths import RemotePath, local_path, read_whole
 from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.files.ranges import Extents, LocalFile, Run, read_fully
 from zb_hdf5.files.threads import LOOK_S, require_wanted
@@ -246,9 +246,9 @@ def stores_in(root: Path) -> list[tuple[Path, str, int]]:
     with os.scandir(root) as entries:
         folders = sorted(Path(entry.path) for entry in entries if STORE_NAME.fullmatch(entry.name))
     for folder in folders:
-        with contextlib.suppress(OSError):  # removed at this moment
+        with contextlib.suppress(OSError, FormatError):  # removed at this moment, or not ours
             size = sum(entry.stat().st_blocks * 512 for entry in os.scandir(folder))
-            found.append((folder, (folder / SOURCE).read_text(encoding="utf-8", errors="replace"), size))
+            found.append((folder, read_whole(folder / SOURCE).decode("utf-8", "replace"), size))
     return found
 
 

@@ -42,6 +42,7 @@ def convert(
     axes: str | None = None,
     channel: int | None = None,
     field_channels: Mapping[str, int] | None = None,
+    unwritten: Literal["fill", "drop"] | None = None,
     split: str | None = None,
     # records, batches and splits
     layout: Literal["batches", "stream"] | None = None,
@@ -142,6 +143,8 @@ def convert(
         The entry of the second of its three axes that has the ids, such as 0 of ids, mask and labels.
     field_channels
         The entries that have fields, such as `{"loss_mask": 1, "labels": 2}`; it needs `channel`.
+    unwritten
+        Rows of such a dataset that were never written: "fill" takes its fill value, "drop" leaves them out.
     split
         "all": all files are one split, whatever their names tell; else the splits that they tell are kept.
     layout

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from zb_hdf5.errors import ArgumentError
-from zb_hdf5.formats.dataset_choice import AXES
+from zb_hdf5.formats.dataset_choice import AXES, UNWRITTEN
 from zb_hdf5.trainers.trainer_formats import document_targets
 
 if TYPE_CHECKING:  # numpy is imported when something is converted: help does not need it
@@ -151,6 +151,7 @@ class Conversion:
     axes: str | None = _option("from", (AXES,), "The axes of the dataset are these: no entry is a mask or labels.")
     channel: int | None = _option("from", "natural", "Entry of the second of its three axes that has the ids.")
     field_channels: Mapping[str, int] | None = _option("from", "channels", "Entry that has a field, as loss_mask=1.")
+    unwritten: str | None = _option("from", UNWRITTEN, "Rows that were never written: take a fill value, or drop them.")
     split: str | None = _option(
         "from",
         ("all",),

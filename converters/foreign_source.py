@@ -95,6 +95,8 @@ class ForeignSource(ArraySource):
         self.description = {**self.description, "dataset": first.name}
         if choice.channel is not None:
             self.description |= {"channel": choice.channel, "field_channels": choice.fields}
+        if choice.unwritten is not None:
+            self.description |= {"unwritten": choice.unwritten}
         self._with_digest = [column.path for column in columns if column.sha256 is not None]
 
     def check_reads(self) -> None:

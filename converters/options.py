@@ -172,11 +172,12 @@ class DatasetOptions:
     axes: str | None = off(None)
     channel: int | None = off(None)
     field_channels: Mapping[str, int] | None = off(None)
+    unwritten: str | None = off(None)
 
     @property
     def choice(self) -> DatasetChoice:
         """The choice that they make; `ArgumentError` if it is none."""
-        return DatasetChoice.of(self.dataset, self.axes, self.channel, self.field_channels)
+        return DatasetChoice.of(self.dataset, self.axes, self.channel, self.field_channels, self.unwritten)
 
 
 @dataclass(frozen=True)
@@ -219,6 +220,7 @@ class FormatOptions:
     rows: str = "documents"
     dataset: str | None = in_words("found by its content")
     offsets: str | None = in_words("found by their content")
+    unwritten: str | None = off(None)
     max_document_tokens: int | None = off(None)
 
 

@@ -32,7 +32,7 @@ from zb_hdf5.errors import ArgumentError, Remedy, ZbError, parse_size
 from zb_hdf5.errors import counted as counted  # for all commands
 from zb_hdf5.errors import format_bytes as format_bytes
 from zb_hdf5.files.urls import without_secrets
-from zb_hdf5.formats.dataset_choice import AXES
+from zb_hdf5.formats.dataset_choice import AXES, UNWRITTEN
 from zb_hdf5.option_groups import option_group
 from zb_hdf5.pace import Pace
 from zb_hdf5.signals import Terminated, end_by, unwinding_signals
@@ -71,6 +71,9 @@ TYPED: Final = {
     Remedy.DATASET: "pass --dataset to 'zb info', 'zb show' or 'zb convert', with one of its integer datasets: {at}",
     Remedy.CHANNELS: "pass the channel of the ids, and those of their fields, such as --channel 0 --field-channel "
     "loss_mask=1 --field-channel labels=2; or --axes batch,record,token if all are records",
+    Remedy.UNWRITTEN: "pass --unwritten drop to leave them out, or --unwritten fill to take the fill value {at} for "
+    "them",
+    Remedy.FILL: "pass --unwritten fill to take the fill value {at} for them",
     Remedy.SOURCE_DTYPE: "if it has ids and no header, pass their dtype, such as --source-dtype uint16",
     Remedy.TEXT_COLUMN: "pass --text-column with one of their keys: {at}",
     Remedy.IDS: "its column {at} has ids: pass --from hf, and no --tokenizer",
@@ -282,7 +285,7 @@ def as_notes() -> Iterator[None]:
 
 
 def one_dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--dataset`, `--axes` and `--channel`, which name the ids of HDF5 files of other programs."""
+    """Add `--dataset`, `--axes`, `--channel` and `--unwritten`, which name the ids of HDF5 files of other programs."""
     dataset = foreign_option(
         "--dataset", help="Dataset of an HDF5 file of another program. [default: the only one of integers]"
     )
@@ -290,7 +293,12 @@ def one_dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
     channel = foreign_option(
         "--channel", type=click.IntRange(0), help="Entry of its second axis that has the ids, such as 0."
     )
-    return dataset(axes(channel(command)))
+    unwritten = foreign_option(
+        "--unwritten",
+        type=click.Choice(UNWRITTEN),
+        help="Rows that were never written: take a fill value, or drop them.",
+    )
+    return dataset(axes(channel(unwritten(command))))
 
 
 def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -308,6 +316,7 @@ def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
         dataset: str | None,
         axes: str | None,
         channel: int | None,
+        unwritten: str | None,
         field_channels: dict[str, int] | None,
         source_dtype: str | None,
         skip_bytes: int,
@@ -320,6 +329,7 @@ def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "axes": axes,
             "channel": channel,
             "field_channels": field_channels,
+            "unwritten": unwritten,
             "source_dtype": source_dtype,
             "skip_bytes": skip_bytes,
             "digests": digests,

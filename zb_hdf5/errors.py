@@ -46,6 +46,8 @@ class Remedy(StrEnum):
         "pass the channel of the ids, and those of their fields, such as channel=0, field_channels={{'loss_mask': 1, "
         "'labels': 2}}; or axes='batch,record,token' if all are records"
     )
+    UNWRITTEN = "pass unwritten='drop' to leave them out, or unwritten='fill' to take the fill value {at} for them"
+    FILL = "pass unwritten='fill' to take the fill value {at} for them"
     SOURCE_DTYPE = "if it has ids and no header, pass their dtype, such as source_dtype='uint16'"
     TEXT_COLUMN = "pass text_column= with one of their keys: {at}"
     IDS = "its column {at} has ids: pass source_format='hf'"

@@ -216,11 +216,14 @@ def test_documents_that_a_file_cannot_hold_take_no_memory(tmp_path):
         h5.create_dataset("docs/1", (1 << 50,), "<i8", chunks=(1 << 10,))
         h5.create_dataset("lists", (1 << 50,), h5py.vlen_dtype(np.dtype("<i4")), chunks=(1 << 10,))
     for how in ({"dataset": "values", "offsets": "offsets"}, {"dataset": "lists"}):
-        is_refused(
-            IncompleteError, lambda how=how: open_ragged([tmp_path / "x.h5"], **how), match="truncated|cut short"
-        )
+        is_refused(FormatError, lambda how=how: open_ragged([tmp_path / "x.h5"], **how), match="were never written")
+    is_refused(
+        IncompleteError,
+        lambda: open_ragged([tmp_path / "x.h5"], dataset="lists", unwritten="fill"),
+        match="truncated|cut short",
+    )
     source = open_ragged([tmp_path / "x.h5"], dataset="docs")
-    is_refused(IncompleteError, lambda: documents_of(source), match="docs/1")
+    is_refused(FormatError, lambda: documents_of(source), match="docs/1.*were never written")
 
 
 def test_values_that_are_no_ids_are_refused(tmp_path):

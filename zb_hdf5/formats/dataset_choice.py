@@ -10,6 +10,9 @@ from zb_hdf5.errors import ArgumentError
 
 #: The axes of a dataset of another program that holds batches.
 AXES: Final = "batch,record,token"
+#: What becomes of rows that were never written.
+FILL: Final = "fill"
+UNWRITTEN: Final = (FILL, "drop")
 
 
 class DatasetArguments(TypedDict):
@@ -19,6 +22,7 @@ class DatasetArguments(TypedDict):
     axes: str | None
     channel: int | None
     field_channels: Mapping[str, int] | None
+    unwritten: str | None
 
 
 class DatasetChoice(NamedTuple):
@@ -34,12 +38,16 @@ class DatasetChoice(NamedTuple):
         The entry of the second of three axes that has the tokens; None: the axes have no channels.
     field_channels
         The names of fields, and the entries that have their values.
+    unwritten
+        "fill": rows that were never written have the fill value of the dataset. "drop": rows that were not written in
+        whole are left out. None: they are refused, but for the last values of a stream, which ends before them.
     """
 
     name: str | None = None
     axes: str | None = None
     channel: int | None = None
     field_channels: tuple[tuple[str, int], ...] = ()
+    unwritten: str | None = None
 
     @classmethod
     def of(
@@ -48,10 +56,13 @@ class DatasetChoice(NamedTuple):
         axes: str | None = None,
         channel: int | None = None,
         field_channels: Mapping[str, int] | None = None,
+        unwritten: str | None = None,
     ) -> Self:
         """Return the choice that arguments of `open_reader` make; `ArgumentError` if they make none."""
         if axes not in (None, AXES):
             raise ArgumentError(f"axes must be {AXES}, found {axes!r}", options=["axes"])
+        if unwritten not in (None, *UNWRITTEN):
+            raise ArgumentError(f"unwritten must be 'fill' or 'drop', found {unwritten!r}", options=["unwritten"])
         channels = {} if field_channels is None else field_channels
         if not isinstance(channels, Mapping):
             raise ArgumentError(
@@ -64,7 +75,7 @@ class DatasetChoice(NamedTuple):
                 "field_channels needs channel, which has the tokens", options=["field_channels", "channel"]
             )
         entries = tuple(sorted((str(name), _entry("field_channels", number)) for name, number in channels.items()))
-        return cls(dataset, axes, None if channel is None else _entry("channel", channel), entries)
+        return cls(dataset, axes, None if channel is None else _entry("channel", channel), entries, unwritten)
 
     @property
     def is_made(self) -> bool:
@@ -74,7 +85,13 @@ class DatasetChoice(NamedTuple):
     @property
     def arguments(self) -> DatasetArguments:
         """The arguments of `open_reader` that make it."""
-        return DatasetArguments(dataset=self.name, axes=self.axes, channel=self.channel, field_channels=self.fields)
+        return DatasetArguments(
+            dataset=self.name,
+            axes=self.axes,
+            channel=self.channel,
+            field_channels=self.fields,
+            unwritten=self.unwritten,
+        )
 
     @property
     def fields(self) -> dict[str, int]:
@@ -84,7 +101,7 @@ class DatasetChoice(NamedTuple):
     @property
     def in_words(self) -> str:
         """The first argument that was given, as a call has it."""
-        names = {"dataset": self.name, "axes": self.axes, "channel": self.channel}
+        names = {"dataset": self.name, "axes": self.axes, "channel": self.channel, "unwritten": self.unwritten}
         return next((f"{name}={value!r}" for name, value in names.items() if value is not None), "")
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from zb_hdf5.files.codecs import CodedChunks, CompressedTokens
 from zb_hdf5.files.paths import Identity
 from zb_hdf5.hdf5.h5_chunks import ChunkExtents
+from zb_hdf5.hdf5.written_rows import RowRuns
 from zb_hdf5.spec import StoreMeta
 
 
@@ -46,6 +47,8 @@ class Column(NamedTuple):
         The dtype of a dataset of another program, which may be any of integers; None: that of `meta`.
     channel
         The entry of the second of three axes that has the values; None: all have.
+    kept
+        The rows along the first axis that have the values, where some were never written; None: all rows have.
     fields
         Of a dataset of another program, the columns of its fields, by their names. Nobody changes it.
     left_out
@@ -68,6 +71,7 @@ class Column(NamedTuple):
     origin: dict[str, Any] = {}  # noqa: RUF012
     stored_dtype: np.dtype[Any] | None = None
     channel: int | None = None
+    kept: RowRuns | None = None
     fields: dict[str, Column] = {}  # noqa: RUF012
     left_out: tuple[str, ...] = ()
 

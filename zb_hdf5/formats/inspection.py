@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -9,11 +10,11 @@ from typing import Any, Final
 import h5py
 import numpy as np
 
-from zb_hdf5.errors import ArgumentError, FormatError
+from zb_hdf5.errors import ArgumentError, FormatError, Remedy
 from zb_hdf5.field import Field
 from zb_hdf5.files.paths import Identity
 from zb_hdf5.files.ranges import Extents, Run
-from zb_hdf5.formats.dataset_choice import ANY_DATASET, DatasetChoice
+from zb_hdf5.formats.dataset_choice import ANY_DATASET, FILL, DatasetChoice
 from zb_hdf5.formats.foreign import (
     can_be_field,
     integer_datasets,
@@ -30,6 +31,8 @@ from zb_hdf5.hdf5.h5_chunks import ChunkExtents, chunk_extents, codec_of, column
 from zb_hdf5.hdf5.h5_dataset import our_tokens, own_dataset, require_rows, require_stored
 from zb_hdf5.hdf5.h5_file import h5_damage, h5_identity, open_h5_for_reading
 from zb_hdf5.hdf5.open_dataset import HANDLES
+from zb_hdf5.hdf5.written_rows import RowRuns, count_of, is_prefix, lacking, never_written, rows_in_both, written_rows
+from zb_hdf5.notes import note
 from zb_hdf5.spec import (
     BATCHES,
     BATCHES_LAYOUT,
@@ -119,6 +122,11 @@ def look_at(
         if name is not None:
             column = _of_layout(layout, _foreign_column(h5, path, name, choice))
             return _field_of(column, field) if field else column
+        if choice.unwritten is not None:
+            raise ArgumentError(
+                f"{path}: unwritten={choice.unwritten!r} needs a dataset that another program has written",
+                options=["unwritten"],
+            )
         if choice.channel is not None:
             raise ArgumentError(
                 f"{path}: channel={choice.channel} needs a dataset of three axes that another program has written",
@@ -323,11 +331,51 @@ def _foreign_column(h5: h5py.File, path: Path, dataset: str, choice: DatasetChoi
         count = len(stored) * rows * length
     meta = StoreMeta(rows, length, dtype, layout=layout, fields=fields)
     tokens = Column(path, dataset, meta, count, h5_identity(h5, growing=False), sha256=sha256)
+    kept = _rows_to_read(path, {dataset: (stored, channel), **values}, stored.ndim == 1, count, choice)
+    if kept is not None:
+        tokens = tokens._replace(kept=kept, num_tokens=count_of(kept) * _row_values(tokens), sha256=None)
     columns: dict[str, Column] = {}
     for name, (each, entry) in values.items():
         columns[name] = _with_values(h5, _named_field(tokens, name, each), each, entry)
     left_out = tuple(sorted(beside.keys() - values.keys()))
     return _with_values(h5, tokens, stored, channel)._replace(fields=columns, left_out=left_out)
+
+
+def _row_values(tokens: Column) -> int:
+    """Return the tokens of a row along the first axis of a dataset of another program."""
+    return 1 if tokens.meta.layout == STREAM_LAYOUT else tokens.meta.batch_tokens
+
+
+def _rows_to_read(
+    path: Path,
+    datasets: Mapping[str, tuple[h5py.Dataset, int | None]],
+    is_stream: bool,
+    num_tokens: int,
+    choice: DatasetChoice,
+) -> RowRuns | None:
+    """Return the rows to read of tokens and of their fields, where some were never written; None: all were.
+
+    Parameters
+    ----------
+    datasets
+        The dataset of the tokens, the first one, and those of fields: each with its entry of the second axis.
+    is_stream, num_tokens
+        Whether the tokens have one axis, and how many of them count.
+    """
+    (name, (stored, _)), *_ = datasets.items()
+    num_rows = num_tokens if is_stream else len(stored)
+    written = {each: written_rows(found, num_rows, entry) for each, (found, entry) in datasets.items()}
+    kept = functools.reduce(rows_in_both, written.values())
+    if kept is None:
+        return None
+    if choice.unwritten == FILL:
+        return ((0, num_rows),)
+    if choice.unwritten is None and not (is_stream and kept and is_prefix(kept)):
+        first, runs = next((each, runs) for each, runs in written.items() if runs is not None)
+        raise never_written(path, datasets[first][0], runs, num_rows, Remedy.UNWRITTEN)
+    if choice.unwritten is None:
+        note(f"{path}: {name}: tokens {lacking(kept, num_rows)} were never written: the stream ends before them")
+    return kept
 
 
 def _end_of_stream(stored: h5py.Dataset, what: str) -> tuple[int, str | None]:
@@ -351,11 +399,15 @@ def _named_field(tokens: Column, name: str, stored: h5py.Dataset) -> Column:
 def _with_values(h5: h5py.File, column: Column, stored: h5py.Dataset, channel: int | None) -> Column:
     """Add the extents of a dataset of another program, or the obstacle to reading it without HDF5."""
     is_stream = stored.ndim == 1
-    values = column.num_tokens if channel is None else column.num_tokens * stored.shape[1]
-    require_stored(values * stored.dtype.itemsize, h5, stored, column.path)
-    num_rows = column.num_tokens if is_stream else len(stored)
     unit_values = column.num_tokens if is_stream else column.meta.batch_tokens
-    extents, obstacle = row_extents(stored, num_rows, unit_values * stored.dtype.itemsize, channel)
+    extents: Extents | None = None
+    obstacle = "some of its rows were never written"
+    if column.kept is None:
+        values = column.num_tokens if channel is None else column.num_tokens * stored.shape[1]
+        require_stored(values * stored.dtype.itemsize, h5, stored, column.path)
+    if column.kept is None or (is_prefix(column.kept) and written_rows(stored, count_of(column.kept), channel) is None):
+        num_rows = column.num_tokens if is_stream else count_of(column.kept or ((0, len(stored)),))
+        extents, obstacle = row_extents(stored, num_rows, unit_values * stored.dtype.itemsize, channel)
     return column._replace(extents=extents, obstacle=obstacle, stored_dtype=stored.dtype, channel=channel)
 
 

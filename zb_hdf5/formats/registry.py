@@ -198,6 +198,7 @@ class HDF5Format(FileFormat):
         *,
         identity: Identity | None = None,
         dataset: str | None = None,
+        unwritten: str | None = None,
         column: Column | None = None,
     ) -> BatchReader:
         from zb_hdf5.spec import BATCHES_LAYOUT
@@ -213,7 +214,7 @@ class HDF5Format(FileFormat):
             "none",
             meta.layout,
             field="" if meta.field is None else meta.field.name,
-            choice=DatasetChoice(dataset),
+            choice=DatasetChoice(dataset, unwritten=unwritten),
             identity=identity,
             column=column,
         )

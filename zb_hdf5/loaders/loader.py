@@ -78,7 +78,7 @@ class Loader(EpochLoader[BatchT]):
         A path for `open_reader`, or a reader.
     backend, access, verify, cache, cache_bytes, digests
         As for `open_reader`; without effect on a reader.
-    dataset, axes, channel, field_channels, source_dtype, skip_bytes
+    dataset, axes, channel, field_channels, unwritten, source_dtype, skip_bytes
         As for `open_reader`; without effect on a reader.
     split
         The split to read of a store with several, or of a folder of files whose names tell them: "train", "val" or
@@ -265,6 +265,7 @@ class Loader(EpochLoader[BatchT]):
         axes: str | None = None,
         channel: int | None = None,
         field_channels: Mapping[str, int] | None = None,
+        unwritten: str | None = None,
         source_dtype: str | None = None,
         skip_bytes: int = 0,
         cache: str | os.PathLike[str] | None = None,
@@ -311,6 +312,7 @@ class Loader(EpochLoader[BatchT]):
                 axes=axes,
                 channel=channel,
                 field_channels=field_channels,
+                unwritten=unwritten,
                 source_dtype=source_dtype,
                 skip_bytes=skip_bytes,
                 split=split,
@@ -320,8 +322,7 @@ class Loader(EpochLoader[BatchT]):
             )
             undo = on_failure(source.close)
             if source.layout == STREAM_LAYOUT:
-                batch_size = None  # the windows have both
-                seq_len = None
+                batch_size = seq_len = None  # the windows have both
         with undo:
             self.reader: BatchReader = source
             self.path = source.path

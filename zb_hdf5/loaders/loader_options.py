@@ -37,6 +37,7 @@ class SourceOptions(TypedDict, total=False):
     axes: str | None
     channel: int | None
     field_channels: Mapping[str, int] | None
+    unwritten: str | None
     source_dtype: str | None
     skip_bytes: int
     cache: str | os.PathLike[str] | None

@@ -174,6 +174,8 @@ class Digests:
         }
         if self.choice is not None:
             facts |= {"dataset": self.choice.name, "axes": self.choice.axes, "channel": self.choice.channel}
+            if self.choice.unwritten is not None:
+                facts["unwritten"] = self.choice.unwritten
         rows = [(name, *digest) for name, digest in self.files.items()]
         arrays = dict(zip(DIGESTS_FILE_KEYS, map(list, zip(*rows, strict=True)), strict=True))
         return sealed_text(facts, {"files": arrays})
@@ -242,7 +244,9 @@ def _choice_in(value: Any, where: str) -> DatasetChoice:
     """Return the dataset that parsed digests are of."""
     name = require_field(value, "dataset", str, where)
     try:
-        return DatasetChoice.of(name, axes=value.get("axes"), channel=value.get("channel"))
+        return DatasetChoice.of(
+            name, axes=value.get("axes"), channel=value.get("channel"), unwritten=value.get("unwritten")
+        )
     except ArgumentError as error:
         raise FormatError(f"{where}: {error}") from error
 
@@ -340,6 +344,7 @@ def write_digests(
     dataset: str | None = None,
     axes: str | None = None,
     channel: int | None = None,
+    unwritten: str | None = None,
     source_dtype: str | None = None,
     skip_bytes: int = 0,
     workers: int | None = None,
@@ -359,7 +364,7 @@ def write_digests(
         The file to write, a JSON.
     overwrite
         It may exist, if it is a file of digests, and is replaced in one step.
-    dataset, axes, channel
+    dataset, axes, channel, unwritten
         As for `open_reader`, of HDF5 files of another program. No digests are made of their fields.
     source_dtype, skip_bytes
         As for `open_reader`, of files without a header.
@@ -381,7 +386,7 @@ def write_digests(
     """
     path = local_path(path)
     require_present(path)
-    choice = DatasetChoice.of(dataset, axes, channel)
+    choice = DatasetChoice.of(dataset, axes, channel, unwritten=unwritten)
     require_datasets(path, choice)
     at_path = undigested(path, Headerless.of(source_dtype, skip_bytes), choice)
     if at_path is None:

@@ -170,6 +170,7 @@ class Opening:
             access=self.access,
             verify=self.verify,
             dataset=self.choice.name,
+            unwritten=self.choice.unwritten,
             columns=self.columns,
         )
         if not reader.num_records:
@@ -236,6 +237,7 @@ def look(
     axes: str | None = None,
     channel: int | None = None,
     field_channels: Mapping[str, int] | None = None,
+    unwritten: str | None = None,
     source_dtype: str | None = None,
     skip_bytes: int = 0,
     split: str | None = AUTO_SPLIT,
@@ -259,7 +261,7 @@ def look(
     path = any_path(path)
     require_options(access, verify)
     _require_backend_name(backend)
-    choice = DatasetChoice.of(dataset, axes, channel, field_channels)
+    choice = DatasetChoice.of(dataset, axes, channel, field_channels, unwritten)
     require_remote_access(path, access)
     require_present(path)
     headerless = Headerless.of(source_dtype, skip_bytes)
@@ -633,6 +635,7 @@ class ForeignHolder(Holder):
             access=opening.access,
             verify=opening.verify,
             dataset=opening.foreign_dataset,
+            unwritten=opening.choice.unwritten,
             columns=opening.columns,
         )
 

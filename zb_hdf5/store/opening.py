@@ -39,6 +39,7 @@ NO_CHOICE: Final = Choice(
     axes=None,
     channel=None,
     field_channels=None,
+    unwritten=None,
     source_dtype=None,
     skip_bytes=0,
     digests=None,
@@ -61,6 +62,7 @@ def open_reader(
     axes: str | None = None,
     channel: int | None = None,
     field_channels: Mapping[str, int] | None = None,
+    unwritten: str | None = None,
     source_dtype: str | None = None,
     skip_bytes: int = 0,
     split: str | None = AUTO_SPLIT,
@@ -108,6 +110,10 @@ def open_reader(
         record. None: that axis has no channels.
     field_channels
         Entries that have fields, such as `{"loss_mask": 1, "labels": 2}`; it needs `channel`.
+    unwritten
+        Rows of such a dataset that no program has written, of the tokens or of a field: "fill" takes the fill value of
+        the dataset, "drop" leaves out each row that was not written in whole. None: they are refused, but for the last
+        tokens of a stream, which ends before them, with a note.
     source_dtype
         Dtype of the ids in a file without a header, or in a folder of them, such as the `train.bin` of nanoGPT or the
         `.npy` of OLMo: "uint16", "uint32", "int32" or another integer. It is never guessed: ids of another dtype are
@@ -155,6 +161,7 @@ def open_reader(
         axes=axes,
         channel=channel,
         field_channels=field_channels,
+        unwritten=unwritten,
         source_dtype=source_dtype,
         skip_bytes=skip_bytes,
         split=split,
@@ -208,6 +215,7 @@ def open_stream(
     access: Access = "auto",
     verify: Verify = "auto",
     dataset: str | None = None,
+    unwritten: str | None = None,
     source_dtype: str | None = None,
     skip_bytes: int = 0,
     digests: str | os.PathLike[str] | None = None,
@@ -230,7 +238,7 @@ def open_stream(
     dataset
         Name of an integer dataset of one axis in an HDF5 file of another program, or in each file of a folder of them;
         None: the only integer dataset of such a file.
-    source_dtype, skip_bytes, digests
+    unwritten, source_dtype, skip_bytes, digests
         As for `open_reader`.
 
     Returns
@@ -264,6 +272,7 @@ def open_stream(
         access=access,
         verify=verify,
         dataset=dataset,
+        unwritten=unwritten,
         source_dtype=source_dtype,
         skip_bytes=skip_bytes,
         digests=digests,
@@ -275,6 +284,7 @@ def open_chosen_stream(path: str | os.PathLike[str], choice: Choice) -> TokenStr
     return open_stream(
         path,
         dataset=choice["dataset"],
+        unwritten=choice["unwritten"],
         source_dtype=choice["source_dtype"],
         skip_bytes=choice["skip_bytes"],
         digests=choice["digests"],
@@ -296,6 +306,7 @@ def open_for_loader(
     axes: str | None = None,
     channel: int | None = None,
     field_channels: Mapping[str, int] | None = None,
+    unwritten: str | None = None,
     source_dtype: str | None = None,
     skip_bytes: int = 0,
     split: str | None = AUTO_SPLIT,
@@ -317,6 +328,7 @@ def open_for_loader(
         axes=axes,
         channel=channel,
         field_channels=field_channels,
+        unwritten=unwritten,
         source_dtype=source_dtype,
         skip_bytes=skip_bytes,
         split=split,

@@ -12,6 +12,7 @@ from zb_hdf5.formats.windows import Windows
 from zb_hdf5.spec import BATCHES_LAYOUT, StoreMeta
 from zb_hdf5.store.cut_reader import CutReader
 from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.shards import ReadOptions
 
 if TYPE_CHECKING:  # h5py, which a store with an index does not need
     from zb_hdf5.formats.h5_column import Column
@@ -32,7 +33,7 @@ class RecordReader(CutReader):
         The records and batches, which do not overlap.
     dataset
         The name of the dataset.
-    access, verify, columns
+    access, verify, columns, unwritten
         As for `StoreReader`.
     """
 
@@ -46,8 +47,10 @@ class RecordReader(CutReader):
         access: str = "auto",
         verify: str = "auto",
         columns: Mapping[int, Column] | None = None,
+        unwritten: str | None = None,
     ) -> None:
-        super().__init__(path, index, access=access, verify=verify, dataset=dataset, columns=columns)
+        how = ReadOptions(access=access, verify=verify, dataset=dataset, unwritten=unwritten)
+        super().__init__(path, index, columns=columns, **how)
         self.foreign_dataset = dataset
         self.layout = BATCHES_LAYOUT
         with on_failure(self.close):

@@ -68,7 +68,7 @@ class Sharded(Tokens):
     ----------
     folder
         The folder that the paths of the index are relative to.
-    access, verify, dataset
+    access, verify, dataset, unwritten
         As for `open_reader`.
     columns
         Columns of files that are known already, by the numbers of the files.
@@ -84,11 +84,16 @@ class Sharded(Tokens):
         verify: str,
         dataset: str | None = None,
         columns: Mapping[int, Column] | None = None,
+        unwritten: str | None = None,
     ) -> None:
         self.folder = folder
         self.index = index
         self.asked = access
         self.dataset = dataset
+        self.unwritten = unwritten
+        self._chosen: dict[str, Any] = {"dataset": dataset}
+        if unwritten is not None:  # of an HDF5 file of another program: no other format has the argument
+            self._chosen["unwritten"] = unwritten
         self._verify = verify
         self._columns = dict(columns or {})
         self.identities = dict[int, Identity]()
@@ -107,7 +112,7 @@ class Sharded(Tokens):
 
     def reopened(self, index: ShardIndex, columns: Mapping[int, Column]) -> Sharded:
         """Return the tokens of a newer index, read in the same way; none of its files is open yet."""
-        tokens = Sharded(self.folder, index, self.asked, self._verify, self.dataset, columns)
+        tokens = Sharded(self.folder, index, self.asked, self._verify, self.dataset, columns, self.unwritten)
         tokens.name = self.name
         return tokens
 
@@ -387,8 +392,8 @@ class Sharded(Tokens):
                 self.index.meta,
                 self.asked,
                 identity=identity,
-                dataset=self.dataset,
                 column=self._columns.get(number),
+                **self._chosen,
             )
         with on_failure(reader.close):
             is_expected = reader.complete if entry.complete else self.index.meta.layout == STREAM_LAYOUT
@@ -435,6 +440,7 @@ class ReadOptions(TypedDict):
     access: str
     verify: str
     dataset: str | None
+    unwritten: str | None
 
 
 class StoreReader(BatchReader):
@@ -446,7 +452,7 @@ class StoreReader(BatchReader):
         The folder of the store; of a stream also its `shards.json`, or its one file.
     index
         The shards that are read.
-    access, verify, dataset
+    access, verify, dataset, unwritten
         As for `open_reader`.
     columns
         Columns of files that are known already, by the numbers of the files.
@@ -465,14 +471,15 @@ class StoreReader(BatchReader):
         verify: str = "auto",
         dataset: str | None = None,
         columns: Mapping[int, Column] | None = None,
+        unwritten: str | None = None,
     ) -> None:
         folder = path if path.is_dir() else path.parent
-        self._options = ReadOptions(access=access, verify=verify, dataset=dataset)
+        self._options = ReadOptions(access=access, verify=verify, dataset=dataset, unwritten=unwritten)
         self._reads = "none" if verify == "store" else verify
         compared = self._reads
         if verify == "auto" and not self._auto_compares:
             compared = "none"
-        tokens = self._kind(folder, index, access, compared, dataset, columns)
+        tokens = self._kind(folder, index, access, compared, dataset, columns, unwritten)
         tokens.name = str(path)
         super().__init__(path, index.meta, index.num_batches, tokens)
         self.index = index

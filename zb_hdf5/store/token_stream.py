@@ -12,6 +12,7 @@ from zb_hdf5.formats.flat import HeaderlessNames
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.spec import TokenArray
 from zb_hdf5.store.holders import look
+from zb_hdf5.store.shards import ReadOptions
 from zb_hdf5.store.window_reader import WindowReader
 
 
@@ -40,12 +41,14 @@ class TokenStream(WindowReader):
         access: str = "auto",
         verify: str = "auto",
         dataset: str | None = None,
+        unwritten: str | None = None,
         source_dtype: str | None = None,
         skip_bytes: int = 0,
         digests: str | os.PathLike[str] | None = None,
     ) -> None:
         headerless = HeaderlessNames(source_dtype=source_dtype, skip_bytes=skip_bytes)
-        opening = look(path, split=split, access=access, verify=verify, dataset=dataset, digests=digests, **headerless)
+        how = ReadOptions(access=access, verify=verify, dataset=dataset, unwritten=unwritten)
+        opening = look(path, split=split, digests=digests, **how, **headerless)
         index = opening.stream_index()
         if verify == "store":
             opening.compare_digests()
@@ -53,10 +56,8 @@ class TokenStream(WindowReader):
             opening.path,
             index,
             Windows.of(1, 1),
-            access=access,
-            verify=verify,
-            dataset=dataset,
             columns=opening.columns,
+            **how,
         )
         self._split = split
         self._digests = opening.digests

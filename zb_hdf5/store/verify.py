@@ -202,6 +202,7 @@ def verify_store(
     axes: str | None = None,
     channel: int | None = None,
     field_channels: Mapping[str, int] | None = None,
+    unwritten: str | None = None,
     source_dtype: str | None = None,
     skip_bytes: int = 0,
     workers: int | None = None,
@@ -217,7 +218,7 @@ def verify_store(
     ----------
     split
         Split of a store, or of a folder of files whose names tell them, that alone is checked; None: all of them.
-    dataset, axes, channel, field_channels
+    dataset, axes, channel, field_channels, unwritten
         As for `open_reader`, of an HDF5 file of another program.
     source_dtype, skip_bytes
         As for `open_reader`, of files without a header.
@@ -247,7 +248,7 @@ def verify_store(
         If digests are given for files that hold their own.
     """
     path = any_path(path)
-    choice = DatasetChoice.of(dataset, axes, channel, field_channels)
+    choice = DatasetChoice.of(dataset, axes, channel, field_channels, unwritten)
     require_datasets(path, choice)
     headerless = Headerless.of(source_dtype, skip_bytes)
     if digests is not None:

@@ -16,6 +16,7 @@ from zb_hdf5.formats.windows import Windows
 from zb_hdf5.spec import NOT_KNOWN, StoreMeta
 from zb_hdf5.store.cut_reader import CutReader
 from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.shards import ReadOptions
 from zb_hdf5.store.store_documents import StreamDocuments
 
 if TYPE_CHECKING:  # h5py, which a store with an index does not need
@@ -36,7 +37,7 @@ class WindowReader(CutReader):
         The files that are read.
     windows
         The records and batches.
-    access, verify, dataset, columns
+    access, verify, dataset, columns, unwritten
         As for `StoreReader`.
     """
 
@@ -50,8 +51,10 @@ class WindowReader(CutReader):
         verify: str = "auto",
         dataset: str | None = None,
         columns: Mapping[int, Column] | None = None,
+        unwritten: str | None = None,
     ) -> None:
-        super().__init__(path, index, access=access, verify=verify, dataset=dataset, columns=columns)
+        how = ReadOptions(access=access, verify=verify, dataset=dataset, unwritten=unwritten)
+        super().__init__(path, index, columns=columns, **how)
         with on_failure(self.close):
             self.cut(windows)
 

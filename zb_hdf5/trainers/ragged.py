@@ -20,11 +20,11 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ConvertError, FormatError, ZbError
+from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, Remedy, ZbError
 from zb_hdf5.files.field_files import ids_at
 from zb_hdf5.files.listing import files_at, listed
 from zb_hdf5.files.tokens import Tokens
-from zb_hdf5.formats.dataset_choice import DatasetChoice
+from zb_hdf5.formats.dataset_choice import FILL, DatasetChoice
 from zb_hdf5.formats.foreign import FIELD_NAMES, MAX_DATASETS, MAX_LEVELS, MAX_OBJECTS
 from zb_hdf5.formats.h5_tokens import open_stored
 from zb_hdf5.formats.id_source import BLOCK_OF_IDS, IdFile, IdRows, IdSource, RowBlock, Wanted
@@ -33,6 +33,7 @@ from zb_hdf5.formats.registry import FORMATS, backend_in
 from zb_hdf5.hdf5.h5_chunks import register_filters, unreadable
 from zb_hdf5.hdf5.h5_dataset import bytes_elsewhere, own_dataset, require_stored
 from zb_hdf5.hdf5.h5_file import h5_damage, open_h5_for_reading
+from zb_hdf5.hdf5.written_rows import never_written, written_rows
 from zb_hdf5.spec import INDEX_NAME, STREAM_LAYOUT
 from zb_hdf5.text.corpus import IDS_COLUMNS
 
@@ -75,11 +76,14 @@ class Layout(NamedTuple):
         The dataset of the values or lists, or the group of the datasets.
     offsets
         Of values, the dataset of their offsets or lengths.
+    fills
+        Values that were never written are read as the fill value of their dataset; else they are refused.
     """
 
     kind: str
     name: str
     offsets: str = ""
+    fills: bool = False
 
     @property
     def in_words(self) -> str:
@@ -311,8 +315,14 @@ class OffsetFile(_DocumentFile):
     """
 
     def __init__(self, path: Path, layout: Layout, wanted: Wanted) -> None:
-        self._values = look_at(path, None, choice=DatasetChoice(layout.name))
-        self._offsets = look_at(path, None, choice=DatasetChoice(layout.offsets))
+        unwritten = FILL if layout.fills else None
+        try:
+            self._values = look_at(path, None, choice=DatasetChoice(layout.name, unwritten=unwritten))
+            self._offsets = look_at(path, None, choice=DatasetChoice(layout.offsets, unwritten=unwritten))
+        except FormatError as error:
+            if error.remedy is Remedy.UNWRITTEN:
+                error.remedy = Remedy.FILL
+            raise
         for column in (self._values, self._offsets):
             if column.meta.layout != STREAM_LAYOUT:
                 raise FormatError(f"{path}: {column.name}: expected a dataset of one axis")
@@ -441,8 +451,11 @@ class ListFile(_DocumentFile):
                 each = None if name == layout.name.rpartition("/")[2] else _dataset_or_none(h5, path, f"{group}/{name}")
                 if each is not None and each.shape == stored.shape and h5py.check_vlen_dtype(each.dtype) is not None:
                     kinds[name] = _base_of(each)
+            _require_written(path, stored, layout)
             require_stored(len(stored) * _LIST_BYTES, h5, stored, path)
             self.columns = wanted.columns(path, kinds)
+            for name in self.columns.lists[1:]:
+                _require_written(path, h5[f"{group}/{name}"], layout)
             super().__init__(path, len(stored), path.stat().st_size)
 
     def _documents(self, first: int, stop: int) -> Iterator[IdRows]:
@@ -471,6 +484,13 @@ class ListFile(_DocumentFile):
             raise unreadable(self.path, f"{self._name}: row {first + 1:,}", stored, error) from error
 
 
+def _require_written(path: Path, stored: h5py.Dataset, layout: Layout) -> None:
+    """Raise `FormatError` if rows of a dataset were never written, and are not filled."""
+    runs = None if layout.fills else written_rows(stored, len(stored))
+    if runs is not None:
+        raise never_written(path, stored, runs, len(stored), Remedy.FILL)
+
+
 def _base_of(stored: h5py.Dataset) -> Any:
     """Return the dtype of the numbers in lists; words for lists of anything else."""
     base = h5py.check_vlen_dtype(stored.dtype)
@@ -496,6 +516,7 @@ class DatasetFile(_DocumentFile):
 
     def __init__(self, path: Path, layout: Layout, wanted: Wanted) -> None:
         self._group = layout.name
+        self._layout = layout
         with _opened(path) as h5:
             names = _names_in(h5[self._group])
             if not names:
@@ -522,7 +543,9 @@ class DatasetFile(_DocumentFile):
                 f"{self.path}: {self._group}/{name}: expected a dataset of one axis of {expected}, as the first "
                 f"document is, found {stored!r}"
             )
-        require_stored(len(stored) * expected.itemsize, h5, stored, self.path)
+        _require_written(self.path, stored, self._layout)
+        if not self._layout.fills:
+            require_stored(len(stored) * expected.itemsize, h5, stored, self.path)
         register_filters(stored)
         try:
             return np.asarray(stored[:])
@@ -552,6 +575,7 @@ def open_ragged(
     *,
     dataset: str | None = None,
     offsets: str | None = None,
+    unwritten: str | None = None,
     field_columns: Sequence[str] | None = None,
     rows: str = "documents",
     dtype: str = "auto",
@@ -569,6 +593,8 @@ def open_ragged(
     offsets
         The dataset of the offsets (N + 1), the ends (N) or the lengths (N) of the documents; None: found by the
         content, lengths also by their name.
+    unwritten
+        "fill": values that were never written are the fill value of their dataset; None: they are refused.
     field_columns
         The datasets of values that are aligned with the ids; None: all in the group that have their shape.
     rows, dtype, vocab_size, max_document_tokens
@@ -581,9 +607,14 @@ def open_ragged(
     FormatError
         If the offsets do not fit the values, or a file is damaged.
     """
+    if unwritten not in (None, FILL):
+        raise ArgumentError(
+            f"unwritten={unwritten!r} would move the places of documents in their values; pass 'fill', or write them",
+            options=["unwritten"],
+        )
     files: list[IdFile] = []
     for path in ids_at(files_at(paths, *_SUFFIXES), paths):
-        layout = _layout(path, dataset, offsets)
+        layout = _layout(path, dataset, offsets)._replace(fills=unwritten == FILL)
         files.append(_FILES[layout.kind](path, layout, Wanted(layout.name, field_columns)))
     found = IdSource(
         files,

@@ -158,7 +158,7 @@ TRAINER_FORMATS: Final[dict[str, TrainerFormat]] = {
         (".h5", ".hdf5", ".hdf", ".he5"),
         recognises="zb_hdf5.trainers.ragged:is_ragged",
         source="zb_hdf5.trainers.ragged:open_ragged",
-        options=(*_ROW_OPTIONS, "dataset", "offsets", "field_columns"),
+        options=(*_ROW_OPTIONS, "dataset", "offsets", "unwritten", "field_columns"),
         holds_fields=None,
     ),
 }

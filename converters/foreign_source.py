@@ -13,6 +13,7 @@ from zb_hdf5.converters.array_source import ArrayFile, ArraySource, array_option
 from zb_hdf5.converters.batch_source import BatchSource
 from zb_hdf5.converters.options import ArrayOptions, DatasetOptions, ForeignOptions, LossOptions, Settings
 from zb_hdf5.converters.split_arrays import arrays_of_splits
+from zb_hdf5.errors import ConvertError
 from zb_hdf5.files.field_files import ids_at
 from zb_hdf5.files.listing import files_at
 from zb_hdf5.files.paths import RemotePath
@@ -23,7 +24,7 @@ from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import open_stored
 from zb_hdf5.formats.inspection import is_ours, look_at_foreign
 from zb_hdf5.formats.registry import FORMATS, backend_in, hdf5_files, hdf5_suffixes
-from zb_hdf5.spec import BATCHES_LAYOUT, STREAM_LAYOUT
+from zb_hdf5.spec import BATCHES_LAYOUT, STREAM_LAYOUT, StoreMeta
 from zb_hdf5.store.both_formats import stores_by_format
 from zb_hdf5.store.index import find_index
 from zb_hdf5.store.verify import require_digests
@@ -111,10 +112,14 @@ def open_foreign(paths: list[Path], settings: Settings) -> BatchSource:
     chosen = settings.of(DatasetOptions).choice
     warn_of_mask(chosen)
     columns = _look_at_all(ids_at(files_at(paths, *hdf5_suffixes()), paths), chosen)
-    if settings.of(LossOptions).tokens_only and not FORMATS[settings.target.format].tokens_only:
+    tokens_only = settings.of(LossOptions).tokens_only
+    if tokens_only and not FORMATS[settings.target.format].tokens_only:
         columns = [column._replace(meta=replace(column.meta, fields=()), fields={}) for column in columns]
-    elif left_out := sorted({name for column in columns for name in column.left_out}):
-        warnings.warn(f"{columns[0].path}: left out, as they can be no fields: {', '.join(left_out)}", stacklevel=2)
+    elif not tokens_only:
+        for column in columns:
+            require_no_unfit(column.path, column.meta)
+        if left_out := sorted({name for column in columns for name in column.left_out}):
+            warnings.warn(f"{columns[0].path}: left out, as they can be no fields: {', '.join(left_out)}", stacklevel=2)
     batch_size = settings.of(ForeignOptions).batch_size
     return arrays_of_splits(
         columns,
@@ -123,6 +128,16 @@ def open_foreign(paths: list[Path], settings: Settings) -> BatchSource:
         partial(ForeignSource, choice=chosen),
         {**array_options(settings), "batch_size": batch_size},
     )
+
+
+def require_no_unfit(path: Path, meta: StoreMeta) -> None:
+    """Raise `ConvertError` if values beside tokens have the name of targets, and cannot be converted with them."""
+    for name, words in meta.unfit:
+        raise ConvertError(
+            f"{path}: expected one number for each token in {name}, found {words}; tokens_only converts the tokens "
+            "alone",
+            options=["tokens_only"],
+        )
 
 
 def _look_at_all(files: Sequence[Path], choice: DatasetChoice) -> list[Column]:

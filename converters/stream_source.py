@@ -13,6 +13,7 @@ import numpy.typing as npt
 from zb_hdf5 import ArgumentError, ConvertError, FormatError, open_stream
 from zb_hdf5.converters.conversion import STREAM
 from zb_hdf5.converters.flat_source import cut_flat, flat_files_at, without_documents
+from zb_hdf5.converters.foreign_source import require_no_unfit
 from zb_hdf5.converters.options import KeptOptions, LossOptions, Settings
 from zb_hdf5.documents.document_table import DocumentTableFile
 from zb_hdf5.documents.metadata import NO_SOURCE, DocumentRows
@@ -365,6 +366,8 @@ def open_kept(paths: list[Path], settings: Settings) -> DocumentSource:
     unknown = [stream for stream in streams if not stream.has_documents]
     for stream in streams:
         stream.close()
+        if not settings.of(LossOptions).tokens_only:
+            require_no_unfit(stream.path, stream.index.meta)
     if unknown and options.boundary_token_id is not None:
         found = flat_files_at(paths, _backend(options), options)
         if found is not None:

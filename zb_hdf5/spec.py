@@ -352,6 +352,8 @@ class StoreMeta:
     field
         None for tokens. The field whose values these batches are: then `dtype` is its dtype, and a record has
         `seq_len` values: all values of the first token, then of the second one, and so on.
+    unfit
+        Of another program: the names of fields of targets whose values can be none, and for each what it has in words.
 
     Raises
     ------
@@ -372,6 +374,7 @@ class StoreMeta:
     fields: tuple[Field, ...] = ()
     codec: str = NO_CODEC
     field: Field | None = None
+    unfit: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "seq_len"):

@@ -15,6 +15,7 @@ from interrupted import Failing, Stops
 from zb_hdf5 import (
     ArgumentError,
     ConvertError,
+    DocumentLoader,
     FormatError,
     IncompleteError,
     convert,
@@ -438,3 +439,33 @@ def test_a_tokenizer_asks_for_text_and_a_missing_text_names_the_ids(tmp_path):
     write(tmp_path / "a.jsonl", table_of())
     with pytest.raises(ConvertError, match="its column input_ids has ids: pass source_format='hf'"):
         convert(tmp_path / "a.jsonl", "stream", tmp_path / "out", tokenizer="byte")
+
+
+@pytest.mark.parametrize("name", ["labels", "loss_mask"])
+@pytest.mark.parametrize("kind", ["numbers of rows", "lists of lists", "lists of bytes"])
+def test_a_column_of_targets_that_is_no_field_is_refused(name, kind, tmp_path):
+    values = {
+        "numbers of rows": pa.array(range(len(ROWS))),
+        "lists of lists": pa.array([[[label] for label in row] for row in LABELS], pa.list_(pa.list_(pa.int64()))),
+        "lists of bytes": pa.array([[b"1"] * len(row) for row in ROWS], pa.list_(pa.binary())),
+    }[kind]
+    path = write(tmp_path / "a.parquet", table_of(**{name: values}))
+    how = {"source_format": "hf", "workers": 1, "vocab_size": 100}
+    is_refused(
+        ConvertError,
+        lambda: convert(path, "stream", tmp_path / "s.h5", **how),
+        match=f"column '{name}': expected lists of one number for each id, found .*name the columns of values",
+    )
+    convert(path, "stream", tmp_path / "s.h5", field_columns=(), **how)
+    with open_stream(tmp_path / "s.h5") as stream:
+        assert stream.get_slice(0, stream.num_tokens).tolist() == [token for row in ROWS for token in row]
+
+
+def test_labels_of_doubles_train(tmp_path):
+    labels = [[-100.0 if place < 1 else float(token) for place, token in enumerate(row)] for row in ROWS]
+    path = write(tmp_path / "a.parquet", table_of(labels=labels))
+    convert(path, "stream", tmp_path / "s.h5", source_format="hf", workers=1, vocab_size=100)
+    how = {"collate": "pack", "max_tokens": 100, "targets": True, "shuffle": "sequential", "rank": 0, "world_size": 1}
+    with DocumentLoader(tmp_path / "s.h5", **how) as loader:
+        found = next(iter(loader))["targets"].tolist()
+    assert found == [2, 3, -100, -100, 6, 7, 8, -100, -100, 11, -100]

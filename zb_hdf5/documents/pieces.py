@@ -227,16 +227,14 @@ def document_ids(pieces: Pieces) -> npt.NDArray[np.int32]:
     return numbers.repeat(pieces.lengths).reshape(-1, pieces.seq_len)
 
 
-def targets(tokens: TokenArray, pieces: Pieces, mask: npt.NDArray[Any] | None = None) -> npt.NDArray[np.int64]:
+def targets(tokens: TokenArray, pieces: Pieces) -> npt.NDArray[np.int64]:
     """Return the token that follows each token in its segment, or -100 where none does: int64, shape (R, S).
 
-    None follows the last token of a segment, and none follows padding. A token whose `mask` is 0 is no target.
+    None follows the last token of a segment, and none follows padding.
     """
     found = np.empty(pieces.num_tokens, np.int64)
     if len(found):
         found[:-1] = tokens.reshape(-1)[1:]
-        if mask is not None:
-            found[:-1][mask.reshape(-1)[1:] == 0] = IGNORED_TARGET
         found[pieces.starts - 1] = IGNORED_TARGET  # of the first segment this is the last token of all
         padding = pieces.is_padding
         if padding.any():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import permutations
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -135,6 +135,17 @@ def can_be_field(name: str, stored: h5py.Dataset) -> bool:
     Not if a loader gives values of this name itself, they are other tokens, or their bytes are in another file.
     """
     return is_field_name(name) and name not in TOKEN_NAMES and not bytes_elsewhere(stored)
+
+
+def unfit_targets(h5: h5py.File, name: str, fields: Collection[str]) -> tuple[tuple[str, str], ...]:
+    """Return the values in the group of a dataset that have the name of a field of targets and are none; in words."""
+    group = h5[name].parent
+    found = {each: group.get(each) for each in (LABELS, LOSS_MASK) if each not in fields and each != _base(name)}
+    return tuple(
+        (each, f"{stored.dtype} of shape {stored.shape}")
+        for each, stored in found.items()
+        if isinstance(stored, h5py.Dataset)
+    )
 
 
 def require_channels(path: Path, name: str, stored: h5py.Dataset, choice: DatasetChoice) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, ConvertError, ZbError
-from zb_hdf5.field import LABELS, Field
+from zb_hdf5.field import LABELS, LOSS_MASK, Field
 from zb_hdf5.files.listing import require_named_once
 from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
 from zb_hdf5.formats.row_documents import LENGTHS_COLUMN, DocumentsError, RowDocuments, documents_column
@@ -146,6 +146,7 @@ class Wanted:
             if not isinstance(dtype, np.dtype):
                 if is_asked:
                     raise ConvertError(f"{path}: column {name!r}: expected lists of numbers, found {dtype}")
+                _require_no_targets(path, name, dtype)
                 continue
             try:
                 fields.append(Field(name, _field_dtype(name, dtype)))
@@ -154,6 +155,16 @@ class Wanted:
                     raise
                 warnings.warn(f"{path}: column {name!r} is left out: {error}", stacklevel=2)
         return tuple(fields)
+
+
+def _require_no_targets(path: Path, name: str, kind: str) -> None:
+    """Raise `ConvertError` if a column that is no field has the name of targets: training would do without them."""
+    if name in (LABELS, LOSS_MASK):
+        raise ConvertError(
+            f"{path}: column {name!r}: expected lists of one number for each id, found {kind}; to convert the ids "
+            "without it, name the columns of values in field_columns, or '' for none",
+            options=["field_columns"],
+        )
 
 
 def _listed(kinds: Mapping[str, object]) -> str:

@@ -23,6 +23,7 @@ from zb_hdf5.formats.foreign import (
     require_records,
     to_choose,
     token_name,
+    unfit_targets,
     values_beside,
 )
 from zb_hdf5.formats.h5_column import Column
@@ -329,7 +330,8 @@ def _foreign_column(h5: h5py.File, path: Path, dataset: str, choice: DatasetChoi
         rows = 1 if stored.ndim == 2 or channel is not None else stored.shape[1]
         length = stored.shape[-1]
         count = len(stored) * rows * length
-    meta = StoreMeta(rows, length, dtype, layout=layout, fields=fields)
+    unfit = unfit_targets(h5, dataset, values)
+    meta = StoreMeta(rows, length, dtype, layout=layout, fields=fields, unfit=unfit)
     tokens = Column(path, dataset, meta, count, h5_identity(h5, growing=False), sha256=sha256)
     kept = _rows_to_read(path, {dataset: (stored, channel), **values}, stored.ndim == 1, count, choice)
     if kept is not None:

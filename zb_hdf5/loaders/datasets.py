@@ -251,12 +251,14 @@ class RecordDataset(Dataset[dict[str, torch.Tensor]]):
     documents
         True: add `position_ids`, which begin at 0 in each document, and give the first token of each the label -100,
         as no token before it is of its document.
+    labels
+        As for `Loader`.
     """
 
-    def __init__(self, reader: BatchReader, *, documents: bool = False) -> None:
+    def __init__(self, reader: BatchReader, *, documents: bool = False, labels: str | None = None) -> None:
         self._reader = reader
         self._documents = documents
-        self._targets = StoredTargets(reader) if has_targets(reader) else None
+        self._targets = StoredTargets(reader, labels) if has_targets(reader) else None
         if documents:
             reader.read_pieces(np.empty(0, np.int64))  # names what is missing
 

@@ -16,6 +16,7 @@ from zb_hdf5.documents import pieces as views
 from zb_hdf5.documents.metadata import WantedSpans
 from zb_hdf5.documents.pieces import Pieces, ends_of, spans_of_pieces
 from zb_hdf5.errors import ArgumentError, require_choice
+from zb_hdf5.field import LOSS_MASK
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import on_failure
@@ -36,6 +37,7 @@ from zb_hdf5.loaders.order import (
 )
 from zb_hdf5.loaders.step_values import as_tensor, require_masked, value_count, value_shape
 from zb_hdf5.loaders.steps import numpy_dtype
+from zb_hdf5.loaders.stored_targets import StoredTargets, has_targets
 from zb_hdf5.loaders.token_loader import EpochLoader
 from zb_hdf5.spec import NO_DOCUMENT, TokenArray
 from zb_hdf5.store.opening import open_for_loader
@@ -151,9 +153,13 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         The token of padding. It is never a target.
     targets
         True: add the token that follows each one, and -100 for the last one of a document and for padding.
+        Fields `labels` and `loss_mask` are used as `Loader` does.
     loss_mask
         The name of a field that is 0 for the tokens that the model is not to learn: if such a token follows, the target
-        is -100. It is read all the same. The field is yielded only if it is one of `fields`.
+        is -100. It is read all the same. The field is yielded only if it is one of `fields`. None: `loss_mask`, if it
+        is there.
+    labels
+        As for `Loader`.
     shuffle
         "global": a uniform permutation of all documents. "lengths": the same in buckets of `bucket_batches` batches, in
         which documents of similar length share a batch, so that "pad" fills up little. "sequential": as stored.
@@ -218,6 +224,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         pad_token_id: int = 0,
         targets: bool = False,
         loss_mask: str | None = None,
+        labels: str | None = None,
         fields: Sequence[str] = (),
         spans: WantedSpans = False,
         shuffle: DocumentShuffle = "global",
@@ -291,6 +298,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
             self.rank, self.world_size = resolve_rank(rank, world_size)
             self.documents = Documents(self.store.doc_offsets, max_tokens, too_long, self.path)
             self._columns = self._open_columns()
+            self._stored_targets = self._targets_of(labels)
             self._fingerprint = self._compute_fingerprint()
             self._counted: tuple[StepPlan | None, int] = (None, 0)
             self._begin_with(skip, mask_documents, epoch)
@@ -316,15 +324,21 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         columns = {name: self.store.field(name) for name in self._fields}
         if mask is None:
             return columns
-        if mask not in columns:
-            columns[mask] = self.store.field(mask)
-        column = columns[mask]
+        column = self.store.field(mask)
         if value_shape(column) or column.dtype.kind not in "biuf":
             raise ArgumentError(
                 f"{self.path}: expected loss_mask to name a field of one number for each token, found {mask!r}, "
                 f"{column.dtype} of shape {value_shape(column)}"
             )
         return columns
+
+    def _targets_of(self, labels: str | None) -> StoredTargets | None:
+        """Return the targets of the fields of the stream, which become columns; None: there are none."""
+        if not self.targets or (self._loss_mask is None and not has_targets(self.store)):
+            return None
+        found = StoredTargets(self.store, labels, self._loss_mask or LOSS_MASK)
+        self._columns |= {name: self.store.field(name) for name in found.names}
+        return found
 
     def plan_of_epoch(self, epoch: int) -> StepPlan:
         """Return the documents that this rank reads at each step of an epoch; packed, their order only."""
@@ -407,8 +421,9 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         read = {name: gather(column, pieces) for name, column in self._columns.items()}
         values = {"tokens": gather(self.store, pieces, self._pad_token_id, self._dtype)}
         if self.targets:
-            mask = None if self._loss_mask is None else read[self._loss_mask]
-            values["targets"] = views.targets(values["tokens"], pieces, mask)
+            values["targets"] = views.targets(values["tokens"], pieces)
+            if self._stored_targets is not None:
+                self._stored_targets.put_into(values["targets"], read.__getitem__)
             if len(self._masked):
                 views.ignore(values["targets"], pieces, np.isin(pieces.offsets, self._masked))
         values |= {name: read[name] for name in self._fields}

@@ -121,7 +121,11 @@ class Loader(EpochLoader[BatchT]):
         the next token belongs to another document.
         A store that has a field `labels` gives these as y: each of its own token, or of the token after it, whichever
         the labels are, and -100 for a negative one. Where it has a field `loss_mask`, y is -100 for a value of 0: that
-        of the token that y is, or that of the labels.
+        of the token that y is, or that of the labels. Each has one number for each token, labels whole ones of any
+        dtype; a field of these names that has others is refused.
+    labels
+        "own": the label of a token is the token itself. "next": it is the one after it. None: the labels tell which,
+        and where they do not, it has to be given.
     tokenizer
         As for `load_tokenizer`, or a tokenizer: refuse a store whose tokens another one has made.
     fields
@@ -290,6 +294,7 @@ class Loader(EpochLoader[BatchT]):
         documents: bool | Collection[str] = False,
         cu_seqlens_capacity: int | None = None,
         spans: WantedSpans = False,
+        labels: str | None = None,
         skip: Collection[tuple[int, int, int]] = (),
         mask_documents: Collection[int] = (),
         tokenizer: str | Tokenizer | None = None,
@@ -346,6 +351,7 @@ class Loader(EpochLoader[BatchT]):
                 "documents": documents,
                 "cu_seqlens_capacity": cu_seqlens_capacity,
                 "spans": spans,
+                "labels": labels,
             }
             self._begin_with(skip, mask_documents, epoch)
             self.set_batch_size(self.batch_size)
@@ -484,7 +490,7 @@ class Loader(EpochLoader[BatchT]):
                 f"{self.path}: records() gives records as they are stored, of {self.reader.seq_len:,} tokens; "
                 f"make the loader without seq_len={self._length:,}"
             )
-        return RecordDataset(self.reader, documents=self.steps.as_dict)
+        return RecordDataset(self.reader, documents=self.steps.as_dict, labels=self._options["labels"])
 
     def _num_fetched(self) -> int | None:
         from zb_hdf5.store.cache import num_fetched  # with what writes files, which few loaders need

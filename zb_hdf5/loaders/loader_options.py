@@ -20,6 +20,7 @@ Last: TypeAlias = Literal["drop", "fill", "short", "masked"]
 DocumentValue: TypeAlias = Literal["cu_seqlens", "max_seqlen", "seq_lens", "position_ids", "document_ids", "documents"]
 Collate: TypeAlias = Literal["pad", "pack"]
 TooLong: TypeAlias = Literal["refuse", "truncate", "drop"]
+LabelsWay: TypeAlias = Literal["own", "next"]
 DocumentShuffle: TypeAlias = Literal["global", "lengths", "sequential"]
 TextSplit: TypeAlias = Literal["train", "val"]
 #: The batches of a loader: tokens, pairs (x, y), or dictionaries.
@@ -54,6 +55,7 @@ class SourceOptions(TypedDict, total=False):
     prefetch: int | Literal["auto"]
     dtype: torch.dtype | None
     cu_seqlens_capacity: int | None
+    labels: LabelsWay | None
     tokenizer: str | Tokenizer | None
 
 

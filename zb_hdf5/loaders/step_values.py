@@ -109,7 +109,7 @@ class StepValues:
         The store.
     seq_len
         Tokens of a record, as the loader gives it.
-    targets, fields, documents, cu_seqlens_capacity, spans
+    targets, fields, documents, cu_seqlens_capacity, spans, labels
         As for `Loader`.
     mask_documents
         Numbers of documents, ascending.
@@ -137,6 +137,7 @@ class StepValues:
         documents: bool | Collection[str],
         cu_seqlens_capacity: int | None,
         spans: WantedSpans,
+        labels: str | None,
     ) -> None:
         if isinstance(fields, str):
             raise ArgumentError(f"fields must be names of fields, such as ({fields!r},), found {fields!r}")
@@ -151,7 +152,7 @@ class StepValues:
         if cu_seqlens_capacity is not None and "cu_seqlens" not in self._documents:
             raise ArgumentError("cu_seqlens_capacity needs documents=True, or 'cu_seqlens' in documents")
         values = DOCUMENT_VALUES | {"cu_seqlens": partial(views.cu_seqlens, capacity=cu_seqlens_capacity)}
-        self._stored_targets = StoredTargets(reader) if targets and has_targets(reader) else None
+        self._stored_targets = StoredTargets(reader, labels) if targets and has_targets(reader) else None
         self._values = [(name, values[name]) for name in self._documents if name in values]
         self._ends_documents = bool(self._documents or spans)
         self.as_dict = bool(fields) or self._ends_documents

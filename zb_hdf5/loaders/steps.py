@@ -265,7 +265,7 @@ class StepReader:
         Numbers of documents, ascending.
     device
         None: the steps stay on the CPU.
-    targets, prefetch, dtype, fields, documents, cu_seqlens_capacity, spans
+    targets, prefetch, dtype, fields, documents, cu_seqlens_capacity, spans, labels
         As for `Loader`.
 
     Attributes
@@ -300,6 +300,7 @@ class StepReader:
         documents: bool | Collection[str],
         cu_seqlens_capacity: int | None,
         spans: WantedSpans,
+        labels: str | None = None,
     ) -> None:
         require_prefetch(prefetch)
         self._reader = reader
@@ -318,6 +319,7 @@ class StepReader:
                 documents=documents,
                 cu_seqlens_capacity=cu_seqlens_capacity,
                 spans=spans,
+                labels=labels,
             )
             if values.as_dict or values.needs_pieces or values.has_targets:
                 self._values = values

@@ -655,7 +655,14 @@ class ForeignHolder(Holder):
             digests = made.require_all(opening.path, FOREIGN_BACKEND, found)
             made.require_dataset(choice)
         names = [name_below(opening.path, each.path) for each in columns]
-        meta = StoreMeta(1, DEFAULT_CHUNK_TOKENS, first.meta.dtype, layout=STREAM_LAYOUT, fields=first.meta.fields)
+        meta = StoreMeta(
+            1,
+            DEFAULT_CHUNK_TOKENS,
+            first.meta.dtype,
+            layout=STREAM_LAYOUT,
+            fields=first.meta.fields,
+            unfit=tuple(sorted({each for column in columns for each in column.meta.unfit})),
+        )
         table = flat_table(FOREIGN_BACKEND, names, found, list(opening.splits), digests)
         return ShardIndex(meta, table, source={DATASET: choice.arguments}, digests=digests)
 

@@ -61,7 +61,14 @@ class RecordReader(CutReader):
         stored = self.index.meta
         self.windows = windows
         self.num_batches, self.rest = windows.cut(self.tokens.num_tokens)
-        self.meta = StoreMeta(windows.size, windows.length, stored.dtype, fields=stored.fields, field=stored.field)
+        self.meta = StoreMeta(
+            windows.size,
+            windows.length,
+            stored.dtype,
+            fields=stored.fields,
+            field=stored.field,
+            unfit=stored.unfit,
+        )
         self._fingerprint = None
         self._fields = {}
 

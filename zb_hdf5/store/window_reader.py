@@ -72,6 +72,7 @@ class WindowReader(CutReader):
             tokenizer=stream.tokenizer,
             fields=stream.fields,
             field=stream.field,
+            unfit=stream.unfit,
         )
         self._fingerprint = None
         self._fields = {}

@@ -329,6 +329,7 @@ class OffsetFile(_DocumentFile):
         fields = {name: each for name, each in self._values.fields.items() if name != layout.offsets.rpartition("/")[2]}
         kinds: dict[str, np.dtype[Any] | str] = {layout.name: self._values.dtype}
         kinds |= {name: each.dtype for name, each in fields.items()}
+        kinds |= dict(self._values.meta.unfit)
         self.columns = wanted.columns(path, kinds)
         self._fields = {name: fields[name] for name in self.columns.lists[1:]}
         first, last = self._ends()

@@ -514,6 +514,7 @@ class _Check:
         """Fill the report of a file of another trainer."""
         report.token_count = found.num_tokens
         if self.digests is None:
+            flat.open(found.path, CHUNKS_OF_FLAT_FILES).close()  # which refuses what no reader reads
             report.missing = f"{report.backend} files hold no digests; {Remedy.DIGESTS.about(str(found.path))}"
             return
         name = self._name_of(found.path)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -18,10 +19,10 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
-from zb_hdf5.files.paths import head_of, regular
+from zb_hdf5.files.paths import Identity, head_of, regular
 from zb_hdf5.files.signatures import MEGATRON_MAGIC
 from zb_hdf5.formats.document_writer import FlatWriter, small_dtype
-from zb_hdf5.formats.flat import FlatFormat, FlatTokens
+from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatReader, FlatTokens
 from zb_hdf5.spec import StoreMeta
 
 VERSION: Final = 1
@@ -59,6 +60,8 @@ SMALL_VOCAB_SIZE: Final = 65_499
 MAX_LENGTH: Final = 2**31 - 1
 #: Sequences or documents without ids, at most.
 MAX_EMPTY: Final = 1 << 22
+#: Sequences whose order is checked at once: so few that they stay in the cache of a core.
+ROWS_CHECKED: Final = 1 << 14
 #: Rows of an `.idx` that are computed at once.
 ROWS_AT_ONCE: Final = 1 << 20
 
@@ -137,6 +140,32 @@ class _Index(NamedTuple):
             )
         return int(offset + length * self.dtype.itemsize)
 
+    def require_rows(self, first: int, count: int, start: int) -> int:
+        """Return the byte at which a run of sequences ends; `FormatError` unless each begins where the last one ends.
+
+        Parameters
+        ----------
+        first, count
+            The sequences.
+        start
+            The byte at which the first one has to begin.
+        """
+        lengths = np.frombuffer(os.pread(self.fd, LENGTH.size * count, HEADER.size + LENGTH.size * first), "<i4")
+        offsets = np.frombuffer(os.pread(self.fd, EDGE.size * count, self.offsets_at + EDGE.size * first), "<i8")
+        ends = lengths * np.int64(self.dtype.itemsize)
+        ends += offsets
+        expected = np.concatenate([np.array([start]), ends[:-1]])
+        if not np.array_equal(offsets, expected) or lengths.min() < 0:
+            is_bad = (offsets != expected) | (lengths < 0)
+            number = int(np.flatnonzero(is_bad)[0])
+            raise FormatError(
+                f"{self.path}: expected sequences that follow each other from the first id of its .bin to the last, "
+                f"found sequence {first + number:,} of {lengths[number]:,} ids at byte {offsets[number]:,}, after one "
+                f"that ends at {expected[number]:,}: a part of a file, or another order, is not read; restore the "
+                "index that was written with it"
+            )
+        return int(ends[-1])
+
 
 class Megatron(FlatFormat):
     """`.bin` and `.idx` files of Megatron-LM. A document may have several sequences, whose ids follow each other."""
@@ -175,18 +204,31 @@ class Megatron(FlatFormat):
     def beside(self, path: Path) -> list[Path]:
         return [Path(_index_of(path))]
 
+    def open(
+        self,
+        path: Path,
+        meta: StoreMeta,
+        access: str = "auto",
+        identity: Identity | None = None,
+        digest: FlatDigest | None = None,
+    ) -> FlatReader:
+        _require_in_order(path)
+        return super().open(path, meta, access, identity, digest)
+
     def document_offsets(self, found: FlatTokens) -> npt.NDArray[np.uint64]:
+        _require_in_order(found.path)
         index = _open_index(found.path)
         with open(index.fd, "rb") as file:
             file.seek(HEADER.size)
             lengths = np.fromfile(file, "<i4", index.num_sequences)
-            offsets = np.fromfile(file, "<i8", index.num_sequences)
+            file.seek(index.edges_at)
             edges = np.fromfile(file, "<i8", index.num_edges)
         ends = np.zeros(index.num_sequences + 1, np.int64)
         np.cumsum(lengths, out=ends[1:])
-        is_whole = (lengths >= 0).all() and np.array_equal(offsets, ends[:-1] * index.dtype.itemsize)
-        if not is_whole or ends[-1] != found.num_tokens:
-            raise FormatError(f"{index.path}: expected sequences that follow each other in {found.path.name}")
+        if ends[-1] != found.num_tokens:
+            raise FormatError(
+                f"{index.path}: expected {found.num_tokens:,} ids, as before, found {ends[-1]:,}: it changed"
+            )
         if (edges[1:] < edges[:-1]).any():  # `np.diff` would wrap
             raise FormatError(f"{index.path}: expected edges of documents that ascend, found others")
         starts: npt.NDArray[np.uint64] = ends[edges].astype(np.uint64)
@@ -195,7 +237,29 @@ class Megatron(FlatFormat):
 
 def _index_of(path: Path) -> str:
     """Return the path of the `.idx` beside a file of ids."""
-    return f"{str(path).removesuffix('.bin')}.idx"
+    name = str(path)
+    return f"{name[:-4] if name.lower().endswith('.bin') else name}.idx"
+
+
+def _require_in_order(path: Path) -> None:
+    """Raise `FormatError` if the index of a file of ids names a part of it, or another order.
+
+    That takes 4 ns for each sequence, and is done before ids are read: a look has only the ends of the tables.
+    """
+    known = os.stat(_index_of(path))
+    _require_rows(path, known.st_size, known.st_mtime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _require_rows(path: Path, num_bytes: int, modified_ns: int) -> None:
+    """Check all sequences of an index, once for each size and time that it has."""
+    index = _open_index(path)
+    try:
+        end = 0
+        for first in range(0, index.num_sequences, ROWS_CHECKED):
+            end = index.require_rows(first, min(ROWS_CHECKED, index.num_sequences - first), end)
+    finally:
+        os.close(index.fd)
 
 
 def _open_index(path: Path) -> _Index:

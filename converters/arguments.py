@@ -63,10 +63,10 @@ def convert(
     tokens_only: bool | None = None,
     note: str | None = None,
     shards: int | None = None,
-    shard_size: int | None = None,
+    shard_size: int | str | None = None,
     shard_per_source: bool | None = None,
     # who does it, and how it is reported
-    memory: int | None = None,
+    memory: int | str | None = None,
     shuffle_method: Literal["auto", "direct", "two-pass"] | None = None,
     workers: int | None = None,
     threads: int | None = None,
@@ -184,11 +184,11 @@ def convert(
     shards
         The number of shards.
     shard_size
-        The bytes of a shard.
+        The bytes of a shard, also as text: "4GiB".
     shard_per_source
         Of a stream: a shard for each source file, as without `shards`.
     memory
-        Bytes that all processes of a node may take together.
+        Bytes that all processes of a node may take together, also as text: "4GiB".
     shuffle_method
         "direct" gathers record by record, "two-pass" only reads and writes in sequence; "auto": the faster one.
     workers

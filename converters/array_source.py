@@ -22,6 +22,7 @@ from zb_hdf5.converters.batch_source import (
     require_pad_id,
 )
 from zb_hdf5.converters.options import ArrayOptions, HeldOut, Settings, Target
+from zb_hdf5.converters.record_places import RecordPlaces
 from zb_hdf5.converters.routes import TRAIN, VAL
 from zb_hdf5.converters.shard_plan import number_of_shards
 from zb_hdf5.errors import ArgumentError, ConvertError, Remedy
@@ -77,17 +78,21 @@ class ArrayFile(ABC):
     def num_tokens(self) -> int:
         return math.prod(self.shape)
 
-    def num_records(self, seq_len: int) -> int:
-        """Return how many whole records of so many tokens there are; `ConvertError` if its own have another length."""
-        if len(self.shape) == 1:
-            return self.shape[0] // seq_len
-        if self.shape[1] != seq_len:
+    def require_length(self, seq_len: int) -> None:
+        """Raise `ConvertError` if it has records of another length."""
+        if len(self.shape) == 2 and self.shape[1] != seq_len:
             raise ConvertError(
                 f"{self.path}: expected records of {seq_len} tokens, found {self.shape[1]}",
                 remedy=Remedy.RECORD_LENGTH,
                 at=self.shape[1],
             )
-        return self.shape[0]
+
+    def position(self, token: int) -> str:
+        """Return the index of a token in the array, in words."""
+        if len(self.shape) == 1:
+            return f"{token:,}"
+        record, column = divmod(token, self.shape[1])
+        return f"[{record:,}, {column:,}]"
 
 
 def fitting_dtype(files: Sequence[ArrayFile], vocab_size: int) -> str:
@@ -172,8 +177,10 @@ class ArraySource(BatchSource):
         self._files = list(files)
         if not seq_len:
             seq_len = _stored_length(files)
-        counts = [file.num_records(seq_len) for file in files]
-        total = sum(counts)
+        for file in files:
+            file.require_length(seq_len)
+        self._places = RecordPlaces([file.shape for file in files], seq_len)
+        total = self._places.total
         require_no_masks((file.path, file.dtype) for file in files)
         stored = stored_dtype(fitting_dtype(files, vocab_size) if dtype == "auto" else dtype)
         fields = _fields_of(files)
@@ -191,11 +198,9 @@ class ArraySource(BatchSource):
             "remainder": remainder,
             "pad_id": pad_id,
         }
-        self.identity: dict[str, Any] = {}
+        self.identity: dict[str, Any] = {"cut": "across files"} if self._places.cuts_files else {}
         self.pad_id = pad_id
         self.order = write_order(total, seed) if shuffle else None
-        self._ends = np.cumsum(counts)
-        self._firsts = self._ends - counts
         self._open_files: OpenFiles[Tokens] = OpenFiles("pread")  # touched pages of a mapping count as own memory
         self._count_tokens(remainder)
         if val_fraction:
@@ -206,8 +211,7 @@ class ArraySource(BatchSource):
         meta = self.meta
         total = meta.total_records
         self.counts = TokenCounts(sum(file.num_tokens for file in self._files))
-        for file in self._files:
-            self.counts.drop("file tail", file.num_tokens - file.num_records(meta.seq_len) * meta.seq_len)
+        self.counts.drop("file tail", self._places.num_left_over)
         self.num_batches, rest = batches_of(total, meta, remainder)
         if rest and remainder == "pad":
             self.counts.padding_rows = meta.batch_size - rest
@@ -272,14 +276,14 @@ class ArraySource(BatchSource):
         self._gather(name, np.arange(first, first + len(rows)), rows)
 
     def probe(self, record: int) -> float | None:
-        number = int(np.searchsorted(self._ends, record, side="right"))
-        seq_len = self.meta.seq_len
-        start = int(record - self._firsts[number]) * seq_len
+        [start] = self._places.starts(np.array([record])).tolist()
+        number, first, inside = next(self._places.parts(start))
         tokens = self._open("", number)
-        if tokens.ready(start) and tokens.ready(start + seq_len - 1):
+        count = inside.stop - inside.start
+        if tokens.ready(first) and tokens.ready(first + count - 1):
             return None
         start_s = time.perf_counter()
-        tokens.read([(start, np.empty(seq_len, tokens.dtype))])
+        tokens.read([(first, np.empty(count, tokens.dtype))])
         return time.perf_counter() - start_s
 
     def _open(self, name: str, number: int) -> Tokens:
@@ -293,36 +297,47 @@ class ArraySource(BatchSource):
         return file.fields[name] if name else file
 
     def _gather(self, name: str, records: npt.NDArray[np.int64], rows: TokenArray) -> None:
-        files = np.searchsorted(self._ends, records, side="right")
-        for number in np.flatnonzero(np.bincount(files)).tolist():
-            here = np.flatnonzero(files == number)
-            self._gather_from(name, number, records[here] - self._firsts[number], rows, here)
+        starts = self._places.starts(records)
+        files, inside = self._places.files(starts)
+        is_whole = self._places.are_whole(starts)
+        for number in np.flatnonzero(np.bincount(files[is_whole])).tolist():
+            here = np.flatnonzero((files == number) & is_whole)
+            self._gather_from(name, number, inside[here], rows, here)
+        for row in np.flatnonzero(~is_whole).tolist():
+            self._join(name, int(starts[row]), rows[row])
+
+    def _join(self, name: str, start: int, row: TokenArray) -> None:
+        """Fill the row of a record whose tokens lie in several files; they are checked."""
+        for number, first, inside in self._places.parts(start):
+            values = np.empty(inside.stop - inside.start, self._column(name, number).dtype)
+            self._open(name, number).read([(first, values)])
+            if not name:
+                self._require_ids(self._files[number], np.array([first]), values.reshape(1, -1))
+            row[inside] = values
 
     def _gather_from(
-        self, name: str, number: int, inside: npt.NDArray[np.int64], rows: TokenArray, here: npt.NDArray[np.int64]
+        self, name: str, number: int, starts: npt.NDArray[np.int64], rows: TokenArray, here: npt.NDArray[np.int64]
     ) -> None:
-        """Copy records `inside` one file to the output rows `here`; tokens are checked."""
+        """Copy the records that begin at these tokens of a file to the output rows `here`; tokens are checked."""
         file = self._column(name, number)
         seq_len = self.meta.seq_len
         together = len(here) == int(here[-1] - here[0]) + 1
         target = slice(int(here[0]), int(here[-1]) + 1) if together else here
         direct = together and file.dtype == rows.dtype
         tokens = rows[target] if direct else np.empty((len(here), seq_len), file.dtype)
-        self._take(name, number, inside * seq_len, tokens)
+        self._take(name, number, starts, tokens)
         if not name:
-            self._require_ids(file, inside, tokens)
+            self._require_ids(file, starts, tokens)
         if not direct:
             rows[target] = tokens
 
-    def _require_ids(self, file: ArrayFile, inside: npt.NDArray[np.int64], tokens: TokenArray) -> None:
-        """Raise `ConvertError` for the first of some records with a token that cannot be stored."""
+    def _require_ids(self, file: ArrayFile, starts: npt.NDArray[np.int64], tokens: TokenArray) -> None:
+        """Raise `ConvertError` for the first token of some rows of a file that cannot be stored."""
         bad = find_bad_token(tokens, token_limit(self.meta.dtype, self.meta.vocab_size))
         if bad is None:
             return
-        row, column = divmod(bad, self.meta.seq_len)
-        record = int(inside[row])
-        is_stream = len(file.shape) == 1
-        index = f"{record * self.meta.seq_len + column:,}" if is_stream else f"[{record:,}, {column:,}]"
+        row, column = divmod(bad, tokens.shape[1])
+        index = file.position(int(starts[row]) + column)
         message = bad_token_message(file.path, f"index {index}", tokens[row, column], self.meta)
         raise out_of_range(message, self.suspects)
 

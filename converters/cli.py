@@ -275,11 +275,12 @@ def _run(conversion: Conversion, dry_run: bool) -> Output | None:
     if conversion.live and dry_run:
         raise click.UsageError("--live is written by one process, into a new folder: leave out --dry-run")
     try:
-        if dry_run:
-            planned = run.plan(conversion)
-            return None if planned is None else Output(planned.to_json(), planned.lines())
-        with Progress("opening", 0) as progress, as_notes():
-            report = run.run(conversion, progress)
+        with as_notes():
+            if dry_run:
+                planned = run.plan(conversion)
+                return None if planned is None else Output(planned.to_json(), planned.lines())
+            with Progress("opening", 0) as progress:
+                report = run.run(conversion, progress)
     except ZbError as error:
         line = line_for_other_format(conversion, error)
         if line:

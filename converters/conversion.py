@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from zb_hdf5.errors import ArgumentError
+from zb_hdf5.errors import ArgumentError, parse_size
 from zb_hdf5.formats.dataset_choice import AXES, UNWRITTEN
 from zb_hdf5.trainers.trainer_formats import document_targets
 
@@ -187,12 +187,12 @@ class Conversion:
     tokens_only: bool | None = _option("to", "flag", "Leave fields and documents behind, which such files do not hold.")
     note: str | None = _option("to", "text", "Words for people, which the store keeps: its origin, its licence.")
     shards: int | None = _option("to", "positive", "Number of shards.")
-    shard_size: int | None = _option("to", "size", "Size of a shard, such as 1GiB.")
+    shard_size: int | str | None = _option("to", "size", "Size of a shard, such as 1GiB.")
     shard_per_source: bool | None = _option(
         "to", "flag", "With --layout stream: a shard per source file, as without --shards."
     )
     # who does it, and how it is reported
-    memory: int | None = _option("work", "size", "Memory of all processes of this node together.")
+    memory: int | str | None = _option("work", "size", "Memory of all processes of this node together.")
     shuffle_method: str | None = _option(
         "work",
         ("auto", "direct", "two-pass"),
@@ -212,6 +212,16 @@ class Conversion:
     )
     progress: Callable[[int], None] | None = field(default=None, kw_only=True)
     engine: Engine | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Take sizes as numbers, whose text is "512MB" or "4GiB"."""
+        for name, option in OPTIONS.items():
+            value = getattr(self, name)
+            if option.kind == "size" and isinstance(value, str):
+                try:
+                    object.__setattr__(self, name, parse_size(value))
+                except ArgumentError as error:
+                    raise ArgumentError(f"{name}: {error}", options=[name]) from error
 
     @property
     def given(self) -> set[str]:

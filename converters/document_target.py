@@ -172,7 +172,7 @@ def dry_run_of_files(plan: TokensPlan, settings: Settings, workers: Workers) -> 
     lost = _require_place(source, settings)
     tasks = _tasks(plan, settings, workers)
     itemsize = tasks[0].meta.dtype.itemsize
-    shares = [sum(group.num_bytes for group in route.groups) for route in plan.routes]
+    shares = [route.bytes_taken for route in plan.routes]
     return FilesDryRun(
         path=str(target.path),
         num_tokens=source.num_tokens,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 from itertools import groupby, pairwise
-from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.console import counted
@@ -16,13 +17,60 @@ from zb_hdf5.converters.batch_source import TokenCounts
 from zb_hdf5.converters.options import Settings, SplitNames
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.named_splits import named_splits, train_first
-from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
+from zb_hdf5.formats.document_source import DocumentGroup, DocumentSource, Encoded
 from zb_hdf5.signals import deliver_signals
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.text.corpus import Dropped
 
 TRAIN: Final = DEFAULT_SPLIT
 VAL: Final = "val"
+
+
+class Share(NamedTuple):
+    """Consecutive documents of a group that several files share, of all that it has."""
+
+    first: int
+    stop: int
+    total: int
+
+    def owns(self, number: int) -> bool:
+        """Return whether what lies before a document, or behind the last one, counts here."""
+        return self.first <= number < self.stop or number == self.stop == self.total
+
+
+class Chooser:
+    """Names the documents of a group that are wanted, as a source asks for them. See `Choose`.
+
+    Parameters
+    ----------
+    route
+        The wanted documents.
+    group
+        The group.
+    """
+
+    def __init__(self, route: Route, group: DocumentGroup) -> None:
+        self._route = route
+        words = [route.seed & 0xFFFFFFFF, route.seed >> 32, group.file_number, group.number]
+        self._draws = np.random.RandomState(words)  # its numbers are frozen by NumPy's policy
+        self.before = self.seen = 0  # documents before the last block, and behind it
+
+    def __call__(self, count: int) -> npt.NDArray[np.bool_]:
+        self.before, self.seen = self.seen, self.seen + count
+        wanted = np.ones(count, bool)
+        if self._route.val_fraction:
+            is_val = self._route.split == VAL
+            wanted = (self._draws.random_sample(count) < self._route.val_fraction) == is_val
+        if self._route.share is not None:
+            wanted[: max(0, self._route.share.first - self.before)] = False
+            wanted[max(0, self._route.share.stop - self.before) :] = False
+        return wanted
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all that follows counts elsewhere."""
+        share = self._route.share
+        return share is not None and share.stop <= self.seen < share.total
 
 
 @dataclass(frozen=True)
@@ -37,35 +85,43 @@ class Route:
     split: str = TRAIN
     val_fraction: float = 0.0
     seed: int = 0
+    share: Share | None = None  # of the only group; None: all of the groups
 
     @property
     def num_bytes(self) -> int:
         """About how many bytes of documents are read."""
         return sum(group.num_bytes for group in self.groups)
 
+    @property
+    def bytes_taken(self) -> int:
+        """About how many of these are taken."""
+        share = self.share
+        return self.num_bytes if share is None else self.num_bytes * (share.stop - share.first) // share.total
+
     def read(self, source: DocumentSource, num_threads: int, counts: TokenCounts) -> Iterator[tuple[Encoded, int]]:
         """Yield (documents, bytes read so far), and count them; dropped rows count in the training split only."""
         before = 0
         for group in self.groups:
-            choose = self._chooser(group) if self.val_fraction else None
-            for encoded in source.read(group, choose, num_threads):
+            chooser = Chooser(self, group) if self.val_fraction or self.share else None
+            for encoded in source.read(group, chooser, num_threads):
                 deliver_signals()
-                counts.documents += len(encoded.lengths)
-                counts.tokens_in += len(encoded.tokens) + encoded.cut
-                counts.drop("cut from long documents", encoded.cut)
-                if choose is None or self.split == TRAIN:
-                    counts.documents_dropped.merge(encoded.dropped or Dropped())
-                counts.documents_dropped.merge(encoded.refused or Dropped())
-                counts.documents_lossy += encoded.lossy
-                counts.characters_lost += encoded.lost
+                self._count(encoded, chooser, counts)
                 if len(encoded.lengths):
                     yield encoded, before + min(encoded.read, group.num_bytes)
+                if chooser is not None and chooser.is_done:
+                    break
             before += group.num_bytes
 
-    def _chooser(self, group: DocumentGroup) -> Choose:
-        words = [self.seed & 0xFFFFFFFF, self.seed >> 32, group.file_number, group.number]
-        draws = np.random.RandomState(words)  # its numbers are frozen by NumPy's policy
-        return lambda count: (draws.random_sample(count) < self.val_fraction) == (self.split == VAL)
+    def _count(self, encoded: Encoded, chooser: Chooser | None, counts: TokenCounts) -> None:
+        counts.documents += len(encoded.lengths)
+        counts.tokens_in += len(encoded.tokens) + encoded.cut
+        counts.drop("cut from long documents", encoded.cut)
+        is_owner = self.share is None or chooser is None or self.share.owns(chooser.before)
+        if is_owner and (not self.val_fraction or self.split == TRAIN):
+            counts.documents_dropped.merge(encoded.dropped or Dropped())
+        counts.documents_dropped.merge(encoded.refused or Dropped())
+        counts.documents_lossy += encoded.lossy
+        counts.characters_lost += encoded.lost
 
 
 def route(
@@ -111,20 +167,20 @@ def route(
                 "pass split='all'",
                 options=["val_fraction", "val_last_shard", "split"],
             )
-        return _routes_of_splits(source.paths[0], splits, num_shards)
-    runs = _cut(source.paths[0], source.groups, num_shards)
+        return _routes_of_splits(source, splits, num_shards)
+    runs = _cut(source, source.groups, num_shards)
     if val_last_shard:
         if len(runs) < 2:
             raise ConvertError(
                 "val_last_shard leaves nothing to train on: there is 1 shard; ask for 2 shards or more",
                 options=["val_last_shard", "shards"],
             )
-        return [*map(Route, runs[:-1]), Route(runs[-1], VAL)]
+        return [*runs[:-1], replace(runs[-1], split=VAL)]
     if val_fraction:
-        train = [Route(run, TRAIN, val_fraction, seed) for run in runs]
+        train = [replace(run, val_fraction=val_fraction, seed=seed) for run in runs]
         return [*train, Route(source.groups, VAL, val_fraction, seed)]
     [split] = splits
-    return [Route(run, split) for run in runs]
+    return [replace(run, split=split) for run in runs]
 
 
 def told_splits(source: DocumentSource, settings: Settings) -> list[str]:
@@ -150,7 +206,9 @@ def num_groups_of_first_split(source: DocumentSource) -> int:
     return len(next(iter(_groups_by_split(source).values())))
 
 
-def _routes_of_splits(path: Path, splits: dict[str, list[DocumentGroup]], num_shards: int | None) -> list[Route]:
+def _routes_of_splits(
+    source: DocumentSource, splits: dict[str, list[DocumentGroup]], num_shards: int | None
+) -> list[Route]:
     """Deal each split to files of its own, of about the same weight: the first one to `num_shards`."""
     weights = {split: sum(group.weight for group in groups) for split, groups in splits.items()}
     first = next(iter(splits))
@@ -159,15 +217,61 @@ def _routes_of_splits(path: Path, splits: dict[str, list[DocumentGroup]], num_sh
         count = num_shards
         if num_shards is not None and split != first:
             count = max(1, min(len(groups), round(num_shards * weights[split] / max(1.0, weights[first]))))
-        routes += [Route(run, split) for run in _cut(path, groups, count)]
+        routes += [replace(run, split=split) for run in _cut(source, groups, count)]
     return routes
 
 
-def _cut(path: Path, groups: list[DocumentGroup], num_shards: int | None) -> list[list[DocumentGroup]]:
+def _cut(source: DocumentSource, groups: list[DocumentGroup], num_shards: int | None) -> list[Route]:
     """Cut into the runs of each file: as many as are asked for, or one for each file of the source."""
-    if num_shards is not None:
-        return _cut_evenly(path, groups, num_shards)
-    return [list(run) for _, run in groupby(groups, key=lambda group: group.file_number)]
+    if num_shards is None:
+        return [Route(list(run)) for _, run in groupby(groups, key=lambda group: group.file_number)]
+    if num_shards > len(groups):
+        return _shared(source, groups, num_shards)
+    return [*map(Route, _cut_evenly(groups, num_shards))]
+
+
+def _shared(source: DocumentSource, groups: list[DocumentGroup], num_shards: int) -> list[Route]:
+    """Cut groups into more runs than there are groups: the documents of heavy ones are counted, and shared."""
+    shares = [1] * len(groups)
+    counts = dict[int, int]()
+    heaviest = [(-group.weight, number) for number, group in enumerate(groups)]
+    heapify(heaviest)
+    for _ in range(num_shards - len(groups)):
+        while heaviest:
+            _, number = heappop(heaviest)
+            if number not in counts:
+                counts[number] = _num_documents(source, groups[number])
+            if counts[number] > shares[number]:
+                break
+        else:
+            raise ConvertError(
+                f"{source.paths[0]}: each of {num_shards:,} shards needs a document of its own, found "
+                f"{counted(sum(counts.values()), 'document')}",
+                remedy=Remedy.FILL_THE_SHARDS,
+            )
+        shares[number] += 1
+        heappush(heaviest, (-groups[number].weight / shares[number], number))
+    routes = []
+    for number, group in enumerate(groups):
+        count = counts.get(number, 0)
+        edges = pairwise(k * count // shares[number] for k in range(shares[number] + 1))
+        is_shared = shares[number] > 1
+        routes += [Route([group], share=Share(*each, count) if is_shared else None) for each in edges]
+    return routes
+
+
+def _num_documents(source: DocumentSource, group: DocumentGroup) -> int:
+    """Return how many documents a group has: none is tokenized."""
+    found = 0
+
+    def none(count: int) -> npt.NDArray[np.bool_]:
+        nonlocal found
+        found += count
+        return np.zeros(count, bool)
+
+    for _ in source.read(group, none, 1):
+        deliver_signals()
+    return found
 
 
 def require_documents(source: DocumentSource, counts: TokenCounts) -> None:
@@ -181,14 +285,8 @@ def require_documents(source: DocumentSource, counts: TokenCounts) -> None:
     dropped.require_few(counts.documents, source.max_dropped, path)
 
 
-def _cut_evenly(path: Path, groups: list[DocumentGroup], num_shards: int) -> list[list[DocumentGroup]]:
+def _cut_evenly(groups: list[DocumentGroup], num_shards: int) -> list[list[DocumentGroup]]:
     """Cut into runs of about the same weight, none of them empty."""
-    if num_shards > len(groups):
-        raise ConvertError(
-            f"{path}: each of {num_shards:,} shards needs a part of the source of its own, and it is read in "
-            f"{counted(len(groups), 'part')}",
-            remedy=Remedy.FILL_THE_SHARDS,
-        )
     ends = np.cumsum([group.weight + 1 for group in groups])
     cuts = np.searchsorted(ends, ends[-1] * np.arange(1, num_shards) / num_shards)
     for k in range(num_shards - 1):  # at least one group each

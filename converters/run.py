@@ -147,7 +147,7 @@ def _workers_of(plan: Plan, settings: Settings) -> int:
     if isinstance(plan, TokensPlan):
         is_small = 0 < (plan.source.num_tokens or 0) * plan.source.dtype.itemsize < SMALL_BYTES
         wanted = 1 if is_small else default_workers()
-        num_tasks = 1 if settings.target.is_one_file else len(plan.source.groups)
+        num_tasks = 1 if settings.target.is_one_file else max(len(plan.source.groups), len(plan.routes))
         return max(1, min(asked or wanted, num_tasks))
     if asked is not None:
         return asked

@@ -31,6 +31,8 @@ from zb_hdf5.trainers.trainer_formats import flat_format, row_named
 GROUP_TOKENS: Final = 1 << 24
 #: Tokens and documents that are read at once; a longer document is read alone.
 READ_TOKENS: Final = 1 << 22
+#: The least pieces of a file whose documents are not told apart.
+LEAST_PIECES: Final = 1000
 READ_DOCUMENTS: Final = 1 << 18
 #: A document of more tokens is a view of its file, where that may be mapped: a file without documents is one.
 LONG_DOCUMENT: Final = 1 << 26
@@ -286,8 +288,8 @@ def _cuts(stream: TokenStream, number: int, path: Path, in_pieces: bool) -> list
     start, stop = stream.tokens.starts[number : number + 2]
     num_tokens = stop - start
     targets = np.arange(GROUP_TOKENS, num_tokens, GROUP_TOKENS)
-    if in_pieces:
-        return sorted({0, *targets.tolist(), num_tokens})
+    if in_pieces:  # short ones, of which each file of a result has some
+        return sorted({0, *range(0, num_tokens, min(GROUP_TOKENS, num_tokens // LEAST_PIECES + 1)), num_tokens})
     table = stream.documents.file(number)
     if table.edge(table.count) != num_tokens:
         raise FormatError(

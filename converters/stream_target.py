@@ -260,6 +260,7 @@ class TokensPlan:
                 each.split,
                 {"fraction": each.val_fraction, "seed": each.seed} if each.val_fraction else None,
                 [group[:2] for group in each.groups],
+                *([each.share] if each.share else []),
             ]
             for each in self.routes
         ]

@@ -8,18 +8,22 @@ import math
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from contents import write_batches
 from hypothesis import given
 from hypothesis import strategies as st
 from interpreter import run_program
 from processes import python
 
-from zb_hdf5 import console
+from zb_hdf5 import console, open_reader
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.console import SIZE, CommandGroup, Output, Progress, counted, format_bytes, format_count
 from zb_hdf5.errors import FormatError
@@ -447,3 +451,34 @@ def test_a_wrong_argument_does_not_command_the_terminal():
         assert "\\x1b[31m" in result.stderr
     result = CliRunner().invoke(zb, ["convert", "npy-to-hdf", "tokens", "zz"])
     assert (result.exit_code, "npy-to-hdf5" in result.stderr) == (2, True)  # those that exist
+
+
+# --- outputs that are closed, or are no UTF-8 -------------------------------------------------------------------------
+def zb_in_shell(line, *arguments, **environment):
+    """Run `zb` by a line of a shell, in which "$@" stands for the command."""
+    command = ["/bin/sh", "-c", line, "sh", sys.executable, "-m", "zb_hdf5", *map(str, arguments)]
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, timeout=120)
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii:strict", "euc-jp"])
+@pytest.mark.parametrize("command", [["info"], ["show", "--tokenizer", "byte"], ["show", "--json"], ["info", "--json"]])
+def test_a_terminal_without_utf_8_gets_what_it_can_show(tmp_path, encoding, command):
+    folder = tmp_path / "北京"
+    folder.mkdir()
+    text = "naïve 東京 🙂 — § done".encode()
+    write_batches(folder / "in.h5", np.frombuffer(text, np.uint8).astype(np.uint32).reshape(1, 1, -1))
+    done = zb_in_shell('"$@"', *command[:1], folder / "in.h5", *command[1:], PYTHONIOENCODING=encoding)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"done" in done.stdout or "--tokenizer" not in command
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_a_closed_output_ends_no_command(tmp_path, closed):
+    np.save(tmp_path / "a.npy", np.arange(4096, dtype=np.uint16))
+    how = ["convert", tmp_path / "a.npy", tmp_path / "out.h5", "--seq-len", 64, "--batch-size", 4, "--workers", 2]
+    done = zb_in_shell(f'"$@" {closed}', *how)
+    assert done.returncode == 0
+    expected = np.sort(np.arange(4096, dtype=np.uint16))
+    with open_reader(tmp_path / "out.h5") as reader:
+        assert np.array_equal(np.sort(np.concatenate([reader[k].ravel() for k in range(len(reader))])), expected)
+    assert zb_in_shell(f'"$@" {closed}', "info", tmp_path / "nothing.h5").returncode == 2

@@ -1,7 +1,12 @@
 """The console scripts `zb` and `convert`: Ctrl+C ends them with exit code 130, SIGTERM with 143, also in imports."""
 
 import atexit
+import io
+import os
 import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
 
 from zb_hdf5.signals import END_OF, end_now
 
@@ -13,6 +18,20 @@ def handle_signals() -> None:
     atexit.register(_ignore_signals)
 
 
+def open_outputs() -> None:
+    """Let any text be printed: to nowhere, if an output is closed, and with "?" for what a terminal does not have."""
+    with suppress(OSError):
+        while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:  # else the next file that is opened would be an output
+            os.set_inheritable(fd, True)
+        os.close(fd)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - until the process ends
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
+
+
 def _ignore_signals() -> None:
     for number in END_OF:
         signal.signal(number, signal.SIG_IGN)
@@ -20,6 +39,7 @@ def _ignore_signals() -> None:
 
 def zb() -> None:
     handle_signals()
+    open_outputs()
     from zb_hdf5.commands.zb import zb as command
 
     command(prog_name="zb")
@@ -27,6 +47,7 @@ def zb() -> None:
 
 def convert() -> None:
     handle_signals()
+    open_outputs()
     from zb_hdf5.converters.cli import convert_commands as command
 
     command(prog_name="convert")

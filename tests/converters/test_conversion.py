@@ -195,3 +195,18 @@ def test_settings_have_a_value_for_each_option_that_has_a_default(tokens, tmp_pa
 def test_a_shuffle_that_is_neither_true_nor_false_is_refused(tokens, tmp_path, value):
     with pytest.raises(ArgumentError, match=f"shuffle must be one of True, False, found {value!r}"):
         convert(tokens, "hdf5", tmp_path / "out", shuffle=value)
+
+
+@pytest.mark.parametrize(("text", "size"), [("4096", 4096), ("64k", 64_000), ("1MB", 10**6), ("1GiB", 2**30)])
+def test_sizes_are_numbers_or_text(text, size):
+    conversion = Conversion("a", "hdf5", "b", memory=text, shard_size=text)
+    assert (conversion.memory, conversion.shard_size) == (size, size)
+    with pytest.raises(ArgumentError, match="memory: 'four' is not a size such as 512MB or 1GiB"):
+        Conversion("a", "hdf5", "b", memory="four")
+
+
+def test_convert_takes_sizes_as_the_command_does(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(1 << 16, dtype=np.uint16))
+    shape = {"seq_len": 64, "batch_size": 4, "workers": 1}
+    report = convert(tmp_path / "a.npy", "hdf5", tmp_path / "out", shard_size="64KiB", memory="1GiB", **shape)
+    assert len(report.shards) == 2

@@ -273,14 +273,17 @@ def test_tokens_are_conserved(lengths, batch_size, seq_len, shuffle, remainder, 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         first = 1
-        records = []
+        runs = []  # of records, and of streams that follow each other
         for number, (length, is_stream) in enumerate(lengths):
             size = length if is_stream else length * seq_len
             tokens = np.arange(first, first + size, dtype="<u4")
             np.save(folder / f"{number}.npy", tokens if is_stream else tokens.reshape(-1, seq_len))
-            records.append(tokens[: size // seq_len * seq_len].reshape(-1, seq_len))
+            if not (number and is_stream and lengths[number - 1][1]):
+                runs.append([])
+            runs[-1].append(tokens)
             first += size
-        whole = np.concatenate(records)
+        joined = [np.concatenate(run) for run in runs]
+        whole = np.concatenate([run[: len(run) // seq_len * seq_len].reshape(-1, seq_len) for run in joined])
         batches = len(whole) // batch_size if remainder == "drop" else -(-len(whole) // batch_size)
         options = {"batch_size": batch_size, "seq_len": seq_len, "seed": 1, "shuffle": shuffle, "remainder": remainder}
         if batches < shards:

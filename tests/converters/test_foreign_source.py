@@ -111,7 +111,7 @@ def test_the_end_of_a_stream_is_counted(tmp_path):
     for number, size in enumerate((100, 203, 7)):
         write_file(tmp_path / "in" / f"{number}.h5", np.arange(size), layout=number)
     report = convert(tmp_path / "in", "npy", tmp_path / "out.npy", seq_len=10, batch_size=3, shuffle=False)
-    assert report.counts.dropped == {"file tail": 3 + 7}
+    assert report.counts.dropped == {"remainder": 10}
     assert np.load(tmp_path / "out.npy").reshape(-1).tolist() == [*range(100), *range(200)]
 
 

@@ -32,7 +32,7 @@ from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.spec import DOC_OFFSETS, TOKENS
 from zb_hdf5.store.verify import verify_store
-from zb_hdf5.text.corpus import open_documents
+from zb_hdf5.text.corpus import Dropped, open_documents
 from zb_hdf5.text.tokenizers import load_tokenizer
 
 pytest_plugins = ["corpus"]  # the fixtures `texts` and `files`
@@ -196,11 +196,37 @@ def test_long_documents_are_cut_and_the_boundary_counts(boundary, texts, limit):
     is_refused(ArgumentError, lambda: Recipe("byte", 256, 1), match="must be at least 2")
 
 
+@pytest.mark.parametrize("val_fraction", [0.0, 0.3])
+@pytest.mark.parametrize("num_shards", [1, 3, 7, 40, 150])
+def test_any_number_of_shards_has_all_documents_in_order(files, texts, num_shards, val_fraction):
+    with open(files[0].path, "a") as file:
+        file.write('bad\n\n{"text": ""}\n')
+    files = open_documents([each.path for each in files])
+    source = TextSource(files, "jsonl", BYTES)
+    routes = route(source, num_shards, val_fraction=val_fraction, seed=3)
+    train = routes[:num_shards]
+    parts = [encode(files, each) for each in train]
+    found = [document for documents, _ in parts for document in documents]
+    whole = [
+        document for each in route(source, val_fraction=val_fraction, seed=3) for document in encode(files, each)[0]
+    ]
+    num_train = len(found)
+    assert found == whole[:num_train]
+    assert all(documents for documents, _ in parts) or val_fraction
+    dropped = Dropped()
+    for _, counts in parts:
+        dropped.merge(counts.documents_dropped)
+    assert dropped.counts == {"bad JSON": 1, "empty": 1}
+    if val_fraction:
+        assert encode(files, routes[-1])[0] == whole[num_train:]
+        assert sorted(whole) == sorted(expected(texts))
+
+
 def test_routing_errors(files):
     source, groups = TextSource(files, "jsonl", BYTES), sum(file.num_row_groups for file in files)
-    message = f"each of {groups + 1} shards needs a part of the source of its own, and it is read in {groups} parts"
+    message = "each of 151 shards needs a document of its own, found 150 documents"
     with pytest.raises(ConvertError, match=f"^{re.escape(str(source.paths[0]))}: {message}"):
-        route(source, groups + 1)
+        route(source, 151)
     assert [len(plan.groups) for plan in route(source, groups)] == [1] * groups
     is_refused(ArgumentError, lambda: route(source, val_fraction=1), match="must be at least 0 and below 1, found 1")
     is_refused(ArgumentError, lambda: route(source, val_fraction=0.1, val_last_shard=True), match="not both")

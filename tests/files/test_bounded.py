@@ -42,15 +42,46 @@ def packed(path):
             file.write(bytes(1 << 20))
 
 
+def packed_by_zstd(path):
+    """Write a line of 3 GiB of zeros, in 300 KiB."""
+    packer = pytest.importorskip("zstandard").ZstdCompressor()
+    path.write_bytes(packer.compress(bytes(64 << 20)) * 48)
+
+
+def test_a_long_line_is_in_memory_once(tmp_path):
+    """Its text and the value that is parsed of it are; its bytes, and the parts that it was read in, are not."""
+    size = 100 << 20
+    with (tmp_path / "a.jsonl").open("wb") as file:
+        file.write(b'{"text": "')
+        for _ in range(100):
+            file.write(b"word " * (size // 500))
+        file.write(b'"}\n')
+    code = """
+import sys
+from pathlib import Path
+from zb_hdf5.text.corpus import JsonLinesFile
+file = JsonLinesFile(Path(sys.argv[1]))
+peak = lambda: int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) << 10
+before = peak()
+[block] = file.blocks()
+print(len(block.texts[0]), peak() - before)
+"""
+    length, grown = map(int, run_program(code, tmp_path / "a.jsonl").stdout.split())
+    assert length == size // 500 * 500
+    assert grown < 2.5 * size
+
+
 #: File -> the command that reads it, from its folder.
 TO_STREAM = ("--to", "stream", "--tokenizer", "byte", "--workers", 1)
 GIANTS = {
     "a.jsonl": (sparse, ("convert", "a.jsonl", "out", *TO_STREAM)),
     "ids.jsonl": (sparse, ("convert", "ids.jsonl", "out", "--from", "hf", "--to", "stream")),
     "a.txt": (sparse, ("convert", "a.txt", "out", *TO_STREAM)),
+    "a.json": (sparse, ("convert", "a.json", "out", *TO_STREAM)),
+    "a.jsonl.zst": (packed_by_zstd, ("convert", "a.jsonl.zst", "out", *TO_STREAM)),
     "a.jsonl.gz": (packed, ("convert", "a.jsonl.gz", "out", *TO_STREAM)),
-    "hf/state.json": (sparse, ("convert", "hf", "out", "--to", "stream")),
-    "hf/dataset_dict.json": (sparse, ("convert", "hf", "out", "--to", "stream")),
+    "hf/state.json": (sparse, ("convert", "hf", "out", "--from", "hf", "--to", "stream")),
+    "hf/dataset_dict.json": (sparse, ("convert", "hf", "out", "--from", "hf", "--to", "stream")),
     "mds/index.json": (sparse, ("convert", "mds", "out", "--from", "mds", "--to", "stream")),
     "store/shards.json": (sparse, ("info", "store")),
     "tokenizer.json": (sparse, ("convert", "b.txt", "out", "--to", "stream", "--tokenizer", "hf:tokenizer.json")),
@@ -121,8 +152,8 @@ READ = {
     "ids.parquet": ("convert", "ids.parquet", "out", "--from", "hf", "--to", "stream"),
     "ids.arrow": ("convert", "ids.arrow", "out", "--to", "stream"),
     "ids.jsonl": ("convert", "ids.jsonl", "out", "--from", "hf", "--to", "stream"),
-    "hf/state.json": ("convert", "hf", "out", "--to", "stream"),
-    "hf/dataset_dict.json": ("convert", "hf", "out", "--to", "stream"),
+    "hf/state.json": ("convert", "hf", "out", "--from", "hf", "--to", "stream"),
+    "hf/dataset_dict.json": ("convert", "hf", "out", "--from", "hf", "--to", "stream"),
     "mds/index.json": ("convert", "mds", "out", "--from", "mds", "--to", "stream"),
     "store/shards.json": ("info", "store"),
     "x.idx": ("convert", "x.bin", "out", "--from", "megatron", "--to", "stream"),

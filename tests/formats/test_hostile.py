@@ -276,6 +276,10 @@ def test_an_index_of_many_empty_sequences_is_refused_in_little_memory(tmp_path):
         file.seek(0, os.SEEK_END)
         file.write(np.array([0, count], "<i8").tobytes())
     is_refused(errors.FormatError, lambda: open_stream(tmp_path / "x.bin"), match="at most 4,194,304 empty sequences")
+    (tmp_path / "x.ds").touch()
+    with open(tmp_path / "x.ds.index", "wb") as file:
+        file.truncate(8 * count)
+    is_refused(errors.FormatError, lambda: open_stream(tmp_path / "x.ds"), match="at most 4,194,304 empty documents")
 
 
 # --- names -----------------------------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ def most_bytes() -> int:
 def lines_of(file: BinaryIO, path: object) -> Iterator[bytes | bytearray]:
     """Yield the lines from here on; `FormatError` for one that is too long, before it is in memory.
 
+    A long one is a `bytearray`, which the caller may clear once its bytes are no longer needed.
+
     Parameters
     ----------
     file

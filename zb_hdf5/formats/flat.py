@@ -41,6 +41,8 @@ HEADERLESS: Final = "headerless"
 DATASET: Final = "dataset"
 
 
+#: Sequences or documents without ids in a file, at most.
+MAX_EMPTY: Final = 1 << 22
 #: A loss mask of one byte for each id, in a file of its own.
 LOSS_FIELD: Final = Field(LOSS_MASK, np.dtype("u1"))
 
@@ -392,6 +394,14 @@ class FlatFormat(ABC):
         path = self.file_of_field(found.path, field.name)
         tokens = _open_run(path, field.dtype, found.num_tokens * field.size, access, identity)
         return FlatReader(path, meta, tokens, None)
+
+
+def require_few_empty(path: str | os.PathLike[str], count: int, noun: str, num_tokens: int) -> None:
+    """Raise `FormatError` for so many sequences or documents without ids that their table would fill the memory."""
+    if count > num_tokens + MAX_EMPTY:
+        raise FormatError(
+            f"{path}: expected at most {MAX_EMPTY:,} empty {noun}, found {count:,} {noun} of {num_tokens:,} ids"
+        )
 
 
 def require_mask(path: str | os.PathLike[str], num_tokens: int) -> None:

@@ -422,12 +422,14 @@ class JsonLinesFile(DocumentFile):
         return self.__dict__ | {"_groups": self._groups}
 
     def _document(self, line: bytes | bytearray) -> Found:
-        if not line.strip():
+        if line.isspace():
             return None
         try:
             text_of_line = line.decode("utf-8")
         except UnicodeDecodeError:
             return _flaw_of_bytes(line), ()
+        if isinstance(line, bytearray):
+            line.clear()
         try:
             value = parsed_json(text_of_line)
         except (ValueError, RecursionError):

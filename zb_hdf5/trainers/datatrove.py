@@ -21,7 +21,7 @@ from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
 from zb_hdf5.field import LOSS_MASK, Field
 from zb_hdf5.files.paths import regular
 from zb_hdf5.formats.document_writer import FlatWriter
-from zb_hdf5.formats.flat import LOSS_FIELD, FlatFormat, FlatTokens, require_mask
+from zb_hdf5.formats.flat import LOSS_FIELD, FlatFormat, FlatTokens, require_few_empty, require_mask
 from zb_hdf5.spec import StoreMeta
 from zb_hdf5.text.tokenizers import tokenizer_named
 
@@ -60,6 +60,7 @@ class Datatrove(FlatFormat):
         if rest:
             raise IncompleteError(f"{index}: expected {END_BYTES} bytes for each document, found {num_bytes:,} bytes")
         num_tokens = int.from_bytes(last, "little")
+        require_few_empty(index, num_documents, "documents", num_tokens)
         size = os.stat(path).st_size
         for itemsize, dtype in DTYPE_BY_BYTES.items():
             if size == num_tokens * itemsize:

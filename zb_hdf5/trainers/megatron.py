@@ -22,7 +22,7 @@ from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
 from zb_hdf5.files.paths import Identity, head_of, regular
 from zb_hdf5.files.signatures import MEGATRON_MAGIC
 from zb_hdf5.formats.document_writer import FlatWriter, small_dtype
-from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatReader, FlatTokens
+from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatReader, FlatTokens, require_few_empty
 from zb_hdf5.spec import StoreMeta
 
 VERSION: Final = 1
@@ -58,8 +58,6 @@ OFFSET_AND_EDGE: Final = struct.Struct("<qq")
 SMALL_VOCAB_SIZE: Final = 65_499
 #: Ids of a sequence at most.
 MAX_LENGTH: Final = 2**31 - 1
-#: Sequences or documents without ids, at most.
-MAX_EMPTY: Final = 1 << 22
 #: Sequences whose order is checked at once: so few that they stay in the cache of a core.
 ROWS_CHECKED: Final = 1 << 14
 #: Rows of an `.idx` that are computed at once.
@@ -104,15 +102,6 @@ class _Index(NamedTuple):
     def name(self) -> str:
         """Its name, for messages."""
         return os.path.basename(self.path)
-
-    def require_likely(self, num_tokens: int) -> None:
-        """Raise `FormatError` for so many empty sequences or documents that it would fill the memory with them."""
-        for count, noun in ((self.num_sequences, "sequences"), (self.num_edges - 1, "documents")):
-            if count > num_tokens + MAX_EMPTY:
-                raise FormatError(
-                    f"{self.path}: expected at most {MAX_EMPTY:,} empty {noun}, found {count:,} {noun} of "
-                    f"{num_tokens:,} ids"
-                )
 
     def end_of_ids(self) -> int:
         """Return the byte of `.bin` at which the last sequence ends, from the ends of each table.
@@ -198,8 +187,10 @@ class Megatron(FlatFormat):
                 f"{path}: expected {end:,} bytes, as {index.name} has it, found {num_bytes:,}: it was cut short, or "
                 "belongs to another index"
             )
-        index.require_likely(end // index.dtype.itemsize)
-        return FlatTokens(path, end // index.dtype.itemsize, index.dtype, num_documents=index.num_edges - 1)
+        num_tokens = end // index.dtype.itemsize
+        require_few_empty(index.path, index.num_sequences, "sequences", num_tokens)
+        require_few_empty(index.path, index.num_edges - 1, "documents", num_tokens)
+        return FlatTokens(path, num_tokens, index.dtype, num_documents=index.num_edges - 1)
 
     def beside(self, path: Path) -> list[Path]:
         return [Path(_index_of(path))]

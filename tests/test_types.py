@@ -15,7 +15,7 @@ from zb_hdf5.converters.conversion import OPTIONS
 from zb_hdf5.loaders import loader_options
 from zb_hdf5.loaders.order import LASTS, SHUFFLES
 from zb_hdf5.loaders.step_values import DOCUMENT_NUMBERS, DOCUMENT_VALUES
-from zb_hdf5.loaders.text_loader import TEXT_SPLITS
+from zb_hdf5.spec import SPLITS
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "tests" / "types"
@@ -48,7 +48,7 @@ def test_the_words_for_type_checkers_are_those_of_the_code():
     assert get_args(loader_options.ShuffleWord) == SHUFFLES
     assert get_args(loader_options.Last) == LASTS
     assert get_args(loader_options.DocumentValue) == (*DOCUMENT_VALUES, DOCUMENT_NUMBERS)
-    assert get_args(loader_options.TextSplit) == TEXT_SPLITS
+    assert get_args(loader_options.TextSplit) == SPLITS
     for name, words in (("collate", "Collate"), ("too_long", "TooLong"), ("shuffle", "DocumentShuffle")):
         assert inspect.get_annotations(DocumentLoader.__init__)[name] == words
         with pytest.raises(

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zb_hdf5 import ArgumentError, ConvertError, FormatError, StateError, TextLoader
+from zb_hdf5.loaders.text_loader import paths_of_split
 from zb_hdf5.text import corpus
 from zb_hdf5.text.tokenizers import ByteTokenizer, EncodingTokenizer, load_tokenizer
 
@@ -261,7 +262,7 @@ def test_the_state_of_other_files_is_refused(tmp_path, name, groups, same_size):
 @pytest.mark.parametrize(("options", "error", "message"), [
     *(({name: 0}, ArgumentError, f"{name} must be .*at least 1, found 0")
       for name in ("batch_size", "seq_len", "num_threads", "prefetch")),
-    ({"split": "test"}, ArgumentError, "split must be one of train, val"),
+    ({"split": "more"}, ArgumentError, "split must be one of train, val, test"),
     ({"split": "val", "world_size": 4}, ArgumentError, "split 'val' has 3 row groups for 4 ranks"),
     ({"text_column": "body"}, ConvertError, r"a\.parquet: no column 'body'.*id, text"),
     ({"device": "mps"}, ArgumentError, "must be a CUDA device or the CPU, found mps"),
@@ -387,3 +388,16 @@ def test_on_a_device(folder, texts):
             start = step * BATCH * SEQ
             np.testing.assert_array_equal(x.cpu().numpy().ravel(), expected[start : start + x.numel()])
             np.testing.assert_array_equal(y.cpu().numpy().ravel(), expected[start + 1 : start + 1 + y.numel()])
+
+
+def test_the_names_of_the_files_tell_the_splits(tmp_path):
+    for name in ("test-0", "train-0", "train-1", "validation-0"):
+        write_parquet(tmp_path / f"{name}.parquet", [[name]])
+    named = {split: [path.stem for path in paths_of_split(tmp_path, split)] for split in ("train", "val", "test")}
+    assert named == {"train": ["train-0", "train-1"], "val": ["validation-0"], "test": ["test-0"]}
+    (tmp_path / "test-0.parquet").unlink()
+    with pytest.raises(ArgumentError, match=r"expected a split that its files have \(train, val\), found 'test'"):
+        paths_of_split(tmp_path, "test")
+    write_parquet(tmp_path / "more.parquet", [["more"]])
+    with pytest.raises(ArgumentError, match="tell the splits of some only"):
+        paths_of_split(tmp_path, "train")

@@ -7,7 +7,16 @@ import pytest
 from commandline import run_zb
 from split_corpus import FILES, FIRST_ID, FORMATS, SHAPE, TOKENS, ids_of, shape_of, write_npy
 
-from zb_hdf5 import ArgumentError, DocumentLoader, Loader, open_reader, open_stream, verify_store, write_digests
+from zb_hdf5 import (
+    ArgumentError,
+    DocumentLoader,
+    Loader,
+    convert,
+    open_reader,
+    open_stream,
+    verify_store,
+    write_digests,
+)
 
 
 @pytest.fixture(params=FORMATS)
@@ -160,3 +169,15 @@ def test_a_folder_of_one_split_is_just_that(tmp_path, capfd):
     with Loader(folder / "val_0.npy", split="val", **SHAPE) as loader:
         assert loader.reader.num_tokens == 40
     assert not capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("flags", "batches"), [(["--split", "val"], 4), (["--split", "all"], 16), ([], 8)])
+def test_the_batches_of_a_split_are_staged(tmp_path, flags, batches):
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for name, number in FILES.items():
+        write_npy(folder / name, ids_of(number))
+    convert(folder, "hdf5", tmp_path / "store", **SHAPE)
+    staged = run_zb("stage", tmp_path / "store", tmp_path / "cache", "--json", *flags)
+    assert json.loads(staged.stdout)["copied"] == batches
+    assert run_zb("stage", folder, tmp_path / "cache", "--batch-size", 2, "--seq-len", 5, *flags).exit_code == 0

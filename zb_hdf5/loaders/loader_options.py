@@ -22,7 +22,7 @@ Collate: TypeAlias = Literal["pad", "pack"]
 TooLong: TypeAlias = Literal["refuse", "truncate", "drop"]
 LabelsWay: TypeAlias = Literal["own", "next"]
 DocumentShuffle: TypeAlias = Literal["global", "lengths", "sequential"]
-TextSplit: TypeAlias = Literal["train", "val"]
+TextSplit: TypeAlias = Literal["train", "val", "test"]
 #: The batches of a loader: tokens, pairs (x, y), or dictionaries.
 TokenBatch: TypeAlias = "torch.Tensor"
 PairBatch: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"

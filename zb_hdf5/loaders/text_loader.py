@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from copy import copy
 from itertools import chain, count, repeat
 from pathlib import Path
@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy, StateError, require_choice
 from zb_hdf5.files.listing import listed
+from zb_hdf5.files.named_splits import named_splits, train_first
 from zb_hdf5.files.paths import local_path, open_file
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.files.threads import Readers
@@ -31,7 +32,7 @@ from zb_hdf5.loaders.steps import BatchT
 from zb_hdf5.loaders.token_loader import TokenLoader
 from zb_hdf5.notes import note
 from zb_hdf5.packages import from_numpy
-from zb_hdf5.spec import DEFAULT_SPLIT
+from zb_hdf5.spec import DEFAULT_SPLIT, SPLITS
 from zb_hdf5.text.corpus import ParquetFile, Reason, row_of_source
 from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, Tokenizer, load_tokenizer, with_boundaries
 
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 
     from zb_hdf5.loaders.loader_options import PairBatch, TextLoaderOptions, TokenBatch
 
-#: The splits of a folder of text.
-TEXT_SPLITS: Final = (DEFAULT_SPLIT, "val")
 #: Batches of text that prefetch="auto" makes ahead.
 TEXT_BATCHES_AHEAD: Final = 2
 #: Footers that are read at the same time when a loader begins: each is a small read, slow on a network file system.
@@ -104,7 +103,7 @@ class TextLoader(TokenLoader[BatchT]):
     batch_size, seq_len
         Shape of the tensors, cut from one run of tokens: documents go on from row to row and batch to batch.
     split
-        "val": the last file. "train": all others.
+        "train", "val" or "test", as the names of the files tell; else "val" is the last file, "train" all others.
     targets
         True: yield `(x, y)`, both of shape (batch_size, seq_len): y[t] is the token after x[t]. Every token is a target
         once: the last of a batch is read again as the first of the next.
@@ -341,18 +340,35 @@ class TextLoader(TokenLoader[BatchT]):
 
 
 def paths_of_split(folder: Path, split: str) -> list[Path]:
-    """Return the `.parquet` files of a split: the last one is "val", the others are "train"."""
-    require_choice("split", split, TEXT_SPLITS)
+    """Return the `.parquet` files of a split, as their names tell; else the last one is "val", the others "train"."""
+    require_choice("split", split, SPLITS)
     require_present(folder)
     if not folder.is_dir():
         raise ArgumentError(f"{folder}: expected a folder of .parquet files, found a file")
     paths = [*listed(folder, ".parquet").files]
-    chosen = paths[:-1] if split == "train" else paths[-1:]
+    try:
+        told = named_splits(paths, [folder])
+    except ArgumentError as error:
+        raise ArgumentError(
+            f"{folder}: the names of its files tell the splits of some only, or two of one: move the others to another "
+            "folder"
+        ) from error
+    if len({*told}) > 1:
+        return _files_of_split(folder, dict(zip(paths, told, strict=True)), split)
+    chosen = {"train": paths[:-1], "val": paths[-1:]}.get(split, [])
     if not chosen:
         raise ArgumentError(
             f"{folder}: found {len(paths)} .parquet files: the last one is split 'val', the others are 'train'"
         )
     return chosen
+
+
+def _files_of_split(folder: Path, told: Mapping[Path, str], split: str) -> list[Path]:
+    """Return the files of a split, of those in a folder that are told one each."""
+    if split not in told.values():
+        known = ", ".join(train_first(told.values()))
+        raise ArgumentError(f"{folder}: expected a split that its files have ({known}), found {split!r}")
+    return [path for path, each in told.items() if each == split]
 
 
 def _fingerprint(paths: list[Path], text_column: str) -> str:

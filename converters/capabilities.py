@@ -60,8 +60,9 @@ def _capability(name: str, kind: SourceKind | None, *, is_target: bool) -> Capab
     has_documents = kind is not None and bool(kind.rows)
     if theirs is not None:
         has_documents = theirs.holds_documents
+    is_flat = theirs is not None and bool(theirs.flat or theirs.read_as)
     return Capability(
-        in_place=holds_all or (ours is not None and ours.holds_batches) or (theirs is not None and bool(theirs.flat)),
+        in_place=holds_all or (ours is not None and ours.holds_batches) or is_flat,
         is_source=kind is not None,
         is_target=is_target,
         documents=holds_all or has_documents,

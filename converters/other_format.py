@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from zb_hdf5.console import flag_of
+from zb_hdf5.console import words_of_option
 from zb_hdf5.converters.conversion import STREAM, Conversion
-from zb_hdf5.converters.sources import SOURCES, target_of
+from zb_hdf5.converters.sources import SOURCES, kind_named, target_of
 from zb_hdf5.errors import Remedy, ZbError
 from zb_hdf5.files.listing import listed
 from zb_hdf5.files.paths import RemotePath, any_path
@@ -77,7 +77,8 @@ def _options_for(path: Path, conversion: Conversion, error: ZbError) -> dict[str
 def _may_lack_header(path: Path, expected: tuple[str, ...]) -> bool:
     """Return whether a path has a suffix of files without a header, other than those that are expected."""
     suffixes = {row.suffixes[0] for row in TRAINER_FORMATS.values() if row.lacks_header} - {*expected}
-    files = [file for file in listed(path, *suffixes).files if file.name.lower().endswith(tuple(suffixes))]
+    inside = [file for file in listed(path, *suffixes).files if path in (file, file.parent)]
+    files = [file for file in inside if file.name.lower().endswith(tuple(suffixes))]
     return bool(files) and signature_of(files[0]) is None
 
 
@@ -92,6 +93,9 @@ def _line(sources: Sequence[str | os.PathLike[str]], conversion: Conversion, opt
     if conversion.target not in ("auto", target_of(destination)):
         options = {**options, "target": conversion.target}
     words = ["zb", "convert", *map(str, map(any_path, sources)), str(destination)]
-    for name, value in options.items():
-        words += [flag_of(name), value]
+    kind = kind_named(options["source_format"], conversion)
+    known = kind.options_of_any_target(conversion.is_stream) - {*options}
+    given = {name: getattr(conversion, name) for name in sorted(conversion.given & known)}
+    for name, value in {**options, **given}.items():
+        words += words_of_option(name, value)
     return shlex.join(words)

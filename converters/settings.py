@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.converters.batch_source import BatchSource
@@ -29,6 +29,7 @@ from zb_hdf5.converters.options import (
     resolved_as,
 )
 from zb_hdf5.converters.sources import kind_of, refuse_unused_options, target_names, target_of
+from zb_hdf5.errors import conversion_call
 from zb_hdf5.files.listing import files_left_out
 from zb_hdf5.files.paths import RemotePath, any_path, local_path
 from zb_hdf5.files.publishing import require_present
@@ -36,8 +37,25 @@ from zb_hdf5.formats.document_source import missing_members
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import UPLOAD_DIGITS, codec_named
 from zb_hdf5.trainers.installed_formats import noted
-from zb_hdf5.trainers.trainer_formats import INSTALLED, add_installed, document_targets, format_named, known_formats
+from zb_hdf5.trainers.trainer_formats import (
+    INSTALLED,
+    add_installed,
+    document_targets,
+    format_named,
+    known_formats,
+    named_by_prefix,
+)
 
+#: Endings of files and folders of formats that are never written.
+OTHER_SUFFIXES: Final = frozenset(
+    (
+        *(".zarr", ".safetensors", ".npz", ".pt", ".pth", ".pkl", ".csv", ".tsv", ".json", ".jsonl", ".txt", ".mds"),
+        *(".tar", ".zip", ".gz", ".zst", ".bz2", ".xz", ".tfrecord", ".array_record", ".feather", ".db", ".sqlite"),
+    )
+)
+#: The format whose files of documents are named for a target, and their ending.
+MEGATRON: Final = "megatron"
+MEGATRON_INDEX: Final = ".idx"
 #: The options of a source that is open already: which of them matter depends on it.
 _OF_OPEN_SOURCE = (RowOptions, HeldOut, TextOptions, CutOptions, ShuffleOptions, LossOptions)
 
@@ -125,14 +143,14 @@ def _settings(
 def _paths_of(source: Any) -> list[Path]:
     """Return the paths of a source; none of one that is open already."""
     if isinstance(source, str | os.PathLike):
-        return [any_path(source)]
+        return [named_by_prefix(any_path(source))]
     if not isinstance(source, Sequence):
         if not isinstance(source, BatchSource) and not hasattr(source, "__enter__") and missing_members(source):
             raise ArgumentError(f"source: expected a path, or an open source, found {source!r:.80}")
         return []
     if not source:
         raise ArgumentError("source: expected one path or more, found none")
-    return [any_path(each) for each in source]
+    return [named_by_prefix(any_path(each)) for each in source]
 
 
 def _target_of(conversion: Conversion, is_of_documents: bool) -> Target:
@@ -182,9 +200,11 @@ def _require_place(path: Path) -> None:
 
 def _is_one_file(conversion: Conversion, path: Path) -> bool:
     """Return whether a destination is one file, and not a folder of shards."""
+    others = _suffixes() | {each for row in known_formats().values() if row.writer for each in row.suffixes}
     if conversion.target in document_targets():
         suffix = format_named(conversion.target).suffixes[0]
     elif conversion.is_stream:
+        _require_own_name(conversion, path, "", OTHER_SUFFIXES)
         return False
     else:
         suffix = FORMATS[conversion.target].suffix
@@ -193,10 +213,49 @@ def _is_one_file(conversion: Conversion, path: Path) -> bool:
     several = conversion.shards or conversion.shard_size or held_out or is_part
     if path.suffix == suffix and several:
         raise ConvertError(f"{path}: is one file; name a folder (no {suffix}) to write shards")
-    others = _suffixes() | {each for row in known_formats().values() if row.writer for each in row.suffixes}
-    if path.suffix in others - {suffix}:
-        raise ConvertError(f"{path}: expected a folder or a name that ends in {suffix}")
+    _require_own_name(conversion, path, suffix, (others | OTHER_SUFFIXES) - {suffix})
     return path.suffix == suffix
+
+
+def _require_own_name(conversion: Conversion, path: Path, suffix: str, refused: Collection[str]) -> None:
+    """Raise `ConvertError` if a destination is named as files of another format are; the line for it is at the end.
+
+    Parameters
+    ----------
+    suffix
+        The ending of one file; "": only a folder is written.
+    refused
+        The endings of other formats.
+    """
+    if path.suffix in refused:
+        expected = f"a folder or a name that ends in {suffix}" if suffix else "the name of a folder"
+        raise ConvertError(f"{path}: expected {expected}: {_line_for_name(conversion, path, refused)}")
+
+
+def _line_for_name(conversion: Conversion, path: Path, refused: Collection[str]) -> str:
+    """Return the call for the target that a destination is named for; for a folder, if it is named for none.
+
+    Parameters
+    ----------
+    refused
+        The endings that a folder may not have.
+    """
+    target = next((name for name in document_targets() if path.suffix in format_named(name).suffixes[:1]), "")
+    if not target and path.suffix == MEGATRON_INDEX:
+        target = MEGATRON
+        path = path.with_suffix(format_named(target).suffixes[0])
+    if not target:
+        target = conversion.target
+        while path.suffix in refused:
+            path = path.with_suffix("")
+    given = {name: getattr(conversion, name) for name in sorted(conversion.given)}
+    if conversion.source_format != "auto":
+        given["source_format"] = conversion.source_format
+    source = conversion.source
+    sources = source if isinstance(source, str | os.PathLike) else [*source]
+    if isinstance(sources, list) and len(sources) == 1:
+        [sources] = sources
+    return conversion_call(sources, target, path, **given)
 
 
 def _suffixes() -> set[str]:

@@ -253,6 +253,8 @@ def _kind_of_format(name: str) -> SourceKind | None:
     if name in SOURCES:
         return SOURCES[name]
     of_trainer = row_named(name)
+    if of_trainer is not None and of_trainer.read_as:
+        return _kind_of_format(of_trainer.read_as)
     if of_trainer is not None and (of_trainer.source or of_trainer.flat):
         return _of_trainer(of_trainer) if of_trainer.source else _flat(of_trainer)
     row = FORMATS.get(name)
@@ -345,11 +347,31 @@ def kind_of(path: Path, conversion: Conversion) -> tuple[str, SourceKind]:
     name = conversion.source_format
     if name == "auto":
         name = _found(path, conversion)
+    elif (row := row_named(name)) is not None and row.read_as:
+        name = row.read_as
+    if _lacks_documents(name, conversion):
+        return name, FLAT
     if name not in ("auto", _HDF5):
         return name, kind_named(name, conversion)
     from zb_hdf5.converters.foreign_source import is_of_others  # h5py, which help does not need
 
     return (_HDF5, FOREIGN) if is_of_others(path) else (name, _store(FORMATS[_HDF5]))
+
+
+def _lacks_documents(name: str, conversion: Conversion) -> bool:
+    """Return whether batches are made of files without a header of which none has documents: records are cut."""
+    row = row_named(name)
+    if row is None or not row.lacks_header or not row.holds_documents or conversion.source_dtype is None:
+        return False
+    if conversion.is_stream or conversion.boundary_token_id is not None or conversion.packing is not None:
+        return False
+    from zb_hdf5.files.paths import any_path
+    from zb_hdf5.formats.flat import Headerless
+
+    flat = flat_format(name, Headerless.of(conversion.source_dtype, conversion.skip_bytes or 0))
+    given = conversion.source if isinstance(conversion.source, list | tuple) else [conversion.source]
+    files = [file for path in given for file in flat.files(any_path(path))] if flat is not None else []
+    return flat is not None and bool(files) and not any(flat.beside(file) for file in files)
 
 
 def kind_named(name: str, conversion: Conversion) -> SourceKind:

@@ -7,6 +7,7 @@ Exit codes: 0 done · 1 failed · 2 usage · 3 integrity mismatch · 4 incomplet
 from __future__ import annotations
 
 import ast
+import difflib
 import errno
 import functools
 import json
@@ -143,8 +144,11 @@ class CommandGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            names = ", ".join(self.list_commands(ctx))
-            raise click.UsageError(f"{error.format_message()} Expected one of {names}.", ctx) from error
+            names = self.list_commands(ctx)
+            alike = difflib.get_close_matches(args[0], names, 1) if args else []
+            meant = f" Did you mean '{ctx.command_path} {alike[0]}'?" if alike else ""
+            facts = f"{error.format_message()} Expected one of {', '.join(names)}.{meant}"
+            raise click.UsageError(facts, ctx) from error
 
 
 #: The flags of arguments whose names they do not have.
@@ -173,14 +177,26 @@ def typed_call(text: str) -> str:
 def _command_of(call: str) -> str:
     """Return the command for a call of `convert`."""
     (source, target, destination), named = _arguments_of(call)
-    command = ["zb", "convert", source, destination, flag_of("target"), target]
+    sources = source if isinstance(source, list) else [source]
+    command = ["zb", "convert", *sources, destination, flag_of("target"), target]
     for name, value in named.items():
-        command += [flag_of(name)] if value is True else [flag_of(name), str(value)]
+        command += words_of_option(name, value)
     return shlex.join(command)
 
 
-def _arguments_of(call: str) -> tuple[list[str], dict[str, Any]]:
-    """Return the arguments of a call, which are texts and numbers."""
+def words_of_option(name: str, value: Any) -> list[str]:
+    """Return the words of an option with a value."""
+    if isinstance(value, bool):
+        return [flag_of(name if value else f"no_{name}")]
+    if isinstance(value, dict):
+        return [word for key, each in value.items() for word in (flag_of(name), f"{key}={each}")]
+    if isinstance(value, tuple):  # a range of shards has two numbers, all others are names
+        value = ("/" if name == "shard_range" else ",").join(map(str, value))
+    return [flag_of(name), str(value)]
+
+
+def _arguments_of(call: str) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of a call: texts, numbers, and a list of paths."""
     parsed = cast(ast.Call, ast.parse(call, mode="eval").body)
     named = {str(each.arg): ast.literal_eval(each.value) for each in parsed.keywords}
     return [ast.literal_eval(each) for each in parsed.args], named
@@ -410,6 +426,10 @@ class PathOrUrl(click.Path):
             self.fail(f"{error}{remedy}", param, ctx)
         path: Any = super().convert(value, param, ctx)
         if not self._new and not path.exists():
+            from zb_hdf5.trainers.trainer_formats import named_by_prefix
+
+            if (found := named_by_prefix(path)) != path:
+                return found
             self.fail(_missing(path), param, ctx)
         return path
 

@@ -65,19 +65,22 @@ class Remedy(StrEnum):
         return self.format(at=at)
 
 
-def conversion_call(source: object, target: str, **options: object) -> str:
+def conversion_call(source: object, target: str, destination: object = DESTINATION, **options: object) -> str:
     """Return the call of `convert` to type for a source: the command line makes the command of it.
 
     Parameters
     ----------
     source
-        The path.
+        The path, or a list of several.
     target
         The format that is written.
+    destination
+        The path that is written.
     options
         More arguments.
     """
-    words = [repr(str(source)), repr(target), repr(DESTINATION), *(f"{name}={options[name]!r}" for name in options)]
+    paths = [str(each) for each in source] if isinstance(source, list) else str(source)
+    words = [repr(paths), repr(target), repr(str(destination)), *(f"{name}={options[name]!r}" for name in options)]
     return f"convert({', '.join(words)})"
 
 

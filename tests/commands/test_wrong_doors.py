@@ -320,3 +320,152 @@ def test_every_signature_that_is_not_read_has_a_way():
         "a .batch file", "an HDF5 file", "a .npy file of numpy", "an .idx file of Megatron", "a Parquet file",
         "an Arrow file", "an Arrow stream", "a shard of MDS", "a chunk of litdata", "JSON",
     }  # fmt: skip
+
+
+# --- conversions ---------------------------------------------------------------------------------------------------
+
+
+#: The words after `zb convert`, and the format of the result.
+CONVERSIONS = {
+    "both.parquet d": "stream",
+    "mine.jsonl d --tokenizer byte": "stream",
+    "chat.jsonl d --tokenizer byte": "text",
+    "a.parquet x.parquet --to hf": "parquet",
+    "a.parquet out.idx": "megatron",
+    "a.parquet x.zarr --to stream": "stream",
+    "a.parquet x.tar.gz --to stream": "stream",
+    "a.parquet x.safetensors --to stream": "stream",
+    "splits d --to stream": "stream",
+    "ids.npy d --from megatron --seq-len 50 --batch-size 2 --no-shuffle": "batches",
+}
+
+
+@pytest.mark.parametrize("words", CONVERSIONS)
+def test_a_conversion_that_is_refused_ends_in_a_line_that_works(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source, *options = words.split()
+    if source == "ids.npy":
+        np.save(source, IDS)
+    else:
+        made(source, tmp_path)
+    result = run_zb("convert", source, *options)
+    assert result.exit_code in (1, 2)
+    last = result.output.strip().splitlines()[-1]
+    line = LINE.match(last)
+    assert line is not None, result.output
+    assert not [path for path in tmp_path.iterdir() if path.name == options[0]]
+    monkeypatch.undo()
+    type_line(line[1], tmp_path)
+    if CONVERSIONS[words] == "batches":
+        with Loader(tmp_path / "d", shuffle="sequential") as loader:
+            np.testing.assert_array_equal(np.concatenate([batch.numpy().reshape(-1) for batch in loader]), IDS)
+        return
+    if CONVERSIONS[words] == "text":
+        assert CHAT_TEXT in json.loads((tmp_path / "chat.jsonl.text.jsonl").read_text())["text"]
+        return
+    if CONVERSIONS[words] == "parquet":
+        assert parquet.read_table(tmp_path / "x.parquet")["input_ids"].to_pylist() == DOCUMENTS
+        return
+    name = {"out.idx": "out.bin", "d": "d" if (tmp_path / "d").exists() else "DST"}.get(options[0], "x")
+    with open_stream(tmp_path / name) as stream:
+        np.testing.assert_array_equal(stream.get_slice(0, stream.num_tokens), IDS)
+
+
+def test_the_line_that_was_typed_is_no_advice(tmp_path):
+    raw(tmp_path / "a.npy")
+    for dtype in ("uint16", "uint32"):
+        options = ("--from", "olmo", "--source-dtype", dtype, "--to", "stream")
+        result = run_zb("convert", tmp_path / "a.npy", tmp_path / "out", *options)
+        assert "may have" not in result.output
+        assert "--boundary-token-id" in result.output
+
+
+def test_files_of_olmo_without_documents_are_cut_into_records(tmp_path):
+    raw(tmp_path / "a.npy")
+    shape = {"seq_len": 50, "batch_size": 1, "shuffle": False}
+    for number, named in enumerate(({}, {"source_format": "olmo"}, {"source_format": "bin"})):
+        convert(tmp_path / "a.npy", "hdf5", tmp_path / f"{number}.h5", source_dtype="uint16", **shape, **named)
+        with Loader(tmp_path / f"{number}.h5", shuffle="sequential") as loader:
+            np.testing.assert_array_equal(np.concatenate([batch.numpy()[0] for batch in loader]), IDS)
+
+
+def test_a_command_that_is_misspelt_names_the_one_that_is_meant():
+    assert "Did you mean 'zb verify'?" in run_zb("verfy", "x").output.replace("\n", " ")
+    assert "Did you mean" not in run_zb("qqqqq", "x").output
+
+
+def test_the_list_of_formats_does_not_deny_llmc(tmp_path):
+    rows = dict(line.split(None, 1) for line in run_zb("convert", "--list", code=0).output.splitlines())
+    assert rows["llmc"].split()[:3] == ["yes", "yes", "yes"]
+    raw(tmp_path / "a.bin")
+    run_zb("convert", tmp_path / "a.bin", tmp_path / "b.bin", "--to", "llmc", "--source-dtype", "uint16", code=0)
+    run_zb("convert", tmp_path / "b.bin", tmp_path / "c", "--from", "llmc", "--to", "stream", "--tokens-only", code=0)
+    with open_stream(tmp_path / "b.bin") as ours, open_stream(tmp_path / "c") as theirs:
+        np.testing.assert_array_equal(ours.get_slice(0, 4000), theirs.get_slice(0, 4000))
+
+
+@pytest.mark.parametrize(("target", "suffix"), [("megatron", ".bin"), ("datatrove", ".ds")])
+def test_a_prefix_is_a_path(target, suffix, tmp_path):
+    parquet.write_table(TABLE, tmp_path / "a.parquet")
+    convert(tmp_path / "a.parquet", target, tmp_path / f"corpus{suffix}")
+    prefix = tmp_path / "corpus"
+    with open_stream(prefix) as stream:
+        np.testing.assert_array_equal(stream.get_slice(0, 4000), IDS)
+    with Loader(prefix, batch_size=1, seq_len=50, shuffle="sequential") as loader:
+        assert next(loader).tolist() == [DOCUMENTS[0]]
+    assert str(tmp_path / f"corpus{suffix}") in run_zb("info", prefix, code=0).output
+    run_zb("convert", prefix, tmp_path / "out", "--to", "stream", code=0)
+    run_zb("index", "digests", prefix, "-o", tmp_path / "digests.json", code=0)
+    run_zb("verify", prefix, "--digests", tmp_path / "digests.json", code=0)
+    convert(prefix, "stream", tmp_path / "again")
+    with open_stream(tmp_path / "out") as ours, open_stream(tmp_path / "again") as same:
+        np.testing.assert_array_equal(ours.get_slice(0, 4000), same.get_slice(0, 4000))
+
+
+# --- sizes ---------------------------------------------------------------------------------------------------------
+
+
+def test_more_bytes_than_a_header_has_are_as_wrong_as_fewer(tmp_path):
+    for axes in (1, 2):
+        with open(tmp_path / "a.npy", "wb") as file:
+            np.save(file, IDS if axes == 1 else IDS.reshape(80, 50))
+            np.save(file, IDS)
+        is_refused(errors.FormatError, lambda: open_stream(tmp_path / "a.npy"), match="more than one array")
+        is_refused(
+            errors.FormatError,
+            lambda: convert(tmp_path / "a.npy", "hdf5", tmp_path / "o.h5", seq_len=50, batch_size=1),
+            match="more than one array",
+        )
+
+
+@pytest.mark.parametrize("cut", ["halved", "another"])
+def test_metadata_of_datatrove_decide_about_the_dtype(cut, tmp_path):
+    parquet.write_table(TABLE, tmp_path / "a.parquet")
+    convert(tmp_path / "a.parquet", "datatrove", tmp_path / "a.ds", vocab_size=400)
+    index = tmp_path / "a.ds.index"
+    ends = np.fromfile(index, "<u8")
+    if cut == "halved":  # 4,000 ids of 2 bytes are 2,000 of 4
+        ends[:40].tofile(index)
+    else:
+        (tmp_path / "a.ds.metadata").write_text("gpt2|4\n4000\n4.00 kT")
+    is_refused(errors.FormatError, lambda: open_stream(tmp_path / "a.ds"), match=r"as a\.ds\.metadata has it, found")
+    (tmp_path / "a.ds.metadata").write_text("an older one")
+    ends.tofile(index)
+    with open_stream(tmp_path / "a.ds") as stream:
+        np.testing.assert_array_equal(stream.get_slice(0, 4000), IDS)
+
+
+def test_an_index_names_a_file_once(tmp_path):
+    litdata(tmp_path / "lit")
+    index = json.loads((tmp_path / "lit/index.json").read_text())
+    (tmp_path / "lit/index.json").write_text(json.dumps({**index, "chunks": index["chunks"] * 2}))
+    is_refused(
+        errors.FormatError, lambda: convert(tmp_path / "lit", "stream", tmp_path / "out"),
+        match=r"names the file 'chunk-0-0\.bin' 2 times",
+    )  # fmt: skip
+    index["chunks"][0]["dim"] = None
+    (tmp_path / "lit/index.json").write_text(json.dumps(index))
+    is_refused(
+        errors.FormatError, lambda: convert(tmp_path / "lit", "stream", tmp_path / "out"),
+        match="found none: it was written without TokensLoader; write it again with optimize",
+    )  # fmt: skip

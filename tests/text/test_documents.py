@@ -208,14 +208,14 @@ def test_a_number_of_many_digits_hides_no_text(tmp_path):
 
 def test_a_key_that_begins_late_is_found_and_no_file_is_called_empty(tmp_path, monkeypatch):
     path = tmp_path / "a.jsonl"
-    others = b'{"other": 1}\n' * 1500
+    others = b'{"other": ""}\n' * 1500
     path.write_bytes(others + b'{"text": "one"}\n')
     assert read(*open_documents([path]))[0] == ["one"]
     monkeypatch.setattr(documents, "SAMPLE_BYTES", 15_000)
     is_refused(
         ConvertError, lambda: open_documents([path]), match=r": no key 'text' in the first lines of 1 file; pass"
     )
-    path.write_bytes(others[:14_300])
+    path.write_bytes(others[:14_000])
     is_refused(
         ConvertError, lambda: open_documents([path]), match=r"no documents in 1 file \(no key 'text' in its lines\)"
     )

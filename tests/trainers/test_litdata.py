@@ -145,7 +145,7 @@ def test_offsets_outside_of_the_chunk_are_not_followed(tmp_path):
 @pytest.mark.parametrize(("chunk", "match"), [
     ({"filename": "../chunk.bin"}, "expected a file below the folder in filename, found '../chunk.bin'"),
     ({"filename": None}, "expected a file below the folder in filename, found None"),
-    ({"dim": None}, "chunk 0: expected a number in dim, found None"),
+    ({"dim": None}, "chunk 0: expected the number of its ids in dim, found none: it was written without TokensLoader"),
     ({"chunk_size": -1}, "expected a number in chunk_size, found -1"),
     ({"dim": 1 << 60}, "expected a chunk of less than 4 GiB, found 1,152,921,504,606,846,976 ids"),
     ({"chunk_size": 5}, "expected 52 bytes for 6 ids, as index.json has it, found 48"),

@@ -39,7 +39,7 @@ from zb_hdf5.store.headerless import flat_name
 from zb_hdf5.store.index import find_index
 from zb_hdf5.store.parsed_arrays import require_arrays, require_field, require_sha256
 from zb_hdf5.store.sealed_text import parse_sealed, read_text, sealed_text
-from zb_hdf5.trainers.trainer_formats import flat_files, flat_format, flat_names
+from zb_hdf5.trainers.trainer_formats import flat_files, flat_format, flat_names, named_by_prefix
 
 #: The chunks that digests are of: of the ids as each file has them.
 CHUNKS_OF_FLAT_FILES: Final = StoreMeta(1, DEFAULT_CHUNK_TOKENS, stored_dtype("uint32"), layout=STREAM_LAYOUT)
@@ -384,7 +384,7 @@ def write_digests(
     ExistsError, ConvertError
         If the destination exists, and may not be replaced.
     """
-    path = local_path(path)
+    path = named_by_prefix(local_path(path))
     require_present(path)
     choice = DatasetChoice.of(dataset, axes, channel, unwritten=unwritten)
     require_datasets(path, choice)

@@ -55,6 +55,7 @@ from zb_hdf5.trainers.trainer_formats import (
     flat_format,
     flat_names,
     installed_name_of,
+    named_by_prefix,
     not_recognised,
     row_named,
     source_name_of,
@@ -258,7 +259,7 @@ def look(
     NotFoundError
         If there is no such file or folder.
     """
-    path = any_path(path)
+    path = named_by_prefix(any_path(path))
     require_options(access, verify)
     _require_backend_name(backend)
     choice = DatasetChoice.of(dataset, axes, channel, field_channels, unwritten)

@@ -32,7 +32,7 @@ from zb_hdf5.store.headerless import flat_name
 from zb_hdf5.store.index import ShardIndex, find_index
 from zb_hdf5.store.rebuild import entry_of
 from zb_hdf5.store.shard_table import ShardEntry
-from zb_hdf5.trainers.trainer_formats import flat_files, flat_format, not_recognised
+from zb_hdf5.trainers.trainer_formats import flat_files, flat_format, named_by_prefix, not_recognised
 
 
 @dataclass
@@ -247,7 +247,7 @@ def verify_store(
     BackendError
         If digests are given for files that hold their own.
     """
-    path = any_path(path)
+    path = named_by_prefix(any_path(path))
     choice = DatasetChoice.of(dataset, axes, channel, field_channels, unwritten)
     require_datasets(path, choice)
     headerless = Headerless.of(source_dtype, skip_bytes)

@@ -8,7 +8,7 @@ import math
 import os
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Final, TypeAlias
 
 from zb_hdf5.documents.metadata import id_bytes, metadata_bytes
-from zb_hdf5.errors import ConvertError, FormatError, Remedy, counted
+from zb_hdf5.errors import ConvertError, FormatError, Remedy, conversion_call, counted
 from zb_hdf5.files.bounded import lines_of
 from zb_hdf5.files.forks import kept_property
 from zb_hdf5.files.line_file import (
@@ -31,6 +31,7 @@ from zb_hdf5.files.line_file import (
     unpacked,
 )
 from zb_hdf5.files.paths import head_of, local_path, open_file, read_whole
+from zb_hdf5.files.ways import of_chats
 from zb_hdf5.packages import require_package
 
 #: A block ends with the document that reaches one of these: enough work for many threads, little memory.
@@ -546,11 +547,11 @@ def _require_text_key(files: Sequence[DocumentFile]) -> None:
     lines = [file for file in files if isinstance(file, JsonLinesFile)]
     if len(lines) < len(files):
         return
-    keys: dict[str, None] = {}
+    keys: dict[str, Any] = {}  # with a value of each
     for found in chain.from_iterable(file.first_objects() for file in lines):
         if files[0].column in found:
             return
-        keys |= dict.fromkeys(found)
+        keys |= found
     if not keys:
         return
     share = SAMPLE_BYTES // len(lines)
@@ -561,7 +562,23 @@ def _require_text_key(files: Sequence[DocumentFile]) -> None:
     lack = f"no key {files[0].column!r} in the first lines of {count}"
     if None not in has_text:
         lack = f"no documents in {count} (no key {files[0].column!r} in its lines)"
-    raise _without_text(f"{files[0].path}: {lack}", keys, remedy=Remedy.TEXT_COLUMN)
+    path = files[0].path
+    texts = [name for name, value in keys.items() if isinstance(value, str) or name in IDS_COLUMNS]
+    if texts:
+        raise _without_text(f"{path}: {lack}", texts, remedy=Remedy.TEXT_COLUMN)
+    raise ConvertError(f"{path}: {lack}; {_way_without_text(path, keys)}")
+
+
+def _way_without_text(path: Path, keys: Mapping[str, Any]) -> str:
+    """Return the way from JSON lines of which no key has text: from chats, or from ids; else the keys."""
+    lists = {name: value[0] for name, value in keys.items() if isinstance(value, list) and value}
+    chats = next((name for name, first in lists.items() if isinstance(first, dict)), "")
+    if chats:
+        return of_chats(path, chats)
+    ids = next((name for name, first in lists.items() if isinstance(first, int)), "")
+    if ids:
+        return f"column {ids!r} has ids: {conversion_call(path, 'stream', source_format='hf', ids_column=ids)}"
+    return f"none of its keys has text: {', '.join([*keys][:KEYS_SHOWN])}"
 
 
 def _without_text(facts: str, names: Iterable[str], remedy: Remedy | None = None) -> ConvertError:

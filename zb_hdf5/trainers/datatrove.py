@@ -8,6 +8,7 @@ loss mask of one byte for each id. Files have no magic: the bytes of an id follo
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from glob import escape
 from pathlib import Path
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
 from zb_hdf5.field import LOSS_MASK, Field
-from zb_hdf5.files.paths import regular
+from zb_hdf5.files.paths import head_of, regular
 from zb_hdf5.formats.document_writer import FlatWriter
 from zb_hdf5.formats.flat import LOSS_FIELD, FlatFormat, FlatTokens, require_few_empty, require_mask
 from zb_hdf5.spec import StoreMeta
@@ -31,6 +32,9 @@ END_BYTES: Final = 8
 INDEX_SUFFIX: Final = ".index"
 METADATA_SUFFIX: Final = ".metadata"
 LOSS_SUFFIX: Final = ".loss"
+#: The bytes of metadata that are read, and the bytes of an id and the number of ids in them.
+METADATA_BYTES: Final = 4096
+METADATA: Final = re.compile(rb"[^\n]*\|(\d{1,2})\n(\d{1,18})(?:\n|$)")
 UNKNOWN_TOKENIZER: Final = "Unknown Tokenizer"
 UNIT_PREFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
 
@@ -64,6 +68,7 @@ class Datatrove(FlatFormat):
         size = os.stat(path).st_size
         for itemsize, dtype in DTYPE_BY_BYTES.items():
             if size == num_tokens * itemsize:
+                _require_metadata(path, num_tokens, itemsize)
                 fields = _fields_of(path, num_tokens)
                 return FlatTokens(path, num_tokens, dtype, num_documents=num_documents, fields=fields)
         raise IncompleteError(
@@ -85,6 +90,28 @@ class Datatrove(FlatFormat):
         if int(offsets[-1]) != found.num_tokens or (offsets[1:] < offsets[:-1]).any():
             raise FormatError(f"{index}: expected ends of documents that ascend to {found.num_tokens:,}, found others")
         return offsets
+
+
+def _require_metadata(path: Path, num_tokens: int, itemsize: int) -> None:
+    """Raise `FormatError` if the metadata of a file have other bytes of an id, or another number of ids.
+
+    An index that was cut at half of its end fits ids of twice as many bytes. Files without metadata are read by their
+    sizes alone.
+    """
+    metadata = f"{path}{METADATA_SUFFIX}"
+    try:
+        head, _ = head_of(metadata, METADATA_BYTES)
+    except FileNotFoundError:
+        return
+    found = METADATA.match(head)
+    if found is None:
+        return
+    bytes_of_id, count = int(found[1]), int(found[2])
+    if (bytes_of_id, count) != (itemsize, num_tokens):
+        raise FormatError(
+            f"{path}: expected {count:,} ids of {bytes_of_id} bytes, as {os.path.basename(metadata)} has it, found "
+            f"{num_tokens:,} of {itemsize} by its index: one of them was cut short, or belongs to another file"
+        )
 
 
 def _fields_of(path: Path, num_tokens: int) -> tuple[Field, ...]:

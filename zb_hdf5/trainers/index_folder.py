@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -111,6 +112,32 @@ def present_size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError as error:
         raise IncompleteError(f"{path}: expected a file, as {FOLDER_INDEX} has it, found none") from error
+
+
+def require_files_once(entries: Sequence[Entry], *keys: str) -> None:
+    """Raise `FormatError` if an index names a file twice, as one that was merged wrongly does.
+
+    Parameters
+    ----------
+    entries
+        The entries of its files.
+    keys
+        The keys, one in the other, of the name of a file.
+    """
+    counts = Counter(_value_at(entry, keys) for entry in entries)
+    name, count = counts.most_common(1)[0]
+    if count > 1:
+        raise FormatError(
+            f"{entries[0].folder / FOLDER_INDEX}: names the file {name!r} {count} times: its documents would be stored "
+            "as often; merge the indexes of its parts again"
+        )
+
+
+def _value_at(entry: Entry, keys: Sequence[str]) -> str:
+    *outer, last = keys
+    for key in outer:
+        entry = entry.part(key)
+    return str(entry.values.get(last))
 
 
 def require_codec_of(where: str, codec: str) -> None:

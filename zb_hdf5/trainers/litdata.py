@@ -27,6 +27,7 @@ from zb_hdf5.trainers.index_folder import (
     present_size,
     read_index,
     require_codec_of,
+    require_files_once,
 )
 
 #: The name of the format.
@@ -75,6 +76,11 @@ class Chunk(IdFile):
         self.path = entry.file("filename")
         self.columns = Columns("", dtype)
         self._num_items = entry.number("chunk_size")
+        if entry.values.get("dim") is None:
+            raise FormatError(
+                f"{entry.where}: expected the number of its ids in dim, found none: it was written without "
+                f"{LOADER}; write it again with optimize(..., item_loader={LOADER}())"
+            )
         self._num_tokens = entry.number("dim")
         self._is_packed = is_packed
         self._num_bytes = self._start + self._num_tokens * dtype.itemsize
@@ -177,7 +183,9 @@ def open_litdata(
         config = index.part("config")
         codec = str(config.values.get("compression") or "")
         require_codec_of(index.where, codec)
-        chunks += [Chunk(entry, _dtype_of(config), bool(codec)) for entry in index.parts("chunks", "chunk")]
+        entries = index.parts("chunks", "chunk")
+        require_files_once(entries, "filename")
+        chunks += [Chunk(entry, _dtype_of(config), bool(codec)) for entry in entries]
     return IdSource(
         chunks,
         LITDATA,

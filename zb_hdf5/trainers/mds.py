@@ -34,6 +34,7 @@ from zb_hdf5.trainers.index_folder import (
     present_size,
     read_index,
     require_codec_of,
+    require_files_once,
 )
 
 #: The name of the format.
@@ -372,7 +373,9 @@ def open_mds(
     shards: list[Shard] = []
     folders = [folder for path in paths for folder in folders_of(path)]
     for folder in folders:
-        for entry in read_index(folder).parts("shards", "shard"):
+        entries = read_index(folder).parts("shards", "shard")
+        require_files_once(entries, "raw_data", "basename")
+        for entry in entries:
             shards.append(Shard(entry, wanted, named and named.dtype, shards[-1] if shards else None))
     return IdSource(
         shards,

@@ -38,6 +38,8 @@ class TrainerFormat(NamedTuple):
         Its subclass of `FlatFormat`: it is read in place. Its documents are a source without more code.
     lacks_header
         Whether its files may have no header: `source_dtype` then names the dtype of their ids.
+    read_as
+        Of a target whose files another row reads: the name of that one.
     recognises
         Of a format that is not flat, a function of a path that returns whether it is one, by its content. A path that
         has none of the suffixes is not asked about.
@@ -61,6 +63,7 @@ class TrainerFormat(NamedTuple):
     suffixes: tuple[str, ...]
     flat: str = ""
     lacks_header: bool = False
+    read_as: str = ""
     recognises: str = ""
     source: str = ""
     options: tuple[str, ...] = ()
@@ -113,6 +116,7 @@ TRAINER_FORMATS: Final[dict[str, TrainerFormat]] = {
     "llmc": TrainerFormat(
         ".bin files of llm.c, written with their header",
         (".bin",),
+        read_as="bin",
         writer="zb_hdf5.trainers.bin:LlmcWriter",
         holds_documents=False,
     ),
@@ -164,6 +168,8 @@ TRAINER_FORMATS: Final[dict[str, TrainerFormat]] = {
 }
 
 
+#: The endings of ids and of their documents, of formats whose own programs leave them out of a path.
+PREFIX_ENDINGS: Final = ((".bin", ".idx"), (".ds", ".ds.index"))
 #: Words that stand where the name of a format does, and name none of these.
 _OTHER_WORDS: Final = ("", "auto", "stream")
 #: The formats of installed packages, once they were asked for.
@@ -363,6 +369,20 @@ def _line_of_fairseq(path: Path) -> str:
     dtype = fairseq_dtype(*head_of(index, HEADER.size))
     ids = path.with_suffix(".bin")
     return conversion_call(ids, "stream", source_dtype=dtype, tokens_only=True) if dtype else ""
+
+
+def named_by_prefix(path: Path) -> Path:
+    """Return the file of ids that a path without an ending stands for, as `--data-path` of Megatron takes it.
+
+    That is `corpus.bin` beside `corpus.idx`, or `corpus.ds` beside `corpus.ds.index`; any other path is returned.
+    """
+    if isinstance(path, RemotePath) or not path.name or path.exists():
+        return path
+    for ids, documents in PREFIX_ENDINGS:
+        found = path.with_name(path.name + ids)
+        if found.is_file() and path.with_name(path.name + documents).is_file():
+            return found
+    return path
 
 
 def flat_name_of(path: Path) -> str:

@@ -246,3 +246,42 @@ def test_values_that_are_no_ids_are_refused(tmp_path):
         h5["out"] = h5py.ExternalLink("y.h5", "values")
     named = {"dataset": "out", "offsets": "docs/doc_1"}
     is_refused(FormatError, lambda: open_ragged([tmp_path / "x.h5"], **named), match="nothing outside of a file")
+
+
+@pytest.mark.parametrize(("name", "numbers", "expected"), [
+    ("ends", [0, 2, 5], [0, 2, 3]), ("doc_ends", [0, 2, 5], [0, 2, 3]), ("docEnds", [0, 0, 5], [0, 0, 5]),
+    ("end_offsets", [0, 5], [0, 5]), ("offsets", [0, 2, 5], [2, 3]), ("doc_offsets", [0, 0, 5], [0, 5]),
+    ("cu_seqlens", [0, 5], [5]), ("indptr", [0, 2, 5], [2, 3]), ("row_splits", [0, 2, 5], [2, 3]),
+    ("offsets", [2, 5], [2, 3]), ("numbers", [2, 5], [2, 3]), ("lengths", [0, 5], [0, 5]),
+    ("lengths", [0, 0, 5], [0, 0, 5]),
+])  # fmt: skip
+def test_numbers_from_0_on_are_offsets_or_ends_as_their_name_has_it(name, numbers, expected, tmp_path):
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as h5:
+        h5["values"] = np.arange(1, 6)
+        h5[name] = np.array(numbers)
+    assert [len(each) for each in documents_of(open_ragged([path])).tokens] == expected
+
+
+def test_numbers_from_0_on_whose_name_does_not_tell_are_refused_with_a_line(tmp_path):
+    path = tmp_path / "it's.h5"
+    with h5py.File(path, "w") as h5:
+        h5["x/values"], h5["x/numbers"] = np.arange(1, 6), np.array([0, 2, 5])
+    with pytest.raises(
+        ConvertError, match="as offsets they have 2 documents, as ends 3, of which the first is"
+    ) as error:
+        open_ragged([path])
+    line = str(error.value).partition("rename it: ")[2]
+    exec(line, {"h5py": h5py})
+    assert [len(each) for each in documents_of(open_ragged([path])).tokens] == [2, 3]
+
+
+def test_numbered_datasets_of_which_two_look_like_values_and_ends_name_the_group_too(tmp_path):
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as h5:
+        for number, ids in enumerate([[7], [0], [], [5, 6], [1, 1]]):
+            h5[str(number)] = np.array(ids, "u2")
+    with pytest.raises(ConvertError, match="found") as error:
+        open_ragged([path])
+    assert "'/'" in str(error.value)
+    assert len(documents_of(open_ragged([path], dataset="/")).tokens) == 5

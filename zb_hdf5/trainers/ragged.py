@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, Remedy, ZbError
+from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, Remedy, ZbError, counted
 from zb_hdf5.files.field_files import ids_at
 from zb_hdf5.files.listing import files_at, listed
 from zb_hdf5.files.tokens import Tokens
@@ -45,6 +46,16 @@ _SUFFIXES: Final = (FORMATS["hdf5"].suffix, *FORMATS["hdf5"].other_suffixes)
 _LENGTH_NAMES: Final = frozenset(
     {"length", "lengths", "lens", "seq_lens", "seq_lengths", "doc_lens", "doc_lengths", "document_lengths"}
 )
+#: Words in names of datasets that have the ends of documents, and of those that have offsets, which begin with 0.
+_END_WORDS: Final = frozenset({"end", "ends"})
+_OFFSET_WORDS: Final = frozenset(
+    (
+        *("offset", "offsets", "start", "starts", "begin", "begins", "index", "indices", "idx", "indptr"),
+        *("ptr", "ptrs", "pointer", "pointers", "cu", "cum", "cumsum", "cumulative", "seqlens", "splits", "cuts"),
+        *("boundary", "boundaries", "bounds", "edges", "limits", "pos", "positions"),
+    )
+)
+_WORD: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 #: The layouts of documents in a file.
 _OFFSETS: Final = "offsets"
 _LISTS: Final = "lists"
@@ -191,15 +202,41 @@ def layouts_of(h5: h5py.File) -> list[Layout]:
     numbers = {name: stored for name, stored in found.items() if stored.dtype.kind in "iu"}
     pairs = _pairs_in(numbers)
     named_pairs = [pair for pair in pairs if pair.name.rpartition("/")[2] in IDS_COLUMNS]
-    if pairs:
-        return named_pairs if len(named_pairs) == 1 else pairs
+    if len(named_pairs) == 1:
+        return named_pairs
+    return pairs + (_numbered_groups(h5, found) if len(numbers) == len(found) else [])
+
+
+def _numbered_groups(h5: h5py.File, found: Mapping[str, h5py.Dataset]) -> list[Layout]:
+    """Return the one group of datasets whose names differ in a number alone, each of which is a document."""
     groups = {_group_of(name) for name in found}
-    if len(numbers) > 1 and len(numbers) == len(found) and len(groups) == 1:
-        [group] = groups
-        prefixes = {_numbered(name)[0] for name in h5[group or "/"]}
-        if len(prefixes) == 1 and None not in prefixes:
-            return [Layout(_DATASETS, group or "/")]
-    return []
+    if len(found) < 2 or len(groups) > 1:
+        return []
+    [group] = groups
+    prefixes = {_numbered(name)[0] for name in h5[group or "/"]}
+    return [Layout(_DATASETS, group or "/")] if len(prefixes) == 1 and None not in prefixes else []
+
+
+def _are_offsets(path: Path, layout: Layout, count: int) -> bool:
+    """Return whether so many numbers from 0 on are offsets; False: ends, of which the first document is empty.
+
+    Raises
+    ------
+    ConvertError
+        If their name does not tell.
+    """
+    group, _, name = layout.offsets.rpartition("/")
+    words = {word.lower() for word in _WORD.findall(name)}
+    if words & _END_WORDS:
+        return False
+    if words & _OFFSET_WORDS:
+        return True
+    line = f"h5py.File({os.fspath(path)!r}, 'r+').move({layout.offsets!r}, {f'{group}/offsets'.lstrip('/')!r})"
+    raise ConvertError(
+        f"{path}: {layout.offsets}: expected a name with the word offsets or ends, since the numbers begin with 0: as "
+        f"offsets they have {counted(count - 1, 'document')}, as ends {count:,}, of which the first is empty; rename "
+        f"it: {line}"
+    )
 
 
 def _numbered(name: str) -> tuple[str | None, int]:
@@ -335,14 +372,14 @@ class OffsetFile(_DocumentFile):
         first, last = self._ends()
         #: The place of the first document of each block of lengths; None: these are offsets or ends.
         self._places: npt.NDArray[np.int64] | None = None
-        if last != self._values.num_tokens:
+        if last != self._values.num_tokens or layout.offsets.rpartition("/")[2] in _LENGTH_NAMES:
             self._places = self._places_of_lengths()
         if self._places is None and (not self._offsets.num_tokens or last != self._values.num_tokens):
             raise FormatError(
                 f"{path}: {layout.offsets}: expected offsets that end with the {self._values.num_tokens:,} values of "
                 f"{layout.name}, or lengths that add up to them, found {last:,}"
             )
-        has_start = first == 0 and self._places is None
+        has_start = first == 0 and self._places is None and _are_offsets(path, layout, self._offsets.num_tokens)
         self._before = 0 if has_start else 1  # documents that begin before the first number
         num_documents = self._offsets.num_tokens - 1 + self._before
         super().__init__(path, num_documents, self._values.num_tokens * self._values.dtype.itemsize)

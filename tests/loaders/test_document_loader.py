@@ -404,3 +404,18 @@ def test_tokens_of_another_tokenizer_are_refused(tmp_path):
     other.digest = "0" * 64
     with pytest.raises(StateError, match="expected the tokenizer that it was made with, byte"):
         DocumentLoader(tmp_path / "s.h5", tokenizer=other, **options)
+
+
+@pytest.mark.parametrize("collate", ["pad", "pack"])
+def test_a_masked_document_without_tokens_masks_no_other(collate, tmp_path):
+    write_stream(tmp_path / "x.h5", np.arange(1, 10), [3, 0, 3, 0, 0, 3])
+    how = {"collate": collate, "targets": True, "shuffle": "sequential", "rank": 0, "world_size": 1}
+    how |= {"batch_size": 3} if collate == "pad" else {"max_tokens": 9}
+    for masked, expected in (
+        ((1,), [2, 3, -100, 5, 6, -100, 8, 9, -100]),
+        ((1, 3, 4), [2, 3, -100, 5, 6, -100, 8, 9, -100]),
+        ((2, 3), [2, 3, -100, -100, -100, -100, 8, 9, -100]),
+        ((), [2, 3, -100, 5, 6, -100, 8, 9, -100]),
+    ):
+        with DocumentLoader(tmp_path / "x.h5", mask_documents=masked, **how) as loader:
+            assert next(iter(loader))["targets"].reshape(-1).tolist() == expected

@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from contents import write_batches
+from contents import write_batches, write_stream
 from contract import is_refused
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +25,7 @@ from zb_hdf5 import (
     MixedLoader,
     StateError,
     convert,
+    open_reader,
     open_writer,
 )
 from zb_hdf5.converters.store_source import StoreSource
@@ -342,3 +343,18 @@ def test_memory_does_not_grow_with_the_documents_of_streams(streams, monkeypatch
 def test_memory_does_not_grow_with_the_documents(streams, tmp_path):
     convert(streams, "hdf5", tmp_path / "store", packing="concat", shuffle=False, shards=10, **SHAPE)
     require_little_memory(tmp_path / "store")
+
+
+@pytest.mark.parametrize("overlap", [1, 2, 5])
+def test_windows_that_overlap_have_one_shape_as_pairs_and_as_dictionaries(overlap, tmp_path):
+    write_stream(tmp_path / "x.h5", np.arange(300), [100, 0, 200], {"flag": np.arange(300) % 2}, fields={"flag": "u1"})
+    how = {"targets": True, "shuffle": "sequential", "rank": 0, "world_size": 1}
+    for more in ({}, {"mask_documents": [2]}, {"fields": ("flag",)}, {"documents": ("position_ids",)}):
+        with open_reader(tmp_path / "x.h5", batch_size=4, seq_len=12, overlap=overlap) as reader:
+            step = next(iter(Loader(reader, **how, **more)))
+            x, y = (step["tokens"], step["targets"]) if isinstance(step, dict) else step
+            starts = 12 * np.arange(4)[:, None]
+            np.testing.assert_array_equal(x.numpy(), starts + np.arange(11 + overlap))
+            np.testing.assert_array_equal(y.numpy()[0], np.arange(1, 12 + overlap))
+            for name in ("flag", "position_ids"):
+                assert name not in step or step[name].shape == x.shape

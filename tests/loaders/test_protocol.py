@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import json
 import threading
+import time
 from unittest.mock import Mock
 
 import numpy as np
@@ -314,3 +315,61 @@ def test_after_an_error_next_goes_on_at_the_same_batch(name, error, data, monkey
                     pytest.fail("expected an error")
             assert loader.state_dict() == before
             require_next()
+
+
+def read_in_thread(loader, way, ending):
+    """Read a loader in a thread until it ends; return the thread, an event of its first batch, and its errors."""
+    begun, errors = threading.Event(), []
+
+    def read():
+        try:
+            while not ending.is_set():
+                for _ in loader if way == "loop" else iter(loader.get_batch, None):
+                    begun.set()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert begun.wait(60)
+    return thread, errors
+
+
+THREADED = ["Loader", "Loader, records", "Loader, prefetch", "Loader of a stream", "MixedLoader", "DocumentLoader"]
+
+
+@pytest.mark.filterwarnings("ignore:.*read to its end")
+@pytest.mark.parametrize("way", ["loop", "get_batch"])
+@pytest.mark.parametrize("name", THREADED)
+def test_a_loader_that_another_thread_closes_ends_or_names_the_reason(name, way, data):
+    before = open_files()
+    for pause in range(8):
+        loader, ending = LOADERS[name](data), threading.Event()
+        thread, errors = read_in_thread(loader, way, ending)
+        time.sleep(pause / 2000)
+        ending.set()
+        loader.close()
+        thread.join(60)
+        assert not thread.is_alive()
+        assert all(isinstance(error, zb_hdf5.ZbError) for error in errors), errors
+        assert way == "loop" or errors
+        loader.close()
+    assert open_files() == before
+
+
+@pytest.mark.filterwarnings("ignore:.*read to its end")
+@pytest.mark.parametrize("way", ["loop", "get_batch"])
+@pytest.mark.parametrize("name", [name for name in THREADED if name != "MixedLoader"])
+def test_another_thread_may_choose_the_epoch(name, way, data):
+    loader, ending = LOADERS[name](data), threading.Event()
+    thread, errors = read_in_thread(loader, way, ending)
+    for epoch in range(100):
+        loader.set_epoch(2 * epoch % 7)
+    ending.set()
+    if way == "get_batch":
+        loader.close()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert all(isinstance(error, zb_hdf5.ZbError) for error in errors), errors
+    assert way == "get_batch" or not errors
+    loader.close()

@@ -371,11 +371,12 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         return plan
 
     def _mask(self) -> None:
-        masked = self.mask_documents
+        masked = np.array(self.mask_documents, np.int64)
         offsets = self.store.doc_offsets
-        if masked:
-            require_masked(self.path, masked, len(offsets) - 1, self.targets)
-        self._masked = offsets[list(masked)]
+        if len(masked):
+            require_masked(self.path, self.mask_documents, len(offsets) - 1, self.targets)
+        # an empty document has the offset of the next one that has tokens
+        self._masked = offsets[masked[offsets[masked] < offsets[masked + 1]]]
 
     def _steps(self, plan: StepPlan, position: int) -> Iterator[tuple[Any, int]]:
         """Yield the documents of each step from a position on, and the position after it."""

@@ -143,7 +143,8 @@ class StepValues:
             raise ArgumentError(f"fields must be names of fields, such as ({fields!r},), found {fields!r}")
         self._reader = reader
         self._seq_len = seq_len
-        self._num_inputs = seq_len - reader.overlap if targets else seq_len  # the last token may be a target only
+        # the last token of windows that overlap, however far they do, is a target only
+        self._num_inputs = seq_len - 1 if targets and reader.overlap else seq_len
         self._targets = targets
         self._fields = tuple(fields)
         self._spans = spans

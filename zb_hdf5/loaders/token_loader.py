@@ -10,7 +10,7 @@ from collections.abc import Collection, Generator, Iterator, Mapping
 from operator import index
 from typing import Any, ClassVar, Generic, Self
 
-from zb_hdf5.errors import ArgumentError, Remedy
+from zb_hdf5.errors import ArgumentError, ClosedError, Remedy, ZbError
 from zb_hdf5.loaders.order import FIRST_VERSION, WIDE_VERSION, StepPlan, checked_skip, whole_number
 from zb_hdf5.loaders.state import MAX_COUNT, Resumable, require_count, require_fields
 from zb_hdf5.loaders.stats import LoaderStats, bytes_of
@@ -67,20 +67,28 @@ class TokenLoader(Resumable, Generic[BatchT]):
             while True:
                 asked_s = self._ask()
                 reading = self._reading or self._begin()
-                for batch, self._position in reading:
+                for batch, position in reading:
+                    if self._reading is not reading:  # another thread has changed or closed it meanwhile
+                        break
+                    self._position = position
                     # as `_count`, without calls: a loop runs this for each batch
                     self._waited_s += clock() - asked_s
                     self._num_given += 1
                     self._bytes_given += self._equal_bytes or self._measure(batch)
                     yield batch
                     if self._reading is not reading:  # a change, or another iteration
-                        if self._closed:
-                            return
                         break
                     asked_s = clock()
                 else:
-                    self._passed = self.epoch if is_whole else None
+                    if self._reading is reading:
+                        self._passed = self.epoch if is_whole else None
+                        return
+                reading.close()
+                if self._closed:
                     return
+        except Exception as error:
+            self._raise_met(error)
+            raise
         finally:
             if self._reading is reading:
                 self._stop_reading()
@@ -103,14 +111,36 @@ class TokenLoader(Resumable, Generic[BatchT]):
         asked_s = self._ask()
         reading = self._reading or self._begin()
         try:
-            batch, self._position = next(reading)
+            batch, position = next(reading)
+        except StopIteration:
+            self._reading = None
+            return None
         except BaseException as error:
             self._reading = None
-            if isinstance(error, StopIteration):
-                return None
+            self._raise_met(error)
             raise
+        if self._reading is not reading:  # another thread has changed or closed it meanwhile
+            reading.close()
+            if self._closed:
+                raise self._closed_meanwhile()
+            return self._next_of_epoch()
+        self._position = position
         self._count(batch, asked_s)
         return batch
+
+    def _raise_met(self, error: BaseException) -> None:
+        """Raise the error that names another thread, if that is the cause of an error of a reading."""
+        if isinstance(error, ZbError) or not isinstance(error, Exception):
+            return
+        if self._closed:
+            raise self._closed_meanwhile() from error
+        if isinstance(error, ValueError) and "already executing" in str(error):
+            raise ArgumentError(
+                f"{self.path}: two threads read this loader at once: give each a loader of its own"
+            ) from error
+
+    def _closed_meanwhile(self) -> ClosedError:
+        return ClosedError(f"{self.path}: was closed by another thread while it was read")
 
     def _ask(self) -> float:
         """Return the time at which a batch is asked for, and keep that of the first one."""
@@ -162,10 +192,15 @@ class TokenLoader(Resumable, Generic[BatchT]):
         self._resumed = resumed
 
     def _stop_reading(self) -> None:
-        """End the reading threads, and drop the steps that were read ahead."""
-        if self._reading is not None:
-            self._reading.close()
+        """End the reading threads, and drop the steps that were read ahead.
+
+        A thread that is reading them meanwhile ends them when it has its step.
+        """
+        reading = self._reading
         self._reading = None
+        if reading is not None:
+            with contextlib.suppress(ValueError):  # it is executing, in another thread
+                reading.close()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over. A position in this epoch is kept."""

@@ -60,6 +60,12 @@ def _require_divisor(reader: BatchReader, seq_len: int) -> None:
         raise ArgumentError(f"seq_len must divide the stored {reader.seq_len}, found {seq_len}")
 
 
+def _require_one_store(source: object) -> None:
+    """Raise `ArgumentError` for several stores."""
+    if isinstance(source, list | tuple):
+        raise ArgumentError(f"a Loader reads one store, found {source!r:.80}; a MixedLoader reads several stores")
+
+
 def _require_fixed_order(reader: BatchReader, shuffle: str) -> None:
     """Raise `ArgumentError` if a store that grows would be shuffled: its order would change with each batch."""
     if shuffle != "sequential" and not reader.complete and reader.fingerprint.startswith(LIVE_PREFIX):
@@ -300,8 +306,7 @@ class Loader(EpochLoader[BatchT]):
         tokenizer: str | Tokenizer | None = None,
     ) -> None:
         device = cuda_device(device)  # names a missing torch before any file is open
-        if isinstance(source, list | tuple):
-            raise ArgumentError(f"a Loader reads one store, found {source!r:.80}; a MixedLoader reads several stores")
+        _require_one_store(source)
         self.seed = whole_seed(seed)
         undo: AbstractContextManager[None] = nullcontext()  # the caller's own reader stays open
         if not isinstance(source, BatchReader):

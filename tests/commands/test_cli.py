@@ -18,11 +18,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from commandline import commands_of, one_error, run, run_zb
-from contents import batches_of
+from contents import batches_of, write_streams
 from damage import flip, flip_token
 from packed import write_packed
 from processes import python
 
+import zb_hdf5
 import zb_hdf5.converters.run
 from zb_hdf5 import ChecksumError, FormatError, HDF5ShardWriter, ShardIndex, UnavailableError, open_reader, open_writer
 from zb_hdf5.commands.description import describe, describe_lines
@@ -32,6 +33,7 @@ from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.files.publishing import PartialDirectory
 from zb_hdf5.option_groups import GroupedOption
 from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.store.shard_table import ShardTable
 
 SEQ_LEN = 8
 SHAPE = ("--batch-size", "4", "--seq-len", str(SEQ_LEN))
@@ -384,6 +386,23 @@ def described(path):
     wrapped = list(layout_report([(name, text.replace(str(path), "data/train")) for name, text in lines], 80))
     assert (len(wrapped) <= 22, max(map(len, wrapped)) <= 80) == (True, True), wrapped
     return lines
+
+
+@pytest.mark.parametrize("layout", ["batches", "stream"])
+def test_info_makes_no_entry_for_each_shard(layout, tmp_path, monkeypatch):
+    """Of 100,000 shards these would take ten times as long as to open the store, and so would the index, read twice."""
+    np.save(tmp_path / "t.npy", np.arange(1600, dtype=np.uint32).reshape(-1, 8))
+    folder = tmp_path / layout
+    if layout == "batches":
+        zb_hdf5.convert(tmp_path / "t.npy", "hdf5", folder, batch_size=2, seq_len=8, shards=40)
+    else:
+        write_streams(folder, [np.arange(40)] * 40)
+    made = []
+    make = ShardTable.__getitem__
+    monkeypatch.setattr(ShardTable, "__getitem__", lambda table, number: made.append(number) or make(table, number))
+    found = describe(folder)
+    assert len(made) < 10, made
+    assert found["splits"]["train"]["shards"] == 40
 
 
 def test_info_of_a_store_that_has_everything_fits_one_screen(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,7 +41,6 @@ from zb_hdf5.store.opening import (
     of_training,
     open_chosen_stream,
     open_for_loader,
-    open_reader,
 )
 from zb_hdf5.store.record_reader import RecordReader
 from zb_hdf5.store.shards import StoreReader
@@ -68,21 +67,29 @@ def describe(path: str | os.PathLike[str], choice: Choice = NO_CHOICE) -> dict[s
         with open_chosen_stream(path, choice) as stream:
             index = stream.index if find_index(path) else None
             return _describe(path, stream, _describe_stream(stream), stream.paths, index, opening)
-    with open_reader(path, **choice) as reader:
+    with opening.open() as reader:
         own = _describe_batches(reader)
         if isinstance(reader, RecordReader):
             own |= {"kind": "folder" if path.is_dir() else "file", "num_files": len(reader.paths)}
             return _describe(path, reader, own, reader.paths, None, opening)
         if isinstance(reader, StoreReader):
-            return _describe(path, reader, own, reader.paths, reader.index, opening)
+            return _describe(path, reader, own, _files_of(reader), reader.index, opening)
         return _describe(path, reader, own, [reader.path], None, opening)
+
+
+def _files_of(reader: StoreReader) -> Sequence[Path | str]:
+    """Return the files of a store, as text where there may be 100,000: a `Path` takes longer than to ask for a size."""
+    if not reader.complete or isinstance(reader.path, RemotePath):
+        return reader.paths
+    folder = reader.path if reader.path.is_dir() else reader.path.parent
+    return [f"{folder}/{name}" for name in reader.index.table.values["path"]]
 
 
 def _describe(
     path: Path,
     opened: BatchReader,
     own: dict[str, Any],
-    files: list[Path],
+    files: Sequence[Path | str],
     index: ShardIndex | None,
     opening: Opening,
 ) -> dict[str, Any]:
@@ -145,18 +152,18 @@ def _describe_reads(opening: Opening) -> dict[str, Any]:
 class _Size(NamedTuple):
     """The size of a file, and its disk space (allocated blocks, as a quota counts it): HDF5 shards have holes."""
 
-    name: str
+    file: Path | str
     num_bytes: int
     disk_bytes: int
 
 
-def _size_of(file: Path) -> _Size:
+def _size_of(file: Path | str) -> _Size:
     """Ask once for the size of a file, or of an object, which has no holes."""
     if isinstance(file, RemotePath):
         num_bytes = object_size(str(file)) or 0
-        return _Size(file.name, num_bytes, num_bytes)
-    found = file.stat()
-    return _Size(file.name, found.st_size, found.st_blocks * 512)
+        return _Size(file, num_bytes, num_bytes)
+    found = os.stat(file)
+    return _Size(file, found.st_size, found.st_blocks * 512)
 
 
 def _other_size(index: ShardIndex | None, files: list[_Size]) -> str:
@@ -165,7 +172,7 @@ def _other_size(index: ShardIndex | None, files: list[_Size]) -> str:
         return ""
     for file, expected in zip(files, index.table.values["bytes"].tolist(), strict=True):
         if expected not in (0, file.num_bytes):  # 0: it grows
-            return f"{file.name}: expected {expected:,} bytes, found {file.num_bytes:,}"
+            return f"{os.path.basename(file.file)}: expected {expected:,} bytes, found {file.num_bytes:,}"
     return ""
 
 
@@ -180,6 +187,8 @@ def _written(path: Path) -> str | None:
 
 def _describe_codec(opened: BatchReader) -> dict[str, Any]:
     """Return the codec and its ratio; empty without one."""
+    if isinstance(opened, StoreReader) and "codecs" not in opened.index.table.optional:
+        return {}
     files = opened.index.shards if isinstance(opened, StoreReader) else [opened]
     packed = [(file.compressed, file.token_count) for file in files if file.compressed is not None]
     if not packed:
@@ -320,18 +329,18 @@ def _described_splits(opened: BatchReader) -> dict[str, Any]:
 
 def _describe_index(index: ShardIndex, num_batches: int) -> dict[str, Any]:
     """Return the facts of a `shards.json`; the batches of a stream are not counted."""
-    names = index.table.values["split"]
+    table = index.table.values  # an array for each fact: an entry for each shard would take ten times as long
+    names = table["split"]
     of_stream = index.meta.layout == STREAM_LAYOUT
-    counts = [shard.num_batches for shard in index.shards]
+    counts = table["num_batches"].tolist()
     counts[-1] += num_batches - sum(counts)  # the index does not count a growing shard
     splits: dict[str, dict[str, Any]] = {}
     for split in dict.fromkeys(names):
         here = [number for number, name in enumerate(names) if name == split]
         if of_stream:
-            shards = [index.shards[number] for number in here]
             sums = {
-                "tokens": sum(max(shard.token_count, 0) for shard in shards),
-                "documents": sum(max(shard.document_count, 0) for shard in shards),
+                "tokens": int(table["token_count"][here].clip(0).sum()),
+                "documents": int(table["document_count"][here].clip(0).sum()),
             }
         else:
             sizes = [counts[number] for number in here]

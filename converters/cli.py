@@ -249,8 +249,7 @@ def _add_pair(name: str) -> None:
     command.__doc__ = f"Convert {kind.noun} to {result}.\n\n{note}\b\nExample: zb convert {name} {example}"
     decorated: Callable[..., Any] = output_options(command)
     options = kind.options_of(target)
-    if "shard_range" in options and target != STREAM:
-        decorated = click.option("--dry-run", is_flag=True, help="Describe the result, and write nothing.")(decorated)
+    decorated = click.option("--dry-run", is_flag=True, help="Describe the result, and write nothing.")(decorated)
     for each, default in reversed(options.items()):
         decorated = option_of(
             each,

@@ -16,6 +16,7 @@ from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
 from zb_hdf5.converters.batch_source import TokenCounts
 from zb_hdf5.converters.conversion import WHOLE
 from zb_hdf5.converters.engines import OnProgress, Workers, no_progress
+from zb_hdf5.converters.estimate import estimate_of
 from zb_hdf5.converters.journal import (
     NOTHING_KEPT,
     Finished,
@@ -165,25 +166,24 @@ def dry_run_of_files(plan: TokensPlan, settings: Settings, workers: Workers) -> 
     """Return the files that a conversion would write, and the space that they need."""
     source = plan.source
     target = settings.target
-    if source.num_tokens is None:
-        raise ArgumentError(f"{source.paths[0]}: the number of its tokens is known when it is converted")
     if not settings.work.force and (target.is_one_file or not settings.work.resume):
         refuse_existing(target.path)
     lost = _require_place(source, settings)
     tasks = _tasks(plan, settings, workers)
     itemsize = tasks[0].meta.dtype.itemsize
-    shares = [route.bytes_taken for route in plan.routes]
+    found = estimate_of(source, workers.num_threads)
     return FilesDryRun(
         path=str(target.path),
-        num_tokens=source.num_tokens,
+        num_tokens=found.num_tokens,
         dtype=tasks[0].writer.dtype_of(tasks[0].written).name,
         num_shards=len(tasks),
-        largest_shard_bytes=max(shares) // source.dtype.itemsize * itemsize,
-        total_bytes=source.num_tokens * itemsize,
+        largest_shard_bytes=round(found.num_tokens * plan.largest_share) * itemsize,
+        total_bytes=found.num_tokens * itemsize,
         inodes=sum(len(task.paths) for task in tasks) + (not target.is_one_file),
         left_behind=lost,
         workers=min(workers.engine.workers, len(tasks)),
         free=free_room(target.path.absolute().parent),
+        is_estimate=not found.is_exact,
     )
 
 

@@ -359,7 +359,7 @@ class DryRun:
 
 @dataclass(frozen=True)
 class FilesDryRun:
-    """The report of a conversion to files of another trainer that would be done.
+    """The report of a conversion of documents that would be done.
 
     Attributes
     ----------
@@ -375,6 +375,12 @@ class FilesDryRun:
         The processes that would write.
     free
         The bytes and inodes that are free; None where the file system does not count inodes.
+    is_estimate
+        Whether the number of tokens follows from a sample of the documents.
+    rows
+        The shape of the rows that documents become; "": they are kept.
+    temp_bytes
+        The disk that the tokens take meanwhile.
     """
 
     path: str
@@ -387,6 +393,9 @@ class FilesDryRun:
     left_behind: str
     workers: int
     free: dict[str, int | None]
+    is_estimate: bool = False
+    rows: str = ""
+    temp_bytes: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for programs."""
@@ -395,11 +404,14 @@ class FilesDryRun:
     def lines(self) -> list[tuple[str, str]]:
         """Return the report for people."""
         free_inodes = "an uncounted number" if self.free["inodes"] is None else f"{self.free['inodes']:,}"
+        about = "about " if self.is_estimate else ""
         return [
             ("would write", self.path),
-            ("tokens", f"{self.num_tokens:,} of {self.dtype}"),
+            ("tokens", f"{about}{self.num_tokens:,} of {self.dtype}{', by a sample' if about else ''}"),
+            *([("rows", self.rows)] if self.rows else []),
             ("shards", f"{self.num_shards:,}, the largest {format_bytes(self.largest_shard_bytes)}"),
             ("disk", f"{format_bytes(self.total_bytes)} of {format_bytes(self.free['bytes'] or 0)} that are free"),
+            *([("temporary", format_bytes(self.temp_bytes))] if self.temp_bytes else []),
             *([("note", self.left_behind)] if self.left_behind else []),
             ("inodes", f"{self.inodes:,} of {free_inodes} that are free"),
             ("workers", f"{self.workers}"),

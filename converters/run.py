@@ -28,7 +28,7 @@ from zb_hdf5.converters.reports import DryRun, FilesDryRun, Report
 from zb_hdf5.converters.settings import left_out_of, refuse_replaced_sources, resolved
 from zb_hdf5.converters.shard_plan import ShardPlan
 from zb_hdf5.converters.shuffle import scatter_path
-from zb_hdf5.converters.stream_target import TokensPlan, tokens_plan, write_documents
+from zb_hdf5.converters.stream_target import TokensPlan, dry_run_of_documents, tokens_plan, write_documents
 from zb_hdf5.files.listing import kept_listings, left_out_in_words
 from zb_hdf5.files.publishing import partial_path, refuse_link
 from zb_hdf5.formats.document_source import CompletedSource, DocumentSource
@@ -79,7 +79,7 @@ def _describe(plan: Plan, settings: Settings, workers: Workers) -> DryRun | File
     if isinstance(plan, TokensPlan) and settings.target.format in document_targets():
         return dry_run_of_files(plan, settings, workers)
     if isinstance(plan, TokensPlan):
-        raise ArgumentError(f"{plan.source.paths[0]}: rows of documents are known when their tokens are")
+        return dry_run_of_documents(plan, settings, workers)
     return dry_run(plan, settings, workers)
 
 

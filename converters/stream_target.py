@@ -19,6 +19,7 @@ from zb_hdf5.converters.batch_source import TokenCounts, out_of_range, require_p
 from zb_hdf5.converters.batch_target import shard_plan_of, write_batches
 from zb_hdf5.converters.conversion import WHOLE
 from zb_hdf5.converters.engines import OnProgress, Workers, no_progress, noted_work
+from zb_hdf5.converters.estimate import estimate_of
 from zb_hdf5.converters.journal import (
     PLANNED,
     Finished,
@@ -43,9 +44,9 @@ from zb_hdf5.converters.options import (
     WorkOptions,
 )
 from zb_hdf5.converters.packed_source import PackedSource
-from zb_hdf5.converters.reports import Done, Report
+from zb_hdf5.converters.reports import Done, FilesDryRun, Report
 from zb_hdf5.converters.routes import Route, num_groups_of_first_split, require_documents, route
-from zb_hdf5.converters.shard_plan import COMMIT_BYTES, SHARDS
+from zb_hdf5.converters.shard_plan import COMMIT_BYTES, SHARDS, free_room, number_of_shards
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, in_order, part_of
 from zb_hdf5.documents.metadata import JSON, DocumentRows
 from zb_hdf5.errors import ZbError
@@ -68,6 +69,9 @@ from zb_hdf5.text.corpus import row_of_source
 
 #: The word for the files in the journal and in messages.
 TOKEN_FILES: Final = "files of tokens"
+#: Files of a shard: its tokens, and the documents or the pieces in it; and of a store: its folder, and the index.
+FILES_OF_SHARD: Final = 2
+FILES_OF_STORE: Final = 2
 #: Ids that are looked at together.
 BLOCK_IDS: Final = 1 << 14
 
@@ -278,6 +282,12 @@ class TokensPlan:
         work = hashlib.sha256(json.dumps([{**self.identity, "files": sizes}, self.options]).encode()).hexdigest()
         return {**self.source.description, "work": work}
 
+    @property
+    def largest_share(self) -> float:
+        """The share of the largest file, of the bytes of all."""
+        taken = [each.bytes_taken for each in self.routes]
+        return max(taken) / max(1, sum(taken))
+
     def is_made(self, store: Path, work: WorkOptions) -> bool:
         """Return whether `resume` finds a store that was made of these files as they are now, and in the same way."""
         if not work.resume or work.force or not store.is_dir():
@@ -427,6 +437,41 @@ def write_documents(plan: TokensPlan, settings: Settings, workers: Workers) -> R
     else:
         report = _write_rows(plan, staging, settings, workers)
     return replace(report, seconds=time.monotonic() - start_s)
+
+
+def dry_run_of_documents(plan: TokensPlan, settings: Settings, workers: Workers) -> FilesDryRun:
+    """Return the streams, or the store of rows, that a conversion would write, and the space that they need."""
+    source = plan.source
+    target = settings.target
+    if not (settings.work.force or settings.work.resume):
+        refuse_existing(target.path)
+    found = estimate_of(source, workers.num_threads)
+    num_bytes = found.num_tokens * source.dtype.itemsize
+    num_shards = len(plan.routes)
+    largest = round(num_bytes * plan.largest_share)
+    rows = ""
+    if not target.is_stream:
+        options = settings.of(RowOptions).of_records(source.record_tokens, source.paths[0])
+        _require_pad_id_of(source, options)
+        meta = StoreMeta(options.batch_size, options.row_tokens, source.dtype)
+        num_shards = number_of_shards(max(1, num_bytes // meta.batch_bytes), meta, target)
+        largest = -(-num_bytes // num_shards)
+        rows = f"of {meta.seq_len:,} tokens in batches of {meta.batch_size:,}, by {options.packing} packing"
+    return FilesDryRun(
+        path=str(target.destination),
+        num_tokens=found.num_tokens,
+        dtype=source.dtype.name,
+        num_shards=num_shards,
+        largest_shard_bytes=largest,
+        total_bytes=num_bytes,
+        inodes=1 if target.is_one_file and not target.is_stream else FILES_OF_SHARD * num_shards + FILES_OF_STORE,
+        left_behind="",
+        workers=min(workers.engine.workers, len(plan.routes)),
+        free=free_room(target.path.absolute().parent),
+        is_estimate=not found.is_exact,
+        rows=rows,
+        temp_bytes=0 if target.is_stream else num_bytes,
+    )
 
 
 def _write_rows(plan: TokensPlan, staging: Path, settings: Settings, workers: Workers) -> Report:

@@ -39,7 +39,6 @@ SHARE = 4
 PEAK = "peak MiB"
 LIMIT = "O_DIRECT, sequential"
 LOOP = "np.memmap loop"
-ARROW = "HF datasets, Arrow"
 #: The files of `benchmarks/peers` that have ways for this.
 FILES = (OURS, MEMMAP, "plain_h5py", "pytorch", "hf")
 
@@ -183,15 +182,16 @@ def _capped(place: memory_cap.Place, num_bytes: int, build: m.Build, function: s
 
 
 def conclusion(table: Mapping[str, Any], mib: int) -> str:
-    """Return one sentence: the default loader against a loop and another library, and whatever was killed."""
-    us = {row["name"]: row["figures"][m.LATER][0] for row in table["rows"]}
+    """Return one sentence of the rates and ratios that the table shows: the default loader, and whatever was killed."""
+    rows = {row["name"]: row for row in table["rows"]}
     parts = []
-    for order, ending in (("shuffled", ""), ("in sequence", ", sequential")):
-        ours = f"Loader{ending}"
-        if ours in us:
-            others = [f"{name}{ending}" for name in (LOOP, ARROW) if f"{name}{ending}" in us]
-            ratios = [f"{us[other] / us[ours]:.2g} times as many as `{other}`" for other in others]
-            rate = f"`{ours}` reads {m.BATCH_TOKENS / us[ours]:,.0f} M tokens/s {order}"
-            parts.append(", ".join([rate, *ratios]))
+    for name, order in (("Loader", "shuffled"), ("Loader, sequential", "in sequence")):
+        if name in rows:
+            row = rows[name]
+            median, low, high = (m.BATCH_TOKENS / us for us in (row["figures"][m.LATER][k] for k in (0, 2, 1)))
+            rate = f"`{name}` reads {median:,.0f} ({low:,.0f} to {high:,.0f}) M tokens/s {order}"
+            ratios = [row["ratios"][m.LATER]] if m.LATER in row["ratios"] else []
+            times = [f"{at:.2f} ({least:.2f} to {most:.2f}) of `{row['baseline']}`" for at, least, most in ratios]
+            parts.append(", ".join([rate, *times]))
     parts += [f"`{name}` is killed" for name, reason in table["skipped"].items() if reason.startswith("killed")]
     return f"With {mib // SHARE:,} MiB of memory for {mib:,} MiB of data, {'; '.join(parts)}." if parts else ""

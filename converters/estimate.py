@@ -43,6 +43,6 @@ def _sample(source: DocumentSource, group: DocumentGroup, num_threads: int) -> t
     for encoded in source.read(group, None, num_threads):
         deliver_signals()
         tokens += len(encoded.tokens)
-        if encoded.read >= SAMPLE_GROUP_BYTES:
+        if encoded.read >= SAMPLE_GROUP_BYTES < group.num_bytes:
             return round(tokens * SAMPLE_GROUP_BYTES / encoded.read), False
     return tokens, True

@@ -27,9 +27,14 @@ _FIELD: Final = re.compile(
 )
 
 
+#: Each field has one of these in it.
+_PARTS: Final = ("label", "mask", "weight", "position", "type", "segment", "targets")
+
+
 def is_named_as_field(name: str) -> bool:
     """Return whether a name has the words of a field, each parted from others by anything that is no letter."""
-    return _FIELD.search(name) is not None
+    text = name.lower()
+    return any(part in text for part in _PARTS) and _FIELD.search(text) is not None
 
 
 def ids_among(files: Sequence[Path], paths: Sequence[Path]) -> list[Path]:
@@ -43,6 +48,8 @@ def ids_among(files: Sequence[Path], paths: Sequence[Path]) -> list[Path]:
         The paths, as the user has named them, which stand for the files.
     """
     parts = telling_parts(files, paths)
+    if not is_named_as_field("/".join(parts)):  # the usual case, of all names at once
+        return list(files)
     found = [file for file, part in zip(files, parts, strict=True) if not is_named_as_field(part)]
     return found or (list(files) if set(files) <= set(paths) else [])
 

@@ -282,3 +282,17 @@ def test_a_loader_says_once_what_is_left_out_and_info_does(corpus, capfd):
     info = report_of(zb, "info", folder, *words(options))
     assert (info["files_left_out"], info["first_left_out"]) == (1, str(first))
     assert f"1 file, the first is {first}" in run_zb("info", folder, *words(options), code=0).stdout
+
+
+def test_the_training_of_a_tokenizer_reads_all_levels_and_says_what_is_left_out(tmp_path):
+    folder = tmp_path / "in"
+    (folder / "part").mkdir(parents=True)
+    (tmp_path / "far").mkdir()
+    (folder / "linked").symlink_to("../far")
+    for place in ("0.jsonl", "part/1.JSONL", "linked/2.jsonl", ".hidden.jsonl"):
+        (folder / place).write_text("".join(json.dumps({"text": f"{place} {number}"}) + "\n" for number in range(9)))
+    (folder / "part/x.jsonl.bz2").touch()
+    options = ("--vocab-size", 300, "-o", tmp_path / "tok.json")
+    report = report_of(zb, "tokenizer", "train", folder, *options)
+    assert report["documents"] == 27
+    assert (report["files_left_out"], report["first_left_out"]) == (1, str(folder / "part/x.jsonl.bz2"))

@@ -53,10 +53,13 @@ def zb_tokenizer_train(
     \b
     Example: zb tokenizer train corpus/ --vocab-size 32768 -o tok.json
     """
+    from zb_hdf5.files.listing import counts_of_left_out, files_left_out, left_out_in_words
     from zb_hdf5.text.corpus import open_documents
     from zb_hdf5.text.training import train_tokenizer
 
     files = open_documents(src, column=text_column)
+    read = [file.path for file in files]
+    left_out = [file for path in src for file in files_left_out(path, read)]
     total = 2 * sum(file.text_bytes(number) for file in files for number in range(file.num_row_groups))
     has_bars = not is_quiet() and sys.stderr.isatty()  # which the tokenizers library draws itself
     with Progress("training", total, enabled=False if has_bars else None, unit="B") as progress:
@@ -70,13 +73,14 @@ def zb_tokenizer_train(
             show_bars=has_bars,
         )
     return Output(
-        report.to_json(),
+        {**report.to_json(), **counts_of_left_out(left_out)},
         [
             ("wrote", f"{report.path} and {report.ranks_path}"),
             ("tokens", f"{report.vocab_size:,}"),
             ("trained on", f"{report.documents - report.held_out_documents:,} of {report.documents:,} documents"),
             ("bytes/token", f"{report.bytes_per_token:.3f} on the {report.held_out_documents:,} held out"),
             ("digest", report.digest),
+            *([("note", left_out_in_words(left_out))] if left_out else []),
             *report.dropped.lines(),
         ],
     )

@@ -15,7 +15,7 @@ from commandline import report_of, run_zb
 
 from zb_hdf5 import Loader, convert, verify_store, write_digests
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.errors import NotFoundError
+from zb_hdf5.errors import FormatError, NotFoundError
 
 #: Ids of a file: a whole number of records.
 IDS = 40
@@ -296,3 +296,18 @@ def test_the_training_of_a_tokenizer_reads_all_levels_and_says_what_is_left_out(
     report = report_of(zb, "tokenizer", "train", folder, *options)
     assert report["documents"] == 27
     assert (report["files_left_out"], report["first_left_out"]) == (1, str(folder / "part/x.jsonl.bz2"))
+
+
+def test_folders_of_mds_are_found_behind_links_and_a_lost_one_is_named(tmp_path):
+    np.save(tmp_path / "ids.npy", ids_of(1).reshape(-1, 5))
+    convert(tmp_path / "ids.npy", "hdf5", tmp_path / "rows", batch_size=1, shuffle=False)
+    for split in ("train-a", "train-b"):
+        convert(tmp_path / "rows", "mds", tmp_path / f"far-{split}")
+    (tmp_path / "in").mkdir()
+    for split in ("train-a", "train-b"):
+        (tmp_path / "in" / split).symlink_to(f"../far-{split}")
+    with pytest.raises(FormatError, match="has the data sets train-a, train-b"):
+        convert(tmp_path / "in", "stream", tmp_path / "out")
+    (tmp_path / "in/test").symlink_to("nowhere")
+    with pytest.raises(NotFoundError, match="in/test: expected a link to a file or folder"):
+        convert(tmp_path / "in", "stream", tmp_path / "again")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
+from zb_hdf5.files.listing import listed, name_below
 from zb_hdf5.files.named_splits import are_splits
 from zb_hdf5.files.paths import read_whole
 from zb_hdf5.files.publishing import require_present
@@ -71,8 +72,15 @@ def folders_of(path: Path) -> list[Path]:
     """Return the folders of a data set: the path itself, or those of its splits, if their names tell them."""
     if (path / FOLDER_INDEX).is_file():
         return [path]
-    inside = sorted(found.parent for found in path.glob(f"*/{FOLDER_INDEX}"))
+    inside = _inside(path)
     return inside if are_splits(inside, path) else [path]
+
+
+def _inside(folder: Path) -> list[Path]:
+    """Return the folders below one that have an index."""
+    if not folder.is_dir():
+        return []
+    return [file.parent for file in listed(folder, FOLDER_INDEX).files if file.name == FOLDER_INDEX]
 
 
 def read_index(folder: Path) -> Entry:
@@ -88,7 +96,7 @@ def read_index(folder: Path) -> Entry:
     require_present(folder)
     path = folder / FOLDER_INDEX
     if not path.is_file():
-        inside = sorted(found.parent.name for found in folder.glob(f"*/{FOLDER_INDEX}"))
+        inside = [name_below(folder, each) for each in _inside(folder)]
         if inside:
             raise ConvertError(f"{folder}: has the data sets {', '.join(inside)}: name the folders of those to read")
         raise ConvertError(f"{folder}: expected a folder with {FOLDER_INDEX}, found none")

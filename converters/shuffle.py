@@ -94,8 +94,8 @@ class ScatterPlan:
         fitting = min(fitting, math.isqrt(order.n * max(1, GROUP_BYTES // record_bytes)) + 1)
         if fitting < 1:
             raise ArgumentError(
-                f"memory: {memory_bytes:,} bytes per process is too little: the program itself takes "
-                f"{PROCESS_BYTES:,}; give it more memory, or use fewer processes",
+                f"memory: {format_bytes(memory_bytes)} per process is too little: the program itself takes "
+                f"{format_bytes(PROCESS_BYTES)}, and a record has to fit; give it more memory, or use fewer processes",
                 options=["memory"],
             )
         buckets: list[tuple[int, int]] = []

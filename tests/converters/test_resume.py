@@ -668,7 +668,7 @@ def test_no_room_is_told_before_any_work_and_a_resume_that_fails_early_loses_no_
     with monkeypatch.context() as crowded:
         crowded.setattr("zb_hdf5.converters.shard_plan.free_room", lambda folder: {"bytes": 1000, "inodes": None})
         assert "are free" in fail(1, *command)
-    assert "bytes per process is too little" in fail(2, *command, "--shuffle-method", "two-pass", "--memory", "70MiB")
+    assert "MiB per process is too little" in fail(2, *command, "--shuffle-method", "two-pass", "--memory", "70MiB")
     succeed(*command)
     assert files_in(tmp_path / "out") == whole
     assert shards_in(tmp_path / "out").items() >= kept.items()

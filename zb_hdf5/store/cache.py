@@ -20,7 +20,7 @@ import shutil
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from zb_hdf5.files.checked import UnitTokens, crc32_of
 from zb_hdf5.files.paths import RemotePath, local_path, read_whole
 from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.files.ranges import Extents, LocalFile, Run, read_fully
+from zb_hdf5.files.residency import Residency
 from zb_hdf5.files.threads import LOOK_S, require_wanted
 from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wait, Wrapper
 from zb_hdf5.formats.batch_reader import BatchReader
@@ -409,6 +410,10 @@ class Cached(Wrapper):
         plain.look_up = self.column.look_up
         return plain
 
+    @property
+    def residency(self) -> Residency:  # type: ignore[override]
+        return self.column.rows.residency
+
     def _size(self, number: int) -> int:
         return min(self.unit, self.num_tokens - number * self.unit)
 
@@ -504,6 +509,16 @@ class Cached(Wrapper):
         if self.column.has(start // self.unit):
             return self.column.rows.ready(start)
         return self.wait is Wait.LOCAL and self.tokens.ready(start)
+
+    def look(self, starts: Sequence[int]) -> bool:
+        return self.residency.found(all(map(self.ready, starts)))
+
+    def will_gather(self, starts: Sequence[int], counts: Sequence[int]) -> None:
+        runs = list(zip(starts, counts, strict=True))
+        kept = [run for run in runs if self.column.has(run[0] // self.unit)]
+        others = [run for run in runs if not self.column.has(run[0] // self.unit)]
+        for tokens, found in ((self.column.rows, kept), (self.tokens, others)):
+            tokens.will_gather([start for start, _ in found], [count for _, count in found])
 
     def will_need(self, start: int, stop: int) -> None:
         while start < stop:

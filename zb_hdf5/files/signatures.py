@@ -9,7 +9,7 @@ import codecs
 import os
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -28,6 +28,8 @@ ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 SIGNATURE_BYTES: Final = 4096
 #: The bytes of a text at least: a few ids may look like a shorter one.
 MIN_TEXT_BYTES: Final = 16
+#: The bytes of texts in UTF-8: no control characters.
+TEXT_BYTES: Final = bytes((*b"\t\n\f\r", *range(0x20, 0x7F), *range(0x80, 0x100)))
 UINT32: Final = struct.Struct("<I")
 UINT64: Final = struct.Struct("<Q")
 #: The magic, the length and the root of the first message of an Arrow stream.
@@ -76,6 +78,8 @@ class Signature(NamedTuple):
         A function of a beginning that decides too, where ids might have the magic.
     offset
         The byte of the magic.
+    is_text
+        Whether it is text.
     is_of_bytes
         Whether ids of one byte may look like it, as text does.
     header_bytes
@@ -87,6 +91,7 @@ class Signature(NamedTuple):
     way: Callable[[Path], str] | None = None
     fits: Callable[[Head], bool] | None = None
     offset: int = 0
+    is_text: bool = False
     is_of_bytes: bool = False
     header_bytes: int = 0
 
@@ -115,9 +120,17 @@ def signature_and_size(path: Path) -> tuple[Signature | None, int]:
     fd = regular(path)
     try:
         head = Head(path, fd, os.pread(fd, SIGNATURE_BYTES, 0), os.fstat(fd).st_size)
-        return next((each for each in SIGNATURES if each.is_of(head)), None), head.num_bytes
+        fitting = (each for each in _candidates(head.start) if each.is_of(head))
+        return next(fitting, None), head.num_bytes
     finally:
         os.close(fd)
+
+
+def _candidates(start: bytes) -> Iterable[Signature]:
+    """Return the signatures that a beginning may have: most ids differ from each magic in the first byte."""
+    signed = _BY_FIRST_BYTE.get(start[:1], ())
+    may_be_text = not start[:MIN_TEXT_BYTES].translate(None, TEXT_BYTES)
+    return (*signed, *_WITHOUT_MAGIC, *(_TEXTS if may_be_text else ()))
 
 
 def _is_parquet(head: Head) -> bool:
@@ -241,8 +254,14 @@ SIGNATURES: Final = (
     Signature("a feather file of version 1", (b"FEA1",), ways.of_its_library("pyarrow.feather")),
     Signature("a file of torch.save", (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19",), ways.of_torch),
     Signature("a pickle", (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"), ways.of_pickle, _is_pickle),
-    Signature("a table of text (CSV)", (), ways.of_csv, _is_csv),
-    Signature("numbers in JSON", (), ways.of_json, _is_numbers),
-    Signature("JSON", fits=_is_json),
-    Signature("text", (), ways.of_text, _is_text, is_of_bytes=True),
+    Signature("a table of text (CSV)", (), ways.of_csv, _is_csv, is_text=True),
+    Signature("numbers in JSON", (), ways.of_json, _is_numbers, is_text=True),
+    Signature("JSON", fits=_is_json, is_text=True),
+    Signature("text", (), ways.of_text, _is_text, is_text=True, is_of_bytes=True),
 )
+_BY_FIRST_BYTE: Final[dict[bytes, list[Signature]]] = {}
+for _each in SIGNATURES:
+    for _first in {magic[:1] for magic in _each.magics if not _each.offset}:
+        _BY_FIRST_BYTE.setdefault(_first, []).append(_each)
+_TEXTS: Final = tuple(each for each in SIGNATURES if each.is_text)
+_WITHOUT_MAGIC: Final = tuple(each for each in SIGNATURES if each.offset or not (each.magics or each.is_text))

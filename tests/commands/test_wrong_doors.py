@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 
+import h5py
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -133,6 +134,25 @@ def tfrecord(path):
     path.write_bytes(struct.pack("<QI", 16, masked) + bytes(20))
 
 
+def int24(path):
+    with h5py.File(path, "w") as h5:
+        kind = h5py.h5t.STD_I32LE.copy()
+        kind.set_precision(24)
+        kind.set_size(3)
+        stored = h5py.h5d.create(h5.id, b"tokens", kind, h5py.h5s.create_simple((len(IDS),)))
+        stored.write(h5py.h5s.ALL, h5py.h5s.ALL, IDS, mtype=h5py.h5t.NATIVE_INT64)
+
+
+def table_of_hdf5(path):
+    with h5py.File(path, "w") as h5:
+        h5["table"] = np.array([(each, 0.5) for each in IDS], [("ids", "<i4"), ("weight", "<f4")])
+
+
+def arrays_of_hdf5(path):
+    with h5py.File(path, "w") as h5:
+        h5.create_dataset("rows", (80,), np.dtype(("<i4", (50,))))[...] = IDS.reshape(80, 50)
+
+
 def folder_of(write, name):
     def make(path):
         path.mkdir()
@@ -153,6 +173,10 @@ DOORS = {
     "old.pt": (lambda path: torch.save(torch.tensor(IDS), path, _use_new_zipfile_serialization=False), "ids"),
     "a.pkl": (lambda path: path.write_bytes(pickle.dumps(IDS)), "ids"),
     "a.safetensors": (safetensors, "ids"),
+    "int24.h5": (int24, "ids"),
+    "table.h5": (table_of_hdf5, "ids"),
+    "arrays.h5": (arrays_of_hdf5, "ids"),
+    "rows.npy": (lambda path: np.save(path, IDS.reshape(80, 50)), "records"),
     "n.csv": (csv_of_numbers, "ids"),
     "n.json": (lambda path: path.write_text(json.dumps(IDS.tolist())), "ids"),
     "t.csv": (lambda path: path.write_text('id,text\n1,"hello, world"\n'), "hello, world"),
@@ -231,6 +255,11 @@ def test_a_message_ends_in_a_line_that_works_when_it_is_typed(name, tmp_path, mo
     line = LINE.match(message)
     assert line is not None, message
     type_line(line[1], tmp_path)
+    if expected == "records":
+        with Loader(tmp_path / "DST", shuffle="sequential") as loader:
+            rows = np.concatenate([batch.numpy() for batch in loader])
+        assert {*map(tuple, rows)} <= {*map(tuple, DOCUMENTS)}
+        return
     found = ids_below(tmp_path)
     if expected == "ids":
         np.testing.assert_array_equal(found, IDS)

@@ -40,18 +40,19 @@ ARRAYS_SHOWN: Final = 5
 BY_LIBRARY: Final = "write its ids with {name} as Parquet, JSON lines or .npy"
 
 
-def _python(code: str) -> str:
-    """Return the line for a program of Python, whose texts stand in double quotes."""
-    return shlex.join(["python", "-c", code])
+def statements_line(*statements: str) -> str:
+    """Return the line for some statements of Python, whose texts stand in double quotes."""
+    return shlex.join(["python", "-c", "; ".join(statements)])
 
 
-def _quoted(text: object) -> str:
+def quoted(text: object) -> str:
+    """Return a text as Python spells it in double quotes."""
     return json.dumps(str(text), ensure_ascii=False)
 
 
-def _saved(path: Path, array: str, imported: str = "numpy") -> str:
+def array_line(path: Path, array: str, imported: str = "numpy") -> str:
     """Return the line that saves an array beside the file that has it."""
-    return _python(f"import {imported}; numpy.save({_quoted(f'{path}.npy')}, {array})")
+    return statements_line(f"import {imported}; numpy.save({quoted(f'{path}.npy')}, {array})")
 
 
 def of_litgpt(path: Path) -> str:
@@ -73,8 +74,8 @@ def of_zip(path: Path) -> str:
     arrays = [name.removesuffix(".npy") for name in names if name.endswith(".npy")]
     if arrays:
         shown = ", ".join(arrays[:ARRAYS_SHOWN])
-        array = f"numpy.load({_quoted(path)})[{_quoted(arrays[0])}]"
-        return f"save one of its arrays ({shown}) as .npy: {_saved(path, array)}"
+        array = f"numpy.load({quoted(path)})[{quoted(arrays[0])}]"
+        return f"save one of its arrays ({shown}) as .npy: {array_line(path, array)}"
     if any(name.endswith("/data.pkl") for name in names):
         return of_torch(path)
     folder = f"{path}.files"
@@ -83,14 +84,16 @@ def of_zip(path: Path) -> str:
 
 def of_torch(path: Path) -> str:
     """Save the tensor."""
-    array = f"torch.load({_quoted(path)}, weights_only=True).numpy()"
-    return f"if it is a tensor, save it as .npy: {_saved(path, array, 'numpy, torch')}"
+    array = f"torch.load({quoted(path)}, weights_only=True).numpy()"
+    return f"if it is a tensor, save it as .npy: {array_line(path, array, 'numpy, torch')}"
 
 
 def of_pickle(path: Path) -> str:
     """Save the array, which runs the code of the pickle."""
-    array = f"pickle.load(open({_quoted(path)}, {_quoted('rb')}))"
-    return f"it runs code when it is loaded; if you trust it, save it as .npy: {_saved(path, array, 'numpy, pickle')}"
+    array = f"pickle.load(open({quoted(path)}, {quoted('rb')}))"
+    return (
+        f"it runs code when it is loaded; if you trust it, save it as .npy: {array_line(path, array, 'numpy, pickle')}"
+    )
 
 
 def of_safetensors(path: Path) -> str:
@@ -105,12 +108,12 @@ def of_safetensors(path: Path) -> str:
         dtype = SAFETENSORS_DTYPES[found[name]["dtype"]]
         size = int(dtype[-1])
         array = (
-            f"numpy.fromfile({_quoted(path)}, {_quoted(dtype)}, {(stop - start) // size}, "
+            f"numpy.fromfile({quoted(path)}, {quoted(dtype)}, {(stop - start) // size}, "
             f"offset={8 + length + start}).reshape({found[name]['shape']})"
         )
     except (ValueError, AttributeError, KeyError, TypeError, StopIteration, RecursionError):
         return "save a tensor of its ids as .npy, with safetensors.numpy.load_file and numpy.save"
-    return f"save its tensor {name!r} as .npy: {_saved(path, array)}"
+    return f"save its tensor {name!r} as .npy: {array_line(path, array)}"
 
 
 def of_packed(program: str) -> Callable[[Path], str]:
@@ -136,7 +139,7 @@ def of_its_library(name: str) -> Callable[[Path], str]:
 
 def of_json(path: Path) -> str:
     """Save the array."""
-    return f"save it as .npy: {_saved(path, f'json.load(open({_quoted(path)}))', 'numpy, json')}"
+    return f"save it as .npy: {array_line(path, f'json.load(open({quoted(path)}))', 'numpy, json')}"
 
 
 def of_csv(path: Path) -> str:
@@ -147,19 +150,19 @@ def of_csv(path: Path) -> str:
         row, reader = '{"input_ids": [*map(int, row)]}', "reader"
     else:
         row, reader = "row", "DictReader"
-    code = f"import csv, json; [print(json.dumps({row})) for row in csv.{reader}(open({_quoted(path)}){delimiter})]"
-    return f"write it as JSON lines: {_python(code)} > {shlex.quote(f'{path}.jsonl')}"
+    code = f"import csv, json; [print(json.dumps({row})) for row in csv.{reader}(open({quoted(path)}){delimiter})]"
+    return f"write it as JSON lines: {statements_line(code)} > {shlex.quote(f'{path}.jsonl')}"
 
 
 def of_chats(path: Path, column: str) -> str:
     """Write the text of each chat with the marks of ChatML."""
-    rows = f"map(json.loads, {'gzip.open' if path.suffix == '.gz' else 'open'}({_quoted(path)}))"
+    rows = f"map(json.loads, {'gzip.open' if path.suffix == '.gz' else 'open'}({quoted(path)}))"
     imported = "gzip, json" if path.suffix == ".gz" else "json"
     if path.suffix == ".parquet":
-        imported, rows = "json, pyarrow.parquet", f"pyarrow.parquet.read_table({_quoted(path)}).to_pylist()"
+        imported, rows = "json, pyarrow.parquet", f"pyarrow.parquet.read_table({quoted(path)}).to_pylist()"
     chat = '"".join("<|im_start|>" + each["role"] + "\\n" + each["content"] + "<|im_end|>\\n"'
-    texts = f'{{"text": {chat} for each in row[{_quoted(column)}])}}'
-    line = _python(f"import {imported}; [print(json.dumps({texts})) for row in {rows}]")
+    texts = f'{{"text": {chat} for each in row[{quoted(column)}])}}'
+    line = statements_line(f"import {imported}; [print(json.dumps({texts})) for row in {rows}]")
     return (
         f"column {column!r} has chats; examples/finetune_chat.py makes tokens and a loss mask of them; or write their "
         f"text, such as that of ChatML: {line} > {shlex.quote(f'{path}.text.jsonl')}"

@@ -18,6 +18,7 @@ from zb_hdf5.formats.dataset_choice import DatasetChoice
 from zb_hdf5.hdf5.h5_chunks import unreadable
 from zb_hdf5.hdf5.h5_dataset import bytes_elsewhere
 from zb_hdf5.hdf5.h5_file import h5_damage
+from zb_hdf5.hdf5.odd_types import way_of_odd_types
 
 #: Names of datasets that have the tokens, where others beside them have values of the same tokens.
 TOKEN_NAMES: Final = ("input_ids", "tokens", "token_ids")
@@ -180,6 +181,8 @@ def to_choose(h5: h5py.File, path: Path, problem: str) -> FormatError:
     found, limit = integer_datasets(h5)
     if not found and not limit:
         facts = f"{path}: {problem}; it has no integer dataset of one to three axes"
+        if way := way_of_odd_types(h5, path):
+            return FormatError(f"{facts}; {way}")
         return FormatError(facts, remedy=Remedy.CONVERT, at=path)
     named = [f"{name} {stored.shape} {stored.dtype}" for name, stored in found.items()]
     shown = ", ".join(named[:DATASETS_SHOWN]) or "none is seen"

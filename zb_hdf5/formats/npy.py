@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from zb_hdf5.errors import ConvertError, FormatError, IncompleteError, Remedy
+from zb_hdf5.errors import ConvertError, FormatError, IncompleteError, Remedy, conversion_call
 from zb_hdf5.files.paths import head_of, regular, require_bytes
 from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.files.ranges import Run
@@ -26,6 +26,8 @@ NPY_MISSING: Final = ".npy files hold no digests"
 RECORDS_REMEDY: Final = "convert them to a store, which keeps digests from then on, or keep their sha256sum"
 #: The bytes of a header before its text: the magic, the version and the length of the text.
 FIRST_BYTES: Final = 10
+#: Records of a batch in a line to type, as a conversion makes them by default.
+RECORDS_OF_A_BATCH: Final = 32
 #: Bytes of a file that have the header of an array of integers, as numpy writes it.
 PLAIN_HEADER_BYTES: Final = 256
 #: Such a header, of one axis or two.
@@ -95,7 +97,9 @@ def stream_header(path: Path) -> tuple[int, np.dtype[Any], int]:
     if len(shape) != 1 or dtype.kind not in "iu":
         remedy = ""
         if len(shape) == 2 and dtype.kind in "iu":
-            remedy = "; rows are records: convert them to a store"
+            batch_size = max(1, min(shape[0], RECORDS_OF_A_BATCH))
+            call = conversion_call(path, "hdf5", batch_size=batch_size, seq_len=shape[1])
+            remedy = f"; rows are records: convert them to a store: {call}"
         raise FormatError(f"{path}: expected a 1-D array of integers, found shape {shape} {dtype}{remedy}")
     return shape[0], dtype, byte_offset
 

@@ -16,6 +16,7 @@ from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbErr
 from zb_hdf5.files.objects import ObjectFile, RemoteObject
 from zb_hdf5.files.paths import Handle, Identity, RemotePath, identity_of, on_failure, require_identity, require_regular
 from zb_hdf5.files.publishing import NO_LOCKS, PARTIAL_SUFFIX
+from zb_hdf5.hdf5.odd_types import way_of_odd_types
 
 #: How often a growing file is opened that seems to be truncated, and the pause between two tries.
 GROWING_TRIES: Final = 10
@@ -112,7 +113,18 @@ def h5_damage(path: Path) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the disk's trouble, not the file's
         text = error.args[0] if error.args else error
+        if isinstance(error, TypeError) and (way := _way_in(path)):
+            raise FormatError(f"{path}: {way}") from error
         raise FormatError(f"{path}: HDF5 finds it damaged: {text}; restore it, or convert again") from error
+
+
+def _way_in(path: Path) -> str:
+    """Return the way of a file with a type that numpy lacks; "": it has none."""
+    try:
+        with open_h5(path) as h5:
+            return way_of_odd_types(h5, path)
+    except (KeyError, RuntimeError, ValueError, OverflowError, TypeError, OSError):
+        return ""
 
 
 def _translate(error: OSError, path: Path | str) -> Exception:

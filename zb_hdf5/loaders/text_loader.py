@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy, StateError, require_choice
 from zb_hdf5.files.listing import listed
-from zb_hdf5.files.named_splits import named_splits, train_first
+from zb_hdf5.files.named_splits import AUTO_SPLIT, named_splits, train_first
 from zb_hdf5.files.paths import local_path, open_file
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.files.threads import Readers
@@ -104,6 +104,7 @@ class TextLoader(TokenLoader[BatchT]):
         Shape of the tensors, cut from one run of tokens: documents go on from row to row and batch to batch.
     split
         "train", "val" or "test", as the names of the files tell; else "val" is the last file, "train" all others.
+        "auto" is "train".
     targets
         True: yield `(x, y)`, both of shape (batch_size, seq_len): y[t] is the token after x[t]. Every token is a target
         once: the last of a batch is read again as the first of the next.
@@ -185,7 +186,7 @@ class TextLoader(TokenLoader[BatchT]):
         tokenizer: str | Tokenizer,
         batch_size: int,
         seq_len: int,
-        split: str = DEFAULT_SPLIT,
+        split: str = AUTO_SPLIT,
         targets: bool = False,
         boundary_token: str = DEFAULT_BOUNDARY,
         boundary_position: str = "before",
@@ -200,7 +201,7 @@ class TextLoader(TokenLoader[BatchT]):
         require_prefetch(prefetch, 1)
         require_choice("boundary_position", boundary_position, ("before", "after"))
         self.path = local_path(source)
-        self.split = split
+        self.split = split = DEFAULT_SPLIT if split == AUTO_SPLIT else split
         self.batch_size = batch_size
         self.seq_len = seq_len
         self.targets = targets

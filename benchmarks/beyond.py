@@ -7,9 +7,11 @@ rows are compared before, and without a cap.
 
 from __future__ import annotations
 
+import mmap
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ NOTES = {
     )
 }
 #: MiB of the tokens of a source, and the least of them: the process needs some memory for itself.
-MIB = 1024
+MIB = 4096
 LEAST_MIB = 256
 #: A pass of a row ends after this time.
 PASS_S = 5
@@ -38,6 +40,14 @@ QUICK_PASS_S = 0.3
 SHARE = 4
 PEAK = "peak MiB"
 LIMIT = "O_DIRECT, sequential"
+#: The limits of shuffled reads: of whole batches, and with the ending of a row of rows or of windows.
+DIRECT_READERS = 16
+BATCHES_LIMIT = f"O_DIRECT in {DIRECT_READERS} threads"
+READERS = 64
+THREADS = f"preadv in {READERS} threads"
+ENDINGS = (", rows", ", windows")
+#: The least shares of the rates of these limits.
+BARS = {BATCHES_LIMIT: 0.9} | {f"{THREADS}{ending}": 0.7 for ending in ENDINGS}
 LOOP = "np.memmap loop"
 #: The files of `benchmarks/peers` that have ways for this.
 FILES = (OURS, MEMMAP, "plain_h5py", "pytorch", "hf")
@@ -89,6 +99,26 @@ def direct(entrance: str, folder: str) -> m.Figures:
     return {m.LATER: us}
 
 
+def direct_in_threads(entrance: str, folder: str, pass_s: float) -> m.Figures:
+    """Return the limit of whole batches in any order: past the page cache, in threads."""
+    _enter(entrance)
+    path = Path(folder) / "tokens.npy"
+    batches = os.path.getsize(path) // (4 * m.BATCH_TOKENS) - 1
+    with open(os.open(path, os.O_RDONLY | os.O_DIRECT), "rb", buffering=0) as file:
+
+        def read(numbers: Any) -> int:
+            buffer = mmap.mmap(-1, 4 * m.BATCH_TOKENS)  # page-aligned for O_DIRECT
+            places = (int(number) * len(buffer) for number in numbers)
+            return sum(os.preadv(file.fileno(), [buffer], place) for place in _of_a_while(places, pass_s))
+
+        parts = np.array_split(np.random.default_rng(m.SEED).permutation(batches), DIRECT_READERS)
+        start_s = time.perf_counter()
+        with ThreadPoolExecutor(DIRECT_READERS) as pool:
+            num_bytes = sum(pool.map(read, parts))
+        us = 1e6 * (time.perf_counter() - start_s) * 4 * m.BATCH_TOKENS / num_bytes
+    return {m.FIRST: us, m.LATER: us}
+
+
 def _enter(entrance: str) -> None:
     Path(entrance).write_text(f"{os.getpid()}")
 
@@ -135,8 +165,12 @@ def measure(run: m.Run) -> Iterator[dict[str, Any]]:
             for way in found:
                 check = partial(builds[name].call, "seen", name, run.folder, way)
                 time_it = partial(capped, builds[name], "row", pass_s, name, run.folder, way)
-                ways.append(m.Way(way, _Checked(check, time_it), _baseline(way)))
+                baseline = _baseline(way)
+                bar = BARS.get(baseline) if way.startswith("Loader") and "access" not in way else None
+                bars = {} if bar is None else {m.FIRST: bar, m.LATER: bar}
+                ways.append(m.Way(way, _Checked(check, time_it), baseline, bars))
         ways.append(m.Way(LIMIT, partial(capped, builds[OURS], "direct", run.folder)))
+        ways.append(m.Way(BATCHES_LIMIT, partial(capped, builds[OURS], "direct_in_threads", run.folder, pass_s)))
         table = m.compare(run.titles[0], ways, run.rounds)
     finally:
         for build in builds.values():
@@ -170,6 +204,11 @@ class _Checked:
 
 
 def _baseline(way: str) -> str:
+    for ending in ENDINGS:
+        if way.endswith(ending):
+            return "" if way.startswith(THREADS) else f"{THREADS}{ending}"
+    if way in ("Loader", "Loader, .batch"):
+        return BATCHES_LIMIT
     if way.startswith(LOOP):
         return LIMIT if way.endswith("sequential") else ""
     return f"{LOOP}, sequential" if way.endswith("sequential") else LOOP

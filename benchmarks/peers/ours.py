@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -14,6 +15,9 @@ from zb_hdf5 import Loader, convert
 
 LIBRARY = "zb_hdf5"
 PACKAGES = ("zb_hdf5", "h5py", "torch", "numpy")
+#: Windows of a step, and the tokens of each: a step has as many tokens as one of records.
+WINDOWS = 8
+WINDOW_LEN = m.BATCH_TOKENS // WINDOWS
 ONE_RANK: Mapping[str, Any] = {"rank": 0, "world_size": 1}
 
 
@@ -21,6 +25,16 @@ def prepare(folder: Path) -> None:
     shape = {"batch_size": m.BATCH_SIZE, "seq_len": m.SEQ_LEN, "shuffle": False, "dtype": "uint32"}
     for target_format in ("hdf5", "batch"):
         convert(folder / "tokens.npy", target_format, folder / f"ours-{target_format}", **shape)
+
+
+def stream(folder: Path) -> Path:
+    """Return the tokens as a stream, written where it is missing."""
+    path = folder / "stream.npy"
+    if not path.exists():
+        tokens = np.load(folder / "tokens.npy", mmap_mode="r").reshape(-1)
+        np.save(path.with_suffix(".part.npy"), tokens)
+        path.with_suffix(".part.npy").rename(path)
+    return path
 
 
 def load(path: Path, make: Callable[..., Any] = Loader, **options: Any) -> m.Epochs:
@@ -55,6 +69,9 @@ BEYOND: dict[str, Callable[[Path], m.Epochs]] = {
     'Loader, access="h5py"': lambda f: load(f / "ours-hdf5", access="h5py"),
     "Loader, .batch": lambda f: load(f / "ours-batch"),
     'Loader, .batch, access="mmap"': lambda f: load(f / "ours-batch", access="mmap"),
+    "Loader, rows": lambda f: load(f / "ours-hdf5", shuffle="records"),
+    "Loader, .batch, rows": lambda f: load(f / "ours-batch", shuffle="records"),
+    "Loader, windows": lambda f: load(stream(f), shuffle="records", batch_size=WINDOWS, seq_len=WINDOW_LEN),
     "Loader, sequential": lambda f: load(f / "ours-hdf5", shuffle="sequential"),
     'Loader, access="mmap", sequential': lambda f: load(f / "ours-hdf5", access="mmap", shuffle="sequential"),
     'Loader, access="h5py", sequential': lambda f: load(f / "ours-hdf5", access="h5py", shuffle="sequential"),

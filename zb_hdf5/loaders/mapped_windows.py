@@ -17,8 +17,28 @@ from zb_hdf5.packages import from_numpy
 if TYPE_CHECKING:
     import torch
 
+#: Marks that are kept together.
+MARKS_OF_PAGE: Final = 1 << 15
 #: Files whose mapping a block of batches keeps at hand, at most. Each of them stays open for as long.
 MAX_FILES: Final = 32
+
+
+class Marks:
+    """Numbers that are marked: a bit for each, in pages that are made for the first mark in them."""
+
+    def __init__(self) -> None:
+        self._pages: dict[int, bytearray] = {}
+
+    def __contains__(self, number: int) -> bool:
+        page = self._pages.get(number // MARKS_OF_PAGE)
+        return page is not None and bool(page[number % MARKS_OF_PAGE >> 3] & 1 << (number & 7))
+
+    def add(self, number: int) -> None:
+        """Mark a number."""
+        page = self._pages.get(number // MARKS_OF_PAGE)
+        if page is None:
+            page = self._pages[number // MARKS_OF_PAGE] = bytearray(MARKS_OF_PAGE // 8)
+        page[number % MARKS_OF_PAGE >> 3] |= 1 << (number & 7)
 
 
 class MappedWindows:
@@ -41,14 +61,12 @@ class MappedWindows:
         self._reader = reader
         self._dtype = dtype
         self._read = read
-        #: By the number of a batch: whether its ids were compared.
-        self._compared = bytearray()
+        self._compared = Marks()
         self._most_met = files_at_hand(MAX_FILES)
 
     def read_all(self, numbers: list[int]) -> Iterator[torch.Tensor]:
         """Yield each of some batches, in order. They are in the page cache."""
         reader = self._reader
-        self._compared.extend(bytes(max(0, reader.num_batches - len(self._compared))))
         stored = reader.tokens.stored_ids()
         if stored is None:
             return self._from_files(numbers)
@@ -72,10 +90,11 @@ class MappedWindows:
     ) -> Iterator[torch.Tensor]:
         """Yield batches from one mapping of all tokens, of which each id is compared once."""
         for number in numbers:
-            if not self._compared[number] and batches[number].max() > limit:
-                yield self._read(number)  # raises the error
-                continue
-            self._compared[number] = True
+            if number not in self._compared:
+                if batches[number].max() > limit:
+                    yield self._read(number)  # raises the error
+                    continue
+                self._compared.add(number)
             yield from_numpy()(copied[number].astype(self._dtype))
 
     def _from_files(self, numbers: list[int]) -> Iterator[torch.Tensor]:
@@ -108,8 +127,8 @@ class MappedWindows:
     def _batch_of(self, stored: StoredIds, number: int, within: int, num_tokens: int) -> torch.Tensor | None:
         """Return a batch from the view of its file; None if it has values that are no ids."""
         ids = stored.ids[within : within + num_tokens]
-        if not self._compared[number]:
+        if stored.limit is not None and number not in self._compared:
             if stored.has_others(ids):
                 return None
-            self._compared[number] = True
+            self._compared.add(number)
         return from_numpy()(self._reader.windows.batches_in(self._as_copied(ids), 1)[0].astype(self._dtype))

@@ -457,7 +457,10 @@ def test_a_folder_that_is_removed_under_a_reader_does_not_disturb_it(origin, fol
         data = pickle.dumps(reader)
         shutil.rmtree(folder)
         check_all(reader)
-        with pickle.loads(data) as copy:
+        with pytest.warns(UserWarning, match=f"{folder}: the cache cannot be used .No such file") as warned:
+            copy = pickle.loads(data)
+        assert len(warned) == 1
+        with copy:
             check_all(copy)
 
 
@@ -485,7 +488,9 @@ def test_a_folder_that_cannot_be_written_is_one_error_at_the_beginning(origin, m
         open_reader(origin, cache=disk / "cache")
     with pytest.raises(ArgumentError, match="expected a cache folder that can be written"):
         Loader(origin, cache=disk / "other", **ONE_RANK)
-    with pickle.loads(data) as copy:  # of a worker: later than at the beginning it is no error
+    with pytest.warns(UserWarning, match="cannot be used .Read-only file system"):
+        copy = pickle.loads(data)  # of a worker: later than at the beginning it is no error
+    with copy:
         check_all(copy)
         assert column_of(copy).full
 

@@ -233,7 +233,10 @@ class CachedColumn:
         self._reset()
         try:
             self._open()
-        except (OSError, IncompleteError):
+        except OSError as error:
+            self._leave(error)
+            self.close()
+        except IncompleteError:  # another process cuts it at this moment
             self.close()
 
 

@@ -358,3 +358,39 @@ def test_windows_that_overlap_have_one_shape_as_pairs_and_as_dictionaries(overla
             np.testing.assert_array_equal(y.numpy()[0], np.arange(1, 12 + overlap))
             for name in ("flag", "position_ids"):
                 assert name not in step or step[name].shape == x.shape
+
+
+def stored_as(kind, folder):
+    """Write 16 records of 8 ids, of which one is 4,000,000,000, and return their path and a shape."""
+    tokens = np.arange(128, dtype=np.uint32)
+    tokens[50] = 4_000_000_000
+    if kind == "foreign":
+        with h5py.File(folder / "x.h5", "w") as file:
+            file["ids"] = tokens.astype("i8").reshape(16, 8)
+        return folder / "x.h5", {"batch_size": 4}
+    if kind == "stream":
+        write_stream(folder / "x.h5", tokens, [128], dtype="uint32")
+        return folder / "x.h5", {"batch_size": 4, "seq_len": 8}
+    name = {"batch": "x.batch", "hdf5": "x.h5"}[kind]
+    write_batches(folder / name, tokens.reshape(4, 4, 8), dtype="uint32")
+    return folder / name, {}
+
+
+@pytest.mark.parametrize("shuffle", ["sequential", "records"])
+@pytest.mark.parametrize("options", [{}, {"access": "pread"}, {"prefetch": 2}, {"targets": True}, {"verify": "none"}])
+@pytest.mark.parametrize("kind", ["batch", "hdf5", "stream", "foreign"])
+def test_ids_that_int32_does_not_hold_are_refused(kind, options, shuffle, tmp_path):
+    path, shape = stored_as(kind, tmp_path)
+    how = {"rank": 0, "world_size": 1, "shuffle": shuffle, **shape, **options}
+    with Loader(path, dtype=torch.int32, **how) as loader:
+        is_refused(ArgumentError, lambda: list(loader), match=r"ids below 2\*\*31.* found 4,000,000,000; pass dtype=")
+    with Loader(path, **how) as loader:
+        steps = [step[1] if options.get("targets") else step for step in loader]
+        assert max(step.max().item() for step in steps) == 4_000_000_000
+
+
+def test_a_document_loader_refuses_ids_that_int32_does_not_hold(tmp_path):
+    path, _ = stored_as("stream", tmp_path)
+    how = {"collate": "pack", "max_tokens": 200, "rank": 0, "world_size": 1}
+    with DocumentLoader(path, dtype=torch.int32, **how) as loader:
+        is_refused(ArgumentError, lambda: next(loader), match="found 4,000,000,000; pass dtype=")

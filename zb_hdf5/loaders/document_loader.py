@@ -36,7 +36,7 @@ from zb_hdf5.loaders.order import (
     whole_seed,
 )
 from zb_hdf5.loaders.step_values import as_tensor, require_masked, value_count, value_shape
-from zb_hdf5.loaders.steps import numpy_dtype
+from zb_hdf5.loaders.steps import may_overflow, numpy_dtype, require_no_overflow
 from zb_hdf5.loaders.stored_targets import StoredTargets, has_targets
 from zb_hdf5.loaders.token_loader import EpochLoader
 from zb_hdf5.spec import NO_DOCUMENT, TokenArray
@@ -421,6 +421,8 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         pieces = pieces_of_documents(starts, lengths, self._multiple, packed=packed)
         read = {name: gather(column, pieces) for name, column in self._columns.items()}
         values = {"tokens": gather(self.store, pieces, self._pad_token_id, self._dtype)}
+        if self._pad_token_id >= 0 and may_overflow(self.store, self._dtype):
+            require_no_overflow(self.store, values["tokens"])
         if self.targets:
             values["targets"] = views.targets(values["tokens"], pieces)
             if self._stored_targets is not None:

@@ -120,7 +120,7 @@ class Loader(EpochLoader[BatchT]):
         A CUDA device: at least one thread reads batches and pins them, and their copies do not wait.
     dtype
         `torch.int64`, or `torch.int32`: half the memory; a mapped uint32 store then needs no copy
-        (see `BatchReader.read_batch_int32` for writing into it).
+        (see `BatchReader.read_batch_int32` for writing into it). Ids from 2**31 on are refused when they are met.
     targets
         True: yield `(x, y)`, the records without their last and without their first token: views of one tensor. Where
         it is stored which parts of the records are padding, y is -100 there, and with `documents` or `spans` also where

@@ -79,6 +79,23 @@ def numpy_dtype(dtype: torch.dtype | None) -> np.dtype[Any]:
     return np.dtype(found)
 
 
+def may_overflow(reader: BatchReader, dtype: np.dtype[Any]) -> bool:
+    """Return whether a dtype of tokens may hold too few of the ids of a store, as far as its facts tell."""
+    largest = reader.meta.vocab_size - 1 if reader.meta.vocab_size else reader.max_token
+    limit = np.iinfo(dtype).max
+    return np.iinfo(reader.dtype).max > limit and (largest is None or largest > limit)
+
+
+def require_no_overflow(reader: BatchReader, tokens: npt.NDArray[Any]) -> None:
+    """Raise `ArgumentError` if ids of a store became negative in int32, which holds ids below 2**31."""
+    least = int(tokens.min(initial=0))
+    if least < 0:
+        raise ArgumentError(
+            f"{reader.path}: expected ids below 2**31, which torch.int32 holds, found {least + 2**32:,}; pass "
+            "dtype=torch.int64"
+        )
+
+
 class WholeBatches:
     """Widens stored batches of plain files, from their mappings, or by one positioned read or request each.
 
@@ -328,6 +345,7 @@ class StepReader:
         self._splits = targets and self._values is None
         self._dtype = numpy_dtype(dtype)
         narrow = self._dtype == np.int32
+        self._may_overflow = may_overflow(reader, self._dtype)
         self._read_batch = reader.read_batch_int32 if narrow else reader.read_batch_torch
         self._whole = WholeBatches(reader, narrow) if WholeBatches.serves(reader) else None
         is_stream = reader.layout == STREAM_LAYOUT
@@ -341,7 +359,7 @@ class StepReader:
             return self._read_padded(request)
         whole = self._whole
         if whole is not None and isinstance(request, int):
-            tokens = whole.read(request)
+            tokens = self._fitting(whole.read(request))
         else:
             tokens = self._tokens(request)
         return (tokens[:, :-1], tokens[:, 1:]) if self._splits else self._step(request, tokens)
@@ -366,8 +384,14 @@ class StepReader:
 
     def _tokens(self, request: StoredRequest) -> torch.Tensor:
         if isinstance(request, int):
-            return self._read_batch(request)
-        return self._reader.read_records_torch(request, self._seq_len, self._dtype)
+            return self._fitting(self._read_batch(request))
+        return self._fitting(self._reader.read_records_torch(request, self._seq_len, self._dtype))
+
+    def _fitting(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return tokens of the store, or raise `ArgumentError` if the dtype of the tensors does not hold their ids."""
+        if self._may_overflow:
+            require_no_overflow(self._reader, tokens.numpy())
+        return tokens
 
     def _step(self, request: StoredRequest, tokens: torch.Tensor) -> Any:
         """Return a step but for the pairs that are two views of the tokens: these are made on the device."""
@@ -437,6 +461,8 @@ class StepReader:
             tokens = self._whole.read_all(block)
         else:
             tokens = self._from_map(requests)
+        if self._may_overflow:
+            tokens = map(self._fitting, tokens)
         values = self._values
         if values is None:
             return tokens
@@ -518,7 +544,7 @@ class StepReader:
         most = max(1, depth // FAR_PARTS)
         parts = _parts(chain([first], numbers), least, most)
         for part, tokens in read_ahead(self._read_part, parts, depth, threads=threads, size=len):
-            yield from map(self._tokens, part) if tokens is None else tokens
+            yield from map(self._tokens, part) if tokens is None else map(self._fitting, tokens)
 
     def _read_part(self, part: list[int]) -> tuple[list[int], list[torch.Tensor] | None]:
         """Return some batches with their numbers; None if one cannot be read, unless that took long."""

@@ -17,7 +17,7 @@ from interrupted import ended_after
 from packed import write_packed
 
 from zb_hdf5 import ConvertError, HDF5ShardWriter, ZbError, convert, open_stream, train_tokenizer
-from zb_hdf5.errors import ExistsError
+from zb_hdf5.errors import ExistsError, FormatError
 from zb_hdf5.files.replaced_files import ReplacedFiles
 from zb_hdf5.store.repair import repair_file
 
@@ -159,6 +159,17 @@ def test_a_path_whose_old_file_is_aside_is_told_so(sources, tmp_path):
     assert told in run_zb("info", tmp_path / "D.bin", code=2).stderr
     with pytest.raises((ZbError, OSError), match=re.escape(told)):
         open_stream(tmp_path / "D.bin")
+
+
+@pytest.mark.parametrize("ids", ["D.bin", "D.ds", "D.npy"])
+def test_an_open_stream_does_not_read_the_documents_of_the_result_that_replaced_its_own(ids, sources, tmp_path):
+    make, _ = RESULTS[ids]
+    make(sources, 0, tmp_path / ids, False)
+    how = {"source_dtype": "uint16"} if ids == "D.npy" else {}
+    with open_stream(tmp_path / ids, **how) as stream:
+        make(sources, 1, tmp_path / ids, True)
+        with pytest.raises(FormatError, match=r"changed since this reader was made|was replaced"):
+            _ = stream.doc_offsets
 
 
 def test_an_undoing_that_is_killed_goes_on(tmp_path):

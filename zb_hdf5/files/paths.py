@@ -208,6 +208,15 @@ def require_identity(handle: Handle, expected: Identity, path: Path) -> None:
         )
 
 
+def require_unreplaced(path: Path, known: Identity) -> None:
+    """Raise as `require_identity` unless a file of this machine is the one that has been opened."""
+    fd = regular(path)
+    try:
+        require_identity(fd, known, path)
+    finally:
+        os.close(fd)
+
+
 def cut_short(path: Path, expected: str, found: int) -> IncompleteError:
     """Return the error of a file that has become shorter since it was opened."""
     return IncompleteError(

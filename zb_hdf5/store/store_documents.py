@@ -15,7 +15,7 @@ from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, piec
 from zb_hdf5.documents.record_documents import RecordDocuments
 from zb_hdf5.errors import FormatError
 from zb_hdf5.files.forks import kept_property
-from zb_hdf5.files.paths import Identity, RemotePath, finding
+from zb_hdf5.files.paths import Identity, RemotePath, finding, require_unreplaced
 from zb_hdf5.files.threads import Readers
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.flat import ids_named_in
@@ -242,7 +242,10 @@ class StreamDocuments(RecordDocuments):
                     f"{found.path}: was replaced: expected {num_tokens:,} tokens, found {found.num_tokens:,}; open it "
                     "again"
                 )
+            known = self._identities.get(number)
             offsets = flat.document_offsets(found)
+            if known is not None:  # the file of the ids is replaced last: then these are not its documents
+                require_unreplaced(found.path, known)
             digest = self._index.digests.get(self._index.table.values["path"][number])
             if digest is not None and self._verify != "none":
                 digest.require_documents(found.path, offsets)

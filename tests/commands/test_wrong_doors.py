@@ -288,6 +288,13 @@ def test_a_file_of_a_known_format_is_never_ids_without_a_header(name, dtype, tmp
         assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("name", ["a.npz", "a.parquet", "tables", "litdata", "text.jsonl"])
+def test_verify_names_the_format_too(name, tmp_path):
+    made(name, tmp_path)
+    message = one_error(run_zb("verify", tmp_path / name))
+    assert LINE.match(message), message
+
+
 def test_the_chunks_of_a_folder_are_known_without_its_index(tmp_path):
     litdata(tmp_path / "lit")
     (tmp_path / "lit" / "index.json").unlink()

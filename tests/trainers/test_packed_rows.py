@@ -116,12 +116,13 @@ def test_positions_stay_a_field_and_may_be_left_out_of_the_fields(tmp_path):
         assert not stream.fields
 
 
-def test_records_stay_rows(tmp_path):
+def test_records_stay_rows(tmp_path, capfd):
     table = pa.table({"input_ids": [[1, 2, 3, 4], [5, 6, 7, 8]], "position_ids": [[0, 1, 0, 1], [0, 0, 1, 2]]})
     to_parquet(tmp_path / "a.parquet", table)
     convert(tmp_path / "a.parquet", "hdf5", tmp_path / "out", rows="records", batch_size=1, shuffle=False)
     with Loader(tmp_path / "out", shuffle="sequential") as loader:
         assert [batch.tolist() for batch in loader] == [[[1, 2, 3, 4]], [[5, 6, 7, 8]]]
+    assert "tells their documents apart, which are left out: rows are records" in capfd.readouterr().err
 
 
 def test_lengths_that_do_not_fit_name_the_row(tmp_path):

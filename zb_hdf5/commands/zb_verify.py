@@ -41,6 +41,7 @@ def zb_verify(path: Path, workers: int | None, choice: Choice) -> Output:
     """
     from zb_hdf5.commands.verdict import verdict
     from zb_hdf5.store.verify import ShardReport, verify_store
+    from zb_hdf5.store.way_in import way_in
 
     try:
         with Progress("verify", 0) as progress:
@@ -52,7 +53,8 @@ def zb_verify(path: Path, workers: int | None, choice: Choice) -> Output:
                 **choice,
             )
     except FormatError as error:  # of the index: there is no shard to report on
-        if error.remedy in _WRONG_PATH or choice["digests"] is not None:
+        is_of_others = error.remedy in _WRONG_PATH or way_in(path) is not None
+        if is_of_others or choice["digests"] is not None:
             raise
         reports = [ShardReport(str(path), problem=error)]
     return verdict(path, reports)

@@ -446,7 +446,8 @@ class IdSource(DocumentSource):
         self.has_metadata = bool(wanted.metadata_columns)
         self.description = {"format": name, "files": [str(path) for path in self.paths]}
         self.record_tokens = self._first_length() if rows == RECORDS else None
-        self._documents = "" if rows == RECORDS else files[0].columns.documents
+        documents = files[0].columns.documents
+        self._documents = "" if rows == RECORDS else documents
         self.identity = {
             "dtype": self.dtype.name,
             "vocab_size": vocab_size,
@@ -457,19 +458,24 @@ class IdSource(DocumentSource):
             "record_tokens": self.record_tokens,
         }
         if self._documents:
-            self.identity["documents_column"] = self._documents
-            if self._has_packed_rows():
-                self.description["documents"] = self._documents
-                note(f"{self.paths[0]}: its rows are packed: column {self._documents!r} tells their documents apart")
+            self.identity["documents_column"] = documents
+        if documents and self._has_packed_rows(documents):
+            end = "" if self._documents else ", which are left out: rows are records"
+            note(f"{self.paths[0]}: its rows are packed: column {documents!r} tells their documents apart{end}")
+            self.description |= {"documents": documents} if self._documents else {}
 
-    def _has_packed_rows(self) -> bool:
-        """Return whether one of the first rows has several documents; one that cannot be read is an error later."""
+    def _has_packed_rows(self, documents: str) -> bool:
+        """Return whether one of the first rows has several documents; one that cannot be read is an error later.
+
+        Parameters
+        ----------
+        documents
+            The column that tells them apart.
+        """
         with suppress(OSError, ZbError):
             file = self._files[self.groups[0].file_number]
             found = next(iter(file.rows(self.groups[0].number)), None)
-            return found is not None and len(found.as_documents(file.path, self._documents).lengths) > len(
-                found.lengths
-            )
+            return found is not None and len(found.as_documents(file.path, documents).lengths) > len(found.lengths)
         return False
 
     def _first_length(self) -> int:

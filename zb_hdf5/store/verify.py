@@ -32,6 +32,7 @@ from zb_hdf5.store.headerless import flat_name
 from zb_hdf5.store.index import ShardIndex, find_index
 from zb_hdf5.store.rebuild import entry_of
 from zb_hdf5.store.shard_table import ShardEntry
+from zb_hdf5.store.way_in import way_in
 from zb_hdf5.trainers.trainer_formats import flat_files, flat_format, named_by_prefix, not_recognised
 
 
@@ -318,7 +319,7 @@ def _lone_files(path: Path, name: str, headerless: Headerless | None, choice: Da
     if found is not None:
         return found.files
     if path.is_dir() or not backend_in(path):
-        problem = not_recognised(path)
+        problem = way_in(path) or not_recognised(path)
         if problem is not None:
             raise problem
     return [] if path.is_dir() else [path]

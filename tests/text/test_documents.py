@@ -265,7 +265,8 @@ def test_parquet_errors(write_parquet, tmp_path, monkeypatch):
     data = path.read_bytes()
     path.write_bytes(data[:1000] + bytes(400) + data[1400:])
     is_refused(FormatError, lambda: read(ParquetFile(path)), match="not a Parquet file, or a damaged one")
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    for name in ("pyarrow", "pyarrow.parquet"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UnavailableError, match=r"this needs the package pyarrow: pip install '.\[text\]'"):
         ParquetFile(tmp_path / "a.parquet")
 

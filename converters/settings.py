@@ -218,7 +218,7 @@ def _is_one_file(conversion: Conversion, path: Path) -> bool:
 
 
 def _require_own_name(conversion: Conversion, path: Path, suffix: str, refused: Collection[str]) -> None:
-    """Raise `ConvertError` if a destination is named as files of another format are; the line for it is at the end.
+    """Raise `ConvertError` if a destination is named as files of another format are; the line to type is at the end.
 
     Parameters
     ----------
@@ -229,7 +229,9 @@ def _require_own_name(conversion: Conversion, path: Path, suffix: str, refused: 
     """
     if path.suffix in refused:
         expected = f"a folder or a name that ends in {suffix}" if suffix else "the name of a folder"
-        raise ConvertError(f"{path}: expected {expected}: {_line_for_name(conversion, path, refused)}")
+        has_paths = isinstance(conversion.source, str | os.PathLike | Sequence)  # an open source cannot be typed
+        line = f": {_line_for_name(conversion, path, refused)}" if has_paths else ""
+        raise ConvertError(f"{path}: expected {expected}{line}")
 
 
 def _line_for_name(conversion: Conversion, path: Path, refused: Collection[str]) -> str:

@@ -100,9 +100,9 @@ def test_a_path_that_is_not_there_is_named_with_its_folder(name, path, place):
 
 
 def test_names_that_only_add_a_suffix_are_shown_for_a_path_that_is_not_there(place):
-    for name in ("corpus.bin", "corpus.idx", "corpus2.bin"):
+    for name in ("corpus.bin", "corpus.npy", "corpus2.bin"):  # .bin and .idx would make the name a prefix
         (place / name).touch()
-    with pytest.raises(errors.NotFoundError, match=f"in {place}, but corpus.bin and corpus.idx; look for a mistake"):
+    with pytest.raises(errors.NotFoundError, match=f"in {place}, but corpus.bin and corpus.npy; look for a mistake"):
         zb_hdf5.Loader("corpus")
 
 
@@ -189,8 +189,8 @@ def test_a_folder_that_is_no_store_is_named_with_its_content(place):
         errors.FormatError,
         lambda: Loader("corpus"),
         lambda: open_reader("corpus"),
-        match=r"corpus: no shards.json and no shards: not a store, but a folder with 2 .jsonl files, 1 .txt file; "
-        r".*convert\('corpus', 'hdf5', destination\)$",
+        match="^corpus: has text or rows, which are not read in place; its text, in column 'text': "
+        r"convert\('corpus', 'stream', 'DST', tokenizer='byte'\)$",
     )
     (place / "empty").mkdir()
     is_refused(errors.FormatError, lambda: Loader("empty"), match="not a store, but an empty folder")

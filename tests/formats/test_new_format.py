@@ -351,5 +351,5 @@ def test_training_goes_on_from_it_and_from_another_format(row, new_store, tmp_pa
 
 
 def test_a_file_of_no_format_is_refused_with_the_names_of_all(row, tmp_path):
-    (tmp_path / "x.dat").write_bytes(b"nothing that anybody knows")
+    (tmp_path / "x.dat").write_bytes(b"\0\xffnothing that anybody knows, and no text")
     is_refused(FormatError, lambda: open_reader(tmp_path / "x.dat"), match=rf"expected .*{row.noun} \(magic")

@@ -472,8 +472,8 @@ def test_a_dry_run_names_the_files_and_the_space(streams, tmp_path):
     done = run_zb("convert", streams / "large.h5", tmp_path / "out", "--to", "megatron", "--dry-run", code=0)
     assert "19,344 of int32" in done.output
     (tmp_path / "a.jsonl").write_text('{"text": "one document"}\n')
-    with pytest.raises(ArgumentError, match="the number of its tokens is known when it is converted"):
-        plan(Conversion(tmp_path / "a.jsonl", "megatron", tmp_path / "out", tokenizer="byte"))
+    facts = plan(Conversion(tmp_path / "a.jsonl", "megatron", tmp_path / "out", tokenizer="byte")).to_json()
+    assert (facts["num_tokens"], facts["dtype"], facts["is_estimate"]) == (len("one document") + 1, "uint16", False)
     (tmp_path / "out").mkdir()
     with pytest.raises(ExistsError):
         plan(Conversion(**how))

@@ -20,7 +20,7 @@ from zb_hdf5.field import TOKEN
 from zb_hdf5.files.checked import GROUP_BYTES, GroupDigest, TokenDigest
 from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.forks import generation
-from zb_hdf5.files.paths import on_failure
+from zb_hdf5.files.paths import local_path, on_failure
 from zb_hdf5.files.publishing import PartialFile, disk_errors
 from zb_hdf5.files.ranges import Run
 from zb_hdf5.signals import kept_signals
@@ -203,7 +203,7 @@ class TokenWriter(Writer):
         self._commit_bytes = commit_bytes
         self._crc32 = array("I")
         with ExitStack() as undo, kept_signals():  # a signal is met when `abort` would remove the file
-            self._file = PartialFile(path, overwrite=overwrite, beside=sidecars_of(Path(path)))
+            self._file = PartialFile(path, overwrite=overwrite, beside=sidecars_of(local_path(path)))
             self._beside: list[PartialFile] = []
             self._digest = TokenDigest(known_sha256)
             undo.enter_context(on_failure(self.abort))

@@ -37,6 +37,20 @@ def two_cores(monkeypatch):
     monkeypatch.setattr(timing.os, "sched_getaffinity", lambda pid: {0, 1})
 
 
+@pytest.mark.parametrize(("layout", "shape"), [("stream", ("--batch-size", 2, "--seq-len", 16)), ("hdf5", ())])
+def test_a_store_with_splits_is_timed_by_the_split_that_loaders_read(tmp_path, layout, shape, monkeypatch):
+    monkeypatch.setattr(timing, "LEAST_ROUNDS", 1)
+    monkeypatch.setattr(timing, "MOST_ROUNDS", 1)
+    monkeypatch.setattr(timing, "_data_loader", lambda path, options, workers: timing._open_loader(path, options))
+    (tmp_path / "ids").mkdir()
+    for number, (name, size) in enumerate({"train": 2048, "val": 512}.items()):
+        np.save(tmp_path / "ids" / f"{name}.npy", np.arange(size, dtype=np.uint16) + number * 10_000)
+    records = {} if layout == "stream" else {"batch_size": 2, "seq_len": 16, "shuffle": False}
+    convert(tmp_path / "ids", layout, tmp_path / "store", boundary_token_id=9_999, workers=1, **records)
+    for split, steps in {(): 64, ("--split", "val"): 16, ("--split", "all"): 80}.items():
+        assert report_of(zb, "bench", tmp_path / "store", "--seconds", 1, *shape, *split)["steps"] == steps
+
+
 @pytest.mark.parametrize("name", ["store", "x.batch", "stream.h5", "ids.npy"])
 def test_each_setting_is_timed_and_gives_the_same_tokens(folder, name, monkeypatch):
     monkeypatch.setattr(timing, "LEAST_ROUNDS", 1)

@@ -43,10 +43,12 @@ def zb_bench(path: Path, seconds: float, batch_size: int | None, seq_len: int | 
     from zb_hdf5.commands import timing
     from zb_hdf5.spec import STREAM_LAYOUT
     from zb_hdf5.store.holders import look
-    from zb_hdf5.store.opening import of_training, open_reader
+    from zb_hdf5.store.opening import of_training, open_reader, split_of_training
 
     choice = of_training(choice)
-    if look(path, **choice).layout == STREAM_LAYOUT:
+    opening = look(path, **choice)
+    choice = {**choice, "split": split_of_training(opening, choice["split"])}
+    if opening.layout == STREAM_LAYOUT:
         batch_size = batch_size or 32
         seq_len = seq_len or 512
     options: dict[str, Any] = {"batch_size": batch_size, "seq_len": seq_len, **choice}

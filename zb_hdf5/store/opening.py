@@ -52,6 +52,11 @@ def of_training(choice: Choice) -> Choice:
     return {**choice, "split": choice["split"] or AUTO_SPLIT}
 
 
+def split_of_training(opening: Opening, split: str | None) -> str | None:
+    """Return the split that a loader reads of a path: of a store, "auto" is the one for training."""
+    return DEFAULT_SPLIT if opening.index is not None and split == AUTO_SPLIT else split
+
+
 def open_reader(
     path: str | os.PathLike[str],
     *,
@@ -335,8 +340,7 @@ def open_for_loader(
         shape=Shape(batch_size, seq_len, overlap) if is_whole else Shape(),
         digests=digests,
     )
-    if opening.index is not None and split == AUTO_SPLIT:
-        opening = replace(opening, split=DEFAULT_SPLIT)
+    opening = replace(opening, split=split_of_training(opening, split))
     if opening.left_out:
         note(f"{path}: {left_out_in_words(opening.left_out)}")
     if cache is None and cache_bytes is None:

@@ -199,8 +199,10 @@ class TokenLoader(Resumable, Generic[BatchT]):
         reading = self._reading
         self._reading = None
         if reading is not None:
-            with contextlib.suppress(ValueError):  # it is executing, in another thread
+            try:  # without contextlib: when Python ends, the names of modules may be gone
                 reading.close()
+            except ValueError:  # it is executing, in another thread
+                return
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over. A position in this epoch is kept."""

@@ -91,6 +91,29 @@ def test_a_compressed_file_of_another_program_has_no_settings_of_plain_extents(f
     assert [row["way"] for row in report["rows"]] == [SETTINGS[0], *SETTINGS[4:], *OTHERS[:2]]
 
 
+@pytest.mark.parametrize("number", [0, 63])
+@pytest.mark.parametrize("name", ["store", "x.h5", "foreign.h5"])
+def test_ids_that_int32_does_not_hold_are_not_timed_as_int32(name, number, tmp_path, monkeypatch):
+    monkeypatch.setattr(timing, "LEAST_ROUNDS", 1)
+    monkeypatch.setattr(timing, "MOST_ROUNDS", 1)
+    monkeypatch.setattr(timing, "_data_loader", lambda path, options, workers: timing._open_loader(path, options))
+    for largest, listed in ((2**31 - 1, True), (2**31, False)):
+        tokens = np.zeros((64, 16), np.uint32)
+        tokens[number, 3] = largest
+        if name == "store":
+            np.save(tmp_path / "records.npy", tokens)
+            how = {"batch_size": 4, "seq_len": 16, "shards": 2, "workers": 1, "force": True}
+            convert(tmp_path / "records.npy", "hdf5", tmp_path / name, **how)
+        elif name == "x.h5":
+            with open_writer(tmp_path / name, batch_size=4, seq_len=16, overwrite=True) as writer:
+                writer.write(tokens.reshape(-1, 4, 16))
+        else:
+            with h5py.File(tmp_path / name, "w") as h5:
+                h5["tokens"] = tokens.astype("i8")
+        report = report_of(zb, "bench", tmp_path / name, "--seconds", 1, "--batch-size", 4)
+        assert ("dtype=torch.int32" in [row["way"] for row in report["rows"]]) is listed
+
+
 @pytest.mark.slow
 def test_a_data_loader_with_workers_and_three_rounds(folder):
     report = report_of(zb, "bench", folder / "store", "--seconds", 1)

@@ -25,6 +25,7 @@ from zb_hdf5.files.tokens import Wait
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import make_order
+from zb_hdf5.loaders.steps import may_overflow
 from zb_hdf5.store.opening import open_reader
 
 #: Bytes of the tokens of a timed pass, of a local store and of one at a URL: all batches of a smaller store.
@@ -121,19 +122,37 @@ def ways_of(path: Path, reader: BatchReader, options: dict[str, Any]) -> list[Wa
     ways = [way(DEFAULT)]
     if is_checked:
         ways.append(way('verify="none"', checked=False, verify="none"))
+    is_narrow = _fits_int32(path, reader, options)
     if isinstance(path, RemotePath):
-        return [*ways, way("prefetch=16", prefetch=16), way("int32", kind="other", dtype=torch.int32)]
+        ways.append(way("prefetch=16", prefetch=16))
+        return [*ways, way("int32", kind="other", dtype=torch.int32)] if is_narrow else ways
     has_extents = reader.tokens.wait is Wait.LOCAL and reader.access != "h5py"
     if has_extents:
         ways += [way(f'access="{name}"', access=name) for name in ("mmap", "pread")]
     ways.append(way("prefetch=4", prefetch=4))
     workers = min(2, len(os.sched_getaffinity(0)))
     ways.append(Way(f"DataLoader, {workers} workers", partial(_data_loader, path, options, workers), is_checked))
-    ways.append(way("dtype=torch.int32", checked=False, kind="other", dtype=torch.int32))
+    if is_narrow:
+        ways.append(way("dtype=torch.int32", checked=False, kind="other", dtype=torch.int32))
     ways.append(way('shuffle="records"', checked=False, kind="other", shuffle="records"))
     if has_extents and not _joins_records(path, reader, options):
         ways.append(Way("bare mapping", partial(_bare, path, options), False, "limit"))
     return ways
+
+
+def _fits_int32(path: Path, reader: BatchReader, options: dict[str, Any]) -> bool:
+    """Return whether int32 holds the ids of a pass: by the facts of the data, else by reading one."""
+    if not may_overflow(reader, np.dtype(np.int32)):
+        return True
+    batches, close = _open_loader(path, {**options, "dtype": torch.int32})
+    try:
+        for _ in islice(batches, steps_of(path, reader)):
+            pass
+    except ArgumentError:
+        return False
+    finally:
+        close()
+    return True
 
 
 def _joins_records(path: Path, reader: BatchReader, options: dict[str, Any]) -> bool:

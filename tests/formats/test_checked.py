@@ -90,9 +90,10 @@ def test_a_flipped_bit_is_found_where_a_batch_is_read_whole(stored, access, how,
 
 
 @pytest.mark.parametrize("stored", ["batch store", "hdf5 store"])
-def test_a_loader_finds_a_flipped_bit(stored, stored_at, expected, tmp_path):
-    path = stored_at(stored)
-    flip_middle(tmp_path, expected[6])
+def test_a_loader_finds_a_flipped_bit(stored, make_stored, expected, tmp_path):
+    narrow = expected >> 1  # ids that int32 holds
+    path = make_stored(stored, tmp_path, narrow, (3, 4))
+    flip_middle(tmp_path, narrow[6])
     for options in ({}, {"access": "pread"}, {"prefetch": 2}, {"access": "pread", "dtype": torch.int32}):
         with pytest.raises(errors.ChecksumError, match="batch 2: expected"), Loader(path, **options) as loader:
             list(loader)

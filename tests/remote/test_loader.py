@@ -12,8 +12,8 @@ from zb_hdf5 import Loader
 
 @pytest.fixture
 def web_store(web, write_store):
-    """Return (local folder, proxy, url) of 40 batches of 64 KiB in 3 shards."""
-    write_store(web.folder / "store", random_tokens(40, 16, 1024), (7, 30))
+    """Return (local folder, proxy, url) of 40 batches of 64 KiB in 3 shards, with ids that int32 holds."""
+    write_store(web.folder / "store", random_tokens(40, 16, 1024) >> 1, (7, 30))
     return web.folder / "store", web, f"{web.url}/store"
 
 

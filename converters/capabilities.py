@@ -23,7 +23,9 @@ class Capability(NamedTuple):
     documents, fields
         Whether it tells documents apart, and holds values that are aligned with the tokens.
     resume, shard_range
-        Whether its conversion to a store can be resumed after a kill, and divided among jobs.
+        Whether its conversion to batches can be resumed after a kill, and divided among jobs.
+    shard_range_to_stream
+        Whether its conversion to a stream can be divided among jobs.
     out_in_parts
         Whether a folder of it can be written by several jobs, each with its `shard_range`.
     """
@@ -35,6 +37,7 @@ class Capability(NamedTuple):
     fields: bool
     resume: bool
     shard_range: bool
+    shard_range_to_stream: bool
     out_in_parts: bool
 
 
@@ -68,16 +71,27 @@ def _capability(name: str, kind: SourceKind | None, *, is_target: bool) -> Capab
         documents=holds_all or has_documents,
         fields=holds_all or (theirs is not None and theirs.holds_fields != ()),
         resume="resume" in options,
-        shard_range="shard_range" in options,
-        out_in_parts=is_target and name != STREAM,
+        shard_range="shard_range" in options and kind is not None and not kind.is_staged,
+        shard_range_to_stream=kind is not None and (holds_all or bool(kind.rows)),
+        out_in_parts=is_target,
     )
+
+
+def _cells(found: Capability) -> list[str]:
+    """Return the cells of a format: one tells whether jobs divide batches, else whether they divide a stream."""
+    able = found._asdict()
+    in_stream = able.pop("shard_range_to_stream")
+    cells = {name: "yes" if value else "-" for name, value in able.items()}
+    if in_stream and not found.shard_range:
+        cells["shard_range"] = STREAM
+    return [*cells.values()]
 
 
 def capability_lines() -> list[tuple[str, str]]:
     """Return the abilities for people: the name of each format, and a column for each ability."""
     widths = [len(heading) for heading in HEADINGS]
     rows: list[tuple[str, Sequence[str]]] = [("format", HEADINGS)]
-    rows += [(name, ["yes" if able else "-" for able in found]) for name, found in capabilities().items()]
+    rows += [(name, _cells(found)) for name, found in capabilities().items()]
     return [
         (name, "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip())
         for name, cells in rows

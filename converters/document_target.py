@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from re import escape
-from typing import Final
 
 import numpy as np
 
@@ -30,6 +29,8 @@ from zb_hdf5.converters.reports import FilesDryRun, Report
 from zb_hdf5.converters.routes import require_documents
 from zb_hdf5.converters.shard_plan import free_room, require_room
 from zb_hdf5.converters.stream_target import (
+    FACTS_KEPT,
+    WRITTEN_META,
     TokensPlan,
     TokensTask,
     facts_of,
@@ -44,10 +45,6 @@ from zb_hdf5.formats.document_writer import DocumentWriter, WrittenShard
 from zb_hdf5.spec import DEFAULT_CHUNK_TOKENS, NO_CODEC, STREAM_LAYOUT
 from zb_hdf5.store.shard_table import ShardEntry
 from zb_hdf5.trainers.trainer_formats import TrainerFormat, document_writer, format_named
-
-#: The keys of the plan of a folder that have the tokens which are written, and the facts of documents.
-WRITTEN_META: Final = "meta"
-FACTS_KEPT: Final = "facts"
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from zb_hdf5.field import Field
 from zb_hdf5.files.checked import GROUP_BYTES
 from zb_hdf5.files.paths import RemotePath, read_whole, regular
 from zb_hdf5.files.publishing import LockedFolder, remove, remove_journals, write_atomically, write_fully
+from zb_hdf5.files.replaced_files import owner_of
 from zb_hdf5.signals import deliver_signals
 from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX, stored_dtype
 
@@ -345,7 +346,7 @@ class Journal:
             kept.add(path.name)
         beginnings = tuple(mine)
         for name in os.listdir(folder):
-            is_mine = self._part == WHOLE or name.startswith(beginnings)
+            is_mine = self._part == WHOLE or owner_of(name).startswith(beginnings)
             if is_mine and name not in kept:
                 remove(folder / name)
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from zb_hdf5 import ConvertError, FormatError, ShardIndex, open_reader
-from zb_hdf5.converters.conversion import ShardRange
-from zb_hdf5.converters.document_target import FACTS_KEPT, WRITTEN_META, names_of_files, written_files
+from zb_hdf5 import ConvertError, FormatError, ShardIndex
+from zb_hdf5.converters.conversion import STREAM, ShardRange
+from zb_hdf5.converters.document_target import names_of_files, written_files
 from zb_hdf5.converters.journal import (
     Finished,
     journal_paths,
@@ -20,11 +20,12 @@ from zb_hdf5.converters.journal import (
     require_same,
 )
 from zb_hdf5.converters.shard_plan import PLAN_VERSION, SHARDS, files_of_shard
-from zb_hdf5.converters.stream_target import TOKEN_FILES
+from zb_hdf5.converters.stream_target import FACTS_KEPT, TOKEN_FILES, WRITTEN_META, index_of_streams
 from zb_hdf5.documents.document_table import DocumentPart, check_documents
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.publishing import PartialDirectory, partial_path, remove
-from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.files.replaced_files import owner_of
+from zb_hdf5.formats.registry import FORMATS, open_chunks
 from zb_hdf5.spec import DOCUMENTS_PREFIX, INDEX_NAME, JOURNAL_PREFIX, SHARD_PREFIX
 from zb_hdf5.store.agreement import require_agreement
 from zb_hdf5.trainers.trainer_formats import document_writer
@@ -60,6 +61,10 @@ def merge_parts(
         raise ConvertError(f"{waiting}: no parts of a conversion there", remedy=Remedy.PARTS_FIRST)
     begun = read_journal(next(iter(journal_paths(waiting).values())))
     if begun.unit == TOKEN_FILES:
+        if FACTS_KEPT not in begun.plan:
+            raise ConvertError(f"{waiting}: expected parts, found a conversion without any", remedy=Remedy.RESUME_WHOLE)
+        if begun.plan["target"] == STREAM:
+            return _merge_streams(destination, force, progress)
         return _merge_files(destination, begun.plan, force=force)
     with PartialDirectory(destination, overwrite=force) as folder:
         folder.keep()
@@ -72,17 +77,32 @@ def merge_parts(
             plan["source"],
             documents=tuple(DocumentPart(*part) for part in plan["documents"]) if indexed else (),
         ).with_max_token(done.max_token for done in finished.values())
-        _require_whole(waiting, plan["target"], index, progress)
+        if indexed:
+            _require_agreement(waiting, index, progress)
+        _remove_earlier(waiting, index)
         if indexed:
             index.save(waiting)
+    return index
+
+
+def _merge_streams(destination: Path, force: bool, progress: Callable[[int, int], None]) -> ShardIndex:
+    """Publish a store of streams, whose documents have different ids in all parts together."""
+    waiting = partial_path(destination)
+    with PartialDirectory(destination, overwrite=force) as folder:
+        folder.keep()
+        plan, found = _collect(waiting, TOKEN_FILES)
+        finished = [done for _, done in sorted(found.items())]
+        _require_documents(waiting, finished, [])
+        index = index_of_streams(waiting, plan, finished)
+        _require_agreement(waiting, index, progress)
+        _remove_earlier(waiting, index)
+        index.save(waiting)
     return index
 
 
 def _merge_files(destination: Path, begun: dict[str, Any], *, force: bool) -> ShardIndex:
     """Publish a folder of files of another trainer. Their sizes are compared, and no byte of them is read."""
     waiting = partial_path(destination)
-    if FACTS_KEPT not in begun:
-        raise ConvertError(f"{waiting}: expected parts, found a conversion without any", remedy=Remedy.RESUME_WHOLE)
     writer = document_writer(begun["target"])
     written = meta_from_json(begun[WRITTEN_META])
     with PartialDirectory(destination, overwrite=force, names=names_of_files(writer, written)) as folder:
@@ -123,21 +143,24 @@ def _remove_others(folder: Path, named: set[str]) -> None:
             remove(folder / name)
 
 
-def _require_whole(folder: Path, target: str, index: ShardIndex, progress: Callable[[int, int], None]) -> None:
-    """Check every shard once more, and then remove other files: parts of an earlier plan."""
-    if FORMATS[target].holds_batches:
-        total = len(index.shards) + len(index.documents)
-        for entry in index.shards:
-            with open_reader(folder / entry.path) as reader:
-                require_agreement(index, entry, reader)
-            progress(1, total)
-        for part in index.documents:
-            check_documents(folder / part.path, part)
-            progress(1, total)
+def _require_agreement(folder: Path, index: ShardIndex, progress: Callable[[int, int], None]) -> None:
+    """Check every shard, and every table of documents, once more."""
+    total = len(index.shards) + len(index.documents)
+    for entry in index.shards:
+        with open_chunks(folder / entry.path) as reader:
+            require_agreement(index, entry, reader)
+        progress(1, total)
+    for part in index.documents:
+        check_documents(folder / part.path, part)
+        progress(1, total)
+
+
+def _remove_earlier(folder: Path, index: ShardIndex) -> None:
+    """Remove the shards and the tables of documents of an earlier plan."""
     named = {path.name for entry in index.shards for path in files_of_shard(Path(entry.path))}
     named |= {part.path for part in index.documents}
     for name in os.listdir(folder):
-        if name.startswith((SHARD_PREFIX, DOCUMENTS_PREFIX)) and name not in named:
+        if owner_of(name).startswith((SHARD_PREFIX, DOCUMENTS_PREFIX)) and name not in named:
             remove(folder / name)
 
 

@@ -244,10 +244,11 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The documents that are held out as the split for validation."""
+    """The documents that are held out as the split for validation; the seed draws a fraction of them."""
 
     val_fraction: float = 0.0
     val_last_shard: bool = off(False)
+    seed: int = 42
 
     def __bool__(self) -> bool:
         return self.val_fraction > 0 or self.val_last_shard

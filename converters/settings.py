@@ -28,6 +28,7 @@ from zb_hdf5.converters.options import (
     defaults_of_all,
     resolved_as,
 )
+from zb_hdf5.converters.parts_of_rows import refuse_parts_of_rows
 from zb_hdf5.converters.sources import kind_of, refuse_unused_options, target_names, target_of
 from zb_hdf5.errors import conversion_call
 from zb_hdf5.files.listing import files_left_out
@@ -86,7 +87,10 @@ def resolved(conversion: Conversion) -> tuple[Settings, Callable[[], Any]]:
     is_of_documents = not missing_members(source)
     known = defaults_of_all((RowOptions, *ALWAYS) if is_of_documents else ALWAYS)
     conversion, like = _likened(conversion, {*known}, {})
-    return _settings([], conversion, _OF_OPEN_SOURCE, like, is_of_documents), lambda: source
+    settings = _settings([], conversion, _OF_OPEN_SOURCE, like, is_of_documents)
+    if is_of_documents:
+        refuse_parts_of_rows(conversion, None)
+    return settings, lambda: source
 
 
 def _of_paths(paths: list[Path], conversion: Conversion) -> tuple[Settings, Callable[[], Any]]:
@@ -101,6 +105,8 @@ def _of_paths(paths: list[Path], conversion: Conversion) -> tuple[Settings, Call
     conversion = replace(conversion, source_format=name)
     is_local = bool(kind.rows) or conversion.target in document_targets()
     settings = _settings(paths, conversion, (*kind.options, *kind.rows), like, is_local)
+    if kind.is_staged:
+        refuse_parts_of_rows(conversion, kind)
     return settings, lambda: kind.open(paths, settings)
 
 

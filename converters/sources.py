@@ -106,6 +106,11 @@ class SourceKind:
     suffixes: tuple[str, ...] = ()
     drops_fields: bool = False
 
+    @property
+    def is_staged(self) -> bool:
+        """Whether its documents become a stream before they become rows, which are cut and shuffled over all of it."""
+        return bool(self.rows) and self.several
+
     def options_of(self, target: str) -> dict[str, Any]:
         """Return the options that apply to a target, and their defaults."""
         row = FORMATS.get(target)
@@ -114,7 +119,6 @@ class SourceKind:
         found = self._all_options(is_stream)
         if row is not None and row.default_dtype != "auto" and isinstance(found.get("dtype"), InWords):
             found["dtype"] = InWords(row.default_dtype)
-        is_staged = bool(self.rows) and self.several
         takes_files_whole = is_stream and KeptOptions in self.options  # where no documents are told apart
         absent = {
             "codec": is_of_trainer or (row is not None and row.tokens_only),
@@ -123,8 +127,8 @@ class SourceKind:
             "note": is_of_trainer or (row is not None and not row.holds_batches),
             "tokens_only": not (self.drops_fields or is_of_trainer or takes_files_whole)
             and (row is None or not row.tokens_only),
-            "shard_size": is_staged,
-            "shard_range": is_staged and not is_of_trainer,
+            "shard_size": self.is_staged,
+            "shard_range": self.is_staged and not is_stream and "layout" not in found,
         }
         return {name: default for name, default in found.items() if not absent.get(name)}
 
@@ -477,7 +481,7 @@ def _holds(folder: Path, suffixes: tuple[str, ...]) -> bool:
 
 def refuse_unused_options(path: Path, kind: SourceKind, conversion: Conversion) -> None:
     """Raise `ArgumentError` for options that were given and that this source has no use for."""
-    unknown = sorted(conversion.given - kind.options_of_any_target(conversion.is_stream))
+    unknown = sorted(conversion.given - _possible(kind, conversion))
     rows = [name for name in unknown if conversion.is_stream and name in kind.row_options()]
     if rows:
         raise ArgumentError(
@@ -487,7 +491,8 @@ def refuse_unused_options(path: Path, kind: SourceKind, conversion: Conversion) 
         belong = "belong" if len(unknown) > 1 else "belongs"
         facts = f"{path}: {', '.join(unknown)} {belong} to {_owners(unknown)}, found {kind.noun}"
         raise _unused(facts, kind, conversion, unknown)
-    unknown = sorted(conversion.given - {*kind.options_of(conversion.target)})
+    refused_later = {"shard_range"} if kind.is_staged else set()
+    unknown = sorted(conversion.given - {*kind.options_of(conversion.target)} - refused_later)
     if unknown:
         does = "do" if len(unknown) > 1 else "does"
         facts = f"{conversion.destination}: {', '.join(unknown)} {does} not apply to {kind.noun} as {conversion.target}"
@@ -513,12 +518,16 @@ def refuse_unused_options(path: Path, kind: SourceKind, conversion: Conversion) 
             )
 
 
+def _possible(kind: SourceKind, conversion: Conversion) -> set[str]:
+    """Return the names of the options that apply to batches, or to a stream, of any format."""
+    known = kind.options_of_any_target(conversion.is_stream)
+    draws = not conversion.is_stream or conversion.val_fraction
+    return known if draws else known - {"seed"}
+
+
 def _unused(facts: str, kind: SourceKind, conversion: Conversion, names: list[str]) -> ArgumentError:
     """Return the error for options that do not apply, with those that do."""
     known = sorted(kind.options_of(conversion.target))
-    if "shard_range" in names:
-        divided = [name for name in target_names() if "shard_range" in kind.options_of(name)]
-        facts += f"; several jobs write the parts of {', '.join(divided) or 'no target'}"
     if conversion.is_stream and "layout" in names:
         facts += f"; target {STREAM} writes a token stream"
         names = [*names, "target"]

@@ -17,10 +17,11 @@ import numpy as np
 from zb_hdf5 import ConvertError, HDF5ShardWriter, ShardEntry, ShardIndex, StoreMeta
 from zb_hdf5.converters.batch_source import TokenCounts, out_of_range, require_pad_id
 from zb_hdf5.converters.batch_target import shard_plan_of, write_batches
-from zb_hdf5.converters.conversion import WHOLE
+from zb_hdf5.converters.conversion import STREAM, WHOLE
 from zb_hdf5.converters.engines import OnProgress, Workers, no_progress, noted_work
 from zb_hdf5.converters.estimate import estimate_of
 from zb_hdf5.converters.journal import (
+    NOTHING_KEPT,
     PLANNED,
     Finished,
     Journal,
@@ -31,6 +32,8 @@ from zb_hdf5.converters.journal import (
     file_states,
     how_to_go_on,
     is_result,
+    meta_from_json,
+    meta_to_json,
     refuse_interrupted,
     require_unchanged,
 )
@@ -69,6 +72,11 @@ from zb_hdf5.text.corpus import row_of_source
 
 #: The word for the files in the journal and in messages.
 TOKEN_FILES: Final = "files of tokens"
+#: The keys of the plan of a folder that jobs can share: the tokens that are written, and the facts of documents.
+WRITTEN_META: Final = "meta"
+FACTS_KEPT: Final = "facts"
+#: That of the digest over all that decides a store of streams, which its index has.
+WORK_DIGEST: Final = "work"
 #: Files of a shard: its tokens, and the documents or the pieces in it; and of a store: its folder, and the index.
 FILES_OF_SHARD: Final = 2
 FILES_OF_STORE: Final = 2
@@ -280,7 +288,7 @@ class TokensPlan:
         """The `source` entry of `shards.json`, with a digest over everything but the mtime of the sources."""
         sizes = {path: size for path, (size, _) in self.identity["files"].items()}
         work = hashlib.sha256(json.dumps([{**self.identity, "files": sizes}, self.options]).encode()).hexdigest()
-        return {**self.source.description, "work": work}
+        return {**self.source.description, WORK_DIGEST: work}
 
     @property
     def largest_share(self) -> float:
@@ -293,33 +301,61 @@ class TokensPlan:
         if not work.resume or work.force or not store.is_dir():
             return False
         try:
-            made = ShardIndex.load(store).source.get("work")
+            made = ShardIndex.load(store).source.get(WORK_DIGEST)
         except (OSError, ZbError):
             return False
-        return is_result(store, made == self.description["work"], self.source.paths)
+        return is_result(store, made == self.description[WORK_DIGEST], self.source.paths)
 
     def write(self, folder: LockedFolder, settings: Settings, workers: Workers, codec: str) -> Report:
         """Make a folder a store of streams, with a journal; those that an interrupted run has finished are kept."""
-        start_s = time.monotonic()
-        source = self.source
         tasks = self._tasks(folder.partial_path, workers.num_threads, codec)
+        part = settings.work.shard_range
+        mine = {number: tasks[number] for number in part.shards(len(tasks))}
+        meta = tasks[0].meta
+        facts = self._index_facts(meta)
+        # tokens that are staged for rows fit any shape and shuffle of them
+        how = {"codec": codec, **(facts if settings.target.is_stream else {})}
         planned = planned_files(tasks.values())
-        made = self.complete(folder, tasks, write_stream, {"codec": codec}, settings.work, workers, planned)
-        index = self._index(folder.partial_path, tasks, made.finished)
-        index.save(folder.partial_path)
+        made = self.complete(folder, mine, write_stream, how, settings.work, workers, planned)
+        if part == WHOLE:
+            index = index_of_streams(folder.partial_path, {**self.identity, **facts}, made.finished)
+            index.save(folder.partial_path)
+            meta = index.meta
+        return self._report(folder.path, settings, meta, made)
+
+    def nothing_to_write(self, settings: Settings, workers: Workers) -> Report:
+        """Return the report of a job that has no shard: there are more jobs than shards."""
+        path = settings.target.path
+        meta = self._tasks(partial_path(path), workers.num_threads, settings.target.codec)[0].meta
+        return self._report(path, settings, meta, Completed([], TokenCounts(), NOTHING_KEPT, 0))
+
+    def _report(self, path: Path, settings: Settings, meta: StoreMeta, made: Completed) -> Report:
+        """Return the report of the streams of this job."""
+        source = self.source
+        part = settings.work.shard_range
         is_auto = settings.of(CutOptions).dtype == settings.of(FormatOptions).dtype == "auto"
         return Report(
-            destination=folder.path,
-            meta=index.meta,
-            shards=list(index.shards),
+            destination=path if part == WHOLE else partial_path(path),
+            meta=meta,
+            shards=[done.entry for done in made.finished],
             counts=made.counts,
-            seconds=time.monotonic() - start_s,
-            max_token=index.max_token,
+            seconds=0.0,
+            max_token=max((done.max_token for done in made.finished if done.max_token is not None), default=None),
+            part=part,
             kept=made.kept,
             documents_kept=made.documents_kept,
             encoder=source.encoder,
             lacks_vocab_size=source.dtype == np.uint32 and not source.vocab_size and is_auto,
         )
+
+    def _index_facts(self, meta: StoreMeta) -> dict[str, Any]:
+        """Return JSON of all that an index of streams needs besides their files. See `index_of_streams`."""
+        return {
+            "target": STREAM,
+            WRITTEN_META: meta_to_json(meta),
+            FACTS_KEPT: ["ids"] if self.source.has_ids else [],
+            WORK_DIGEST: self.description[WORK_DIGEST],
+        }
 
     def complete(
         self,
@@ -359,8 +395,10 @@ class TokensPlan:
             require_unchanged(source.paths, self.identity["files"])
             for done in finished:
                 counts.add(done.counts)
-            if counts.documents or work.shard_range == WHOLE:
+            if work.shard_range == WHOLE:
                 require_documents(source, counts)
+            else:  # a part may have no documents
+                counts.documents_dropped.require_few(counts.documents, source.max_dropped, source.paths[0])
         tokens_kept = sum(done.counts.tokens_in for done in kept.values())
         return Completed(finished, counts, journal.kept, tokens_kept)
 
@@ -378,19 +416,31 @@ class TokensPlan:
             for number, each in enumerate(self.routes)
         }
 
-    def _index(self, folder: Path, tasks: Mapping[int, TokensTask], finished: Sequence[Finished]) -> ShardIndex:
-        """Return the index of the store, whose documents have different ids."""
-        tables = [part_of(task.paths[1]) for task in tasks.values() if task.paths[1].exists()]
-        if self.source.has_ids:
-            require_unique_ids(folder, tables)
-        splits = {documents_path(task.path).name: task.route.split for task in tasks.values()}
-        index = ShardIndex(
-            replace(tasks[0].meta, document_count=sum(done.entry.document_count for done in finished)),
-            [done.entry for done in finished],
-            source=self.description,
-            documents=tuple(in_order(part._replace(split=splits[part.path]) for part in tables)),
-        )
-        return index.with_max_token(done.max_token for done in finished)
+
+def index_of_streams(folder: Path, plan: Mapping[str, Any], finished: Sequence[Finished]) -> ShardIndex:
+    """Return the index of a store of streams, whose documents have different ids.
+
+    Parameters
+    ----------
+    folder
+        The folder of the files.
+    plan
+        The plan of its journal.
+    finished
+        All files, in order.
+    """
+    splits = {documents_path(folder / done.entry.path): done.entry.split for done in finished}
+    tables = [part_of(path) for path in splits if path.exists()]
+    if "ids" in plan[FACTS_KEPT]:
+        require_unique_ids(folder, tables)
+    meta = meta_from_json(plan[WRITTEN_META])
+    index = ShardIndex(
+        replace(meta, document_count=sum(done.entry.document_count for done in finished)),
+        [done.entry for done in finished],
+        source={**plan["source"], WORK_DIGEST: plan[WORK_DIGEST]},
+        documents=tuple(in_order(part._replace(split=splits[folder / part.path]) for part in tables)),
+    )
+    return index.with_max_token(done.max_token for done in finished)
 
 
 def require_unique_ids(folder: Path, tables: Sequence[DocumentPart]) -> None:
@@ -431,8 +481,11 @@ def write_documents(plan: TokensPlan, settings: Settings, workers: Workers) -> R
             with LockedFolder(staging):  # removes what a dead process has left
                 pass
         return Done.of(target.path)
-    if target.is_stream:
-        with PartialDirectory(target.path, overwrite=settings.work.force) as folder:
+    part = settings.work.shard_range
+    if not part.shards(len(plan.routes)):
+        report = plan.nothing_to_write(settings, workers)
+    elif target.is_stream:
+        with PartialDirectory(target.path, overwrite=settings.work.force, shared=part != WHOLE) as folder:
             report = plan.write(folder, settings, workers, target.codec)
     else:
         report = _write_rows(plan, staging, settings, workers)
@@ -545,7 +598,7 @@ def tokens_plan(source: DocumentSource, settings: Settings) -> TokensPlan:
         count,
         val_fraction=held_out.val_fraction,
         val_last_shard=held_out.val_last_shard,
-        seed=settings.of(RowOptions).seed,
+        seed=held_out.seed,
     )
     return TokensPlan(source, routes, options)
 

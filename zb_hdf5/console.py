@@ -103,8 +103,10 @@ _CURES: Final = {
 _SPECIAL: Final = re.compile(r"""[\s"'$`\\;&|<>()*?\[\]#~!]""")
 #: A path in a command.
 _IN_COMMAND: Final = re.compile(r"'zb [^']* \{at\}[^']*'")
-#: A call of `convert` in a message: its texts have quotes of one kind or the other.
-_CALL: Final = re.compile(r"""\bconvert\((?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^()'"])*\)""")
+#: A call of `convert` or `merge_parts` in a message: its texts have quotes of one kind or the other.
+_CALL: Final = re.compile(
+    r"""\b(?:convert|merge_parts)\((?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\([^()'"]*\)|[^()'"])*\)"""
+)
 #: Remedies whose commands take no URL.
 LOCAL_ONLY: Final = frozenset({Remedy.REPAIR, Remedy.REBUILD, Remedy.REBUILD_FORCE, Remedy.CRC32})
 
@@ -170,13 +172,16 @@ def message_of(error: ZbError) -> str:
 
 
 def typed_call(text: str) -> str:
-    """Replace each call of `convert` in a text with the command."""
+    """Replace each call of `convert` or `merge_parts` in a text with the command."""
     return _CALL.sub(lambda call: _command_of(call[0]), text)
 
 
 def _command_of(call: str) -> str:
-    """Return the command for a call of `convert`."""
-    (source, target, destination), named = _arguments_of(call)
+    """Return the command for a call of `convert` or `merge_parts`."""
+    paths, named = _arguments_of(call)
+    if call.startswith("merge_parts"):
+        return shlex.join(["zb", "index", "merge", *paths])
+    source, target, destination = paths
     sources = source if isinstance(source, list) else [source]
     command = ["zb", "convert", *sources, destination, flag_of("target"), target]
     for name, value in named.items():

@@ -84,6 +84,11 @@ def conversion_call(source: object, target: str, destination: object = DESTINATI
     return f"convert({', '.join(words)})"
 
 
+def merge_call(destination: object) -> str:
+    """Return the call of `merge_parts` to type for a folder: the command line makes the command of it."""
+    return f"merge_parts({str(destination)!r})"
+
+
 class ZbError(Exception):
     """Base of every error raised on purpose.
 

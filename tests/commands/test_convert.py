@@ -235,7 +235,13 @@ def test_the_list_has_every_format_and_what_it_can():
     assert (listed["batch"]["documents"], listed["parquet"]["in_place"], listed["parquet"]["shard_range"]) == (
         False, False, False,
     )  # fmt: skip
+    parts = ("shard_range", "shard_range_to_stream", "out_in_parts")
+    assert [listed["parquet"][name] for name in parts] == [False, True, True]
+    assert [listed["batch"][name] for name in parts] == [True, False, True]
     lines = succeed(zb, "convert", "--list").stdout.splitlines()
+    assert [line.split()[-2:] for line in lines if line.startswith(("jsonl ", "stream "))] == [
+        ["yes", "yes"], ["stream", "-"],
+    ]  # fmt: skip
     assert lines[0].split() == [
         "format",
         "in",

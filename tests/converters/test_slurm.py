@@ -99,6 +99,27 @@ def test_a_part_of_an_array_is_written_again(job, tmp_path):
     np.testing.assert_array_equal(batches_of(tmp_path / "out"), batches_of(tmp_path / "whole"))
 
 
+def test_documents_become_a_stream_and_then_rows_in_two_arrays(job, tmp_path):
+    (tmp_path / "text").mkdir()
+    for name in "ab":
+        (tmp_path / f"text/{name}.txt").write_text(f"words of {name} " * 99)
+
+    def array(source, result, *options):
+        for number in range(2):
+            variables = {"SLURM_ARRAY_TASK_ID": str(number)}
+            assert f"part {number} of 2" in output_of(
+                job("documents.sh", result, 2, *options, source=source, **variables)
+            )
+        assert CliRunner().invoke(zb, ["index", "merge", str(tmp_path / result)]).exit_code == 0
+
+    rows = ("--seq-len", 16, "--batch-size", 4, "--shards", 2)
+    array("text", "stream", "--to", "stream", "--tokenizer", "byte")
+    array("stream", "rows", *rows)
+    words = map(str, ("convert", tmp_path / "text", tmp_path / "whole", "--tokenizer", "byte", *rows))
+    assert CliRunner().invoke(zb, [*words]).exit_code == 0
+    np.testing.assert_array_equal(batches_of(tmp_path / "rows"), batches_of(tmp_path / "whole"))
+
+
 NODE = {"SLURM_NNODES": "4", "SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NODEID": "1"}
 
 

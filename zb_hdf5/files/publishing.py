@@ -23,7 +23,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import ConvertError, ExistsError, NotFoundError, UnavailableError
 from zb_hdf5.files.paths import RemotePath, local_path, on_failure, regular
 from zb_hdf5.files.ranges import libc
-from zb_hdf5.files.replaced_files import ReplacedFiles
+from zb_hdf5.files.replaced_files import ReplacedFiles, owner_of
 from zb_hdf5.files.replaced_folder import left_aside, remove_aside, replace_folder, settle_replaced
 from zb_hdf5.signals import kept_signals
 from zb_hdf5.spec import (
@@ -497,7 +497,7 @@ def refuse_foreign_files(folder: Path, names: str = "") -> None:
     for name in os.listdir(folder):
         if names and (folder / name).is_dir():
             refuse_foreign_files(folder / name, names)
-        elif not is_part_of_store(name) and not re.fullmatch(names, name):
+        elif not is_part_of_store(owner_of(name)) and not re.fullmatch(names, owner_of(name)):
             raise ConvertError(
                 f"{folder}: holds {name!r}, which is no part of a store; move it away, or choose another output"
             )

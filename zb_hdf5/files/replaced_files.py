@@ -97,6 +97,14 @@ def hidden_beside(path: Path, suffix: str) -> Path:
     return path.with_name(f".{path.name}{suffix}")
 
 
+def owner_of(name: str) -> str:
+    """Return the name of the file whose old files a hidden folder has; any other name as it is."""
+    for suffix in (REPLACING_SUFFIX, REPLACED_SUFFIX):
+        if name.startswith(".") and name.endswith(suffix):
+            return name[1:].removesuffix(suffix)
+    return name
+
+
 def _is_there(folder: Path) -> bool:
     """Return whether there is such a folder; `ConvertError` for a link, which may lead anywhere."""
     if folder.is_symlink():

@@ -46,8 +46,10 @@ FileState = tuple[int, int]
 
 def meta_to_json(meta: StoreMeta) -> dict[str, Any]:
     """Return a shape as the plan of a journal has it."""
+    facts = asdict(meta)
+    del facts["unfit"]  # of other programs: nothing that is written is
     fields = {field.name: field.to_json() for field in meta.fields}
-    return asdict(meta) | {"dtype": meta.dtype.name, "fields": fields}
+    return facts | {"dtype": meta.dtype.name, "fields": fields}
 
 
 def meta_from_json(value: dict[str, Any]) -> StoreMeta:

@@ -44,8 +44,10 @@ class RecordPlaces:
         self._firsts = self._ends - counts
         self.total = int(self._ends[-1])
         self.num_left_over = int((tokens - counts * seq_len).sum())
-        lengths = np.diff([*self._file_starts, self._file_ends[-1]])
-        self.cuts_files = int((lengths // seq_len).sum()) < self.total
+        counts_alone = np.diff([*self._file_starts, self._file_ends[-1]]) // seq_len
+        skips = self._file_starts - self._starts[np.cumsum(is_begun) - 1]
+        is_shifted = bool((skips[counts_alone > 0] % seq_len).any())
+        self.cuts_files = is_shifted or int(counts_alone.sum()) < self.total
 
     def starts(self, records: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the first token of each record, counted over all files."""

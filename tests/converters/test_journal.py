@@ -223,3 +223,63 @@ def test_a_merge_takes_path_and_split_from_the_plan(tmp_path):
     succeed(zb, "index", "merge", tmp_path / "out")
     assert set(ShardIndex.load(tmp_path / "out").table.values["split"]) == {"train"}
     assert {report.outcome.value for report in verify_store(tmp_path / "out")} == {"verified"}
+
+
+# --- an earlier version -------------------------------------------------------------------------------------------
+
+
+SHAPE = {"seq_len": 64, "batch_size": 4, "shards": 3, "seed": 5}
+
+
+def plan_of_earlier(files, total_records):
+    """Return the plan of streams as a version wrote it that cut the records of each file by itself."""
+    meta = {
+        "batch_size": 4, "seq_len": 64, "dtype": "uint16", "seed": 5, "total_records": total_records,
+        "document_count": 0, "vocab_size": 0, "tokenizer": "", "boundary_token_id": -1, "layout": "batches",
+        "fields": {}, "codec": "none", "field": None,
+    }  # fmt: skip
+    names = [str(path) for path in files]
+    return {
+        "version": 2, "target": "hdf5", "meta": meta, "shuffle": "global",
+        "source": {"format": "npy", "files": names, "remainder": "drop", "pad_id": 0},
+        "identity": {}, "cuts": [[0, 2], [2, 4], [4, 7]], "has_pieces": False, "documents": [],
+        "files": {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in files},
+        "planned": [
+            [f"shard-{number:05}-of-00003.h5", "train", count, 256 * count, -1]
+            for number, count in enumerate((2, 2, 3))
+        ],
+    }  # fmt: skip
+
+
+def stopped_by_earlier(folder, lengths):
+    """Stop a conversion of streams after its first shard, with the journal of an earlier version."""
+    files = [folder / "in" / f"{number}.npy" for number in range(len(lengths))]
+    files[0].parent.mkdir()
+    for number, (path, length) in enumerate(zip(files, lengths, strict=True)):
+        np.save(path, np.arange(length, dtype="<u2") + 1000 * number)
+    with pytest.raises(Stops):
+        convert(folder / "in", "hdf5", folder / "out", engine=Failing(1), **SHAPE)
+    journal = folder / "out.partial" / journal_name(WHOLE)
+    _, done = journal.read_bytes().splitlines()
+    plan = plan_of_earlier(files, sum(length // 64 for length in lengths))
+    journal.write_bytes(sealed({"unit": "shards", "plan": plan}) + b"\n" + done + b"\n")
+
+
+def test_a_journal_of_an_earlier_version_goes_on_where_no_record_is_cut_by_the_end_of_a_file(tmp_path):
+    stopped_by_earlier(tmp_path, [640, 640, 650])
+    report = convert(tmp_path / "in", "hdf5", tmp_path / "out", resume=True, workers=1, **SHAPE)
+    assert report.kept.shards == 1
+    convert(tmp_path / "in", "hdf5", tmp_path / "whole", workers=1, **SHAPE)
+    assert files_in(tmp_path / "out") == files_in(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("lengths", [[650, 640, 630], [650, 640, 640]], ids=["more records", "as many records"])
+def test_a_journal_of_an_earlier_version_is_refused_where_records_are_cut_otherwise(lengths, tmp_path):
+    stopped_by_earlier(tmp_path, lengths)
+    is_refused(
+        ConvertError,
+        lambda: convert(tmp_path / "in", "hdf5", tmp_path / "out", resume=True, workers=1, **SHAPE),
+        match="out.partial: holds another conversion: its .* is .*, here it is .*; .* start over with force=True",
+    )
+    convert(tmp_path / "in", "hdf5", tmp_path / "out", force=True, workers=1, **SHAPE)
+    assert len(ShardIndex.load(tmp_path / "out").shards) == 3

@@ -124,4 +124,10 @@ def test_the_places_of_records(arrays, seq_len):
         for start in starts.tolist()
     ]
     assert found == expected
+    alone = [
+        [(number, k + token) for token in range(seq_len)]
+        for number, (length, is_stream) in enumerate(arrays)
+        for k in range(0, (length if is_stream else length * seq_len) - seq_len + 1, seq_len)
+    ]
+    assert places.cuts_files == (alone != expected)
     assert places.are_whole(starts).tolist() == [len({number for number, _ in record}) == 1 for record in expected]

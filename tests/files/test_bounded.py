@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import os
+import socket
 
 import pytest
 from commandline import one_error, run_zb
@@ -160,6 +161,11 @@ READ = {
     "x.ds": ("convert", "x.ds", "out", "--to", "stream"),
     "y.ds.index": ("convert", "y.ds", "out", "--to", "stream"),
     "z.csv.gz": ("convert", "z.npy", "out", "--from", "olmo", "--source-dtype", "uint16", "--to", "stream"),
+    "a.h5": ("convert", "a.h5", "out", "--to", "stream"),
+    "b.h5": ("info", "b.h5"),
+    "c.h5": ("verify", "c.h5"),
+    "d.npy": ("info", "d.npy"),
+    "e.jsonl": ("info", "e.jsonl"),
     "folder/a.jsonl": ("convert", "folder", "out", *TO_STREAM),
     "tokenizer.json": ("convert", "b.txt", "out", "--to", "stream", "--tokenizer", "hf:tokenizer.json"),
     "train.txt": ("tokenizer", "train", "train.txt", "-o", "tok.json", "--vocab-size", 300),
@@ -169,16 +175,35 @@ READ = {
 }
 
 
+def write_others(folder, name):
+    """Write the files that a command needs beside one that is no file."""
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / "b.txt").write_text("text")
+    for each in ("x.bin", "y.ds", "z.npy"):
+        (folder / each).write_bytes(bytes(8))
+
+
 @pytest.mark.parametrize("make", [fifo, endless])
 @pytest.mark.parametrize("name", READ)
 def test_what_is_no_file_is_refused_before_it_is_opened(name, make, tmp_path, monkeypatch):
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / "b.txt").write_text("text")
-    for each in ("x.bin", "y.ds", "z.npy"):
-        (tmp_path / each).write_bytes(bytes(8))
+    write_others(tmp_path, name)
     make(tmp_path / name)
     monkeypatch.chdir(tmp_path)
     done = run_program(COMMAND, MORE_BYTES, *READ[name], folder=tmp_path, timeout=30)
     assert done.returncode not in (0, -9), done.stdout
     assert name.split("/")[0] in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_socket_is_no_file(name, tmp_path, monkeypatch):
+    write_others(tmp_path, name)
+    monkeypatch.chdir((tmp_path / name).parent)  # the whole path of a socket may be too long
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind((tmp_path / name).name)
+    monkeypatch.chdir(tmp_path)
+    result = run_zb(*READ[name])
+    assert result.exit_code not in (0, 5), result.output
+    found = "found none" if name == "tokenizer.json" else "found a FIFO, a socket or a device"
+    assert f"{name}: expected a " in result.output
+    assert found in result.output

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from contract import is_refused
 from id_documents import GOLDEN, documents_of, truth_of
+from mds_folder import array_of, write
 
 from zb_hdf5 import ChecksumError, ConvertError, FormatError, IncompleteError, convert, open_reader, open_stream
 from zb_hdf5.formats import id_source
@@ -17,41 +18,6 @@ from zb_hdf5.trainers.mds import MDS_DTYPES, is_mds, open_mds
 MDS = GOLDEN / "mds"
 #: The golden folders, and what it takes to read each.
 FOLDERS = {"ndarray": {}, "zstd": {}, "bytes": {"source_dtype": "int64"}}
-
-
-def array_of(values, dtype=None, shape_code=2):
-    """Return the bytes of an array of one axis, with its dtype in front unless that is named."""
-    codes = {kind: code for code, kind in MDS_DTYPES.items()}
-    head = b"" if dtype else bytes([codes[values.dtype]])
-    return head + struct.pack(f"<B{'BHIQ'[shape_code]}", (1 << 2) | shape_code, len(values)) + values.tobytes()
-
-
-def write(folder, samples, encodings, sizes=None, **entry):
-    """Write samples as one shard: each has the bytes of its columns."""
-    folder.mkdir(exist_ok=True)
-    sizes = sizes or [None] * len(encodings)
-    rows = []
-    for sample in samples:
-        lengths = [len(value) for value, size in zip(sample, sizes, strict=True) if size is None]
-        rows.append(struct.pack(f"<{len(lengths)}I", *lengths) + b"".join(sample))
-    start = 4 * (len(rows) + 2) + 2
-    offsets = np.cumsum([start, *map(len, rows)]).astype("<u4")
-    data = struct.pack("<I", len(rows)) + offsets.tobytes() + b"{}" + b"".join(rows)
-    (folder / "shard.00000.mds").write_bytes(data)
-    shard = {
-        "column_names": [*encodings],
-        "column_encodings": [*encodings.values()],
-        "column_sizes": sizes,
-        "compression": None,
-        "format": "mds",
-        "hashes": [],
-        "raw_data": {"basename": "shard.00000.mds", "bytes": len(data), "hashes": {}},
-        "samples": len(rows),
-        "version": 2,
-        "zip_data": None,
-    }
-    (folder / "index.json").write_text(json.dumps({"shards": [shard | entry], "version": 2}))
-    return folder
 
 
 IDS = [np.array(ids, np.int32) for ids in ([5, 6, 7], [8], [9, 10])]

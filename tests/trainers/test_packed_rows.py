@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from contract import is_refused
+from mds_folder import array_of, write
 from pyarrow import ipc, parquet
 
 from zb_hdf5 import Loader, convert, errors, open_stream
@@ -65,7 +66,15 @@ def to_ragged(path, table):
                 stored[row] = values
 
 
-WRITERS = {"a.parquet": to_parquet, "a.arrow": to_arrow, "a.jsonl": to_jsonl, "a.jsonl.gz": to_jsonl, "a.h5": to_ragged}
+def to_mds(path, table):
+    columns = [[array_of(np.array(row, np.int32)) for row in column.to_pylist()] for column in table.columns]
+    write(path, zip(*columns, strict=True), dict.fromkeys(table.column_names, "ndarray"))
+
+
+WRITERS = {
+    "a.parquet": to_parquet, "a.arrow": to_arrow, "a.jsonl": to_jsonl, "a.jsonl.gz": to_jsonl, "a.h5": to_ragged,
+    "mds": to_mds,
+}  # fmt: skip
 
 
 def lengths_of(path):

@@ -108,8 +108,26 @@ class Encoding:
             raise FormatError(f"{where}: expected the shape of an array, found {text!r}") from error
         return cls(ARRAY, _DTYPES[parts[0]] if parts else None, shape)
 
+    def kind(self, data: npt.NDArray[np.uint8], where: str) -> np.dtype[Any] | str:
+        """Return the dtype of the array of one sample, words if it has more axes; `FormatError` if it is none."""
+        dtype, shape, _ = self._parts(data, where)
+        return dtype if len(shape) == 1 else _of_axes(len(shape))
+
     def array(self, data: npt.NDArray[np.uint8], where: str) -> npt.NDArray[Any]:
         """Return the array of one sample; `FormatError` if the bytes are none, `ConvertError` if it has more axes."""
+        dtype, shape, data = self._parts(data, where)
+        if len(shape) != 1:
+            raise ConvertError(f"{where}: expected an array of one axis, found {len(shape)} axes")
+        if len(data) != shape[0] * dtype.itemsize:
+            raise FormatError(
+                f"{where}: expected {shape[0]:,} values of {dtype.itemsize} bytes, found {len(data):,} bytes"
+            )
+        return data.view(dtype)
+
+    def _parts(
+        self, data: npt.NDArray[np.uint8], where: str
+    ) -> tuple[np.dtype[Any], tuple[int, ...], npt.NDArray[np.uint8]]:
+        """Return the dtype and the shape of the array of one sample, and the bytes of its values."""
         dtype = self.dtype
         if dtype is None:
             dtype = MDS_DTYPES.get(int(data[0])) if len(data) else None
@@ -119,13 +137,11 @@ class Encoding:
         shape = self.shape
         if shape is None:
             shape, data = _shape_of(data, where)
-        if len(shape) != 1:
-            raise ConvertError(f"{where}: expected an array of one axis, found {len(shape)} axes")
-        if len(data) != shape[0] * dtype.itemsize:
-            raise FormatError(
-                f"{where}: expected {shape[0]:,} values of {dtype.itemsize} bytes, found {len(data):,} bytes"
-            )
-        return data.view(dtype)
+        return dtype, shape, data
+
+
+def _of_axes(count: int) -> str:
+    return f"arrays of {count} axes"
 
 
 def _shape_of(data: npt.NDArray[np.uint8], where: str) -> tuple[tuple[int, ...], npt.NDArray[np.uint8]]:
@@ -208,7 +224,9 @@ class Shard(IdFile):
             kinds[name] = encoding.name if encoding.dtype is None else encoding.dtype
             if encoding == Encoding(ARRAY) and self._num_samples:
                 first = next(self._samples(self._content(), [name]))
-                kinds[name] = encoding.array(first[0], row_of_source(self.path, 1)).dtype
+                kinds[name] = encoding.kind(first[0], f"{row_of_source(self.path, 1)}: column {name!r}")
+            elif encoding.shape is not None and len(encoding.shape) != 1:
+                kinds[name] = _of_axes(len(encoding.shape))
         ids = wanted.ids_column or next((name for name in IDS_COLUMNS if name in kinds), "")
         if kinds.get(ids) == BYTES:
             if source_dtype is None:

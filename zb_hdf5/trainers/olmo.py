@@ -139,6 +139,8 @@ def _rows(documents: Path) -> Iterator[tuple[int, int]]:
             for row in csv.reader(iter(lambda: lines.readline(MAX_LINE), "")):
                 number += 1
                 yield int(row[0]), int(row[1])
+    except FormatError:  # it is no file
+        raise
     except EOFError as error:
         raise IncompleteError(f"{documents}: expected a whole gzip file, found one that was cut short") from error
     except (gzip.BadGzipFile, zlib.error) as error:

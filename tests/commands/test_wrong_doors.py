@@ -85,6 +85,24 @@ def litdata(path):
     (path / "index.json").write_text(json.dumps({"chunks": [chunk], "config": config}))
 
 
+def mds(path):
+    path.mkdir()
+    data = items(head=b'{"column_names": ["ids"]}')
+    (path / "shard.00000.mds").write_bytes(data)
+    shard = {
+        "column_encodings": ["ndarray:int32:50"], "column_names": ["ids"], "column_sizes": [200], "compression": None,
+        "format": "mds", "hashes": [], "raw_data": {"basename": "shard.00000.mds", "bytes": len(data), "hashes": {}},
+        "samples": len(DOCUMENTS), "version": 2, "zip_data": None,
+    }  # fmt: skip
+    (path / "index.json").write_text(json.dumps({"shards": [shard], "version": 2}))
+
+
+def frames_of_chats(path):
+    line = json.dumps({"messages": CHAT}).encode() + b"\n"
+    compress = pytest.importorskip("zstandard").compress
+    path.write_bytes(compress(line) + compress(line))
+
+
 def arrow_folder(path):
     path.mkdir()
     with ipc.new_stream(path / "data-00000-of-00001.arrow", TABLE.schema) as file:
@@ -199,6 +217,10 @@ DOORS = {
     "mine.jsonl": (lines_of("mine"), "ids"),
     "text.jsonl": (lines_of("text", ["hello, world"]), "hello, world"),
     "chat.jsonl": (lines_of("messages", [CHAT]), CHAT_TEXT),
+    "chat.jsonl.gz": (
+        lambda path: path.write_bytes(gzip.compress(json.dumps({"messages": CHAT}).encode())), CHAT_TEXT,
+    ),
+    "chat.jsonl.zst": (frames_of_chats, CHAT_TEXT * 2),
     "book.md": (lambda path: path.write_text("It was a dark night.\n" * 9), "It was a dark night.\n" * 9),
     "text.jsonl.gz": (
         lambda path: path.write_bytes(gzip.compress(b'{"text": "hello, world"}\n')), "hello, world",
@@ -206,7 +228,10 @@ DOORS = {
     "litdata": (litdata, "ids"),
     "saved": (arrow_folder, "ids"),
     "splits": (splits, "ids"),
+    "mds": (mds, "ids"),
     "several": (folder_of(litdata, "one"), "ids"),
+    "several mds": (folder_of(mds, "one"), "ids"),
+    "chats": (folder_of(lines_of("messages", [CHAT]), "a.jsonl"), CHAT_TEXT),
     "tables": (folder_of(lambda path: parquet.write_table(TABLE, path), "a.parquet"), "ids"),
     "texts": (folder_of(lambda path: path.write_text("hello, world, again"), "a.txt"), "hello, world, again"),
     "arrays": (folder_of(lambda path: np.savez(path, ids=IDS), "a.npz"), "ids"),
@@ -271,7 +296,7 @@ def test_a_message_ends_in_a_line_that_works_when_it_is_typed(name, tmp_path, mo
 @pytest.mark.parametrize("name", DOORS)
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
 def test_a_file_of_a_known_format_is_never_ids_without_a_header(name, dtype, tmp_path):
-    if name in ("a.idx", "several", "tables", "texts", "arrays"):
+    if name in ("a.idx", "several", "several mds", "tables", "texts", "arrays", "chats"):
         pytest.skip("its ids have no header, or are below the folder")
     path = made(name, tmp_path)
     words = "source_dtype is for files without a header, found"
@@ -288,11 +313,27 @@ def test_a_file_of_a_known_format_is_never_ids_without_a_header(name, dtype, tmp
         assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["a.npz", "a.parquet", "tables", "litdata", "text.jsonl"])
-def test_verify_names_the_format_too(name, tmp_path):
-    made(name, tmp_path)
-    message = one_error(run_zb("verify", tmp_path / name))
-    assert LINE.match(message), message
+@pytest.mark.parametrize("name", ["a.npz", "a.parquet", "tables", "litdata", "several mds", "text.jsonl"])
+def test_verify_and_index_digests_name_the_format_too(name, tmp_path):
+    path = made(name, tmp_path)
+    np.save(tmp_path / "ids.npy", IDS)
+    digests = tmp_path / "digests.json"
+    run_zb("index", "digests", tmp_path / "ids.npy", "-o", digests, code=0)
+    expected = one_error(run_zb("verify", path))
+    assert LINE.match(expected), expected
+    assert one_error(run_zb("verify", path, "--digests", digests)) == expected
+    assert one_error(run_zb("index", "digests", path, "-o", tmp_path / "other.json")) == expected
+    assert not (tmp_path / "other.json").exists()
+
+
+def test_a_store_needs_no_digests(tmp_path):
+    np.save(tmp_path / "ids.npy", IDS)
+    (tmp_path / "both").mkdir()
+    for target in ("hdf5", "batch"):
+        convert(tmp_path / "ids.npy", target, tmp_path / "both" / target, seq_len=50, batch_size=2)
+    for path in (tmp_path / "both", tmp_path / "both/hdf5"):
+        message = one_error(run_zb("index", "digests", path, "-o", tmp_path / "other.json"))
+        assert message.endswith("found others: stores have digests")
 
 
 def test_the_chunks_of_a_folder_are_known_without_its_index(tmp_path):
@@ -365,7 +406,14 @@ def test_every_signature_that_is_not_read_has_a_way():
 CONVERSIONS = {
     "both.parquet d": "stream",
     "mine.jsonl d --tokenizer byte": "stream",
+    "mine.jsonl d --tokenizer byte --text-column mine": "stream",
+    "a.parquet d --tokenizer byte --text-column input_ids": "stream",
     "chat.jsonl d --tokenizer byte": "text",
+    "chat.jsonl d --tokenizer byte --text-column messages": "text",
+    "chat.jsonl.gz d --tokenizer byte --text-column messages": "text",
+    "chat.jsonl.zst d --tokenizer byte --text-column messages": "text",
+    "chat.parquet d --tokenizer byte": "text",
+    "chat.parquet d --tokenizer byte --text-column messages": "text",
     "a.parquet x.parquet --to hf": "parquet",
     "a.parquet out.idx": "megatron",
     "a.parquet x.zarr --to stream": "stream",
@@ -397,7 +445,8 @@ def test_a_conversion_that_is_refused_ends_in_a_line_that_works(words, tmp_path,
             np.testing.assert_array_equal(np.concatenate([batch.numpy().reshape(-1) for batch in loader]), IDS)
         return
     if CONVERSIONS[words] == "text":
-        assert CHAT_TEXT in json.loads((tmp_path / "chat.jsonl.text.jsonl").read_text())["text"]
+        rows = (tmp_path / f"{source}.text.jsonl").read_text().splitlines()
+        assert {json.loads(row)["text"] for row in rows} == {CHAT_TEXT}
         return
     if CONVERSIONS[words] == "parquet":
         assert parquet.read_table(tmp_path / "x.parquet")["input_ids"].to_pylist() == DOCUMENTS
@@ -405,6 +454,28 @@ def test_a_conversion_that_is_refused_ends_in_a_line_that_works(words, tmp_path,
     name = {"out.idx": "out.bin", "d": "d" if (tmp_path / "d").exists() else "DST"}.get(options[0], "x")
     with open_stream(tmp_path / name) as stream:
         np.testing.assert_array_equal(stream.get_slice(0, stream.num_tokens), IDS)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_chats_that_have_a_name_too_are_chats(kind, tmp_path):
+    path = tmp_path / f"a.{kind}"
+    if kind == "jsonl":
+        path.write_text(json.dumps({"id": "one", "messages": []}) + "\n" + json.dumps({"id": "x", "messages": CHAT}))
+    else:
+        parquet_of(id=["one", "x"], messages=[[], CHAT])(path)
+    lines = {
+        LINE.match(one_error(run_zb("convert", path, tmp_path / "d", "--tokenizer", "byte", *named)))[1]
+        for named in ((), ("--text-column", "messages"), ("--text-column", "mesages"))
+    }
+    assert len(lines) == 1
+    assert "<|im_start|>" in lines.pop()
+    convert(path, "stream", tmp_path / "d", tokenizer="byte", text_column="id")
+
+
+def test_texts_after_a_list_are_texts(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": ["a list"]}\n' + '{"text": "hello"}\n' * 2)
+    convert(tmp_path / "a.jsonl", "stream", tmp_path / "d", tokenizer="byte")
+    assert (tmp_path / "d").exists()
 
 
 def test_the_line_that_was_typed_is_no_advice(tmp_path):

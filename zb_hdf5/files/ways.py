@@ -36,6 +36,15 @@ CSV_BYTES: Final = 4096
 NUMBERS_IN_CSV: Final = re.compile(rb"[\d\s,-]+")
 #: The names of arrays that a message shows.
 ARRAYS_SHOWN: Final = 5
+#: The ending of compressed lines -> what Python imports to read them, and its expression of the lines.
+LINES_OF: Final = {
+    ".gz": ("gzip, json", "gzip.open({path})"),
+    ".zst": (
+        "io, json, zstandard",
+        'io.TextIOWrapper(zstandard.ZstdDecompressor(max_window_size=2**31).stream_reader(open({path}, "rb"), '
+        'read_across_frames=True), "utf-8")',
+    ),
+}
 #: The words for a format that only its own library reads.
 BY_LIBRARY: Final = "write its ids with {name} as Parquet, JSON lines or .npy"
 
@@ -156,8 +165,8 @@ def of_csv(path: Path) -> str:
 
 def of_chats(path: Path, column: str) -> str:
     """Write the text of each chat with the marks of ChatML."""
-    rows = f"map(json.loads, {'gzip.open' if path.suffix == '.gz' else 'open'}({quoted(path)}))"
-    imported = "gzip, json" if path.suffix == ".gz" else "json"
+    imported, lines = LINES_OF.get(path.suffix.lower(), ("json", "open({path})"))
+    rows = f"map(json.loads, {lines.format(path=quoted(path))})"
     if path.suffix == ".parquet":
         imported, rows = "json, pyarrow.parquet", f"pyarrow.parquet.read_table({quoted(path)}).to_pylist()"
     chat = '"".join("<|im_start|>" + each["role"] + "\\n" + each["content"] + "<|im_end|>\\n"'

@@ -39,7 +39,8 @@ from zb_hdf5.store.headerless import flat_name
 from zb_hdf5.store.index import find_index
 from zb_hdf5.store.parsed_arrays import require_arrays, require_field, require_sha256
 from zb_hdf5.store.sealed_text import parse_sealed, read_text, sealed_text
-from zb_hdf5.trainers.trainer_formats import flat_files, flat_format, flat_names, named_by_prefix
+from zb_hdf5.store.way_in import way_in
+from zb_hdf5.trainers.trainer_formats import flat_files, flat_format, flat_names, named_by_prefix, not_recognised
 
 #: The chunks that digests are of: of the ids as each file has them.
 CHUNKS_OF_FLAT_FILES: Final = StoreMeta(1, DEFAULT_CHUNK_TOKENS, stored_dtype("uint32"), layout=STREAM_LAYOUT)
@@ -270,6 +271,13 @@ def needs_no_digests(path: Path, digests: object) -> BackendError:
     )
 
 
+def not_in_place(path: Path) -> FormatError | None:
+    """Return the error of a path that is no store and is not read in place; None: of another path."""
+    if find_index(path) or stores_by_format(path):
+        return None
+    return way_in(path) or not_recognised(path)
+
+
 class Undigested(NamedTuple):
     """Files that hold no digests, which may be made.
 
@@ -378,9 +386,9 @@ def write_digests(
     Raises
     ------
     BackendError
-        If the path holds digests already, or is not read in place.
+        If the path holds digests already.
     FormatError, IncompleteError
-        If a file is malformed or cut short, or changes meanwhile.
+        If it is not read in place; if a file is malformed or cut short, or changes meanwhile.
     ExistsError, ConvertError
         If the destination exists, and may not be replaced.
     """
@@ -390,7 +398,7 @@ def write_digests(
     require_datasets(path, choice)
     at_path = undigested(path, Headerless.of(source_dtype, skip_bytes), choice)
     if at_path is None:
-        raise _has_digests(path)
+        raise not_in_place(path) or _has_digests(path)
     backend, ids, files = _with_dataset(at_path)
     flat = flat_format(backend, ids)
     if flat is None:

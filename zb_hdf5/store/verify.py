@@ -27,7 +27,7 @@ from zb_hdf5.formats.registry import FORMATS, backend_in, format_of, open_chunks
 from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, StoreMeta, documents_path, pieces_path
 from zb_hdf5.store.agreement import require_agreement
 from zb_hdf5.store.both_formats import require_same_tokens, stores_by_format
-from zb_hdf5.store.digests import CHUNKS_OF_FLAT_FILES, Count, Digests, needs_no_digests, undigested
+from zb_hdf5.store.digests import CHUNKS_OF_FLAT_FILES, Count, Digests, needs_no_digests, not_in_place, undigested
 from zb_hdf5.store.headerless import flat_name
 from zb_hdf5.store.index import ShardIndex, find_index
 from zb_hdf5.store.rebuild import entry_of
@@ -286,7 +286,7 @@ def _verify_flat(
     """Check files of another trainer, and that those which were digested are there."""
     found = undigested(path, headerless, choice)
     if found is None:
-        raise needs_no_digests(path, digests.path)
+        raise not_in_place(path) or needs_no_digests(path, digests.path)
     name, ids, files = found
     files = SplitFiles.at(path, files, split).files
     digests.require_format(name)

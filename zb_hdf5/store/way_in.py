@@ -15,7 +15,7 @@ from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.files.signatures import signature_of
 from zb_hdf5.files.ways import of_chats
 from zb_hdf5.spec import SHARD_PREFIX, STREAM_LAYOUT
-from zb_hdf5.text.corpus import FILE_KINDS, IDS_COLUMNS
+from zb_hdf5.text.corpus import CHAT_KINDS, FILE_KINDS, IDS_COLUMNS
 from zb_hdf5.trainers.hf import HF, TEXT_COLUMN, files_of
 from zb_hdf5.trainers.id_tables import ParquetIds, kind_of_file
 from zb_hdf5.trainers.trainer_formats import flat_name_of, format_named, source_name_of
@@ -27,9 +27,8 @@ FOLDERS_SHOWN: Final = 5
 ANY_TOKENIZER: Final = "byte"
 #: The signatures of files of rows.
 ROWS_NOUNS: Final = ("a Parquet file", "JSON", "an Arrow file", "an Arrow stream")
-#: The types of text in Arrow and in JSON, and the beginnings of those of lists of messages.
+#: The types of text in Arrow and in JSON.
 TEXT_KINDS: Final = ("str", "string", "large_string", "string_view")
-CHAT_KINDS: Final = ("lists of dict", "list<item: struct<", "list<element: struct<", "large_list<item: struct<")
 #: The ending of files that have ids alone: text is not read from them.
 ARROW_SUFFIX: Final = ".arrow"
 #: The signatures of files that belong to the index of their folder.

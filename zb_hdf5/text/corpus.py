@@ -6,6 +6,7 @@ import codecs
 import json
 import math
 import os
+import re
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,6 +44,9 @@ SAMPLE_LINES: Final = 1000
 KEYS_SHOWN: Final = 20
 #: Columns that hold ids in place of text, in the order in which they are looked for.
 IDS_COLUMNS: Final = ("input_ids", "tokens", "token_ids", "ids")
+#: The types of lists of messages begin so, in JSON and in Arrow; and a list of ids has such a type.
+CHAT_KINDS: Final = ("lists of dict", "list<item: struct<", "list<element: struct<", "large_list<item: struct<")
+IDS_KIND: Final = re.compile(r"list<\w+: u?int\d+>")
 #: Bytes of a file of JSON lines that one process reads at a time.
 ROW_GROUP_BYTES: Final = 64 << 20
 #: How many dropped documents are remembered with file and line.
@@ -315,14 +319,15 @@ class ParquetFile(DocumentFile):
         named = ", ".join(schema.names)
         if self.column not in schema.names:
             facts = f"{path}: no column {self.column!r} for the text; its columns are: {named}"
-            raise _without_text(facts, schema.names)
+            raise _without_text(facts, schema.names, _chats_in(path, schema))
         for name in self.more_columns:
             if name not in schema.names:
                 raise ConvertError(f"{path}: no column {name!r} for its documents; its columns are: {named}")
         kind = schema.field(self.column).type
         text = kind.value_type if hasattr(kind, "index_type") else kind  # of a dictionary
         if str(text) not in ("string", "large_string", "string_view"):
-            raise ConvertError(f"{path}: column {self.column!r}: expected text, found {kind}; name another column")
+            way = _way_of_type(path, self.column, str(kind))
+            raise ConvertError(f"{path}: column {self.column!r}: expected text, found {kind}; {way}")
         for name in self.metadata_columns:
             kind = schema.field(name).type
             if has_binary(kind):
@@ -393,16 +398,20 @@ class JsonLinesFile(DocumentFile):
                         yield found
 
     def has_text(self, max_bytes: int) -> bool | None:
-        """Return whether one of the first lines has the key of the text; None: they do not, and more lines follow."""
+        """Return whether one of the first lines `may_have_text`; None: they do not, and more lines follow."""
         with unpacked(self.path) as file:
             for line in lines_of(file, self.path):
                 if file.tell() > max_bytes:
                     return None
                 with suppress(ValueError, RecursionError):  # no JSON
                     found = parsed_json(_without_mark(line))
-                    if isinstance(found, dict) and self.column in found:
+                    if isinstance(found, dict) and self.may_have_text(found):
                         return True
         return False
+
+    def may_have_text(self, found: Mapping[str, Any]) -> bool:
+        """Return whether the object of a line has the key of the text, and no list in place of text."""
+        return self.column in found and not isinstance(found[self.column], list)
 
     @kept_property
     def _groups(self) -> list[tuple[int, int]]:
@@ -549,44 +558,88 @@ def _require_text_key(files: Sequence[DocumentFile]) -> None:
         return
     keys: dict[str, Any] = {}  # with a value of each
     for found in chain.from_iterable(file.first_objects() for file in lines):
-        if files[0].column in found:
+        if lines[0].may_have_text(found):
             return
-        keys |= found
+        keys |= {name: value for name, value in found.items() if value or name not in keys}
     if not keys:
         return
     share = SAMPLE_BYTES // len(lines)
     has_text = {file.has_text(share) for file in lines}
-    if True in has_text:
-        return
-    count = counted(len(lines), "file")
-    lack = f"no key {files[0].column!r} in the first lines of {count}"
-    if None not in has_text:
-        lack = f"no documents in {count} (no key {files[0].column!r} in its lines)"
-    path = files[0].path
+    if True not in has_text:
+        raise _without_text_key(lines, keys, is_all=None not in has_text)
+
+
+def _without_text_key(files: Sequence[JsonLinesFile], keys: Mapping[str, Any], *, is_all: bool) -> ConvertError:
+    """Return the error of files of JSON lines without text under its key.
+
+    Parameters
+    ----------
+    files
+        The files.
+    keys
+        Their keys, with a value of each.
+    is_all
+        All lines were looked at, and not the first ones only.
+    """
+    path, column = files[0].path, files[0].column
+    count = counted(len(files), "file")
+    if column in keys:
+        way = _way_of_lists(path, {column: keys[column]}) or "name another key"
+        return ConvertError(f"{path}: key {column!r}: expected text in the lines of {count}, found lists; {way}")
+    lack = f"no key {column!r} in the first lines of {count}"
+    if is_all:
+        lack = f"no documents in {count} (no key {column!r} in its lines)"
+    shown = ", ".join([*keys][:KEYS_SHOWN])
     texts = [name for name, value in keys.items() if isinstance(value, str) or name in IDS_COLUMNS]
+    chats = _first_of(keys, dict)
+    if chats:
+        return _without_text(f"{path}: {lack}; its keys are: {shown}", texts, of_chats(path, chats))
     if texts:
-        raise _without_text(f"{path}: {lack}", texts, remedy=Remedy.TEXT_COLUMN)
-    raise ConvertError(f"{path}: {lack}; {_way_without_text(path, keys)}")
+        return _without_text(f"{path}: {lack}", texts, remedy=Remedy.TEXT_COLUMN)
+    return ConvertError(f"{path}: {lack}; {_way_of_lists(path, keys) or f'none of its keys has text: {shown}'}")
 
 
-def _way_without_text(path: Path, keys: Mapping[str, Any]) -> str:
-    """Return the way from JSON lines of which no key has text: from chats, or from ids; else the keys."""
-    lists = {name: value[0] for name, value in keys.items() if isinstance(value, list) and value}
-    chats = next((name for name, first in lists.items() if isinstance(first, dict)), "")
+def _way_of_lists(path: Path, keys: Mapping[str, Any]) -> str:
+    """Return the way from JSON lines whose keys have values that are chats, or ids; "": none are."""
+    chats = _first_of(keys, dict)
     if chats:
         return of_chats(path, chats)
-    ids = next((name for name, first in lists.items() if isinstance(first, int)), "")
-    if ids:
-        return f"column {ids!r} has ids: {conversion_call(path, 'stream', source_format='hf', ids_column=ids)}"
-    return f"none of its keys has text: {', '.join([*keys][:KEYS_SHOWN])}"
+    ids = _first_of(keys, int)
+    return _way_of_ids(path, ids) if ids else ""
 
 
-def _without_text(facts: str, names: Iterable[str], remedy: Remedy | None = None) -> ConvertError:
-    """Return the error of files without the column of the text, whose columns may have ids."""
+def _first_of(keys: Mapping[str, Any], kind: type) -> str:
+    """Return the first key whose value is a list that begins with an item of a type; "": none is."""
+    lists = {name: value for name, value in keys.items() if isinstance(value, list) and value}
+    return next((name for name, value in lists.items() if isinstance(value[0], kind)), "")
+
+
+def _way_of_ids(path: Path, column: str) -> str:
+    call = conversion_call(path, "stream", source_format="hf", ids_column=column)
+    return f"column {column!r} has ids: {call}"
+
+
+def _way_of_type(path: Path, column: str, kind: str) -> str:
+    """Return the way from a column of Parquet that has no text, by its type."""
+    if kind.startswith(CHAT_KINDS):
+        return of_chats(path, column)
+    return _way_of_ids(path, column) if IDS_KIND.fullmatch(kind.removeprefix("large_")) else "name another column"
+
+
+def _chats_in(path: Path, schema: Any) -> str:
+    """Return the way from the first column of chats of a Parquet file; "": it has none."""
+    kinds = {name: str(schema.field(name).type) for name in schema.names}
+    return next((of_chats(path, name) for name, kind in kinds.items() if kind.startswith(CHAT_KINDS)), "")
+
+
+def _without_text(facts: str, names: Iterable[str], chats: str = "", remedy: Remedy | None = None) -> ConvertError:
+    """Return the error of files without the column of the text, whose columns may have ids, or `chats` a way."""
     found = [*names]
     ids = next((name for name in IDS_COLUMNS if name in found), "")
     if ids:
         return ConvertError(facts, remedy=Remedy.IDS, at=ids)
+    if chats:
+        return ConvertError(f"{facts}; {chats}")
     return ConvertError(facts, remedy=remedy, at=", ".join(found[:KEYS_SHOWN]))
 
 

@@ -19,6 +19,8 @@ from zb_hdf5.spec import TokenArray
 
 MAP_FIXED: Final = 0x10  # Linux on x86 and Arm
 PROT_NONE: Final = 0
+#: Bytes of a huge page. What begins at the same place of one in a file and in memory is mapped in larger pieces.
+HUGE_PAGE: Final = 2 << 20
 
 
 class FilePart(NamedTuple):
@@ -46,11 +48,13 @@ def map_side_by_side(parts: Sequence[FilePart]) -> TokenArray | None:
     unmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
     failed = ctypes.c_void_p(-1).value
     total = sum(part.stop - part.start for part in parts)
-    address = map_memory(None, total, PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
-    if address == failed:
+    reserved = total + HUGE_PAGE
+    place = map_memory(None, reserved, PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+    if place == failed:
         return None
+    address = place + (parts[0].start - place) % HUGE_PAGE  # else the pages of large folios are mapped one by one
     memory = (ctypes.c_ubyte * total).from_address(address)
-    owner = weakref.finalize(memory, unmap, address, total)
+    owner = weakref.finalize(memory, unmap, place, reserved)
     owner.atexit = False  # a thread may still read when the interpreter goes, and the system unmaps all
     done = 0
     for fd, start, stop in parts:

@@ -23,7 +23,7 @@ READS_UNTIL_LOOK: Final = 64
 #: Announcements, each of the reads of several steps, until the next look.
 ANNOUNCEMENTS_UNTIL_LOOK: Final = 4
 #: One mapped read in so many is watched.
-WATCHED_ONE_IN: Final = 16
+WATCHED_ONE_IN: Final = 32
 #: Places of earlier reads that are remembered, at most.
 MAX_PLACES: Final = 512
 #: Places that are remembered from one look back to the next.

@@ -88,7 +88,7 @@ def test_a_name_without_a_split_beside_one_with_is_refused():
 )
 def test_the_files_of_a_split(asked, names):
     files = [ROOT / name for name in ("train_a", "train_b", "val_a")]
-    found = SplitFiles.at(ROOT, files, asked)
+    found = SplitFiles.at([ROOT], files, asked)
     assert [file.name for file in found.files] == names
     assert found.splits == [name.split("_")[0] for name in names]
 
@@ -96,24 +96,24 @@ def test_the_files_of_a_split(asked, names):
 def test_the_only_split_is_read_by_default_and_by_its_name(tmp_path):
     files = [tmp_path / "val_a", tmp_path / "val_b"]
     for asked in (AUTO_SPLIT, "val", None):
-        assert SplitFiles.at(tmp_path, files, asked) == (files, ["val", "val"])
+        assert SplitFiles.at([tmp_path], files, asked) == (files, ["val", "val"])
     with pytest.raises(ArgumentError, match=r"expected a split that its files have \(val\), found 'train'"):
-        SplitFiles.at(tmp_path, files, "train")
+        SplitFiles.at([tmp_path], files, "train")
     lone = tmp_path / "val_a"
-    assert SplitFiles.at(lone, [lone], "train").files == [lone]
+    assert SplitFiles.at([lone], [lone], "train").files == [lone]
 
 
 def test_the_default_is_said_once_in_one_line(capfd, tmp_path):
     files = [tmp_path / name for name in ("train.bin", "val.bin", "test_0.bin", "test_1.bin")]
     for _ in range(2):
-        SplitFiles.at(tmp_path, files, AUTO_SPLIT)
+        SplitFiles.at([tmp_path], files, AUTO_SPLIT)
     line = f"note: {tmp_path}: only the files of the split train are read; others: val (1 file) and test (2 files)\n"
     assert capfd.readouterr().err == line
 
 
 def test_without_files_for_training_a_split_has_to_be_named():
     with pytest.raises(ArgumentError, match=r"\(val, test\), found 'train': pass split='val'"):
-        SplitFiles.at(ROOT, [ROOT / "val.bin", ROOT / "test.bin"], AUTO_SPLIT)
+        SplitFiles.at([ROOT], [ROOT / "val.bin", ROOT / "test.bin"], AUTO_SPLIT)
 
 
 @given(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from processes import python
 
 from zb_hdf5 import ArgumentError, ConvertError, FormatError, Loader, StateError, TextLoader, UnavailableError
+from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.text import tokenizers
 from zb_hdf5.text.byte_pairs import byte_characters
@@ -511,3 +512,32 @@ def test_a_vocabulary_of_bytes_a_small_corpus_and_lone_surrogates_as_they_are_en
         (tmp_path / f"{name}.jsonl").write_text("".join(lines))
     report, expected = (train_tokenizer(tmp_path / f"{name}.jsonl", tmp_path / f"{name}.json", 270) for name in "bc")
     assert (report.documents, report.digest) == (3, expected.digest)
+
+
+@pytest.mark.parametrize("paths", [[""], ["a_train.jsonl", "b-train.txt", "val"]], ids=["folder", "files"])
+def test_a_corpus_with_splits_is_trained_on_by_its_split_for_training(tmp_path, capfd, paths):
+    corpus = tmp_path / "corpus"
+    (corpus / "val").mkdir(parents=True)
+    (corpus / "a_train.jsonl").write_text('{"text": "some words to train on"}\n' * 30)
+    (corpus / "b-train.txt").write_text("one document")
+    (corpus / "val/c.jsonl").write_text('{"text": "others to look at"}\n' * 7)
+    chosen = [corpus / path for path in paths]
+    how = {"path": tmp_path / "tok.json", "vocab_size": 300, "overwrite": True}
+    assert train_tokenizer(chosen, **how).documents == 31
+    assert capfd.readouterr().err.endswith("only the files of the split train are read; others: val (1 file)\n")
+    assert train_tokenizer(chosen, **how, split="val").documents == 7
+    assert train_tokenizer(chosen, **how, split=None).documents == 38
+    options = ("--vocab-size", 300, "-o", tmp_path / "tok.json", "--force")
+    for split, documents in {(): 31, ("--split", "val"): 7, ("--split", "all"): 38}.items():
+        report = report_of(zb, "tokenizer", "train", *chosen, *options, *split)
+        assert (report["documents"], "files_left_out" in report) == (documents, False)
+
+
+def test_a_corpus_whose_names_tell_some_splits_is_no_training_text(tmp_path):
+    for name in ("train", "val", "more"):
+        (tmp_path / f"{name}.jsonl").write_text('{"text": "some words"}\n' * 9)
+    options = ("--vocab-size", 300, "-o", tmp_path / "tok.json")
+    for words in ((), ("--split", "val")):
+        failed = run_zb("tokenizer", "train", tmp_path, *options, *words, code=2)
+        assert "more.jsonl: expected a name that tells" in failed.stderr
+        assert "pass --split all to read all as one" in failed.stderr

@@ -208,6 +208,22 @@ def test_a_source_with_splits_is_a_folder(streams, tmp_path):
     assert len(files_of(tmp_path / "out")) == 4
 
 
+@pytest.mark.parametrize(("target", "how"), [("bin", {"source_dtype": "uint16"}), ("llmc", {})])
+def test_held_out_documents_of_one_array_come_back_as_their_split(target, how, streams, tmp_path):
+    options = {"val_fraction": 0.3, "shards": 2, "tokens_only": True, "workers": 1}
+    convert(streams / "small.h5", target, tmp_path / "out", **options)
+    convert(streams / "small.h5", "stream", tmp_path / "split", val_fraction=0.3, shards=2, workers=1)
+    convert(tmp_path / "out", "stream", tmp_path / "back", boundary_token_id=0, workers=1, **how)
+    for split in ("train", "val"):
+        with open_stream(tmp_path / "split", split=split) as stream:
+            expected = stream.get_slice(0, stream.num_tokens)
+        for path, opened in ((tmp_path / "out", how), (tmp_path / "back", {})):
+            with open_stream(path, split=split, **opened) as stream:
+                np.testing.assert_array_equal(stream.get_slice(0, stream.num_tokens), expected)
+    with open_stream(tmp_path / "out", **how) as default, open_stream(tmp_path / "out", split="train", **how) as train:
+        assert default.num_tokens == train.num_tokens
+
+
 def test_existing_files_are_replaced_only_if_it_is_asked_for(streams, tmp_path):
     (tmp_path / "out.idx").write_bytes(b"of another")
     with pytest.raises(ExistsError, match=r"out\.idx"):

@@ -35,6 +35,7 @@ def zb_tokenizer() -> None:
     default=DEFAULT_MAX_DROPPED,
     help="Share of the lines, rows or files that may be no documents.",
 )
+@_corpus_option("--split", help="Split to train on: train, val, test, or all. [default: that for training]")
 @_tokenizer_option("--force", is_flag=True, help="Replace an existing result when the new one is whole.")
 @output_options
 def zb_tokenizer_train(
@@ -43,6 +44,7 @@ def zb_tokenizer_train(
     vocab_size: int,
     text_column: str,
     max_dropped: float,
+    split: str | None,
     force: bool,
 ) -> Output:
     """Train byte-level BPE on the text of SRC: .parquet, .jsonl (.gz, .zst) and .txt files, and folders of them.
@@ -54,12 +56,14 @@ def zb_tokenizer_train(
     Example: zb tokenizer train corpus/ --vocab-size 32768 -o tok.json
     """
     from zb_hdf5.files.listing import counts_of_left_out, files_left_out, left_out_in_words
+    from zb_hdf5.files.named_splits import AUTO_SPLIT
     from zb_hdf5.text.corpus import open_documents
-    from zb_hdf5.text.training import train_tokenizer
+    from zb_hdf5.text.training import files_of_split, train_tokenizer
 
-    files = open_documents(src, column=text_column)
-    read = [file.path for file in files]
+    found = open_documents(src, column=text_column)
+    read = [file.path for file in found]
     left_out = [file for path in src for file in files_left_out(path, read)]
+    files = files_of_split(found, src, split or AUTO_SPLIT)
     total = 2 * sum(file.text_bytes(number) for file in files for number in range(file.num_row_groups))
     has_bars = not is_quiet() and sys.stderr.isatty()  # which the tokenizers library draws itself
     with Progress("training", total, enabled=False if has_bars else None, unit="B") as progress:

@@ -121,15 +121,15 @@ class SplitFiles(NamedTuple):
     splits: list[str]
 
     @classmethod
-    def at(cls, path: Path, files: Sequence[Path], split: str | None) -> Self:
-        """Return those of some files at a path that are of a split.
+    def at(cls, paths: Sequence[Path], files: Sequence[Path], split: str | None) -> Self:
+        """Return those of some files at a path, or at several, that are of a split.
 
         Parameters
         ----------
-        path
-            A file, or a folder.
+        paths
+            Files and folders.
         files
-            The files that it stands for.
+            The files that they stand for.
         split
             The split; None for all files, whatever their names tell; `AUTO_SPLIT` for those for training, or of the
             only split that there is.
@@ -143,29 +143,31 @@ class SplitFiles(NamedTuple):
             return cls([], [])
         wanted = split_named(split)
         if wanted is None:
-            return cls(list(files), _splits_if_sure(files, path))
-        told = [each or DEFAULT_SPLIT for each in named_splits(files, [path])]
+            return cls(list(files), _splits_if_sure(files, paths))
+        told = [each or DEFAULT_SPLIT for each in named_splits(files, paths)]
+        named = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {counted(len(paths) - 1, 'more path')}"
         counts = Counter(told)
-        if len(counts) == 1 and (wanted == AUTO_SPLIT or (wanted == DEFAULT_SPLIT and not path.is_dir())):
+        is_asked = wanted == DEFAULT_SPLIT and not any(path.is_dir() for path in paths)
+        if len(counts) == 1 and (wanted == AUTO_SPLIT or is_asked):
             return cls(list(files), told)
         if wanted == AUTO_SPLIT:
             wanted = DEFAULT_SPLIT
             others = " and ".join(f"{name} ({counted(counts[name], 'file')})" for name in counts if name != wanted)
             if wanted in counts:
-                note(f"{path}: only the files of the split {wanted} are read; others: {others}")
+                note(f"{named}: only the files of the split {wanted} are read; others: {others}")
         if wanted not in counts:
             raise ArgumentError(
-                f"{path}: expected a split that its files have ({', '.join(counts)}), found {wanted!r}: pass "
+                f"{named}: expected a split that its files have ({', '.join(counts)}), found {wanted!r}: pass "
                 f"split={told[0]!r}, or split='all' to read all as one",
                 options=["split"],
             )
         return cls([file for file, each in zip(files, told, strict=True) if each == wanted], [wanted] * counts[wanted])
 
 
-def _splits_if_sure(files: Sequence[Path], path: Path) -> list[str]:
+def _splits_if_sure(files: Sequence[Path], paths: Sequence[Path]) -> list[str]:
     """Return the split of each file; of names that tell none for sure "train", as is right where all are read."""
     try:
-        told = named_splits(files, [path])
+        told = named_splits(files, paths)
     except ArgumentError:
         told = [""] * len(files)
     return [each or DEFAULT_SPLIT for each in told]

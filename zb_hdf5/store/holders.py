@@ -475,7 +475,7 @@ class FlatHolder(Holder):
         """Return the index of the files. Ids become uint16 where that holds the dtypes of all, else uint32."""
         headerless = opening.headerless
         flat = flat_format(self.name, headerless)
-        files, splits = SplitFiles.at(opening.path, self.files(opening), opening.split)
+        files, splits = SplitFiles.at([opening.path], self.files(opening), opening.split)
         if flat is None or not files:
             row = row_named(self.name)
             suffix = "" if row is None else f"{row.suffixes[0]} "
@@ -617,7 +617,7 @@ class ForeignHolder(Holder):
             facts = f"{path}: asked for backend {backend!r}, found HDF5 files of another program"
             raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=FOREIGN_BACKEND)
         warn_of_mask(choice)
-        files, splits = SplitFiles.at(path, files, split)
+        files, splits = SplitFiles.at([path], files, split)
         columns = ForeignFiles(choice).columns(files)
         layout = columns[0].meta.layout
         return Opening(path, self.name, layout, FOREIGN_BACKEND, foreign=columns, splits=tuple(splits))

@@ -258,7 +258,7 @@ def verify_store(
         return _verify_each(path, stores, split, workers, progress, announce)
     is_store = find_index(path) and headerless is None
     name = "" if is_store else flat_name(path, headerless)
-    files = [] if is_store else SplitFiles.at(path, _lone_files(path, name, headerless, choice), split).files
+    files = [] if is_store else SplitFiles.at([path], _lone_files(path, name, headerless, choice), split).files
     index = None if files else ShardIndex.load(path).of_split(split)
     check = _Check(index, progress, announce, choice, name, headerless)
     with Readers(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
@@ -288,7 +288,7 @@ def _verify_flat(
     if found is None:
         raise not_in_place(path) or needs_no_digests(path, digests.path)
     name, ids, files = found
-    files = SplitFiles.at(path, files, split).files
+    files = SplitFiles.at([path], files, split).files
     digests.require_format(name)
     if isinstance(ids, DatasetChoice) and digests.choice is not None:
         if ids.is_made:

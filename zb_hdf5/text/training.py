@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from zb_hdf5.errors import ArgumentError, ConvertError
+from zb_hdf5.files.named_splits import AUTO_SPLIT, SplitFiles
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import disk_errors, published_together, write_fully
 from zb_hdf5.packages import require_package
@@ -66,6 +67,7 @@ def train_tokenizer(
     *,
     max_dropped: float = DEFAULT_MAX_DROPPED,
     overwrite: bool = False,
+    split: str | None = AUTO_SPLIT,
     progress: Callable[[int], None] = lambda amount: None,
     show_bars: bool = False,
 ) -> TrainingReport:
@@ -81,6 +83,8 @@ def train_tokenizer(
         The tokens, with the boundary token, which has the last id. There are fewer if there is not enough text.
     max_dropped
         The share of the lines, rows or files that may be no documents.
+    split
+        The split of the paths to train on, as the names of their files tell; None for all. Open files are all read.
     progress
         Called with the characters of text that were read since the last call; all text is read twice.
     show_bars
@@ -89,17 +93,17 @@ def train_tokenizer(
     Raises
     ------
     ArgumentError
-        If a name or size is impossible.
+        If a name or size is impossible, or the names of files tell no split for sure.
     ConvertError
         If a file exists, there are fewer than two documents, or too many lines, rows or files are none.
     UnavailableError
         If the tokenizers library, or tiktoken, is not installed.
     """
-    if isinstance(documents, str | os.PathLike):
-        documents = [documents]
-    files: list[DocumentFile] = []
-    for each in documents:
-        files += open_documents([each]) if isinstance(each, str | os.PathLike) else [each]
+    given = [documents] if isinstance(documents, str | os.PathLike) else [*documents]
+    paths = [each for each in given if isinstance(each, str | os.PathLike)]
+    files = [each for each in given if isinstance(each, DocumentFile)]
+    if paths:
+        files += files_of_split(open_documents(paths), paths, split)
     path = local_path(path)
     if path.suffix != ".json":
         raise ArgumentError(f"{path}: expected a name that ends in .json; the ranks for tiktoken go next to it")
@@ -118,6 +122,24 @@ def train_tokenizer(
             write_fully(ranks.fd, _ranks(json.loads(trained.to_str())["model"]["vocab"]), 0)
             write_fully(file.fd, trained.to_str(pretty=True).encode(), 0)
     return _examine(files, path, ranks_path, num_documents, dropped, progress)
+
+
+def files_of_split(
+    files: Sequence[DocumentFile], paths: Sequence[str | os.PathLike[str]], split: str | None
+) -> list[DocumentFile]:
+    """Return those of the files at some paths that are of a split, as their names tell.
+
+    Parameters
+    ----------
+    files
+        The files that the paths stand for.
+    paths
+        Files and folders.
+    split
+        The split; None for all files; "auto" for those for training. The others are noted.
+    """
+    chosen = {*SplitFiles.at([*map(local_path, paths)], [file.path for file in files], split).files}
+    return [file for file in files if file.path in chosen]
 
 
 def _train(texts: Iterator[str], vocab_size: int, show_bars: bool) -> Any:

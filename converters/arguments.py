@@ -198,7 +198,8 @@ def convert(
     executor
         Who does the work: "local" processes, or the ranks of "mpi".
     shard_range
-        (i, n): write part i of n, counted from 0, only; then merge them with `zb index merge`.
+        (i, n): write part i of n, counted from 0, only; then merge them with `zb index merge`. Documents become parts
+        of a stream, or of files of another trainer, and a stream becomes parts of batches.
     resume
         Keep the finished files of an interrupted run of the same arguments, and write the rest.
     force

@@ -156,6 +156,9 @@ class CommandGroup(click.Group):
 #: The flags of arguments whose names they do not have.
 OTHER_FLAGS: Final = {"source_format": "--from", "target": "--to", "field_channels": "--field-channel"}
 
+#: The words of options that are true and no flags.
+OTHER_WORDS: Final = {("shuffle", True): ("--shuffle", "global")}
+
 
 def flag_of(name: str) -> str:
     """Return the flag of an option of this name on the command line."""
@@ -192,7 +195,7 @@ def _command_of(call: str) -> str:
 def words_of_option(name: str, value: Any) -> list[str]:
     """Return the words of an option with a value."""
     if isinstance(value, bool):
-        return [flag_of(name if value else f"no_{name}")]
+        return [*OTHER_WORDS.get((name, value), (flag_of(name if value else f"no_{name}"),))]
     if isinstance(value, dict):
         return [word for key, each in value.items() for word in (flag_of(name), f"{key}={each}")]
     if isinstance(value, tuple):  # a range of shards has two numbers, all others are names

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 from commandline import one_error, report_of, run_zb
-from contents import batches_of, files_in, write_stream
+from contents import batches_of, files_in, write_batches, write_stream
 from contract import is_refused
 from damage import flip
 from interrupted import Failing, Stops, ended_after
@@ -312,9 +312,11 @@ ROWS = ("--seq-len", 64, "--batch-size", 4, "--no-shuffle", "--packing", "best-f
     ("--seq-len", 32, "--batch-size", 4, "--val-last-shard", "--shards", 2, "--id-column", "id", "--note", "a b"),
     ("--seq-len", 64, "--no-shuffle", "--codec", "zstd", "--remainder", "drop", "--to", "hdf5"),
     ("--seq-len", 64, "--batch-size", 4, "--tokens-only", "--to", "batch", "--max-document-tokens", 50),
+    ("--like", "shaped.h5", "--shuffle", "global", "--seq-len", 48),
 ], ids=lambda words: " ".join(map(str, words)))  # fmt: skip
 def test_the_lines_for_rows_in_parts_write_the_rows_of_one_step(words, corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    write_batches(tmp_path / "shaped.h5", np.zeros((2, 4, 32), np.uint16), vocab_size=257, seed=5)
     options = ("--tokenizer", "byte", "--workers", 1, *words)
     refused = [run_zb("convert", "corpus", "out", *options, "--shard-range", part) for part in ("0/2", "1/2")]
     stream, merge_stream, rows, merge_rows = zip(*(typed(one_error(each, 2)) for each in refused), strict=True)
@@ -333,7 +335,7 @@ def test_the_lines_for_rows_in_parts_write_the_rows_of_one_step(words, corpus, t
     assert all(name == "shards.json" or name.endswith(".h5") for name in differ)  # which name the source
 
 
-@pytest.mark.parametrize("made", [made_hf, made_ragged, made_npy, made_parquet])
+@pytest.mark.parametrize("made", [made_hf, made_ragged, made_npy, made_parquet, made_splits])
 def test_every_source_of_documents_refuses_parts_of_rows_with_these_lines(made, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "source").mkdir()

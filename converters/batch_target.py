@@ -26,7 +26,7 @@ from zb_hdf5.converters.journal import (
     is_result,
     require_unchanged,
 )
-from zb_hdf5.converters.options import LossOptions, Settings, ShuffleOptions
+from zb_hdf5.converters.options import BoundOptions, LossOptions, Settings, ShuffleOptions
 from zb_hdf5.converters.reports import UINT16_SAVES, DryRun, Report
 from zb_hdf5.converters.shard_plan import (
     ShardPlan,
@@ -144,7 +144,7 @@ def dry_run(plan: ShardPlan, settings: Settings, workers: Workers) -> DryRun:
         uint16_would_save_bytes=num_tokens * UINT16_SAVES if source.lacks_vocab_size else 0,
         inodes=1 if target.is_one_file else plan.num_inodes(),
         workers=min(workers.engine.workers, len(plan.cuts)),
-        memory_bytes=how.memory,
+        memory_bytes=settings.of(BoundOptions).memory or how.memory,
         shuffle=str(shuffle),
         temp_bytes=shuffle.temp_bytes,
         free=free,

@@ -89,6 +89,13 @@ class ShuffleOptions:
 
 
 @dataclass(frozen=True)
+class BoundOptions:
+    """Documents that are read, packed and written within a memory that may be bounded."""
+
+    memory: int | None = in_words("not bounded")
+
+
+@dataclass(frozen=True)
 class CutOptions:
     """Files of 1-D arrays that boundary tokens cut into documents."""
 

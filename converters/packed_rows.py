@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +14,7 @@ from zb_hdf5 import FormatError, StoreMeta
 from zb_hdf5.converters.options import RowOptions
 from zb_hdf5.converters.packing import PACKINGS, Packing, packed_pieces
 from zb_hdf5.documents.document_table import DocumentTableFile, documents_name, join_documents
-from zb_hdf5.documents.pieces import Pieces, ranges
+from zb_hdf5.documents.pieces import Pieces, concatenate, ranges
 from zb_hdf5.documents.table_writer import DocumentsWriter
 from zb_hdf5.files.foreign_ids import ForeignIds
 from zb_hdf5.files.forks import kept_property
@@ -21,6 +23,9 @@ from zb_hdf5.files.tokens import Converted, TokenRun, Tokens
 from zb_hdf5.loaders.order import IndexArray, Order, SequentialOrder, write_order
 from zb_hdf5.spec import SHARD_PREFIX, TokenArray
 from zb_hdf5.store.window_reader import WindowReader
+
+#: Pieces that are looked at together: each takes some 250 bytes meanwhile.
+PIECES_AT_ONCE: Final = 1 << 14
 
 
 class PackedRows:
@@ -111,6 +116,12 @@ class PackedRows:
 
     def gather_into(self, name: str, rows: npt.NDArray[np.int64], out: TokenArray) -> None:
         """Fill `out`, shape `(n, seq_len, ...)`, with rows in any order, and padding: tokens (""), or a field."""
+        for start, stop in self._looked_at_together(rows):
+            self._gather(name, rows[start:stop], out[start:stop])
+        out[len(rows) :] = self._padding[name]
+
+    def _gather(self, name: str, rows: npt.NDArray[np.int64], out: TokenArray) -> None:
+        """Fill `out` as `gather_into` does, with all rows at once."""
         plan = self._packing
         seq_len = out.shape[1]
         pieces, counts = self._pieces_of(rows)
@@ -127,8 +138,20 @@ class PackedRows:
     def read_pieces(self, rows: npt.NDArray[np.int64]) -> Pieces:
         """Return the parts of documents in some rows: a packed piece is cut where a document begins."""
         plan = self._packing
-        packed, counts = self._pieces_of(rows)
-        return packed_pieces(plan.offsets[packed], plan.lengths[packed], counts, self._table.offsets, self._seq_len)
+        found = []
+        for start, stop in self._looked_at_together(rows):
+            packed, counts = self._pieces_of(rows[start:stop])
+            offsets = plan.offsets[packed]
+            found.append(packed_pieces(offsets, plan.lengths[packed], counts, self._table.offsets, self._seq_len))
+        return concatenate(found)
+
+    def _looked_at_together(self, rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+        """Return the (start, stop) of rows that have `PIECES_AT_ONCE`, or one more row."""
+        first = self._packing.first
+        ends = np.cumsum(first[rows + 1] - first[rows])
+        limits = np.arange(PIECES_AT_ONCE, ends.max(initial=0), PIECES_AT_ONCE)
+        cuts = np.unique(ends.searchsorted(limits) + 1)
+        return pairwise([0, *cuts[cuts < len(rows)].tolist(), len(rows)])
 
     def _pieces_of(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the pieces of some rows, in order, and how many each row has."""

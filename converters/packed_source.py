@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -21,8 +22,9 @@ from zb_hdf5.converters.batch_source import (
     require_pad_id,
 )
 from zb_hdf5.converters.conversion import WHOLE
+from zb_hdf5.converters.document_memory import DocumentMemory
 from zb_hdf5.converters.flat_source import without_documents
-from zb_hdf5.converters.options import RowOptions, Settings, StreamOptions, Target
+from zb_hdf5.converters.options import BoundOptions, RowOptions, Settings, StreamOptions, Target
 from zb_hdf5.converters.packed_rows import PackedRows
 from zb_hdf5.converters.shard_plan import number_of_shards
 from zb_hdf5.documents.document_table import part_of
@@ -67,6 +69,8 @@ class PackedSource(BatchSource):
         The files of that source.
     counts
         The counts of that source, to which the tokens that packing drops and pads are added.
+    require_memory
+        Raises an error before the documents are packed, if they take more memory than they may.
     """
 
     order: Permutation | None = None  # of more than one split there is no order of all rows
@@ -83,6 +87,7 @@ class PackedSource(BatchSource):
         description: dict[str, Any] | None = None,
         paths: Sequence[Path] = (),
         counts: TokenCounts | None = None,
+        require_memory: Callable[[PackedSource], None] = lambda source: None,
     ) -> None:
         found = [None] if stream.is_one else look(path, split=None, **stream.names).splits_there()
         stores = {split or DEFAULT_SPLIT: open_stream(path, split=split, **stream.names) for split in found}
@@ -111,6 +116,7 @@ class PackedSource(BatchSource):
         self.suspects = stream.suspects
         self.counts = counts or TokenCounts(sum(each.num_tokens for each in stores.values()))
         self.num_batches = 0
+        require_memory(self)
         self._splits: list[PackedRows] = []
         for split, each in stores.items():
             self._pack(PackedRows(each, split, folder, len(self._splits), self.meta, options, pad_id))
@@ -123,6 +129,12 @@ class PackedSource(BatchSource):
             "splits": {part.split: part.num_batches for part in self._splits},
             "fingerprints": [each.token_fingerprint for each in stores.values()],
         }
+
+    @property
+    def memory(self) -> DocumentMemory:
+        """The memory in which its documents are packed."""
+        tokens = self.counts.tokens_in
+        return DocumentMemory.of_rows(self.meta.document_count, tokens, self.meta, self._options.packing)
 
     def check_reads(self) -> None:
         """Compare the whole stream with its digests, once: rows are cut from its chunks anywhere."""
@@ -221,4 +233,12 @@ def open_packed(paths: list[Path], settings: Settings) -> Generator[PackedSource
     if look(path, split=None, **stream.names).layout != STREAM_LAYOUT:
         raise ArgumentError(f"{path}: expected a token stream of documents, found batches")
     with scratch_directory(destination.with_name(destination.name + suffix)) as folder:
-        yield PackedSource(path, folder, settings.of(RowOptions), settings.target, stream)
+        options = settings.of(RowOptions)
+        yield PackedSource(path, folder, options, settings.target, stream, require_memory=partial(_require, settings))
+
+
+def _require(settings: Settings, source: PackedSource) -> None:
+    """Raise `ArgumentError` if a source takes more memory than a conversion may."""
+    bound = settings.of(BoundOptions).memory
+    if bound is not None:
+        source.memory.require(bound, settings.work.workers or 1)

@@ -13,7 +13,7 @@ from zb_hdf5.converters.sources import SOURCES, SourceKind
 from zb_hdf5.errors import conversion_call, merge_call
 
 #: The options of each of the two steps, if they are given.
-_OF_BOTH: Final[tuple[str, ...]] = ("workers", "executor", "resume", "force")
+_OF_BOTH: Final[tuple[str, ...]] = ("memory", "workers", "executor", "resume", "force")
 #: Those of the result, which a stream on the way to it has too.
 _OF_RESULT: Final[tuple[str, ...]] = ("codec", "note", "shards")
 #: The ending of the name of that stream.

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from zb_hdf5 import ArgumentError
 from zb_hdf5.console import Progress
 from zb_hdf5.converters.batch_source import NOTE, BatchSource
 from zb_hdf5.converters.batch_target import dry_run, shard_plan_of, write_batches
 from zb_hdf5.converters.conversion import Conversion
+from zb_hdf5.converters.document_memory import DocumentMemory
 from zb_hdf5.converters.document_target import dry_run_of_files, write_trainer_files
 from zb_hdf5.converters.engines import (
     Engine,
@@ -22,12 +23,14 @@ from zb_hdf5.converters.engines import (
     end_unguarded_worker,
     open_engine,
 )
-from zb_hdf5.converters.options import Settings, ShuffleOptions, Target, TextOptions
+from zb_hdf5.converters.options import BoundOptions, Settings, ShuffleOptions, Target, TextOptions
+from zb_hdf5.converters.packed_source import PackedSource
 from zb_hdf5.converters.record_source import RecordSource
 from zb_hdf5.converters.reports import DryRun, FilesDryRun, Report
 from zb_hdf5.converters.settings import left_out_of, refuse_replaced_sources, resolved
 from zb_hdf5.converters.shard_plan import ShardPlan
 from zb_hdf5.converters.shuffle import scatter_path
+from zb_hdf5.converters.stream_source import StreamSource
 from zb_hdf5.converters.stream_target import TokensPlan, dry_run_of_documents, tokens_plan, write_documents
 from zb_hdf5.files.listing import kept_listings, left_out_in_words
 from zb_hdf5.files.publishing import partial_path, refuse_link
@@ -102,8 +105,12 @@ def _with_plan(
             engine = stack.enter_context(open_engine(executor, workers, PRELOAD))
         if engine is None:
             return None
+        plan = plan or _planned(stack, open_source(), settings)
+        bound = settings.of(BoundOptions).memory
+        if bound is not None:
+            _memory_of(plan, settings).require(bound, engine.workers_per_node)
         threads = settings.of(TextOptions).threads or max(1, default_workers() // engine.workers_per_node)
-        return act(plan or _planned(stack, open_source(), settings), settings, Workers(engine, threads, shown))
+        return act(plan, settings, Workers(engine, threads, shown))
 
 
 def _planned(stack: ExitStack, found: Any, settings: Settings) -> Plan:
@@ -148,12 +155,21 @@ def _workers_of(plan: Plan, settings: Settings) -> int:
         is_small = 0 < (plan.source.num_tokens or 0) * plan.source.dtype.itemsize < SMALL_BYTES
         wanted = 1 if is_small else default_workers()
         num_tasks = 1 if settings.target.is_one_file else max(len(plan.source.groups), len(plan.routes))
-        return max(1, min(asked or wanted, num_tasks))
-    if asked is not None:
-        return asked
-    source = plan.source
-    if source.num_batches * source.meta.batch_bytes < SMALL_BYTES:
-        return 1
-    # records that are shuffled may be scattered first, by more processes than there are shards
-    tasks = default_workers() if source.reorders else len(plan.cuts)
-    return max(1, min(default_workers(), tasks, settings.of(ShuffleOptions).memory // WORKER_BYTES))
+        most = max(1, min(asked or wanted, num_tasks))
+    elif asked is not None or plan.source.num_batches * plan.source.meta.batch_bytes < SMALL_BYTES:
+        most = asked or 1
+    else:
+        # records that are shuffled may be scattered first, by more processes than there are shards
+        tasks = default_workers() if plan.source.reorders else len(plan.cuts)
+        most = max(1, min(default_workers(), tasks, settings.of(ShuffleOptions).memory // WORKER_BYTES))
+    bound = settings.of(BoundOptions).memory
+    if bound is None or asked is not None:
+        return most
+    return _memory_of(plan, settings).workers_within(bound, most)
+
+
+def _memory_of(plan: Plan, settings: Settings) -> DocumentMemory:
+    """Return the memory in which the documents of a conversion that may be bounded are read and packed."""
+    if isinstance(plan, TokensPlan):
+        return DocumentMemory.of_source(cast("StreamSource", plan.source), settings)
+    return cast("PackedSource", plan.source).memory

@@ -54,8 +54,9 @@ COMMIT_BYTES: Final = 1 << 30
 PLAN_VERSION: Final = 2
 #: The share of the work on a shard that is done when its tokens are written, and not yet on the disk.
 WRITTEN_SHARE: Final = 2 / 3
-#: Records whose pieces are moved at once.
+#: Records whose pieces are moved at once, and the most tokens of them.
 BLOCK_RECORDS: Final = 1 << 15
+MOVED_TOKENS: Final = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ def _write_documents(task: ShardTask, writer: FileWriter) -> TableInfo | None:
         write_joined(source.document_files, writer.begin_beside(documents_path(path)), task.split, tokens_sha256)
     if not source.has_pieces:
         return None
-    step = max(1, BLOCK_RECORDS // source.meta.batch_size)
+    step = max(1, min(BLOCK_RECORDS // source.meta.batch_size, MOVED_TOKENS // source.meta.batch_tokens))
     with PiecesWriter(path) as pieces:
         for first in range(task.start, task.stop, step):
             deliver_signals()

@@ -18,6 +18,7 @@ from zb_hdf5.converters.options import (
     ALWAYS,
     AnyHDF5Options,
     ArrayOptions,
+    BoundOptions,
     CutOptions,
     DatasetOptions,
     FlatOptions,
@@ -125,6 +126,7 @@ class SourceKind:
             "live": row is None or row.tokens_only or bool(self.rows),
             "val_fraction": row is not None and not row.holds_batches,
             "note": is_of_trainer or (row is not None and not row.holds_batches),
+            "memory": is_of_trainer and BoundOptions in self.options and not format_named(target).flat,
             "tokens_only": not (self.drops_fields or is_of_trainer or takes_files_whole)
             and (row is None or not row.tokens_only),
             "shard_size": self.is_staged,
@@ -185,7 +187,7 @@ SOURCES: Final[dict[str, SourceKind]] = {
         noun="a token stream of documents",
         example="stream {target} \\\n           --seq-len 2048 --packing best-fit{tokens_only}",
         opener="zb_hdf5.converters.packed_source:open_packed",
-        options=(StreamOptions, LossOptions),
+        options=(StreamOptions, LossOptions, BoundOptions),
         rows=(RowOptions,),
         note="The documents are packed into rows of --seq-len tokens, with their fields, spans, ids and metadata.",
         choices={"dtype": ("keep", "uint32")},
@@ -240,7 +242,7 @@ KEPT: Final = SourceKind(
     noun="token streams of documents",
     example="stream {target}",
     opener="zb_hdf5.converters.stream_source:open_kept",
-    options=(KeptOptions, HeldOut, LossOptions),
+    options=(KeptOptions, HeldOut, LossOptions, BoundOptions),
     rows=(RowOptions,),
     several=True,
 )
@@ -528,6 +530,8 @@ def _possible(kind: SourceKind, conversion: Conversion) -> set[str]:
 def _unused(facts: str, kind: SourceKind, conversion: Conversion, names: list[str]) -> ArgumentError:
     """Return the error for options that do not apply, with those that do."""
     known = sorted(kind.options_of(conversion.target))
+    if "memory" in names and "workers" in known:
+        facts += "; fewer workers take less"
     if conversion.is_stream and "layout" in names:
         facts += f"; target {STREAM} writes a token stream"
         names = [*names, "target"]

@@ -14,7 +14,7 @@ from zb_hdf5 import ArgumentError, ConvertError, FormatError, open_stream
 from zb_hdf5.converters.conversion import STREAM
 from zb_hdf5.converters.flat_source import cut_flat, flat_files_at, without_documents
 from zb_hdf5.converters.foreign_source import require_no_unfit
-from zb_hdf5.converters.options import KeptOptions, LossOptions, Settings
+from zb_hdf5.converters.options import BoundOptions, KeptOptions, LossOptions, Settings
 from zb_hdf5.documents.document_table import DocumentTableFile
 from zb_hdf5.documents.metadata import NO_SOURCE, DocumentRows
 from zb_hdf5.files.listing import require_named_once
@@ -31,6 +31,8 @@ from zb_hdf5.trainers.trainer_formats import flat_format, row_named
 GROUP_TOKENS: Final = 1 << 24
 #: Tokens and documents that are read at once; a longer document is read alone.
 READ_TOKENS: Final = 1 << 22
+#: Tokens that are read at once within a memory that is bounded.
+BOUNDED_TOKENS: Final = 1 << 19
 #: The least pieces of a file whose documents are not told apart.
 LEAST_PIECES: Final = 1000
 READ_DOCUMENTS: Final = 1 << 18
@@ -71,6 +73,12 @@ class StreamFile(NamedTuple):
     def unit(self) -> int:
         """The tokens that have one digest, and are read together."""
         return self.stream.tokens.unit if self.stream.verify == "batch" else 1
+
+    def longest_document(self) -> int:
+        """Return the tokens of the longest document."""
+        blocks = range(0, self.table.count, READ_DOCUMENTS)
+        edges = (self.table.edges(start, min(start + READ_DOCUMENTS, self.table.count)) for start in blocks)
+        return max((int(np.diff(each).max()) for each in edges), default=0)
 
     def read_tokens(self, start: int, stop: int) -> TokenArray:
         """Return consecutive tokens by their positions in the file."""
@@ -120,10 +128,20 @@ class StreamSource(DocumentSource):
         The dtype, the size of the vocabulary, and the token at the end of each document.
     in_pieces
         Documents are not told apart: the groups are pieces of the files.
+    read_tokens
+        The tokens that are read at once; None: as many as are read fast.
     """
 
-    def __init__(self, paths: Sequence[Path], options: KeptOptions, *, in_pieces: bool = False) -> None:
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        options: KeptOptions,
+        *,
+        in_pieces: bool = False,
+        read_tokens: int | None = None,
+    ) -> None:
         self._in_pieces = in_pieces
+        self._read_tokens = read_tokens or READ_TOKENS
         self.has_documents = not in_pieces
         require_named_once(paths, "documents")
         looks = {path: look(path, backend=_backend(options), split=None, **options.names) for path in paths}
@@ -213,6 +231,26 @@ class StreamSource(DocumentSource):
                 )
         return values[0]
 
+    @property
+    def num_documents(self) -> int:
+        """The documents of all files; 0 where they are not told apart."""
+        return 0 if self._in_pieces else sum(file.table.count for file in self._files)
+
+    @property
+    def has_offsets_in_memory(self) -> bool:
+        """Whether each process that has a file open holds the offsets of its documents, and maps none."""
+        return any(flat_format(stream.backend) is not None for stream in self._streams.values())
+
+    @property
+    def block_bytes(self) -> int:
+        """The most bytes that are read at once, of the longest document at least. All edges are looked at for it."""
+        longest = self._read_tokens
+        if not self._in_pieces:
+            longest = max([longest, *(file.longest_document() for file in self._files)])
+        units = 2 * max(file.unit for file in self._files)
+        of_token = self.dtype.itemsize + sum(each.dtype.itemsize * each.size for each in self.fields)
+        return (longest + units) * of_token
+
     def _group_bytes(self, file: StreamFile) -> list[int]:
         """Return the bytes of the tokens of each group."""
         ends = file.cuts if self._in_pieces else [file.table.edge(number) for number in file.cuts]
@@ -222,11 +260,11 @@ class StreamSource(DocumentSource):
         file = self._files[group.file_number]
         first, stop = file.cuts[group.number : group.number + 2]
         if self._in_pieces:
-            yield from _pieces(file, first, stop)
+            yield from _pieces(file, first, stop, self._read_tokens)
             return
         table = file.table
         base = table.edge(first)
-        for begin, end in _blocks(table, first, stop):
+        for begin, end in _blocks(table, first, stop, self._read_tokens):
             edges = table.edges(begin, end).astype(np.int64)
             wanted = None if choose is None else choose(end - begin)
             if wanted is not None and not wanted.any():
@@ -308,12 +346,12 @@ def _beside(file: StreamFile) -> list[Path]:
     return [table] if table.exists() else []
 
 
-def _blocks(table: DocumentTableFile, first: int, stop: int) -> Iterator[tuple[int, int]]:
+def _blocks(table: DocumentTableFile, first: int, stop: int, read_tokens: int) -> Iterator[tuple[int, int]]:
     """Yield (first, stop) of documents that are read at once."""
     while first < stop:
         edges = table.edges(first, min(stop, first + READ_DOCUMENTS))
-        whole = int(np.searchsorted(edges, edges[0] + np.uint64(READ_TOKENS), side="right")) - 1
-        end = first + max(1, whole)
+        whole = int(np.searchsorted(edges, edges[0] + np.uint64(read_tokens), side="right")) - 1
+        end = table.within_texts(first, first + max(1, whole))
         yield first, end
         first = end
 
@@ -352,10 +390,10 @@ def _by_source(block: Encoded, facts: DocumentRows, wanted: npt.NDArray[np.bool_
         yield part if source == NO_SOURCE else part._replace(source=facts.names[source])
 
 
-def _pieces(file: StreamFile, first: int, stop: int) -> Iterator[Encoded]:
+def _pieces(file: StreamFile, first: int, stop: int, read_tokens: int) -> Iterator[Encoded]:
     """Yield the tokens of a piece of a file, some at a time."""
-    for begin in range(first, stop, READ_TOKENS):
-        end = min(begin + READ_TOKENS, stop)
+    for begin in range(first, stop, read_tokens):
+        end = min(begin + read_tokens, stop)
         tokens = file.read_tokens(begin, end)
         lengths = np.array([len(tokens)])
         yield Encoded(tokens, lengths, str(file.path), np.ones(1, np.uint64), read=(end - first) * tokens.itemsize)
@@ -364,6 +402,7 @@ def _pieces(file: StreamFile, first: int, stop: int) -> Iterator[Encoded]:
 def open_kept(paths: list[Path], settings: Settings) -> DocumentSource:
     """Open streams as documents, as a conversion asks; files without documents are cut at boundary tokens."""
     options = settings.of(KeptOptions)
+    is_bounded = settings.of(BoundOptions).memory is not None
     streams = [open_stream(path, split=None, **options.names) for path in paths]
     unknown = [stream for stream in streams if not stream.has_documents]
     for stream in streams:
@@ -373,6 +412,12 @@ def open_kept(paths: list[Path], settings: Settings) -> DocumentSource:
     if unknown and options.boundary_token_id is not None:
         found = flat_files_at(paths, _backend(options), options)
         if found is not None:
+            if is_bounded:
+                raise ArgumentError(
+                    f"{paths[0]}: memory bounds documents whose number is known before they are cut: leave it out, or "
+                    "convert to a stream first",
+                    options=["memory"],
+                )
             return cut_flat(found, options, settings)
     row = row_named(settings.target.format)
     holds_documents = row is None or row.holds_documents
@@ -382,4 +427,5 @@ def open_kept(paths: list[Path], settings: Settings) -> DocumentSource:
             "token between them, or tokens_only to take each file as one document",
             options=["boundary_token_id", "tokens_only"],
         )
-    return StreamSource(paths, options, in_pieces=bool(unknown) and not holds_documents)
+    in_pieces = bool(unknown) and not holds_documents
+    return StreamSource(paths, options, in_pieces=in_pieces, read_tokens=BOUNDED_TOKENS if is_bounded else None)

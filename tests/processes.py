@@ -58,6 +58,16 @@ def output_of(process):
     return out
 
 
+def anonymous_bytes(session):
+    """Return the memory of all processes of a session without pages of files; pages that they share count once."""
+    found = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            if os.getsid(int(folder.name)) == session:
+                found += int((folder / "smaps_rollup").read_text().split("Pss_Anon:")[1].split()[0]) * 1024
+    return found
+
+
 def wait_until(condition, process, step_s=0.001):
     """Wait for what a process will do."""
     end = time.monotonic() + 60

@@ -1,6 +1,5 @@
 """The shuffle in two passes: whatever the memory, runs and buckets, the records of a direct gather."""
 
-import contextlib
 import itertools
 import os
 import pickle
@@ -8,7 +7,6 @@ import subprocess
 import sys
 import time
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +17,7 @@ from damage import flip
 from descriptors import resident_share
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import anonymous_bytes
 
 import zb_hdf5
 from examples import examples
@@ -266,16 +265,6 @@ def test_memory_that_some_workers_cannot_keep_to_is_told(workers, memory, fits, 
     assert result.exit_code == (0 if fits else 2)
     assert ("64.0 MiB is too little for 2 processes" in result.stderr) is not fits
     assert (tmp_path / "out").exists() is fits
-
-
-def anonymous_bytes(session):
-    """Return the memory of all processes of a session without pages of files; pages that they share count once."""
-    found = 0
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended
-            if os.getsid(int(folder.name)) == session:
-                found += int((folder / "smaps_rollup").read_text().split("Pss_Anon:")[1].split()[0]) * 1024
-    return found
 
 
 @pytest.mark.slow

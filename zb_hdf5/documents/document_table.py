@@ -49,6 +49,8 @@ if TYPE_CHECKING:  # h5py, which a store without documents does not need
 Offsets: TypeAlias = npt.NDArray[np.uint64]
 #: Documents that are moved from table to table at once.
 JOINED_AT_ONCE: Final = 1 << 14
+#: Bytes of their ids, or of their metadata, unless one document has more.
+TEXTS_AT_ONCE: Final = 8 << 20
 
 
 def documents_name(number: int) -> str:
@@ -232,6 +234,15 @@ class DocumentTableFile:
         names = self.sources if spans else ()
         return DocumentRows(names=names, sources=sources, rows=rows, ids=ids, metadata=metadata, spans=found)
 
+    def within_texts(self, start: int, stop: int) -> int:
+        """Return the end of the first documents of a range whose ids and metadata are read at once; one at least."""
+        for name in (f"{text}_ends" for text in TEXT_COLUMNS):
+            if name in self._table:
+                before = self._table.read(name, start - 1, start)[0] if start else np.uint64(0)
+                ends = self._table.read(name, start, stop)
+                stop = start + max(1, int(ends.searchsorted(before + np.uint64(TEXTS_AT_ONCE), side="right")))
+        return stop
+
     @kept_property
     def sources(self) -> list[str]:
         """Names of the source files."""
@@ -335,8 +346,10 @@ def join_documents(files: Iterable[DocumentTableFile], writer: DocumentsWriter) 
     for file in files:
         with closing(file):
             edges = file.offsets.astype(np.int64)
-            for start in range(0, file.count, JOINED_AT_ONCE):
-                stop = min(start + JOINED_AT_ONCE, file.count)
+            stop = 0
+            while stop < file.count:
+                start = stop
+                stop = file.within_texts(start, min(start + JOINED_AT_ONCE, file.count))
                 rows = file.rows(start, stop)  # with encoded values of spans
                 if rows.spans and rows.spans.values:
                     writer.take_codec(file.spans_codec, file.path)

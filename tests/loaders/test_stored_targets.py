@@ -29,7 +29,7 @@ FIELDS = {
     "labels of the next tokens": ({"labels": NEXT}, {"labels": "i8"}),
     "next labels and a mask": (WITH_MASK, {"labels": "u2", "loss_mask": "u1"}),
     "labels and a mask": ({"labels": TOKENS, "loss_mask": OWN >= 0}, {"labels": "i4", "loss_mask": "?"}),
-    "a mask": ({"loss_mask": (OWN >= 0) * 0.5}, {"loss_mask": "f4"}),
+    "a mask": ({"loss_mask": (OWN >= 0) * 1.0}, {"loss_mask": "f4"}),
 }
 
 
@@ -208,6 +208,7 @@ UNFIT = {
     "bytes": {"labels": np.full(TOKENS.shape, b"no")},
     "a mask of bytes": {"loss_mask": np.full(TOKENS.shape, b"1")},
     "a mask of no numbers": {"loss_mask": np.where(OWN < 0, np.nan, 1)},
+    "a mask of weights": {"loss_mask": (OWN >= 0) * 0.5},
     "vectors": {"labels": np.zeros((*TOKENS.shape, 2), "f4")},
 }
 

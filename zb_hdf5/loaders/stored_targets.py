@@ -240,9 +240,9 @@ class StoredTargets:
         return found
 
     def _mask(self, mask: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """Return which tokens a mask counts; `FormatError` if a value is no number."""
-        if mask.dtype.kind == "f" and np.isnan(mask).any():
-            self._refuse(self._mask_name, "numbers", np.nan)
+        """Return which tokens a mask counts; `FormatError` if a value is no whole number: a weight is none of a mask."""
+        if mask.dtype.kind == "f" and (is_other := np.rint(mask) != mask).any():
+            self._refuse(self._mask_name, "whole numbers", mask[is_other][0])
         counted: npt.NDArray[np.bool_] = mask != 0
         return counted
 

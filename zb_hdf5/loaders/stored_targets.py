@@ -240,7 +240,7 @@ class StoredTargets:
         return found
 
     def _mask(self, mask: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """Return which tokens a mask counts; `FormatError` if a value is no whole number: a weight is none of a mask."""
+        """Return which tokens a mask counts; `FormatError` if a value is no whole number: a weight is none."""
         if mask.dtype.kind == "f" and (is_other := np.rint(mask) != mask).any():
             self._refuse(self._mask_name, "whole numbers", mask[is_other][0])
         counted: npt.NDArray[np.bool_] = mask != 0

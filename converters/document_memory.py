@@ -10,6 +10,7 @@ from zb_hdf5.converters.batch_source import GROUPS, batch_bytes
 from zb_hdf5.converters.options import RowOptions, Settings
 from zb_hdf5.converters.shard_plan import MOVED_TOKENS
 from zb_hdf5.converters.stream_source import StreamSource
+from zb_hdf5.documents.document_table import TEXTS_AT_ONCE
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.checked import GROUP_BYTES
 from zb_hdf5.trainers.trainer_formats import document_targets
@@ -75,7 +76,8 @@ class DocumentMemory(NamedTuple):
         opened = OPEN_DOCUMENT_BYTES * count if source.has_offsets_in_memory else 0
         written = WRITTEN_DOCUMENT_BYTES * count if target.format in document_targets() else 0
         ids = ID_BYTES * count if source.has_ids else 0
-        found = cls(count, opened, ids, written + COPIES * source.block_bytes)
+        texts = COPIES * TEXTS_AT_ONCE if source.has_ids or source.has_metadata else 0
+        found = cls(count, opened, ids, written + texts + COPIES * source.block_bytes)
         if target.is_stream:
             return found
         options = settings.of(RowOptions)

@@ -448,9 +448,12 @@ def require_unique_ids(folder: Path, tables: Sequence[DocumentPart]) -> None:
     digests = bytearray()  # 64 bits of that of each id: equal ones are then compared themselves
     with closing(DocumentTable(folder, in_order(tables))) as table:
         for number, part in enumerate(table.parts):
-            for start in range(0, part.document_count, BLOCK_IDS):
+            stop = 0
+            while stop < part.document_count:
                 deliver_signals()
-                rows = table.file(number).rows(start, min(start + BLOCK_IDS, part.document_count))
+                start = stop
+                stop = table.file(number).within_texts(start, min(start + BLOCK_IDS, part.document_count))
+                rows = table.file(number).rows(start, stop)
                 for text in rows.ids or ():
                     digests += hashlib.blake2b(text, digest_size=8).digest()
         found = np.frombuffer(digests, "<u8")

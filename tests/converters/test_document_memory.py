@@ -11,7 +11,7 @@ from commandline import one_error, run_zb
 from contents import files_in, write_stream
 from processes import anonymous_bytes, command_of, environment
 
-from zb_hdf5 import ArgumentError, convert
+from zb_hdf5 import ArgumentError, HDF5ShardWriter, convert
 from zb_hdf5.converters import packed_rows, run, stream_source
 from zb_hdf5.converters.document_memory import DocumentMemory
 from zb_hdf5.documents import document_table
@@ -134,12 +134,17 @@ def peak_of(*arguments):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("way", ["megatron to rows", "stream to stream"])
+@pytest.mark.parametrize("way", ["megatron to rows", "stream to stream", "long metadata", "a long document"])
 def test_all_processes_together_stay_within_the_least_that_is_named(way, workers, tmp_path):
-    if way == "stream to stream":
-        # unbounded, a block of 4,194,304 tokens takes 140 MiB
-        source = stream_of(tmp_path / "a.h5", 60_000, 150, {"vector": ("<f4", (8,))})
-        command = ["convert", source, tmp_path / "out", "--to", "stream"]
+    command = ["convert", tmp_path / "a.h5", tmp_path / "out", "--to", "stream"]
+    if way == "stream to stream":  # unbounded, it takes 324 MiB by one process
+        stream_of(tmp_path / "a.h5", 60_000, 150, {"vector": ("<f4", (8,))})
+    elif way == "long metadata":
+        with HDF5ShardWriter(tmp_path / "a.h5", dtype="uint16", boundary_token_id=0) as writer:
+            for number in range(40_000):
+                writer.write_document([number % 999] * 20, id=number, metadata={"text": 3000 * "x"})
+    elif way == "a long document":
+        write_stream(tmp_path / "a.h5", np.ones(50_000_100, np.uint16), [100, 50_000_000])
     else:
         convert(stream_of(tmp_path / "a.h5", 1_000_000, 10), "megatron", tmp_path / "a.bin", workers=1)
         command = ["convert", tmp_path / "a.bin", tmp_path / "out", "--to", "hdf5", "--seq-len", 512]

@@ -181,6 +181,7 @@ STREAM_LAYOUT: Final = "stream"
 #: Layout -> the column that holds the tokens.
 TOKEN_COLUMNS: Final = {BATCHES_LAYOUT: BATCHES, STREAM_LAYOUT: TOKENS}
 NOT_KNOWN: Final = -1  # a number that nobody has stored
+NOT_COUNTED: Final = -2  # the number of things that are stored, each of which would be read for it
 NO_DOCUMENT: Final = 2**64 - 1  # the offset of a piece that is padding
 #: Layout -> the keys of the index for the facts that all shards share.
 INDEX_META_KEYS: Final = {

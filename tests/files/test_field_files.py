@@ -143,6 +143,7 @@ def check_masked(stream):
 
 def test_the_masks_of_olmo_core_are_the_field_loss_mask_in_place(olmo):
     with open_stream(olmo, source_dtype="uint32") as stream:
+        assert stream.field("loss_mask").document_count == 4  # which no one has counted yet
         check_masked(stream)
     with Loader(olmo, source_dtype="uint32", shuffle="sequential", targets=True, batch_size=1, seq_len=8) as loader:
         x, y = next(loader)

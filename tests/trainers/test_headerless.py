@@ -14,8 +14,9 @@ from commandline import one_error, report_of, run, run_zb
 from contents import write_batches
 from contract import is_refused
 from interrupted import Failing, Stops
+from pins import counted_opens
 
-from zb_hdf5 import DocumentLoader, Loader, convert, errors, open_reader, open_stream, verify_store
+from zb_hdf5 import DocumentLoader, Loader, convert, errors, open_reader, open_stream, verify_store, write_digests
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert_commands
 from zb_hdf5.formats.flat import SOURCE_DTYPES
@@ -264,11 +265,60 @@ def rows(*values):
     (lambda data: gzip.compress(b"0,5\n5\n"), errors.FormatError, "found other values in row 2"),
     (lambda data: gzip.compress(b"0" * 3_000_000), errors.FormatError, "found field larger than .* after row 0"),
 ])  # fmt: skip
-def test_a_damaged_list_of_documents_is_one_message(content, kind, words, olmo):
+def test_a_damaged_list_of_documents_is_one_message_where_documents_are_asked_for(content, kind, words, olmo, tmp_path):
     path = olmo.with_suffix(".csv.gz")
     path.write_bytes(content(path.read_bytes()))
-    is_refused(kind, lambda: open_stream(olmo, source_dtype="uint16"), match=rf"00000\.csv\.gz: expected .*{words}")
-    assert "Traceback" not in run_zb("info", olmo, "--source-dtype", "uint16").output
+    names = {"source_dtype": "uint16"}
+    with Loader(olmo, **names, **SHAPE, **ONE_RANK, prefetch=0) as loader:
+        next(iter(loader))
+    stream = open_stream(olmo, **names)
+    for ask in (
+        lambda: stream.document_count,
+        lambda: stream.doc_offsets,
+        lambda: stream.documents,
+        lambda: next(iter(Loader(olmo, documents=True, **names, **SHAPE, **ONE_RANK))),
+        lambda: next(iter(DocumentLoader(olmo, collate="pack", max_tokens=4096, **names, **ONE_RANK))),
+        lambda: convert(olmo, "stream", tmp_path / "out", source_format="olmo", **names),
+        lambda: write_digests(olmo, tmp_path / "out.json", **names),
+    ):
+        is_refused(kind, ask, match=rf"00000\.csv\.gz: expected .*{words}")
+    assert not list(tmp_path.glob("*out*"))
+    for command in ("info", "verify"):
+        shown = run_zb(command, olmo, "--source-dtype", "uint16")
+        assert (shown.exit_code != 0, "00000.csv.gz: expected" in shown.output) == (True, True), shown.output
+        assert "Traceback" not in shown.output
+
+
+def test_the_list_of_documents_is_read_when_documents_are_asked_for(olmo):
+    """It takes a second for a million documents, in each rank."""
+    shutil.copy(olmo, olmo.with_name("part-1-00000.npy"))
+    shutil.copy(olmo.with_suffix(".csv.gz"), olmo.with_name("part-1-00000.csv.gz"))
+    names = {"source_dtype": "uint16"}
+    with counted_opens(olmo.parent) as opens:
+        with Loader(olmo.parent, **names, **SHAPE, **ONE_RANK) as loader:
+            next(iter(loader))
+        with open_reader(olmo.parent, **names, **SHAPE) as reader:
+            reader[0]
+            assert reader.has_documents
+            pickle.loads(pickle.dumps(reader)).close()
+        with open_stream(olmo.parent, **names) as stream:
+            assert stream.has_documents
+            assert stream.refresh() == stream.num_tokens
+            assert len(stream.get_slice(0, 20_000)) == 20_000
+    assert [name for name in opens if name.endswith(".csv.gz")] == []
+    with open_stream(olmo.parent, **names) as stream:
+        with counted_opens(olmo.parent) as opens:
+            assert stream.document_count == 120
+        assert opens.keys() >= {"part-0-00000.csv.gz", "part-1-00000.csv.gz"}
+        with counted_opens(olmo.parent) as opens, pickle.loads(pickle.dumps(stream)) as copy:
+            assert (stream.document_count, copy.document_count) == (120, 120)
+        assert opens == {}
+        with open_reader(olmo.parent, **names, **SHAPE) as reader:
+            assert reader.document_count == len(reader.documents) == 120
+    with open_stream(olmo.parent, **names) as stream:
+        olmo.with_suffix(".csv.gz").unlink()
+        is_refused(errors.FormatError, lambda: stream.document_count, match="expected the file of its documents")
+        is_refused(errors.FormatError, lambda: stream.doc_offsets, match="expected the file of its documents")
 
 
 # --- conversions -----------------------------------------------------------------------------------------------------

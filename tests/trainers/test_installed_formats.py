@@ -182,6 +182,33 @@ def test_a_package_that_fails_later_is_one_error_with_its_name(tmp_path, monkeyp
     assert not (tmp_path / "out").exists()
 
 
+COUNTED_LATER = """from zb_hdf5.spec import NOT_COUNTED
+        return FlatTokens(path, 50, np.dtype("<u2"), num_documents=NOT_COUNTED)
+    def document_offsets(self, found):
+        return np.array([0, 20, 50], np.uint64)"""
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        "",
+        """
+    def num_documents(self, found):
+        return {}['x']""",
+    ],
+)
+def test_documents_of_a_package_are_counted_when_somebody_asks(own, tmp_path, monkeypatch):
+    text = FORMAT.format(recognises="return True", look=COUNTED_LATER + own)
+    install(tmp_path, monkeypatch, "spoiled", text)
+    (tmp_path / "x.odd").write_bytes(bytes(100))
+    with open_stream(tmp_path / "x.odd") as stream:
+        assert stream.has_documents
+        if own:
+            is_refused(FormatError, lambda: stream.document_count, match="its format spoiled failed: KeyError: 'x'")
+        else:
+            assert (stream.document_count, len(stream.document(1))) == (2, 30)
+
+
 def test_other_packages_are_asked_when_one_fails_and_no_name_of_ours_is_taken(tmp_path, monkeypatch):
     install(tmp_path, monkeypatch, "spoiled", "raise RuntimeError('no')")
     install(tmp_path, monkeypatch, "other", FORMAT.format(recognises="return False", look="pass"), "megatron")

@@ -29,7 +29,7 @@ from zb_hdf5.files.signatures import signature_and_size
 from zb_hdf5.files.tokens import FileTokens, Tokens, open_extents
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.dataset_choice import DatasetChoice
-from zb_hdf5.spec import StoreMeta
+from zb_hdf5.spec import NOT_COUNTED, StoreMeta
 
 #: The dtypes of ids in files without a header, by which they are named: little-endian.
 SOURCE_DTYPES: Final = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
@@ -135,7 +135,8 @@ class FlatTokens(NamedTuple):
     byte_offset
         The first byte of the first id.
     num_documents
-        Documents whose ends are stored; None: none are, and the file counts as one document.
+        Documents whose ends are stored; None: none are, and the file counts as one document. `NOT_COUNTED`: their ends
+        are stored, and `FlatFormat.num_documents` reads all of them.
     fields
         The fields whose values are stored beside the ids, each in a file of its own.
     """
@@ -345,6 +346,11 @@ class FlatFormat(ABC):
             )
         return FlatTokens(path, num_bytes // dtype.itemsize, dtype, skip_bytes)
 
+    def num_documents(self, found: FlatTokens) -> int:
+        """Return the number of documents of a file, which `look` may not have counted. Raises as `document_offsets`."""
+        known = found.num_documents
+        return len(self.document_offsets(found)) - 1 if known is None or known == NOT_COUNTED else known
+
     def document_offsets(self, found: FlatTokens) -> npt.NDArray[np.uint64]:
         """Return where each document of a file begins and the last one ends, shape (D + 1,), checked.
 
@@ -379,7 +385,7 @@ class FlatFormat(ABC):
         if access == "h5py":
             raise BackendError(f"{path}: access='h5py' needs an HDF5 file, found a {self.suffixes[0]} file")
         found = self.look(path)
-        if found.num_documents is not None:
+        if found.num_documents is not None and found.num_documents != NOT_COUNTED:
             meta = replace(meta, document_count=found.num_documents)
         if meta.field is not None:
             return self._open_field(found, meta, access, identity)

@@ -6,7 +6,7 @@ from typing import Any
 
 from zb_hdf5.errors import FormatError, Remedy
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.spec import INDEX_NAME, NO_SHA256, NOT_KNOWN, STREAM_LAYOUT, extents_column
+from zb_hdf5.spec import INDEX_NAME, NO_SHA256, STREAM_LAYOUT, extents_column
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.shard_table import ShardEntry
 
@@ -38,7 +38,7 @@ def require_agreement(index: ShardIndex, entry: ShardEntry, reader: BatchReader,
     if reader.sha256 is not None and entry.sha256 != NO_SHA256:
         expected["sha256"] = (entry.sha256, reader.sha256)
     expected["token_count"] = (entry.token_count, token_count)
-    if index.meta.layout == STREAM_LAYOUT and entry.complete and entry.document_count != NOT_KNOWN:
+    if index.meta.layout == STREAM_LAYOUT and entry.complete and entry.document_count >= 0:
         expected["document_count"] = (entry.document_count, reader.meta.document_count)
     for name, (in_index, in_shard) in expected.items():
         if in_index != in_shard:

@@ -18,9 +18,9 @@ from zb_hdf5.files.forks import kept_property
 from zb_hdf5.files.paths import Identity, RemotePath, finding, require_unreplaced
 from zb_hdf5.files.threads import Readers
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.formats.flat import ids_named_in
+from zb_hdf5.formats.flat import FlatFormat, FlatTokens, ids_named_in
 from zb_hdf5.formats.windows import Windows
-from zb_hdf5.spec import DOCUMENTS_SUFFIX, INDEX_NAME, NO_SHA256, pieces_path
+from zb_hdf5.spec import DOCUMENTS_SUFFIX, INDEX_NAME, NO_SHA256, NOT_COUNTED, NOT_KNOWN, pieces_path
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.shard_table import ShardEntry
 from zb_hdf5.trainers.trainer_formats import flat_format
@@ -167,10 +167,31 @@ class StreamDocuments(RecordDocuments):
         self._identities = identities
         self._verify = verify
         self._windows = windows
-        count = int(np.abs(index.table.values["document_count"]).sum())  # NOT_KNOWN is -1: one document
-        self._keeps = count <= FEW_DOCUMENTS and not isinstance(path, RemotePath)  # each object takes a while
         self._all: npt.NDArray[np.uint64] | None = None
+        self._counts: npt.NDArray[np.int64] | None = None
         super().__init__(path, access)
+
+    def counts(self) -> npt.NDArray[np.int64]:
+        """Return the documents of each file, and keep them. Raises as `FlatFormat.document_offsets`."""
+        if self._counts is None:
+            with finding(self):
+                if self._counts is None:
+                    self._counts = self._count()
+        return self._counts
+
+    def _count(self) -> npt.NDArray[np.int64]:
+        stored = self._index.table.values["document_count"]
+        counts: npt.NDArray[np.int64] = np.abs(stored)  # NOT_KNOWN is -1: one document
+        for number in np.flatnonzero(stored == NOT_COUNTED).tolist():
+            flat = self._flat(number)
+            if flat is not None:
+                counts[number] = flat.num_documents(self._look(flat, number))
+        return counts
+
+    @kept_property
+    def _keeps(self) -> bool:
+        is_far = isinstance(self._path, RemotePath)  # each object takes a while
+        return not is_far and int(self.counts().sum()) <= FEW_DOCUMENTS
 
     def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
         length = self._windows.length
@@ -195,7 +216,7 @@ class StreamDocuments(RecordDocuments):
 
     def near(self, starts: npt.NDArray[np.int64], length: int) -> tuple[npt.NDArray[np.uint64], int]:
         """Return the part of `edges()` that windows need, by their first tokens, and where the last document ends."""
-        if self._all is not None or (self._keeps and len(self._names) - len(self._files.known) <= FEW_FILES):
+        if self._all is not None or (len(self._names) - len(self._files.known) <= FEW_FILES and self._keeps):
             edges = self.edges()
             return edges, int(edges[-1])
         ordered = np.sort(starts)
@@ -233,15 +254,9 @@ class StreamDocuments(RecordDocuments):
         """Open the offsets of one file; the caller closes them."""
         from zb_hdf5.documents.document_offsets import DocumentOffsets, KnownOffsets
 
-        num_tokens = self._starts[number + 1] - self._starts[number]
-        flat = flat_format(self._index.table.values["backend"][number], ids_named_in(self._index.source))
+        flat = self._flat(number)
         if flat is not None:
-            found = flat.look(self._folder / self._names[number])
-            if found.num_tokens != num_tokens:
-                raise FormatError(
-                    f"{found.path}: was replaced: expected {num_tokens:,} tokens, found {found.num_tokens:,}; open it "
-                    "again"
-                )
+            found = self._look(flat, number)
             known = self._identities.get(number)
             offsets = flat.document_offsets(found)
             if known is not None:  # the file of the ids is replaced last: then these are not its documents
@@ -251,7 +266,26 @@ class StreamDocuments(RecordDocuments):
                 digest.require_documents(found.path, offsets)
             return KnownOffsets(found.path, offsets)
         known = self._identities.get(number)
+        num_tokens = self._starts[number + 1] - self._starts[number]
         return DocumentOffsets(self._folder / self._names[number], num_tokens, known, self._verify, self._access)
+
+    def _flat(self, number: int) -> FlatFormat | None:
+        """Return the flat format of a file; None: it is of another one."""
+        return flat_format(self._index.table.values["backend"][number], ids_named_in(self._index.source))
+
+    def _look(self, flat: FlatFormat, number: int) -> FlatTokens:
+        """Return the facts of a flat file; `FormatError` if they are not those with which it was opened."""
+        found = flat.look(self._folder / self._names[number])
+        num_tokens = self._starts[number + 1] - self._starts[number]
+        if found.num_tokens != num_tokens:
+            raise FormatError(
+                f"{found.path}: was replaced: expected {num_tokens:,} tokens, found {found.num_tokens:,}; open it again"
+            )
+        if found.num_documents is None and self._index.table.values["document_count"][number] != NOT_KNOWN:
+            raise FormatError(
+                f"{found.path}: was replaced: expected the file of its documents beside it, found none; open it again"
+            )
+        return found
 
     def _open_table(self) -> DocumentTable:
         """Open the tables of the files; of one that has none, its offsets."""
@@ -265,7 +299,7 @@ class StreamDocuments(RecordDocuments):
             tokens_sha256 = values["sha256"][0].replace(NO_SHA256, "")
             table = DocumentTable.of_file(self._path, tokens_sha256, self._verify, sha256, self._access)
             known = {} if table is None else {self._path.name: table.parts[0]}
-        counts = zip(np.diff(self._starts).tolist(), np.abs(values["document_count"]).tolist(), strict=True)
+        counts = zip(np.diff(self._starts).tolist(), self.counts().tolist(), strict=True)
         parts = in_order(
             known.get(name, DocumentPart(name, 0, ""))._replace(split="", token_count=tokens, document_count=documents)
             for name, (tokens, documents) in zip(values["path"], counts, strict=True)

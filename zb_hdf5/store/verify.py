@@ -514,6 +514,7 @@ class _Check:
     def _flat_file(self, flat: FlatFormat, found: FlatTokens, report: ShardReport, counted: _Counted) -> None:
         """Fill the report of a file of another trainer."""
         report.token_count = found.num_tokens
+        flat.num_documents(found)  # which reads them, and refuses those that no reader reads
         if self.digests is None:
             flat.open(found.path, CHUNKS_OF_FLAT_FILES).close()  # which refuses what no reader reads
             report.missing = f"{report.backend} files hold no digests; {Remedy.DIGESTS.about(str(found.path))}"

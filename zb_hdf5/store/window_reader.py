@@ -141,8 +141,11 @@ class WindowReader(CutReader):
 
     @property
     def document_count(self) -> int:
-        """Documents of a stream."""
-        return int(np.abs(self.index.table.values["document_count"]).sum())  # NOT_KNOWN is -1: one document
+        """Documents of a stream; of OLMo files, the `.csv.gz` of each is read for it at the first call."""
+        documents = self.record_documents
+        if not isinstance(documents, StreamDocuments):  # the values of a field
+            documents = self._documents_of(self.index, self.windows)
+        return int(documents.counts().sum())
 
     @property
     def doc_offsets(self) -> npt.NDArray[np.uint64]:

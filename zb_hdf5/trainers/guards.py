@@ -67,6 +67,10 @@ class GuardedFlat(FlatFormat):
         with errors_of(self._package, self._name):
             return self._flat.look_without_header(path, headerless)
 
+    def num_documents(self, found: FlatTokens) -> int:
+        with errors_of(self._package, self._name):
+            return self._flat.num_documents(found)
+
     def document_offsets(self, found: FlatTokens) -> npt.NDArray[np.uint64]:
         with errors_of(self._package, self._name):
             return self._flat.document_offsets(found)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from zb_hdf5.errors import FormatError, IncompleteError
 from zb_hdf5.files.paths import regular
 from zb_hdf5.formats.document_writer import FlatWriter
 from zb_hdf5.formats.flat import LOSS_FIELD, FlatFormat, FlatTokens, require_mask
-from zb_hdf5.spec import NO_BOUNDARY, StoreMeta
+from zb_hdf5.spec import NO_BOUNDARY, NOT_COUNTED, StoreMeta
 
 OLMO_DOCUMENTS_SUFFIX: Final = ".csv.gz"
 #: The words of ids in the name of a file, and those of a loss mask in their place.
@@ -58,13 +57,7 @@ class OlmoFiles(FlatFormat):
         if mask is not None:
             require_mask(mask, found.num_tokens)
             found = found._replace(fields=(LOSS_FIELD,))
-        documents = _documents_of(path)
-        try:
-            known = os.stat(documents)
-        except FileNotFoundError:
-            return found
-        count = _count(documents, known.st_size, known.st_mtime_ns, found.num_tokens)
-        return found._replace(num_documents=count)
+        return found._replace(num_documents=NOT_COUNTED) if _documents_of(path).exists() else found
 
     def beside(self, path: Path) -> list[Path]:
         documents = _documents_of(path)
@@ -78,6 +71,13 @@ class OlmoFiles(FlatFormat):
         if mask is None:
             raise FormatError(f"{path}: was replaced: expected its labels mask beside it, found none; open it again")
         return mask
+
+    def num_documents(self, found: FlatTokens) -> int:
+        if found.num_documents is None:
+            return super().num_documents(found)
+        documents = _documents_of(found.path)
+        known = documents.stat()
+        return _count(documents, known.st_size, known.st_mtime_ns, found.num_tokens)
 
     def document_offsets(self, found: FlatTokens) -> npt.NDArray[np.uint64]:
         if found.num_documents is None:
@@ -108,7 +108,7 @@ def _count(documents: Path, size: int, modified_ns: int, num_tokens: int) -> int
 
 
 def _ends(documents: Path, num_tokens: int) -> Iterator[int]:
-    """Yield the end of each document. Raises as `FlatFormat.look` and `document_offsets` do."""
+    """Yield the end of each document. Raises as `FlatFormat.document_offsets` does."""
     end = 0
     number = 0
     for number, (start, stop) in enumerate(_rows(documents), 1):

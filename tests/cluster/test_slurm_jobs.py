@@ -23,10 +23,9 @@ TASKS = "--nodes=2 --ntasks-per-node=2 "
 
 
 def documented(word):
-    """Return the line of the page that has a word, with the numbers of this cluster."""
-    [line] = [
-        line for line in re.findall(r"^[^|\n]*sbatch .*$|(?<=`)sbatch .*?(?=`)", PAGE, re.MULTILINE) if word in line
-    ]
+    """Return the line of the page about `train-h5` that has a word, with the numbers of this cluster."""
+    lines = re.findall(r"^[^|\n]*sbatch .*$|(?<=`)sbatch .*?(?=`)", PAGE, re.MULTILINE)
+    [line] = [line for line in lines if word in line and "train-h5" in line]
     for large, small in SMALLER.items():
         line = line.replace(large, small)
     return re.sub(r"(train-h5( \d+)?)(\)?)$", rf"\1 {SHARDS}\3", line.partition("#")[0].strip())
@@ -59,6 +58,27 @@ def test_one_node(slurm, expected):
 def test_an_array_and_its_merge(slurm, expected):
     lines = f"{documented('array=0-15')}\n{documented('afterok')}"
     require_store(slurm, slurm.submit(lines), expected)
+
+
+def test_an_array_of_documents_and_the_array_of_their_rows(slurm):
+    [lines] = re.findall(r"^job=\S+ .*documents\.sh(?:.|\n)*?merge web-h5\"$", PAGE, re.MULTILINE)
+    here = {"0-15": "0-3", " 16 ": " 4 ", "tok.json": "byte", "--shards 64": "--shards 8", "2048": "32 --batch-size 4"}
+    for large, small in here.items():
+        assert large in lines
+        lines = lines.replace(large, small)
+    (slurm.work / "text").mkdir()
+    for number in range(8):
+        rows = [{"text": f"document {row} of file {number}. " * (1 + row % 5)} for row in range(40)]
+        (slurm.work / "text" / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    job = slurm.submit(lines)
+    assert slurm.wait(job) == "COMPLETED", slurm.log(job)
+    slurm.shell("zb convert text/ whole-h5 --tokenizer byte --seq-len 32 --batch-size 4 --to hdf5 --quiet")
+    slurm.run("zb", "verify", "web-h5")
+    found, expected = (json.loads((slurm.work / store / "shards.json").read_text()) for store in ("web-h5", "whole-h5"))
+    assert found["sha256"] == expected["sha256"]
+    assert found["token_count"] == expected["token_count"] > 0
+    for store in ("web-stream", "web-h5", "whole-h5"):
+        shutil.rmtree(slurm.work / store)
 
 
 def test_mpi(slurm, expected):

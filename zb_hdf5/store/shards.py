@@ -17,6 +17,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import (
     BatchIndexError,
     ChecksumError,
+    ClosedError,
     FormatError,
     IncompleteError,
     Remedy,
@@ -107,6 +108,7 @@ class Sharded(Tokens):
         if isinstance(folder, RemotePath):
             self.wait = Wait.FAR
         self._access = self._known_access()
+        self._is_closed = False
         self.number(index.table.values["token_count"].tolist())
         self._reset()
 
@@ -160,7 +162,15 @@ class Sharded(Tokens):
 
     def open_file(self, number: int, start: int) -> Tokens:
         """Return a file, of which the token at position `start` of all is about to be read."""
-        return self._known.get(number) or self._files.open(number, partial(self._open, start=start))
+        known = self._known.get(number)
+        if known is not None:
+            return known
+        files = self._files
+        file = files.open(number, partial(self._open, start=start))
+        if self._is_closed:  # meanwhile, by another thread
+            files.close()
+            raise ClosedError(f"{self.name}: this reader was closed")
+        return file
 
     def _locate(self, start: int) -> tuple[Tokens, int]:
         """Return the file of a token, and its position there."""
@@ -301,13 +311,14 @@ class Sharded(Tokens):
                 start += take
 
     def close(self) -> None:
+        self._is_closed = True
         self._files.close()
         self._access = self._access or "auto"  # nothing is opened any more to find out
         self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {key: value for key, value in self.__dict__.items() if key not in self._not_copied}
-        return {**kept, "_columns": {}}  # a copy looks again
+        return {**kept, "_columns": {}, "_is_closed": False}  # a copy looks again
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -9,7 +9,7 @@ Loader("store", suffle="global")  # wrong
 Loader("store", batch_size="8")  # wrong
 Loader("store", documents=["cu_seqlen"])  # wrong
 MixedLoader({"a": "a"}, {"a": 1.0}, device="cuda")  # wrong
-TextLoader("text", tokenizer="byte", batch_size=8, seq_len=8, split="test")  # wrong
+TextLoader("text", tokenizer="byte", batch_size=8, seq_len=8, split=1)  # wrong
 DocumentLoader("stream", collate="packed", max_tokens=8)  # wrong
 open_reader("store", access="map")  # wrong
 convert("tokens", "hdf5", "store", packing="bestfit")  # wrong

@@ -241,7 +241,8 @@ class StoredTargets:
 
     def _mask(self, mask: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Return which tokens a mask counts; `FormatError` if a value is no whole number: a weight is none."""
-        if mask.dtype.kind == "f" and (is_other := np.rint(mask) != mask).any():
+        is_named = self._mask_name == LOSS_MASK  # the user has chosen any other
+        if mask.dtype.kind == "f" and (is_other := (np.rint(mask) != mask) if is_named else np.isnan(mask)).any():
             self._refuse(self._mask_name, "whole numbers", mask[is_other][0])
         counted: npt.NDArray[np.bool_] = mask != 0
         return counted

@@ -282,7 +282,7 @@ def test_fields_spans_and_targets_are_those_of_each_token(drawn, chunk_tokens, w
         for batch in loader:
             seen |= set(numbers_and_lengths(batch)[0])
             assert {name: batch[name].dtype for name in DTYPES} == DTYPES
-            expected = expected_of(batch, documents, mask)
+            expected = expected_of(batch, documents, mask or "loss_mask")  # used by its name
             assert all(torch.equal(batch[name], values) for name, values in expected.items())
     assert seen == {number for number, (tokens, _) in enumerate(documents) if len(tokens)}
 

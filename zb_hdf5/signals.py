@@ -100,16 +100,17 @@ def beside(work: Callable[[], Result], stop: Callable[[], object] = lambda: None
         except BaseException as error:
             done.set_exception(error)
 
-    start_thread(threading.Thread(target=run, name="zb-beside", daemon=True))
-    try:
-        while not done.done():
-            deliver_signals()
-            wait([done], POLL_S)
-    except BaseException:
-        stop()
-        # a thread of a library in Rust that comes back while the interpreter is taken down would abort the process
-        wait([done], LEFT_BEHIND_S)
-        raise
+    with kept_signals():  # the wait takes a lock of the thread, which an exception at that moment would leave locked
+        start_thread(threading.Thread(target=run, name="zb-beside", daemon=True))
+        try:
+            while not done.done():
+                deliver_signals()
+                wait([done], POLL_S)
+        except BaseException:
+            stop()
+            # a thread of a library in Rust that comes back while the interpreter is taken down would abort the process
+            wait([done], LEFT_BEHIND_S)
+            raise
     return done.result()
 
 

@@ -1,6 +1,9 @@
 """Ctrl+C and SIGTERM at any moment of a conversion: it ends with the documented code, and nothing is half there."""
 
 import json
+import signal
+import threading
+from concurrent.futures import wait
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +14,7 @@ from damage import flip
 from interpreter import start_program
 from processes import PROGRAMS, running
 
+from zb_hdf5 import signals
 from zb_hdf5.commands.zb import zb
 
 LONGEST = (pytest.mark.slow, pytest.mark.longest)
@@ -104,3 +108,21 @@ def commands(source, tmp_path):
 def test_a_signal_to_another_command(name, trials, commands, tmp_path):
     for end in hammered(tmp_path / "out", trials, 0.5, *commands[name]):
         assert end.code in (CODES[end.signal], 3 if name == "verify" else 0), end
+
+
+def test_a_signal_does_not_raise_in_the_wait_for_a_library(monkeypatch):
+    """An exception as the wait takes the lock of its future would leave the lock to nobody, and both threads hang."""
+    before = signal.getsignal(signal.SIGINT)
+    stopped = threading.Event()
+    undisturbed = []
+
+    def wait_with_a_signal(futures, timeout_s):
+        signal.raise_signal(signal.SIGINT)
+        undisturbed.append(True)
+        return wait(futures, timeout_s)
+
+    monkeypatch.setattr(signals, "wait", wait_with_a_signal)
+    with signals.unwinding_signals(), pytest.raises(KeyboardInterrupt):
+        signals.beside(stopped.wait, stopped.set)
+    assert undisturbed
+    assert signal.getsignal(signal.SIGINT) is before

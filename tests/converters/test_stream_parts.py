@@ -107,7 +107,7 @@ def made_parquet(folder):
 
 
 def made_text(folder):
-    for name in "abc":
+    for name in "abcdef":  # a file is one document, and each shard has one of its own
         (folder / f"{name}.txt").write_text("".join(texts(name)))
     return TEXT
 

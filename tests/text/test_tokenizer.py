@@ -4,6 +4,7 @@ import base64
 import json
 import pickle
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from zb_hdf5 import ArgumentError, ConvertError, FormatError, Loader, StateError
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.text import tokenizers
-from zb_hdf5.text.byte_pairs import byte_characters
+from zb_hdf5.text.byte_pairs import _merged_below, byte_characters
 from zb_hdf5.text.corpus import open_documents
 from zb_hdf5.text.tokenizers import load_tokenizer, require_tokenizer
 from zb_hdf5.text.training import _ranks as ranks_of
@@ -541,3 +542,21 @@ def test_a_corpus_whose_names_tell_some_splits_is_no_training_text(tmp_path):
         failed = run_zb("tokenizer", "train", tmp_path, *options, *words, code=2)
         assert "more.jsonl: expected a name that tells" in failed.stderr
         assert "pass --split all to read all as one" in failed.stderr
+
+
+def merged_step_by_step(token, ranks):
+    """Merge the bytes of a token, and look at all pairs again after each merge."""
+    parts = [token[k : k + 1] for k in range(len(token))]
+    while True:
+        found = [(ranks[left + right], k) for k, (left, right) in enumerate(pairwise(parts)) if left + right in ranks]
+        rank, k = min(found, default=(ranks[token], 0))
+        if rank >= ranks[token]:
+            return tuple(parts)
+        parts[k : k + 2] = [parts[k] + parts[k + 1]]
+
+
+@given(st.lists(st.text("ab", min_size=1, max_size=9).map(str.encode), min_size=1, max_size=60, unique=True))
+def test_the_parts_of_a_token_are_those_of_a_merge_step_by_step(tokens):
+    ranks = {token: rank for rank, token in enumerate(tokens)}
+    for token in tokens:
+        assert _merged_below(token, ranks) == merged_step_by_step(token, ranks)

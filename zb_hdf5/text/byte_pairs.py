@@ -92,11 +92,11 @@ def _merged_below(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, ...]:
     """Merge the bytes of a token as tiktoken does, with the ranks below its own."""
     parts = [token[k : k + 1] for k in range(len(token))]
     limit = ranks[token]
-    while len(parts) > 1:
-        found = [ranks.get(left + right, limit) for left, right in pairwise(parts)]
-        lowest = min(found)
-        if lowest >= limit:
-            break
+    found = [ranks.get(left + right, limit) for left, right in pairwise(parts)]
+    while found and (lowest := min(found)) < limit:
         k = found.index(lowest)
         parts[k : k + 2] = [parts[k] + parts[k + 1]]
+        del found[k]
+        for near in range(max(k - 1, 0), min(k + 1, len(found))):  # the pairs that the new part is in
+            found[near] = ranks.get(parts[near] + parts[near + 1], limit)
     return tuple(parts)

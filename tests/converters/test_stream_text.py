@@ -112,7 +112,7 @@ def test_finished_shards_are_kept(num_tasks, damage, tmp_path, files, monkeypatc
     if num_tasks:
         found = interrupted(waiting).report
         assert (found["unit"], found["finished"], found["total"]) == ("files of tokens", num_tasks, 4)
-        is_refused(ConvertError, lambda: merge_parts(tmp_path / "out"), match="of a conversion without parts; run it again")
+        is_refused(ConvertError, lambda: merge_parts(tmp_path / "out"), match="of a conversion without parts; run it")
         with pytest.raises(
             ConvertError, match=f"with {num_tasks} of 4 finished files of tokens is there; go on with resume=True"
         ):
